@@ -277,7 +277,13 @@ def evaluate(
         url = db or str(Path(nowhere) / "evaluate.db")
         said = _Lines("", quiet)
         options = RunOptions(device=device, precision=precision, db=url, data=data)
-        cell, status = evaluate_external.evaluate(found, task, options, lambda event: said.see(0, event))
+
+        def notify(event: Event) -> None:
+            if event.stage == "cell" and quiet:  # the name is not the one that was asked for
+                print(event.message, file=sys.stderr)
+            said.see(0, event)
+
+        cell, status = evaluate_external.evaluate(found, task, options, notify)
         with opened(url) as store:
             assert store is not None
             if status != "done":

@@ -6,6 +6,7 @@ import copy
 import functools
 import hashlib
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from fatbench.runner.executors import local
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.runner.run_options import RunOptions
 from fatbench.store import folder
+from fatbench.store.answers import same_answers
+from fatbench.store.replicates import SIGN
 from fatbench.suite import calls, cells, external_models, facts, foreign
 from fatbench.suite.cells import Evaluation, Plan
 from fatbench.suite.external_models import Model
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fatbench.engine.setup import Setup
+    from fatbench.store.stages import Store
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class ExternalModel:
     model: Model
     build: Callable[[tuple[int, int, int], int], nn.Module]
     state: Mapping[str, Tensor]
+    named: bool = False  # somebody chose the name
 
 
 def task_like(plan: Plan, dataset: str | None = None) -> EvaluationTask:
@@ -120,7 +125,9 @@ def from_file(file: Path, network: str, name: str | None = None, **preprocessing
         "" if code is None else _sha256(code.read_bytes()),
         **preprocessing,
     )
-    return ExternalModel(model, lambda shape, classes: external_network.network(network, shape, classes), state)
+    return ExternalModel(
+        model, lambda shape, classes: external_network.network(network, shape, classes), state, name is not None
+    )
 
 
 def from_module(module: nn.Module, name: str | None = None, **preprocessing: Any) -> ExternalModel:
@@ -136,7 +143,7 @@ def from_module(module: nn.Module, name: str | None = None, **preprocessing: Any
     kind = type(module).__name__
     digest = _sha256(save(state))
     model = Model(name or kind, digest, kind, _sha256(f"{code}\n{module!r}".encode()), **preprocessing)
-    return ExternalModel(model, lambda shape, classes: mine, state)
+    return ExternalModel(model, lambda shape, classes: mine, state, name is not None)
 
 
 def evaluate(
@@ -147,7 +154,9 @@ def evaluate(
 ) -> tuple[str, CellStatus]:
     """Attack a model and store every outcome: (its cell, how it ended). What is stored already is not done again.
 
-    options: device, precision, db and data count.
+    A model is known by its weights and by what its network answers. Another network with the same weights is another
+    cell; the same one with another text of its code is not. notify: is also told where a name that was chosen is not
+    the stored one. options: device, precision, db and data count.
     SpecError: the file is of another network, or the network does not take such images or give so many classes.
     MachineError: no such device, data missing, file unreadable.
     """
@@ -156,7 +165,6 @@ def evaluate(
         attack = calls.call("Attack", one.attack)
         facts.refuse(attack, {"partition": {}, "train": None, "validation": 0, **spec}, one.label)
         foreign.check(attack, one.label)
-    job = Job(cells.identity(spec), spec, list(task.evaluations), ["last"], external_models.SUITE, "paper")
     url = settings.database(options.db)
     device = local.slots(options.device, 1)[0]
     machine = Machine(
@@ -167,10 +175,65 @@ def evaluate(
         precision=settings.precision(options.precision, [device]),
         path="reference",  # images as a plain script has them: not every network takes channels-last
         retry_failed=True,
+        rerun_changed=True,  # one model at a time: what it asks for is computed, with what stands today
     )
     ready = _ready(external, spec, machine)
+    answers = _answers(ready)
     with folder.opened(url, Path(machine.files)) as store:
+        spec = _stored(spec, answers, store)
+        job = Job(
+            cells.identity(spec), spec, list(task.evaluations), ["last"], external_models.SUITE, "paper",
+            answers=answers,
+        )  # fmt: skip
+        if external.named and spec["evaluated"]["name"] != external.model.name:
+            notify(Event(job.cell, "cell", "start", message=_other_name(job.cell, spec, external.model.name)))
         return job.cell, worker.evaluate(job, machine, store, ready, notify)
+
+
+def _answers(ready: Setup) -> dict[str, Any]:
+    """What the network answers to the first test images, in float32."""
+    from fatbench.engine.answers import IMAGES, answers
+    from fatbench.engine.local import load as with_state
+    from fatbench.engine.local import pixels
+    from fatbench.engine.precision import ieee
+
+    images, labels = ready.test[0][:IMAGES], ready.test[1][:IMAGES]
+    with ieee(ready.problem.device):
+        return answers(with_state(ready.problem, ready.initial.model), pixels(ready.problem, images), labels)
+
+
+def _stored(spec: dict[str, Any], answers: Mapping[str, Any], store: Store) -> dict[str, Any]:
+    """The spec under which a network with these answers is stored; where it is not, one that no other network has."""
+    question = _question(spec)
+    known = {
+        cell: other
+        for cell, other in store.cells().items()
+        if "evaluated" in other and SIGN not in cell and _question(other) == question
+    }
+    said: dict[str, list[Any]] = {cell: [] for cell in known}
+    for run in store.runs(list(known)) if known else ():
+        if "answers" in run and not run.get("dropped"):
+            said[run["cell"]].append(run["answers"])
+    own = cells.identity(spec)
+    for cell in sorted(known, key=lambda cell: cell != own):
+        if "logits" in answers and said[cell] and all(same_answers(one, answers) for one in said[cell]):
+            return known[cell]
+    if own in known and any(not same_answers(one, answers) for one in said[own]):
+        code = _sha256(f"{spec['evaluated']['code']}\n{json.dumps(answers, sort_keys=True)}".encode())
+        return {**spec, "evaluated": {**spec["evaluated"], "code": code}}
+    return known.get(own, spec)
+
+
+def _question(spec: Mapping[str, Any]) -> str:
+    """A digest of the weights, preprocessing and images of a spec, whatever the code of its network is."""
+    return cells.identity({**spec, "evaluated": {**spec["evaluated"], "network": "", "code": ""}, "model": {}})
+
+
+def _other_name(cell: str, spec: Mapping[str, Any], name: str) -> str:
+    return (
+        f"this network is stored as '{spec['evaluated']['name']}', so it is not called '{name}':"
+        f" fatbench delete {cell} takes its numbers away"
+    )
 
 
 def _ready(external: ExternalModel, spec: Mapping[str, Any], machine: Machine) -> Setup:

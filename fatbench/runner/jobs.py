@@ -35,6 +35,7 @@ class Job:
     suite: str
     preset: str
     label: str = ""  # the point of the grid in words, for people: "Non-IID, FedAvg, SFAT, seed 6"
+    answers: Mapping[str, Any] | None = None  # of a network that was not trained here, see `fatbench.store.answers`
 
 
 def resolved(job: Job) -> Job:

@@ -64,6 +64,7 @@ def claim(
                     **({"vectorise": machine.vectorise} if machine.vectorise > 1 else {}),
                     **({"lease": machine.lease} if machine.lease != LEASE else {}),
                     **({"plugins": used} if used else {}),
+                    **({"answers": job.answers} if job.answers else {}),
                     **({"other_plugins": [plugins.version(file) for file in sorted(others)]} if others else {})},
     )  # fmt: skip
 

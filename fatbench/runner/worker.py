@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fatbench.errors import Unavailable
-from fatbench.runner import checkpoints
+from fatbench.runner import checkpoints, versions
 from fatbench.runner.attacking import attack_models
 from fatbench.runner.checkpoints import model_file
 from fatbench.runner.heartbeat import Heartbeat, heartbeat_of
@@ -101,7 +101,8 @@ def evaluate(
     try:
         header = {"cell": job.cell, "round": str(round), "classes": str(ready.classes)}
         digest = checkpoints.save_model(turn.folder / model_file(round), ready.initial.model, {}, **header)
-        run = claim(turn, "train", machine, round)
+        changed = "train" in versions.changed([job], store).get(job.cell, {})
+        run = claim(turn, "train", machine, round, fresh=changed)
         if run is not None:
             store.describe_run(run, ready.data)
             store.finish(run, round=round, record={"last": {"round": round}, "sha256": {model_file(round): digest}})
