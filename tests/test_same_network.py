@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import fatbench
@@ -141,6 +144,31 @@ def test_a_name_that_is_not_taken_is_said(tmp_path: Path, capsys) -> None:
         "this network is stored as 'first', so it is not called 'second': fatbench delete"
         f" {cell} takes its numbers away\n"
     )
+
+
+def test_data_that_changed_in_place_is_attacked_anew(tmp_path: Path) -> None:
+    db = tmp_path / "a.db"
+
+    def images(shift: int) -> dict[str, float]:
+        for number in range(40):
+            part = "train" if number < 10 else "test"
+            file = tmp_path / "mine" / part / f"c{(number + (shift if part == 'test' else 0)) % 10}" / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            values = numpy.random.default_rng(number).integers(0, 255, (8, 8), dtype=numpy.uint8)
+            Image.fromarray(values).save(file)
+        data = {"name": "image_folder", "path": "mine", "size": 8}
+        return evaluated(net, db, dataset=data, data=tmp_path, n=None, mean=(0.5,), std=(0.5,))
+
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 10))
+    first = images(0)
+    assert images(0) == first
+    shutil.rmtree(tmp_path / "mine")
+    other = images(1)
+    assert other != first
+    with Store.open(str(db)) as store:
+        assert len(store.cells()) == 1
+        held = {row.run for row in store.stages().values()}
+        assert len({run["data"]["fingerprint"] for run in store.runs() if run["id"] in held}) == 1
 
 
 NET = """\

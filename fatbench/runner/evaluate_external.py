@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fatbench import settings
 from fatbench.data.own import load
 from fatbench.errors import MachineError, SpecError
-from fatbench.runner import worker
+from fatbench.runner import versions, worker
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.runner.run_options import RunOptions
@@ -180,7 +180,8 @@ def evaluate(
     ready = _ready(external, spec, machine)
     answers = _answers(ready)
     with folder.opened(url, Path(machine.files)) as store:
-        spec = _stored(spec, answers, store)
+        store.see_data({versions.data_key(spec["data"]): ready.data["data"]["fingerprint"]})
+        spec = _stored(spec, answers, ready.data["data"]["fingerprint"], store)
         job = Job(
             cells.identity(spec), spec, list(task.evaluations), ["last"], external_models.SUITE, "paper",
             answers=answers,
@@ -202,8 +203,11 @@ def _answers(ready: Setup) -> dict[str, Any]:
         return answers(with_state(ready.problem, ready.initial.model), pixels(ready.problem, images), labels)
 
 
-def _stored(spec: dict[str, Any], answers: Mapping[str, Any], store: Store) -> dict[str, Any]:
-    """The spec under which a network with these answers is stored; where it is not, one that no other network has."""
+def _stored(spec: dict[str, Any], answers: Mapping[str, Any], fingerprint: str, store: Store) -> dict[str, Any]:
+    """The spec under which a network with these answers is stored; where it is not, one that no other network has.
+
+    fingerprint: of the data set. Answers to other images are not compared.
+    """
     question = _question(spec)
     known = {
         cell: other
@@ -212,11 +216,12 @@ def _stored(spec: dict[str, Any], answers: Mapping[str, Any], store: Store) -> d
     }
     said: dict[str, list[Any]] = {cell: [] for cell in known}
     for run in store.runs(list(known)) if known else ():
-        if "answers" in run and not run.get("dropped"):
+        same_images = (run.get("data") or {}).get("fingerprint") in (None, fingerprint)
+        if "answers" in run and same_images and not run.get("dropped"):
             said[run["cell"]].append(run["answers"])
     own = cells.identity(spec)
     for cell in sorted(known, key=lambda cell: cell != own):
-        if "logits" in answers and said[cell] and all(same_answers(one, answers) for one in said[cell]):
+        if said[cell] and "logits" in answers and all(same_answers(one, answers) for one in said[cell]):
             return known[cell]
     if own in known and any(not same_answers(one, answers) for one in said[own]):
         code = _sha256(f"{spec['evaluated']['code']}\n{json.dumps(answers, sort_keys=True)}".encode())
