@@ -24,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE :=
 COLOUR := $(if $(NO_COLOR),,$(if $(MAKE_TERMOUT),FORCE_COLOR=1))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo site docs test bench gpu fidelity fuzz soak scale mutants nightly check lint format golden results wheel constraints vega clean
+.PHONY: help env demo site docs test bench gpu fidelity fuzz soak slurm scale mutants nightly check lint format golden results wheel constraints vega clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -99,6 +99,10 @@ fuzz: $(STAMP) ## 10,000 inputs that are a little wrong, none of which may end i
 # As root, who may mount the small disk that is filled.
 soak: $(STAMP) ## eight runners, killed, stopped and locked out, end as if undisturbed; make soak ARGS='--minutes 60'
 	@OMP_NUM_THREADS=1 nice $(BIN)/python tests/soak.py $(ARGS)
+
+# As root, with Debian's slurm-wlm, slurmctld, slurmd and munge; it ends the SLURM that it starts. Some 20 minutes.
+slurm: $(STAMP) ## a real SLURM of three nodes on this machine, and every fault of a site's first day
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m '' tests/test_real_slurm.py $(ARGS)
 
 # Three gigabytes in build/scale, and some minutes to make them.
 scale: $(STAMP) ## what commands cost on 100,000 cells and 10 million numbers; make scale ARGS='--only plan'

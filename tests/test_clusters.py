@@ -1,11 +1,9 @@
-"""Ray and SLURM: real Ray nodes on this machine, submitit's local jobs, and SLURM's commands as they answer."""
+"""Ray: real nodes on this machine."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import logging
-import os
 import signal
 import socket
 import sys
@@ -24,7 +22,7 @@ from crew import SUITE, Watcher, each_time, ignore, kill, lasting, never, number
 from fatbench.cli.app import app
 from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
-from fatbench.runner.executors import ray, slurm, this_worker
+from fatbench.runner.executors import ray, this_worker
 from fatbench.runner.jobs import Event, Job, Machine
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import jobs_of
@@ -272,201 +270,7 @@ def test_what_ray_cannot_do(machine, monkeypatch):
         ray.slots("cuda", None, 1, machine.db)
 
 
-@pytest.mark.parametrize(("executor", "package"), [(ray, "ray"), (slurm, "submitit")])
-def test_an_extra_that_is_not_installed(executor, package, monkeypatch, machine):
-    monkeypatch.setitem(sys.modules, package, None)
-    extra = executor.__name__.rpartition(".")[2]
-    with pytest.raises(SpecError, match=rf"--executor {extra} needs .*: pip install 'fatbench\[{extra}\]'"):
-        executor.slots("cpu", 1, 1, machine.db)
-
-
-# --- SLURM -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def quiet_submitit() -> Iterator[None]:
-    """submitit logs to the stdout there was when it was imported, which pytest has closed since."""
-    pytest.importorskip("submitit")
-    logger = logging.getLogger("submitit")
-    before, logger.handlers = logger.handlers, []
-    yield
-    logger.handlers = before
-
-
-@pytest.mark.slow
-@pytest.mark.promise(
-    "Interrupted and shared runs",
-    "When the time of a SLURM job is up, another job continues its cell and repeats no round",
-)
-def test_slurm_jobs_on_this_machine(jobs, machine, quiet_submitit, monkeypatch):
-    """submitit's own stand-in for SLURM: one job is killed, again as it starts again; one hears that its time is up and
-    goes on in another.
-    """
-    monkeypatch.setattr(slurm, "PATIENCE", 1.0)  # no network file system here
-    killed, warned = lasting(jobs[0]), lasting(jobs[1])
-    Path("fatbench.toml").write_text('[slurm]\ncluster = "local"\n')
-    assert slurm.slots("cpu", 2, 1, machine.db) == ["cpu"] * 2
-    seen = Watcher(warned.cell, "progress", lambda: os.kill(pid_of(machine, warned), signal.SIGUSR2))
-    outcomes = slurm.run([killed, warned], machine, ["cpu"] * 2, seen, each_time(machine, killed, kill))
-    assert outcomes == {killed.cell: "failed", warned.cell: "done"}
-    (said,) = [event.message for _, event in seen.seen if event.cell == killed.cell and event.kind == "interrupted"]
-    assert said.startswith("SLURM job ") and said.endswith(": it starts again")
-    status, error = rows(machine, killed)["train"]
-    assert status == "failed" and error is not None
-    assert error.startswith("SLURM job ") and "ended: FAILED; its log is " in error
-    assert seen.kinds(warned, "train").count("interrupted") == 1 and seen.kinds(warned) == ["done"]
-    assert seen.kinds(warned, "train").count("progress") == 100  # no round twice
-    assert numbers(machine, warned) == undisturbed(machine, warned)
-    (folder,) = Path(machine.files, "slurm").iterdir()  # what failed can be looked into
-    assert folder.stat().st_mode & 0o077 == 0
-
-
-@pytest.mark.nightly
-def test_a_slurm_job_that_failed_is_retried_and_when_killed_once_ends_as_if_it_had_not_been(
-    jobs, machine, quiet_submitit, monkeypatch
-):
-    monkeypatch.setattr(slurm, "PATIENCE", 1.0)
-    Path("fatbench.toml").write_text('[slurm]\ncluster = "local"\n')
-    killed, seen = lasting(jobs[0]), Watcher()
-    assert slurm.slots("cpu", 1, 1, machine.db) == ["cpu"]
-    outcomes = slurm.run([killed], machine, ["cpu"], seen, each_time(machine, killed, kill))
-    assert outcomes == {killed.cell: "failed"}
-    again, seen = replace(machine, retry_failed=True), Watcher()
-    assert slurm.run([killed], again, ["cpu"], seen, once_begun(machine, killed, kill)) == {killed.cell: "done"}
-    assert "interrupted" in seen.kinds(killed, "train")
-    assert numbers(machine, killed) == undisturbed(machine, killed)
-
-
-FAKES = {
-    "srun": "exit 1",
-    "sbatch": 'cp "$1" {log}/script; echo "sbatch $#" >> {log}/calls; {refuse}echo Submitted batch job 77',
-    "scancel": 'echo "scancel $1" >> {log}/calls',
-    "squeue": "{answer}",
-}
-
-
-@pytest.fixture
-def fake_slurm(tmp_path, monkeypatch, quiet_submitit) -> Callable[..., Path]:
-    """Commands with SLURM's names that note what they are called with: which jobs there are, squeue is told."""
-
-    def make(answer: str = "exit 1", refuse: str = "") -> Path:
-        folder = tmp_path / "bin"
-        folder.mkdir(exist_ok=True)
-        for name, body in FAKES.items():
-            text = body.format(log=tmp_path, answer=answer, refuse=refuse)
-            (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-            (folder / name).chmod(0o755)
-        monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-        return tmp_path
-
-    monkeypatch.setattr(slurm, "PATIENCE", 0.0)
-    monkeypatch.setattr(slurm, "PAUSE", 0.05)
-    return make
-
-
-def test_an_array_of_jobs_is_submitted_and_followed(jobs, machine, fake_slurm):
-    """One was cancelled by somebody, which says nothing of its cell; one had no memory left; one is no longer known."""
-    log = fake_slurm("echo 77_0 CANCELLED; echo 77_1 OUT_OF_MEMORY; echo 78 RUNNING")
-    Path("fatbench.toml").write_text('[slurm]\npartition = "big"\ntime = 30\ngpus = 1\naccount = "us"\n')
-    assert slurm.slots(None, None, 1, machine.db) == ["cuda:0"] * 256
-    seen = Watcher()
-    outcomes = slurm.run(jobs, machine, ["cuda:0"] * 2, seen, never)
-    assert [outcomes[job.cell] for job in jobs] == ["interrupted", "failed", "failed"]
-    assert [event.message.partition(";")[0] for _, event in seen.seen if event.message] == [
-        "SLURM job 77_1 ended: OUT_OF_MEMORY",
-        "SLURM job 77_2 ended: GONE",
-    ]
-    script = (log / "script").read_text()
-    for line in ("array=0-2%2", "partition=big", "time=30", "gpus-per-node=1", "account=us", "cpus-per-task=1"):
-        assert f"#SBATCH --{line}\n" in script
-    assert "#SBATCH --signal=USR2@90\n" in script and "#SBATCH --job-name=fatbench\n" in script
-
-
-def test_jobs_in_the_queue_are_cancelled_when_the_run_is_stopped(jobs, machine, fake_slurm, tmp_path):
-    state = f"$(grep -q scancel {tmp_path}/calls && echo CANCELLED || echo PENDING)"
-    log = fake_slurm(f"for job in 0 1 2; do echo 77_$job {state}; done")
-    wishes = iter([0, 0, 1])
-    Path("fatbench.toml").write_text("[slurm]\n")
-    outcomes = slurm.run(jobs, machine, ["cpu"], ignore, lambda: next(wishes))
-    assert set(outcomes.values()) == {"interrupted"} and len(outcomes) == 3
-    assert (log / "calls").read_text().split("\n")[:4] == ["sbatch 1", "scancel 77_0", "scancel 77_1", "scancel 77_2"]
-    assert list(Path(machine.files, "slurm").glob("*/stop"))
-
-
-def test_what_sbatch_refuses(jobs, machine, fake_slurm):
-    fake_slurm(refuse='echo "sbatch: error: invalid partition specified: bog" >&2; exit 1; ')
-    with pytest.raises(MachineError, match=r"^sbatch: error: invalid partition specified: bog$"):
-        slurm.run(jobs, machine, ["cpu"], ignore, never)
-
-
-def test_a_controller_that_does_not_answer_ends_nothing(fake_slurm):
-    fake_slurm("exit 1")
-    assert slurm._states([type("Job", (), {"job_id": "77_0"})()], here=False) == {}
-
-
-def test_what_slurm_cannot_do(machine, monkeypatch, tmp_path, capsys, quiet_submitit):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MachineError, match="no sbatch here: --executor slurm runs on a SLURM login node"):
-        slurm.slots("cpu", None, 1, machine.db)
-    with pytest.raises(SpecError, match="--device cuda:0: SLURM chooses the GPUs; give cuda"):
-        slurm.slots("cuda:0", None, 1, machine.db)
-    with pytest.raises(SpecError, match="--per-gpu 2: a SLURM job has its GPU to itself"):
-        slurm.slots("cuda", None, 2, machine.db)
-    for table, message in (
-        ("partitoin = 'x'", "Unknown argument 'partitoin' for executor 'slurm'"),
-        ("time = '4:00:00'", 'Parameter "timeout_min" expected type .*int.*value: "4:00:00"'),
-        ("cluster = 'pbs'", "AutoExecutor doesn't know any executor named pbs"),
-    ):
-        Path("fatbench.toml").write_text(f"[slurm]\n{table}\n")
-        for name in ("sbatch", "srun"):
-            (tmp_path / name).write_text("#!/bin/sh\n")
-            (tmp_path / name).chmod(0o755)
-        with pytest.raises(SpecError, match=rf"^fatbench\.toml: \[slurm\]: {message}"):
-            slurm.slots("cpu", None, 1, machine.db)
-    for table, message in (
-        ("slurm = 3", r"slurm: expected a table \[slurm\]"),
-        ("[jobs]\nn = 3", "jobs: expected one value"),
-        ("[slrum]", r"unknown setting 'slrum' \(did you mean 'slurm'\?\)"),
-    ):
-        Path("fatbench.toml").write_text(table)
-        with pytest.raises(SpecError, match=rf"^fatbench\.toml: {message}"):
-            slurm.slots("cpu", None, 1, machine.db)
-    assert capsys.readouterr().err == ""
-    Path("fatbench.toml").write_text("[slurm]\n")
-    assert slurm.slots("auto", 3, 1, machine.db) == ["cpu"] * 3
-    assert "r.db: a SQLite file must be on a file system that all nodes share" in capsys.readouterr().err
-    Path("fatbench.toml").write_text("[slurm]\ngres = 'gpu:a100:1'\n")
-    assert slurm.slots("auto", 1, 1, machine.db) == ["cuda:0"]
-
-
-def test_a_job_goes_on_from_the_one_before_it(jobs, machine, tmp_path, quiet_submitit):
-    """A node that died has left the stage in its hands, and half a line; the next job of the cell takes it over."""
-    job = jobs[0]
-    with Store.open(machine.db) as store:
-        store.add_cell(job.cell, job.spec)
-        store.claim(job.cell, "train", suite="crew", total=4, provenance={"host": "node7", "pid": 4711})
-    file = tmp_path / f"{job.cell}.jsonl"
-    file.write_text('["worker", ["node7", 4711]]\n["event", {"cell": "x", "stage": "train", "ki\n')
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        slurm.SlurmTask(job, machine, tmp_path, 1.0)()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    sent = slurm._Sent(job, None, file)
-    events = list(sent.news([sent]))
-    assert (sent.status, sent.worker, sent.slot) == ("done", this_worker(), 0)
-    assert [event.kind for event in events if event.stage == "train"] == ["start", *["progress"] * 4, "done"]
-    assert numbers(machine, job) == undisturbed(machine, job)
-    assert list(sent.news([sent])) == []
-
-
-def test_what_a_job_leaves_to_the_next(jobs, machine, tmp_path, quiet_submitit):
-    """The next job has the same cell; there is none when the cell is done or the run was stopped."""
-    task = slurm.SlurmTask(jobs[0], machine, tmp_path, 1.0)
-    assert task.checkpoint().function.job == jobs[0]
-    task.status = "done"
-    assert task.checkpoint() is None
-    task.status = "interrupted"
-    assert task.checkpoint().function.folder == tmp_path
-    (tmp_path / "stop").touch()
-    assert task.checkpoint() is None
+def test_an_extra_that_is_not_installed(monkeypatch, machine):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(SpecError, match=r"--executor ray needs .*: pip install 'fatbench\[ray\]'"):
+        ray.slots("cpu", 1, 1, machine.db)

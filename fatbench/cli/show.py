@@ -342,9 +342,14 @@ def cell(
         console.print(f"{hidden} numbers of earlier rounds not shown: --format json has them all", style="dim")
     for run in runs:
         console.print(
-            f"run {run['id']}: {run['stage']} {run['status']}, {run['started']} on {run['host']}, {run['device']},"
-            f" {run['precision']}, {_path(run)}commit {str(run['commit'])[:12]}{' (modified)' if run['dirty'] else ''}"
+            f"run {run['id']}: {run['stage']} {run['status']}, {run['started']} on {run['host']}, {_slurm(run)}"
+            f"{run['device']}, {run['precision']}, {_path(run)}"
+            f"commit {str(run['commit'])[:12]}{' (modified)' if run['dirty'] else ''}"
         )
+
+
+def _slurm(run: Mapping[str, Any]) -> str:
+    return f"SLURM job {run['slurm_job']}, " if run.get("slurm_job") else ""
 
 
 def _path(run: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import subprocess
 from functools import cache
@@ -72,6 +73,12 @@ def emulates_bfloat16() -> bool:
     """Whether this CPU has no instructions for bfloat16, as far as its system says what it has."""
     known = instructions()
     return bool(known) and not BFLOAT16.intersection(known)
+
+
+def slurm_job() -> str:
+    """The SLURM job that this process is in, as squeue names it ("77_3" of an array); empty: it is in none."""
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    return f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID')}" if array else os.environ.get("SLURM_JOB_ID", "")
 
 
 @cache

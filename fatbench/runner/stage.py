@@ -18,7 +18,7 @@ from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.heartbeat import renewing
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn
 from fatbench.runner.oom_retry import free_memory
-from fatbench.runner.provenance import cpu, produced_by
+from fatbench.runner.provenance import cpu, produced_by, slurm_job
 from fatbench.store import inputs, selection
 from fatbench.store.leases import LEASE
 from fatbench.store.stages import Stolen, Store
@@ -61,6 +61,7 @@ def claim(
                     "path": machine.path, "threads": machine.threads,
                     **({"not_reproducible": f"{machine.precision} on a GPU"} if quick else {}),
                     **({"microbatch": machine.microbatch} if machine.microbatch else {}),
+                    **({"slurm_job": name} if (name := slurm_job()) else {}),
                     **({"vectorise": machine.vectorise} if machine.vectorise > 1 else {}),
                     **({"lease": machine.lease} if machine.lease != LEASE else {}),
                     **({"plugins": used} if used else {}),

@@ -161,7 +161,8 @@ def run(
         open_, after = (early, [job for job in left if job not in early]) if early else (left, [])
         first = True
         while open_:
-            statuses = chosen.run(open_, machine, slots[: len(open_)], see, request.ask, fail_fast=options.fail_fast)
+            here = slots[: len(open_)]
+            statuses = chosen.run(open_, machine, here, see, request.ask, fail_fast=options.fail_fast, note=watch.note)
             ended = {*statuses.values()}
             if request.times or "blocked" in ended or (options.fail_fast and "failed" in ended):
                 break
@@ -388,3 +389,7 @@ def _say_what_would_run(jobs: Sequence[Job], url: str, what: str, options: RunOp
         print("\n".join(versions.lines(changed)))
     elif cost:
         print(cost)
+    if options.executor == "slurm" and left:
+        from fatbench.runner.executors import slurm
+
+        print(slurm.try_out(options.device))

@@ -1,9 +1,10 @@
 """Executors hand cells to workers: processes on this machine, Ray tasks, SLURM jobs.
 
 An executor is a module with two functions. `slots(device, jobs, per_gpu, url)` says which devices work side by side,
-and refuses what cannot be done before anything is written. `run(jobs, machine, slots, watch, stop, fail_fast=False)`
-works through the cells and says how each ended; `watch` takes the workers' events, `stop` is what the user asked for:
-0 to go on, 1 to end after the round at hand, 2 to end at once. What executors share is here.
+and refuses what cannot be done before anything is written. `run(jobs, machine, slots, watch, stop, fail_fast=False,
+note=say)` works through the cells and says how each ended; `watch` takes the workers' events, `stop` is what the user
+asked for: 0 to go on, 1 to end after the round at hand, 2 to end at once; `note` tells a person what is of no one cell.
+What executors share is here.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import contextlib
 import math
 import os
 import socket
+import sys
 import traceback
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from fatbench import settings
 from fatbench.errors import FatbenchError, SpecError, Unavailable
@@ -49,6 +51,11 @@ def device_and_jobs(device: str | None, jobs: int | None) -> tuple[str, int | No
     return wanted, jobs
 
 
+def say(text: str) -> None:
+    """A line for a person, beside what the run's observer shows."""
+    print(f"fatbench: {text}", file=sys.stderr, flush=True)
+
+
 def open_store(db: str) -> Store:
     """The database for whoever has a cell in hand: that another process is writing is no reason to give it up."""
     store = Store.open(db)
@@ -75,7 +82,7 @@ def attempt(job: Job, machine: Machine, notify: Callable[[Event], None], stop: C
 
 
 def record_loss(
-    job: Job, machine: Machine, worker: Worker | None, text: str, watch: Callable[[int, Event], None], slot: int
+    job: Job, machine: Machine, worker: Worker | str | None, text: str, watch: Callable[[int, Event], None], slot: int
 ) -> CellStatus:
     """Mark what a dead worker had in hand as failed; what other processes have in hand stays theirs."""
     with open_store(machine.db) as store:
@@ -87,8 +94,8 @@ def record_loss(
     return "failed"
 
 
-def release(job: Job, machine: Machine, worker: Worker | None) -> None:
-    """Give back what a dead worker had in hand: it goes on from the last checkpoint.
+def release(job: Job, machine: Machine, worker: Worker | str | None) -> None:
+    """Give back what a dead worker, or any process of a SLURM job, had in hand: it goes on from the last checkpoint.
 
     Where that cannot be written, its process being gone says so too.
     """
@@ -105,12 +112,16 @@ def is_working(job: Job, machine: Machine, worker: Worker) -> bool:
         return any(rows[job.cell, stage].alive for stage in held)
 
 
-def _held(store: Store, job: Job, worker: Worker | None) -> dict[str, int]:
-    """stage -> run, of the stages of a cell that a worker has in hand."""
+def _held(store: Store, job: Job, worker: Worker | str | None) -> dict[str, int]:
+    """stage -> run, of the stages of a cell that a worker has in hand, or a process of the SLURM job of this id."""
     rows = store.stages([job.cell]).values()  # before the runs: a claim between the two looks has its run then
-    workers = {run["id"]: (run["host"], run["pid"]) for run in store.runs([job.cell])}
+    runs = {run["id"]: run for run in store.runs([job.cell])}
+
+    def theirs(run: Mapping[str, Any]) -> bool:
+        return worker == (run.get("slurm_job") if isinstance(worker, str) else (run["host"], run["pid"]))
+
     return {
         row.stage: row.run
         for row in rows
-        if row.status == "running" and row.run is not None and workers.get(row.run) == worker
+        if row.status == "running" and row.run is not None and row.run in runs and theirs(runs[row.run])
     }

@@ -33,7 +33,16 @@ from typing import Any
 
 from fatbench.errors import MachineError, Unavailable
 from fatbench.runner import processes
-from fatbench.runner.executors import Worker, attempt, device_and_jobs, is_working, record_loss, release, this_worker
+from fatbench.runner.executors import (
+    Worker,
+    attempt,
+    device_and_jobs,
+    is_working,
+    record_loss,
+    release,
+    say,
+    this_worker,
+)
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.suite import plugins
 
@@ -102,8 +111,13 @@ def run(
     stop: Callable[[], int],
     *,
     fail_fast: bool = False,
+    note: Callable[[str], None] = say,
+    still: Callable[[Sequence[Job]], list[Job]] | None = None,
 ) -> dict[str, CellStatus]:
-    """Work through `jobs`, `machine.vectorise` neighbouring slots a process; status of each cell."""
+    """Work through `jobs`, `machine.vectorise` neighbouring slots a process; status of each cell.
+
+    still: of cells that wait, those that are to do by now, where others work on the same; asked before one is taken.
+    """
     context = multiprocessing.get_context("spawn")
     waiting = list(jobs)
     statuses: dict[str, CellStatus] = {}
@@ -183,6 +197,10 @@ def run(
             for slot in range(len(slots)):
                 if not waiting or (slot in workers and workers[slot].job is not None):
                     continue
+                if still is not None:
+                    waiting[:] = still(waiting)
+                    if not waiting:
+                        break
                 if (given := next_for(slot)) is None:
                     continue
                 waiting.remove(given)

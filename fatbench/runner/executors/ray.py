@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from fatbench.errors import MachineError, SpecError
-from fatbench.runner.executors import Worker, attempt, device_and_jobs, local, record_loss, release, this_worker
+from fatbench.runner.executors import Worker, attempt, device_and_jobs, local, record_loss, release, say, this_worker
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.store.database import Database
 from fatbench.suite import plugins
@@ -63,6 +63,7 @@ def run(
     stop: Callable[[], int],
     *,
     fail_fast: bool = False,
+    note: Callable[[str], None] = say,
 ) -> dict[str, CellStatus]:
     """Work through `jobs`, as many tasks at a time as there are slots; status of each cell."""
     ray = _package()

@@ -1,0 +1,118 @@
+"""Cells on SLURM: arrays of jobs that take cells until none is free or their time is up.
+
+    [slurm]            # in fatbench.toml; table.py has the keys
+    partition = "gpu"
+    time = "4:00:00"   # a cell that needs longer goes on in the job's next start
+    gpus = 1
+
+Why not a job a cell: a job that waited for hours then works for all of its time; Python and torch start once; cells
+share the queue's places, however few a site allows; and a job that is lost takes no cell with it, because any other
+takes it over from its last checkpoint. What that costs is that a cell has no fixed job: `fatbench show` names it.
+
+`table` has what a person may set, `queue` what SLURM is asked, `plan` the folder through which a run and its jobs talk,
+`worker` the job, `driver` who submits and follows them. Every node must see the working directory, the data, the files
+folder and the database under the same paths.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fatbench import settings
+from fatbench.errors import MachineError, SpecError
+from fatbench.runner.executors import device_and_jobs, say
+from fatbench.runner.executors.slurm import queue, table
+from fatbench.runner.executors.slurm.driver import Driver
+from fatbench.runner.jobs import CellStatus, Event, Job, Machine
+from fatbench.store.database import Database
+
+AT_ONCE = 256  # jobs in the queue without --jobs
+SHORT = 5  # minutes; most of a shorter job passes with starting and stopping
+
+
+def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[str]:
+    """A place for each cell that may be worked on at a time; the same GPU's name for those that share a job.
+
+    SpecError: a wrong [slurm], a device that is not SLURM's to choose. MachineError: no sbatch.
+    """
+    chosen = table.checked(settings.table("slurm"))
+    table.of_attacks(chosen)
+    wanted, jobs = device_and_jobs(device, jobs)
+    if ":" in wanted:
+        raise SpecError(f"--device {wanted}: SLURM chooses the GPUs; give cuda")
+    if shutil.which("sbatch") is None:
+        raise MachineError("no sbatch here: --executor slurm runs where jobs are submitted, or in a SLURM job")
+    database = Database(url)
+    if database.path is not None:
+        say(
+            f"{database.shown}: a SQLite file must be on a file system that all nodes share and that keeps"
+            " locks (many NFS servers do not); PostgreSQL is safe: --db postgresql://user:password@host/name"
+        )
+    if (minutes := table.minutes(chosen.get("time", table.MINUTES))) < SHORT:
+        say(f"[slurm] time = {chosen['time']}: a job of {minutes:g} min mostly starts and stops; give {SHORT} or more")
+    most = int(str(jobs or chosen.get("jobs", AT_ONCE)))
+    if wanted == "cuda" or (wanted == "auto" and table.wants_gpu(chosen)):
+        return [f"cuda:{job}" for job in range(most) for _ in range(per_gpu)]
+    return ["cpu"] * most
+
+
+def run(
+    jobs: Sequence[Job],
+    machine: Machine,
+    slots: Sequence[str],
+    watch: Callable[[int, Event], None],
+    stop: Callable[[], int],
+    *,
+    fail_fast: bool = False,
+    note: Callable[[str], None] = say,
+) -> dict[str, CellStatus]:
+    """Submit what works on `jobs` and follow it; status of each cell. MachineError: sbatch refuses."""
+    chosen = table.checked(settings.table("slurm"))
+    device = "cpu" if slots[0] == "cpu" else "cuda"
+    per_gpu = max(Counter(slots).values()) if device == "cuda" else 1
+    most = len({*slots}) if device == "cuda" else len(slots)
+
+    def of(
+        jobs: Sequence[Job], chosen: dict[str, object], watch: Callable[[int, Event], None]
+    ) -> dict[str, CellStatus]:
+        where = device if "attacks" in chosen else "cuda" if table.wants_gpu(chosen) else "cpu"
+        driver = Driver(jobs, machine, chosen, where, per_gpu, most, watch, stop, note, fail_fast)
+        return driver()
+
+    attacks = table.of_attacks(chosen)
+    if attacks is None:
+        return Driver(jobs, machine, chosen, device, per_gpu, most, watch, stop, note, fail_fast)()
+
+    def training(slot: int, event: Event) -> None:
+        if (event.stage, event.kind) != ("cell", "done"):
+            watch(slot, event)
+
+    statuses = of([replace(job, evaluations=[]) for job in jobs], chosen, training)
+    trained = [job for job in jobs if statuses[job.cell] == "done"]
+    if stop() or not trained or "blocked" in statuses.values():
+        return {cell: "interrupted" if status == "done" else status for cell, status in statuses.items()}
+    return statuses | of(trained, attacks, watch)
+
+
+def try_out(device: str | None) -> str:
+    """What sbatch says of a job as [slurm] asks for it, without submitting it. MachineError: it would not run.
+
+    Where sbatch cannot be asked, that is what is said.
+    """
+    chosen = table.checked(settings.table("slurm"))
+    wanted = device_and_jobs(device, None)[0]
+    gpu = wanted == "cuda" or (wanted == "auto" and table.wants_gpu(chosen))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "job.sh"
+        file.write_text(table.script(chosen, "cuda" if gpu else "cpu", Path(folder)))
+        try:
+            return queue.try_out(file, queue.clean_environment())
+        except queue.Refused as error:
+            if "allocation failure" in str(error):
+                raise
+            return f"whether SLURM takes it is not known: {error}"

@@ -1,0 +1,171 @@
+"""SLURM's commands: what is submitted, cancelled and known of it. Nothing here knows of cells."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fatbench.errors import MachineError
+
+WAIT = 120.0  # seconds for a command; sbatch tries for ever where the queue is full
+ARRAY = 1001  # MaxArraySize, where scontrol does not say
+# ends of a job; of those that are not in the first line the job itself is to blame
+UNFINISHED = ("CANCELLED", "PREEMPTED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "REVOKED", "GONE")
+OVER = (*UNFINISHED, "COMPLETED", "FAILED", "OUT_OF_MEMORY")
+FULL = re.compile(r"(?i)submitjobs?\w*limit|temporarily unable to accept")
+
+# squeue's reason for a pending job -> what it means and what to do; None: there is nothing to say
+REASONS: dict[str, str | None] = {
+    "None": None,
+    "JobArrayTaskLimit": None,
+    "BeginTime": "it was queued again and starts in a moment",
+    "Resources": "other jobs have the nodes",
+    "Priority": "other jobs are before it",
+    "PartitionTimeLimit": "`time` is more than the partition allows: scontrol show partition (MaxTime)",
+    "PartitionNodeLimit": "the partition gives a job fewer nodes: scontrol show partition",
+    "PartitionDown": "the partition is down: name another one, or wait (sinfo)",
+    "PartitionInactive": "the partition is not active: name another one, or wait (sinfo)",
+    "PartitionConfig": "the partition does not allow what is asked for: scontrol show partition",
+    "QOSMaxWallDurationPerJobLimit": "`time` is more than the QOS allows: sacctmgr show qos format=name,maxwall",
+    "AssocMaxWallDurationPerJobLimit": "`time` is more than the account allows: sacctmgr show assoc",
+    "JobHeldUser": "it is held: scontrol release JOB",
+    "JobHeldAdmin": "an administrator holds it: ask, or cancel it",
+    "BadConstraints": "no node has what is asked for (constraint, gres, mem, cpus): sinfo -o '%N %c %m %f %G'",
+    "ReqNodeNotAvail": "the nodes it may run on are down or reserved: sinfo -R",
+    "Dependency": "it waits for the jobs of `dependency`",
+    "DependencyNeverSatisfied": "a job of `dependency` failed: change it and cancel this one",
+    "InvalidQOS": "the account may not use this QOS: sacctmgr show assoc",
+    "InvalidAccount": "there is no such account for you: sacctmgr show assoc",
+    "Licenses": "the licenses are in use: scontrol show licenses",
+    "Reservation": "its reservation has not begun: scontrol show reservation",
+}
+
+
+def advice(reason: str) -> str | None:
+    """What a reason of squeue means and what to do about it; None: nothing is to be said."""
+    first = reason.strip("()").partition(",")[0].strip()
+    if first in REASONS:
+        return REASONS[first]
+    if "requeued held" in first or "JobHoldMaxRequeue" in first:
+        return "it could not be started and is held: scontrol release JOB, once its node is mended"
+    if first.startswith(("QOS", "Assoc", "Max")):
+        return "a limit of the account or QOS: other jobs have to end first, or sacctmgr show assoc, qos"
+    return "scontrol show job says more"
+
+
+@dataclass(frozen=True)
+class Queued:
+    """What SLURM says of a job."""
+
+    state: str  # PENDING, RUNNING, ..., one of OVER
+    reason: str = "None"
+    restarts: int = 0
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """The environment without what belongs to a job around us or presets sbatch's options; SLURM_CONF stays."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_"))}
+    if "SLURM_CONF" in os.environ:
+        kept["SLURM_CONF"] = os.environ["SLURM_CONF"]
+    return kept | extra
+
+
+class Refused(MachineError):
+    """sbatch's reason why it takes no job."""
+
+    @property
+    def full(self) -> bool:
+        """Whether fewer jobs could be submitted."""
+        return FULL.search(str(self)) is not None
+
+
+def submit(script: Path, jobs: int, logs: Path, environment: dict[str, str]) -> list[str]:
+    """The ids of an array of jobs, "77_0", "77_1", ... Refused: sbatch says no."""
+    array = [f"--array=0-{jobs - 1}", f"--output={logs}/%A_%a.log", f"--error={logs}/%A_%a.log"]
+    number = _sbatch(["--parsable", *array, str(script)], environment).strip().partition(";")[0]
+    return [f"{number}_{task}" for task in range(jobs)]
+
+
+def try_out(script: Path, environment: dict[str, str]) -> str:
+    """What sbatch says of a job that it does not submit. Refused: it would not run."""
+    return _joined(_sbatch(["--test-only", str(script)], environment))
+
+
+def _sbatch(arguments: Sequence[str], environment: dict[str, str]) -> str:
+    try:
+        done = subprocess.run(
+            ["sbatch", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=WAIT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or b""  # bytes, whatever `text` says
+        text = said.decode(errors="replace") if isinstance(said, bytes) else said
+        raise Refused(f"sbatch: {_joined(text) or error}") from None
+    if done.returncode:
+        raise Refused(f"sbatch: {_joined(done.stderr) or f'it ended with {done.returncode}'}")
+    return done.stdout + done.stderr
+
+
+def _joined(said: str) -> str:
+    """What sbatch wrote to stderr as one line."""
+    lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in said.splitlines()]
+    return "; ".join(dict.fromkeys(line for line in lines if line))
+
+
+def states(jobs: Iterable[str]) -> dict[str, Queued]:
+    """What SLURM says of each of our jobs, all with one call; GONE: it knows it no more. {}: it does not answer.
+
+    From squeue, because sacct is not kept everywhere.
+    """
+    command = ["squeue", "--noheader", "--array", "--states=all", "--me", "--format=%i|%T|%r"]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=True, env=clean_environment()
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    known = {}
+    for line in answer.splitlines():
+        job, state, reason = (*line.split("|", 2), "", "")[:3]
+        known[job] = Queued(state, reason)
+    gone = Queued("GONE")  # an array that was cancelled while it waited is one line, without the tasks' numbers
+    return {job: known.get(job) or known.get(job.partition("_")[0], gone) for job in jobs}
+
+
+def cancel(jobs: Iterable[str], pending_only: bool = False) -> None:
+    """Cancel these jobs' arrays, all with one call."""
+    if arrays := arrays_of(jobs):
+        _quietly(["scancel", *(["--state=PENDING"] if pending_only else []), *arrays])
+
+
+def exclude(jobs: Iterable[str], nodes: Iterable[str]) -> None:
+    """Keep jobs that wait away from these nodes."""
+    for array in arrays_of(jobs):
+        _quietly(["scontrol", "update", f"JobId={array}", f"ExcNodeList={','.join(nodes)}"])
+
+
+def arrays_of(jobs: Iterable[str]) -> list[str]:
+    """The arrays that jobs are of, each once."""
+    return list(dict.fromkeys(job.partition("_")[0] for job in jobs))
+
+
+def largest_array() -> int:
+    """How many jobs an array may have: MaxArraySize."""
+    read = re.search(r"^MaxArraySize\s*=\s*(\d+)", _quietly(["scontrol", "show", "config"]), re.MULTILINE)
+    return max(1, int(read[1]) if read else ARRAY)  # 0 stands for no arrays: sbatch says so
+
+
+def _quietly(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, env=clean_environment())
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout

@@ -1,0 +1,171 @@
+"""The job: `python -m fatbench.runner.executors.slurm.worker FOLDER` takes cells until none is free or its time is up.
+
+It is the local executor, with the job's cores or GPUs as slots: each slot has its own process. Which cells are
+free the database says, so several jobs, and any other run, share them by leases.
+
+It ends with LEAVES where it wants to be queued again: its time is nearly up, or its node is wanted, and cells are left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from fatbench.runner import progress
+from fatbench.runner.executors import local, open_store, release
+from fatbench.runner.executors.slurm.plan import DATABASE, IN_VAIN, Ear, Plan, Voice, read, starts, this_start
+from fatbench.runner.executors.slurm.table import LEAVES
+from fatbench.runner.jobs import Event, Job
+from fatbench.runner.processes import SIGNALS
+from fatbench.suite import signatures
+
+LOOK = 2.0  # seconds between two looks at what the folder says
+UNFIT = 30.0  # seconds that a job stays on a node without a working GPU, so that it does not draw in the whole array
+GPU = "import torch; print(float(torch.ones(8, device='cuda').sum()))"
+
+
+class Work:
+    """What a job does in the folder of its run."""
+
+    def __init__(self, folder: Path, plan: Plan, db: str):
+        self.folder, self.plan = folder, plan
+        self.machine = replace(plan.machine, db=db)
+        self.job, self.restarts = this_start()
+        self.voice = Voice(folder / f"{self.job}.{self.restarts}.jsonl")
+        self.told = 0.0  # when a signal said that the job is to go
+        self.unfit = ""  # what is wrong with the node
+        self.looked, self.stopped = 0.0, False
+        self.given: dict[str, Event] = {}  # cell -> what is told once the cell is really in hand
+
+    def __call__(self) -> int:
+        """Work; the exit code."""
+        for which in SIGNALS:
+            signal.signal(which, self._hear)
+        self.voice.tell("start", os.environ.get("SLURMD_NODENAME") or socket.gethostname(), os.getpid())
+        self._take_over()
+        if self.plan.device != "cpu" and (wrong := gpu_fault()):
+            self.voice.tell("unfit", wrong)
+            time.sleep(UNFIT)
+            return 1
+        slots = self._slots()
+        while not self.stop():
+            free = self._free(self._in_turn())
+            if not free:
+                break
+            statuses = local.run(free, self.machine, slots, self._watch, self.stop, still=self._free)
+            for job in free:
+                if statuses[job.cell] == "waiting":
+                    self.voice.tell("over", job.cell, "waiting")
+            if "done" not in statuses.values():
+                break  # what is left waits for cells that others have in hand
+        if self.unfit:
+            self.voice.tell("unfit", self.unfit)
+            return 1
+        leaves = bool(self.told) and not self._stopped() and bool(self._free(self.plan.jobs))
+        vain = leaves and self._in_vain()
+        self.voice.tell("bye", "vain" if vain else "leaves" if leaves else "over")
+        return 1 if vain else LEAVES if leaves else 0
+
+    def stop(self) -> int:
+        """What the local executor asks: 1 to end after the round at hand, 2 at once."""
+        if not (self.told or self.unfit or self._stopped()):
+            return 0
+        return 2 if self.told and time.monotonic() - self.told > self.plan.patience else 1
+
+    def _slots(self) -> list[str]:
+        if self.plan.device == "cpu":
+            return ["cpu"] * int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))
+        return local.slots("cuda", None, self.plan.per_gpu)
+
+    def _in_turn(self) -> list[Job]:
+        """The cells, beginning where no other job of the array begins."""
+        task, tasks = (int(os.environ.get(f"SLURM_ARRAY_TASK_{name}", "0")) for name in ("ID", "COUNT"))
+        first = task * len(self.plan.jobs) // max(tasks, 1) % len(self.plan.jobs)
+        return [*self.plan.jobs[first:], *self.plan.jobs[:first]]
+
+    def _free(self, jobs: Sequence[Job]) -> list[Job]:
+        """Those of the cells that are to do and that no process has in hand."""
+        wanted = {"todo"}
+        wanted |= {"failed"} if self.machine.retry_failed else set()
+        wanted |= {progress.CHANGED} if self.machine.rerun_changed else set()
+        failed = {file.name for file in (self.folder / "failed").glob("*")}
+        with open_store(self.machine.db) as store:
+            states = progress.of_jobs(jobs, store)
+        return [job for job in jobs if states[job.cell] in wanted and job.cell not in failed]
+
+    def _watch(self, slot: int, event: Event) -> None:
+        """Pass on what the local executor says, but for what other jobs have in hand."""
+        if event.stage == "cell" and event.kind not in ("elsewhere", "waiting", "interrupted"):
+            if event.kind == "failed":
+                (self.folder / "failed" / event.cell).touch()
+                if self.plan.device != "cpu" and not self.unfit:
+                    self.unfit = gpu_fault()  # the next cell would fail on it too
+            self.voice.tell("over", event.cell, event.kind)
+        elif event.stage == "cell":
+            self.voice.tell("left", event.cell)
+        elif event.kind == "given":
+            self.given[event.cell] = event  # another job may be quicker
+        elif event.kind != "elsewhere":
+            for one in (self.given.pop(event.cell, None), event):
+                if one is not None:
+                    self.voice.tell("event", slot, asdict(one))
+
+    def _take_over(self) -> None:
+        """Free what an earlier start of this job has in hand: SLURM has ended it, wherever it was."""
+        for file in starts(self.folder, self.job):
+            if file != self.voice.file:
+                cells = {line[2]["cell"] for line in Ear(file).news() if line[0] == "event"}
+                for job in self.plan.jobs:
+                    if job.cell in cells:
+                        release(job, self.machine, self.job)
+
+    def _in_vain(self) -> bool:
+        """Whether the last starts of this job have finished no round: its time is too short for one."""
+        files = starts(self.folder, self.job)[-IN_VAIN:]
+        events = [line[2] for file in files for line in Ear(file).news() if line[0] == "event"]
+        return len(files) == IN_VAIN and not any(event["kind"] in ("progress", "done") for event in events)
+
+    def _hear(self, *_: object) -> None:
+        self.told = self.told or time.monotonic()
+
+    def _stopped(self) -> bool:
+        """Whether the run is over, or SLURM has started this job again elsewhere while this process lives."""
+        if not self.stopped and time.monotonic() - self.looked > LOOK:
+            self.looked = time.monotonic()
+            later = starts(self.folder, self.job)[-1:] not in ([], [self.voice.file])
+            self.stopped = later or (self.folder / "stop").exists() or not self.folder.exists()
+        return self.stopped
+
+
+def gpu_fault() -> str:
+    """What is wrong with this node's GPUs, in a line; empty: they compute. In a process that can be thrown away."""
+    try:
+        done = subprocess.run([sys.executable, "-c", GPU], capture_output=True, text=True, timeout=300)
+    except subprocess.TimeoutExpired:
+        return "its GPU does not answer"
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["its GPU does not work"])[-1]
+
+
+def main(folder: Path) -> int:
+    """The job's exit code."""
+    plan, db = read(folder), os.environ.get(DATABASE)
+    if plan is None or not db:
+        what = "has no plan that this version can read" if plan is None else f"is not to be done without {DATABASE}"
+        print(
+            f"fatbench: {folder} {what}: the run is over, or the job's environment was not passed on", file=sys.stderr
+        )
+        return 2
+    for file in plan.machine.plugins:
+        signatures.add_plugin(Path(file))
+    return Work(folder, plan, db)()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

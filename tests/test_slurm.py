@@ -1,0 +1,471 @@
+"""The SLURM executor without SLURM: its table, its words, its folder, the job in this process, and a driver whose
+`sbatch` and `squeue` answer as told. `test_real_slurm.py` has the rest, on a real SLURM.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from crew import Watcher, ignore, never, numbers, rows, undisturbed
+
+from fatbench.cli.watch import Watch
+from fatbench.errors import MachineError, SpecError
+from fatbench.runner import start
+from fatbench.runner.executors import slurm
+from fatbench.runner.executors.slurm import driver, plan, queue, table, worker
+from fatbench.runner.jobs import Event
+from fatbench.runner.processes import SIGNALS
+from fatbench.runner.run_options import RunOptions
+from fatbench.store.stages import Store
+
+# --- the table [slurm] -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "minutes"),
+    [(240, 240), ("240", 240), ("4:00:00", 240), ("90:30", 90.5), ("1-12", 2160), ("1-12:30", 2190),
+     ("2-00:00:30", 2880.5), (datetime.time(4, 0), 240)],
+)  # fmt: skip
+def test_a_time_is_minutes_or_as_slurm_writes_it(given, minutes):
+    assert table.minutes(given) == minutes
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"partitoin": "x"}, r"unknown key 'partitoin' \(did you mean 'partition'\?\)"),
+        ({"mail_tpe": "END"}, r"unknown key 'mail_tpe' \(did you mean 'mail-type'\?\)"),
+        ({"time": "4 hours"}, r"time: expected minutes, or as SLURM writes it: \"4:00:00\", .*; got '4 hours'"),
+        ({"time": 0}, "time: expected minutes"),
+        ({"time": True}, "time: expected minutes"),
+        ({"nodes": 2}, "nodes: a job is one process on one node"),
+        ({"array": "0-3"}, "array: fatbench sets it itself"),
+        ({"open_mode": "truncate"}, "open_mode: fatbench sets it itself"),
+        ({"jobs": 0}, "jobs: expected a whole number, got 0"),
+        ({"cpus": "4"}, "cpus: expected a whole number, got '4'"),
+        ({"setup": 3}, r'setup: expected \["module load cuda"\]; one that fails ends the job, got 3'),
+        ({"attacks": "cpu"}, r"attacks: expected a table \[slurm.attacks\]"),
+        ({"partition": {"name": "x"}}, "partition: expected one value"),
+    ],
+)
+def test_what_the_table_does_not_take(wrong, message):
+    with pytest.raises(SpecError, match=rf"^fatbench\.toml: \[slurm\]: {message}"):
+        table.checked(wrong)
+
+
+def test_the_attacks_table_is_over_the_other():
+    chosen = table.checked({"partition": "gpu", "gpus": 1, "attacks": {"partition": "cpu", "gpus": 0, "cpus": 8}})
+    assert table.wants_gpu(chosen)
+    attacks = table.of_attacks(chosen)
+    assert attacks == {"partition": "cpu", "gpus": 0, "cpus": 8} and not table.wants_gpu(attacks)
+    assert table.width(attacks, "cpu", 1) == 8 and table.width(chosen, "cuda", 3) == 3
+    assert table.width({"gres": "gpu:a100:2"}, "cuda", 2) == 4
+    with pytest.raises(SpecError, match=r"\[slurm.attacks\]: unknown key 'gpu'"):
+        table.of_attacks({"attacks": {"gpu": 1}})
+
+
+def test_the_script(tmp_path):
+    chosen = table.checked(
+        {"time": "1:30:00", "mail_type": "END", "nodelist": ["n1", "n2"], "exclusive": True, "hold": False,
+         "setup": ["module load cuda", "export A='b c'"], "python": "apptainer exec --nv 'my image.sif' python",
+         "srun": ["--container-image=x"]}
+    )  # fmt: skip
+    text = table.script(chosen, "cuda", tmp_path)
+    head, _, body = text.partition("set -e\n")
+    for option in (
+        "mail-type=END", "nodelist=n1,n2", "exclusive", "time=90", "gpus-per-node=1", "cpus-per-task=1", "requeue",
+        "open-mode=append", "signal=USR1@90", "nodes=1", "job-name=fatbench",
+    ):  # fmt: skip
+        assert f"#SBATCH --{option}\n" in head
+    assert "hold" not in head and "wckey" not in head
+    assert body.startswith("module load cuda\nexport A='b c'\nset +e\n")
+    assert (
+        "--container-image=x apptainer exec --nv 'my image.sif' python -m fatbench.runner.executors.slurm.worker"
+        in body
+    )
+    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
+    assert "gpus" not in table.script({}, "cpu", tmp_path) and sys.executable in table.script({}, "cpu", tmp_path)
+    assert "#SBATCH --signal=USR1@30\n" in table.script({"time": 2}, "cpu", tmp_path)  # not three quarters of its time
+
+
+# --- SLURM's commands --------------------------------------------------------------------------------------------
+
+FAKES = {
+    "sbatch": 'echo "sbatch $*" >> {log}/calls; env > {log}/env; {refuse}\necho 77',
+    "scancel": 'echo "scancel $*" >> {log}/calls',
+    "squeue": 'echo "squeue" >> {log}/asked; {answer}',
+    "scontrol": 'echo "scontrol $*" >> {log}/calls; echo "MaxArraySize = {most}"',
+}
+
+
+@pytest.fixture
+def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """Put commands that answer as told into PATH: the folder of their `calls`."""
+    monkeypatch.setattr(driver, "PAUSE", 0.05)
+    monkeypatch.setattr(driver, "SOON", 0.05)
+    monkeypatch.setattr(driver, "ASK", 0.2)
+    monkeypatch.setattr(driver, "PATIENCE", 0.2)
+
+    def install(answer: str = "", refuse: str = "", most: int = 1001) -> Path:
+        folder = tmp_path / "commands"
+        folder.mkdir(exist_ok=True)
+        for name, text in FAKES.items():
+            body = text.format(log=tmp_path, refuse=refuse, answer=answer, most=most)
+            (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+            (folder / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        return tmp_path
+
+    yield install
+
+
+def calls(log: Path, command: str) -> list[str]:
+    return [line for line in (log / "calls").read_text().splitlines() if line.startswith(command)]
+
+
+def test_jobs_inherit_no_job_and_no_option_around_them(jobs, machine, fake_slurm, monkeypatch):
+    """The driver in a job: its SLURM_* would make the cells' jobs contradict themselves."""
+    for name in ("SLURM_JOB_ID", "SLURM_MEM_PER_NODE", "SBATCH_EXPORT", "SLURM_CONF", "MY_SLURM_X"):
+        monkeypatch.setenv(name, f"of {name}")
+    log = fake_slurm('for job in 0 1 2; do echo "77_$job|CANCELLED|None"; done')
+    slurm.run(jobs, machine, ["cpu"] * 3, ignore, never, note=ignore_note)
+    passed = dict(line.split("=", 1) for line in (log / "env").read_text().splitlines() if "=" in line)
+    assert {name for name in passed if name.startswith(("SLURM_", "SBATCH_"))} == {"SLURM_CONF"}
+    assert passed["MY_SLURM_X"] == "of MY_SLURM_X" and passed["HOME"] == os.environ["HOME"]
+    assert passed[plan.DATABASE] == machine.db
+
+
+def ignore_note(text: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("reason", "what"),
+    [
+        ("None", None),
+        ("Resources", "other jobs have the nodes"),
+        ("PartitionTimeLimit", "`time` is more than the partition allows"),
+        ("launch failed requeued held", "scontrol release"),
+        ("ReqNodeNotAvail, UnavailableNodes:n7", "down or reserved"),
+        ("QOSMaxCpuPerUserLimit", "a limit of the account or QOS"),
+        ("SomethingNew", "scontrol show job"),
+    ],
+)
+def test_every_reason_has_its_advice(reason, what):
+    said = queue.advice(reason)
+    assert said is None if what is None else what in (said or "")
+
+
+def test_why_jobs_wait_is_said_once(jobs, machine, fake_slurm):
+    fake_slurm('echo "77_0|PENDING|PartitionTimeLimit"; echo "77_1|PENDING|JobHeldUser"; echo "77_2|PENDING|Priority"')
+    notes: list[str] = []
+    wishes = iter([0] * 20 + [1] * 1000)
+    outcomes = slurm.run(jobs, machine, ["cpu"] * 3, ignore, lambda: next(wishes), note=notes.append)
+    assert {*outcomes.values()} == {"interrupted"}
+    waits = [note for note in notes if " wait: " in note]
+    assert sorted(note.split(" wait: ")[1].split(":")[0] for note in waits) == [
+        "JobHeldUser", "PartitionTimeLimit", "Priority",
+    ]  # fmt: skip
+    assert all(note.startswith("1 of 3 SLURM jobs (77) wait: ") for note in waits)
+
+
+def test_one_signal_ends_a_run_whose_jobs_wait_with_one_scancel(jobs, machine, fake_slurm, tmp_path):
+    """Also where one has run before and was put back into the queue."""
+    log = fake_slurm('for job in 0 1 2; do echo "77_$job|PENDING|BeginTime"; done')
+    wishes = iter([0, 0] + [1] * 1000)
+    notes: list[str] = []
+
+    def stop() -> int:
+        wish = next(wishes)
+        for folder in Path(machine.files, "slurm").glob("*/"):
+            plan.Voice(folder / "77_1.0.jsonl").tell("start", "n1", 1)
+        return wish
+
+    assert {*slurm.run(jobs, machine, ["cpu"] * 3, ignore, stop, note=notes.append).values()} == {"interrupted"}
+    assert calls(log, "scancel") == ["scancel --state=PENDING 77"]
+    assert list(Path(machine.files, "slurm").glob("*/stop"))
+
+
+def test_the_second_signal_leaves_nothing(jobs, machine, fake_slurm, monkeypatch):
+    """The jobs run and do not end; the closing line would name them, had SLURM not ended them."""
+    log = fake_slurm(
+        'for job in 0 1 2; do if grep -q "scancel 77" $(dirname $(dirname $0))/calls; then'
+        ' echo "77_$job|CANCELLED|None"; else echo "77_$job|RUNNING|None"; fi; done'
+    )
+    wishes = iter([0] * 9 + [2] * 1000)
+    assert {*slurm.run(jobs, machine, ["cpu"] * 3, ignore, lambda: next(wishes)).values()} == {"interrupted"}
+    assert calls(log, "scancel") == ["scancel --state=PENDING 77", "scancel 77"]
+
+
+def test_jobs_that_do_not_end_after_their_round_are_named(jobs, machine, fake_slurm, monkeypatch):
+    monkeypatch.setattr(driver, "LEAVE", 0.3)
+    fake_slurm('for job in 0 1 2; do echo "77_$job|RUNNING|None"; done')
+    wishes, notes = iter([0] * 9 + [1] * 1000), list[str]()
+    slurm.run(jobs, machine, ["cpu"] * 3, ignore, lambda: next(wishes), note=notes.append)
+    assert notes[-1].startswith("3 SLURM jobs are still in the queue (77); they end by themselves after the round")
+    assert notes[-1].endswith("scancel 77")
+    assert list(Path(machine.files, "slurm").glob("*/plan.pickle"))  # no folder goes while a job lives
+
+
+def test_what_sbatch_refuses_is_said_once(jobs, machine, fake_slurm):
+    fake_slurm(
+        refuse='echo "sbatch: error: invalid partition specified: bog" >&2;'
+        ' echo "sbatch: error: Batch job submission failed: Invalid partition name specified" >&2; exit 1;'
+    )
+    with pytest.raises(MachineError, match=r"^sbatch: invalid partition specified: bog; Batch job submission failed: "):
+        slurm.run(jobs, machine, ["cpu"], ignore, never)
+
+
+def test_as_many_jobs_as_the_queue_takes(jobs, machine, fake_slurm, monkeypatch):
+    """It takes one of ours; that one takes all cells in turn."""
+    monkeypatch.setattr(driver, "LEAVE", 0.0)
+    refuse = 'case "$*" in *--array=0-0*) ;; *) echo "sbatch: error: AssocMaxSubmitJobLimit" >&2; exit 1;; esac;'
+    refuse += ' [ "$(grep -c "array=0-0" $(dirname $(dirname $0))/calls)" = 1 ] || { echo "sbatch: error:'
+    refuse += ' QOSMaxSubmitJobPerUserLimit" >&2; exit 1; };'
+    log = fake_slurm('echo "77_0|RUNNING|None"', refuse)
+    notes, wishes = list[str](), iter([0] * 9 + [1] * 1000)
+    slurm.run(jobs, machine, ["cpu"] * 3, ignore, lambda: next(wishes), note=notes.append)
+    assert [call.split()[2] for call in calls(log, "sbatch")] == ["--array=0-2", "--array=0-0", "--array=0-0"]
+    assert notes[0].startswith("sbatch: QOSMaxSubmitJobPerUserLimit: 1 jobs take all cells in turn")
+
+
+def test_arrays_are_no_larger_than_slurm_allows(jobs, machine, fake_slurm):
+    log = fake_slurm('for job in 0 1; do echo "77_$job|CANCELLED|None"; done', most=2)
+    slurm.run(jobs, machine, ["cpu"] * 3, ignore, never)
+    assert [call.split()[2] for call in calls(log, "sbatch")] == ["--array=0-1", "--array=0-0"]
+
+
+def test_a_job_that_ended_without_a_word_is_submitted_again(jobs, machine, fake_slurm, monkeypatch):
+    """PREEMPTED without requeue, and so on, every time; a cancelled one is left to whoever cancelled it."""
+    monkeypatch.setattr(driver, "FRUITLESS", 100)
+    log = fake_slurm('echo "77_0|PREEMPTED|None"')
+    notes: list[str] = []
+    assert slurm.run(jobs[:1], machine, ["cpu"], ignore, never, note=notes.append) == {jobs[0].cell: "interrupted"}
+    assert len(calls(log, "sbatch")) == 1 + driver.TRIES
+    assert notes[0].startswith("SLURM job 77_0 ended: PREEMPTED: it is submitted again (1 of 5 times)")
+    assert notes[-1].endswith("it was submitted 6 times and is not again")
+    log = fake_slurm('echo "77_0|CANCELLED|None"')
+    slurm.run(jobs[:1], machine, ["cpu"], ignore, never, note=notes.append)
+    assert len(calls(log, "sbatch")) == 2 + driver.TRIES and notes[-1].endswith("CANCELLED: it is not submitted again")
+
+
+def test_jobs_that_never_take_a_cell_end_the_run_with_the_end_of_their_log(jobs, machine, fake_slurm):
+    """A line of `setup` fails."""
+    fake_slurm('echo "77_0|FAILED|NonZeroExitCode"', 'echo "job.sh: line 9: module: command not found" > $(echo "$*" |'
+               ' sed "s/.*--error=//; s/ .*//; s/%A_%a/77_0/");')  # fmt: skip
+    with pytest.raises(MachineError, match=r"5 SLURM jobs in a row .*FAILED; .*77_0\.log ends: job\.sh: .* not found"):
+        slurm.run(jobs[:1], machine, ["cpu"], ignore, never, note=ignore_note)
+
+
+def test_a_node_without_a_working_gpu_is_excluded_and_no_cell_fails(jobs, machine, fake_slurm, monkeypatch):
+    monkeypatch.setattr(driver, "FRUITLESS", 3)
+    log = fake_slurm('echo "77_0|RUNNING|None"')
+    notes: list[str] = []
+
+    def stop() -> int:
+        for folder in Path(machine.files, "slurm").glob("*/"):
+            file = folder / f"77_0.{len(calls(log, 'sbatch'))}.jsonl"
+            if not file.exists():
+                plan.Voice(file).tell("start", "n7", 1)
+                plan.Voice(file).tell("unfit", "RuntimeError: no driver")
+        return 0
+
+    with pytest.raises(MachineError, match="no working GPU on n7: RuntimeError: no driver"):
+        slurm.run(jobs[:1], machine, ["cuda:0"], ignore, stop, note=notes.append)
+    assert "keep away from n7" in notes[1] and rows(machine, jobs[0]) == {}
+    (script,) = Path(machine.files, "slurm").glob("*/job.sh")
+    assert "#SBATCH --exclude=n7\n" in script.read_text() and "scontrol update JobId=77 ExcNodeList=n7" in calls(
+        log, "sco"
+    )
+
+
+def test_a_driver_that_starts_again_follows_what_is_in_the_queue(jobs, machine, fake_slurm):
+    log = fake_slurm('for job in 0 1 2; do echo "77_$job|RUNNING|None"; done')
+    folder = plan.make(machine.files, plan.Plan(jobs, machine, "cpu", 1, 20.0))
+    plan.note_jobs(folder, ["77_0", "77_1"], 0)
+    voice = plan.Voice(folder / "77_0.0.jsonl")
+    voice.tell("start", "n1", 1)
+    voice.tell("event", 0, asdict(Event(jobs[0].cell, "train", "start")))
+    notes, seen = list[str](), Watcher()
+
+    def stop() -> int:
+        for job in jobs:
+            voice.tell("over", job.cell, "done")
+        voice.tell("bye", "over")
+        plan.Voice(folder / "77_1.0.jsonl").tell("bye", "over")
+        return 0
+
+    assert slurm.run(jobs, machine, ["cpu"] * 3, seen, stop, note=notes.append) == {job.cell: "done" for job in jobs}
+    assert notes == ["SLURM array 77 is in the queue with these cells: this run follows it"]
+    assert not (log / "calls").exists() or not calls(log, "sbatch")
+    assert [event.kind for _, event in seen.seen] == ["done"] * 3  # what was told before is not told again
+    assert not list(folder.glob("plan.pickle")) and not list(folder.glob("*.jsonl"))
+
+
+def test_a_controller_that_does_not_answer_ends_nothing(fake_slurm):
+    fake_slurm("exit 1")
+    assert queue.states(["77_0"]) == {}
+
+
+def test_an_array_cancelled_while_it_waits_is_one_line(fake_slurm):
+    fake_slurm('echo "77|CANCELLED|None"; echo "77_1|RUNNING|None"; echo "78_0|PENDING|(a|b)"')
+    found = queue.states(["77_0", "77_1", "78_0", "79_0"])
+    assert [found[job].state for job in found] == ["CANCELLED", "RUNNING", "PENDING", "GONE"]
+    assert found["78_0"].reason == "(a|b)"
+
+
+def test_sbatch_is_asked_whether_it_would_take_a_job(fake_slurm, jobs, machine, capsys):
+    """Where it answers: else a plan is a plan all the same."""
+    asked = 'case "$*" in *--test-only*) echo "{}" >&2; exit {};; esac;'
+    log = fake_slurm(refuse=asked.format("sbatch: Job 7 to start at 2026-01-02T03:04:05", 0))
+    dry = RunOptions(executor="slurm", dry_run=True, db=machine.db)
+    start.run(jobs, Watch("crew"), dry)
+    assert "3 cells, 3 to run" in (said := capsys.readouterr().out) and "Job 7 to start at 2026-01-02" in said
+    assert "--test-only" in calls(log, "sbatch")[0] and not Path(machine.files).exists()
+    fake_slurm(refuse=asked.format("allocation failure: Invalid partition name specified", 1))
+    with pytest.raises(MachineError, match="sbatch: allocation failure: Invalid partition name specified"):
+        start.run(jobs, Watch("crew"), dry)
+    fake_slurm(refuse=asked.format("fatal: no controller", 1))
+    start.run(jobs, Watch("crew"), dry)
+    assert "whether SLURM takes it is not known: sbatch: fatal: no controller" in capsys.readouterr().out
+
+
+def test_what_slurm_cannot_do(machine, monkeypatch, tmp_path, capsys, fake_slurm):
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MachineError, match="no sbatch here: --executor slurm runs where jobs are submitted"):
+        slurm.slots("cpu", None, 1, machine.db)
+    with pytest.raises(SpecError, match="--device cuda:0: SLURM chooses the GPUs; give cuda"):
+        slurm.slots("cuda:0", None, 1, machine.db)
+    monkeypatch.setenv("PATH", path)
+    fake_slurm()
+    for content, message in (
+        ("slurm = 3", r"slurm: expected a table \[slurm\]"),
+        ("[jobs]\nn = 3", "jobs: expected one value"),
+        ("[slrum]", r"unknown setting 'slrum' \(did you mean 'slurm'\?\)"),
+        ("[slurm.attacks]\npartitoin = 'x'", r"\[slurm.attacks\]: unknown key 'partitoin'"),
+    ):
+        Path("fatbench.toml").write_text(content)
+        with pytest.raises(SpecError, match=rf"^fatbench\.toml: {message}"):
+            slurm.slots("cpu", None, 1, machine.db)
+    assert capsys.readouterr().err == ""
+    Path("fatbench.toml").write_text("[slurm]\ntime = 2\njobs = 3\n")
+    assert slurm.slots("auto", None, 1, machine.db) == ["cpu"] * 3
+    said = capsys.readouterr().err
+    assert "r.db: a SQLite file must be on a file system that all nodes share" in said
+    assert "[slurm] time = 2: a job of 2 min mostly starts and stops; give 5 or more" in said
+    Path("fatbench.toml").write_text("[slurm]\ngres = 'gpu:a100:1'\n")
+    assert slurm.slots("auto", 1, 1, machine.db) == ["cuda:0"]
+    assert slurm.slots("cuda", 2, 2, machine.db) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
+
+
+# --- the job, in this process ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_job(jobs, machine, monkeypatch, forks) -> Iterator[Callable[..., worker.Work]]:
+    """Make a job of this process: its work, in the run's folder."""
+    handlers = {which: signal.getsignal(which) for which in SIGNALS}
+    folder = plan.make(machine.files, plan.Plan(jobs, machine, "cpu", 1, 20.0))
+
+    def make(task: int = 0, restarts: int = 0, device: str = "cpu", **options: object) -> worker.Work:
+        values = {"ARRAY_JOB_ID": 77, "ARRAY_TASK_ID": task, "ARRAY_TASK_COUNT": 3, "RESTART_COUNT": restarts}
+        for name, value in values.items():
+            monkeypatch.setenv(f"SLURM_{name}", str(value))
+        found = plan.read(folder)
+        assert found is not None and found.machine.db == ""
+        where = replace(found.machine, **options)  # type: ignore[arg-type]
+        return worker.Work(folder, replace(found, device=device, machine=where), machine.db)
+
+    yield make
+    for which, handler in handlers.items():
+        signal.signal(which, handler)
+
+
+def lines(work: worker.Work) -> list[list]:
+    return list(plan.Ear(work.voice.file).news())
+
+
+def test_a_job_takes_cells_until_none_is_free(jobs, machine, in_job):
+    """It begins with other cells than the array's first job, leaves what others hold, and says so of none."""
+    with Store.open(machine.db) as store:
+        store.add_cell(jobs[1].cell, jobs[1].spec)
+        store.claim(jobs[1].cell, "train", suite="crew", total=4, provenance={"host": "node7", "pid": 4711})
+    work = in_job(task=2)
+    assert work() == 0
+    said = lines(work)
+    assert [line[1] for line in said if line[0] == "over"] == [jobs[2].cell, jobs[0].cell]
+    assert said[0][0] == "start" and said[-1] == ["bye", "over"]
+    assert not [line for line in said if line[0] == "event" and line[2]["cell"] == jobs[1].cell]
+    for job in (jobs[0], jobs[2]):
+        assert numbers(machine, job) == undisturbed(machine, job)
+    with Store.open(machine.db) as store:
+        assert {run["slurm_job"] for run in store.runs([jobs[0].cell])} == {"77_2"}
+    again = in_job(task=1)
+    assert again() == 0 and [line[0] for line in lines(again)] == ["start", "bye"]
+
+
+def test_a_job_whose_time_is_up_wants_to_go_on_and_takes_over_from_its_last_start(jobs, machine, in_job):
+    """A node that died has left a stage in its hands, and half a line."""
+    work = in_job()
+    with Store.open(machine.db) as store:
+        store.add_cell(jobs[0].cell, jobs[0].spec)
+        store.claim(
+            jobs[0].cell, "train", suite="crew", total=4, provenance={"host": "n7", "pid": 4711, "slurm_job": "77_0"}
+        )
+    work.voice.tell("event", 0, asdict(Event(jobs[0].cell, "train", "start")))
+    with work.voice.file.open("a") as file:
+        file.write('["event", 0, {"cell": "x", "stage": "train", "ki')
+    later = in_job(restarts=1)
+    later._hear()
+    assert later() == table.LEAVES and lines(later)[-1] == ["bye", "leaves"]
+    assert rows(machine, jobs[0]) == {"train": ("interrupted", None)}
+    assert work.stop() == 1  # its process, if it lives, ends: SLURM has started the job elsewhere
+    (later.folder / "stop").touch()
+    stopped = in_job(restarts=2)
+    stopped._hear()
+    assert stopped() == 0 and lines(stopped)[-1] == ["bye", "over"]
+
+
+def test_a_job_that_finishes_no_round_in_its_time_is_not_queued_for_ever(in_job):
+    for restarts in range(plan.IN_VAIN):
+        work = in_job(restarts=restarts)
+        work._hear()
+        code = work()
+    assert code == 1 and lines(work)[-1] == ["bye", "vain"]
+
+
+def test_a_job_without_a_gpu_takes_no_cell(in_job, machine, monkeypatch, jobs):
+    monkeypatch.setattr(worker, "UNFIT", 0.0)
+    monkeypatch.setattr(worker, "GPU", "raise RuntimeError('no driver')")
+    work = in_job(device="cuda")
+    assert work() == 1 and lines(work)[-1] == ["unfit", "RuntimeError: no driver"]
+    assert rows(machine, jobs[0]) == {}
+
+
+def test_a_message_that_cannot_be_written_is_no_failure(tmp_path):
+    plan.Voice(tmp_path / "gone" / "77_0.0.jsonl").tell("bye", "over")
+
+
+def test_the_plan_is_nobody_else_s_and_holds_no_address(jobs, machine):
+    secret = replace(machine, db="postgresql://u:geheim@host/x")
+    folder = plan.make(machine.files, plan.Plan(jobs, secret, "cpu"))
+    assert folder.stat().st_mode & 0o077 == 0 and folder.parent.stat().st_mode & 0o077 != 0
+    assert b"geheim" not in (folder / "plan.pickle").read_bytes()
+    assert [file for file in folder.iterdir() if file.is_file()] == [folder / "plan.pickle"]
+    (folder / "plan.pickle").write_bytes(pickle.dumps("of another version"))
+    assert plan.read(folder) is None
+
+
+def test_a_job_without_its_plan_says_so(tmp_path, capsys):
+    assert worker.main(tmp_path) == 2
+    assert "has no plan that this version can read" in capsys.readouterr().err
