@@ -65,7 +65,10 @@ def serving(binaries: Path) -> Iterator[str]:
         shutil.chown(folder, user)
     data = folder / "data"
     make = [str(binaries / "initdb"), "-D", str(data), "-U", "postgres", "--auth=trust", "--no-sync", "-E", "UTF8"]
-    subprocess.run(make, check=True, capture_output=True, user=user, cwd="/")
+    made = subprocess.run(make, capture_output=True, text=True, user=user, cwd="/")
+    if made.returncode != 0:
+        shutil.rmtree(folder)
+        pytest.fail(f"initdb ended with {made.returncode}:\n{made.stdout}{made.stderr}", pytrace=False)
     arguments = [
         str(binaries / "postgres"),
         "-D",

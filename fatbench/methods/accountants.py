@@ -6,6 +6,7 @@ sampled_gaussian_epsilon(1.0, 0.01, 1000, 1e-5)          every example is drawn 
 
 from __future__ import annotations
 
+import functools
 import math
 
 
@@ -50,44 +51,55 @@ def laplace_epsilon(noise: float, uploads: int = 1, sensitivity: float = 1.0) ->
     return math.inf if noise == 0 else sensitivity * uploads / noise
 
 
-ORDERS = range(2, 64)  # of the Renyi divergence
-
-
 def sampled_gaussian_epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
     """The epsilon of DP-SGD with Poisson sampling: each step draws every example with probability `rate`.
 
-    `noise` is sigma in units of the clipping norm; an example is there or is not. Renyi differential privacy at the
-    whole ORDERS alone:
+    `noise` is sigma in units of the clipping norm; an example is there or is not. By Renyi differential privacy,
 
-        RDP(a) = 1 / (a - 1) ln sum_i C(a, i) (1 - q)^(a - i) q^i exp((i^2 - i) / 2 sigma^2),
         epsilon = min over a of steps RDP(a) - (ln delta + ln a) / (a - 1) + ln((a - 1) / a),
 
-    an upper bound that is 0.3 % (q = 0.01) to 1.3 % above opacus's, which takes fractional orders too. At rate 1 the
-    exact `gaussian_epsilon`. ValueError: a rate outside (0, 1], delta outside (0, 1).
+    an upper bound: 39.2 at noise 0.3, rate 0.05 and 20 steps, where an accountant of privacy losses finds 33.6. Drawing
+    a part of the examples never gives more away than taking all of them, so it is at most the exact `gaussian_epsilon`.
+    ValueError: a rate outside (0, 1], delta outside (0, 1).
 
-    Source: Mironov, Talwar and Zhang 2019, section 3.3; Balle et al. 2020, theorem 21.
+    Source: Mironov, Talwar and Zhang 2019; Balle et al. 2020, theorem 21.
     """
     if not 0 < rate <= 1 or not 0 < delta < 1:
         raise ValueError(f"sampled_gaussian_epsilon: rate {rate:g} must be in (0, 1], delta {delta:g} in (0, 1)")
-    if rate == 1:
-        return gaussian_epsilon(noise, delta, steps)
     if noise == 0:
         return math.inf
+    of_all = gaussian_epsilon(noise, delta, steps)
+    if rate == 1:
+        return of_all
     found = [
-        steps * renyi(a, noise, rate) - (math.log(delta) + math.log(a)) / (a - 1) + math.log((a - 1) / a)
-        for a in ORDERS
+        steps * renyi(a, noise, rate) - (math.log(delta) + math.log(a)) / (a - 1) + math.log1p(-1 / a)
+        for a in orders(noise)
     ]
-    return max(0.0, min(found))
+    return max(0.0, min(of_all, *found))
 
 
-def renyi(order: int, noise: float, rate: float) -> float:
-    """RDP of one step of the Gaussian mechanism at a whole order, every example drawn with probability `rate` < 1."""
-    terms = [
-        math.log(math.comb(order, i))
-        + (order - i) * math.log1p(-rate)
-        + i * math.log(rate)
-        + (i * i - i) / (2 * noise * noise)
-        for i in range(order + 1)
-    ]
-    top = max(terms)
-    return (top + math.log(math.fsum(math.exp(term - top) for term in terms))) / (order - 1)
+def orders(noise: float) -> list[float]:
+    """Orders of the Renyi divergence: 50 in each factor of ten of a - 1, up to 1,000 where the noise is not small."""
+    from numpy import geomspace
+
+    top = 1000 if noise >= 0.5 else 60
+    return [1.0 + float(beyond) for beyond in geomspace(0.001, top, 1 + round(50 * math.log10(top / 0.001)))]
+
+
+@functools.cache  # every round asks for the same ones
+def renyi(order: float, noise: float, rate: float) -> float:
+    """RDP of one step of the Gaussian mechanism, every example drawn with probability `rate` < 1: order > 1.
+
+        RDP(a) = 1 / (a - 1) ln E[(1 - q + q exp((2 z - 1) / 2 sigma^2))^a],  z normal with deviation sigma
+
+    by the trapezoid sum, which for such a function is exact to rounding: its step is a half of the smaller of the two
+    scales, sigma of the normal density and sigma^2 of the ratio.
+    """
+    import numpy
+    from scipy.special import logsumexp
+
+    step = min(noise, noise * noise) / 2
+    z = numpy.arange(-12 * noise, order + 12 * noise, step)
+    ratio = numpy.logaddexp(math.log1p(-rate), math.log(rate) + (2 * z - 1) / (2 * noise * noise))
+    density = -z * z / (2 * noise * noise) + math.log(step / (noise * math.sqrt(2 * math.pi)))
+    return max(0.0, float(logsumexp(density + order * ratio))) / (order - 1)
