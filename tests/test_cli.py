@@ -345,7 +345,7 @@ def test_interrupted_and_killed_the_same_command_goes_on(run, place):
 
     (place / "tiny.yaml").write_text(TINY.replace("rounds: 2", "rounds: 15").replace("train: 60", "train: 200"))
     env = {**os.environ, "FATBENCH_CHECKPOINT_SECONDS": "0"}
-    command = [sys.executable, "-m", "fatbench", "run", "suite", "tiny.yaml", "--device", "cpu", "--jobs", "1"]
+    command = [sys.executable, "-m", "fatbench", "run", "suite", "tiny.yaml", "--device", "cpu", "--jobs", "1", "-v"]
     for number, expected in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
         with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
@@ -427,9 +427,11 @@ def test_a_package_that_is_missing_is_said_before_a_run_begins(place, run, monke
 
 
 def test_a_status_of_a_database_that_is_not_there_says_so(place, run):
-    code, out, err = run("status", "tiny.yaml", "--db", "no.db")
-    assert (code, err) == (0, "fatbench: no.db does not exist: nothing has been run yet\n")
-    assert "0 done, 0 failed, 0 running, 2 todo" in out
+    """Where it was named, so that a slip is no empty answer; without a name nothing has been run yet."""
+    for name in ([], ["tiny.yaml"]):
+        said = "fatbench: no.db does not exist: nothing has been run yet\n"
+        assert run("status", *name, "--db", "no.db") == (4, "", said)
+    assert "0 done, 0 failed, 0 running, 2 todo" in run("status", "tiny.yaml")[1]
 
 
 def test_a_setting_of_the_command_line_makes_cells_of_their_own(place, run, forks):

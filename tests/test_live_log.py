@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fatbench.errors import SpecError
+from fatbench.errors import MachineError, SpecError
 from fatbench.runner.jobs import Event, Job
 from fatbench.runner.live_log import logged
 from fatbench.runner.run_options import RunOptions
@@ -86,6 +87,25 @@ def test_weights_and_biases_reads_the_curves_offline(tmp_path: Path, monkeypatch
         (1, 1.0, 0.25),
         (2, 0.5, 0.5),
     ]
+
+
+def test_mlflow_reads_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    events("mlflow", tmp_path)
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'r-files' / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("fatbench").experiment_id])
+    assert (run.info.run_name, run.info.status) == ("tiny, paper, FAT, seed 1", "FINISHED")
+    assert run.data.params == {"seed": "1"} and run.data.tags["cell"] == "0123456789ab"
+    losses = client.get_metric_history(run.info.run_id, "train/loss")
+    assert [(one.step, one.value) for one in losses] == [(1, 1.0), (2, 0.5)]
+    assert run.data.metrics["natural at 2/accuracy"] == pytest.approx(0.6)
+
+
+def test_a_writer_that_is_not_installed_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(MachineError, match=r"^--log mlflow: pip install 'fatbench\[mlflow\]'$"):
+        events("mlflow", tmp_path)
 
 
 def test_an_unknown_writer(tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
+from fatbench import __version__
 from fatbench.cli import app
 from fatbench.store.jsonl import import_
 from fatbench.store.stages import Store
@@ -179,3 +181,34 @@ def test_results_are_read_from_stdin_and_from_a_pipe(run: Run, db: str, tmp_path
     writer.start()
     code, out, said = run("import", str(pipe), "--db", str(tmp_path / "c.db"))
     assert code == 0 and "4 new cells" in out and not said
+
+
+def test_what_a_script_asks_is_answered_as_json(
+    run: Run, db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def asked(*words: str, code: int = 0) -> dict[str, Any]:
+        ended, out, said = run(*words, "--format", "json")
+        assert (ended, said) == (code, ""), said
+        found: dict[str, Any] = json.loads(out)
+        assert found.pop("schema_version") == 1
+        return found
+
+    facts = {one["name"]: one["text"] for one in asked("doctor", "--db", db)["facts"]}
+    assert facts["fatbench"].startswith(__version__) and "is intact" in facts["database"]
+    checked = asked("db", "check", "--db", db)
+    assert checked["intact"] is True and checked["rows"]["cells"] == 4
+    assert run("export", "--db", db, "-o", "some.jsonl")[0] == 0
+    (taken,) = asked("import", "some.jsonl", "--db", "new.db")["files"]
+    assert (taken["file"], taken["new_cells"], taken["invalid_lines"]) == ("some.jsonl", 4, 0)
+    suite = asked("suite", "show", "sfat-fashion")
+    assert suite["presets"]["cpu"]["attacks"] and suite["tables"][0]["id"] and suite["axes"]["method"]
+    Path("wrong.yaml").write_text("name: wrong\n")
+    right, wrong = asked("suite", "check", "sfat-fashion", "wrong.yaml", code=2)["suites"]
+    assert right["ok"] and right["presets"]["cpu"] > 0 and not wrong["ok"] and "wrong.yaml" in wrong["error"]
+    with Store.open(db) as store:
+        cell = next(iter(store.cells()))
+    assert asked("logs", cell, "--db", db) == {
+        "cell": cell, "file": str(Path(db).with_name("f-files") / cell / "log.txt"), "log": None, "errors": {}
+    }  # fmt: skip

@@ -91,21 +91,42 @@ def test_a_slot_says_what_it_runs(plan: Plan, clock: Callable[[float], None]) ->
     assert shown(watch)[1] == "cpu  idle" and "1/2 cells" in shown(watch)[0]
 
 
-def test_a_plain_line_has_the_time(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("lines", ["none", "cell", "event"])
+def test_a_plain_line_has_the_time(lines: str, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    """One a cell; with --verbose one an event; with --quiet what fails, and nothing where all is done."""
     a, b = jobs_of(plan)
-    watch = Watch("suite two")
-    watch.begin([a, b], {a.cell: "done", b.cell: "todo"}, ["cpu"])
-    watch.see(0, Event(b.cell, "slot", "given"))
-    watch.see(0, Event(b.cell, "train", "progress", 1, 10, loss=0.5, accuracy=0.25))
+    watch = Watch("suite two", lines)
+    watch.begin([a, b], {a.cell: "todo", b.cell: "todo"}, ["cpu"])
+    watch.note("runs the plug-in mine.py")
+    watch.see(0, Event(a.cell, "slot", "given"))
+    watch.see(0, Event(a.cell, "train", "progress", 1, 10, loss=0.5, accuracy=0.25))
+    watch.see(0, Event(a.cell, "cell", "done"))
     watch.see(0, Event(b.cell, "cell", "elsewhere"))
-    lines = capsys.readouterr().err.splitlines()
-    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines)
-    assert [line[9:] for line in lines] == [
-        "suite two: 2 cells, 1 done, 1 to go",
-        f"{b.cell} starts: Non-IID, SFAT, seed 6",
-        f"{b.cell} train 1/10 loss 0.5, accuracy 25.0 %",
+    watch.summary(Summary(2, [], [], [], {}))
+    written = capsys.readouterr().err.splitlines()
+    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in written)
+    of_cells = [
+        "suite two: 2 cells, 0 done, 2 to go",
+        "runs the plug-in mine.py",
+        f"{a.cell} done: Non-IID, FAT, seed 6",
         f"{b.cell} is being run by another process",
+        "suite two: 2 of 2 cells done in 0 s",
     ]
+    of_events = [f"{a.cell} starts: Non-IID, FAT, seed 6", f"{a.cell} train 1/10 loss 0.5, accuracy 25.0 %"]
+    expected = {"none": [], "cell": of_cells, "event": [*of_cells[:2], *of_events, *of_cells[2:]]}
+    assert [line[9:] for line in written] == expected[lines]
+
+
+@pytest.mark.parametrize("lines", ["none", "cell"])
+def test_what_fails_is_always_said(lines: str, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = jobs_of(plan)
+    watch = Watch("suite two", lines)
+    watch.begin([a, b], {a.cell: "todo", b.cell: "todo"}, ["cpu"])
+    watch.see(0, Event(a.cell, "train", "failed", 1, 10, message="no memory"))
+    watch.see(0, Event(a.cell, "cell", "failed"))
+    watch.summary(Summary(2, [a.cell], [], [], {}))
+    written = capsys.readouterr().err
+    assert f"{a.cell} train failed: no memory\n" in written and "1 of 2 cells done, 1 failed" in written
 
 
 def test_looking_at_runs_elsewhere_ends_when_nothing_is_left(

@@ -35,8 +35,8 @@ from fatbench.cli import (
     suites,
     verify,
 )
-from fatbench.cli.common import with_plugins
-from fatbench.cli.options import DataDir, Db
+from fatbench.cli.common import known_format, print_json, with_plugins
+from fatbench.cli.options import DataDir, Db, Format
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
 from fatbench.settings import shown_url
 from fatbench.suite import folders
@@ -87,11 +87,15 @@ def _root(
         raise typer.Exit
 
 
-def doctor(db: Db = None, data: DataDir = None) -> None:
+def doctor(db: Db = None, data: DataDir = None, format: Format = "text") -> None:
     """Describe this machine, for a bug report."""
     from fatbench.cli import show
 
-    show.doctor(db, data)
+    known_format(format, ("text", "json"))
+    if format == "json":
+        print_json({"facts": [{"name": name, "text": text} for name, text in show.machine(db, data)]})
+    else:
+        show.doctor(db, data)
 
 
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {

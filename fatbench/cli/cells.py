@@ -101,15 +101,20 @@ def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, 
         print("\n".join([*written, *words]))
 
 
-def logs(cell: Cell, db: Db = None) -> None:
+def logs(cell: Cell, db: Db = None, format: Format = "text") -> None:
     """Print the log of a cell, with the traceback if it failed."""
     from fatbench import settings
 
+    known_format(format, ("text", "json"))
     with opened(db) as store:
         id = cell_in(store, cell)
         assert store is not None
         errors = {stage: row.error for (_, stage), row in store.stages([id]).items() if row.error}
     file = settings.files_folder(settings.database(db)) / id / "log.txt"
+    if format == "json":
+        text = file.read_text(encoding="utf-8") if file.exists() else None
+        print_json({"cell": id, "file": str(file), "log": text, "errors": errors})
+        return
     if file.exists():
         print(file.read_text(encoding="utf-8"), end="")
     else:

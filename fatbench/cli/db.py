@@ -11,8 +11,8 @@ import typer
 
 from fatbench import whole_file
 from fatbench.cli import completing
-from fatbench.cli.common import known_format, plan_in, write_text
-from fatbench.cli.options import Db, Preset, Smoke, output_folder
+from fatbench.cli.common import known_format, plan_in, print_json, write_text
+from fatbench.cli.options import Db, Format, Preset, Smoke, output_folder
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.opening import opened
 
@@ -108,6 +108,7 @@ def import_(
     files: Annotated[list[Path], typer.Argument(help="Files written by `fatbench export`.", show_default=False)],
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip invalid lines and report them.")] = False,
     db: Db = None,
+    format: Format = "text",
 ) -> None:
     """Import results from other machines. All files are checked first; importing twice changes nothing."""
     from fatbench import settings
@@ -115,16 +116,24 @@ def import_(
     from fatbench.store.stages import Store
     from fatbench.suite.validate_import import identity
 
+    known_format(format, ("text", "json"))
     bad: list[str] | None = [] if skip_bad else None
     with opened(db, new=True) as store:
         left_out = [jsonl.check(store, file, identify=identity, bad=bad) for file in files]
     for message in bad or ():
         print(f"fatbench: skipped: {message}", file=sys.stderr)
+    taken = []
     with Store.open(settings.database(db), create=True) as store:
         for file, numbers in zip(files, left_out, strict=True):
             summary = jsonl.import_(store, file, identify=identity, left_out=numbers)
+            taken.append({"file": str(file), **summary, "invalid lines": len(numbers)})
+            if format == "json":
+                continue
             lines_left = f", {len(numbers)} invalid lines skipped" if numbers else ""
             print(f"{file}: {', '.join(f'{count} {what}' for what, count in summary.items())}{lines_left}", flush=True)
+    if format == "json":
+        named = [{key.replace(" ", "_"): value for key, value in one.items()} for one in taken]
+        print_json({"files": named, "skipped": bad or []})
 
 
 def db_upgrade(db: Db = None) -> None:
@@ -149,10 +158,15 @@ def db_backup(
         print(f"{file}: {size / 1e6:.1f} MB, {store.database.shown} as it was")
 
 
-def db_check(db: Db = None) -> None:
+def db_check(db: Db = None, format: Format = "text") -> None:
     """Check that the database is intact: its schema, the digest of every finished stage, accuracies and outcomes."""
     from fatbench import settings
     from fatbench.store import integrity
     from fatbench.suite.validate_import import identity
 
-    print(integrity.check(settings.database(db), identity))
+    known_format(format, ("text", "json"))
+    url = settings.database(db)
+    if format == "json":
+        print_json({"database": settings.shown_url(url), "intact": True, "rows": integrity.counts(url, identity)})
+    else:
+        print(integrity.check(url, identity))

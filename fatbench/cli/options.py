@@ -137,12 +137,15 @@ Wait = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Show what would run, without running it.")]
 
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only say what fails.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="A line for every round and attack.")]
+
 Log = Annotated[
     str | None,
     typer.Option(
         "--log",
-        help="Also write learning curves for tensorboard or wandb.",
-        autocompletion=completing.one_of("tensorboard", "wandb"),
+        help="Also write learning curves for tensorboard, wandb or mlflow.",
+        autocompletion=completing.one_of("tensorboard", "wandb", "mlflow"),
     ),
 ]
 

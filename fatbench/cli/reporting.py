@@ -41,7 +41,6 @@ def status(
     format: Format = "text",
 ) -> None:
     """Show progress: cells done, failed, running and left."""
-    from fatbench import settings
     from fatbench.cli import show
     from fatbench.runner import progress, versions
 
@@ -53,10 +52,7 @@ def status(
 
         watching.watch_plan(name, lambda store: plan_in(name, preset, smoke, seeds, where, store)[1], db, every)
         return
-    with opened(db, new=True) as store:
-        if store is None and db is not None:
-            rest = "" if name is None else ": nothing has been run yet"  # else the next line says so
-            print(f"fatbench: {settings.shown_url(db)} does not exist{rest}", file=sys.stderr)
+    with opened(db) as store:
         if name is None:
             counts = {} if store is None else progress.by_suite(store)
             if format == "json":

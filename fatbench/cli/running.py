@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fatbench.cli.common import plan_of
-from fatbench.cli.options import RUN, Attacks, Name, Override, Preset, Seeds, Smoke, Where
+from fatbench.cli.options import RUN, Attacks, Name, Override, Preset, Quiet, Seeds, Smoke, Verbose, Where
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.runner.run_options import RunOptions, with_keywords
 from fatbench.suite import weights
@@ -27,9 +27,12 @@ def _run_suite(
     seeds: Seeds = None,
     override: Override = None,
     attacks: Attacks = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     options: RunOptions,
 ) -> None:
     """Run a suite: train and attack every cell that is not done yet."""
+    lines = _lines(quiet, verbose)
     from fatbench.runner import processes
 
     with processes.started_early(options.executor == "local" and options.vectorise == 1 and not options.dry_run):
@@ -39,16 +42,19 @@ def _run_suite(
         from fatbench.suite import files
 
         plan = plan_of(files.named(name, override), preset, smoke, seeds, where, attacks)
-        with Watch(f"suite {plan.suite}, preset {plan.preset}") as watch, logged(watch, options) as observer:
+        with Watch(f"suite {plan.suite}, preset {plan.preset}", lines) as watch, logged(watch, options) as observer:
             start.run(start.jobs_of(plan), observer, options)
 
 
 def _run_cell(
     id: Annotated[str, typer.Argument(help="Cell id, or its first letters.", show_default=False)],
     *,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     options: RunOptions,
 ) -> None:
     """Run one cell of any suite."""
+    lines = _lines(quiet, verbose)
     from fatbench.runner import processes
 
     with processes.started_early(not options.dry_run):
@@ -56,8 +62,15 @@ def _run_cell(
         from fatbench.runner import start
 
         *origins, job = _find_jobs(id)
-        with Watch(f"cell {job.cell} of suite {job.suite}, preset {job.preset}") as watch:
+        with Watch(f"cell {job.cell} of suite {job.suite}, preset {job.preset}", lines) as watch:
             start.run([*origins, job], watch, replace(options, jobs=1))
+
+
+def _lines(quiet: bool, verbose: bool) -> str:
+    """What is a line of progress. SpecError: both were asked for."""
+    if quiet and verbose:
+        raise SpecError("--quiet and --verbose contradict each other")
+    return "none" if quiet else "event" if verbose else "cell"
 
 
 OF_MANY = ("jobs", "per_gpu", "executor", "vectorise", "fail_fast")  # say how several cells are run

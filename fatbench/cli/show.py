@@ -416,12 +416,19 @@ def models(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def doctor(db: str | None, data: Path | None) -> None:
-    """Versions, devices, folders: what a bug report needs."""
+    """`doctor`: a line for each fact."""
+    table = Table.grid(padding=(0, 2))
+    for name, text in machine(db, data):
+        table.add_row(Text(name, "bold"), text)
+    new_console().print(table)
+
+
+def machine(db: str | None, data: Path | None) -> list[tuple[str, str]]:
+    """(name, fact): versions, devices, folders, what a bug report needs. A name can stand twice."""
     from fatbench.runner import provenance
     from fatbench.store import inputs, integrity
     from fatbench.version import __version__
 
-    console = new_console()
     code = provenance.code_version()
     lines: list[tuple[str, str]] = [
         ("fatbench", f"{__version__}, commit {code['commit']}{' (modified)' if code['dirty'] else ''}"),
@@ -454,7 +461,4 @@ def doctor(db: str | None, data: Path | None) -> None:
         lines.append(("plug-ins", ", ".join(f"{inputs.describe(plugins.version(file))} at {file}" for file in used)))
     lines += [("weights", weights.describe(name, root)) for name in weights.WEIGHTS]
     lines.append(("checkpoints", str(settings.files_folder(url))))
-    table = Table.grid(padding=(0, 2))
-    for name, text in lines:
-        table.add_row(Text(name, "bold"), text)
-    console.print(table)
+    return lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -67,12 +67,37 @@ def suite_list(
         raise typer.Exit(SpecError.exit_code)
 
 
-def suite_show(name: Name) -> None:
+def suite_show(name: Name, format: Format = "text") -> None:
     """Describe a suite: its purpose, axes, presets, attacks and tables."""
     from fatbench.cli import show
     from fatbench.suite import files
 
-    show.suite(files.load(name))
+    known_format(format, ("text", "json"))
+    if format == "json":
+        print_json(_described(files.load(name)))
+    else:
+        show.suite(files.load(name))
+
+
+def _described(suite: Suite) -> dict[str, Any]:
+    """What `suite show` says, by name."""
+    presets = {}
+    for preset in suite.presets():
+        plan = suite.plan(preset)
+        presets[preset] = {
+            "cells": len(plan.to_run()),
+            "seeds": sorted({cell.spec["seed"] for cell in plan.cells}),
+            "note": plan.note,
+            "checkpoints": list(plan.checkpoints),
+            "attacks": list(plan.metrics()),
+            "excluded": [{"key": dict(key), "reason": reason} for key, reason in plan.excluded],
+        }
+    return {
+        "name": suite.name, "title": suite.title, "description": suite.description, "file": str(suite.file),
+        "axes": suite.axes(), "presets": presets,
+        "tables": [{"id": table.id, "title": table.title} for table in suite.tables],
+        "figures": [{"id": figure.id, "title": figure.title} for figure in suite.figures],
+    }  # fmt: skip
 
 
 def suite_check(
@@ -92,6 +117,7 @@ def suite_check(
     seeds: Seeds = None,
     device: Device = None,
     data: DataDir = None,
+    format: Format = "text",
 ) -> None:
     """Validate suite files, every preset, without running anything.
 
@@ -103,6 +129,9 @@ def suite_check(
     from fatbench.runner.versions import explain
     from fatbench.suite.files import load
 
+    known_format(format, ("text", "json"))
+    if format == "json" and (contract or learn):
+        raise SpecError("--format json: not with --contract or --learn")
     if contract:
         _contract(files)
         return
@@ -120,6 +149,7 @@ def suite_check(
         raise SpecError(f"{', '.join(given)}: only with --learn")
 
     mistakes = 0
+    rows: list[dict[str, Any]] = []
     for file in files:
         try:
             found = load(file)
@@ -131,9 +161,15 @@ def suite_check(
             reporting.check_headings(found, plans)
         except FatbenchError as error:
             mistakes += 1
-            print(f"fatbench: {explain(error)}", file=sys.stderr)
+            rows.append({"file": file, "ok": False, "error": explain(error)})
+            if format == "text":
+                print(f"fatbench: {explain(error)}", file=sys.stderr)
         else:
-            print(f"{file}: ok ({', '.join(f'{preset} {n} cells' for preset, n in sizes.items())})")
+            rows.append({"file": file, "ok": True, "presets": sizes})
+            if format == "text":
+                print(f"{file}: ok ({', '.join(f'{preset} {n} cells' for preset, n in sizes.items())})")
+    if format == "json":
+        print_json({"suites": rows})
     if mistakes:
         raise typer.Exit(2)
 

@@ -1,4 +1,4 @@
-"""Progress on stderr while cells run: a live table on a terminal, one plain line an event elsewhere."""
+"""Progress on stderr while cells run: a live table on a terminal, one plain line a cell elsewhere."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ class SlotState:
 class Watch:
     """Collects the workers' events and shows them: cells done/failed/left, a slot per worker, images/s, time left."""
 
-    def __init__(self, what: str):
-        self.what = what
+    def __init__(self, what: str, lines: str = "cell"):
+        """lines: what is a line where no live table is: "none" but failures, a "cell", or every "event"."""
+        self.what, self.lines = what, lines
         self.slots: list[str] = []
         self.rounds_left: dict[str, float] = {}
         self.total = self.done = self.failed = 0
@@ -72,9 +73,9 @@ class Watch:
         self.total = len(jobs)
         self.done = sum(state == "done" for state in before.values())
         self.failed = sum(state == "failed" for state in before.values())
-        if self.console.is_terminal:
+        if self.console.is_terminal and self.lines == "cell":
             self.live.start()
-        else:
+        elif self.lines != "none":
             cells = f"{self.total} cell{'s' * (self.total != 1)}"
             self._line(f"{self.what}: {cells}, {self.done} done, {self.total - self.done} to go")
 
@@ -87,7 +88,7 @@ class Watch:
         now, self.begun = time.monotonic(), True
         if event.kind == "given":
             self.at[slot] = SlotState(event, now, 0)
-            if not self.live.is_started:
+            if self._each("event"):
                 self._line(f"{event.cell} starts: {self.labels.get(event.cell, '')}".removesuffix(": "))
             return
         if event.stage == "cell":
@@ -95,8 +96,10 @@ class Watch:
             self.failed += event.kind == "failed"
             self.rounds_left.pop(event.cell, None)
             self.at.pop(slot, None)
-            if event.kind == "elsewhere" and not self.live.is_started:
+            if event.kind == "elsewhere" and self._each("cell"):
                 self._line(f"{event.cell} is being run by another process")
+            elif event.kind == "done" and self._each("cell"):
+                self._line(f"{event.cell} done: {self.labels.get(event.cell, '')}".removesuffix(": "))
             return
         if event.images:
             self.recent.append((now, event.images))
@@ -121,7 +124,7 @@ class Watch:
                 self.console.print(
                     Text.assemble(("failed", "red"), f" {event.cell} {event.stage}: {event.message}"), highlight=False
                 )
-        if not self.live.is_started:
+        if self._each("event") or (event.kind == "failed" and not self.live.is_started):
             where = f"{event.round}/{event.total}" if event.kind == "progress" else event.kind
             tail = f": {event.message}" if event.message else ""
             self._line(f"{event.cell} {event.stage} {where}{_numbers(event.loss, event.accuracy)}{tail}")
@@ -130,7 +133,7 @@ class Watch:
         """Something that a person should know now."""
         if self.live.is_started:
             self.console.print(text, highlight=False)
-        else:
+        elif self._each("cell"):
             self._line(text)
 
     def summary(self, end: Summary) -> None:
@@ -142,7 +145,8 @@ class Watch:
         parts += [f"{len(end.interrupted)} not finished"] if end.interrupted else []
         parts += [f"{len(end.elsewhere)} being run by another process"] if end.elsewhere else []
         parts += [f"{len(end.changed)} changed"] if end.changed else []
-        self._line(f"{self.what}: {', '.join(parts)} in {duration(time.monotonic() - self.began)}")
+        if self.lines != "none" or end.done < end.cells:
+            self._line(f"{self.what}: {', '.join(parts)} in {duration(time.monotonic() - self.began)}")
         by_error: dict[str, list[str]] = {}
         for cell in end.failed:
             by_error.setdefault(self.errors.get(cell, ""), []).append(cell)
@@ -152,6 +156,10 @@ class Watch:
             self._line("  run them again with --retry-failed")
         for line in versions.lines(end.changed) if end.changed else ():
             self._line(line)
+
+    def _each(self, what: str) -> bool:
+        """Whether each of these, "cell" or "event", is a plain line."""
+        return not self.live.is_started and self.lines in ("event", what)
 
     def _line(self, text: str) -> None:
         """A line; with the time of day where it is no terminal."""

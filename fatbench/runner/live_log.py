@@ -1,4 +1,4 @@
-"""Learning curves in TensorBoard or Weights & Biases while cells run: an observer that writes beside another.
+"""Learning curves in TensorBoard, Weights & Biases or MLflow while cells run: an observer that writes beside another.
 
     with logged(watch, options) as observer: start.run(jobs, observer, options)
 
@@ -8,6 +8,7 @@ Each cell is a run of the writer, named by suite and labels: loss and accuracy a
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -123,7 +124,51 @@ def wandb(folder: Path) -> Iterator[Callable[[Job], Write]]:
         yield open_
 
 
+@contextlib.contextmanager
+def mlflow(folder: Path) -> Iterator[Callable[[Job], Write]]:
+    """Runs of the experiment "fatbench": where MLFLOW_TRACKING_URI says, else in a database in the folder."""
+    try:
+        import mlflow as package
+    except ImportError:
+        raise MachineError("--log mlflow: pip install 'fatbench[mlflow]'") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    own = f"sqlite:///{(folder / 'mlflow.db').absolute()}"
+    client: Any = package.MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI", own))
+    known = client.get_experiment_by_name("fatbench")
+    experiment = client.create_experiment("fatbench") if known is None else known.experiment_id
+    runs: list[str] = []
+
+    def open_(job: Job) -> Write:
+        tags = {"suite": job.suite, "preset": job.preset, "cell": job.cell}
+        run = client.create_run(experiment, run_name=_name(job), tags=tags).info.run_id
+        runs.append(run)
+        for name, value in _flat(job.spec):
+            client.log_param(run, name, str(value)[:500])  # the most that it takes
+
+        def write(stage: str, round: int, numbers: Mapping[str, float]) -> None:
+            for key, value in numbers.items():
+                client.log_metric(run, f"{stage.replace('@', ' at ')}/{key}", value, step=round)  # "@" is refused
+
+        return write
+
+    try:
+        yield open_
+    finally:
+        for run in runs:
+            client.set_terminated(run)
+
+
+def _flat(spec: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings of a cell by name: algorithm.local.lr."""
+    for key, value in spec.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
 WRITERS: dict[str, Callable[[Path], contextlib.AbstractContextManager[Callable[[Job], Write]]]] = {
     "tensorboard": tensorboard,
     "wandb": wandb,
+    "mlflow": mlflow,
 }

@@ -52,19 +52,24 @@ def check(url: str, identify: Identify | None = None, contents: bool = True) -> 
     Other errors are those of opening it. identify: the identity of a spec, which its cell's id must be. contents:
     whether numbers and outcomes are read, a second for a thousand cells.
     """
+    return f"{shown_url(url)} is intact (schema {REVISIONS[-1]}): {counted(counts(url, identify, contents))}"
+
+
+def counts(url: str, identify: Identify | None = None, contents: bool = True) -> dict[str, int]:
+    """How many rows each table of a database has that is intact and of this version; errors as of `check`."""
     shown = shown_url(url)
     try:
         with warnings.catch_warnings(), Database.open(url) as database, database.reading() as connection:
             warnings.simplefilter("error", SAWarning)  # of a table that says something else than it was made with
             problems = [*_problems(connection), *(_contents(connection, identify) if contents else ())]
             tables = [part for part in METADATA.sorted_tables if part is not IDENTITY]
-            counts = {part.name: connection.scalar(select(func.count()).select_from(part)) or 0 for part in tables}
+            found = {part.name: connection.scalar(select(func.count()).select_from(part)) or 0 for part in tables}
     except UNREADABLE as error:  # what cannot be read is damaged, whatever reads it
         raise Damaged(f"{shown} is damaged: {_line(error)}") from error
     if problems:
         more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
         raise Damaged(f"{shown} is damaged: {'; '.join(problems[:5])}{more}")
-    return f"{shown} is intact (schema {REVISIONS[-1]}): {counted(counts)}"
+    return found
 
 
 def whole_rows(connection: Connection, shown: str) -> None:
