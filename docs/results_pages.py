@@ -25,7 +25,7 @@ from filelock import FileLock
 from tabulate import tabulate
 
 from benchmarks.table import number
-from fatbench import report
+from fatbench import api, report
 from fatbench.report.numbers import compare, declared_tests, statistics
 from fatbench.report.numbers.compare import measured
 from fatbench.report.numbers.declared_tests import Declared
@@ -227,7 +227,8 @@ class Pages:
     def _plan(self, name: str, preset: str | None, where: str | None) -> tuple[Suite, Plan, Store]:
         file, preset = rows_of(name, preset)
         suite = files.load(name)
-        return suite, suite.plan(preset, None, where), self.stores[file]
+        store = self.stores[file]
+        return suite, api.to_read(suite, suite.plan(preset, None, where), store), store
 
     @functools.cache  # noqa: B019
     def _families(self, name: str, preset: str | None) -> list[tuple[str, list[Declared]]]:

@@ -29,7 +29,6 @@ from fatbench.report.tables.combined import combine
 from fatbench.report.tables.common_images import WHICH as IMAGES
 from fatbench.report.tables.grid import Grid
 from fatbench.report.tables.notes import LEVELS, shortened
-from fatbench.report.tables.replicate_selection import WHICH
 from fatbench.runner.run_options import RunOptions, with_keywords
 from fatbench.store.opening import opened
 from fatbench.store.stages import Store
@@ -346,7 +345,10 @@ def results(
     from fatbench.report.numbers.frame import frame
 
     with _with(plugins, db), opened(db) as store:
-        return frame(store, None if name is None else planned(name, preset, None, where, store)[1])
+        if name is None:
+            return frame(store)
+        suite, plan = planned(name, preset, None, where, store)
+        return frame(store, plan if store is None else to_read(suite, plan, store))
 
 
 def table(
@@ -361,7 +363,7 @@ def table(
     where: str | None = None,
     seeds: Sequence[int] | None = None,
     with_evaluated: bool = False,
-    replicates: str = "first",
+    runs: str = "",
     notes: str | None = None,
     digits: int = 2,
     images: str = "all",
@@ -371,8 +373,8 @@ def table(
     """The tables of a suite or of several, or the one called `id`: measured beside published.
 
     rows, columns: one table of all these suites, as `fatbench report --rows --columns` makes it. preset: default the
-    first that was run. with_evaluated: also rows of models that `fatbench evaluate --like NAME` judged. replicates: the
-    "first" or "latest" run of a cell that was run more than once, or "pool", the mean of its runs. notes: "none",
+    first that was run. with_evaluated: also rows of models that `fatbench evaluate --like NAME` judged. runs: of a
+    cell that was run more than once, such as "precision=fp32". notes: "none",
     "short" or "full"; default: short in LaTeX, else full. digits: after the point of percentages. images: "common"
     takes every attack on the images that all attacks of a table have. The name "evaluate" is the table of all evaluated
     models.
@@ -383,18 +385,18 @@ def table(
     ### T3: SFAT Table 3, CIFAR-10, Non-IID: accuracy (%) [SMOKE PRESET - not comparable with published numbers]
     """
     known_choice("select", select, CHECKPOINTS)
-    known_choice("replicates", replicates, WHICH)
     if notes is not None:
         known_choice("notes", notes, LEVELS)
     known_choice("images", images, IMAGES)
     with _with(plugins, db), opened(db) as store:
         names = [name] if isinstance(name, str) else name
         parts = [planned(one, preset, seeds, where, store) for one in names]
+        parts = [(suite, plan if store is None else to_read(suite, plan, store, runs)) for suite, plan in parts]
         if rows or columns:
             parts = [combine(parts, rows, columns)]
         if id is not None:
             parts = with_table(parts, [id])
-        how = {"select": select, "published": published, "which": replicates, "digits": digits, "images": images}
+        how = {"select": select, "published": published, "digits": digits, "images": images}
         made = grids_of(parts, store, with_evaluated, **how)
     return Table([grid for _, _, grids in made for grid in grids], notes)
 
@@ -463,6 +465,17 @@ def grids_of(
             )
         made.append((suite, chosen, build_tables(suite, chosen, store, evaluated=more, **how)))
     return made
+
+
+def to_read(suite: Suite, plan: Plan, store: Store, runs: str = "") -> Plan:
+    """The plan whose cells' ids are those of the runs that every view reads, see `shown_runs`; runs: "precision=fp32".
+
+    A filter of the plan never changes which run of a cell that is. SpecError: no such runs can be asked for.
+    """
+    from fatbench.report.numbers import shown_runs
+
+    whole = None if suite.name == external_models.SUITE else functools.partial(suite.plan, plan.preset)
+    return shown_runs.shown(plan, store, runs, whole)
 
 
 def planned(

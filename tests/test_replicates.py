@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from fatbench import report
+from fatbench import api, report
 from fatbench.engine.rounds import Number
+from fatbench.errors import SpecError
+from fatbench.report.numbers import compare
 from fatbench.report.numbers.cell_runs import runs_of_cell
+from fatbench.report.numbers.frame import frame
 from fatbench.store import jsonl, replicates
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -128,9 +131,9 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         yield opened
 
 
-def table(store: Store, which: str) -> Any:
+def table(store: Store, runs: str = "") -> Any:
     suite = files.load("sfat-audit-jpeg75")
-    (grid,) = report.build_tables(suite, suite.plan("precision"), store, which=which)
+    (grid,) = report.build_tables(suite, api.to_read(suite, suite.plan("precision"), store, runs), store)
     return grid
 
 
@@ -139,24 +142,51 @@ def value(grid: Any, method: str, heading: str) -> Any:
     return next(row for row in grid.rows if row.key["method"] == method).values[0][position]
 
 
-def test_a_table_shows_one_run_or_the_mean_of_all(both: Store) -> None:
+def test_the_run_that_is_shown_is_the_one_in_the_precision_of_most_cells(both: Store) -> None:
     """FAT under PGD-20, by seed: bf16 25.6 and 24.4, fp32 25.6 and 23.0. Only FAT and SFAT were run twice."""
-    shown = {which: table(both, which) for which in ("first", "latest", "pool")}
-    fat = {which: value(grid, "FAT", "PGD-20").values for which, grid in shown.items()}
-    assert fat["first"] == pytest.approx((0.256, 0.244))
-    assert fat["latest"] == pytest.approx((0.256, 0.230))
-    assert fat["pool"] == pytest.approx((0.256, 0.237))
-    assert len({value(grid, "SFAT (released weights)", "PGD-20").values for grid in shown.values()}) == 1
-    said = {which: dict(grid.notes)["replicates"] for which, grid in shown.items()}
-    assert said["first"].startswith("4 of 8 cells were run more than once: the run that ended first")
-    assert "the run that ended last" in said["latest"]
-    assert "largest difference between runs of one cell: natural 2.00" in said["pool"]
-    assert any(what == "MIXED" and note.startswith("precision") for what, note in shown["pool"].notes)
+    grid, fp32 = table(both), table(both, "precision=fp32")
+    assert value(grid, "FAT", "PGD-20").values == pytest.approx((0.256, 0.244))
+    assert value(fp32, "FAT", "PGD-20").values == pytest.approx((0.256, 0.230))
+    assert value(fp32, "SFAT (released weights)", "PGD-20").mean is None  # was not run in fp32
+    assert dict(grid.notes)["replicates"].startswith("4 of 8 cells were run more than once: shown is the one in the")
+    assert not any(what == "MIXED" and note.startswith("precision") for what, note in grid.notes)
+    with pytest.raises(
+        SpecError, match=r"--runs: expected precision=.* got 'precison=fp32' \(did you mean 'precision'"
+    ):
+        table(both, "precison=fp32")
+
+
+def test_the_order_of_import_changes_no_number_and_every_view_reads_the_same_run(both: Store, tmp_path: Path) -> None:
+    suite = files.load("sfat-audit-jpeg75")
+    seen = []
+    with Store.open(str(tmp_path / "reverse.db"), create=True) as other:
+        jsonl.import_(other, RESULTS / "sfat-bf16-cpu.jsonl")
+        jsonl.import_(other, RESULTS / "sfat-fp32-cpu.jsonl")
+        for store in (both, other):
+            plan = api.to_read(suite, suite.plan("precision"), store)
+            fat = api.to_read(suite, suite.plan("precision", None, "method=FAT"), store)
+            assert {cell.id for cell in fat.cells} < {cell.id for cell in plan.cells}
+            (grid,) = report.build_tables(suite, plan, store)
+            of = compare.measured(store, [cell.id for cell in plan.cells], "last")
+            numbers = frame(store, plan)
+            natural = numbers[
+                (numbers["metric"] == "natural") & (numbers["round"] == 20) & (numbers["stage"] != "train")
+            ]
+            seen.append(
+                (
+                    [value.values for value in grid.all()],
+                    [sorted((name, one.value) for name, one in of[cell.id].items()) for cell in plan.cells],
+                    natural.sort_values(["cell", "value"])[["cell", "value"]].values.tolist(),
+                )
+            )
+            means = {tuple(v.values) for row in grid.rows for v in row.values[0][:1]}
+            assert {x for one in means for x in one} == set(natural["value"])
+    assert seen[0] == seen[1]
 
 
 def test_what_is_not_significantly_different_from_the_best_is_marked(both: Store, tmp_path: Path) -> None:
     """Two seeds: every value of these columns, so that none is bold. A table without `ties` has no marks."""
-    grid = table(both, "first")
+    grid = table(both)
     values = [v for row in grid.rows for v in row.values[0] if v.mean is not None]
     assert {v.rank for v in values} == {"shared"}
     assert all(v.marks == ("≈",) for v in values)
@@ -211,10 +241,10 @@ def test_a_replicate_is_no_further_cell(both: Store) -> None:
 
 
 def test_one_table_of_all_options(both: Store, run: Any) -> None:
-    """All of report's choices at once; FAT under PGD-20: first 25.6, 24.4; latest 25.6, 23.0; pooled 25.6, 23.7."""
+    """All of report's choices at once; FAT under PGD-20: bf16 25.6, 24.4; fp32 25.6, 23.0."""
     text = "report sfat-audit-jpeg75 --preset precision --rows suite,method --columns pgd20 --select last --format json"
-    for which, mean in (("first", 0.25), ("latest", 0.243), ("pool", 0.2465)):
-        command = [*text.split(), "--with-evaluated", "--replicates", which, "--db", str(both.database.path)]
+    for runs, mean in (("", 0.25), ("precision=bf16", 0.25), ("precision=fp32", 0.243)):
+        command = [*text.split(), "--with-evaluated", "--runs", runs, "--db", str(both.database.path)]
         code, out, err = run(*command)
         assert not code and "no model has been evaluated with the attacks of 'sfat-audit-jpeg75'" in err
         rows = json.loads(out)["tables"][0]["rows"]
@@ -225,7 +255,6 @@ def test_one_table_of_all_options(both: Store, run: Any) -> None:
 def test_outcomes_of_a_cell(both: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The lines of a metric are its accuracy; JSON says the same; without the data set there are no labels."""
     from fatbench.cli.outcomes import outcomes
-    from fatbench.errors import SpecError
 
     db = str(both.database.path)
     outcomes("77d1", ["pgd20"], None, tmp_path, db, "csv")
@@ -247,6 +276,6 @@ def test_outcomes_of_a_cell(both: Store, capsys: pytest.CaptureFixture[str], tmp
 
 @pytest.mark.parametrize("format", report.FORMATS)
 def test_every_format_prints_the_mark(both: Store, format: str) -> None:
-    text = report.render([table(both, "first")], format)
+    text = report.render([table(both)], format)
     shown = {"latex": r"\textsuperscript{$\approx$}", "html": "≈</sup>", "json": '"rank": "shared"', "csv": "pgd20"}
     assert shown.get(format, "≈") in text

@@ -47,6 +47,7 @@ def compare(
     Such a comparison is exploratory. A claim is one of the comparisons that a suite declares: fatbench compare SUITE
     --tests
     """
+    from fatbench import api
     from fatbench.report.numbers import compare as comparing
 
     known_format(format, ("text", "json"))
@@ -81,7 +82,7 @@ def compare(
             ours = theirs = found
             if name:
                 suite, plan = plan_in(name, preset, smoke, seeds, where, found)
-                pairs, margin = comparing.rows(plan, a, b), suite.margin
+                pairs, margin = comparing.rows(api.to_read(suite, plan, found), a, b), suite.margin
             elif any(sign in side for side in (a, b) for sign in "=<>"):
                 raise SpecError(f"--suite: '{a}' and '{b}' are rows: name their suite with --suite")
             else:
@@ -108,6 +109,7 @@ def _declared(
 
     whole: the plan, not filtered. A filter chooses what is shown; Holm's correction stays over the whole family.
     """
+    from fatbench import api
     from fatbench.report.numbers import declared_tests
     from fatbench.report.numbers.compare import measured
     from fatbench.suite import filters
@@ -119,6 +121,7 @@ def _declared(
             raise SpecError(f"--tests: suite '{suite.name}' declares no contrasts (section 'tests', docs/suites.md)")
         if store is None:
             raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
+        plan = api.to_read(suite, plan, store)
         only = {cell.id for cell in filters.select(plan, filters.joined(where)).cells} if where else None
         of = measured(store, [cell.id for cell in plan.cells], select).__getitem__
         tested = [(tests, declared_tests.run(tests, plan, of)) for tests in families]

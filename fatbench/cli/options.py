@@ -42,6 +42,15 @@ Attacks = Annotated[
         autocompletion=completing.one_of("fgsm", "pgd20", "cw", "autoattack", "fgsm,pgd20,cw,autoattack"),
     ),
 ]
+Runs = Annotated[
+    str,
+    typer.Option(
+        "--runs",
+        metavar="KEY=VALUE",
+        help="Of cells run more than once, read these runs: precision=, device= or commit=.",
+        autocompletion=completing.one_of("precision=fp32", "precision=tf32", "precision=bf16"),
+    ),
+]
 Db = Annotated[str | None, typer.Option("--db", metavar="URL", help="Database: path or SQLAlchemy URL.")]
 DataDir = Annotated[Path | None, typer.Option("--data", help="Folder with the data sets.")]
 Plugin = Annotated[

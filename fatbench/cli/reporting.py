@@ -12,7 +12,7 @@ import typer
 
 from fatbench.cli import completing
 from fatbench.cli.common import FIGURES, cell_in, known_format, listed, plan_in, print_json, write_text
-from fatbench.cli.options import Db, Format, Preset, Seeds, Select, Smoke, Where, output_folder
+from fatbench.cli.options import Db, Format, Preset, Runs, Seeds, Select, Smoke, Where, output_folder
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.store.opening import opened
 
@@ -78,15 +78,6 @@ def checkpoint(select: str) -> Checkpoint:
     if select not in model.CHECKPOINTS:
         raise SpecError(f"--select: no checkpoint is named '{select}'{did_you_mean(select, model.CHECKPOINTS)}")
     return cast("Checkpoint", select)
-
-
-def known_replicates(which: str) -> str:
-    """What --replicates names. SpecError: nothing does."""
-    from fatbench.report.tables.replicate_selection import WHICH
-
-    if which not in WHICH:
-        raise SpecError(f"--replicates: expected first, latest or pool, got '{which}'{did_you_mean(which, WHICH)}")
-    return which
 
 
 def _found(names: Collection[str]) -> list[str]:
@@ -234,14 +225,7 @@ def report(
     with_evaluated: Annotated[
         bool, typer.Option("--with-evaluated", help="Add rows for models from `fatbench evaluate --like NAME`.")
     ] = False,
-    replicates: Annotated[
-        str,
-        typer.Option(
-            "--replicates",
-            help="For cells run more than once: first, latest or pool (the mean).",
-            autocompletion=completing.one_of("first", "latest", "pool"),
-        ),
-    ] = "first",
+    runs: Runs = "",
     preset: Preset = None,
     smoke: Smoke = False,
     where: Where = None,
@@ -260,18 +244,18 @@ def report(
         format or ("terminal" if sys.stdout.isatty() and output is None else "markdown"), reporting.FORMATS
     )
     at = checkpoint(select)
-    which = known_replicates(replicates)
     how = _how(format, notes, "none" if no_published else published, width, spread)
     api.known_choice("images", images, IMAGES)
     with_published = not no_published and published != "none"
     with opened(db) as store:
         run = set() if names or store is None else {one for one, _ in progress.by_suite(store)}
         parts = [plan_in(one, preset, smoke, seeds, where, store) for one in names or _found(run)]
+        parts = [(suite, plan if store is None else api.to_read(suite, plan, store, runs)) for suite, plan in parts]
         if parts and (rows is not None or columns is not None):
             parts = [combine(parts, listed(rows), listed(columns))]
         if table:
             parts = api.with_table(parts, table)
-        measured = {"select": at, "which": which, "published": with_published, "digits": digits, "images": images}
+        measured = {"select": at, "published": with_published, "digits": digits, "images": images}
         shown = api.grids_of(parts, store, with_evaluated, **measured)
         grids = [grid for _, _, mine in shown for grid in mine]
         if not grids and not names:
@@ -284,7 +268,7 @@ def report(
 
             found = [pages.Part(s, p, [shortened(grid, notes or "full") for grid in mine]) for s, p, mine in shown]
             kept = settings.files_folder(settings.database(db))
-            text = pages.page(pages.content(found, store, select=at, which=which, files=kept))
+            text = pages.page(pages.content(found, store, select=at, files=kept))
         else:
             text = reporting.render(grids, format, **how)
     if output is None:

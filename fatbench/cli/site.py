@@ -14,8 +14,8 @@ import typer
 
 from fatbench import whole_file
 from fatbench.cli.common import plan_in
-from fatbench.cli.options import Db, Select, output_folder
-from fatbench.cli.reporting import checkpoint, known_replicates, own_files
+from fatbench.cli.options import Db, Runs, Select, output_folder
+from fatbench.cli.reporting import checkpoint, own_files
 from fatbench.errors import FatbenchError, NothingMatched, SpecError
 from fatbench.store.opening import opened
 
@@ -37,16 +37,14 @@ def site(
         Path | None, typer.Option("--images", help="Folder of images written by `fatbench plot` or `show --artifacts`.")
     ] = None,
     select: Select = "last",
-    replicates: Annotated[
-        str, typer.Option("--replicates", help="For cells run more than once: first, latest or pool (the mean).")
-    ] = "first",
+    runs: Runs = "",
     db: Db = None,
 ) -> None:
     """Write HTML pages: leaderboards, tables, figures, and the runs behind every number."""
     from fatbench import settings
     from fatbench.report.site import pages
 
-    at, which = checkpoint(select), known_replicates(replicates)
+    at = checkpoint(select)
     asked = what or []
     files = [Path(one) for one in asked if one == "-" or one.endswith(".jsonl")]
     suites = [one for one in asked if Path(one) not in files]
@@ -58,14 +56,13 @@ def site(
         store = stack.enter_context(_imported(files) if files else opened(db))
         if store is None:
             raise NothingMatched("the database has no results yet: fatbench run suite NAME")
-        parts, problems = _parts(store, suites, at, which)
+        parts, problems = _parts(store, suites, at, runs)
         if not parts:
             raise NothingMatched("; ".join(problems) or "the database has no results yet: fatbench run suite NAME")
         read = functools.partial(
             pages.content,
             store=store,
             select=at,
-            which=which,
             files=None if files else settings.files_folder(settings.database(db)),
             images=images,
         )
@@ -76,9 +73,9 @@ def site(
         print(file)
 
 
-def _parts(store: Store, suites: list[str], at: Checkpoint, which: str) -> tuple[list[Part], list[str]]:
+def _parts(store: Store, suites: list[str], at: Checkpoint, runs: str) -> tuple[list[Part], list[str]]:
     """Every preset of the suites that has been run, with its tables; and what cannot be shown, in words."""
-    from fatbench import report
+    from fatbench import api, report
     from fatbench.report.site.pages import Part
     from fatbench.runner import progress
     from fatbench.suite import files
@@ -103,9 +100,10 @@ def _parts(store: Store, suites: list[str], at: Checkpoint, which: str) -> tuple
             cells = sum(counted[name, preset or ""].values())
             problems.append(f"{cells} cells of '{name}' are not shown: {error}")
             continue
-        grids = report.build_tables(suite, plan, store, select=at, which=which)
-        shown = {cell.id for cell in plan.unique()}  # and not the networks that they begin with
-        rows = [row for row in progress.cells_of(plan, store) if row.cell.id in shown]
+        asked_for, plan = plan, api.to_read(suite, plan, store, runs)
+        grids = report.build_tables(suite, plan, store, select=at)
+        shown = {cell.id for cell in asked_for.unique()}  # and not the networks that they begin with
+        rows = [row for row in progress.cells_of(asked_for, store) if row.cell.id in shown]
         counts = {"measured": sum(row.stages_done > (row.stages > 1) for row in rows), **progress.count(rows)}
         if grids and not (preset and any(part.file == Part(suite, plan, []).file for part in found)):
             found.append(Part(suite, plan, grids, counts))

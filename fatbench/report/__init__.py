@@ -83,15 +83,13 @@ def build_tables(
     select: Checkpoint = "last",
     published: bool = True,
     evaluated: Sequence[Cell] = (),
-    which: str = "first",
     digits: int = 2,
     images: str = "all",
 ) -> list[Grid]:
     """The tables of a suite, filled with what the database has of the plan's cells; no database: all is missing.
 
-    evaluated: models that were not trained here (`evaluated.beside`), as further rows of each table. which: the first
-    or the latest run of a cell that was run more than once, or "pool", the mean of its runs. digits: after
-    the point of percentages; images: "all" of each attack, or those in "common".
+    evaluated: models that were not trained here (`evaluated.beside`), as further rows of each table. digits:
+    after the point of percentages; images: "all" of each attack, or those in "common".
     """
     from fatbench.report.numbers.measurements import Numbers, StoredResults
     from fatbench.report.tables.grid_points import with_added
@@ -102,18 +100,15 @@ def build_tables(
     if store is None:
         empty = Numbers(plan, StoredResults(), select)
         return build(suite, plan, empty, published=published, digits=digits)
-    from fatbench.report.numbers import query
-    from fatbench.report.tables import replicate_selection
+    from fatbench.report.numbers import query, shown_runs
 
-    parts = [
-        (part, Numbers(part, query.gather(suite, part, store, select), select))
-        for part in replicate_selection.plans(replace(plan, cells=[*plan.cells, *evaluated]), store, which)
-    ]
-    numbers = parts[0][1] if len(parts) == 1 else replicate_selection.Pooled(parts)
-    shown, own = parts[0][0].cells, len(plan.cells)
-    plan = replace(plan, cells=shown[:own])
-    grids = build(suite, plan, numbers, published=published, evaluated=shown[own:], digits=digits, images=images)
-    replicate_selection.note(grids, store, which, numbers)
+    every = shown_runs.shown(replace(plan, cells=[*plan.cells, *evaluated]), store)
+    numbers, own = Numbers(every, query.gather(suite, every, store, select), select), len(plan.cells)
+    plan, evaluated = replace(every, cells=every.cells[:own]), every.cells[own:]
+    grids = build(suite, plan, numbers, published=published, evaluated=evaluated, digits=digits, images=images)
+    for grid in grids:
+        if said := shown_runs.note(store, [id for _, id in grid.points]):
+            grid.notes.append(("replicates", said))
     return grids
 
 
@@ -168,9 +163,8 @@ def build_figures(
 ) -> list[Plot]:
     """The figures of a suite, or the one with an id, with what the database has. SpecError: no such figure."""
     from fatbench.report.figures import series
-    from fatbench.report.numbers import query
+    from fatbench.report.numbers import query, shown_runs
     from fatbench.report.numbers.measurements import Numbers, StoredResults
-    from fatbench.report.tables import replicate_selection
 
     ids = [figure.id for figure in suite.figures]
     if only is not None and only not in ids:
@@ -178,7 +172,7 @@ def build_figures(
     wanted = [figure for figure in suite.figures if only in (None, figure.id)]
     if store is None:
         return series.build(suite, plan, Numbers(plan, StoredResults(), select), wanted)
-    (plan,) = replicate_selection.plans(plan, store, "first")
+    plan = shown_runs.shown(plan, store)
     return series.build(suite, plan, Numbers(plan, query.gather_series(wanted, plan, store, select), select), wanted)
 
 
@@ -230,11 +224,12 @@ def draw_forest(
 ) -> Path:
     """Write the forest plot of a suite: its methods against the baseline. NothingMatched: nothing can be compared."""
     from fatbench.report.figures import forest
-    from fatbench.report.numbers import baseline, compare
+    from fatbench.report.numbers import baseline, compare, shown_runs
     from fatbench.report.tables.grid import label
 
     if plan.baseline is None:
         raise NothingMatched(f"'{plan.suite}' names no baseline to compare with: write 'baseline: LABEL' in its file")
+    plan = shown_runs.shown(plan, store)
     found = baseline.differences(plan, compare.measured(store, [c.id for c in plan.cells], select).__getitem__)
     if not found:
         raise NothingMatched(f"'{plan.suite}', preset {plan.preset}, has no two methods with the same evaluation")

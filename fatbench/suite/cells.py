@@ -113,6 +113,7 @@ class Plan:
     added: tuple[str, ...] = ()  # metrics of attacks that the preset does without, see `--attacks`
     baseline: tuple[str, str] | None = None  # (axis, label)
     where: str = field(default="", compare=False)  # the filter that left these cells
+    resolved: bool = field(default=False, compare=False)  # whether the cells' ids are those of the runs to read
 
     def to_run(self) -> list[Cell]:
         """The cells to run, each once; first those of any suite with whose models others begin."""

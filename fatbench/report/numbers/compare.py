@@ -19,6 +19,7 @@ from fatbench.report.numbers import statistics
 from fatbench.report.numbers.doubts import Doubt, with_seeds
 from fatbench.report.numbers.provenance import attacked_in
 from fatbench.report.numbers.query import doubts_of, outcomes
+from fatbench.report.numbers.shown_runs import chosen
 from fatbench.report.numbers.statistics import ImageOutcomes, Paired, PairedOutcomes, SeedsAndImages
 from fatbench.settings import PRECISIONS
 from fatbench.store.consistency import disagreement
@@ -140,8 +141,11 @@ def common(a: Store, b: Store, plan: Plan | None = None) -> list[Pair]:
     """The cells that two databases share, of a plan or all; the settings in which these differ name the rows."""
     both = {id for id in a.cells().keys() & b.cells().keys() if SIGN not in id}
     if plan is not None:
+        asked = {c.id: [one.id for one in c.evaluations] for c in plan.unique() if c.id in both}
+        of_a, of_b = chosen(a, asked), chosen(b, asked)
         named = {c.id: (", ".join(c.key.values()), int(c.spec["seed"])) for c in plan.unique() if c.id in both}
-        return [Pair(row, seed, id, id) for id, (row, seed) in named.items()]
+        return [Pair(row, seed, of_a.get(id, id), of_b.get(id, id)) for id, (row, seed) in named.items()]
+    of_a, of_b = (chosen(store, dict.fromkeys(both, ())) for store in (a, b))
     specs = a.cells(sorted(both))
     flat = {id: dict(_flat(spec)) for id, spec in specs.items()}
     keys = dict.fromkeys(key for one in flat.values() for key in one if key != "seed")
@@ -152,7 +156,7 @@ def common(a: Store, b: Store, plan: Plan | None = None) -> list[Pair]:
     pairs = []
     for id, one in flat.items():
         row = ", ".join(f"{key}={one[key]}" for key in varied if key in one)
-        pairs.append(Pair(row, int(specs[id].get("seed") or 0), id, id))
+        pairs.append(Pair(row, int(specs[id].get("seed") or 0), of_a.get(id, id), of_b.get(id, id)))
     return sorted(pairs, key=lambda pair: (pair.row, pair.seed))
 
 

@@ -17,7 +17,7 @@ from fatbench.report.numbers import baseline, compare
 from fatbench.report.numbers.baseline import Difference
 from fatbench.report.numbers.compare import Measured
 from fatbench.report.numbers.measurements import Source
-from fatbench.report.tables import combined, replicate_selection
+from fatbench.report.tables import combined
 from fatbench.report.tables.grid import Grid, Row
 from fatbench.store.selection import Checkpoint
 from fatbench.suite import facts, format_call, standard_attacks, threats
@@ -82,16 +82,15 @@ def tasks(parts: Sequence[Part]) -> list[Task]:
     return [task for known in found.values() for task in known]
 
 
-def boards(parts: Sequence[Part], grids: Sequence[Grid], store: Store, select: Checkpoint, which: str) -> list[Board]:
+def boards(parts: Sequence[Part], grids: Sequence[Grid], store: Store, select: Checkpoint) -> list[Board]:
     """The leaderboards of some suites; grids: their tables, which know the published numbers."""
     found = []
     for task in sorted(tasks(parts), key=lambda task: paper_order(next(iter(task.parts)))):
-        grid = _grid(task, store, select, which)
+        grid = _grid(task, store, select)
         if grid is not None:
             add_published(grid, grids)
             if (board := _board(task, grid)) is not None:
                 plans = [replace(plan, cells=cells) for _, plan, cells in task.parts.values()]
-                plans = [replicate_selection.plans(plan, store, which)[0] for plan in plans]
                 ids = {cell.id for plan in plans for cell in plan.cells}
                 _answer(plans, board, compare.measured(store, ids, select).__getitem__)
                 found.append(board)
@@ -145,7 +144,7 @@ def _privacy(board: Board) -> str:
     return f"{said}, and {100 * share:.0f} % with {row.key['defence']} ({row.key['attacker']})"
 
 
-def _grid(task: Task, store: Store, select: Checkpoint, which: str) -> Grid | None:
+def _grid(task: Task, store: Store, select: Checkpoint) -> Grid | None:
     """One table of all cells of a task, in which every row is compared with every other."""
     from fatbench.report import build_tables
 
@@ -180,7 +179,7 @@ def _grid(task: Task, store: Store, select: Checkpoint, which: str) -> Grid | No
         }
     )
     suite = replace(suite, contents=suite.contents.model_copy(update={"tables": [table]}))
-    found = build_tables(suite, plan, store, select=select, published=False, which=which)
+    found = build_tables(suite, plan, store, select=select, published=False)
     return found[0] if found else None
 
 

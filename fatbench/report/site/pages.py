@@ -72,7 +72,6 @@ def content(
     store: Store,
     *,
     select: Checkpoint = "last",
-    which: str = "first",
     files: Path | None = None,
     images: Path | None = None,
 ) -> Content:
@@ -81,7 +80,7 @@ def content(
 
     pairs = [(part.suite, part.plan) for part in parts]
     grids = [grid for part in parts for grid in part.grids]
-    found = leaderboards.boards(pairs, grids, store, select, which)
+    found = leaderboards.boards(pairs, grids, store, select)
     plots = [plot for suite, plan in pairs for plot in build_figures(suite, plan, store, select=select)]
     places = drilldown.points_of(grids, (board.grid for board in found))
     drilldown.fill(list(places.values()), store, files, drilldown.images_in(images) if images else {})

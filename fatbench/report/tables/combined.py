@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.report.tables.grid_points import sweeps
+from fatbench.store.replicates import SIGN
 from fatbench.suite import model
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
@@ -48,7 +49,8 @@ def combine(parts: Sequence[tuple[Suite, Plan]], rows: Sequence[str], columns: S
     for suite, plan in parts:
         for cell in plan.cells:
             key = {SUITE: suite.name, **cell.key} if told else cell.key
-            cells.setdefault((suite.name, *key.items(), cell.id) if told else cell.id, replace(cell, key=key))
+            own = cell.id.partition(SIGN)[0]
+            cells.setdefault((suite.name, *key.items(), own) if told else own, replace(cell, key=key))
     name = " + ".join(dict.fromkeys(suite.name for suite, _ in parts))
     presets = list(dict.fromkeys(plan.preset for _, plan in parts))
     node = LocatedMap(
@@ -65,5 +67,11 @@ def combine(parts: Sequence[tuple[Suite, Plan]], rows: Sequence[str], columns: S
     checkpoints = [one for one in parts[0][1].checkpoints if all(one in plan.checkpoints for _, plan in parts)]
     notes = " ".join(dict.fromkeys(f"{suite.name}: {plan.note}" for suite, plan in parts if plan.note))
     return replace(parts[0][0], contents=contents), Plan(
-        name, " + ".join(presets), notes, list(cells.values()), checkpoints, where=parts[0][1].where
+        name,
+        " + ".join(presets),
+        notes,
+        list(cells.values()),
+        checkpoints,
+        where=parts[0][1].where,
+        resolved=all(plan.resolved for _, plan in parts),
     )

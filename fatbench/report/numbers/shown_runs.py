@@ -1,0 +1,128 @@
+"""Which run of a cell is read where a database has several: the same everywhere, whatever the order of import.
+
+    plan = shown(plan, store)        the plan, its cells' ids those of the runs that tables, figures and tests read
+
+Of the runs of a cell that is taken which is trained; then in the precision of most cells of the plan; then with most of
+the evaluations that the plan asks for; then the newest. Numbers of one cell never come from two runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from sqlalchemy import select as sql
+
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.settings import PRECISIONS
+from fatbench.store import replicates
+from fatbench.store.rows import fetch
+from fatbench.store.schema import RUNS, STAGES
+from fatbench.store.stage_names import parsed
+
+if TYPE_CHECKING:
+    from fatbench.store.stages import Store
+    from fatbench.suite.cells import Plan
+
+FILTERS = ("precision", "device", "commit")  # what `--runs` may ask for
+RULE = "shown is the one in the precision of most cells, then with most evaluations, then the newest (--runs)"
+
+
+@dataclass
+class _Run:
+    """One run of a cell: all its stages."""
+
+    trained: bool = False
+    made_by: list[tuple[str, str, str]] = field(default_factory=list)  # of each stage: precision, device, commit
+    evaluations: set[str] = field(default_factory=set)  # those that are done
+    newest: tuple[str, str] = ("", "")  # when its last stage ended, and the name of that on every machine
+
+
+def shown(plan: Plan, store: Store, only: str = "", whole: Callable[[], Plan] | None = None) -> Plan:
+    """The plan with its cells' ids those of the runs to read; one that has them stays as it is.
+
+    only: as for `chosen`. whole: the plan without a filter, so that a filter never changes which run is read.
+    """
+    if plan.resolved:
+        return plan
+    ids: dict[str, str] = {}
+    if only or replicates.of(store.database, [cell.id for cell in plan.unique()]):
+        cells = (plan if whole is None else whole()).unique()
+        ids = chosen(store, {cell.id: [one.id for one in cell.evaluations] for cell in [*cells, *plan.unique()]}, only)
+    return replace(
+        plan, cells=[replace(cell, id=ids[cell.id]) if cell.id in ids else cell for cell in plan.cells], resolved=True
+    )
+
+
+def chosen(store: Store, asked: Mapping[str, Collection[str]], only: str = "") -> dict[str, str]:
+    """Cell -> the id of the run to read, where it is another than the cell's own.
+
+    asked: cell -> the evaluations that are asked for. only: runs such as "precision=fp32"; of a cell that has none
+    nothing is read. SpecError: no such filter.
+    """
+    wanted = _filter(only)
+    several = replicates.of(store.database, asked)
+    if not several and not wanted:
+        return {}
+    ids = {cell: several.get(cell, [cell]) for cell in asked}
+    runs = _runs(store, [id for of_cell in ids.values() for id in of_cell])
+    precisions = Counter(
+        precision for of_cell in ids.values() for precision in {made[0] for id in of_cell for made in runs[id].made_by}
+    )
+    usual = min(precisions, key=lambda one: (-precisions[one], _place(one)), default="")
+
+    def rank(cell: str, id: str) -> tuple[bool, float, int, tuple[str, str]]:
+        run = runs[id]
+        fitting = sum(precision == usual for precision, _, _ in run.made_by) / max(1, len(run.made_by))
+        return run.trained, fitting, len(run.evaluations & {*asked[cell]}), run.newest
+
+    found = {}
+    for cell, of_cell in ids.items():
+        fitting = [id for id in of_cell if not wanted or _fits(runs[id], *wanted)]
+        best = max(fitting, key=lambda id: rank(cell, id)) if fitting else f"{cell}{replicates.SIGN}"
+        if best != cell:
+            found[cell] = best
+    return found
+
+
+def note(store: Store, ids: Iterable[str]) -> str:
+    """Which runs are shown, where some of these cells were run more than once; else empty. ids: also of their runs."""
+    cells = {id.partition(replicates.SIGN)[0] for id in ids}
+    several = len(replicates.of(store.database, cells))
+    return f"{several} of {len(cells)} cells were run more than once: {RULE}" if several else ""
+
+
+def _filter(only: str) -> tuple[int, str] | None:
+    """(place among FILTERS, value) of "precision=fp32"; None: no filter."""
+    if not only:
+        return None
+    name, sign, value = only.partition("=")
+    if name not in FILTERS or not sign or not value:
+        raise SpecError(
+            f"--runs: expected {', '.join(f'{one}=...' for one in FILTERS)}, got '{only}'{did_you_mean(name, FILTERS)}"
+        )
+    return FILTERS.index(name), value
+
+
+def _fits(run: _Run, place: int, value: str) -> bool:
+    return bool(run.made_by) and all(made[place].startswith(value) for made in run.made_by)
+
+
+def _place(precision: str) -> int:
+    return PRECISIONS.index(precision) if precision in PRECISIONS else len(PRECISIONS)
+
+
+def _runs(store: Store, ids: Collection[str]) -> dict[str, _Run]:
+    found = {id: _Run() for id in ids}
+    columns = (RUNS.c.cell, RUNS.c.stage, RUNS.c.precision, RUNS.c.device, RUNS.c.commit, RUNS.c.ended, RUNS.c.uid)
+    done = sql(STAGES.c.cell, STAGES.c.stage).where(STAGES.c.status == "done")
+    with store.database.reading() as connection:
+        for cell, stage in fetch(connection, done, STAGES.c.cell, ids):
+            found[cell].trained |= stage == "train"
+            found[cell].evaluations.add(parsed(stage).evaluation)
+        for cell, _, precision, device, commit, ended, uid in fetch(connection, sql(*columns), RUNS.c.cell, ids):
+            found[cell].made_by.append((precision or "", device or "", commit or ""))
+            found[cell].newest = max(found[cell].newest, (ended or "", uid))
+    return found
