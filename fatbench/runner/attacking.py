@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError
-from fatbench.runner import checkpoints, transfer, versions
+from fatbench.runner import checkpoints, reading, transfer, versions
 from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.jobs import WORSE, CellStatus, Event, Job, Machine, Turn, evaluation_rounds
 from fatbench.runner.oom_retry import with_oom_retry
@@ -199,6 +199,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
     said: dict[str, Any] = {**ready.data, "attack": implementation(evaluation.attack["name"])}
     said |= {"microbatch": loaded.microbatch} if loaded.microbatch else {}
     store.describe_run(run, said, total=total)
+    reader = reading.Reader(store, run, job.cell, stage.name, plugins.files(job.spec, [evaluation]))
     bits = [torch.from_numpy(unpacked(data, length)) for _, length, data in store.outcomes(job.cell, stage.name)]
     position = sum(len(b) for b in bits)
     turn.notify(Event(job.cell, stage.name, "start", position, total))
@@ -217,6 +218,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
             bits.append(correct)
             position = first + start + len(correct)
             chunk = (first + start, len(correct), packed(correct))
+            reader.tell()
             store.commit(run, round=position, outcomes=chunk, record=record)
             so_far = sum(int(part.sum()) for part in bits) / position
             images_passed = cost * len(correct)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fatbench import settings
 from fatbench.data.own import load
 from fatbench.errors import MachineError, SpecError
-from fatbench.runner import versions, worker
+from fatbench.runner import reading, versions, worker
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.runner.run_options import RunOptions
@@ -160,6 +160,7 @@ def evaluate(
     SpecError: the file is of another network, or the network does not take such images or give so many classes.
     MachineError: no such device, data missing, file unreadable.
     """
+    reading.watch()
     spec = external_models.cell(external.model, task.data, task.test, task.size)
     for one in task.evaluations:
         attack = calls.call("Attack", one.attack)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.engine.rounds import Number
-from fatbench.runner import checkpoints, transfer, versions
+from fatbench.runner import checkpoints, reading, transfer, versions
 from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn
 from fatbench.runner.oom_retry import gpu_memory, with_oom_retry
@@ -30,7 +30,7 @@ from fatbench.runner.stage import (
     with_some_kernel,
 )
 from fatbench.store import selection
-from fatbench.suite import cost, weights
+from fatbench.suite import cost, plugins, weights
 
 if TYPE_CHECKING:
     from fatbench.engine.rounds import State
@@ -92,6 +92,7 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
     if row.round and not state.round:  # also what was imported unfinished: numbers without a state to go on from
         store.restart(run)
         record, digests = {}, {}
+    reader = reading.Reader(store, run, job.cell, "train", plugins.files(job.spec))
     checkpoints.sweep(folder, digests)
     log.info("train: from round %d of %d on %s", state.round, rounds, machine.device)
     notify(Event(job.cell, "train", "start", state.round, rounds))
@@ -128,6 +129,7 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
         stopping = turn.stop()
         if count == rounds or stopping or time.monotonic() - committed >= machine.checkpoint_seconds:
             store.heartbeat(run)  # a file written by a run that has lost its stage would be in another's way
+            reader.tell()
             for r, (model, own) in models.items():
                 header = header_of(job, r, ready.classes)
                 digests[model_file(r)] = checkpoints.save_model(folder / model_file(r), model, own, **header)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
 from fatbench.errors import FatbenchError, UnknownName
-from fatbench.runner import transfer
+from fatbench.runner import reading, transfer
 from fatbench.runner.jobs import Job
 from fatbench.store import inputs
 from fatbench.store.inputs import Reason
@@ -62,8 +63,9 @@ def changed(jobs: Sequence[Job], store: Store, seen: Mapping[str, str] | None = 
             current = now.of(stage)
             if current is None:
                 continue
-            origin = _origin_cell(job, stage)
-            reasons = [r for r in inputs.differ(inputs.of_run(runs[row.run], row.record, origin), current) if r.decides]
+            then = inputs.of_run(runs[row.run], row.record, _origin_cell(job, stage))
+            current["read"] = reading.today(then["read"], now.files(stage))
+            reasons = [r for r in inputs.differ(then, current) if r.decides]
             if reasons:
                 result.setdefault(job.cell, {})[stage] = reasons
     _carry_on(asked, by_cell, result)
@@ -159,6 +161,10 @@ class _Now:
             "functions": plugins.of_evaluation(self.job.spec, evaluation),
             "origin": self._digest(origin.cell) if origin is not None and origin.cell else {},
         }
+
+    def files(self, stage: str) -> frozenset[Path]:
+        """The plug-ins that a stage uses."""
+        return plugins.files(self.job.spec, [] if stage == "train" else [self.evaluations[parsed(stage).evaluation]])
 
     def _weights(self) -> dict[str, str]:
         cell = weights.trained_by(self.job.spec)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fatbench.errors import Unavailable
-from fatbench.runner import checkpoints, versions
+from fatbench.runner import checkpoints, reading, versions
 from fatbench.runner.attacking import attack_models
 from fatbench.runner.checkpoints import model_file
 from fatbench.runner.heartbeat import Heartbeat, heartbeat_of
@@ -41,6 +41,7 @@ def work(
 
     `stop` is asked after every round and every chunk of an evaluation; when it says so, the work so far is committed.
     """
+    reading.watch()
     for file in machine.plugins:
         signatures.add_plugin(Path(file))
     job = resolved(job)

@@ -1,0 +1,284 @@
+"""What plug-ins read beside their own text: files, somebody's own modules, variables of the environment.
+
+    watch()                                       from now on, in this process
+    recorded(files)                               {"cfg.json of mine.py": SHA-256, "variable SKEW of mine.py": ...}
+    changed_files(read, files)                    the names of those that are other ones now
+
+`reached` follows a function through the modules of its folder; this is what it cannot see. A read counts for the
+plug-in on the stack, and for all stages of the process that use it, because what was read once may be kept. The digest
+is of what was opened, "" where nothing was. A variable's digest is slow and salted with its name: it may be a secret.
+
+Not seen: what native code opens (safetensors, HDF5, OpenCV), or another process, or a thread that the plug-in started;
+which files a folder holds; `os.environb`. `open(path, "rb").close()` in the plug-in names such a file. What a data
+set's function reads has the fingerprint of its images.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import os
+import stat
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+from fatbench.store.stages import Store
+from fatbench.suite import signatures, sources
+
+OURS = str(Path(__file__).parent.parent) + os.sep
+DATA = str(Path(OURS, "data", "own.py"))  # calls the function of a data set
+SYSTEM = (sysconfig.get_path("stdlib") + os.sep, OURS, "/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "<")
+INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in sources.INSTALLED)
+# variables that say where a program runs, not what it computes
+MACHINE = (
+    "SLURM_",
+    "CUDA_",
+    "NVIDIA_",
+    "OMP_",
+    "MKL_",
+    "PYTORCH_",
+    "TORCH_",
+    "NCCL_",
+    "FATBENCH_",
+    "PYTEST_",
+    "XDG_",
+    "LC_",
+)
+PLACE = {
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "PATH",
+    "PYTHONPATH",
+    "TMPDIR",
+    "TMP",
+    "TEMP",
+    "PWD",
+    "HOSTNAME",
+    "LANG",
+    "COLUMNS",
+    "TERM",
+}
+ROUNDS = 20_000  # of the digest of a variable: some 10 ms, for whoever would try all values
+
+_reads: dict[Path, dict[str, str]] = {}  # plug-in -> file or "variable NAME" -> digest
+_loaded: dict[str, tuple[ModuleType, str]] = {}  # file of an own module -> it, and the digest when it was first met
+_written: set[str] = set()
+_copied: set[str] = set()  # variables that a plug-in gets with all the others
+_watching = False
+
+
+def watch() -> None:
+    """See from now on what plug-ins open and which variables they read, in all threads of this process."""
+    global _watching
+    if not _watching:
+        _watching = True
+        sys.addaudithook(_opened)
+        os.environ.__class__ = _Environment
+
+
+def recorded(files: Iterable[Path]) -> dict[str, str]:
+    """What these plug-ins have read in this process, and modules that they import from elsewhere: name -> digest."""
+    result = {}
+    for file in files:
+        known, start = sources.version(file), sources.root(file)
+        local = {str(file), *(str(start / path) for path, _ in known.modules)}
+        found = {**_modules(file), **_reads.get(file, {})}
+        for what, value in sorted(found.items()):
+            if what not in local:
+                name = what if what.startswith("variable ") else Path(os.path.relpath(what, start)).as_posix()
+                result[f"{name} of {known.plugin}"] = value
+    return result
+
+
+def today(read: Mapping[str, str], files: Iterable[Path]) -> dict[str, str]:
+    """The digests of now for the names of `read` that are known here.
+
+    A file outside the plug-in's folder that is not here is on another machine, and unknown.
+    """
+    places = {sources.version(file).plugin: sources.root(file) for file in files}
+    result = {}
+    for name in read:
+        what, _, plugin = name.rpartition(" of ")
+        if plugin not in places:
+            continue
+        if what.startswith("variable "):
+            result[name] = of_variable(what.removeprefix("variable "))
+        elif (value := digest(str(places[plugin] / what))) or not what.startswith(".."):
+            result[name] = value
+    return result
+
+
+def changed_files(read: Mapping[str, str], files: Iterable[Path]) -> list[str]:
+    """The names of `read`, as `recorded` gave it, whose content is another now. files: the plug-ins of now."""
+    return [name for name, value in today(read, files).items() if value != read[name]]
+
+
+class Reader:
+    """Tells a stage's run what its plug-ins have read, whenever that has grown."""
+
+    def __init__(self, store: Store, run: int, cell: str, stage: str, files: Iterable[Path]) -> None:
+        self.store, self.run, self.files = store, run, sorted(files)
+        self.earlier: dict[str, str] = {}  # of the runs whose work this one goes on with
+        for one in store.runs([cell]) if self.files else ():
+            if one["stage"] == stage and one["id"] != run and not one.get("dropped"):
+                self.earlier |= one.get("read") or {}
+        self.told: dict[str, str] = {}
+
+    def tell(self) -> None:
+        """Write it into the run's provenance. Errors of `Store.describe_run`."""
+        read = {**self.earlier, **recorded(self.files)}
+        if read != self.told:
+            self.store.describe_run(self.run, {"read": read})
+            self.told = read
+
+
+# --- digests ------------------------------------------------------------------------------------------------------
+
+
+def digest(path: str) -> str:
+    """SHA-256 of a file; "" where no file can be read."""
+    try:
+        state = os.stat(path)
+        return _digest(path, state.st_mtime_ns, state.st_size, state.st_ino) if stat.S_ISREG(state.st_mode) else ""
+    except OSError:
+        return ""
+
+
+@cache
+def _digest(path: str, *_: int) -> str:
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def of_variable(name: str) -> str:
+    """A salted digest of a variable's value; "" where it is not set."""
+    value = dict.get(os.environ._data, os.environ.encodekey(name))  # type: ignore[attr-defined]
+    return "" if value is None else _slow(name, value)
+
+
+@cache
+def _slow(name: str, value: bytes) -> str:
+    return hashlib.pbkdf2_hmac("sha256", value, f"fatbench variable {name}".encode(), ROUNDS).hex()
+
+
+# --- what is seen -------------------------------------------------------------------------------------------------
+
+
+def _opened(event: str, arguments: tuple[Any, ...]) -> None:
+    if event != "open" or not isinstance(arguments[0], str | bytes | os.PathLike):
+        return
+    frame = sys._getframe(1)
+    plugin = None if frame.f_code.co_filename == __file__ else _plugin(frame)
+    if plugin is None:
+        return
+    path = os.path.realpath(os.fsdecode(arguments[0]))
+    if (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR):
+        _written.add(path)
+        return
+    if path.endswith(".pyc"):
+        try:
+            path = importlib.util.source_from_cache(path)
+        except ValueError:
+            return
+    if _own(path) and path not in _written and not os.path.isdir(path):
+        _reads.setdefault(plugin, {})[path] = digest(path)
+
+
+class _Environment(type(os.environ)):  # type: ignore[misc]
+    """`os.environ`, which tells what a plug-in asks it for by name."""
+
+    def __getitem__(self, key: str) -> str:
+        _asked(key, sys._getframe(1))
+        value: str = super().__getitem__(key)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        if _asking(sys._getframe(1)) is not None:
+            _copied.update(map(self.decodekey, self._data))
+        keys: Iterator[str] = super().__iter__()
+        return keys
+
+
+def _asked(key: str, frame: FrameType | None) -> None:
+    if key in PLACE or key.startswith(MACHINE) or (plugin := _asking(frame)) is None:
+        return
+    if key in _copied:  # all of them are asked for, as for the environment of a program
+        _copied.discard(key)
+    else:
+        _reads.setdefault(plugin, {})[f"variable {key}"] = of_variable(key)
+
+
+def _asking(frame: FrameType | None) -> Path | None:
+    """The plug-in one of whose own lines asks for a variable; None: there is none, or a library's line asks."""
+    while frame is not None and frame.f_code.co_filename in (os.__file__, "<frozen os>", "<frozen _collections_abc>"):
+        frame = frame.f_back
+    return None if frame is None or not _own(frame.f_code.co_filename) else _plugin(frame)
+
+
+def _plugin(frame: FrameType | None) -> Path | None:
+    """The plug-in whose code a frame is run by; None: none, or its data set's function."""
+    known = {str(file): file for file in signatures.plugins()}
+    found = None
+    while frame is not None and known:
+        name = frame.f_code.co_filename
+        if found is None:
+            found = known.get(name)
+        if name == DATA:  # the images have a fingerprint
+            return None
+        if name == sources.__file__:  # it is imported, whoever has asked for it
+            break
+        frame = frame.f_back
+    return found
+
+
+def _own(path: str) -> bool:
+    """Whether a file is somebody's own: no part of Python, of an installed package, of the system or of fatbench."""
+    return not path.startswith(SYSTEM) and not any(part in path for part in INSTALLED)
+
+
+def _modules(file: Path) -> dict[str, str]:
+    """Own modules that a plug-in imports, and that these import, wherever they are: file -> its digest when loaded."""
+    found: dict[str, str] = {}
+    left = [str(file)]
+    while left:
+        for module in filter(None, map(sys.modules.get, _imports(left.pop()))):
+            path = os.path.realpath(getattr(module, "__file__", None) or "")
+            if path.endswith(".py") and _own(path) and path not in found:
+                if _loaded.get(path, (None, ""))[0] is not module:
+                    _loaded[path] = (module, digest(path))
+                found[path] = _loaded[path][1]
+                left.append(path)
+    return found
+
+
+def _imports(path: str) -> list[str]:
+    """The modules that import statements of a file name, packages before what is in them."""
+    return _names(path, digest(path))
+
+
+@cache
+def _names(path: str, _: str) -> list[str]:
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    return list(dict.fromkeys(_named(tree)))
+
+
+def _named(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
