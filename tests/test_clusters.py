@@ -183,6 +183,7 @@ def test_a_ray_node_is_killed_in_the_middle_of_a_cell(tmp_path, monkeypatch, two
     run_all(whole, Losing("crew"), RunOptions(executor="ray", device="cpu", db=url))
     err = capfd.readouterr().err
     assert "crew: 2 of 2 cells done" in err and f"{lost[0]} train interrupted: its Ray node is lost" in err
+    assert "state-dump" not in err and "(raylet)" not in err
     with Store.open(url) as store:
         ended = [run["status"] for run in store.runs(lost) if run["stage"] == "train"]
     assert ended == ["interrupted", "done"]
@@ -230,6 +231,19 @@ def test_a_ray_node_that_is_lost_while_the_run_is_being_stopped_fails_no_cell(jo
     for job in endless:
         assert rows(machine, job) == {"train": ("interrupted", None)}
         assert seen.kinds(job, "slot") == ["given"]
+
+
+def test_what_ray_writes_of_a_lost_node_is_left_out(capsys):
+    """As Ray 2.5x writes it, in pieces."""
+    quiet = ray._WithoutDumps()
+    print(
+        "\033[33m(raylet)\033[0m Raylet is terminated. Last 20 lines of the Raylet logs:\n    [state-dump] x",
+        file=quiet,
+    )
+    print("\t(2) raylet has lagging heartbeats", file=quiet)
+    print("", file=quiet)
+    print("(autoscaler +1m)", "no node has 4 GPUs", file=quiet)
+    assert capsys.readouterr() == ("", "(autoscaler +1m) no node has 4 GPUs\n")
 
 
 def late(**options: object) -> None:

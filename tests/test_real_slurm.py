@@ -66,6 +66,7 @@ def slurm(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     suite(tmp_path)
     yield cluster
+    end_runs()
     cluster.ready()
 
 
@@ -78,6 +79,9 @@ def table(text: str = "") -> None:
     Path("fatbench.toml").write_text(f"checkpoint_seconds = 0.5\n[slurm]\ntime = 60\n{text}\n")
 
 
+RUNS: list[Run] = []  # of the test
+
+
 class Run:
     """`fatbench run suite crew.yaml --executor slurm`, as a process."""
 
@@ -86,6 +90,7 @@ class Run:
         self.log = Path(f"run-{time.monotonic_ns()}.log")
         with self.log.open("wb") as file:
             self.process = subprocess.Popen(command, stderr=file, env=slurm.environment | extra)
+        RUNS.append(self)
 
     @property
     def text(self) -> str:
@@ -106,6 +111,14 @@ class Run:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise AssertionError(f"the run does not end:\n{self.text}") from None
+
+
+def end_runs() -> None:
+    """What a test that failed has left."""
+    while RUNS:
+        run = RUNS.pop()
+        run.process.kill()
+        run.process.wait()
 
 
 def stored(db: str = "results/fatbench.db") -> dict[str, list[tuple]]:
@@ -232,7 +245,7 @@ def test_one_signal_ends_a_run_with_a_job_that_was_put_back(slurm, undisturbed):
     run = Run(slurm, "--jobs", "2")
     job, _ = progress_of(run)
     slurm.call("scontrol", "requeuehold", job)
-    run.until(rf"SLURM has put its job {job} back into the queue")
+    run.until(r"1 of \d SLURM jobs .* wait: (JobHeldUser|BeginTime)")
     run.process.send_signal(signal.SIGINT)
     assert run.end(30) == 130
     until(lambda: not slurm.jobs("PENDING,RUNNING,COMPLETING"), 30)
@@ -341,6 +354,7 @@ def limited(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatc
     suite(tmp_path)
     with slurm_cluster.started(tmp_path_factory.mktemp("limited"), accounting=True, max_array=2) as running:
         yield running
+        end_runs()
 
 
 def test_limits_of_submission(limited, undisturbed):

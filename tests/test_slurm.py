@@ -25,6 +25,7 @@ from fatbench.runner.executors.slurm import driver, plan, queue, table, worker
 from fatbench.runner.jobs import Event
 from fatbench.runner.processes import SIGNALS
 from fatbench.runner.run_options import RunOptions
+from fatbench.runner.worker import work
 from fatbench.store.stages import Store
 
 # --- the table [slurm] -------------------------------------------------------------------------------------------
@@ -192,7 +193,7 @@ def test_one_signal_ends_a_run_whose_jobs_wait_with_one_scancel(jobs, machine, f
 
     assert {*slurm.run(jobs, machine, ["cpu"] * 3, ignore, stop, note=notes.append).values()} == {"interrupted"}
     assert calls(log, "scancel") == ["scancel --state=PENDING 77"]
-    assert list(Path(machine.files, "slurm").glob("*/stop"))
+    assert not Path(machine.files, "slurm").exists()  # no job has left a log
 
 
 def test_the_second_signal_leaves_nothing(jobs, machine, fake_slurm, monkeypatch):
@@ -271,8 +272,11 @@ def test_a_node_without_a_working_gpu_is_excluded_and_no_cell_fails(jobs, machin
     log = fake_slurm('echo "77_0|RUNNING|None"')
     notes: list[str] = []
 
+    script: list[str] = []
+
     def stop() -> int:
         for folder in Path(machine.files, "slurm").glob("*/"):
+            script.append((folder / "job.sh").read_text())
             file = folder / f"77_0.{len(calls(log, 'sbatch'))}.jsonl"
             if not file.exists():
                 plan.Voice(file).tell("start", "n7", 1)
@@ -282,10 +286,7 @@ def test_a_node_without_a_working_gpu_is_excluded_and_no_cell_fails(jobs, machin
     with pytest.raises(MachineError, match="no working GPU on n7: RuntimeError: no driver"):
         slurm.run(jobs[:1], machine, ["cuda:0"], ignore, stop, note=notes.append)
     assert "keep away from n7" in notes[1] and rows(machine, jobs[0]) == {}
-    (script,) = Path(machine.files, "slurm").glob("*/job.sh")
-    assert "#SBATCH --exclude=n7\n" in script.read_text() and "scontrol update JobId=77 ExcNodeList=n7" in calls(
-        log, "sco"
-    )
+    assert "#SBATCH --exclude=n7\n" in script[-1] and "scontrol update JobId=77 ExcNodeList=n7" in calls(log, "sco")
 
 
 def test_a_driver_that_starts_again_follows_what_is_in_the_queue(jobs, machine, fake_slurm):
@@ -308,7 +309,7 @@ def test_a_driver_that_starts_again_follows_what_is_in_the_queue(jobs, machine, 
     assert notes == ["SLURM array 77 is in the queue with these cells: this run follows it"]
     assert not (log / "calls").exists() or not calls(log, "sbatch")
     assert [event.kind for _, event in seen.seen] == ["done"] * 3  # what was told before is not told again
-    assert not list(folder.glob("plan.pickle")) and not list(folder.glob("*.jsonl"))
+    assert not folder.exists()
 
 
 def test_a_controller_that_does_not_answer_ends_nothing(fake_slurm):
@@ -469,3 +470,42 @@ def test_the_plan_is_nobody_else_s_and_holds_no_address(jobs, machine):
 def test_a_job_without_its_plan_says_so(tmp_path, capsys):
     assert worker.main(tmp_path) == 2
     assert "has no plan that this version can read" in capsys.readouterr().err
+
+
+def test_status_and_show_name_the_job_of_a_cell(jobs, machine, run):
+    with Store.open(machine.db) as store:
+        store.add_cell(jobs[0].cell, jobs[0].spec)
+        about = {"host": "n7", "pid": 4711, "slurm_job": "77_3", "device": "cpu", "precision": "fp32", "commit": "c"}
+        store.claim(jobs[0].cell, "train", suite="crew", total=4, provenance=about)
+    code, out, _ = run("status", "crew.yaml", "--db", machine.db)
+    assert code == 0 and f"{jobs[0].cell} train is held by process 4711 on n7, SLURM job 77_3, last progress" in out
+    code, out, _ = run("show", jobs[0].cell, "--db", machine.db)
+    assert code == 0 and "on n7, SLURM job 77_3," in " ".join(out.split())
+
+
+def test_two_drivers_of_one_run(jobs, machine, fake_slurm):
+    """The one that sees the end first takes the folder away; the other finds in the database that all is done."""
+    log = fake_slurm('for job in 0 1 2; do echo "77_$job|RUNNING|None"; done')
+    seen = Watcher()
+
+    def stop() -> int:
+        submitted = [*Path(machine.files, "slurm").glob("*/jobs")]
+        if submitted:
+            with Store.open(machine.db) as store:
+                for job in jobs:
+                    assert work(job, machine, store) == "done"
+            plan.finish(submitted[0].parent)
+        return 0
+
+    assert slurm.run(jobs, machine, ["cpu"] * 3, seen, stop) == {job.cell: "done" for job in jobs}
+    assert len(calls(log, "sbatch")) == 1 and not Path(machine.files, "slurm").exists()
+
+
+def test_what_a_run_leaves(tmp_path, jobs, machine):
+    folder = plan.make(machine.files, plan.Plan(jobs, machine, "cpu"))
+    plan.note_jobs(folder, ["77_0"], 0)
+    for name in ("77_0.log", "77_0.0.jsonl", "stop", "job.sh", "failed/x"):
+        (folder / name).touch()
+    plan.finish(folder)
+    assert sorted(file.name for file in folder.rglob("*")) == ["77_0.log", "jobs"]
+    assert plan.is_over(folder) and plan.read(folder) is None

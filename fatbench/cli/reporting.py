@@ -42,7 +42,7 @@ def status(
 ) -> None:
     """Show progress: cells done, failed, running and left."""
     from fatbench.cli import show
-    from fatbench.runner import progress, versions
+    from fatbench.runner import progress, versions, waiting
 
     known_format(format, ("text", "json"))
     if watch:
@@ -69,6 +69,9 @@ def status(
             print_json({**about, **({"changed": changed} if changed else {})})
         else:
             show.status(plan, rows)
+            running = [row.cell.id for row in rows if row.status == "running"]
+            for line in waiting.holders_of(running, store) if store is not None else ():
+                print(line)
 
 
 def checkpoint(select: str) -> Checkpoint:

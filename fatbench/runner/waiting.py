@@ -40,15 +40,20 @@ def until_free(jobs: Sequence[Job], store: Store, say: Callable[[str], None], st
 
 
 def holders(jobs: Sequence[Job], store: Store, most: int = 10) -> list[str]:
+    """Who holds these jobs' cells, a line each."""
+    return holders_of([job.cell for job in jobs], store, most)
+
+
+def holders_of(cells: Sequence[str], store: Store, most: int = 10) -> list[str]:
     """Who holds these cells, a line each."""
-    cells = [job.cell for job in jobs]
     rows = [row for row in store.stages(cells).values() if row.alive] if cells else []
     runs = {run["id"]: run for run in store.runs(cells)} if cells else {}  # after the rows, so that each has its run
     lines = []
     for row in rows[:most]:
         run = runs[row.run]
         age = "" if row.age is None else f", last progress {row.age:.0f} s ago"
-        lines.append(f"{row.cell} {row.stage} is held by process {run['pid']} on {run['host']}{age}")
+        slurm = f", SLURM job {run['slurm_job']}" if run.get("slurm_job") else ""
+        lines.append(f"{row.cell} {row.stage} is held by process {run['pid']} on {run['host']}{slurm}{age}")
     return [*lines, f"and {len(rows) - most} more"] if len(rows) > most else lines
 
 

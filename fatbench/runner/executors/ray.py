@@ -8,6 +8,8 @@ and one whose worker is killed, as a system does that is out of memory; Ray does
 from __future__ import annotations
 
 import contextlib
+import io
+import math
 import os
 import signal
 import socket
@@ -24,6 +26,7 @@ from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.store.database import Database
 from fatbench.suite import plugins
 
+SILENCE = 60.0  # seconds in which no task begins or says anything, after which a person is told
 PATIENCE = 3.0  # seconds that a cluster may take to know that a node is gone
 
 
@@ -68,7 +71,7 @@ def run(
     """Work through `jobs`, as many tasks at a time as there are slots; status of each cell."""
     ray = _package()
     with _connected(ray, slots):
-        return _run(ray, jobs, machine, slots, watch, stop, fail_fast=fail_fast)
+        return _run(ray, jobs, machine, slots, watch, stop, fail_fast=fail_fast, note=note)
 
 
 def _run(
@@ -80,6 +83,7 @@ def _run(
     stop: Callable[[], int],
     *,
     fail_fast: bool,
+    note: Callable[[str], None],
 ) -> dict[str, CellStatus]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -96,9 +100,12 @@ def _run(
     again: set[str] = set()  # cells that were begun once more
     statuses: dict[str, CellStatus] = {}
     halted = False
+    since = time.monotonic()  # when a task last began
 
     def hear() -> None:
+        nonlocal since
         for slot, item in ray.get(board.take.remote()):
+            since = max(since, time.monotonic())
             if isinstance(item, Event):
                 watch(slot, item)
             else:
@@ -129,6 +136,14 @@ def _run(
             watch(slot, Event(job.cell, "slot", "given"))
         ready, _ = ray.wait(list(tasks), timeout=0.2)
         hear()
+        if time.monotonic() - since > SILENCE and (count := sum(job.cell not in workers for _, job in tasks.values())):
+            since = math.inf  # once
+            have = {name: ray.cluster_resources().get(name, 0) for name in ("CPU", "GPU")}
+            needs = f"1 CPU and {gpu:g} GPU" if gpu else "1 CPU"
+            note(
+                f"{count} Ray tasks have waited {SILENCE:g} s: each needs {needs} of a node; the cluster has"
+                f" {have['CPU']:g} CPUs and {have['GPU']:g} GPUs in all, and other runs may have them (ray status)"
+            )
         for reference in ready:
             slot, job = tasks.pop(reference)
             free.append(slot)
@@ -264,7 +279,7 @@ def _connected(ray: Any, slots: Sequence[str] = ()) -> Iterator[None]:
         # tasks pass no arrays: the store is the smallest that Ray accepts
         options = {"address": "local", "num_cpus": len(slots), "num_gpus": gpus, "object_store_memory": 80 << 20}
         options["include_dashboard"] = False
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(_WithoutDumps()):
         try:
             if address is not None:
                 _knock(address)
@@ -282,6 +297,21 @@ def _connected(ray: Any, slots: Sequence[str] = ()) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
+
+
+class _WithoutDumps(io.TextIOBase):
+    """stderr, without the dozens of lines of a node's state that Ray writes when one dies: `run` says so in one."""
+
+    def __init__(self) -> None:
+        self.rest = ""
+
+    def write(self, text: str) -> int:
+        """Pass on whole lines, less those of a node and those that continue one."""
+        *lines, self.rest = (self.rest + text).split("\n")
+        for line in lines:
+            if line.strip() and "(raylet)" not in line and not line[0].isspace():
+                sys.stderr.write(f"{line}\n")
+        return len(text)
 
 
 def _knock(address: str) -> None:

@@ -42,7 +42,7 @@ def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[
     """
     chosen = table.checked(settings.table("slurm"))
     table.of_attacks(chosen)
-    wanted, jobs = device_and_jobs(device, jobs)
+    wanted, usual = device_and_jobs(device, jobs)
     if ":" in wanted:
         raise SpecError(f"--device {wanted}: SLURM chooses the GPUs; give cuda")
     if shutil.which("sbatch") is None:
@@ -55,7 +55,7 @@ def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[
         )
     if (minutes := table.minutes(chosen.get("time", table.MINUTES))) < SHORT:
         say(f"[slurm] time = {chosen['time']}: a job of {minutes:g} min mostly starts and stops; give {SHORT} or more")
-    most = int(str(jobs or chosen.get("jobs", AT_ONCE)))
+    most = int(str(jobs or chosen.get("jobs") or usual or AT_ONCE))  # [slurm] says more than a setting for all
     if wanted == "cuda" or (wanted == "auto" and table.wants_gpu(chosen)):
         return [f"cuda:{job}" for job in range(most) for _ in range(per_gpu)]
     return ["cpu"] * most

@@ -94,13 +94,17 @@ class Driver:
                         break
                 if time.monotonic() > self.leave_at:
                     break
+                if not self.halted and folders.is_over(self.folder):
+                    self._begin_anew()
                 self._submit_owed()
+                began = time.monotonic()
                 self._hear()
+                spent = time.monotonic() - began
                 self._ask()
                 if not self.jobs and not self.owed and self.open and not self.halted:
                     self._settle()
                 if self.jobs:
-                    time.sleep(PAUSE)
+                    time.sleep(max(PAUSE, 5 * spent))
         finally:
             self._end(at_once=bool(self.open) and (not self.halted or self.stop() >= 2))
         for cell in self.cells:
@@ -113,7 +117,7 @@ class Driver:
         """The folder of the run: that of one whose jobs are in the queue and do all of this, else a new one."""
         others = 0
         for folder in sorted((Path(self.machine.files).absolute() / "slurm").glob("*/")):
-            other = None if (folder / "stop").exists() else folders.read(folder)
+            other = None if folders.is_over(folder) else folders.read(folder)
             if other is None:
                 continue
             known = {job.cell: job for job in other.jobs}
@@ -137,6 +141,13 @@ class Driver:
         (folder / "job.sh").write_text(table.script(self.chosen, self.plan.device, folder))
         self.owed = [0] * min(self.most, max(1, self._jobs_for(len(self.cells) - others)))
         return folder
+
+    def _begin_anew(self) -> None:
+        """Another process that followed the same jobs has ended the run: what is left, this one submits anew."""
+        self.jobs.clear()
+        self._settle()
+        if self.open and not self.halted:
+            self.folder = self._begin()
 
     def _jobs_for(self, cells: int) -> int:
         return -(-cells // self.width)
@@ -182,16 +193,17 @@ class Driver:
 
     def _hear(self, told_before: bool = False) -> None:
         """Take in what the jobs have written since the last time. told_before: another driver has shown it."""
-        begun = {file.name.split(".")[0] for file in self.folder.glob("*.jsonl")}
-        for job in [self.jobs[name] for name in begun & self.jobs.keys()]:
-            for file in folders.starts(self.folder, job.id):
-                restarts = folders.restarts_of(file)
-                if restarts > job.restarts:
-                    self._give_back(job, f"SLURM has started job {job.id} again")
-                    job.restarts, job.ear, job.ended = restarts, Ear(file), ""
-                if restarts == job.restarts and job.ear is not None:
-                    for kind, *values in job.ear.news():
-                        self._take_in(job, kind, values, told_before)
+        for file in sorted(self.folder.glob("*.jsonl"), key=folders.restarts_of):
+            job = self.jobs.get(file.name.split(".")[0])
+            restarts = folders.restarts_of(file)
+            if job is None or restarts < job.restarts:
+                continue
+            if restarts > job.restarts:
+                self._give_back(job, f"SLURM has started job {job.id} again")
+                job.restarts, job.ear, job.ended = restarts, Ear(file), ""
+            for kind, *values in job.ear.news() if job.ear else ():
+                self._take_in(job, kind, values, told_before)
+        for job in list(self.jobs.values()):
             if job.ended == "unfit":
                 self._unfit(job)
             elif job.ended == "vain":
@@ -397,7 +409,7 @@ class Driver:
                 f"{len(self.jobs)} SLURM jobs are still in the queue ({', '.join(arrays)}); they end by themselves"
                 f" after the round at hand; to end them now: scancel {' '.join(arrays)}"
             )
-        elif {*self.statuses.values()} <= {"done", "elsewhere"} and len(self.statuses) == len(self.cells):
+        else:
             folders.finish(self.folder)
 
     def _say(self, text: str) -> None:

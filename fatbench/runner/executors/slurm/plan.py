@@ -81,13 +81,20 @@ def noted_jobs(folder: Path) -> dict[str, int]:
 
 
 def finish(folder: Path) -> None:
-    """Leave of a run that is over only its logs."""
-    for file in folder.glob("failed/*"):
-        file.unlink(missing_ok=True)
-    for file in [folder / "plan.pickle", *folder.glob("*.sh"), *folder.glob("*.jsonl")]:
-        file.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        (folder / "failed").rmdir()
+    """Leave of a run that is over only its logs and the ids of its jobs; without logs, nothing."""
+    logs = [*folder.glob("*.log")]
+    kept = {*logs, folder / "jobs"} if logs else set()
+    for file in [*folder.glob("failed/*"), *folder.glob("*")]:
+        if file not in kept and not file.is_dir():
+            file.unlink(missing_ok=True)
+    for empty in (folder / "failed", folder, folder.parent):
+        with contextlib.suppress(OSError):
+            empty.rmdir()
+
+
+def is_over(folder: Path) -> bool:
+    """Whether a run has ended, or is to end."""
+    return (folder / "stop").exists() or not (folder / "plan.pickle").exists()
 
 
 def starts(folder: Path, job: str) -> list[Path]:

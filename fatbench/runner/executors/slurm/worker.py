@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from fatbench.errors import FatbenchError
 from fatbench.runner import progress
 from fatbench.runner.executors import local, open_store, release
-from fatbench.runner.executors.slurm.plan import DATABASE, IN_VAIN, Ear, Plan, Voice, read, starts, this_start
+from fatbench.runner.executors.slurm.plan import DATABASE, IN_VAIN, Ear, Plan, Voice, is_over, read, starts, this_start
 from fatbench.runner.executors.slurm.table import LEAVES
 from fatbench.runner.jobs import Event, Job
 from fatbench.runner.processes import SIGNALS
@@ -140,7 +141,7 @@ class Work:
         if not self.stopped and time.monotonic() - self.looked > LOOK:
             self.looked = time.monotonic()
             later = starts(self.folder, self.job)[-1:] not in ([], [self.voice.file])
-            self.stopped = later or (self.folder / "stop").exists() or not self.folder.exists()
+            self.stopped = later or is_over(self.folder)
         return self.stopped
 
 
@@ -168,4 +169,7 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    try:
+        sys.exit(main(Path(sys.argv[1])))
+    except FatbenchError as error:
+        sys.exit(f"fatbench: {error}")
