@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fatbench import whole_file
-from fatbench.cli import completing
+from fatbench.cli import completing, publish
 from fatbench.cli.common import known_format, plan_in, print_json, write_text
 from fatbench.cli.options import Db, Format, Preset, Smoke, output_folder
 from fatbench.errors import NothingMatched, SpecError
@@ -107,10 +107,40 @@ def _numbers(name: str | None, preset: str | None, db: str | None, format: str, 
 def import_(
     files: Annotated[list[Path], typer.Argument(help="Files written by `fatbench export`.", show_default=False)],
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip invalid lines and report them.")] = False,
+    as_published: Annotated[
+        str | None,
+        typer.Option("--as-published", metavar="SUITE", help="FILES are a paper's table: published numbers of SUITE."),
+    ] = None,
+    table: Annotated[str | None, typer.Option("--table", metavar="ID", help="With --as-published: this table.")] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="PAPER=OURS", help="With --as-published: what the paper calls it."),
+    ] = None,
+    select: Annotated[
+        str, typer.Option("--select", help="With --as-published: the paper's checkpoint: last, best-val, best-test.")
+    ] = "unknown",
+    unit: Annotated[str | None, typer.Option("--unit", help="With --as-published: percent or plain.")] = None,
     db: Db = None,
     format: Format = "text",
 ) -> None:
-    """Import results from other machines. All files are checked first; importing twice changes nothing."""
+    """Import results from other machines. All files are checked first; importing twice changes nothing.
+
+    With --as-published, take a paper's table, or RobustBench's records, as published numbers of a suite of your own.
+    """
+    if as_published is not None:
+        publish.publish(files, as_published, table, label or [], select, unit, skip_bad, format)
+        return
+    if given := [
+        option
+        for option, value in (
+            ("--table", table),
+            ("--label", label),
+            ("--unit", unit),
+            ("--select", select != "unknown"),
+        )
+        if value
+    ]:
+        raise SpecError(f"{', '.join(given)}: only with --as-published SUITE")
     from fatbench import settings
     from fatbench.store import jsonl
     from fatbench.store.stages import Store

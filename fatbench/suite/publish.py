@@ -1,0 +1,325 @@
+"""A paper's table, or RobustBench's records, as the published numbers of a suite's table.
+
+paper = read(files)
+taken = matched(paper, suite, table)      # rows by our labels, and what is refused, in words
+write(taken, suite.file, select)          # suites/published/NAME-TABLE.csv, and `published:` in the suite
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fatbench import whole_file
+from fatbench.errors import FatbenchError, SpecError, did_you_mean
+from fatbench.suite import files
+from fatbench.suite.files import Suite
+from fatbench.suite.tables import Table
+
+NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)"
+PRINTED = re.compile(rf"({NUMBER})\s*%?\s*(?:(?:±|\+/-|\+-|\\pm)\s*({NUMBER})|\(\s*±?\s*({NUMBER})\s*\))?\s*%?")
+MISSING = {"", "-", "--", "---", "–", "—", "n/a"}
+ORNAMENT = " \t\u00a0*†‡$"
+OTHER_NAMES = {"aa": "autoattack", "clean": "natural", "cleanacc": "natural", "autoattackacc": "autoattack"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a paper's table: where it stands, and its text by column."""
+
+    place: str
+    text: Mapping[str, str]
+
+
+@dataclass
+class Taken:
+    """What a paper says of a table's points, and the rows and numbers that are refused, in words."""
+
+    table: Table
+    axes: list[str]
+    rows: dict[tuple[str, ...], dict[str, tuple[float, float | None]]] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)  # columns
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.rows.values()))
+
+
+def plain(text: str) -> str:
+    """A name without case and signs: "PGD-20" and "pgd20" are alike."""
+    short = re.sub(r"[^a-z0-9]+", "", text.lower())
+    return OTHER_NAMES.get(short, short)
+
+
+def read(file: Path) -> list[Row]:
+    """The rows of a CSV (separated by comma, semicolon or tab), or RobustBench's record. SpecError: it is neither."""
+    try:
+        text = whole_file.regular(file).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{file}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
+    if text.lstrip().startswith("{"):
+        return [_record(text, str(file))]
+    head = text.partition("\n")[0]
+    separator = max(",;\t", key=head.count)
+    lines = list(csv.reader(io.StringIO(text), delimiter=separator))
+    columns = [name.strip(ORNAMENT) for name in lines[0]] if lines else []
+    if len(columns) < 2 or len({*columns}) < len(columns):
+        raise SpecError(f"{file}:1: expected a line of column names, each once, got {head[:60]!r}")
+    rows = []
+    for number, line in enumerate(lines[1:], 2):
+        if any(map(str.strip, line)):
+            if len(line) != len(columns):
+                raise SpecError(f"{file}:{number}: {len(line)} values under {len(columns)} column names")
+            rows.append(Row(f"{file}:{number}", {c: v.strip(ORNAMENT) for c, v in zip(columns, line, strict=True)}))
+    return rows
+
+
+def _record(text: str, file: str) -> Row:
+    try:
+        record = json.loads(text)
+        wanted = {key: str(record[key]) for key in ("name", "clean_acc", "autoattack_acc")}
+    except (ValueError, KeyError, TypeError):
+        raise SpecError(f"{file}: not one of RobustBench's records: no name, clean_acc and autoattack_acc") from None
+    return Row(file, wanted)
+
+
+def number(text: str) -> tuple[float, float | None] | None:
+    """(value, deviation) as papers print them: 58.13, 58.13 ±0.68, 58.13 (0.68), 58.13%. None: no number is there.
+
+    ValueError: it is anything else, such as 58,13.
+    """
+    text = re.sub(r"[*†‡$\u00a0]", " ", text).strip()  # of the best number, of a footnote
+    if text.lower() in MISSING:
+        return None
+    found = PRINTED.fullmatch(text)
+    if found is None:
+        raise ValueError(text)
+    deviation = found[2] or found[3]
+    return float(found[1]), None if deviation is None else float(deviation)
+
+
+def chosen(suite: Suite, id: str | None) -> Table:
+    """The table of this id, or the only one. SpecError: there is none, or it has published numbers."""
+    tables = {table.id: table for table in suite.tables}
+    if id is None and len(tables) != 1:
+        raise SpecError(f"--table: {suite.file} has {len(tables)} tables: {', '.join(tables) or 'none'}")
+    if id is not None and id not in tables:
+        raise SpecError(f"--table: {suite.file} has no table '{id}'{did_you_mean(id, tables)}")
+    table = tables[id or next(iter(tables))]
+    if table.reference is not None:
+        raise SpecError(f"{suite.file}: table {table.id} has published numbers already: {table.reference.file}")
+    return table
+
+
+def matched(rows: Sequence[Row], suite: Suite, table: Table, named: Mapping[str, str] | None = None) -> Taken:
+    """The paper's numbers under our labels. named: what the paper calls -> our label.
+
+    A row whose labels are unknown, or that is there twice, and a number that is none are refused. Records of several
+    seeds are one row. SpecError: no column has an axis' labels, or no number is found.
+    """
+    known = suite.axes()
+    labels = {axis: _of(table.where.get(axis), known[axis]) for axis in [*table.rows, *table.across] if axis in known}
+    axes = [axis for axis, some in labels.items() if len(some) > 1]
+    columns = list(rows[0].text) if rows else []
+    headings = _headings(columns, table)
+    where = {axis: _column(axis, labels[axis], rows, columns, headings, named or {}) for axis in axes}
+    taken = Taken(table, axes)
+    used = {*where.values(), *headings.values(), *(f"{c}_std" for c in headings.values())}
+    taken.unused = [column for column in columns if column not in used]
+    seeds: dict[tuple[str, ...], list[dict[str, tuple[float, float | None]]]] = {}
+    for row in rows:
+        try:
+            point = tuple(_label(row.text[where[axis]], labels[axis], axis, named or {}) for axis in axes)
+            found = _numbers(row, headings)
+        except ValueError as error:
+            taken.refused.append(f"{row.place}: {error}")
+            continue
+        if point in seeds and "clean_acc" not in row.text:
+            taken.refused.append(f"{row.place}: a second row of {', '.join(point)}")
+        else:
+            seeds.setdefault(point, []).append(found)
+    taken.rows = {point: several[0] if len(several) == 1 else _mean(several) for point, several in seeds.items()}
+    if not taken.refused and not taken.count:
+        raise SpecError(f"no number for table {table.id} (its headings: {', '.join(table.values)})")
+    return taken
+
+
+def _of(where: Any, labels: Sequence[str]) -> list[str]:
+    """The labels of an axis that a table shows."""
+    if where is None:
+        return list(labels)
+    asked = [str(one) for one in (where if isinstance(where, (list, tuple)) else [where])]
+    return [label for label in labels if label in asked]
+
+
+def _headings(columns: Sequence[str], table: Table) -> dict[str, str]:
+    """heading -> the column of that name, or of its metric's."""
+    alike = {plain(column): column for column in columns}
+    found = {}
+    for heading, source in table.values.items():
+        column = alike.get(plain(heading)) or alike.get(plain(source))
+        if column is not None:
+            found[heading] = column
+    return found
+
+
+def _column(
+    axis: str,
+    labels: Sequence[str],
+    rows: Sequence[Row],
+    columns: Sequence[str],
+    headings: Mapping[str, str],
+    named: Mapping[str, str],
+) -> str:
+    """The column of an axis: of its name, else the one with most of its labels. SpecError: there is none."""
+    free = [column for column in columns if column not in headings.values()]
+    if same := next((column for column in free if plain(column) == plain(axis)), None):
+        return same
+
+    def known(column: str) -> int:
+        return sum(bool(_matching(row.text[column], labels, named)) for row in rows)
+
+    best = max(free, key=known, default=None)
+    if best is None or not known(best):
+        raise SpecError(
+            f"no column has labels of the axis '{axis}' ({', '.join(labels)}); the columns: {', '.join(columns)}."
+            " --label 'PAPER=OURS' says what the paper calls one"
+        )
+    return best
+
+
+def _matching(text: str, labels: Sequence[str], named: Mapping[str, str]) -> list[str]:
+    """Our labels that a text means: the whole, or, in the name of a record, one of its parts."""
+    for words in ([text], re.split(r"[,:]\s*", text)):
+        asked = [plain(named.get(word, word)) for word in words]
+        if found := [label for label in labels if plain(label) in asked]:
+            return found
+    return []
+
+
+def _label(text: str, labels: Sequence[str], axis: str, named: Mapping[str, str]) -> str:
+    """ValueError: the text is no label, or more than one."""
+    found = _matching(text, labels, named)
+    if len(found) != 1:
+        raise ValueError(f"'{text[:60]}' is no label of '{axis}'{did_you_mean(text, labels)}")
+    return found[0]
+
+
+def _numbers(row: Row, headings: Mapping[str, str]) -> dict[str, tuple[float, float | None]]:
+    """heading -> (value, deviation), where the row has one. ValueError: what stands there is no number."""
+    found = {}
+    for heading, column in headings.items():
+        try:
+            one = number(row.text[column])
+            beside = number(row.text.get(f"{column}_std", ""))
+        except ValueError as error:
+            raise ValueError(f"'{str(error)[:60]}' in column '{column}' is no number") from None
+        if one is not None:
+            found[heading] = one if beside is None else (one[0], beside[0])
+    return found
+
+
+def _mean(several: Sequence[Mapping[str, tuple[float, float | None]]]) -> dict[str, tuple[float, float | None]]:
+    """Of records of several seeds: mean and standard deviation."""
+    values = {heading: [one[heading][0] for one in several if heading in one] for one in several for heading in one}
+    return {
+        heading: (round(statistics.fmean(one), 6), round(statistics.stdev(one), 6) if len(one) > 1 else None)
+        for heading, one in values.items()
+    }
+
+
+def as_csv(taken: Taken) -> str:
+    """A row a point: its labels, then each number and its deviation."""
+    headings = [h for h in taken.table.values if any(h in row for row in taken.rows.values())]
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([*taken.axes, *(name for h in headings for name in (h, f"{h}_std"))])
+    for point, row in taken.rows.items():
+        cells = [row.get(heading, (None, None)) for heading in headings]
+        writer.writerow([*point, *("" if v is None else f"{v:.10g}" for pair in cells for v in pair)])
+    return stream.getvalue()
+
+
+def block(taken: Taken, file: str, select: str, unit: str) -> dict[str, Any]:
+    """The suite's key `published`."""
+    headings = [h for h in taken.table.values if any(h in row for row in taken.rows.values())]
+    spread = [h for h in headings if any(row.get(h, (0, None))[1] is not None for row in taken.rows.values())]
+    return {
+        "file": file,
+        "select": select,
+        "rows": {axis: axis for axis in taken.axes},
+        "values": {heading: heading for heading in headings},
+        **({"std": {heading: f"{heading}_std" for heading in spread}} if spread else {}),
+        "unit": unit,
+    }
+
+
+def write(taken: Taken, suite: Suite, select: str, unit: str | None) -> Path:
+    """Write the numbers beside the suite and name them in it, both or none; the file of numbers.
+
+    unit: None: per cent where a number is above 1. SpecError: the table is not in the suite's own file, a file is in
+    the way, or the suite came with the program.
+    """
+    where, id = suite.file, taken.table.id
+    if Path(__file__).parent.parent.resolve() in where.resolve().parents:
+        raise SpecError(f"{where} came with the program: copy it, or extend it in a suite of your own")
+    name = f"published/{where.stem}-{re.sub(r'[^A-Za-z0-9]+', '-', id).strip('-').lower()}.csv"
+    target = where.parent / name
+    if target.exists():
+        raise SpecError(f"{target} exists: move it away")
+    largest = max(value for row in taken.rows.values() for value, _ in row.values())
+    published = block(taken, name, select, unit or ("percent" if largest > 1 else "plain"))
+    old = where.read_text(encoding="utf-8")
+    new = _edited(old, id, published, where)
+    whole_file.write_all({target: as_csv(taken), where: new}, where)
+    try:
+        files.load(str(where))
+    except FatbenchError:
+        whole_file.write(where, old)
+        target.unlink()
+        raise
+    return target
+
+
+def _keep_anchors(node: Any) -> None:
+    """Write each anchor again, also one that no alias names."""
+    if anchor := getattr(node, "yaml_anchor", lambda: None)():
+        anchor.always_dump = True
+    for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        _keep_anchors(inner)
+
+
+def _edited(text: str, id: str, published: Mapping[str, Any], where: Path) -> str:
+    """A suite's text with `published` in one table, all else as it was. SpecError: the table is not in it."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.comments import CommentedMap
+    from ruamel.yaml.util import load_yaml_guess_indent
+
+    _, indent, offset = load_yaml_guess_indent(text)
+    yaml = YAML()
+    yaml.width, yaml.preserve_quotes = 10**6, True
+    yaml.indent(mapping=2, sequence=indent or 4, offset=offset or 0)
+    contents = yaml.load(text)
+    _keep_anchors(contents)
+    table = next((one for one in contents.get("tables") or () if str(one.get("id")) == id), None)
+    if table is None:
+        raise SpecError(f"{where}: table {id} stands in the suite that this one extends")
+    added = CommentedMap(published)
+    for key, value in published.items():
+        if isinstance(value, dict):
+            added[key] = CommentedMap(value)
+            added[key].fa.set_flow_style()
+    if table.fa.flow_style():
+        added.fa.set_flow_style()
+    table["published"] = added
+    stream = io.StringIO()
+    yaml.dump(contents, stream)
+    return stream.getvalue()
