@@ -1138,7 +1138,7 @@ def test_long_lines_are_judged_as_they_come(tmp_path: Path, monkeypatch: pytest.
     read: list[int] = []
     real = exchange.export_schema.cell
     monkeypatch.setattr(
-        exchange.export_schema, "cell", lambda line, at, identify: (read.append(len(line)), real(line, at, identify))[1]
+        exchange.export_schema, "cell", lambda line, *said: (read.append(len(line)), real(line, *said))[1]
     )
     with exchange.read_parts(file) as (_, parts):
         assert [len(part) for part in parts] == [1] * 9

@@ -1483,6 +1483,9 @@ def test_markdown_columns_agree(paper: list[Grid]) -> None:
         assert len({line.count("|") for line in block.splitlines() if line.startswith("|")}) == 1
 
 
+OTHER_ATTACK = "its attack has other settings than the suite says"
+
+
 # --- from the database -------------------------------------------------------------------------------------------
 
 
@@ -1493,9 +1496,9 @@ def fill(store: Store, plan: Plan, rows: list[dict[str, Any]], record: Callable[
         mine = [row for row in rows if row["cell"] == cell.id]
         for stage in dict.fromkeys(row["stage"] for row in mine):
             here = [row for row in mine if row["stage"] == stage]
-            run = store.claim(
-                cell.id, stage, suite="tiny", total=0, provenance={"preset": "paper", **here[0]["provenance"]}
-            )
+            attack = next((e.attack for e in cell.evaluations if stage.startswith(f"{e.id}")), None)
+            by = {"preset": "paper", **here[0]["provenance"]}
+            run = store.claim(cell.id, stage, suite="tiny", total=0, provenance=by, settings=attack)
             assert run is not None
             numbers = [Number(r["metric"], r["value"], r["round"], r["n"], r["client"]) for r in here]
             store.commit(run, numbers=numbers, round=max(r["round"] for r in here), record=record(cell))
@@ -1568,8 +1571,20 @@ def test_a_table_says_which_of_its_cells_failed(tiny: Suite, tmp_path: Path) -> 
     assert [text for what, text in grid.notes if what == "failed"] == [f"1 cell: {broken.id} (see fatbench logs)"]
 
 
-def test_paired_outcomes_are_read_from_the_database(tiny: Suite, tmp_path: Path) -> None:
-    """12 of 16 images against 4 of 16: more than 3 sigma if independent (0.5 > 0.46), but 8 of 8 discordant is
+@pytest.mark.parametrize(
+    ("attack", "said"),
+    [
+        (lambda attack: attack, None),
+        (lambda attack: {**attack, "eps": "1/25500000"}, f"{OTHER_ATTACK}: eps 1/25500000"),
+        (lambda attack: None, "the settings of its attack are not recorded"),
+    ],
+)
+def test_paired_outcomes_are_read_from_the_database(
+    tiny: Suite, tmp_path: Path, attack: Callable[[dict[str, Any]], Any], said: str | None
+) -> None:
+    """Marked where the settings that are stored are not those that the suite asks for.
+
+    12 of 16 images against 4 of 16: more than 3 sigma if independent (0.5 > 0.46), but 8 of 8 discordant is
     8 < 3 sqrt(8) = 8.49 paired, so that there is no flag.
     """
     plan = tiny.plan("paper")
@@ -1579,13 +1594,15 @@ def test_paired_outcomes_are_read_from_the_database(tiny: Suite, tmp_path: Path)
     with Store.open(str(tmp_path / "test.db"), create=True) as store:
         store.add_cell(cell.id, cell.spec)
         for evaluation, bits in ((fgsm, 0xF000), (pgd20, 0xFFF0)):
-            run = store.claim(cell.id, evaluation.stage(3), suite="tiny", total=16, provenance={})
+            weak = evaluation.attack if evaluation.label == "fgsm" else attack(evaluation.attack)
+            stage = evaluation.stage(3)
+            run = store.claim(cell.id, stage, suite="tiny", total=16, provenance={}, settings=weak)
             assert run is not None
             store.commit(run, round=16, outcomes=(0, 16, bits.to_bytes(2, "big")))
             store.finish(run, [Number(evaluation.label, bits.bit_count() / 16, 3, 16)])
         grid = report.build_tables(tiny, plan, store)[0]
     value = at(grid, "FAT", "PGD-20", "Non-IID")
-    assert (value.mean, value.doubts) == (0.75, ())
+    assert (value.mean, value.doubts) == (0.75, () if said is None else (f"{said} (seed 6)",))
 
 
 def test_ten_thousand_cells_in_time(tmp_path: Path) -> None:

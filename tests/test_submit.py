@@ -17,15 +17,18 @@ from sqlalchemy import select, update
 
 import fatbench
 from fatbench.cli import app, verify
-from fatbench.errors import NothingMatched
+from fatbench.errors import FatbenchError, NothingMatched
+from fatbench.report.numbers.agreement import Agreement
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
-from fatbench.store import jsonl
+from fatbench.store import integrity, jsonl
 from fatbench.store.export_lines import seal
 from fatbench.store.schema import OUTCOME_CHUNKS, ROUND_METRICS, RUNS, STAGES, VALUES
 from fatbench.store.stages import Store
 from fatbench.suite import files
+from fatbench.suite.asked import contradiction
+from fatbench.suite.validate_import import identity
 
 ROOT = Path(__file__).parent.parent
 SUITE = """
@@ -36,6 +39,7 @@ base:
   data: {name: digits}
   train: 800
   test: 60
+  monitor: natural
   partition: {name: iid, clients: 2}
   model: {name: mlp}
   algorithm: {name: fedavg, rounds: 2, aggregator: samples,
@@ -94,7 +98,7 @@ def changed(honest: Path, place: Path, change: Callable[[Any], None], sealed: bo
 def test_an_honest_file_is_run_again_and_gets_a_record_and_a_text(honest: Path, submit: Call, tmp_path: Path) -> None:
     code, out, err = submit(honest)
     assert code == 0, out + err
-    assert "at most 0 apart: within the tolerance of 0 (same machine, torch and precision)" in out
+    assert out.startswith("agrees: ") and "(tolerance 0: same machine, torch and precision)" in out.splitlines()[0]
     (record,) = (json.loads(file.read_text()) for file in tmp_path.glob("results/submitted/*.json"))
     assert record["cells"] == 1 and record["suites"] == ["tiny, preset paper"] and record["verified"]["apart"] == 0
     (text,) = tmp_path.glob("results/submitted/*.md")
@@ -107,7 +111,7 @@ def test_a_full_disk_leaves_no_part_of_a_submission(
     honest: Path, submit: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever of the three files finds no room: one line, exit code 5, none of them."""
-    monkeypatch.setattr(verify, "again", lambda *_: ([], 0.0, "not run again here"))
+    monkeypatch.setattr(verify, "again", lambda *_: Agreement([], [], 0.0, "not run again here", []))
     sync = os.fsync
 
     def full(handle: int) -> None:
@@ -146,25 +150,110 @@ def test_a_forgery_with_new_digests_and_outcomes_is_found_by_running_it_again(
             connection.execute(update(OUTCOME_CHUNKS).where(OUTCOME_CHUNKS.c.stage == row.stage).values(bits=whole))
 
     code, out, _ = submit(changed(honest, tmp_path, forge))
-    assert code == 1 and "beyond the tolerance of 0" in out and "the sample differs: nothing was written" in out
+    assert code == 1 and out.startswith("differs: ") and "the sample differs: nothing was written" in out
+    assert "natural (last) of cell" in out and "is 100.00 % there and" in out
     assert not (tmp_path / "results").exists()
 
 
-def test_results_of_another_torch_are_allowed_two_points_and_the_record_says_so(
+def of_runs(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Any], None]:
+    """Change columns of every run; JSON columns are given as data."""
+
+    def applied(connection: Any) -> None:
+        for row in connection.execute(RUNS.select()).all():
+            new = change({"versions": json.loads(row.versions), "extra": json.loads(row.extra)})
+            values = {key: json.dumps(value) if key in ("versions", "extra") else value for key, value in new.items()}
+            connection.execute(update(RUNS).where(RUNS.c.id == row.id).values(**values))
+
+    return applied
+
+
+def elsewhere(row: dict[str, Any]) -> dict[str, Any]:
+    return {"versions": {**row["versions"], "torch": "2.11.0"}, "device": "cpu (Intel Xeon)"}
+
+
+def test_results_that_say_another_machine_are_not_believed_where_training_gives_the_same_bits(
     honest: Path, submit: Call, tmp_path: Path
 ) -> None:
-    def older(connection: Any) -> None:
-        for row in connection.execute(RUNS.select()).all():
-            versions = row.versions if isinstance(row.versions, dict) else json.loads(row.versions)
-            said = {**versions, "torch": "2.11.0"}
-            value = said if isinstance(row.versions, dict) else json.dumps(said)
-            connection.execute(update(RUNS).where(RUNS.c.id == row.id).values(versions=value))
-
-    code, out, err = submit(changed(honest, tmp_path, older))
+    code, out, err = submit(changed(honest, tmp_path, of_runs(elsewhere)))
     assert code == 0, out + err
-    assert "within the tolerance of 0.02 (torch: 2.11.0 there, " in out
+    assert "(tolerance 0: training gave the same bits here)" in out.splitlines()[0]
     (record,) = (json.loads(file.read_text()) for file in tmp_path.glob("results/submitted/*.json"))
-    assert record["torch"] == ["2.11.0"] and record["verified"]["tolerance"] == 0.02
+    assert record["torch"] == ["2.11.0"] and record["verified"]["tolerance"] == 0
+
+
+def one_image_more(connection: Any) -> None:
+    """An evaluation whose first wrong image is right: 1.67 points."""
+    row = connection.execute(OUTCOME_CHUNKS.select()).one()
+    bits = f"{int.from_bytes(row.bits):0{8 * len(row.bits)}b}"
+    assert "0" in bits[: row.n]
+    better = int(bits[: row.n].replace("0", "1", 1) + bits[row.n :], 2).to_bytes(len(row.bits))
+    connection.execute(OUTCOME_CHUNKS.update().values(bits=better))
+    of = select(ROUND_METRICS.c.id).where(ROUND_METRICS.c.metric == "natural", ROUND_METRICS.c.stage != "train")
+    right = (bits[: row.n].count("1") + 1) / row.n
+    connection.execute(update(VALUES).where(VALUES.c.round_metric.in_(of)).values(value=right))
+
+
+def test_a_file_does_not_choose_its_tolerance_by_the_name_of_a_cpu(honest: Path, submit: Call, tmp_path: Path) -> None:
+    """Less than two points more, and "Intel Xeon" in every run."""
+    code, out, _ = submit(changed(honest, tmp_path, lambda c: (of_runs(elsewhere)(c), one_image_more(c))))
+    assert code == 1 and "(tolerance 0: training gave the same bits here)" in out.splitlines()[0]
+    assert "differs: natural (last) of cell" in out and not (tmp_path / "results").exists()
+
+
+def test_a_training_number_counts(honest: Path, submit: Call, tmp_path: Path) -> None:
+    """Tables and figures are made of them: the loss of the first round, a thousandth less."""
+
+    def forge(connection: Any) -> None:
+        of = select(ROUND_METRICS.c.id).where(ROUND_METRICS.c.metric == "train_loss", ROUND_METRICS.c.round == 1)
+        connection.execute(update(VALUES).where(VALUES.c.round_metric.in_(of)).values(value=VALUES.c.value * 0.999))
+
+    code, out, _ = submit(changed(honest, tmp_path, forge))
+    assert code == 1 and "differs: train_loss of training of cell" in out and not (tmp_path / "results").exists()
+
+
+def test_a_training_accuracy_that_the_evaluation_contradicts_is_refused(
+    honest: Path, submit: Call, tmp_path: Path
+) -> None:
+    def forge(connection: Any) -> None:
+        of = select(ROUND_METRICS.c.id).where(ROUND_METRICS.c.metric == "natural", ROUND_METRICS.c.stage == "train")
+        connection.execute(update(VALUES).where(VALUES.c.round_metric.in_(of)).values(value=0.75))
+
+    code, _, err = submit(changed(honest, tmp_path, forge))
+    assert code == 2 and "train: natural of round 2 is 0.75, natural-" in err and "of the same 60 images" in err
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"name": "pgd", "eps": "1/25500000", "step": "1/25500000", "steps": 20}, "is the name of another attack"),
+        ({"name": "natural", "origin": "cell 0a1b2c3d4e5f"}, "is the name of another attack"),
+        (None, "does not say what its attack was"),
+    ],
+)
+def test_an_attack_that_is_not_what_its_stage_is_named_after_is_refused(
+    honest: Path, submit: Call, tmp_path: Path, settings: dict[str, Any] | None, said: str
+) -> None:
+    """A weak attack under the name of the suite's; a key that took the number out of the comparison; no settings."""
+
+    def forge(connection: Any) -> None:
+        value = None if settings is None else json.dumps(settings)
+        connection.execute(update(STAGES).where(STAGES.c.stage != "train").values(settings=value))
+
+    file = changed(honest, tmp_path, forge)
+    code, _, err = submit(file)
+    assert code == 2 and said in err and not (tmp_path / "results").exists()
+    if settings is not None:
+        with Store.open("new.db", create=True) as store, pytest.raises(FatbenchError, match=said):
+            jsonl.check(store, file, identify=identity, contradiction=contradiction)
+        with pytest.raises(FatbenchError, match=said):
+            integrity.check(str(tmp_path / "changed.db"), identity, contradiction=contradiction)
+
+
+@pytest.mark.parametrize("column", ["commit", "dirty"])
+def test_code_that_is_not_recorded_is_refused(honest: Path, submit: Call, tmp_path: Path, column: str) -> None:
+    code, _, err = submit(changed(honest, tmp_path, lambda c: c.execute(update(RUNS).values(**{column: None}))))
+    said = {"commit": "the commit of ", "dirty": "modified code"}[column]
+    assert code == 2 and said in err and not (tmp_path / "results").exists()
 
 
 def test_names_of_a_file_are_text_in_a_pull_request(honest: Path, submit: Call, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from fatbench.cli.verify import Apart, apart, choose, job, largest_allowed, text
+from fatbench.cli.verify import choose, elsewhere, job
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
@@ -114,16 +114,16 @@ def test_the_cheapest_are_those_that_took_the_least_seconds(theirs: Store) -> No
     assert choose(theirs, 9, None) == [by_rounds[3], by_rounds[1]]
 
 
-def test_the_tolerance_is_zero_where_the_bytes_should_be_the_same() -> None:
+def test_what_makes_another_machine() -> None:
     run = {"device": "cpu (A)", "cpu": {"model": "A", "capability": "AVX2"}, "precision": "fp32", "path": "loop",
            "threads": 1, "versions": {"torch": "2.15.0"}}  # fmt: skip
-    assert largest_allowed([(run, run)]) == (0.0, "same machine, torch and precision")
+    assert elsewhere([(run, run)]) is None
     other = {**run, "versions": {"torch": "2.14.0"}}
-    assert largest_allowed([(run, run), (run, other)]) == (0.02, "torch: 2.15.0 there, 2.14.0 here")
-    assert largest_allowed([({**run, "cpu": None}, run)]) == (0.02, "cpu: not recorded there, A AVX2 here")
-    assert largest_allowed([({**run, "precision": "bf16"}, run)]) == (0.02, "precision: bf16 there, fp32 here")
+    assert elsewhere([(run, run), (run, other)]) == "torch: 2.15.0 there, 2.14.0 here"
+    assert elsewhere([({**run, "cpu": None}, run)]) == "cpu: not recorded there, A AVX2 here"
+    assert elsewhere([({**run, "precision": "bf16"}, run)]) == "precision: bf16 there, fp32 here"
     gpu = {**run, "not_reproducible": "bf16 on a GPU"}
-    assert largest_allowed([(gpu, gpu)]) == (0.02, "not reproducible: bf16 on a GPU")
+    assert elsewhere([(gpu, gpu)]) == "not reproducible: bf16 on a GPU"
 
 
 def test_runs_say_on_which_cpu_they_were(theirs: Store) -> None:
@@ -146,30 +146,40 @@ def test_a_finished_evaluation_with_nothing_in_it(theirs: Store, lacking: str) -
         job(theirs, cell)
 
 
-def test_how_far_apart(theirs: Store) -> None:
-    """A store and itself: 0 everywhere; accuracies count, training numbers do not. A ratio for those."""
-    cell = choose(theirs, 1, None)[0]
-    found = {one.metric: one for one in apart(theirs, theirs, cell)}
-    assert {one.far for one in found.values()} == {0.0}
-    assert [metric for metric, one in found.items() if one.counts] == ["fgsm (last)", "natural (last)"]
-    assert found["natural (last)"].agreement == 1
-    assert "train_loss" in found
-    assert "seconds" not in found
-    assert Apart("c", "natural (last)", 0.5, 0.4, 0.9, True).far == pytest.approx(0.1)
-    assert Apart("c", "train_loss", 2.0, 1.0, None, False).far == pytest.approx(0.5)
+def test_replicates_and_cells_at_chance_are_not_chosen(results: Path, tmp_path: Path) -> None:
+    """A cell that has not learned stays at chance whatever is done to it; it is run again only where all are such."""
+    with Store.open(str(tmp_path / "both.db"), create=True) as store:
+        jsonl.import_(store, results)
+        by_rounds = {spec["algorithm"]["rounds"]: cell for cell, spec in store.cells().items()}
+        other = tmp_path / "other.jsonl"
+        other.write_text(another_run(results.read_text(), by_rounds[3]))
+        jsonl.import_(store, other)
+        assert f"{by_rounds[3]}~1" in store.cells()
+        right = (ROUND_METRICS.c.cell == by_rounds[3]) & (ROUND_METRICS.c.metric == "natural")
+        low = select(ROUND_METRICS.c.id).where(
+            (ROUND_METRICS.c.metric == "natural") & (ROUND_METRICS.c.stage != "train")
+        )
+        with store.database.writing() as connection:
+            connection.execute(update(VALUES).where(VALUES.c.round_metric.in_(low)).values(value=0.1))
+        assert sorted(choose(store, 9, None)) == sorted(choose(store, 9, 1)) == sorted(by_rounds.values())
+        with store.database.writing() as connection:
+            high = low.where(right)
+            connection.execute(update(VALUES).where(VALUES.c.round_metric.in_(high)).values(value=0.9))
+        assert choose(store, 9, None) == choose(store, 9, 1) == [by_rounds[3]]
 
 
-def test_a_difference_of_exactly_the_tolerance_is_within_it() -> None:
-    """In floating point 0.594 - 0.574 is more than 0.02. Of training numbers every bit counts."""
-    assert 0.594 - 0.574 > 0.02
-    one = Apart("c", "pgd20 (last)", 0.594, 0.574, 0.9, True)
-    assert text([one], one.far, 0.02, "cpu").endswith("at most 0.02 apart: within the tolerance of 0.02 (cpu)")
-    more = Apart("c", "pgd20 (last)", 0.595, 0.574, 0.9, True)
-    assert text([more], more.far, 0.02, "cpu").endswith("at most 0.021 apart: beyond the tolerance of 0.02 (cpu)")
-    bit = Apart("c", "train_loss", 1.0, 1 - 2**-53, None, True)
-    assert text([bit], bit.far, 0.0, "cpu").endswith("apart: beyond the tolerance of 0 (cpu)")
-    same = Apart("c", "train_loss", 1.0, 1.0, None, True)
-    assert text([same], same.far, 0.0, "cpu").endswith("at most 0 apart: within the tolerance of 0 (cpu)")
+def another_run(text: str, cell: str) -> str:
+    """The line of a cell as another run of it, whose loss is another."""
+    head, *lines = text.splitlines()
+    line = next(line for line in map(json.loads, lines) if line["cell"] == cell)
+    for run in line["runs"]:
+        run["uid"] = run["uid"][::-1]
+    for stage in line["stages"]:
+        for number in stage["numbers"]:
+            number[3] += number[2] == "train_loss"
+    for stage, digest in export_lines.mismatches(line):
+        stage["digest"] = digest
+    return json.dumps({**json.loads(head), "cells": 1}) + "\n" + json.dumps(line) + "\n"
 
 
 NINE_OF_TEN = [[0, 20, base64.b64encode(b"\x7f\xff\xf0").decode()], [20, 10, base64.b64encode(b"\x3f\xc0").decode()]]
@@ -184,7 +194,9 @@ def test_a_true_file_and_an_edited_one(results: Path, monkeypatch: Any, tmp_path
     said = json.loads(out)
     assert (said["apart"], len(said["cells"])) == (0.0, 1)
     assert (said["tolerance"], said["because"]) == (0.0, "same machine, torch and precision")
-    assert {one["agreement"] for one in said["numbers"] if one["counts"]} == {1.0}
+    assert {one["agreement"] for one in said["numbers"] if one["evaluated"]} == {1.0}
+    assert said["agrees"] and said["unverified"] == [] and {one["far"] for one in said["numbers"]} == {0.0}
+    assert "train_loss of training" in {one["metric"] for one in said["numbers"]}
     edited = []
     for line in results.read_text().splitlines()[1:]:
         cell = json.loads(line)
@@ -199,6 +211,7 @@ def test_a_true_file_and_an_edited_one(results: Path, monkeypatch: Any, tmp_path
     file.write_text("\n".join([results.read_text().splitlines()[0], *edited]) + "\n")
     code, out, _ = run("verify", str(file), "--cell", said["cells"][0])
     assert code == 1
-    assert out.endswith("apart: beyond the tolerance of 0 (same machine, torch and precision)\n")
+    assert out.startswith("differs: ") and "(tolerance 0: same machine, torch and precision)" in out.splitlines()[0]
+    assert f"differs: natural (last) of cell {said['cells'][0]} is 90.00 % there and " in out
     code, _, err = run("verify", "nowhere.jsonl")
     assert (code, err) == (2, "fatbench: nowhere.jsonl: no such file (give one that 'fatbench export' wrote)\n")

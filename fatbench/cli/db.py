@@ -144,12 +144,13 @@ def import_(
     from fatbench import settings
     from fatbench.store import jsonl
     from fatbench.store.stages import Store
+    from fatbench.suite.asked import contradiction
     from fatbench.suite.validate_import import identity
 
     known_format(format, ("text", "json"))
     bad: list[str] | None = [] if skip_bad else None
     with opened(db, new=True) as store:
-        left_out = [jsonl.check(store, file, identify=identity, bad=bad) for file in files]
+        left_out = [jsonl.check(store, file, identify=identity, contradiction=contradiction, bad=bad) for file in files]
     for message in bad or ():
         print(f"fatbench: skipped: {message}", file=sys.stderr)
     taken = []
@@ -192,11 +193,18 @@ def db_check(db: Db = None, format: Format = "text") -> None:
     """Check that the database is intact: its schema, the digest of every finished stage, accuracies and outcomes."""
     from fatbench import settings
     from fatbench.store import integrity
+    from fatbench.suite.asked import contradiction
     from fatbench.suite.validate_import import identity
 
     known_format(format, ("text", "json"))
     url = settings.database(db)
     if format == "json":
-        print_json({"database": settings.shown_url(url), "intact": True, "rows": integrity.counts(url, identity)})
+        print_json(
+            {
+                "database": settings.shown_url(url),
+                "intact": True,
+                "rows": integrity.counts(url, identity, contradiction=contradiction),
+            }
+        )
     else:
-        print(integrity.check(url, identity))
+        print(integrity.check(url, identity, contradiction=contradiction))

@@ -36,8 +36,10 @@ def submit(
 ) -> None:
     """Make results ready for the leaderboard: check the file, run a sample again, write record and pull request."""
     from fatbench.cli import verify
+    from fatbench.report.numbers import agreement
     from fatbench.store import jsonl
     from fatbench.store.stages import Store
+    from fatbench.suite.asked import contradiction
     from fatbench.suite.validate_import import identity
 
     if not whole_file.regular(file).is_file():
@@ -46,20 +48,22 @@ def submit(
         tempfile.TemporaryDirectory(prefix="fatbench-") as folder,
         Store.open(f"{folder}/theirs.db", create=True) as theirs,
     ):
-        jsonl.import_(theirs, file, identify=identity)  # digests, outcomes and identities of every line
+        # digests, outcomes and identities of every line
+        jsonl.import_(theirs, file, identify=identity, contradiction=contradiction)
         if problems := list(_problems(theirs)):
             more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
             raise SpecError(f"{file}: {'; '.join(problems[:3])}{more}; nothing was written")
         chosen = verify.choose(theirs, sample, seed)
         options = RunOptions(device=device, db=f"{folder}/ours.db", data=data)
-        found, tolerance, because = verify.again(theirs, chosen, options)
-        worst = max((one.far for one in found if one.counts), default=0.0)
-        print(verify.text(found, worst, tolerance, because))
-        if worst > tolerance:
-            print(f"fatbench: {file}: the sample differs: nothing was written")
+        found = verify.again(theirs, chosen, options)
+        print(agreement.text(found))
+        if not found.agrees:
+            word = "differs" if found.reasons else "is not verified"
+            print(f"fatbench: {file}: the sample {word}: nothing was written")
             raise typer.Exit(1)
+        tolerated = {"tolerance": found.tolerance, "because": found.because}
         record = _record(theirs, file) | {
-            "verified": {"cells": chosen, "apart": worst, "tolerance": tolerance, "because": because}
+            "verified": {"cells": chosen, "numbers": len(found.numbers), "apart": found.far, **tolerated}
         }
     target = output / f"{record['sha256'][:12]}.jsonl"
     whole_file.write_all(
@@ -90,13 +94,17 @@ def _problems(store: Store) -> Iterator[str]:
                 yield f"cell {cell}: {name} is {row.status}"
             elif name != "train" and parsed(name).metric and not store.outcomes(cell, name):
                 yield f"cell {cell}: {name} has no outcome of each image"
+            elif name != "train" and row.settings is None:
+                yield f"cell {cell}: {name} does not say what its attack was"
     why = query.doubts_of(list(specs), store)
     empty = {(cell, doubt.words) for (cell, _), found in why.items() for doubt in found if doubt.code in NOT_LEARNED}
     yield from (f"cell {cell}: the network has not learned: {words}" for cell, words in sorted(empty))
     for run in store.runs(list(specs)):
         if run["status"] == "done" and not (run.get("versions") or {}).get("torch"):
             yield f"cell {run['cell']}: the versions of the packages are not recorded"
-        if run["status"] == "done" and run["dirty"]:
+        if run["status"] == "done" and run["commit"] is None:
+            yield f"cell {run['cell']}: the commit of {run['stage']} is not recorded"
+        if run["status"] == "done" and run["dirty"] is not False:
             yield f"cell {run['cell']}: modified code (commit {str(run['commit'])[:10]})"
 
 
@@ -136,7 +144,7 @@ def _text(record: dict[str, Any], target: Path) -> str:
     for what in ("commits", "devices", "precisions", "torch", "plugins"):
         lines.append(f"* {what}: {escape(', '.join(record[what])) or 'none'}")
     lines.append(
-        f"* run again: {', '.join(again['cells'])}; at most {again['apart']:.4g} apart, tolerance"
-        f" {again['tolerance']:g} ({again['because']})"
+        f"* run again: {', '.join(again['cells'])}; accuracies at most {100 * again['apart']:.2f} points apart,"
+        f" tolerance {100 * again['tolerance']:g} ({escape(again['because'])})"
     )
     return "\n".join([*lines, ""])

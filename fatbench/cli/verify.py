@@ -6,7 +6,7 @@ import contextlib
 import random
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,8 +20,10 @@ from fatbench.runner.run_options import RunOptions
 from fatbench.suite import weights
 
 if TYPE_CHECKING:
+    from fatbench.report.numbers.agreement import Agreement, Apart
     from fatbench.runner.jobs import Job
     from fatbench.store.stages import Store
+    from fatbench.suite.cells import Evaluation
 
 
 def verify(
@@ -46,58 +48,81 @@ def verify(
     data: DataDir = None,
     format: Format = "text",
 ) -> None:
-    """Run a few cells of exported results again; exit 0 if all accuracies agree within the tolerance."""
+    """Run a few cells of exported results again; exit 0 if every finished number of these cells agrees."""
     known_format(format, ("text", "json"))
+    from fatbench.report.numbers import agreement, doubts
     from fatbench.store import jsonl
     from fatbench.store.stages import Store
+    from fatbench.suite.asked import contradiction
     from fatbench.suite.validate_import import identity
 
     if not whole_file.regular(file).is_file():
         raise SpecError(f"{file}: no such file (give one that 'fatbench export' wrote)")
     with tempfile.TemporaryDirectory(prefix="fatbench-") as folder, contextlib.ExitStack() as stack:
         theirs = stack.enter_context(Store.open(f"{folder}/theirs.db", create=True))
-        jsonl.import_(theirs, file, identify=identity)
+        jsonl.import_(theirs, file, identify=identity, contradiction=contradiction)
         chosen = [cell_in(theirs, id) for id in cell] if cell else choose(theirs, sample, seed)
         if brought := [id for id, spec in theirs.cells(chosen).items() if "evaluated" in spec]:
             raise SpecError(f"cell {brought[0]} is an external model: its training cannot be run again")
         options = RunOptions(device=device, precision=precision, db=f"{folder}/ours.db", data=data)
-        found, tolerance, reason = again(theirs, chosen, options, path, tolerance)
-    worst = max((one.far for one in found if one.counts), default=0.0)
+        found = again(theirs, chosen, options, path, tolerance)
+        notes = dict.fromkeys(at_chance(theirs, chosen), f" ({doubts.WORDS['chance']})")
     if format == "json":
-        numbers = [{**asdict(one), "apart": one.far} for one in found]
-        print_json({"cells": chosen, "numbers": numbers, "tolerance": tolerance, "because": reason, "apart": worst})
+        numbers = [{**asdict(one), "agreement": one.agreement, "evaluated": one.evaluated} for one in found.numbers]
+        said = {"agrees": found.agrees, "reasons": found.reasons, "unverified": found.unverified}
+        tolerated = {"tolerance": found.tolerance, "because": found.because, "apart": found.far}
+        print_json({"cells": chosen, **said, **tolerated, "numbers": numbers})
     else:
-        print(text(found, worst, tolerance, reason))
-    if worst > tolerance:
+        print(agreement.text(found, notes))
+    if not found.agrees:
         raise typer.Exit(1)
 
 
 def again(
     theirs: Store, chosen: Sequence[str], options: RunOptions, path: str | None = None, tolerance: float | None = None
-) -> tuple[list[Apart], float, str]:
-    """Run cells again in the empty database of the options: (numbers, tolerance, why that). SystemExit: one failed."""
+) -> Agreement:
+    """Run cells again in the empty database of the options, and compare. SystemExit: one failed."""
+    from fatbench.report.numbers import agreement
     from fatbench.store.stages import Store
 
-    _run(theirs, [job(theirs, id, trained_only=True) for id in origins(theirs, chosen)], options, path)
-    _run(theirs, [job(theirs, id) for id in chosen], options, path)
+    jobs = {id: job(theirs, id) for id in chosen}
+    first = [_alone(jobs[id]) if id in jobs else job(theirs, id, trained_only=True) for id in origins(theirs, chosen)]
+    _run(theirs, first, options, path)
+    _run(theirs, list(jobs.values()), options, path)
     with Store.open(str(options.db)) as ours:
-        found = [one for id in chosen for one in apart(theirs, ours, id)]
-        if tolerance is not None:
-            return found, tolerance, "--tolerance"
-        return found, *largest_allowed([(_trained(theirs, id), _trained(ours, id)) for id in chosen], found)
+        both = [agreement.apart(theirs, ours, id) for id in chosen]
+        numbers = [one for found, _ in both for one in found]
+        pairs = [(_trained(theirs, id), _trained(ours, id)) for id in chosen]
+        missing = [what for _, without in both for what in without]
+        return agreement.overall(numbers, missing, elsewhere(pairs, numbers), tolerance)
+
+
+def _alone(job: Job) -> Job:
+    """The job without the attacks that are computed on models of other cells."""
+    return replace(job, evaluations=[one for one in job.evaluations if one.origin is None or not one.origin.cell])
 
 
 def origins(store: Store, cells: Sequence[str]) -> list[str]:
-    """The cells with whose models these begin, the first ones first. SpecError: one is not in the file."""
+    """The cells with whose models these begin, or on whose models they are attacked; the first ones first.
+
+    SpecError: one with whose weights a cell begins is not in the file.
+    """
+    attacking = [one.origin.cell for id in cells for one in _evaluations(store, id) if one.origin is not None]
     found: dict[str, None] = {}
-    for id in cells:
-        origin = weights.trained_by(store.cells([id])[id])
-        if origin is None:
-            continue
-        if origin not in store.cells([origin]):
-            raise SpecError(f"cell {id} begins with the weights of cell {origin}, which is not in the file")
-        found |= dict.fromkeys([*origins(store, [origin]), origin])
+    for id in [*cells, *sorted(filter(None, attacking))]:
+        found |= dict.fromkeys(_before(store, id))
+        found |= dict.fromkeys([id] if id in attacking else [])
     return list(found)
+
+
+def _before(store: Store, cell: str) -> list[str]:
+    """The cells that have to be trained before a cell, the first ones first. SpecError: one is not in the file."""
+    origin = weights.trained_by(store.cells([cell])[cell])
+    if origin is None:
+        return []
+    if origin not in store.cells([origin]):
+        raise SpecError(f"cell {cell} begins with the weights of cell {origin}, which is not in the file")
+    return [*_before(store, origin), origin]
 
 
 def _run(theirs: Store, jobs: Sequence[Job], options: RunOptions, path: str | None) -> None:
@@ -121,25 +146,22 @@ def _trained(store: Store, cell: str) -> Mapping[str, Any]:
     return next((run for run in store.runs([cell]) if run["stage"] == "train" and not run.get("dropped")), {})
 
 
-TOLERANCE = 0.02  # where another machine, library or precision may change what is computed
 MACHINE = ("device", "cpu", "precision", "path", "threads", "not_reproducible")
 
 
-def largest_allowed(
-    runs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], numbers: Sequence[Apart] = ()
-) -> tuple[float, str]:
-    """The largest difference allowed between runs (there, here), and why: 0 where the bytes should be the same."""
+def elsewhere(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], numbers: Sequence[Apart] = ()) -> str | None:
+    """In what runs here are not those of the file (there, here); None: in nothing, so the bytes should be the same."""
     for theirs, ours in runs:
         there, here = ({**run, "torch": (run.get("versions") or {}).get("torch")} for run in (theirs, ours))
         for key in (*MACHINE, "torch"):
             if there.get(key) != here.get(key):
-                return TOLERANCE, f"{key}: {_said(there.get(key))} there, {_said(here.get(key))} here"
+                return f"{key}: {_said(there.get(key))} there, {_said(here.get(key))} here"
         if here.get("not_reproducible"):
-            return TOLERANCE, f"not reproducible: {here['not_reproducible']}"
+            return f"not reproducible: {here['not_reproducible']}"
     for one in numbers:
         if one.precisions[0] != one.precisions[1]:
-            return TOLERANCE, f"precision of {one.metric}: {one.precisions[0]} there, {one.precisions[1]} here"
-    return 0.0, "same machine, torch and precision"
+            return f"precision of {one.metric}: {one.precisions[0]} there, {one.precisions[1]} here"
+    return None
 
 
 def _said(value: Any) -> str:
@@ -152,32 +174,11 @@ def _said(value: Any) -> str:
     )
 
 
-CLOCK = ("seconds",)  # training numbers that tell of the machine alone
-
-
-@dataclass(frozen=True)
-class Apart:
-    """One number of a cell, there and here."""
-
-    cell: str
-    metric: str  # "pgd20 (last)", or "train_loss" of training
-    theirs: float
-    ours: float
-    agreement: float | None  # fraction of the test images with the same outcome
-    counts: bool  # whether the tolerance is about it
-    precisions: tuple[str, str] = ("fp32", "fp32")  # of the attack, there and here
-
-    @property
-    def far(self) -> float:
-        """Of an accuracy the difference, of a training number the difference relative to the larger one."""
-        difference = abs(self.theirs - self.ours)
-        if "(" in self.metric:
-            return round(difference, 12)  # 0.594 and 0.574 are 0.02 apart, in floating point a little more
-        return difference / max(abs(self.theirs), abs(self.ours)) if difference else 0.0
-
-
 def choose(store: Store, sample: int, seed: int | None) -> list[str]:
-    """Cells whose training is done: with a seed any of them at random, without the cheapest. NothingMatched: none."""
+    """Cells whose training is done: with a seed any of them at random, without the cheapest. NothingMatched: none.
+
+    Cells at chance come last: whatever is done to them, they stay there.
+    """
     from fatbench.store.replicates import SIGN
 
     known = {id: spec for id, spec in store.cells().items() if SIGN not in id}
@@ -191,6 +192,8 @@ def choose(store: Store, sample: int, seed: int | None) -> list[str]:
         )
     if not done:
         raise NothingMatched("no cell of these results finished its training: there is nothing to verify")
+    below = at_chance(store, done)
+    done = [id for id in done if id not in below] or done
     if seed is not None:
         return random.Random(seed).sample(done, min(sample, len(done)))
     seconds = dict.fromkeys(done, 0.0)
@@ -199,6 +202,15 @@ def choose(store: Store, sample: int, seed: int | None) -> list[str]:
             seconds[number["cell"]] += number["value"]
     # a cell without recorded seconds comes after all that have them
     return sorted(done, key=lambda id: (not seconds[id], seconds[id], _work(specs[id]), id))[:sample]
+
+
+def at_chance(store: Store, cells: Sequence[str]) -> set[str]:
+    """Those of these cells of which a model is at chance."""
+    from fatbench.report.numbers import query
+    from fatbench.report.numbers.doubts import NOT_LEARNED
+
+    why = query.doubts_of(list(cells), store)
+    return {cell for (cell, _), found in why.items() for doubt in found if doubt.code in NOT_LEARNED}
 
 
 def _work(spec: Mapping[str, Any]) -> float:
@@ -219,88 +231,45 @@ def job(store: Store, cell: str, trained_only: bool = False) -> Job:
     from fatbench.runner.jobs import Job
     from fatbench.store.selection import WORDS
     from fatbench.store.stage_names import parsed
-    from fatbench.suite.cells import Evaluation, canonical
+    from fatbench.suite.cells import canonical
 
     rows = {stage: row for (_, stage), row in store.stages([cell]).items()}
     if "train" not in rows or rows["train"].status != "done":
         raise SpecError(f"cell {cell} is not trained to the end: there is nothing to verify")
     spec = canonical(store.cells([cell])[cell])  # with the settings that the program has learned since
-    evaluations: dict[str, Evaluation] = {}
-    sizes = {n["stage"]: n["n"] for n in store.measurements([cell], stages=list(rows)) if n["metric"] != "seconds"}
-    for stage, row in rows.items():
-        metric, evaluation, *_ = parsed(stage)
-        if stage == "train" or row.status != "done" or row.settings is None or evaluation in evaluations:
-            continue
-        if trained_only:
-            break
-        if "origin" in row.settings:  # of another cell, which may not be in the file
-            continue
-        attack = {key: value for key, value in row.settings.items() if key != "implementation"}
-        chunks = store.outcomes(cell, stage)
-        if not chunks or stage not in sizes:
-            lacking = "outcomes" if stage in sizes else "numbers"
-            raise SpecError(f"cell {cell} {stage} is finished but has no {lacking}: it cannot be verified")
-        batch, n = chunks[0][1], sizes[stage]
-        # neither n nor batch is stored as it was asked for: the hash in the stage's name says which it was
-        known = [Evaluation(metric, attack, many, b) for many in (n, None) for b in _batches(batch)]
-        evaluations[evaluation] = next((one for one in known if one.id == evaluation), known[0])
+    evaluations = [] if trained_only else _evaluations(store, cell)
     attacked = {parsed(stage).round for stage in rows if stage != "train"}
     record = rows["train"].record
     checkpoints = [name for name in WORDS if name in record and int(record[name]["round"]) in attacked]
     run = _trained(store, cell)
     suite, preset = str(run.get("suite") or "verify"), str(run.get("preset") or "verify")
-    return Job(cell, spec, list(evaluations.values()), checkpoints, suite, preset)
+    return Job(cell, spec, evaluations, checkpoints, suite, preset)
 
 
-def _batches(first: int) -> list[int]:
-    """Batches that a first chunk of so many images can come from: one of that size, or any that holds all images."""
-    return [first, *(size for size in (50, 64, 100, 128, 200, 250, 256, 500, 512, 1000, 2000) if size >= first)]
+def _evaluations(store: Store, cell: str) -> list[Evaluation]:
+    """The finished evaluations of a cell that can be run again; what is not among them, `agreement.apart` names.
 
+    SpecError: a finished evaluation has no numbers or no outcomes.
+    """
+    from fatbench.store.stage_names import parsed
+    from fatbench.suite import asked
 
-def apart(theirs: Store, ours: Store, cell: str) -> list[Apart]:
-    """Every evaluation at every checkpoint, and the last round's training numbers; these count if nothing else does."""
-    from fatbench.report.numbers.compare import label, measured
-    from fatbench.store.selection import WORDS
-
-    found = []
-    for checkpoint in WORDS:
-        there, here = (
-            {label(name): one for name, one in measured(store, [cell], checkpoint)[cell].items()}  # type: ignore[arg-type]
-            for store in (theirs, ours)
-        )
-        for metric in there.keys() & here.keys():
-            one, other = there[metric], here[metric]
-            same = None
-            if one.outcomes and other.outcomes and one.n == other.n:
-                same = 1 - (one.outcomes[0] ^ other.outcomes[0]).bit_count() / one.n
-            name, precisions = f"{metric} ({checkpoint})", (one.precision, other.precision)
-            found.append(Apart(cell, name, one.value, other.value, same, True, precisions))
-    found.sort(key=lambda one: one.metric)
-    ends = [
-        {
-            n["metric"]: n["value"]
-            for n in store.measurements([cell], stages=["train"])
-            if n["client"] < 0 and n["round"] == int(store.cells([cell])[cell]["algorithm"]["rounds"])
-        }
-        for store in (theirs, ours)
-    ]
-    evaluated = bool(found)
-    for metric in sorted(ends[0].keys() & ends[1].keys() - set(CLOCK)):
-        found.append(Apart(cell, metric, ends[0][metric], ends[1][metric], None, not evaluated))
-    return found
-
-
-def text(found: Sequence[Apart], worst: float, tolerance: float, reason: str) -> str:
-    """A block for each cell, and what it comes to."""
-    lines = []
-    for cell in dict.fromkeys(one.cell for one in found):
-        lines.append(f"cell {cell}: there, here, apart")
-        for one in found:
-            if one.cell != cell:
+    sizes = {n["stage"]: n["n"] for n in store.measurements([cell]) if n["metric"] == parsed(n["stage"]).metric}
+    found: dict[str, Evaluation] = {}
+    for (_, stage), row in store.stages([cell]).items():
+        if stage == "train" or row.status != "done" or row.settings is None:
+            continue
+        chunks = store.outcomes(cell, stage)
+        if not chunks or stage not in sizes:
+            lacking = "outcomes" if stage in sizes else "numbers"
+            raise SpecError(f"cell {cell} {stage} is finished but has no {lacking}: it cannot be verified")
+        one = asked.evaluation(stage, row.settings, sizes[stage], chunks[0][1])
+        if one is None:
+            continue
+        if one.origin is not None and one.origin.cell:
+            spec = store.cells([one.origin.cell]).get(one.origin.cell)
+            if spec is None:  # its model cannot be trained again
                 continue
-            same = "" if one.agreement is None else f", {100 * one.agreement:.1f} % of outcomes agree"
-            bare = "" if one.counts else " (relative, not counted)" if "(" not in one.metric else ""
-            lines.append(f"  {one.metric}: {one.theirs:.6g}, {one.ours:.6g}, {one.far:.4g}{bare}{same}")
-    within = "within" if worst <= tolerance else "beyond"
-    lines.append(f"at most {worst:.4g} apart: {within} the tolerance of {tolerance:g} ({reason})")
-    return "\n".join(lines)
+            one = replace(one, origin=replace(one.origin, spec=spec))
+        found[one.id] = one
+    return list(found.values())

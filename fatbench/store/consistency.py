@@ -7,7 +7,8 @@ best round, as a record and as the greatest of the numbers.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fatbench.store import selection
@@ -21,7 +22,11 @@ OF_TEST_IMAGES = {"natural", "monitor", "edge_natural"}  # beside what evaluatio
 OF_CLIENTS = {"train_loss", "train_accuracy", "weight", "selected", "holdout_accuracy", "holdout_gap",
               "prior_accuracy"}  # fmt: skip
 COUNTS = {"seconds", "forward", "backward", "gradient_steps", "bytes_up", "bytes_down"}
+MEANS = FRACTIONS - {"train_accuracy", "holdout_accuracy", "prior_accuracy", "edge_natural"}  # of one bit an image
+CLASSES = {f"{metric}_class": metric for metric in ("natural", "monitor", "val_natural", "val_monitor")}
 ROUNDING = 1e-12  # of a mean of several models' accuracies: far below one image of any test set
+FINEST = 1e-6  # of an image: what rounding makes of a count of them
+APART = 0.02  # that two passes over the same images may differ in other batches or another precision
 
 
 def right(chunks: Iterable[tuple[int, bytes]]) -> tuple[int, int]:
@@ -31,6 +36,14 @@ def right(chunks: Iterable[tuple[int, bytes]]) -> tuple[int, int]:
         correct += int.from_bytes(bits).bit_count()
         total += n
     return correct, total
+
+
+def impossible(metric: str, value: float, n: int, models: int = 1) -> str | None:
+    """Whether no n outcomes of each of some models have this mean; None: some have."""
+    if n < 1 or abs(value * n * models - round(value * n * models)) <= FINEST:
+        return None
+    of = f" and {models} models" if models > 1 else ""
+    return f"{metric} is {value!r}, which {n} images{of} cannot give"
 
 
 def disagreement(metric: str, value: float, n: int, correct: int, total: int) -> str | None:
@@ -49,8 +62,13 @@ def disagreement(metric: str, value: float, n: int, correct: int, total: int) ->
     return None
 
 
-def problems(line: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(stage, in what it contradicts itself or the cell) of a line of an export as JSON data."""
+def problems(
+    line: Mapping[str, Any], contradiction: Callable[[Mapping[str, Any]], str | None] | None = None
+) -> Iterator[tuple[str, str]]:
+    """(stage, in what it contradicts itself or the cell) of a line of an export as JSON data.
+
+    contradiction: in what a stage's name contradicts its settings (`fatbench.suite.asked`).
+    """
     for stage in line["stages"]:
         name = stage["stage"]
         numbers = [tuple(number[:5]) for number in stage["numbers"]]
@@ -64,8 +82,49 @@ def problems(line: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if said is None and stage["run"] is not None:
             other = line["runs"][stage["run"]]["stage"]
             said = None if other == name else f"its run is one of {other}"
+        if said is None and contradiction is not None:
+            said = contradiction(stage)
         if said is not None:
             yield name, said
+    if said := _other_training(line):
+        yield "train", said
+
+
+def _other_training(line: Mapping[str, Any]) -> str | None:
+    """In what the clean accuracy that training has logged is not that of the evaluation of the same round and images.
+
+    Both are over the first test images. Of a training that diverged they are the most frequent class of other images.
+    """
+    logged = {
+        round: (value, n)
+        for stage in line["stages"]
+        if stage["stage"] == "train"
+        for round, client, metric, value, n, *_ in stage["numbers"]
+        if metric == "natural" and client < 0
+    }
+    for stage in line["stages"]:
+        name, settings = parsed(stage["stage"]), stage.get("settings") or {}
+        own = {metric: n for _, client, metric, _, n, *_ in stage["numbers"] if client < 0}
+        diverged = any(metric.startswith("flag_training_diverged") for metric in own)
+        if settings.get("name") != "natural" or "origin" in settings or diverged or name.round not in logged:
+            continue
+        bits, n = _bits(stage["outcomes"]), own.get(name.metric, 0)
+        value, first = logged[name.round]
+        if not 0 < first <= n or len(bits) % n:
+            continue
+        right = sum(bits[start : start + first].count("1") for start in range(0, len(bits), n))
+        said = right / (first * (len(bits) // n)) if bits else value
+        if abs(said - value) > APART:
+            return (
+                f"natural of round {name.round} is {value!r}, {stage['stage']} says {said!r} of the same {first} images"
+            )
+    return None
+
+
+def _bits(chunks: Iterable[Sequence[Any]]) -> str:
+    """The outcomes of a stage of a line as "0" and "1"."""
+    packed = ((n, base64.b64decode(bits)) for _, n, bits in chunks)
+    return "".join(f"{int.from_bytes(bits):0{8 * len(bits)}b}"[:n] for n, bits in packed)
 
 
 def _last(spec: Mapping[str, Any], stage: Mapping[str, Any]) -> str | None:
@@ -103,7 +162,8 @@ def _problem(
     if evaluation and last is not None and at > last:
         return f"round {at} of {last}"
     correct, total = right(chunks)
-    models = sum(client >= 0 for _, client, name, _, _ in numbers if name == metric) or 1
+    of_clients = Counter((name, round) for round, client, name, _, _ in numbers if client >= 0)
+    models = of_clients[metric, at] or 1
     for round, client, name, value, n in numbers:
         who = f"{name} of client {client}" if client >= 0 else name
         own = evaluation and name == metric
@@ -125,7 +185,30 @@ def _problem(
             return said
         if own and client < 0 and total and n * models != total:
             return f"{who} is of {n} images and {models} model{'s' * (models != 1)}, its outcomes are of {total}"
+        of = metric if name == "zero_gradients" else CLASSES.get(name, name)  # a mean over the same models
+        many = 1 if client >= 0 and name not in CLASSES else of_clients[of, round] or 1
+        if ((own and not total) or (name in MEANS and not own)) and (said := impossible(who, value, n, many)):
+            return said
+    if said := _of_classes(numbers):
+        return said
     return _of_models(metric, sorted(row for row in numbers if row[2] == metric), chunks) if evaluation else None
+
+
+def _of_classes(numbers: Iterable[tuple[int, int, str, float, int]]) -> str | None:
+    """In what the accuracies of the classes are not those of all images."""
+    classes: dict[tuple[str, int], list[tuple[float, int]]] = {}
+    whole: dict[tuple[str, int], tuple[float, int]] = {}
+    for round, client, name, value, n in numbers:
+        if name in CLASSES:
+            classes.setdefault((CLASSES[name], round), []).append((value, n))
+        elif client < 0:
+            whole[name, round] = value, n
+    for (name, round), parts in classes.items():
+        value, n = whole.get((name, round), (0.0, 0))
+        right = sum(accuracy * images for accuracy, images in parts)
+        if n == sum(images for _, images in parts) and abs(right - value * n) > FINEST * len(parts):
+            return f"{name} of round {round} is {value!r}, its classes say {right / n!r}"
+    return None
 
 
 BOUNDS = (("algorithm", "rounds"), ("partition", "clients"), ("test",))

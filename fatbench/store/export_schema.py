@@ -210,11 +210,17 @@ def header(line: str, at: str) -> int:
     return int(_read(_HEADER, _parsed(line, at), at).cells)
 
 
-def cell(line: str, at: str, identify: Callable[[Mapping[str, Any]], str] | None = None) -> CellLine:
+def cell(
+    line: str,
+    at: str,
+    identify: Callable[[Mapping[str, Any]], str] | None = None,
+    contradiction: Callable[[Mapping[str, Any]], str | None] | None = None,
+) -> CellLine:
     """A line as a cell. ExchangeError, with `at` and the place in the line: it is none, or contradicts itself, or a
     finished stage is not what its digest says.
 
-    identify: the identity of a spec, which a cell's id must be.
+    identify: the identity of a spec, which a cell's id must be. contradiction: in what a stage's name contradicts its
+    settings.
     """
     value = _parsed(line, at)
     found: CellLine = _read(_CELL, value, at)
@@ -241,7 +247,7 @@ def cell(line: str, at: str, identify: Callable[[Mapping[str, Any]], str] | None
             if start != position or len(bits) != (n + 7) // 8:
                 raise ExchangeError(f"{at}: cell {found.cell} {stage.stage}: the outcomes from {start} on do not fit")
             position += n
-    for name, said in consistency.problems(value):
+    for name, said in consistency.problems(value, contradiction):
         raise ExchangeError(f"{at}: cell {found.cell} {name}: {said}")
     for part, _ in export_lines.mismatches(value):
         said = "its digest is of other numbers or outcomes" if part.get("digest") else "a finished stage has no digest"

@@ -37,6 +37,7 @@ from fatbench.store.schema import (
 from fatbench.store.stage_names import parsed
 
 Identify = Callable[[Mapping[str, Any]], str]
+Contradiction = Callable[[Mapping[str, Any]], str | None]
 UNREADABLE = (
     SQLAlchemyError, SAWarning, sqlite3.Error, ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 )  # fmt: skip
@@ -46,22 +47,34 @@ class Damaged(DatabaseError):
     """A database that holds what this program did not write (exit 4)."""
 
 
-def check(url: str, identify: Identify | None = None, contents: bool = True) -> str:
+def check(
+    url: str,
+    identify: Identify | None = None,
+    contents: bool = True,
+    contradiction: Contradiction | None = None,
+) -> str:
     """What a database holds, in a sentence, when it is intact and of this version. Damaged says what is not.
 
     Other errors are those of opening it. identify: the identity of a spec, which its cell's id must be. contents:
-    whether numbers and outcomes are read, a second for a thousand cells.
+    whether numbers and outcomes are read, a second for a thousand cells. contradiction: in what the name of a stage
+    contradicts its settings.
     """
-    return f"{shown_url(url)} is intact (schema {REVISIONS[-1]}): {counted(counts(url, identify, contents))}"
+    rows = counts(url, identify, contents, contradiction)
+    return f"{shown_url(url)} is intact (schema {REVISIONS[-1]}): {counted(rows)}"
 
 
-def counts(url: str, identify: Identify | None = None, contents: bool = True) -> dict[str, int]:
+def counts(
+    url: str,
+    identify: Identify | None = None,
+    contents: bool = True,
+    contradiction: Contradiction | None = None,
+) -> dict[str, int]:
     """How many rows each table of a database has that is intact and of this version; errors as of `check`."""
     shown = shown_url(url)
     try:
         with warnings.catch_warnings(), Database.open(url) as database, database.reading() as connection:
             warnings.simplefilter("error", SAWarning)  # of a table that says something else than it was made with
-            problems = [*_problems(connection), *(_contents(connection, identify) if contents else ())]
+            problems = [*_problems(connection), *(_contents(connection, identify, contradiction) if contents else ())]
             tables = [part for part in METADATA.sorted_tables if part is not IDENTITY]
             found = {part.name: connection.scalar(select(func.count()).select_from(part)) or 0 for part in tables}
     except UNREADABLE as error:  # what cannot be read is damaged, whatever reads it
@@ -178,7 +191,7 @@ def _orphans(connection: Connection) -> Iterator[str]:
         where, position = (cell, stage), start + n
 
 
-def _contents(connection: Connection, identify: Identify | None) -> Iterator[str]:
+def _contents(connection: Connection, identify: Identify | None, contradiction: Contradiction | None) -> Iterator[str]:
     """Cells that are not what their id says, stages that are not what they were when they were finished, and numbers
     that their outcomes contradict.
     """
@@ -186,7 +199,7 @@ def _contents(connection: Connection, identify: Identify | None) -> Iterator[str
     for part in batches(connection.scalars(select(CELLS.c.id)), 100):
         try:
             for line in export_lines.lines(connection, part):
-                yield from _of_cell(line, identify)
+                yield from _of_cell(line, identify, contradiction)
             yield from _besides(connection, part)
         except UNREADABLE as error:
             yield f"cells {part[0]} to {part[-1]}: {_line(error)}"
@@ -204,7 +217,7 @@ def _besides(connection: Connection, cells: Sequence[str]) -> Iterator[str]:
             yield f"cell {row.cell} {row.stage}: its heartbeat is no time"
 
 
-def _of_cell(line: Mapping[str, Any], identify: Identify | None) -> Iterator[str]:
+def _of_cell(line: Mapping[str, Any], identify: Identify | None, contradiction: Contradiction | None) -> Iterator[str]:
     own = line["cell"].partition(replicates.SIGN)[0]
     try:
         identity = own if identify is None else identify(line["spec"])
@@ -212,7 +225,7 @@ def _of_cell(line: Mapping[str, Any], identify: Identify | None) -> Iterator[str
         identity = own
     if identity != own:
         yield f"cell {line['cell']}: its spec is that of {identity}"
-    for name, said in consistency.problems(line):
+    for name, said in consistency.problems(line, contradiction):
         yield f"cell {line['cell']} {name}: {said}"
     for stage, _ in export_lines.mismatches(line):
         said = "has changed since it was finished" if stage["digest"] else "is finished but has no digest"

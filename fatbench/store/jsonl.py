@@ -105,6 +105,7 @@ def check(
     file: str | Path,
     *,
     identify: Callable[[Mapping[str, Any]], str] | None = None,
+    contradiction: Callable[[Mapping[str, Any]], str | None] | None = None,
     bad: list[str] | None = None,
 ) -> set[int]:
     """Look at every line of a file that `export` wrote and write nothing; the numbers of the lines that are bad.
@@ -123,7 +124,7 @@ def check(
                     at = f"{path}:{number}"
                     count += 1
                     try:
-                        cell = export_schema.cell(line, at, identify)
+                        cell = export_schema.cell(line, at, identify, contradiction)
                         if count > promised:
                             raise ExchangeError(f"{at}: more cells than the {promised} that the first line promises")
                         for run in cell.runs:
@@ -149,19 +150,21 @@ def import_(
     file: str | Path,
     *,
     identify: Callable[[Mapping[str, Any]], str] | None = None,
+    contradiction: Callable[[Mapping[str, Any]], str | None] | None = None,
     left_out: Container[int] | None = None,
 ) -> dict[str, int]:
     """Take in a file that `export` wrote; counts of what was in it and what was new. Importing twice changes nothing.
 
-    identify: the identity of a spec; a cell whose id is another is refused. left_out: the lines that `check` found bad;
-    without it the file is checked first. ExchangeError, and nothing written: not such a file, damaged, or a number of
+    identify: the identity of a spec; a cell whose id is another is refused. contradiction: in what the name of a stage
+    contradicts its settings (`fatbench.suite.asked`). left_out: the lines that `check` found bad; without it the file
+    is checked first. ExchangeError, and nothing written: not such a file, damaged, or a number of
     the same run that is another here. A cell that has other numbers here, of other runs, is taken in as a replicate
     (`fatbench.store.replicates`). MachineError: the file cannot be read.
 
     BATCH cells are a transaction. Whoever is killed between two of them imports the file again.
     """
     path = Path(file)
-    left_out = check(store, path, identify=identify) if left_out is None else left_out
+    left_out = check(store, path, identify=identify, contradiction=contradiction) if left_out is None else left_out
     what = ("cells", "new cells", "new replicates", "new stages", "new numbers", "numbers already here")
     counts = dict.fromkeys(what, 0)
     with read_parts(path) as (_, numbered):

@@ -44,6 +44,7 @@ WORDS = {  # code -> what is printed; {value}, {against} and {metric} are the do
     "order": "{metric} exceeds {against} by more than 3 standard errors",
     "gradient": f"the loss has no gradient on more than {100 * ZERO_GRADIENTS:g}% of the images:"
     " gradient attacks overstate robustness",
+    "no_settings": "the settings of its attack are not recorded",
     "not_cut": "of all images: their outcomes are not stored",
     "tf32": "attacked in tf32",
     "bf16": "attacked in bf16",

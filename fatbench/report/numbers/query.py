@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select as sql
 
-from fatbench.report.numbers.doubts import Doubts, Outcomes, doubts
+from fatbench.report.numbers.doubts import Doubt, Doubts, Outcomes, doubts
 from fatbench.report.numbers.measurements import ENDS, EVERY, PRIOR, RANGE, Source, Stages, StoredResults
 from fatbench.store import integrity
 from fatbench.store.rows import batches
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
 from fatbench.store.stage_names import parsed
+from fatbench.suite import asked
 from fatbench.suite.tables import OVER
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> Stored
         if of_intervals:
             found.rows += _numbers(cells, store, (NUMBERS.c.stage == "train") & NUMBERS.c.metric.in_(of_intervals))
     found.runs = _runs(cells, store, stages)
-    found.doubts = doubts_of(cells, store, found.outcomes) if checkpoints else {}
+    if checkpoints:
+        found.doubts = _other_attacks(plan, cells, store, stages, doubts_of(cells, store, found.outcomes))
     trained = sql(STAGES.c.cell).where((STAGES.c.stage == "train") & (STAGES.c.status == "done"))
     found.trained = frozenset(row.cell for row in _fetch(store, trained, STAGES.c.cell, cells if metrics else ()))
     broken = sql(STAGES.c.cell).where(STAGES.c.status == "failed").distinct()
@@ -77,6 +79,23 @@ def _evaluated(
     return stages
 
 
+def _other_attacks(plan: Plan, cells: Sequence[str], store: Store, stages: Collection[str], why: Doubts) -> Doubts:
+    """Doubts, and that of each stage whose settings are not those of the plan's evaluation that has its name."""
+    by_id = {evaluation.id: evaluation for evaluation in _evaluations(plan)}
+    here = STAGES.c.stage.in_(sorted(stages)) & STAGES.c.settings.is_not(None)
+
+    @functools.cache
+    def said(evaluation: str, settings: str) -> str | None:
+        return asked.differs(json.loads(settings), by_id[evaluation])
+
+    found = dict(why)
+    query = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings).where(here)
+    for cell, stage, settings in _fetch(store, query, STAGES.c.cell, cells):
+        if words := said(parsed(stage).evaluation, settings):
+            found[cell, stage] = (*found.get((cell, stage), ()), Doubt(words))
+    return found
+
+
 def gather_series(figures: Sequence[Figure], plan: Plan, store: Store, select: Checkpoint = "last") -> StoredResults:
     """The numbers over all rounds, those of evaluations, and the runs, that figures need of the plan's cells."""
     cells = [cell.id for cell in plan.unique()]
@@ -89,7 +108,7 @@ def gather_series(figures: Sequence[Figure], plan: Plan, store: Store, select: C
     stages: set[str] = set()
     if any(source.stage not in ("train", "artifact") for source in sources):
         stages = _evaluated(found, plan, cells, store, {select}, sources)
-        found.doubts = doubts_of(cells, store, found.outcomes)
+        found.doubts = _other_attacks(plan, cells, store, stages, doubts_of(cells, store, found.outcomes))
     found.runs = _runs(cells, store, stages)
     for metric, clients in wanted.items():
         here = (NUMBERS.c.stage == "train") & (NUMBERS.c.metric == metric)
@@ -215,12 +234,18 @@ def doubts_of(cells: Sequence[str], store: Store, read: Outcomes | None = None) 
     """
     numbers = _numbers(cells, store, (NUMBERS.c.stage != "train") & (NUMBERS.c.client == -1))
     evaluated = sorted({row["cell"] for row in numbers})
-    made = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings).where(STAGES.c.settings.is_not(None))
-    texts = {parsed(stage).evaluation: text for _, stage, text in _fetch(store, made, STAGES.c.cell, evaluated)}
+    made = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings).where(STAGES.c.stage != "train")
+    texts, bare = {}, set()
+    for cell, stage, text in _fetch(store, made, STAGES.c.cell, evaluated):
+        if text is None:
+            bare.add((cell, stage))
+        else:
+            texts[parsed(stage).evaluation] = text
     attacks = {evaluation: json.loads(text) for evaluation, text in texts.items()}
     specs = _fetch(store, sql(CELLS.c.id, CELLS.c.spec), CELLS.c.id, evaluated)
     data = {cell: json.loads(spec).get("data", {}) for cell, spec in specs}
-    return doubts(numbers, attacks, data, outcomes(cells, store) if read is None else read)
+    found = doubts(numbers, attacks, data, outcomes(cells, store) if read is None else read)
+    return found | {key: (*found.get(key, ()), Doubt("no_settings")) for key in bare}
 
 
 _COLUMNS = ("cell", "stage", "round", "client", "metric", "value", "n")

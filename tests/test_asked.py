@@ -1,0 +1,96 @@
+"""A stage's name is a hash of its attack, its images and its batch: settings that give another name are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fatbench.suite import asked, calls
+from fatbench.suite.cells import Evaluation, TransferOrigin
+
+RESULTS = Path(__file__).parent.parent / "results"
+PGD = dict(calls.check("Attack", {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 20}))
+
+
+def stage(evaluation: Evaluation, n: int, chunk: int | None, **settings: Any) -> dict[str, Any]:
+    """A finished stage of an evaluation, as in a line of an export."""
+    said = {**evaluation.attack, "implementation": "fatbench 0.1.0", **settings}
+    chunks = [] if chunk is None else [[0, chunk, ""]]
+    numbers = [[3, -1, evaluation.label, 0.5, n, 0]]
+    return {"stage": evaluation.stage(3), "settings": said, "numbers": numbers, "outcomes": chunks}
+
+
+@pytest.mark.parametrize(
+    ("n", "batch", "images", "chunk"),
+    [
+        (None, 20, 30, 20),  # all that there are
+        (1000, 128, 1000, 128),
+        (1000, 128, 355, 128),  # of so many as were asked for there are fewer
+        (60, 1777, 60, 60),  # all in one batch of an odd size
+        (None, 37, 1000, 1000),  # the answer of a diverged network
+        (60, 64, 60, None),  # no outcomes
+    ],
+)
+def test_images_and_batch_are_found_from_the_name(n: int | None, batch: int, images: int, chunk: int | None) -> None:
+    one = Evaluation("pgd20", PGD, n, batch)
+    found = asked.evaluation(one.stage(3), one.attack, images, chunk)
+    assert found is not None and found.id == one.id and (found.n, found.batch) == (n, batch)
+    assert asked.contradiction(stage(one, images, chunk)) is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"eps": "1/25500000"}, {"steps": 1}, {"early_stop": True}, {"name": "fgsm"}, {"origin": "cell a"}]
+)
+def test_other_settings_have_another_name(change: dict[str, Any]) -> None:
+    said = asked.contradiction(stage(Evaluation("pgd20", PGD, 100, 50), 100, 50, **change))
+    assert said is not None and said.startswith("pgd20-") and "is the name of another attack" in said
+
+
+def test_other_numbers_of_images_and_batches_have_another_name() -> None:
+    one = stage(Evaluation("pgd20", PGD, 100, 50), 100, 50)
+    assert asked.contradiction({**one, "numbers": [[3, -1, "pgd20", 0.5, 300, 0]]}) is not None
+    assert asked.contradiction({**one, "outcomes": [[0, 40, ""]]}) is not None
+    assert asked.contradiction({**one, "settings": None}) is None  # whoever compares says so
+    assert asked.contradiction({**one, "settings": {"name": "of_a_plugin_that_is_not_loaded"}}) is None
+    assert asked.contradiction({"stage": "train", "settings": None}) is None
+
+
+@pytest.mark.parametrize("origin", [TransferOrigin("FedAvg", "0a1b2c3d4e5f"), TransferOrigin("c", client=2, clients=5)])
+def test_a_transfer_is_known_by_whose_model_it_was_computed_on(origin: TransferOrigin) -> None:
+    one = Evaluation("moved", PGD, 100, 50, origin=origin)
+    said = stage(one, 100, 50, origin=origin.said)
+    assert asked.contradiction(said) is None
+    assert asked.contradiction({**said, "settings": one.attack}) is not None
+    found = asked.evaluation(one.stage(3), said["settings"], 100, 50)
+    assert found is not None and found.origin is not None and found.origin.said == origin.said
+
+
+def test_in_what_a_stage_is_not_what_the_suite_asks_for() -> None:
+    """Names have 32 bits, so whoever tries long enough finds weak settings for one: a table compares the settings."""
+    one = Evaluation("pgd20", PGD, 100, 50)
+    assert asked.differs({**PGD, "implementation": "fatbench 0.1.0"}, one) is None
+    short = {key: value for key, value in PGD.items() if key != "early_stop"}  # of before that setting was added
+    assert asked.differs(short, one) is None
+    assert asked.differs({**PGD, "eps": "1/255"}, one) == (
+        "its attack has other settings than the suite says: eps 1/255"
+    )
+    assert asked.differs({"name": "nothing_known"}, one) == (
+        "its attack has other settings than the suite says:"
+        " name nothing_known, eps default, step default, steps default"
+    )
+    assert asked.differs({**PGD, "origin": "cell a"}, one) == (
+        "its attack was computed on cell a, not as the suite says"
+    )
+    moved = Evaluation("moved", PGD, 100, 50, origin=TransferOrigin("FedAvg", "b"))
+    assert asked.differs(PGD, moved) == "its attack was computed on the model itself, not as the suite says"
+
+
+@pytest.mark.parametrize("name", ["fat-byzantine-cpu", "fedvkd-cifar10-jpeg75-p02-cpu", "sfat-bf16-cpu"])
+def test_committed_results_are_what_their_names_say(name: str) -> None:
+    """Among them networks that diverged, models of clients, and another precision."""
+    lines = (RESULTS / f"{name}.jsonl").read_text().splitlines()[1:]
+    stages = [stage for line in lines for stage in json.loads(line)["stages"]]
+    assert len(stages) > 30 and [said for one in stages if (said := asked.contradiction(one))] == []
