@@ -315,7 +315,7 @@ def load_model(
                 f" 'fatbench run cell {network.cell}{network.how}' trains it again, and"
                 " 'fatbench export' writes a file for results= that knows the new one"
             )
-        return zoo.module(file, network.sha256)
+        return zoo.module(file, network.sha256, network.trained_with)
 
 
 # --- reading ------------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def delete() -> None:
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(tmp_path, monkeypatch, forks):
     """A folder with the plug-in, its files and modules, and a package of the lab in a folder beside it."""
     place = tmp_path / "place"
     for name, text in {

@@ -8,7 +8,7 @@ from typing import Any
 
 from fatbench import settings
 from fatbench.errors import MachineError, SpecError
-from fatbench.runner import checkpoints, stage
+from fatbench.runner import checkpoints, own_network, stage
 from fatbench.runner.executors import local
 from fatbench.runner.run_options import RunOptions
 from fatbench.suite import calls, facts, foreign
@@ -28,6 +28,7 @@ def checkpoint(
     import torch
 
     from fatbench.engine.accuracy import accuracy, models_of
+    from fatbench.engine.local import load, pixels
     from fatbench.engine.setup import Runtime, setup
 
     model, own, header = checkpoints.load_model(file, device)
@@ -40,6 +41,9 @@ def checkpoint(
     root = settings.data_folder(str(options.data) if options.data else None)
     runtime = Runtime(root, torch.device(device), settings.precision(options.precision, [device]))
     ready = setup(runtime, **calls.bind_cell(spec, root))
+    _, *shape = pixels(ready.problem, ready.test[0][:1]).shape
+    network = load(ready.problem, model)
+    own_network.demand_same(file, header, spec["model"], network, shape, ready.classes)
     images, labels = ready.test[0][:n], ready.test[1][:n]
     results = []
     for text, attack in specs:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.engine.rounds import Number
-from fatbench.runner import checkpoints, reading, transfer, versions
+from fatbench.runner import checkpoints, own_network, reading, transfer, versions
 from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn
 from fatbench.runner.oom_retry import gpu_memory, with_oom_retry
@@ -131,7 +131,7 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
             store.heartbeat(run)  # a file written by a run that has lost its stage would be in another's way
             reader.tell()
             for r, (model, own) in models.items():
-                header = header_of(job, r, ready.classes)
+                header = {**header_of(job, r, ready.classes), **own_network.in_header(job.spec, ready.problem, model)}
                 digests[model_file(r)] = checkpoints.save_model(folder / model_file(r), model, own, **header)
             for r, own in clients.items():
                 if clients_file(r) in files_of(record) and own:

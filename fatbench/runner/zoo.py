@@ -40,6 +40,7 @@ class Network:
     sha256: str  # of its file
     numbers: Mapping[str, float]  # metric -> accuracy in [0, 1]
     how: str = ""  # it was trained: options of `fatbench run cell`
+    trained_with: Sequence[Mapping[str, Any]] = ()  # records of plug-ins
 
 
 def entries(results: Iterable[Path]) -> list[Network]:
@@ -58,7 +59,8 @@ def entries(results: Iterable[Path]) -> list[Network]:
                 numbers = {**found[key].numbers} if key in found else {}
                 numbers |= dict(_numbers(stage))
                 suite, preset = str(run.get("suite", "")), str(run.get("preset", ""))
-                found[key] = Network(cell["cell"], suite, preset, round, digest, numbers, _how(trained))
+                used = (trained.get("extra") or {}).get("plugins", ())
+                found[key] = Network(cell["cell"], suite, preset, round, digest, numbers, _how(trained), used)
     return list(found.values())
 
 
@@ -161,12 +163,13 @@ def _fetch(address: str, sha256: str) -> Path | None:
     return target
 
 
-def module(file: Path, sha256: str) -> nn.Module:
+def module(file: Path, sha256: str, trained_with: Sequence[Mapping[str, Any]] = ()) -> nn.Module:
     """The network of a file of a run, in eval mode; it takes images (B, C, H, W) in [0, 1] and gives logits.
 
-    MachineError: the file is damaged, or no network of a run.
+    trained_with: records of the plug-ins of its training. MachineError: the file is damaged, no network of a run, or
+    the code of a plug-in's network is not the one that was trained.
     """
-    from fatbench.runner import checkpoints, stage
+    from fatbench.runner import checkpoints, own_network, stage
     from fatbench.suite import calls, facts
 
     state, _, header = checkpoints.load_model(file, "cpu", sha256)
@@ -175,7 +178,8 @@ def module(file: Path, sha256: str) -> nn.Module:
     side = spec.get("size") or data.side
     if data.channels is None or side is None:
         raise MachineError(f"{file}: the size of its images is only known from the data set")
-    build = calls.build("Model", calls.check("Model", stage.without_weights(spec["model"]), "model"))
-    network: nn.Module = build((data.channels, side, side), int(header["classes"]))
+    settings, shape = calls.check("Model", stage.without_weights(spec["model"]), "model"), (data.channels, side, side)
+    network: nn.Module = calls.build("Model", settings)(shape, int(header["classes"]))
     network.load_state_dict(state)
+    own_network.demand_same(file, header, settings, network, shape, int(header["classes"]), trained_with)
     return network.eval()

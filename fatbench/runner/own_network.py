@@ -1,0 +1,91 @@
+"""The network of a plug-in and the code that trained it: what it answers to noise stands in the header of its file.
+
+Weights alone do not say which network they are of. Noise needs no data set, so that a file can be checked wherever it
+is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fatbench.errors import MachineError
+from fatbench.store import inputs
+from fatbench.store.answers import same_answers
+from fatbench.suite import calls, plugins
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fatbench.engine.rounds import Problem, Tensors
+
+Shape = Sequence[int]  # (C, H, W)
+
+
+def in_header(spec: Mapping[str, Any], problem: Problem, state: Tensors) -> dict[str, str]:
+    """What the header of a model's file says of a plug-in's network with this state; empty for one of fatbench."""
+    if not _names(spec["model"]):
+        return {}
+    from fatbench.engine.local import load
+
+    channels, *sides = problem.images.shape[1:]
+    shape = (channels, *(sides if problem.size is None else (problem.size, problem.size)))
+    return {"answers": json.dumps(_to_noise(load(problem, state), shape, problem.classes))}
+
+
+def demand_same(
+    file: Path,
+    header: Mapping[str, str],
+    model: Mapping[str, Any],
+    network: nn.Module,
+    shape: Shape,
+    classes: int,
+    trained_with: Iterable[Mapping[str, Any]] = (),
+) -> None:
+    """MachineError: a plug-in's network, with the weights of this file, is not the one that was trained.
+
+    model: its settings. trained_with: records of the plug-ins of its training, for files that do not know the answers.
+    """
+    names = _names(model)
+    then = _of(names, trained_with)
+    now = [record for name in names if (record := plugins.loaded_version({"names": [name]})) is not None]
+    if "answers" in header:
+        if same_answers(json.loads(header["answers"]), _to_noise(network, shape, classes)):
+            return
+    elif not then or inputs.same_functions(then, _of(names, now)):
+        return
+    trained, loaded = (", ".join(sorted({inputs.describe(record) for record in records})) for records in (then, now))
+    raise MachineError(
+        f"{file}: {model['name']} of {loaded} is not the network that was trained{f' ({trained})' if trained else ''}:"
+        " the same weights give another network. Give the plug-in as it was, or train the cell again"
+    )
+
+
+def _names(model: Mapping[str, Any]) -> list[str]:
+    """What a network's settings call of plug-ins: "model mine"."""
+    return [name for _, name in plugins.used(calls.call("Model", model))]
+
+
+def _of(names: Iterable[str], records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What records say of these functions alone."""
+    return [
+        {**record, "names": own, "reached": {name: record["reached"][name] for name in own}}
+        if "reached" in record
+        else {**record, "names": own}
+        for record in records
+        if (own := [name for name in names if name in record.get("names", ())])
+    ]
+
+
+def _to_noise(network: nn.Module, shape: Shape, classes: int) -> dict[str, Any]:
+    import torch
+
+    from fatbench.engine.answers import IMAGES, answers
+    from fatbench.engine.precision import ieee
+
+    device = next((value.device for value in network.state_dict().values()), torch.device("cpu"))
+    noise = torch.rand(IMAGES, *shape, generator=torch.Generator().manual_seed(0)).to(device)
+    with ieee(device):
+        return answers(network, noise, torch.arange(IMAGES, device=device) % classes)
