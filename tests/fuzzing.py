@@ -387,7 +387,7 @@ def weights(rng: random.Random, folder: Path) -> None:
         case "model":
             checkpoints.save_model(file, tensors, {0: {"a.bias": torch.ones(2)}}, cell="c", round="1")
         case _:
-            checkpoints.save_artifacts(file, tensors)
+            checkpoints.save_artifacts(file, tensors, "c", 1)
     if rng.random() < 0.9:
         file.write_bytes(garbled(rng, file.read_bytes()))
     reads(lambda: pretrained.from_file("vit", file))

@@ -28,7 +28,7 @@ RUN = {
 RECORD = {"model": "e" * 64, "origin": "f" * 64}
 
 
-def of(run: dict | None = None, record: dict | None = None, origin: str = "0123") -> dict:
+def of(run: dict | None = None, record: dict | None = None, origin: str = "cell 0123") -> dict:
     return inputs.of_run({**RUN, **(run or {})}, {**RECORD, **(record or {})}, origin)
 
 
@@ -58,7 +58,7 @@ def test_what_either_side_lacks_is_unknown_and_says_nothing() -> None:
     assert differ({}, of()) == differ(of(), {}) == []
     assert differ(inputs.of_run({}), of()) == []
     assert differ(of({"dirty": True}), of()) == []  # uncommitted, and nobody noted what
-    assert differ(of(origin="4567"), of()) == []  # of another cell
+    assert differ(of(origin="cell 4567"), of()) == []  # of another cell
 
 
 # --- a suite on data that can be changed in place --------------------------------------------------------------------
@@ -231,6 +231,96 @@ def test_run_says_what_changed_what_it_costs_and_what_it_keeps(place: Path, run)
     code, _, err = run(*command, "--rerun-changed")
     assert code == 0 and "--rerun-changed computes 1 cell again" in err
     assert run("status", "own.yaml", "--format", "json")[1].count("changed") == 0
+
+
+def two_files(place: Path, run) -> tuple[str, str]:
+    """The same cell on two versions of its images, in a.jsonl and b.jsonl."""
+    for name, shift in (("a", 0), ("b", 1)):
+        write_data(place, shift)
+        with Store.open(f"{name}.db", create=True) as store:
+            at = Machine(f"{name}.db", str(place / f"{name}-files"), str(place))
+            assert work(job(), at, store) == "done"
+        assert run("export", "--db", f"{name}.db", "-o", f"{name}.jsonl")[0] == 0
+    return "a.jsonl", "b.jsonl"
+
+
+def test_images_are_paired_with_themselves_alone(place: Path, run) -> None:
+    a, b = two_files(place, run)
+    code, out, _ = run("compare", a, b)
+    assert code == 0 and "=> not tested: other images or labels\n" in out
+    assert "A and B differ in what answered them: other images or labels [" in out and "] and [" in out
+    assert "McNemar" not in out and "95 %" not in out
+    (one,) = json.loads(run("compare", a, b, "--format", "json")[1])["comparisons"]
+    assert one["p"] is None and one["images"] == [] and one["inputs"][0]["code"] == "data"
+    (same,) = json.loads(run("compare", a, a, "--format", "json")[1])["comparisons"]
+    assert len(same["images"]) == 1 and "inputs" not in same
+
+
+def test_outcomes_stand_beside_labels_of_their_own_images(place: Path, run) -> None:
+    two_files(place, run)  # b's images lie there now
+    labels = {}
+    for name in ("a", "b"):
+        code, out, err = run("outcomes", job().cell[:8], "--db", f"{name}.db", "--data", ".", "--format", "json")
+        assert code == 0 and ("no labels: the outcomes are of other images or labels [" in err) == (name == "a")
+        labels[name] = [row["label"] for row in json.loads(out)["outcomes"]]
+    assert set(labels["a"]) == {None} and set(labels["b"]) == {0, 1, 2, 3}
+
+
+def test_what_other_images_answered_is_no_repetition(place: Path, run) -> None:
+    a, b = two_files(place, run)
+    code, out, err = run("import", a, b, "--db", "c.db")
+    assert code == 0 and "1 new replicates" in out
+    assert f"{job().cell}~1 is no repetition of its cell, they differ in other images or labels [" in err
+    assert "1 of their runs differ in other images or labels [" in run("report", "own.yaml", "--db", "c.db")[1]
+
+    def shown(db: str) -> float:
+        (row,) = json.loads(run("report", "own.yaml", "--db", db, "--format", "json")[1])["tables"][0]["rows"]
+        return row["measured"]["natural"]["mean"]
+
+    assert shown("a.db") != shown("b.db") == shown("c.db")  # the newest
+    write_data(place)
+    with Store.open("c.db") as store:
+        store.see_data(start.check_data([job()], place))
+    assert shown("c.db") == shown("a.db")  # the one that the images of now have answered
+
+
+def test_a_page_of_a_cell_that_was_deleted_goes(place: Path, run) -> None:
+    run("run", "suite", "own.yaml", "--jobs", "1", "--device", "cpu", "--data", ".")
+    (place / "site").mkdir()
+    (place / "site" / "mine.html").write_text("<p>not of fatbench</p>")
+    assert run("site", "own.yaml", "-o", "site")[0] == 0
+    (page,) = [file for file in (place / "site").glob("*.html") if file.name not in ("index.html", "mine.html")]
+    page.rename(place / "site" / "gone-paper.html")
+    assert run("site", "own.yaml", "-o", "site")[0] == 0
+    assert {file.name for file in (place / "site").glob("*.html")} == {"index.html", "mine.html", page.name}
+
+
+def test_images_of_another_cell_are_not_shown_as_a_cell_s_own(tmp_path: Path) -> None:
+    import torch
+
+    from fatbench.report.figures import artifacts
+    from fatbench.runner import checkpoints
+
+    mine, other = (tmp_path / cell / "artifacts" / "round-000002.safetensors" for cell in ("aaaa", "bbbb"))
+    digest = checkpoints.save_artifacts(mine, {"image": torch.zeros(1)}, "aaaa", 2)
+    checkpoints.save_artifacts(other, {"image": torch.ones(1)}, "bbbb", 2)
+    assert artifacts.load(mine)["image"] == artifacts.load(mine, digest)["image"] == 0
+    mine.write_bytes(other.read_bytes())
+    with pytest.raises(MachineError, match="holds what cell bbbb kept of round 2, not its own cell's"):
+        artifacts.load(mine)
+    with pytest.raises(MachineError, match="not the file that was written: its SHA-256 is"):
+        artifacts.load(mine, digest)
+
+
+def test_db_check_reads_the_files_that_it_names(place: Path, run) -> None:
+    run("run", "suite", "own.yaml", "--jobs", "1", "--device", "cpu", "--data", ".")
+    assert run("db", "check")[0] == 0
+    (model,) = Path("results").rglob("model-*.safetensors")
+    model.write_bytes(model.read_bytes()[:-4] + b"abcd")
+    code, _, err = run("db", "check")
+    assert code == 4 and f"cell {job().cell}: {model.name} is not the file that was written" in err
+    model.unlink()
+    assert run("db", "check")[0] == 0
 
 
 def test_a_reason_is_plain_data() -> None:

@@ -77,6 +77,9 @@ def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, 
 
     with opened(db) as store:
         id = cell_in(store, cell)
+        assert store is not None
+        train = store.stages([id]).get((id, "train"))
+        digests = {} if train is None else train.record.get("sha256", {})
     from fatbench.report.figures import artifacts
 
     files = settings.files_folder(settings.database(db)) / id
@@ -88,7 +91,7 @@ def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, 
             f"--round: cell {id} kept no artifacts of round {round}{did_you_mean(str(round), map(str, kept))}"
         )
     round = round or max(kept)
-    tensors = artifacts.load(kept[round])
+    tensors = artifacts.load(kept[round], digests.get(kept[round].relative_to(files).as_posix()))
     written = []
     for image in artifacts.images(tensors):
         file = folder / f"{id}-round-{round:06d}-{image.name}.png"

@@ -142,7 +142,7 @@ def import_(
     ]:
         raise SpecError(f"{', '.join(given)}: only with --as-published SUITE")
     from fatbench import settings
-    from fatbench.store import jsonl
+    from fatbench.store import inputs, jsonl
     from fatbench.store.stages import Store
     from fatbench.suite.asked import contradiction
     from fatbench.suite.validate_import import identity
@@ -162,6 +162,11 @@ def import_(
                 continue
             lines_left = f", {len(numbers)} invalid lines skipped" if numbers else ""
             print(f"{file}: {', '.join(f'{count} {what}' for what, count in summary.items())}{lines_left}", flush=True)
+        several = any(summary["new replicates"] for summary in taken)
+        differing = inputs.of_replicates(store.database) if several else {}
+    for cell, reasons in differing.items():
+        words = "; ".join(reason.beside for reason in reasons)
+        print(f"fatbench: {cell} is no repetition of its cell, they differ in {words}", file=sys.stderr)
     if format == "json":
         named = [{key.replace(" ", "_"): value for key, value in one.items()} for one in taken]
         print_json({"files": named, "skipped": bad or []})
@@ -198,13 +203,9 @@ def db_check(db: Db = None, format: Format = "text") -> None:
 
     known_format(format, ("text", "json"))
     url = settings.database(db)
+    files = settings.files_folder(url)
     if format == "json":
-        print_json(
-            {
-                "database": settings.shown_url(url),
-                "intact": True,
-                "rows": integrity.counts(url, identity, contradiction=contradiction),
-            }
-        )
+        rows = integrity.counts(url, identity, files, contradiction=contradiction)
+        print_json({"database": settings.shown_url(url), "intact": True, "rows": rows})
     else:
-        print(integrity.check(url, identity, contradiction=contradiction))
+        print(integrity.check(url, identity, files, contradiction=contradiction))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +15,7 @@ import typer
 from fatbench.cli.common import cell_in, known_format, print_json, write_text
 from fatbench.cli.options import Cell, DataDir, Db
 from fatbench.errors import FatbenchError, NothingMatched, SpecError, did_you_mean
+from fatbench.store.inputs import differ, stored
 from fatbench.store.opening import opened
 from fatbench.store.stage_names import parsed
 
@@ -44,15 +44,16 @@ def outcomes(
         stages = {stage: row for (_, stage), row in store.stages([id]).items()}
         found = {stage: bits for stage in stages if (bits := _bits(store.outcomes(id, stage)))}
         sizes = {n["stage"]: n["n"] for n in store.measurements([id], stages=list(found)) if n["n"] and n["client"] < 0}
+        answered = {stage: inputs for (_, stage), inputs in stored(store.database, [id]).items()}
     names = {parsed(stage).metric for stage in found}
     for name in metric or ():
         if name not in names:
             raise SpecError(f"--metric: cell {id} has no outcomes of '{name}'{did_you_mean(name, names)}")
-    labels = _labels(spec, data)
+    labels = _labels(spec, data, answered)
     rows = [
         row
         for stage, bits in found.items()
-        for row in _rows(id, stage, stages, bits, sizes.get(stage) or len(bits), labels)
+        for row in _rows(id, stage, stages, bits, sizes.get(stage) or len(bits), labels.get(stage))
         if not metric or row["metric"] in metric
     ]
     if not rows:
@@ -105,13 +106,22 @@ def _rows(
     ]
 
 
-def _labels(spec: dict[str, Any], data: Path | None) -> Sequence[int] | None:
-    """The labels of the cell's test images; None: the data set is not on this machine, or not as the cell names it."""
+def _labels(
+    spec: dict[str, Any], data: Path | None, answered: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Sequence[int]]:
+    """Stage -> labels of its test images, of those that were measured on the data set of this machine.
+
+    Empty: it is not on this machine, or not as the cell names it.
+    """
     from fatbench import settings
     from fatbench.data.own import load
 
-    with contextlib.suppress(FatbenchError):
+    try:
         dataset = load(spec["data"], settings.data_folder(str(data) if data else None))
-        labels: Sequence[int] = dataset.test_labels.tolist()
-        return labels
-    return None
+    except FatbenchError:
+        return {}
+    now = {"data": {"": dataset.fingerprint}}
+    other = {stage: reasons for stage, inputs in answered.items() if (reasons := differ({"data": inputs["data"]}, now))}
+    for reason in dict.fromkeys(reason for reasons in other.values() for reason in reasons):
+        print(f"fatbench: no labels: the outcomes are of {reason.words}", file=sys.stderr)
+    return {stage: dataset.test_labels.tolist() for stage in answered if stage not in other}

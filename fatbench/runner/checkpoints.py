@@ -85,12 +85,12 @@ def clients_file(round: int) -> str:
     return f"clients-{round:06d}.safetensors"
 
 
-def save_artifacts(file: Path, artifacts: Tensors) -> str:
-    """Write what a round wants kept beside its numbers. Returns the file's SHA-256.
+def save_artifacts(file: Path, artifacts: Tensors, cell: str, round: int) -> str:
+    """Write what a round of a cell wants kept beside its numbers. Returns the file's SHA-256.
 
     `fatbench.report.figures.artifacts.load` reads it, without torch. Unavailable: disk full or folder not writable.
     """
-    return _write(file, artifacts, {})
+    return _write(file, artifacts, {"cell": cell, "round": str(round)})
 
 
 def check(file: Path, sha256: str) -> None:

@@ -139,7 +139,7 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
                     digests[clients_file(r)] = checkpoints.save_model(folder / clients_file(r), {}, own, **header)
             for r, kept in artifacts.items():
                 file = artifact_file(folder, r)
-                digests[file.relative_to(folder).as_posix()] = checkpoints.save_artifacts(file, kept)
+                digests[file.relative_to(folder).as_posix()] = checkpoints.save_artifacts(file, kept, job.cell, r)
             pointer = f"state-{count:06d}.safetensors"
             if count < rounds:
                 digests[pointer] = checkpoints.save_state(folder / pointer, result.state, job.cell)

@@ -53,7 +53,7 @@ def changed(jobs: Sequence[Job], store: Store, seen: Mapping[str, str] | None = 
         by_cell.setdefault(cell, {})[stage] = row
     # the cells whose models attacks are computed on may be no jobs: a filter can leave them out
     asked = [*jobs, *_others(jobs, rows)]
-    runs = _runs_of(store, [job.cell for job in asked])
+    answered = inputs.stored(store.database, [job.cell for job in asked])
     result: dict[str, dict[str, Sequence[Reason]]] = {}
     for job in asked:
         now = _Now(job, by_cell, known)
@@ -63,9 +63,9 @@ def changed(jobs: Sequence[Job], store: Store, seen: Mapping[str, str] | None = 
             current = now.of(stage)
             if current is None:
                 continue
-            then = inputs.of_run(runs[row.run], row.record, _origin_cell(job, stage))
+            then = answered[job.cell, stage]
             current["read"] = reading.today(then["read"], now.files(stage))
-            reasons = [r for r in inputs.differ(then, current) if r.decides]
+            reasons = [one for one in inputs.differ(then, current) if one.decides]
             if reasons:
                 result.setdefault(job.cell, {})[stage] = reasons
     _carry_on(asked, by_cell, result)
@@ -120,20 +120,6 @@ def _others(jobs: Sequence[Job], rows: Mapping[tuple[str, str], Any]) -> list[Jo
     ]
 
 
-def _runs_of(store: Store, cells: Sequence[str]) -> dict[int, dict[str, Any]]:
-    """The runs that hold stages of these cells now, by their number, the rest of their provenance beside columns."""
-    names = ("id", "commit", "dirty", "precision", "extra")
-    query = select(*(RUNS.c[name] for name in names)).join(STAGES, STAGES.c.run == RUNS.c.id)
-    parts: dict[str, dict[str, Any]] = {}
-    with store.database.reading() as connection:
-        result = {}
-        for row in fetch(connection, query, STAGES.c.cell, cells):
-            if row.extra not in parts:
-                parts[row.extra] = json.loads(row.extra or "{}")
-            result[row.id] = {**parts[row.extra], "commit": row.commit, "dirty": row.dirty, "precision": row.precision}
-    return result
-
-
 class _Now:
     """What would answer the stages of a job today, as far as that is known without loading anything."""
 
@@ -184,9 +170,10 @@ def code_changed(store: Store, cell: str, stage: str, made_by: Mapping[str, Any]
     row = store.stages([cell]).get((cell, stage))
     if row is None or row.run is None or row.status == "done" or not row.round:
         return False
-    run = _runs_of(store, [cell])[row.run]
-    reasons = inputs.differ({"code": inputs.of_run(run)["code"]}, {"code": inputs.of_run(made_by)["code"]})
-    return bool(reasons) and bool(run["dirty"] or made_by.get("dirty"))
+    then = inputs.stored(store.database, [cell])[cell, stage]["code"]
+    now = inputs.of_run(made_by)["code"]
+    committed = all("+" not in code for code in (*then.values(), *now.values()))
+    return not committed and bool(inputs.differ({"code": then}, {"code": now}))
 
 
 def only_follows(stages: Mapping[str, Sequence[Reason]]) -> bool:

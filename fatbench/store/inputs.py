@@ -22,7 +22,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
+
+from sqlalchemy import select
+
+from fatbench.store import replicates
+from fatbench.store.database import Database
+from fatbench.store.rows import fetch
+from fatbench.store.schema import RUNS, STAGES
 
 Inputs = Mapping[str, Any]  # input -> {what it is of: digest}; functions: a list of records of plug-ins
 Record = Mapping[str, Any]  # of a plug-in, see `fatbench.suite.plugins.records`
@@ -63,6 +71,11 @@ class Reason(NamedTuple):
         what = " ".join(WORDS[self.code].format(self.subject).split())
         return f"{what} [{shortened(self.then)}], now [{shortened(self.now)}]"
 
+    @property
+    def beside(self) -> str:
+        """The same of two sides of which none is older: "other images or labels [1a2b3c4d] and [5e6f7a8b]"."""
+        return self.words.replace(", now ", " and ")
+
 
 def shortened(digest: str) -> str:
     """The first eight characters of a digest, without the name of its algorithm; other texts as they are."""
@@ -73,8 +86,8 @@ def shortened(digest: str) -> str:
 def of_run(run: Mapping[str, Any], record: Mapping[str, Any] | None = None, origin: str = "") -> dict[str, Any]:
     """What answered a stage, as its run states it.
 
-    run: a row of `runs`, the rest of its provenance beside its columns. record: of the stage. origin: the cell on whose
-    model the attack was computed.
+    run: a row of `runs`, the rest of its provenance beside its columns. record: of the stage. origin: what its settings
+    say of whose model the attack was computed on, "cell 0a1b2c3d4e5f".
     """
     record = record or {}
     weights = run.get("weights")
@@ -82,13 +95,49 @@ def of_run(run: Mapping[str, Any], record: Mapping[str, Any] | None = None, orig
         "data": {subject: one["fingerprint"] for subject, one in _data_sets(run)},
         "weights": _named(_began_with(weights), weights.get("digest")) if weights else {},
         "model": _named("", record.get("model")),
-        "origin": _named(f"cell {origin}", record.get("origin")) if origin else {},
+        "origin": _named(origin, record.get("origin")),
         "functions": run.get("plugins") or [],
         "read": run.get("read") or {},
         "code": _named("", _code(run)),
         "asked": {name: run[name] for name in ASKED if run.get(name)},
     }
     return inputs | ({"answers": run["answers"]} if "answers" in run else {})
+
+
+def stored(database: Database, cells: Iterable[str]) -> dict[tuple[str, str], dict[str, Any]]:
+    """(cell, stage) -> what answered it, of the stages of some cells that a run holds."""
+    columns = (*(STAGES.c[name] for name in ("cell", "stage", "record", "settings")),
+               *(RUNS.c[name] for name in ("commit", "dirty", "precision", "extra")))  # fmt: skip
+    read = cache(json.loads)
+    result = {}
+    with database.reading() as connection:
+        query = select(*columns).join(RUNS, RUNS.c.id == STAGES.c.run)
+        for cell, stage, record, settings, commit, dirty, precision, extra in fetch(
+            connection, query, STAGES.c.cell, cells
+        ):
+            run = {**read(extra), "commit": commit, "dirty": dirty, "precision": precision}
+            origin = read(settings).get("origin", "") if settings else ""
+            result[cell, stage] = of_run(run, read(record), str(origin or ""))
+    return result
+
+
+def of_replicates(database: Database, cells: Iterable[str] | None = None) -> dict[str, list[Reason]]:
+    """Replicate -> in what its answer differs from that of its cell; only those that differ, of all cells or these."""
+    known = replicates.of(database, cells)
+    answered = stored(database, [id for ids in known.values() for id in ids])
+    by_cell: dict[str, dict[str, dict[str, Any]]] = {}
+    for (cell, stage), one in answered.items():
+        by_cell.setdefault(cell, {})[stage] = one
+    result: dict[str, list[Reason]] = {}
+    for first, *others in known.values():
+        for id in others:
+            here, there = by_cell.get(first, {}), by_cell.get(id, {})
+            # two trainings have two models, and attacks on them other origins: that is what a repetition is
+            reasons = (one for stage in here.keys() & there.keys() for one in differ(here[stage], there[stage]))
+            decisive = dict.fromkeys(one for one in reasons if one.decides and one.code not in ("model", "origin"))
+            if decisive:
+                result[id] = list(decisive)
+    return result
 
 
 def _began_with(weights: Mapping[str, Any]) -> str:
@@ -111,6 +160,22 @@ def _code(run: Mapping[str, Any]) -> str:
     if not run.get("commit") or (run.get("dirty") and not run.get("diff")):
         return ""
     return f"{run['commit']}+{run['diff']}" if run.get("dirty") else str(run["commit"])
+
+
+def differ_beside(a: Inputs, b: Inputs, same_cell: bool) -> list[Reason]:
+    """In what two numbers that are set beside each other differ, beyond what they are to differ in.
+
+    same_cell: they answer one question; else their models, weights and functions are two methods', but a function that
+    both use is to be one. Other images or labels cannot be paired.
+    """
+    reasons = [reason for reason in differ(a, b) if reason.decides]
+    if same_cell:
+        return reasons
+    kept = [reason for reason in reasons if reason.code in ("data", "read")]
+    of_both = [*(a.get("functions") or ()), *(b.get("functions") or ())]
+    if versions_differ(of_both):
+        kept.append(Reason("functions", "", *_versions(a["functions"], b["functions"])))
+    return kept
 
 
 def differ(then: Inputs, now: Inputs) -> list[Reason]:

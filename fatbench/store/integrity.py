@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
@@ -50,22 +52,25 @@ class Damaged(DatabaseError):
 def check(
     url: str,
     identify: Identify | None = None,
+    files: Path | None = None,
     contents: bool = True,
     contradiction: Contradiction | None = None,
 ) -> str:
     """What a database holds, in a sentence, when it is intact and of this version. Damaged says what is not.
 
-    Other errors are those of opening it. identify: the identity of a spec, which its cell's id must be. contents:
-    whether numbers and outcomes are read, a second for a thousand cells. contradiction: in what the name of a stage
-    contradicts its settings.
+    Other errors are those of opening it. identify: the identity of a spec, which its cell's id must be. files: the
+    folder with the models and artifacts of its cells; those that are there are read too. contents: whether numbers and
+    outcomes are read, a second for a thousand cells. contradiction: in what the name of a stage contradicts its
+    settings.
     """
-    rows = counts(url, identify, contents, contradiction)
+    rows = counts(url, identify, files, contents, contradiction)
     return f"{shown_url(url)} is intact (schema {REVISIONS[-1]}): {counted(rows)}"
 
 
 def counts(
     url: str,
     identify: Identify | None = None,
+    files: Path | None = None,
     contents: bool = True,
     contradiction: Contradiction | None = None,
 ) -> dict[str, int]:
@@ -75,6 +80,7 @@ def counts(
         with warnings.catch_warnings(), Database.open(url) as database, database.reading() as connection:
             warnings.simplefilter("error", SAWarning)  # of a table that says something else than it was made with
             problems = [*_problems(connection), *(_contents(connection, identify, contradiction) if contents else ())]
+            problems += [] if files is None else _files(connection, files)
             tables = [part for part in METADATA.sorted_tables if part is not IDENTITY]
             found = {part.name: connection.scalar(select(func.count()).select_from(part)) or 0 for part in tables}
     except UNREADABLE as error:  # what cannot be read is damaged, whatever reads it
@@ -203,6 +209,18 @@ def _contents(connection: Connection, identify: Identify | None, contradiction: 
             yield from _besides(connection, part)
         except UNREADABLE as error:
             yield f"cells {part[0]} to {part[-1]}: {_line(error)}"
+
+
+def _files(connection: Connection, folder: Path) -> Iterator[str]:
+    """Models and artifacts that are not the files that a finished training has written; one that is gone is none."""
+    finished = select(STAGES.c.cell, STAGES.c.record).where(STAGES.c.stage == "train", STAGES.c.status == "done")
+    for cell, record in connection.execute(finished):
+        for name, digest in json.loads(record).get("sha256", {}).items():
+            file = folder / cell / name
+            if file.is_file():
+                with file.open("rb") as handle:
+                    if hashlib.file_digest(handle, "sha256").hexdigest() != digest:
+                        yield f"cell {cell}: {name} is not the file that was written"
 
 
 def _besides(connection: Connection, cells: Sequence[str]) -> Iterator[str]:

@@ -15,7 +15,9 @@ Images are uint8, or floats in [0, 1]. Pillow and numpy only: neither torch nor 
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -69,15 +71,24 @@ def rounds(folder: Path) -> dict[int, Path]:
     return found
 
 
-def load(file: Path) -> Tensors:
-    """The tensors of a round, by name. MachineError: damaged."""
-    from safetensors import SafetensorError
+def load(file: Path, sha256: str | None = None) -> Tensors:
+    """The tensors of a round, by name. MachineError: damaged, of another cell, or not of this SHA-256."""
+    from safetensors import SafetensorError, safe_open
     from safetensors.numpy import load_file
 
     try:
-        return dict(sorted(load_file(file).items()))
+        if sha256 is not None and (digest := hashlib.sha256(file.read_bytes()).hexdigest()) != sha256:
+            raise MachineError(f"{file}: not the file that was written: its SHA-256 is {digest}, {sha256} is stored")
+        with safe_open(file, "numpy") as opened:
+            header = json.loads((opened.metadata() or {}).get("fatbench", "{}"))
+        tensors = dict(sorted(load_file(file).items()))
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise MachineError(f"{file}: damaged, or not written by fatbench ({error})") from None
+    place = file.parent.parent.name, file.name.removeprefix("round-").removesuffix(".safetensors").lstrip("0")
+    origin = str(header.get("cell", place[0])), str(header.get("round", place[1]))  # earlier files have neither
+    if origin != place:
+        raise MachineError(f"{file}: holds what cell {origin[0]} kept of round {origin[1]}, not its own cell's")
+    return tensors
 
 
 def latest(folders: Sequence[Path], name: str) -> tuple[int, Tensors] | None:

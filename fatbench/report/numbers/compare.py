@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import DatabaseError, NothingMatched, SpecError, did_you_mean
@@ -22,6 +22,7 @@ from fatbench.report.numbers.query import doubts_of, outcomes
 from fatbench.report.numbers.shown_runs import chosen
 from fatbench.report.numbers.statistics import ImageOutcomes, Paired, PairedOutcomes, SeedsAndImages
 from fatbench.settings import PRECISIONS
+from fatbench.store import inputs
 from fatbench.store.consistency import disagreement
 from fatbench.store.replicates import SIGN
 from fatbench.store.selection import WORDS, Checkpoint
@@ -55,6 +56,7 @@ class Measured:
     outcomes: ImageOutcomes | None  # of every image, by each model that is deployed; None: not stored
     precision: str = "fp32"  # of the attack
     doubts: tuple[Doubt, ...] = ()
+    inputs: inputs.Inputs = field(default_factory=dict)  # what answered it, see `fatbench.store.inputs`
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,12 @@ class Comparison:
     test: SeedsAndImages | None  # of the methods; None: one seed, or one image
     with_images: bool  # whether `test` is over images as well; False: no outcomes are stored, it is about these images
     doubts: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # of A and of B, in words with the seeds
+    reasons: tuple[inputs.Reason, ...] = ()  # in what the two sides differ beyond what is compared
+
+    @property
+    def other_images(self) -> bool:
+        """Whether the sides were measured on other images or labels: then nothing is paired or tested."""
+        return any(reason.code == "data" for reason in self.reasons)
 
     @property
     def difference(self) -> float:
@@ -191,6 +199,7 @@ def measured(store: Store, cells: Collection[str], select: Checkpoint) -> dict[s
     }
     bits_of = outcomes(sorted(cells), store)
     why = doubts_of(sorted(cells), store, bits_of)
+    answered = inputs.stored(store.database, sorted(cells))
     found: dict[str, dict[str, Measured]] = {cell: {} for cell in cells}
     names, metrics = sorted({name for _, name in done}), sorted({one.metric for one in done.values()})
     for number in store.measurements(sorted(rounds), stages=names, metrics=metrics):
@@ -207,7 +216,8 @@ def measured(store: Store, cells: Collection[str], select: Checkpoint) -> dict[s
         if said := disagreement(number["metric"], value, n, bits.bit_count(), total):
             raise DatabaseError(f"{store.database.shown}: cell {cell} {number['stage']}: {said} (fatbench db check)")
         each = (bits, total) if n and total and total % n == 0 else None
-        found[cell][evaluation] = Measured(value, n, each, precision, why.get((cell, number["stage"]), ()))
+        key = cell, number["stage"]
+        found[cell][evaluation] = Measured(value, n, each, precision, why.get(key, ()), answered.get(key, {}))
     return found
 
 
@@ -233,19 +243,29 @@ def compare(
         if metric not in known:
             raise SpecError(f"--metric: nothing is measured as '{metric}'{did_you_mean(metric, known)}")
     found: dict[tuple[str, str], list[tuple[int, Measured, Measured]]] = {}
+    reasons: dict[tuple[str, str], dict[inputs.Reason, None]] = {}
     for pair, a, b in both:
         for evaluation in a:
             if evaluation in b and (not metrics or label(evaluation) in metrics):
                 if a[evaluation].precision != b[evaluation].precision:
                     continue
                 found.setdefault((pair.row, evaluation), []).append((pair.seed, a[evaluation], b[evaluation]))
+                differences = inputs.differ_beside(a[evaluation].inputs, b[evaluation].inputs, pair.a == pair.b)
+                first = found[pair.row, evaluation][0][1].inputs.get("data", {})  # images are one set for all seeds
+                differences += inputs.differ({"data": first}, {"data": a[evaluation].inputs.get("data", {})})
+                reasons.setdefault((pair.row, evaluation), {}).update(dict.fromkeys(differences))
     if not found:
         raise NothingMatched(
             "the two sides have no evaluation in common (the same attack in the same precision on as many test images)"
         )
     names = {evaluation for _, evaluation in found}
     return [
-        _comparison(row, evaluation if _ambiguous(evaluation, names) else label(evaluation), runs)
+        _comparison(
+            row,
+            evaluation if _ambiguous(evaluation, names) else label(evaluation),
+            runs,
+            tuple(reasons[row, evaluation]),
+        )
         for (row, evaluation), runs in found.items()
     ]
 
@@ -254,7 +274,12 @@ def _ambiguous(evaluation: str, names: Iterable[str]) -> bool:
     return any(name != evaluation and label(name) == label(evaluation) for name in names)
 
 
-def _comparison(row: str, metric: str, runs: Sequence[tuple[int, Measured, Measured]]) -> Comparison:
+def _comparison(
+    row: str,
+    metric: str,
+    runs: Sequence[tuple[int, Measured, Measured]],
+    reasons: tuple[inputs.Reason, ...] = (),
+) -> Comparison:
     runs = sorted(runs, key=lambda run: run[0])
     seeds = tuple(seed for seed, _, _ in runs)
     a, b = tuple(one.value for _, one, _ in runs), tuple(other.value for _, _, other in runs)
@@ -264,7 +289,7 @@ def _comparison(row: str, metric: str, runs: Sequence[tuple[int, Measured, Measu
     counts = {count for _, count in (*ours, *theirs)}
     whole = len(ours) == len(theirs) == len(runs) and not any(count % n for count in counts)  # of every model deployed
     differences = [x - y for x, y in zip(a, b, strict=True)]
-    return Comparison(
+    compared = Comparison(
         row=row,
         metric=metric,
         n=n,
@@ -277,7 +302,11 @@ def _comparison(row: str, metric: str, runs: Sequence[tuple[int, Measured, Measu
         test=statistics.seeds_and_images(ours, theirs, n) if whole else statistics.over_seeds(differences, n),
         with_images=whole,
         doubts=(_doubts([(seed, one) for seed, one, _ in runs]), _doubts([(seed, other) for seed, _, other in runs])),
+        reasons=reasons,
     )
+    if compared.other_images:
+        return replace(compared, images=(), over_seeds=None, test=None, with_images=False)
+    return compared
 
 
 def _doubts(runs: Sequence[tuple[int, Measured]]) -> tuple[str, ...]:
@@ -309,6 +338,7 @@ def as_json(comparisons: Sequence[Comparison], margin: float | None = None) -> l
             },
             "test": None if one.test is None else {"over": one.over, **plain(one.test, margin)},
             "p": one.p, "doubts": dict(zip("ab", map(list, one.doubts), strict=True)),
+            **({"inputs": [reason._asdict() for reason in one.reasons]} if one.reasons else {}),
         }
         for one in comparisons
     ]  # fmt: skip
@@ -357,8 +387,11 @@ def _block(one: Comparison, margin: float | None) -> Iterable[str]:
     if (each := one.over_seeds) is not None:
         d = "" if each.d is None else f", Cohen's d {each.d:.2f}"
         yield f"  over seeds, these images: paired t {_p(each.t_p)}, Wilcoxon {_p(each.wilcoxon_p)}{d}"
+    for reason in one.reasons:
+        yield f"  A and B differ in what answered them: {reason.beside}"
     if one.test is None:
-        yield f"  => not tested: {'one seed' if len(one.seeds) == 1 else 'one image'}"
+        why = "other images or labels" if one.other_images else "one seed" if len(one.seeds) == 1 else "one image"
+        yield f"  => not tested: {why}"
     else:
         yield from (f"  {line}" for line in conclusion(one.test, one.over, margin))
     if one.images:

@@ -9,6 +9,7 @@ in the family with p = 1, so that leaving a cell out never makes another result 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -114,6 +115,9 @@ def _tested(
         return replace(one, seeds=seeds, why="the cells were not evaluated by the same attack on the same images")
     if any(len({every[s].precision for every in used.values()}) > 1 for s in range(len(seeds))):
         return replace(one, seeds=seeds, why="the cells of a seed were attacked in different precisions")
+    data = {json.dumps(each.inputs.get("data")) for every in used.values() for each in every if each.inputs.get("data")}
+    if len(data) > 1:
+        return replace(one, seeds=seeds, why="the cells were measured on other images or labels")
     (n,) = sizes
     one = replace(one, n=n, seeds=seeds, precisions=tuple(each.precision for each in next(iter(used.values()))))
     bits = {side_metric: [each.outcomes for each in every if each.outcomes] for side_metric, every in used.items()}

@@ -25,6 +25,7 @@ class Origin:
     attack: str  # implementation and version
     versions: tuple[tuple[str, str], ...]
     not_reproducible: str = ""  # why not, bit for bit
+    diff: str = ""  # SHA-256 of what is not committed
     plugins: str = "[]"  # JSON of the records of `fatbench.suite.plugins`
 
 
@@ -48,6 +49,7 @@ class Origins:
             str(said.get("attack") or ""),
             tuple(sorted(versions.items())) if isinstance(versions, Mapping) else (),
             str(said.get("not_reproducible") or ""),
+            str(said.get("diff") or ""),
             json.dumps(said.get("plugins") or [], sort_keys=True),
         )
         if content not in self._known:
@@ -240,7 +242,8 @@ def _code(origin: Origin) -> str:
         return ""
     known = set(origin.commit) <= set("0123456789abcdef")
     commit = f"commit {origin.commit[:10]}" if known else origin.commit
-    return f"{commit} with uncommitted changes" if origin.dirty else commit
+    edited = f" [{origin.diff[:8]}]" if origin.diff else ""
+    return f"{commit} with uncommitted changes{edited}" if origin.dirty else commit
 
 
 def _cells_of(cells_of: Mapping[str, set[str]], everywhere: bool) -> str:

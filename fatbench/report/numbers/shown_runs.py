@@ -2,7 +2,8 @@
 
     plan = shown(plan, store)        the plan, its cells' ids those of the runs that tables, figures and tests read
 
-Of the runs of a cell that is taken which is trained; then in the precision of most cells of the plan; then with most of
+Of the runs of a cell that is taken which is trained; then one that the data and plug-ins of now have answered, as far
+as that is known (`fatbench.store.inputs`); then in the precision of most cells of the plan; then with most of
 the evaluations that the plan asks for; then the newest. Numbers of one cell never come from two runs.
 """
 
@@ -11,23 +12,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select as sql
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.settings import PRECISIONS
-from fatbench.store import replicates
-from fatbench.store.rows import fetch
+from fatbench.store import inputs, replicates
+from fatbench.store.rows import dumps, fetch
 from fatbench.store.schema import RUNS, STAGES
 from fatbench.store.stage_names import parsed
+from fatbench.suite import plugins
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Plan
 
 FILTERS = ("precision", "device", "commit")  # what `--runs` may ask for
-RULE = "shown is the one in the precision of most cells, then with most evaluations, then the newest (--runs)"
+RULE = "shown is one that the data and plug-ins of now have answered, in the precision of most cells, then with most evaluations, then the newest (--runs)"
 
 
 @dataclass
@@ -37,6 +39,7 @@ class _Run:
     trained: bool = False
     made_by: list[tuple[str, str, str]] = field(default_factory=list)  # of each stage: precision, device, commit
     evaluations: set[str] = field(default_factory=set)  # those that are done
+    current: bool = True  # the data and plug-ins of now have answered it, as far as that is known
     newest: tuple[str, str] = ("", "")  # when its last stage ended, and the name of that on every machine
 
 
@@ -73,10 +76,10 @@ def chosen(store: Store, asked: Mapping[str, Collection[str]], only: str = "") -
     )
     usual = min(precisions, key=lambda one: (-precisions[one], _place(one)), default="")
 
-    def rank(cell: str, id: str) -> tuple[bool, float, int, tuple[str, str]]:
+    def rank(cell: str, id: str) -> tuple[bool, bool, float, int, tuple[str, str]]:
         run = runs[id]
         fitting = sum(precision == usual for precision, _, _ in run.made_by) / max(1, len(run.made_by))
-        return run.trained, fitting, len(run.evaluations & {*asked[cell]}), run.newest
+        return run.trained, run.current, fitting, len(run.evaluations & {*asked[cell]}), run.newest
 
     found = {}
     for cell, of_cell in ids.items():
@@ -91,7 +94,12 @@ def note(store: Store, ids: Iterable[str]) -> str:
     """Which runs are shown, where some of these cells were run more than once; else empty. ids: also of their runs."""
     cells = {id.partition(replicates.SIGN)[0] for id in ids}
     several = len(replicates.of(store.database, cells))
-    return f"{several} of {len(cells)} cells were run more than once: {RULE}" if several else ""
+    if not several:
+        return ""
+    apart = inputs.of_replicates(store.database, cells)
+    words = dict.fromkeys(reason.beside for reasons in apart.values() for reason in reasons)
+    differing = f"; {len(apart)} of their runs differ in {'; '.join(words)}" if apart else ""
+    return f"{several} of {len(cells)} cells were run more than once: {RULE}{differing}"
 
 
 def _filter(only: str) -> tuple[int, str] | None:
@@ -125,4 +133,18 @@ def _runs(store: Store, ids: Collection[str]) -> dict[str, _Run]:
         for cell, _, precision, device, commit, ended, uid in fetch(connection, sql(*columns), RUNS.c.cell, ids):
             found[cell].made_by.append((precision or "", device or "", commit or ""))
             found[cell].newest = max(found[cell].newest, (ended or "", uid))
+    seen = store.seen_data()
+    data_of = {id: _fingerprints(spec, seen) for id, spec in store.cells(sorted(ids)).items()}
+    for (cell, _), answered in inputs.stored(store.database, ids).items():
+        loaded = [plugins.loaded_version(record) for record in answered["functions"]]
+        known = [record for record in loaded if record is not None]
+        functions = known if len(known) == len(loaded) else answered["functions"]
+        now = {"data": data_of[cell], "functions": functions}
+        found[cell].current &= not any(reason.decides for reason in inputs.differ(answered, now))
     return found
+
+
+def _fingerprints(spec: Mapping[str, Any], seen: Mapping[str, str]) -> dict[str, str]:
+    """Those of a cell's data sets as the newest run has read them, as far as one has."""
+    keys = {subject: dumps(spec[name]) for name, subject in inputs.DATA_SETS.items() if spec.get(name) is not None}
+    return {subject: seen[key] for subject, key in keys.items() if key in seen}

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fatbench.store.stages import Store
 
 SCRIPT = "fatbench.js"
+GENERATOR = '<meta name="generator" content="fatbench">'  # in every page that this program has written
 LABELLED = 12  # dots that have their names beside them
 IMAGES = 2_500_000  # characters of images on a page
 Counts = Mapping[str, int]  # "measured", "failed", ... -> cells
@@ -131,7 +132,10 @@ def page(what: Content) -> str:
 def site(
     parts: Sequence[Part], read: Callable[[Sequence[Part]], Content], folder: Path, problems: Sequence[str]
 ) -> list[Path]:
-    """Write the folder: the files, the index first. read: `content` of some parts. SpecError: it cannot be written."""
+    """Write the folder: the files, the index first. Pages of ours that are none of them are removed.
+
+    read: `content` of some parts. SpecError: it cannot be written.
+    """
     tag = f'<script src="{SCRIPT}"></script>'
     # a page on disk is of no origin: only the scheme can be named
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'self' file:"
@@ -172,6 +176,9 @@ def site(
     files = {SCRIPT: _script(), **written, "index.html": index}  # what the index links to is there before it
     for name, body in files.items():
         whole_file.write(folder / name, body, f"-o {folder}", make_folder=True)
+    for file in sorted(folder.glob("*.html")):  # of a suite whose cells were deleted: nothing links to it any more
+        if file.name not in files and GENERATOR in file.read_text(encoding="utf-8", errors="replace"):
+            file.unlink()
     return [folder / "index.html", *(folder / name for name in written), folder / SCRIPT]
 
 
