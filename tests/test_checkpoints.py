@@ -95,7 +95,10 @@ def test_a_model_comes_back_with_what_clients_have_of_their_own(tmp_path: Path) 
 
 
 def test_what_a_round_kept_beside_its_numbers_comes_back_without_torch(tmp_path: Path) -> None:
-    file, kept = tmp_path / "artifacts" / "round", {"a": torch.arange(6.0).reshape(2, 3).T, "b": torch.tensor(3)}
+    file, kept = (
+        tmp_path / "c" / "artifacts" / "round-000001.safetensors",
+        {"a": torch.arange(6.0).reshape(2, 3).T, "b": torch.tensor(3)},
+    )
     assert checkpoints.save_artifacts(file, kept, "c", 1) == hashlib.sha256(file.read_bytes()).hexdigest()
     found = artifacts.load(file)
     assert {name: (value.dtype, value.tolist()) for name, value in found.items()} == {
