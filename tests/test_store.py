@@ -911,8 +911,8 @@ def test_check_names_what_does_not_belong(tmp_path: Path) -> None:
 
 def test_check_says_what_there_is(store: Store, url: str) -> None:
     store.finish(taken(store), [Number("loss", 1.0, 1), Number("x", 1.0, 1)])
-    expected = f"{shown_url(url)} is intact (schema {REVISIONS[-1]}): 1 cell, 0 replicates, 1 run, 0 shared cells,"
-    expected += " 0 seen data, 1 stage, 0 outcome chunks, 2 round metrics, 2 numbers"
+    expected = f"{shown_url(url)} is intact (schema {REVISIONS[-1]}): 1 cell, 0 seen data, 0 replicates, 1 run,"
+    expected += " 0 shared cells, 1 stage, 0 outcome chunks, 2 round metrics, 2 numbers"
     assert check(url) == expected
     with store.database.writing() as connection:
         connection.execute(text("CREATE TABLE diary(entry text)"))

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from fatbench.suite.cells import Plan
 
 FILTERS = ("precision", "device", "commit")  # what `--runs` may ask for
-RULE = "shown is one that the data and plug-ins of now have answered, in the precision of most cells, then with most evaluations, then the newest (--runs)"
+RULE = (
+    "shown is the one that data and plug-ins of now have answered, then the one in the precision of most cells, then"
+    " with most evaluations, then the newest (--runs)"
+)
 
 
 @dataclass
