@@ -7,7 +7,9 @@ tau SGD steps of rate lr from theta end at a_k + (1 - lr)^tau (theta - a_k).
 from __future__ import annotations
 
 import functools
+import gc
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 import members
@@ -17,7 +19,7 @@ from algorithm_runs import nested, same
 from torch import Tensor, nn
 
 from fatbench.engine.local import LocalTraining
-from fatbench.engine.rounds import Problem, State
+from fatbench.engine.rounds import Problem, Round, State, Update
 from fatbench.methods import aggregators, objectives
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.suite import signatures
@@ -59,11 +61,15 @@ def aggregator(name: str, **settings: object) -> object:
 
 
 def run(name: str, on: Problem, rounds: int = 1, start: State | None = None, **settings: object) -> list:
+    return list(boxed(name, on, rounds, start, **settings))
+
+
+def boxed(name: str, on: Problem, rounds: int = 1, start: State | None = None, **settings: object) -> Iterator[Round]:
     flat = {"rounds": rounds, "batch": 100, "lr": 0.1, "objective": quadratic, "standard": quadratic}
     flat |= {"epochs": 1 if name == "centralized" else 4, "aggregator": aggregator("samples"), **settings}
     box = members.member("Algorithm", name, **flat, local=nested(**flat)["local"])
     held_out = (on.images.repeat(2, 1, 1, 1), on.labels.repeat(2))
-    return list(box(replace(on, held_out=held_out), start or State(0, {"w": torch.tensor([1.0, -1.0])})))
+    return box(replace(on, held_out=held_out), start or State(0, {"w": torch.tensor([1.0, -1.0])}))
 
 
 def after(theta: Tensor, target: Tensor, steps: int, lr: float = 0.1) -> Tensor:
@@ -394,6 +400,29 @@ def test_every_algorithm_goes_on_from_any_round_bit_for_bit(name):
     for a, b in zip(whole[2:], rest, strict=True):
         assert [u.client for u in a.updates] == [u.client for u in b.updates]
         assert torch.equal(a.state.model["w"], b.state.model["w"])
+
+
+@pytest.mark.parametrize("name", ONE_MODEL)
+def test_uploads_of_a_round_are_gone_before_the_next_is_trained(name):
+    """No `Update` is held when the first client of the second round trains: models are large."""
+    on = replace(problem(), shards=[torch.arange(3)]) if name == "centralized" else problem()
+
+    def held() -> int:
+        return sum(isinstance(one, Update) for one in gc.get_objects())
+
+    gc.collect()
+    before, alive = held(), []
+
+    def objective(*given):
+        alive.append(held() - before)
+        return quadratic(*given)
+
+    steps = 0
+    for result in boxed(name, on, rounds=2, objective=objective, standard=objective):
+        first = steps
+        steps = len(alive)
+        del result
+    assert 0 < first < steps and alive[first] == 0
 
 
 @pytest.mark.parametrize("name", [n for n in ONE_MODEL if n != "centralized"])

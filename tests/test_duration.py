@@ -102,6 +102,25 @@ def test_what_begins_and_ends_a_stage_is_added(plan: Plan) -> None:
     assert known.around == pytest.approx((10 - 800 * 5.5 / 1100, 1.0))
 
 
+@pytest.mark.parametrize("part", ["data", "monitor", "attack"])
+def test_stages_with_a_name_that_is_unknown_here_are_left_out(plan: Plan, part: str, run: Run) -> None:
+    """A plug-in's data set in the database, or its attack, is no reason why another suite cannot be planned."""
+    timed = Timed(plan, "pgd", 100, 5.0, 6.0)
+    if part == "attack":
+        timed.attack = {**PGD, "name": "of_a_plugin"}
+    else:
+        timed.spec = {**timed.spec, part: {"name": "of_a_plugin"}}
+    assert duration.speeds([timed]) == duration.Speeds()
+    known = duration.speeds([Timed(plan, "pgd", 100, 5.0, 6.0)])
+    assert known.attacks and duration.speeds([timed, Timed(plan, "pgd", 100, 5.0, 6.0)]) == known
+    with Store.open("plan.db", create=True) as store:
+        store.add_cell("a", timed.spec)
+        claimed = store.claim("a", "pgd-1@4", suite="s", total=80, settings=timed.attack, provenance={"device": "cpu"})
+        assert claimed is not None
+        store.finish(claimed, [Number("seconds", 4.0, 4)])
+    assert run("plan", "suite", "short.yaml", "--db", "plan.db")[0] == 0
+
+
 def test_what_is_measured_comes_from_this_machine_alone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes and seconds of rounds; a third of the seconds of three cells in one program; an attack's images."""
     with Store.open(url, create=True) as store:

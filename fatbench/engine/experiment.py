@@ -80,11 +80,9 @@ def experiment(
     rounds = settings["rounds"]
     begin = time.perf_counter()
     for result in algorithm(ready.problem, state):
-        for update in result.updates:
-            if malicious is None and not math.isfinite(update.stats.loss):
-                raise Diverged(
-                    f"round {result.index + 1}: training loss of client {update.client} is {update.stats.loss}"
-                )
+        for client, loss in [(update.client, update.stats.loss) for update in result.updates]:
+            if malicious is None and not math.isfinite(loss):
+                raise Diverged(f"round {result.index + 1}: training loss of client {client} is {loss}")
         count = result.index + 1
         seconds = time.perf_counter() - begin
         numbers = [
@@ -117,7 +115,7 @@ def experiment(
             refused = max((update.refused for update in result.updates), default=0)
             numbers.append(Number("uploads_refused", refused, count))
         yield result, numbers
-        del result  # FedGKT's features, before those of the next round are made
+        del result  # its uploads and FedGKT's features, before those of the next round are made
         begin = time.perf_counter()
 
 

@@ -27,10 +27,12 @@ def lines(
     cells: Sequence[str],
     copies: Mapping[str, tuple[str, int]] | None = None,
     stages: Collection[str] | None = None,
+    numbers: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """The lines of some cells as JSON data, in order; a finished stage has the digest that the database holds of it.
 
-    copies: replicate -> (its cell, its number). stages: only these of each cell; None: all.
+    copies: replicate -> (its cell, its number). stages: only these of each cell; None: all. numbers: False leaves them
+    out, for a stage may have millions (`rounds`).
     """
 
     def by_cell(table: Any, *order: Any) -> dict[str, list[Any]]:
@@ -41,12 +43,13 @@ def lines(
 
     runs = by_cell(RUNS, RUNS.c.stage, RUNS.c.started, RUNS.c.uid)
     rows = by_cell(STAGES, STAGES.c.stage)
-    numbers = by_cell(NUMBERS, *(NUMBERS.c[name] for name in ("stage", "round", "client", "metric")))
+    order = [NUMBERS.c[name] for name in ("stage", "round", "client", "metric")]
+    values = by_cell(NUMBERS, *order) if numbers else {}
     outcomes = by_cell(OUTCOME_CHUNKS, *OUTCOME_CHUNKS.primary_key)
     for cell in connection.execute(select(CELLS).where(CELLS.c.id.in_(cells)).order_by(CELLS.c.id)):
         mine = runs.get(cell.id, [])
         position = {run.id: number for number, run in enumerate(mine)}
-        measured = {stage: list(group) for stage, group in groupby(numbers.get(cell.id, []), lambda row: row.stage)}
+        measured = {stage: list(group) for stage, group in groupby(values.get(cell.id, []), lambda row: row.stage)}
         chunks = {stage: list(group) for stage, group in groupby(outcomes.get(cell.id, []), lambda row: row.stage)}
         yield {
             **dict(zip(("cell", "replicate"), (copies or {}).get(cell.id, (cell.id,)), strict=False)),
@@ -88,31 +91,107 @@ def _rest(status: str) -> str:
     return "interrupted" if status == "running" else status
 
 
+def rounds(
+    connection: Connection, cell: str, stage: str, first: int = 0, end: int | None = None
+) -> Iterator[list[Any]]:
+    """The numbers of a stage from round `first` to before round `end`: a list for each round, in order.
+
+    A number is as in a line, with the uid of its run.
+    """
+    columns = [NUMBERS.c[name] for name in ("round", "client", "metric", "value", "n")]
+    query = select(*columns, RUNS.c.uid, NUMBERS.c.created).join(RUNS, RUNS.c.id == NUMBERS.c.run)
+    mine = (NUMBERS.c.cell == cell) & (NUMBERS.c.stage == stage) & (NUMBERS.c.round >= first)
+    mine = mine if end is None else mine & (NUMBERS.c.round < end)
+    rows = connection.execute(query.where(mine).order_by(NUMBERS.c.round), execution_options={"yield_per": 10_000})
+    for _, group in groupby(rows, lambda row: row[0]):
+        yield sorted(map(list, group))
+
+
+class Digest:
+    """The digest of a stage whose numbers come in order, some at a time.
+
+    line, stage: as JSON data; their numbers are not read.
+    """
+
+    def __init__(self, line: Mapping[str, Any], stage: Mapping[str, Any]):
+        runs = line["runs"]
+        said = {
+            **{key: stage.get(key) for key in ("stage", "status", "round", "total", "record", "settings", "error")},
+            "spec": line["spec"],
+            "created": line["created"],
+            "run": None if stage["run"] is None else runs[stage["run"]]["uid"],
+            "runs": sorted((run for run in runs if run["stage"] == stage["stage"]), key=lambda run: str(run["uid"])),
+            "numbers": [],
+            "outcomes": stage["outcomes"],
+        }
+        before, self.after = split_at_numbers(dumps(said))
+        self.sha256, self.any = hashlib.sha256(before.encode()), False
+
+    def add(self, numbers: Sequence[Any]) -> None:
+        """Numbers in order, each with the uid of its run."""
+        self.sha256.update(f"{',' * (self.any and bool(numbers))}{dumps(numbers)[1:-1]}".encode())
+        self.any |= bool(numbers)
+
+    def hexdigest(self) -> str:
+        """The SHA-256 in hexadecimal; the same on every machine and in every order of the runs."""
+        whole = self.sha256.copy()
+        whole.update(self.after.encode())
+        return str(whole.hexdigest())
+
+
+def split_at_numbers(text: str) -> tuple[str, str]:
+    """Canonical JSON of a mapping with an empty list of numbers: what stands before its content, and after it.
+
+    No key before "numbers" has a mapping as its value, and in a text every quote is escaped: the first is the list.
+    """
+    key = '"numbers":['
+    before, _, after = text.partition(f"{key}]")
+    return before + key, "]" + after
+
+
 def digest(line: Mapping[str, Any], stage: Mapping[str, Any]) -> str:
-    """The SHA-256 of a stage of a line, in hexadecimal; the same on every machine and in every order of the runs."""
-    runs = line["runs"]
-    said = {
-        **{key: stage.get(key) for key in ("stage", "status", "round", "total", "record", "settings", "error")},
-        "spec": line["spec"],
-        "created": line["created"],
-        "run": None if stage["run"] is None else runs[stage["run"]]["uid"],
-        "runs": sorted((run for run in runs if run["stage"] == stage["stage"]), key=lambda run: str(run["uid"])),
-        "numbers": sorted(
-            [round, client, metric, float(value) + 0.0, n, runs[run]["uid"], created]
+    """The digest of a stage of a line that has its numbers."""
+    uids = [run["uid"] for run in line["runs"]]
+    made = Digest(line, stage)
+    made.add(
+        sorted(
+            [round, client, metric, float(value) + 0.0, n, uids[run], created]
             for round, client, metric, value, n, run, created in stage["numbers"]
-        ),
-        "outcomes": stage["outcomes"],
-    }
-    return hashlib.sha256(dumps(said).encode()).hexdigest()
+        )
+    )
+    return made.hexdigest()
 
 
-def seal(connection: Connection, cell: str, stages: Collection[str]) -> None:
-    """Store the digests of those of these stages of a cell that are finished."""
-    for line in lines(connection, [cell], stages=stages) if stages else ():
+def begun(connection: Connection, cell: str, stage: str, end: int | None) -> Digest:
+    """The digest that a stage will have once it is done, up to its numbers of the rounds before `end`.
+
+    What a run has committed does not change while it holds the stage, so nobody need be kept from writing meanwhile.
+    """
+    created = connection.execute(select(CELLS.c.created).where(CELLS.c.id == cell)).scalar_one()
+    unknown: dict[str, Any] = {"stage": stage, "run": None, "outcomes": []}  # all that stands after the numbers
+    made = Digest({"runs": [], "spec": {}, "created": created}, unknown)
+    for numbers in rounds(connection, cell, stage, end=end):
+        made.add(numbers)
+    return made
+
+
+def seal(
+    connection: Connection, cell: str, stages: Collection[str], ahead: Digest | None = None, first: int | None = 0
+) -> None:
+    """Store the digests of those of these stages of a cell that are finished.
+
+    ahead: of the only stage, with its numbers of the rounds before `first`, None: of all (`begun`).
+    """
+    for line in lines(connection, [cell], stages=stages, numbers=False) if stages else ():
         for stage in line["stages"]:
             if stage["status"] == "done":
+                made = Digest(line, stage)
+                if ahead is not None:
+                    made.sha256, made.any = ahead.sha256, ahead.any
+                for numbers in () if first is None else rounds(connection, cell, stage["stage"], first):
+                    made.add(numbers)
                 key = (STAGES.c.cell == cell) & (STAGES.c.stage == stage["stage"])
-                connection.execute(update(STAGES).where(key).values(digest=digest(line, stage)))
+                connection.execute(update(STAGES).where(key).values(digest=made.hexdigest()))
 
 
 def mismatches(line: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:

@@ -191,7 +191,7 @@ class CellLine(_Line):
     stages: list[Stage]
 
 
-_HEADER, _CELL = TypeAdapter(_Header), TypeAdapter(CellLine)
+_HEADER, _CELL, _NUMBERS = TypeAdapter(_Header), TypeAdapter(CellLine), TypeAdapter(list[NumberLine])
 
 
 def header(line: str, at: str) -> int:
@@ -256,10 +256,20 @@ def cell(
 
 
 def fields(line: Mapping[str, Any]) -> None:
-    """ExchangeError: a field of a line that is to be exported may not be in one. A digest covers numbers by itself."""
-    covered: dict[str, list[Any]] = {"numbers": [], "outcomes": []}
+    """ExchangeError: a field of a line that is to be exported may not be in one; its numbers are not read."""
+    covered: dict[str, list[Any]] = {"outcomes": []}  # by a digest
     stages = [{**stage, **covered} if stage["status"] == "done" else stage for stage in line["stages"]]
     _read(_CELL, {**line, "stages": stages}, f"cell {line['cell']}")
+
+
+def numbers(lines: Sequence[Any], at: str, stage: int, first: int) -> None:
+    """ExchangeError: one of the numbers of a line's stage, the first of which is its number `first`, may not be one."""
+    try:
+        _NUMBERS.validate_python(lines)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        row, *rest = problem["loc"]
+        raise ExchangeError(_said(problem, ["stages", stage, "numbers", first + int(row), *rest], at)) from None
 
 
 def bits_of(text: str) -> bytes:
@@ -296,12 +306,17 @@ def _read(form: TypeAdapter[Any], value: Mapping[str, Any], at: str) -> Any:
         return form.validate_python(value)
     except ValidationError as error:
         problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"] if str(part) != "_Data")
-        what = problem["msg"].removeprefix("Value error, ").replace("1" + 100 * "0", f"{LARGEST:g}")
-        what = re.sub(r" or instance of \w+", "", what)
-        raise ExchangeError(f"{at}: {shortened(where) + ': ' if where else ''}{shortened(what)}") from None
+        raise ExchangeError(_said(problem, problem["loc"], at)) from None
     except RecursionError:
         raise ExchangeError(f"{at}: nested more than {LEVELS} levels deep") from None
+
+
+def _said(problem: Mapping[str, Any], place: Sequence[str | int], at: str) -> str:
+    """What is wrong at a place of a line, as pydantic says it."""
+    where = ".".join(str(part) for part in place if str(part) != "_Data")
+    what = problem["msg"].removeprefix("Value error, ").replace("1" + 100 * "0", f"{LARGEST:g}")
+    what = re.sub(r" or instance of \w+", "", what)
+    return f"{at}: {shortened(where) + ': ' if where else ''}{shortened(what)}"
 
 
 def _storable(value: Any, at: str) -> None:

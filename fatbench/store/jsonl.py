@@ -55,8 +55,8 @@ def export(store: Store, file: str | Path | TextIO, cells: Iterable[str] | None 
         with nullcontext(file) if hasattr(file, "write") else _whole(Path(file)) as stream:
             stream.write(dumps({"format": FORMAT, "schema_version": SCHEMA_VERSION, "cells": len(chosen)}) + "\n")
             for part in batches(chosen, 100):
-                for line in lines_of(connection, part, copies):
-                    stream.write(line + "\n")
+                for text in lines_of(connection, part, copies):
+                    stream.write(text)
     return len(chosen)
 
 
@@ -73,25 +73,51 @@ def _whole(file: Path) -> Iterator[TextIO]:
 
 
 def lines_of(connection: Connection, cells: Sequence[str], copies: Mapping[str, tuple[str, int]]) -> Iterator[str]:
-    """The lines of some cells, in order. DatabaseError: a finished stage is not what it was when it was finished."""
+    """The lines of some cells in order, in pieces: a stage may have millions of numbers.
+
+    DatabaseError: a finished stage is not what it was when it was finished; the line then has no end.
+    """
     shared: dict[str, list[tuple[str, str]]] = {}
     rows = select(SHARED_CELLS).where(SHARED_CELLS.c.cell.in_(cells))
     for suite, preset, cell in connection.execute(rows.order_by(*SHARED_CELLS.primary_key)):
         shared.setdefault(cell, []).append((suite, preset))
     try:
-        for line in export_lines.lines(connection, cells, copies):
-            for stage, _ in export_lines.mismatches(line):
-                said = "it has changed since it was finished" if stage["digest"] else "it is finished and has no digest"
-                raise DatabaseError(f"cell {line['cell']} {stage['stage']} is damaged: {said}")
+        for line in export_lines.lines(connection, cells, copies, numbers=False):
             own = {(run["suite"], run["preset"]) for run in line["runs"]}
             suites = [list(one) for one in shared.get(line["cell"], ()) if "replicate" not in line and one not in own]
             line |= {"suites": suites} if suites else {}
+            yield dumps({key: line[key] for key in line if key < "stages"})[:-1] + ',"stages":['
+            for number in range(len(line["stages"])):
+                yield "," * (number > 0)
+                yield from _stage_text(connection, line, number)
             export_schema.fields(line)
-            yield dumps(line)
+            last = dumps({key: line[key] for key in line if key > "stages"})[1:]
+            yield f"]{',' * (len(last) > 1)}{last}\n"
     except ExchangeError as error:
         raise DatabaseError(f"{error} (fatbench db check)") from None
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # text that is no JSON, a row of no run
         raise DatabaseError(f"cells {cells[0]} to {cells[-1]} cannot be read: {error} (fatbench db check)") from None
+
+
+def _stage_text(connection: Connection, line: Mapping[str, Any], number: int) -> Iterator[str]:
+    """The JSON of one of a line's stages in pieces, with its numbers, which the line lacks."""
+    stage, id = line["stages"][number], replicates.name(line["cell"], line.get("replicate", 0))
+    position = {run["uid"]: i for i, run in enumerate(line["runs"])}
+    before, after = export_lines.split_at_numbers(dumps(stage))
+    sealed = export_lines.Digest(line, stage)
+    yield before
+    count = 0
+    for of_round in export_lines.rounds(connection, id, stage["stage"]):
+        sealed.add(of_round)
+        lines = [[*of_all, position[uid], created] for *of_all, uid, created in of_round]
+        if stage["status"] != "done":  # a digest covers numbers by itself
+            export_schema.numbers(lines, f"cell {line['cell']}", number, count)
+        yield "," * (count > 0) + dumps(lines)[1:-1]
+        count += len(lines)
+    if stage["status"] == "done" and sealed.hexdigest() != stage["digest"]:
+        said = "it has changed since it was finished" if stage["digest"] else "it is finished and has no digest"
+        raise DatabaseError(f"cell {line['cell']} {stage['stage']} is damaged: {said}")
+    yield after
 
 
 # --- import ------------------------------------------------------------------------------------------------------

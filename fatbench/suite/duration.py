@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from fatbench.errors import FatbenchError
 from fatbench.suite import cost, facts, formulas
 from fatbench.suite.calls import call
 from fatbench.suite.cells import Cell, Evaluation, Plan, digest
@@ -85,7 +86,10 @@ def _attacking(attack: Mapping[str, Any]) -> str:
 
 
 def speeds(timed: Iterable[Timed]) -> Speeds:
-    """Rates from stages that were run; what was measured several times counts by its work."""
+    """Rates from stages that were run; what was measured several times counts by its work.
+
+    Stages of which a name is unknown here, of a plug-in or of another version, are left out.
+    """
     training: dict[str, list[float]] = {}
     attacks: dict[tuple[str, str], list[float]] = {}
     passes: dict[str, list[float]] = {}
@@ -97,13 +101,18 @@ def speeds(timed: Iterable[Timed]) -> Speeds:
         known[1] += seconds
 
     for one in timed:
+        try:
+            each = sum(formulas.passes(call("Attack", one.attack))) + 1 if one.attack else 0.0
+            cost.monitoring(one.spec)
+        except FatbenchError:
+            continue
         if one.attack is None:
             add(training, kind(one.spec), one.count, one.seconds)
         else:
             place = network(one.spec)
             add(attacks, (place, _attacking(one.attack)), one.count, one.seconds)
             if one.attack["name"] != "autoattack":  # it stops at images that fall
-                add(passes, place, one.count * (sum(formulas.passes(call("Attack", one.attack))) + 1), one.seconds)
+                add(passes, place, one.count * each, one.seconds)
         stages.append(one)
     known = Speeds(_rates(training), _rates(attacks), _rates(passes))
     around: tuple[list[float], list[float]] = ([], [])

@@ -55,6 +55,7 @@ def centralized(
             after,
             replace(cost(updates, now, state.model), bytes_up=0, bytes_down=0),
         )
+        del updates  # before the next round sends as much
         state = after
 
 

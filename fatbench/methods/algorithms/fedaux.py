@@ -147,6 +147,7 @@ def fedaux(
         server = {"aggregator": mixing.memory, "scores": scores, "optimizer": packed(moments, names)}
         after = replace(state, round=t + 1, model=theta, server=server)
         yield Round(t, state.model, updates, mixing, after, spent, metrics=metrics)
+        del updates, mixing  # before the next round sends as much
         state, metrics = after, {}
 
 

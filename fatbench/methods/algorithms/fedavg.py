@@ -70,4 +70,5 @@ def fedavg(
         )
         after = State(t + 1, mix(updates, mixing, state.model, problem.model), {"aggregator": mixing.memory})
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model))
+        del updates, mixing  # before the next round sends as much
         state = after

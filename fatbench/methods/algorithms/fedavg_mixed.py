@@ -57,4 +57,5 @@ def fedavg_mixed(
         mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, now.lr))
         after = State(t + 1, mix(updates, mixing, state.model, problem.model), {"aggregator": mixing.memory})
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model))
+        del updates, mixing  # before the next round sends as much
         state = after

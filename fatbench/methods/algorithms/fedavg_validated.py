@@ -70,6 +70,7 @@ def fedavg_validated(
         metrics: Metrics = {"validation_loss": loss, "lr": now.lr}
         after = State(t + 1, model, {"aggregator": mixing.memory, "validation": dict(heard)})
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model), metrics=metrics)
+        del updates, mixing  # before the next round sends as much
         state = after
 
 

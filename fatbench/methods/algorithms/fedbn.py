@@ -69,6 +69,7 @@ def fedbn(
             {k: {"normalisation": tensors} for k, tensors in own.items()},
         )
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, shared), own=own)
+        del updates, mixing  # before the next round sends as much
         state = after
 
 

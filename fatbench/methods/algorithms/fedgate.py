@@ -75,6 +75,7 @@ def fedgate(
             clients={**state.clients, **new},
         )
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model, up=1, down=down))
+        del updates, mixing, mean, shift  # before the next round sends as much
         state = after
 
 

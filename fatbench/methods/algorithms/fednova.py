@@ -69,6 +69,7 @@ def fednova(
             server={"aggregator": mixing.memory},
         )
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model))
+        del updates, mixing, p  # before the next round sends as much
         state = after
 
 

@@ -82,6 +82,7 @@ def fedrbn(
             {k: {"normalisation": tensors} for k, tensors in own.items()},
         )
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, shared), own=own)
+        del updates, mixing  # before the next round sends as much
         state = after
 
 

@@ -135,6 +135,7 @@ def fedsgd(
         theta = {name: value.clone() for name, value in theta.items()}  # each with its own memory, as files have it
         after = State(t + 1, theta, {"optimizer": packed(_apart(moments, theta, names), names), "rounds": rounds_moved})
         yield Round(t, sent, updates, mixing, after, cost, metrics=numbers)
+        del uploads, updates, last  # before the next round sends as much
         state = after
 
 

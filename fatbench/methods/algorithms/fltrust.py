@@ -82,6 +82,7 @@ def fltrust(
             backward=spent.backward + passes,
         )
         yield Round(t, state.model, updates, mixing, after, spent, metrics=metrics)
+        del updates, mixing, own  # before the next round sends as much
         state = after
 
 

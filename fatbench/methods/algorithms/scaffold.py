@@ -86,6 +86,7 @@ def scaffold(
             clients={**state.clients, **new},
         )
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model, up=2, down=2))
+        del trained, updates, mixing, u, change, shift  # before the next round sends as much
         state = after
 
 

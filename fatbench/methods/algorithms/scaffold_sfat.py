@@ -79,4 +79,5 @@ def scaffold_sfat(
             clients={**state.clients, **new},
         )
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model, up=2, down=2))
+        del trained, updates, mixing, shift  # before the next round sends as much
         state = after
