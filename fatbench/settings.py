@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import re
 import sys
@@ -192,3 +194,21 @@ def time_limit(flag: str | None = None) -> float | None:
     if not 0 < seconds < 1e9:
         raise SpecError(f"--time-limit: expected a time such as 90s, 45m or 2h, got '{value}'")
     return seconds
+
+
+def available_memory() -> float:
+    """Bytes of memory that processes may still take: of this machine, or fewer where their control group ends.
+
+    Infinite where the system does not say.
+    """
+    free = [math.inf]
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]))
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        group = Path("/sys/fs/cgroup" + Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2])
+        files = (group / "memory.stat").read_text().splitlines()
+        cached = next(int(line.split()[1]) for line in files if line.startswith("inactive_file "))
+        most = int((group / "memory.max").read_text())  # "max" is no number: there is no limit
+        free.append(most - int((group / "memory.current").read_text()) + cached)
+    return min(free)

@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fatbench.data import DATASETS, Dataset, catalogue, cifar, common, disk, folders, own
+from fatbench.data import DATASETS, Dataset, catalogue, cifar, common, decoded, disk, folders, own
 from fatbench.errors import MachineError, SpecError
 from fatbench.suite import calls, signatures
 
@@ -157,6 +157,16 @@ def test_the_same_files_give_the_same_fingerprint_and_one_pixel_another(name: st
             "test_writers",
         )
     }
+    if name in ("celeba", "cinic10", "image_folder"):  # that of the files
+        files = [file for file in tmp_path.rglob("*") if file.suffix in (".png", ".jpg")]
+        for file in files:
+            with Image.open(file) as picture:
+                changed = picture.convert("RGB")
+            changed.paste((9, 9, 9), (0, 0, 9, 9))
+            changed.save(file)
+        assert files
+        assert DATASETS[name](tmp_path, variant="small", **SMALL[name][1]).fingerprint != data.fingerprint
+        return
     loaded = common.Loaded(where=tmp_path, **fields)
     assert common.fingerprint(loaded) == data.fingerprint
     for field in ("train_images", "train_labels", "test_images", "test_labels", "writers"):
@@ -1081,7 +1091,7 @@ def test_status_counts_images_in_folders_without_reading_them(tmp_path: Path, mo
     base = layouts.write_celeba(tmp_path, CELEBRITIES)
     sums = [common.Check(base / name, "same", "same") for name in folders.LISTS]
     monkeypatch.setattr(folders, "read_lists", lambda base: ({}, tuple(sums)))
-    monkeypatch.setattr(folders, "decode", lambda *_: pytest.fail("an image was read"))
+    monkeypatch.setattr(decoded, "decode", lambda *_: pytest.fail("an image was read"))
     row = state_of("celeba", tmp_path)
     assert row["state"] == "damaged" and row["message"] == f"{base} holds 20 of the 202,599 published images"
     monkeypatch.setattr(catalogue, "CELEBA_IMAGES", 20)
@@ -1211,7 +1221,7 @@ def test_images_are_not_held_open(tmp_path: Path) -> None:
     Image.new("RGB", (12, 12)).save(buffer, "PNG")
     file = tmp_path / "a.png"
     file.write_bytes(buffer.getvalue()[:50])
-    message(common.DamagedData, lambda: folders.decode([file], 12))
+    message(common.DamagedData, lambda: decoded.decode([[file]], 12))
 
 
 # --- data of others: torchvision, Hugging Face, arrays of a plug-in ------------------------------------------------
@@ -1437,14 +1447,14 @@ def test_16_bits_of_grey_are_scaled(tmp_path: Path, suffix: str) -> None:
             (tmp_path / f"{name}.pgm").write_bytes(depth + values.astype(values.dtype.newbyteorder(">")).tobytes())
         else:
             Image.fromarray(values).save(tmp_path / f"{name}.{suffix}")
-    eight, sixteen = (folders.decode([tmp_path / f"{name}.{suffix}"], 12) for name in ("8", "16"))
+    eight, sixteen = (decoded.decode([[tmp_path / f"{name}.{suffix}"]], 12).parts[0] for name in ("8", "16"))
     assert (eight == grey).all() and (sixteen == grey).all()
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("I", "whole numbers"), ("F", "floats")])
 def test_pixels_of_no_known_range_are_refused(tmp_path: Path, mode: str, kind: str) -> None:
     Image.new(mode, (12, 12), 7).save(tmp_path / "a.tif")
-    said = message(common.DamagedData, lambda: folders.decode([tmp_path / "a.tif"], 12))
+    said = message(common.DamagedData, lambda: decoded.decode([[tmp_path / "a.tif"]], 12))
     assert f"pixels are {kind} of 32 bits, whose white is not known" in said
 
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import data_layouts as layouts
+import numpy as np
 import pytest
+import torch
 
+from fatbench import settings
+from fatbench.data import DATASETS, common, decoded
+from fatbench.engine.mapped import MappedImages
 from fatbench.engine.rounds import Number
+from fatbench.engine.setup import Runtime, setup
+from fatbench.errors import MachineError
 from fatbench.store import export_lines, jsonl
 from fatbench.store.stages import Store
 
@@ -78,3 +88,146 @@ def test_a_stage_without_last_numbers_is_read_before(store: Store) -> None:
     with store.database.reading() as connection:
         (line,) = export_lines.lines(connection, ["a"])
     assert len(line["stages"][0]["numbers"]) == 6 and not list(export_lines.mismatches(line))
+
+
+# --- images of files ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two classes of 40 training and 10 test images each, decoded into a cache of their own however small they are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(decoded, "SMALL", 0)
+    folder = layouts.write_image_folder(tmp_path / "mine", n=40)
+    for name, red in (("ant", 20), ("bee", 220)):
+        for i in range(9):
+            layouts.save(folder / "test" / name / f"{i}.png", (12, 12), (red, i, 2))
+    return folder
+
+
+def read_folder(folder: Path, *first: int | None):
+    return DATASETS["image_folder"](folder.parent, first or (None, None), path=folder.name, size=12)
+
+
+@pytest.fixture
+def decodings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that were decoded."""
+    files, pixels = [], decoded._pixels
+
+    def counted(file, *rest):
+        files.append(file)
+        return pixels(file, *rest)
+
+    monkeypatch.setattr(decoded, "_pixels", counted)
+    return files
+
+
+def test_only_the_images_that_are_wanted_are_decoded_and_once(images: Path, decodings: list[Path]) -> None:
+    data = read_folder(images, 10, 6)
+    assert len(data.train_images) == len(data.train_labels) == 10 and len(data.test_images) == 6
+    assert len(decodings) == 16
+    again = read_folder(images, 10, 6)
+    assert len(decodings) == 16 and again.fingerprint == data.fingerprint
+    assert isinstance(again.train_images, np.memmap) and (again.train_images == data.train_images).all()
+    every = read_folder(images)
+    assert (every.train_images[:10] == data.train_images).all() and (every.test_images[:6] == data.test_images).all()
+    assert every.fingerprint != data.fingerprint and len(every.train_images) > 10
+
+
+def test_an_array_is_found_by_what_its_files_hold(images: Path, decodings: list[Path]) -> None:
+    """A file that is replaced by another of its time and size is decoded anew; one with another name only is not."""
+    before, count = read_folder(images), len(decodings)
+    one, other = sorted((images / "train").glob("*/*"))[:2]
+    padded = [file.read_bytes() for file in (one, other)]
+    longest = max(map(len, padded))
+    for file, data in zip((one, other), padded, strict=True):
+        file.write_bytes(data + bytes(longest - len(data)))
+        os.utime(file, (0, 0))
+    same = read_folder(images)
+    assert (same.train_images == before.train_images).all() and len(decodings) == 2 * count
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)
+    for file in (one, other):
+        os.utime(file, (0, 0))
+    changed = read_folder(images)
+    assert not (changed.train_images == before.train_images).all() and changed.fingerprint != same.fingerprint
+
+
+def test_in_memory_and_in_the_cache_are_the_same(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped = read_folder(images)
+    monkeypatch.setattr(decoded, "SMALL", 1 << 30)
+    held = read_folder(images)
+    assert not isinstance(held.train_images, np.memmap) and held.fingerprint == mapped.fingerprint
+    assert (held.train_images == mapped.train_images).all() and (held.test_images == mapped.test_images).all()
+
+
+def test_all_damaged_files_are_named_before_any_is_decoded(images: Path, decodings: list[Path]) -> None:
+    files = sorted((images / "train").glob("*/*"))
+    for file in (files[3], files[50]):
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    files[60].write_bytes(b"text")
+    with pytest.raises(common.DamagedData, match="not an image") as refused:
+        read_folder(images)
+    assert (
+        all(str(files[i]) in str(refused.value) for i in (3, 50, 60)) and str(refused.value).count("not an image") == 3
+    )
+    assert len([file for file in decodings if file not in files]) == 0
+
+
+def test_what_ends_decoding_ends_it_soon(images: Path, decodings: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, or a worker that is asked to stop: what is left of a set is not decoded, and nothing stays behind."""
+    monkeypatch.setattr(decoded, "CHUNK", 2)
+
+    def stop(what: str, done: int, n: int) -> None:
+        if what.startswith("decoding"):
+            raise decoded.Interrupted
+
+    with decoded.progress(stop), pytest.raises(decoded.Interrupted):
+        read_folder(images)
+    assert 0 < len(decodings) < 70
+    assert not list((settings.cache_folder() / "decoded").glob(".decoding-*"))
+
+
+def test_without_room_in_the_cache_images_are_decoded_into_memory(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert not isinstance(read_folder(images).train_images, np.memmap)
+    assert not list((settings.cache_folder() / "decoded").iterdir())
+    monkeypatch.setattr(settings, "available_memory", lambda: 20_000.0)
+    with pytest.raises(MachineError, match=r"decoded images take .* GB; .*decoded has .* GB left.*XDG_CACHE_HOME"):
+        read_folder(images)
+
+
+def test_a_cell_reads_a_mapped_set_as_one_in_memory(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same images in every place, and those of training are not copied."""
+
+    def made(**settings):
+        def halves(labels, rng, writers):
+            return np.array_split(rng.permutation(len(labels)), 2)
+
+        def reader(root, first=(None, None)):
+            return DATASETS["image_folder"](root, first, path=images.name, size=12)
+
+        runtime = Runtime(images.parent, torch.device("cpu"))
+        model = lambda shape, classes: torch.nn.Linear(1, 1)  # noqa: E731
+        return setup(runtime, seed=0, data=reader, partition=halves, model=model, **settings)
+
+    how = {"train": 40, "train_from": 3, "test": 20, "validation": 8, "client_holdout": 0.2}
+    mapped = made(**how)
+    monkeypatch.setattr(decoded, "SMALL", 1 << 30)
+    held = made(**how)
+    assert isinstance(mapped.problem.images, MappedImages) and isinstance(held.problem.images, torch.Tensor)
+    assert mapped.problem.images.shape == held.problem.images.shape and len(mapped.problem.images) == 32
+    for mine, other in zip(mapped.problem.shards, held.problem.shards, strict=True):
+        assert torch.equal(mapped.problem.images[mine], held.problem.images[other])
+    grid = mapped.problem.shards[0][:4].reshape(2, 2)
+    assert torch.equal(mapped.problem.images[grid], held.problem.images[grid])
+    assert torch.equal(mapped.problem.images[:5], held.problem.images[:5])
+    assert torch.equal(mapped.problem.labels, held.problem.labels)
+    for part in ("test", "validation"):
+        assert all(torch.equal(a, b) for a, b in zip(getattr(mapped, part), getattr(held, part), strict=True))

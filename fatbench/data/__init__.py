@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fatbench.data.disk import prepare, status, verify, weights_status
 from fatbench.errors import SpecError
+from fatbench.suite.first_images import First
 from fatbench.suite.types import Count, Fraction, Natural
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ __all__ = ["DATASETS", "Dataset", "prepare", "status", "verify", "weights_status
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """One data set in memory: images (N, C, H, W) uint8, labels (N,) int64 in 0..classes-1.
+    """One data set in memory, or mapped into it: images (N, C, H, W) uint8, labels (N,) int64 in 0..classes-1.
 
     `writers` and `test_writers` (N,) int64 say whose example each is (CelebA: the celebrity's number), or None.
     `fingerprint` is the SHA-256 over all arrays; `variant` the name the suite gave to other files than the published;
@@ -166,7 +167,7 @@ def fashion_mnist(root: Path, *, variant: str | None = None) -> Dataset:
     return common.finish("fashion_mnist", variant, arrays.load_idx("fashion_mnist", root))
 
 
-def cinic10(root: Path, *, enlarge: bool = False, variant: str | None = None) -> Dataset:
+def cinic10(root: Path, first: First = (None, None), *, enlarge: bool = False, variant: str | None = None) -> Dataset:
     """CINIC-10: 90,000 training and 90,000 test colour images of 32x32 in the 10 classes of CIFAR-10.
 
     Reads root/CINIC-10/{train,valid,test}/<class>/*.png, or unpacks root/CINIC-10.tar.gz. `enlarge` adds the 90,000
@@ -183,10 +184,12 @@ def cinic10(root: Path, *, enlarge: bool = False, variant: str | None = None) ->
     from fatbench.data import common, folders
 
     counts = (180_000 if enlarge else 90_000, 90_000)
-    return common.finish("cinic10", variant, folders.load_cinic(root, enlarge), counts)
+    return common.finish("cinic10", variant, folders.load_cinic(root, enlarge, first), counts)
 
 
-def image_folder(root: Path, *, path: str, size: Count, variant: str | None = None) -> Dataset:
+def image_folder(
+    root: Path, first: First = (None, None), *, path: str, size: Count, variant: str | None = None
+) -> Dataset:
     """Any images: path/train/<class>/*.png (or .jpg, ...) and path/test/<class>/*.png, `path` absolute or below root.
 
     Classes are the folders of train in the order of their names. Every image becomes RGB (16 bits of grey are scaled)
@@ -201,7 +204,7 @@ def image_folder(root: Path, *, path: str, size: Count, variant: str | None = No
     """
     from fatbench.data import common, folders
 
-    return common.finish("image_folder", variant, folders.load_image_folder(root, path, size))
+    return common.finish("image_folder", variant, folders.load_image_folder(root, path, size, first))
 
 
 def torchvision(

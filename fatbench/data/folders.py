@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import random
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fatbench.data import catalogue
+from fatbench.data import catalogue, decoded
 from fatbench.data.common import (
     Check,
     DamagedData,
-    Images,
     Labels,
     Loaded,
     Missing,
-    eight_bits,
     md5,
     missing,
     parsing,
@@ -32,34 +28,7 @@ from fatbench.data.common import (
     reading,
     unpacked,
 )
-
-CHUNK = 256  # images a thread decodes at a time
-
-
-def decode(paths: Sequence[Path], size: int, *, resize: bool = True, fetch: Callable[[Path], bytes] = read) -> Images:
-    """The images of files as (N, 3, size, size) uint8, RGB.
-
-    resize: bicubic to size x size without cropping; else another size is an error. `fetch` returns a file's bytes.
-    DamagedData: a file that is missing, no image, or of another size.
-    """
-    from PIL import Image
-
-    pixels = np.empty((len(paths), 3, size, size), np.uint8)
-
-    def some(start: int) -> None:
-        for index in range(start, min(start + CHUNK, len(paths))):
-            data = fetch(paths[index])
-            with parsing(paths[index], "an image"), Image.open(io.BytesIO(data)) as image:
-                rgb = eight_bits(image, "RGB")
-                if rgb.size != (size, size):
-                    if not resize:
-                        raise ValueError(f"{rgb.width}x{rgb.height}, not {size}x{size}")
-                    rgb = rgb.resize((size, size), Image.Resampling.BICUBIC)
-                pixels[index] = np.asarray(rgb).transpose(2, 0, 1)
-
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # Pillow releases the GIL while it decodes
-        list(pool.map(some, range(0, len(paths), CHUNK)))
-    return pixels
+from fatbench.suite.first_images import First
 
 
 def mixed(classes: Mapping[str, Sequence[Path]], order: Sequence[str]) -> tuple[list[Path], Labels]:
@@ -85,8 +54,8 @@ def listed(folder: Path) -> dict[str, list[Path]]:
 # --- any image folder ---------------------------------------------------------------------------------------------
 
 
-def load_image_folder(root: Path, path: str, size: int) -> Loaded:
-    """path/train/<class>/* and path/test/<class>/*, `path` absolute or below the root."""
+def load_image_folder(root: Path, path: str, size: int, first: First) -> Loaded:
+    """path/train/<class>/* and path/test/<class>/*, `path` absolute or below the root; first: how many of each."""
     folder = Path(root, Path(path).expanduser())
     if not folder.is_dir():
         raise Missing(f"data: {{name: image_folder, path: {path}}}: no such folder: {folder} (below --data)")
@@ -102,13 +71,32 @@ def load_image_folder(root: Path, path: str, size: int) -> Loaded:
     test_files, test_labels = mixed(test, list(train))
     if not test_files:
         raise DamagedData(f"{folder / 'test'} holds no images")
+    return _decoded(folder, (train_files, test_files), (train_labels, test_labels), len(train), first, size)
+
+
+def _decoded(
+    where: Path,
+    files: tuple[Sequence[Path], Sequence[Path]],
+    labels: tuple[Labels, Labels],
+    classes: int,
+    first: First,
+    size: int,
+    resize: bool = True,
+) -> Loaded:
+    """The first training and test images of a folder; of the others only the number is known."""
+    train_labels, test_labels = (part[:n] for part, n in zip(labels, first, strict=True))
+    made = decoded.decode([part[:n] for part, n in zip(files, first, strict=True)], size, resize=resize)
     return Loaded(
-        where=folder,
-        train_images=decode(train_files, size),
+        where=where,
+        train_images=made.parts[0],
         train_labels=train_labels,
-        test_images=decode(test_files, size),
+        test_images=made.parts[1],
         test_labels=test_labels,
-        classes=len(train),
+        classes=classes,
+        gaps=True,  # the folders say what classes there are
+        counts=(len(files[0]), len(files[1])),
+        sha256=decoded.fingerprint(made, classes, train_labels, test_labels),
+        decoded=made,
     )
 
 
@@ -138,21 +126,16 @@ def cinic_files(folder: Path, split: str) -> dict[str, list[Path]]:
     return classes
 
 
-def load_cinic(root: Path, enlarge: bool) -> Loaded:
-    """CINIC-10; the training set is train, with `enlarge` train and valid."""
+def load_cinic(root: Path, enlarge: bool, first: First = (None, None)) -> Loaded:
+    """CINIC-10; the training set is train, with `enlarge` train and valid. first: how many of each are decoded."""
     folder = cinic_folder(root)
     order = catalogue.CINIC_CLASSES
     parts = [mixed(cinic_files(folder, split), order) for split in (("train", "valid") if enlarge else ("train",))]
     train_files = [file for files, _ in parts for file in files]
     test_files, test_labels = mixed(cinic_files(folder, "test"), order)
-    return Loaded(
-        where=folder,
-        train_images=decode(train_files, 32, resize=False),
-        train_labels=np.concatenate([labels for _, labels in parts]),
-        test_images=decode(test_files, 32, resize=False),
-        test_labels=test_labels,
-        classes=len(order),
-    )
+    train_labels = np.concatenate([labels for _, labels in parts])
+    files, labels = (train_files, test_files), (train_labels, test_labels)
+    return _decoded(folder, files, labels, len(order), first, 32, resize=False)
 
 
 def survey_cinic(root: Path) -> tuple[Path, int]:
@@ -190,17 +173,20 @@ def load_celeba(root: Path, split: str, sample: float, least: int, seed: int) ->
     with celeba_images(base) as (place, fetch):
         train_files, train_labels, writers = _rows(train, place)
         test_files, test_labels, test_writers = _rows(test, place)
+        # LEAF: PIL's default filter, nearest until Pillow 7 and bicubic since / here: bicubic.
+        made = decoded.decode((train_files, test_files), 84, fetch=fetch)
         return Loaded(
             where=base,
-            # LEAF: PIL's default filter, nearest until Pillow 7 and bicubic since / here: bicubic.
-            train_images=decode(train_files, 84, fetch=fetch),
+            train_images=made.parts[0],
             train_labels=train_labels,
-            test_images=decode(test_files, 84, fetch=fetch),
+            test_images=made.parts[1],
             test_labels=test_labels,
             classes=2,
             checks=checks,
             writers=writers,
             test_writers=test_writers,
+            sha256=decoded.fingerprint(made, 2, train_labels, test_labels, writers, test_writers),
+            decoded=made,
         )
 
 

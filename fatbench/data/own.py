@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,6 +15,7 @@ from fatbench.data import Dataset
 from fatbench.data.common import Images, Labels, Loaded, finish, question, reason
 from fatbench.errors import FatbenchError, SpecError
 from fatbench.suite import calls
+from fatbench.suite.first_images import First
 
 ROUNDINGS = 8  # of a float in [0, 1], that normalising and back again may add
 
@@ -95,11 +97,15 @@ def _size(images: Images) -> str:
     return "x".join(map(str, images.shape[1:]))
 
 
-def load(spec: Mapping[str, Any], root: Path) -> Dataset:
-    """The data set of a canonical mapping. SpecError: what a plug-in's function raises, with its line, or returns."""
+def load(spec: Mapping[str, Any], root: Path, first: First = (None, None)) -> Dataset:
+    """The data set of a canonical mapping. SpecError: what a plug-in's function raises, with its line, or returns.
+
+    first: how many training and test images are wanted; a reader that cannot read less gives all.
+    """
     plugin = calls.call("Data", spec).signature.plugin
     try:
-        found = calls.build("Data", spec)(root)
+        reader = calls.build("Data", spec)
+        found = reader(root, first=first) if "first" in inspect.signature(reader).parameters else reader(root)
     except FatbenchError:
         raise
     except Exception as error:

@@ -22,6 +22,7 @@ from torch import Generator, Tensor, nn
 
 from fatbench.engine.inject import asks, granted
 from fatbench.engine.local import LocalTraining, trainable
+from fatbench.engine.mapped import in_memory
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Problem, Tensors, Update
 from fatbench.models import logit_parameters
@@ -62,6 +63,8 @@ def deal(
     """
     if strangers := [k for k in malicious.numbers if k >= len(shards)]:
         raise ValueError(f"malicious: there is no client {min(strangers)}, there are {len(shards)}")
+    if malicious.acting("images"):
+        images = in_memory(images)
     for adversary in malicious.acting("images"):
         for k in sorted(malicious.numbers):
             own, told = images[shards[k]], labels[shards[k]]

@@ -12,12 +12,15 @@ from torch import Tensor
 
 from fatbench.engine import memory, microbatch
 from fatbench.engine.fast.barrier import Party
+from fatbench.engine.inject import granted
 from fatbench.engine.malicious import Malicious, deal
+from fatbench.engine.mapped import in_memory, on
 from fatbench.engine.precision import exact
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Problem, State
 from fatbench.engine.splits import auxiliary_images, split
 from fatbench.settings import LocalPath, Precision
+from fatbench.suite.first_images import First, wanted
 
 if TYPE_CHECKING:
     from fatbench.data import Dataset
@@ -77,15 +80,16 @@ def setup(
     exact(runtime.device, runtime.precision, runtime.strict)
     if runtime.device.type == "cpu":
         memory.keep()
-    dataset = data(runtime.data)
+    shared = auxiliary is not None and _same(auxiliary, data)
+    dataset = _read(data, runtime.data, wanted(train, test, train_from, auxiliary_n if shared else 0))
     chosen = split(
         dataset, seed, partition, train, validation=validation, client_holdout=client_holdout, train_from=train_from
     )
 
     def tensors(part: str, images: Any, labels: Any, indices: Any) -> tuple[Tensor, Tensor]:
         def make() -> tuple[Tensor, Tensor]:
-            chosen = torch.from_numpy(images[indices]), torch.from_numpy(labels[indices])
-            return chosen[0].to(runtime.device), chosen[1].to(runtime.device, torch.int64)
+            chosen, classes = on(runtime.device, images, indices), torch.from_numpy(labels[indices])
+            return chosen if part == "train" else in_memory(chosen), classes.to(runtime.device, torch.int64)
 
         if runtime.vectorise is None:
             return make()
@@ -104,11 +108,9 @@ def setup(
     read = {"data": _described(dataset)}
     unlabelled = None
     if auxiliary is not None:
-        other = dataset if _same(auxiliary, data) else auxiliary(runtime.data)
+        other = dataset if shared else _read(auxiliary, runtime.data, (auxiliary_n, 1))
         read["auxiliary"] = _described(other)
-        unlabelled = torch.from_numpy(auxiliary_images(dataset, other, train, auxiliary_n, train_from)).to(
-            runtime.device
-        )
+        unlabelled = on(runtime.device, auxiliary_images(dataset, other, train, auxiliary_n, train_from), slice(None))
     held_out = tensors("validation", dataset.train_images, dataset.train_labels, chosen.validation)
     problem = Problem(
         network, images, labels, shards, dataset.classes, seed, runtime.device, runtime.precision, runtime.path, size,
@@ -142,6 +144,11 @@ def network_of(
     if runtime.microbatch is not None:
         microbatch.bound(network, runtime.microbatch)
     return network.to(runtime.device)
+
+
+def _read(reader: Callable[..., Any], root: Path, first: First) -> Any:
+    """The data set; of a reader that asks how many, only the first training and test images."""
+    return reader(root, **granted(reader, {"first": lambda: first}))
 
 
 def _same(a: Callable[..., Any], b: Callable[..., Any]) -> bool:

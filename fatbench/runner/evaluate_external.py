@@ -181,7 +181,7 @@ def evaluate(
     ready = _ready(external, spec, machine)
     answers = _answers(ready)
     with folder.opened(url, Path(machine.files)) as store:
-        store.see_data({versions.data_key(spec["data"]): ready.data["data"]["fingerprint"]})
+        store.see_data({versions.data_key(spec["data"], (1, spec["test"])): ready.data["data"]["fingerprint"]})
         spec = _stored(spec, answers, ready.data["data"]["fingerprint"], store)
         job = Job(
             cells.identity(spec), spec, list(task.evaluations), ["last"], external_models.SUITE, "paper",

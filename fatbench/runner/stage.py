@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fatbench import whole_file
+from fatbench.data import decoded
 from fatbench.errors import FatbenchError, MachineError, Unavailable
 from fatbench.runner import versions
 from fatbench.runner.checkpoints import clients_file, model_file
@@ -193,6 +194,10 @@ def failed(error: BaseException, run: int, turn: Turn, stage: str) -> CellStatus
     if isinstance(error, KeyboardInterrupt):
         store.release(run)
         raise error
+    if isinstance(error, decoded.Interrupted):
+        store.release(run)
+        turn.notify(Event(job.cell, stage, "interrupted"))
+        return "interrupted"
     if isinstance(error, Unavailable) or (isinstance(error, OSError) and error.errno in whole_file.FULL):
         said = str(error) if isinstance(error, Unavailable) else f"the disk is full: {error}"
         log.error("%s: released: %s", stage, said)

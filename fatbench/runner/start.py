@@ -6,12 +6,14 @@ import contextlib
 import importlib
 import multiprocessing
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from fatbench import settings
+from fatbench.data import decoded
 from fatbench.data.own import load
 from fatbench.engine.splits import split
 from fatbench.errors import MachineError, NothingMatched, SpecError, Unavailable, did_you_mean
@@ -30,8 +32,10 @@ from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory, measured
 from fatbench.suite import calls, duration, foreign, plugins, signatures, weights
 from fatbench.suite.cells import Cell, Evaluation, Plan
+from fatbench.suite.first_images import first_images
 from fatbench.suite.types import number
 
+EVERY, SOON = 15.0, 2.0  # seconds between two lines on decoding, and before the first
 EXECUTORS = ("local", "ray", "slurm")
 
 
@@ -105,7 +109,8 @@ def run(
         watch.note(f"runs the plug-in {inputs.describe(plugins.version(file))} at {file}")  # a suite may have named it
     check_packages(jobs)
     reading.watch()
-    seen = check_data(jobs, root)
+    with decoded.progress(_decoding(watch)):
+        seen = check_data(jobs, root)
     files, checkpoint_seconds = settings.files_folder(url).absolute(), settings.checkpoint_seconds()
     with opened(url, new=True) as known:
         before, changed, left = _standing(jobs, known, options, seen)
@@ -268,6 +273,19 @@ def check_packages(jobs: Sequence[Job]) -> None:
             foreign.check(call, f"cell {job.cell}")
 
 
+def _decoding(watch: Any) -> decoded.Progress:
+    """Says how far the decoding of images is, where it takes long."""
+    last = time.monotonic() - EVERY + SOON
+
+    def say(what: str, done: int, images: int) -> None:
+        nonlocal last
+        if what and time.monotonic() - last >= EVERY:
+            last = time.monotonic()
+            watch.note(f"{what}: {done:,} done")
+
+    return say
+
+
 def check_data(jobs: Sequence[Job], root: Path) -> dict[str, str]:
     """Read every data set of the run once and deal it to the clients, before a worker has work.
 
@@ -284,16 +302,18 @@ def check_data(jobs: Sequence[Job], root: Path) -> dict[str, str]:
             )
             raise MachineError(f"model: weights: {text}: {row['message']} ({how})")
     keys = ("data", "partition", "seed", "train", "train_from", "validation", "client_holdout")
-    splits = {repr([job.spec[key] for key in keys]): job for job in jobs}
+    splits = {repr([*(job.spec[key] for key in keys), first_images(job.spec)["data"]]): job for job in jobs}
     datasets: dict[str, Any] = {}
     seen: dict[str, str] = {}
     with_auxiliary = [job for job in jobs if job.spec.get("auxiliary") is not None]
     for job in {repr([job.spec.get(key) for key in AUXILIARY]): job for job in with_auxiliary}.values():
-        seen[versions.data_key(job.spec["auxiliary"])] = _check_auxiliary(job, root)
+        first = first_images(job.spec)["auxiliary"]
+        seen[versions.data_key(job.spec["auxiliary"], first)] = _check_auxiliary(job, root)
     for job in splits.values():
-        name = versions.data_key(job.spec["data"])
+        first = first_images(job.spec)["data"]
+        name = versions.data_key(job.spec["data"], first)
         if name not in datasets:
-            datasets = {name: load(job.spec["data"], root)}  # one in memory at a time
+            datasets = {name: load(job.spec["data"], root, first)}  # one in memory at a time
             seen[name] = datasets[name].fingerprint
         spec = {key: number(job.spec[key]) for key in keys[2:]}
         try:
@@ -357,15 +377,17 @@ def _check_origins(jobs: Sequence[Job], store: Store | None, files: Path) -> Non
             )
 
 
-AUXILIARY = ("data", "train", "train_from", "auxiliary", "auxiliary_n")
+AUXILIARY = ("data", "train", "test", "train_from", "auxiliary", "auxiliary_n")
 
 
 def _check_auxiliary(job: Job, root: Path) -> str:
     """Read the server's images too, and refuse those of the test set; their fingerprint."""
     from fatbench.engine.splits import auxiliary_images
 
-    own = load(job.spec["data"], root)
-    other = own if job.spec["auxiliary"] == job.spec["data"] else load(job.spec["auxiliary"], root)
+    first = first_images(job.spec)
+    own = load(job.spec["data"], root, first["data"])
+    same = job.spec["auxiliary"] == job.spec["data"]
+    other = own if same else load(job.spec["auxiliary"], root, first["auxiliary"])
     try:
         auxiliary_images(own, other, job.spec["train"], job.spec["auxiliary_n"], job.spec["train_from"])
     except SpecError as error:

@@ -22,7 +22,8 @@ from fatbench.store.inputs import Reason
 from fatbench.store.rows import dumps, fetch
 from fatbench.store.schema import RUNS, STAGES
 from fatbench.store.stage_names import parsed
-from fatbench.suite import plugins, weights
+from fatbench.suite import plugins, signatures, weights
+from fatbench.suite.first_images import First, first_images
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -32,9 +33,15 @@ FOLLOWS = "changed"  # of a model that is to be trained again
 Changed = Mapping[str, Mapping[str, Sequence[Reason]]]  # cell -> stage -> in what its answer differs
 
 
-def data_key(data: Any) -> str:
-    """By what the database knows what a data set was when it was last read."""
-    return dumps(data)
+def data_key(data: Any, first: First) -> str:
+    """By what the database knows what a data set was when it was last read.
+
+    first: the training and test images that were read, of a reader that reads no more: others have other digests.
+    """
+    less = False
+    with contextlib.suppress(FatbenchError):  # of a plug-in that is not loaded
+        less = "first" in signatures.describe("Data", data["name"]).asks and first != (None, None)
+    return dumps([data, first] if less else data)
 
 
 def changed(jobs: Sequence[Job], store: Store, seen: Mapping[str, str] | None = None) -> Changed:
@@ -127,10 +134,10 @@ class _Now:
         self.job = job
         self.rows = rows
         self.evaluations: dict[str, Evaluation] = {one.id: one for one in job.evaluations}
-        self.data = {}
+        self.data, first = {}, first_images(job.spec)
         for setting, subject in inputs.DATA_SETS.items():
             data = job.spec.get(setting)
-            if data is not None and (fingerprint := seen.get(data_key(data))):
+            if data is not None and (fingerprint := seen.get(data_key(data, first[setting]))):
                 self.data[subject] = fingerprint
         self.training = plugins.records(job.spec)
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fatbench.data import decoded
 from fatbench.errors import Unavailable
 from fatbench.runner import checkpoints, reading, versions
 from fatbench.runner.attacking import attack_models
@@ -50,15 +51,21 @@ def work(
     store.add_cell(job.cell, job.spec)
     turn = Turn(job, store, Path(machine.files) / job.cell, notify, stop)
     handler = _log_to(turn.folder / "log.txt")
+
+    def ask(*_: object) -> None:
+        if stop():
+            raise decoded.Interrupted
+
     try:
         for again in (False, True):
-            status = train(turn, machine)
+            with decoded.progress(ask):
+                status = train(turn, machine)
             if status != "done":
                 return status
             try:
-                return attack_models(
-                    turn, replace(machine, precision=machine.attack_precision or machine.precision), again
-                )
+                attacking = replace(machine, precision=machine.attack_precision or machine.precision)
+                with decoded.progress(ask):
+                    return attack_models(turn, attacking, again)
             except checkpoints.DamagedCheckpoint as error:  # the first time only
                 log.warning("%s: training begins again from round 0", error)
                 store.reopen(job.cell, "train")

@@ -165,7 +165,7 @@ def digest(line: Mapping[str, Any], stage: Mapping[str, Any]) -> str:
 def begun(connection: Connection, cell: str, stage: str, end: int | None) -> Digest:
     """The digest that a stage will have once it is done, up to its numbers of the rounds before `end`.
 
-    What a run has committed does not change while it holds the stage, so nobody need be kept from writing meanwhile.
+    What a run has committed does not change while it holds the stage, so others may write meanwhile.
     """
     created = connection.execute(select(CELLS.c.created).where(CELLS.c.id == cell)).scalar_one()
     unknown: dict[str, Any] = {"stage": stage, "run": None, "outcomes": []}  # all that stands after the numbers

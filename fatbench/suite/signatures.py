@@ -72,6 +72,7 @@ FIXED = {
 }
 # ... and what a further parameter may ask for by its name.
 OFFERS: dict[str, tuple[str, ...]] = {
+    "Data": ("first",),
     "Attack": ("index",),
     "Aggregator": ("broadcast_losses",),
     "Objective": ("class_counts", "broadcast", "client"),

@@ -58,6 +58,7 @@ from fatbench.engine.local import (
     train_client,
     trainable,
 )
+from fatbench.engine.mapped import in_memory
 from fatbench.engine.optimizers import clipped, sgd
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Tensors, Update
@@ -303,7 +304,7 @@ def _pooled(clients: Sequence[Client]) -> Pool:
     shards = [client.problem.shards[client.k] + first[_data(client.problem)] for client in clients]
     if len(sets) == 1:
         return sets[0].images, sets[0].labels, shards
-    return torch.cat([one.images for one in sets]), torch.cat([one.labels for one in sets]), shards
+    return torch.cat([in_memory(one.images) for one in sets]), torch.cat([one.labels for one in sets]), shards
 
 
 def _data(problem: Problem) -> tuple[int, int]:

@@ -1,0 +1,226 @@
+"""Images of files, decoded once: an array in the cache folder, which every process that needs it maps into memory.
+
+An array is found by what its files hold, read in full: a file that is replaced is decoded anew, and times are not
+trusted. What is small is decoded by each process, and kept in none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fatbench import settings
+from fatbench.data.common import DamagedData, Images, Labels, eight_bits, parsing, read
+from fatbench.errors import MachineError
+
+CHUNK = 64  # images a thread takes at a time
+SMALL = 64 << 20  # bytes of decoded images that each process may have for itself
+VERSION = b"1"  # of what an image becomes
+NAMED = 10  # damaged files in a message
+
+
+class Interrupted(Exception):
+    """Somebody asked to stop while images were decoded."""
+
+
+Fetch = Callable[[Path], bytes]
+Progress = Callable[[str, int, int], None]  # what is done, images done, of how many; may raise to end it
+_PROGRESS: ContextVar[Progress] = ContextVar("progress", default=lambda what, done, total: None)
+
+
+@contextlib.contextmanager
+def progress(say: Progress) -> Iterator[None]:
+    """Inside, `say` is called while images are decoded."""
+    token = _PROGRESS.set(say)
+    try:
+        yield
+    finally:
+        _PROGRESS.reset(token)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """The images of several lists of files, and what tells them from others."""
+
+    parts: tuple[Images, ...]
+    sha256: str  # over the files, in order, and how they were decoded
+    doubts: tuple[str, ...] | None  # as kept beside the array; None: they were not asked for yet
+    folder: Path | None  # of the array; None: it is in memory
+
+    def keep(self, doubts: tuple[str, ...]) -> None:
+        """Keep beside the array what is doubtful about the set, so that all of it need not be read again."""
+        if self.folder is not None and self.doubts is None:
+            with contextlib.suppress(OSError):
+                part = self.folder / f"doubts.{os.getpid()}"
+                part.write_text(json.dumps(doubts))
+                part.rename(self.folder / "doubts.json")
+
+
+def decode(parts: Sequence[Sequence[Path]], size: int, *, resize: bool = True, fetch: Fetch = read) -> Decoded:
+    """The images of files, each part as (N, 3, size, size) uint8, RGB; large ones mapped from the cache folder.
+
+    resize: bicubic to size x size without cropping; else another size is an error. `fetch` returns a file's bytes.
+    DamagedData names the files that are missing, no images, or of another size: those that show it at once before any
+    is decoded. MachineError: there is no room for the array.
+    """
+    files = [file for part in parts for file in part]
+    total = 3 * size * size * len(files)
+    found = hashlib.sha256(VERSION + json.dumps([size, resize, [len(part) for part in parts]]).encode())
+    cached = settings.cache_folder() / "decoded"
+    reading = f"reading {len(files):,} images of {_common(files)}" if total >= SMALL else ""
+    for digest in _each(lambda i: hashlib.sha256(fetch(files[i])).digest(), len(files), reading):
+        found.update(digest)
+    sha256 = found.hexdigest()
+    folder = cached / sha256[:32]
+    if total >= SMALL and (folder / "images.npy").is_file():
+        with contextlib.suppress(OSError, ValueError):
+            return _mapped(folder, parts, sha256, size)
+    _each(lambda i: _look(files[i], fetch(files[i]), size, resize), len(files), reading)
+    shape = (len(files), 3, size, size)
+    if total >= SMALL:
+        with contextlib.suppress(OSError):
+            cached.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".decoding-", dir=cached) as made:
+                array = _made(Path(made) / "images.npy", shape)
+                _fill(array, files, size, resize, fetch)
+                array.flush()
+                del array
+                with contextlib.suppress(OSError):  # another process was first
+                    Path(made).rename(folder)
+                    os.mkdir(made)  # that its end has something to remove
+            return _mapped(folder, parts, sha256, size)
+        if total > settings.available_memory() / 2:
+            room = shutil.disk_usage(_existing(cached)).free
+            raise MachineError(
+                f"{_common(files)}: {len(files):,} decoded images take {total / 1e9:.1f} GB; {cached} has"
+                f" {room / 1e9:.1f} GB left or cannot be written (XDG_CACHE_HOME names another folder), and"
+                f" {settings.available_memory() / 1e9:.1f} GB of memory are left"
+            )
+    array = np.empty(shape, np.uint8)
+    _fill(array, files, size, resize, fetch)
+    return Decoded(_cut(array, parts), sha256, None, None)
+
+
+def fingerprint(decoded: Decoded, classes: int, *labels: Labels | None) -> str:
+    """The SHA-256 of a set of decoded files with its labels (and writers): that of its files, not of its pixels."""
+    digest = hashlib.sha256(f"files {decoded.sha256} {classes};".encode())
+    for array in labels:
+        digest.update(b"none;" if array is None else f"{array.shape};".encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _mapped(folder: Path, parts: Sequence[Sequence[Path]], sha256: str, size: int) -> Decoded:
+    # copy on write: torch takes no array that cannot be written
+    array = np.load(folder / "images.npy", mmap_mode="c")
+    if array.shape != (sum(map(len, parts)), 3, size, size) or array.dtype != np.uint8:
+        raise ValueError(f"{folder}: another array")
+    kept = folder / "doubts.json"
+    doubts = tuple(json.loads(kept.read_text())) if kept.is_file() else None
+    return Decoded(_cut(array, parts), sha256, doubts, folder)
+
+
+def _cut(array: Images, parts: Sequence[Sequence[Path]]) -> tuple[Images, ...]:
+    ends = np.cumsum([len(part) for part in parts]).tolist()
+    return tuple(array[end - len(part) : end] for part, end in zip(parts, ends, strict=True))
+
+
+def _made(file: Path, shape: tuple[int, ...]) -> Any:
+    """A new array in a file, whose room is taken at once: a page that cannot be written would end the process."""
+    array = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=shape)
+    with file.open("r+b") as handle:
+        os.posix_fallocate(handle.fileno(), 0, file.stat().st_size)
+    return array
+
+
+def _fill(array: Images, files: Sequence[Path], size: int, resize: bool, fetch: Fetch) -> None:
+    def one(i: int) -> None:
+        array[i] = _pixels(files[i], fetch(files[i]), size, resize)
+
+    what = f"decoding {len(files):,} images of {_common(files)} ({array.nbytes / 1e9:.2g} GB)"
+    _each(one, len(files), what if array.nbytes >= SMALL else "")
+
+
+def _common(files: Sequence[Path]) -> str:
+    return os.path.commonpath([files[0].parent, files[-1].parent])
+
+
+def _pixels(file: Path, data: bytes, size: int, resize: bool) -> Any:
+    """(3, size, size) uint8 of a file's bytes. DamagedData: no image, or of another size."""
+    from PIL import Image
+
+    with parsing(file, "an image"), Image.open(io.BytesIO(data)) as image:
+        rgb = eight_bits(image, "RGB")
+        if rgb.size != (size, size):
+            if not resize:
+                raise ValueError(f"{rgb.width}x{rgb.height}, not {size}x{size}")
+            rgb = rgb.resize((size, size), Image.Resampling.BICUBIC)
+        return np.asarray(rgb).transpose(2, 0, 1)
+
+
+def _look(file: Path, data: bytes, size: int, resize: bool) -> None:
+    """DamagedData: what a file's head and end tell before all of it is decoded."""
+    from PIL import Image
+
+    with parsing(file, "an image"), Image.open(io.BytesIO(data)) as image:
+        if not resize and image.size != (size, size):
+            raise ValueError(f"{image.width}x{image.height}, not {size}x{size}")
+        whole = b"\xff\xd9" in data[-1024:] if image.format == "JPEG" else image.format == "PNG"
+        if image.format == "PNG":
+            image.verify()
+    if not whole:  # other formats, and a JPEG that seems to end early
+        _pixels(file, data, size, resize)
+
+
+def _each(act: Callable[[int], Any], n: int, what: str = "") -> list[Any]:
+    """What `act` gives of 0 to n - 1, by several threads. DamagedData: all files of which it says so.
+
+    what: as `Progress` is told; empty: it takes no time worth a word.
+    """
+    say, stop, done = _PROGRESS.get(), threading.Event(), 0
+    damaged: list[str] = []
+
+    def some(start: int) -> list[Any]:
+        results: list[Any] = []
+        for i in range(start, min(start + CHUNK, n)):
+            if stop.is_set():
+                break
+            try:
+                results.append(act(i))
+            except DamagedData as error:
+                damaged.append(str(error))
+        return results
+
+    found: list[Any] = []
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # Pillow and hashlib release the GIL
+        try:
+            for results in pool.map(some, range(0, n, CHUNK)):
+                found += results
+                done = min(done + CHUNK, n)
+                if what:
+                    say(what, done, n)
+        except BaseException:  # also Ctrl-C: what is under way ends at the next image
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    if damaged:
+        more = f"; and {len(damaged) - NAMED} more" if len(damaged) > NAMED else ""
+        raise DamagedData("; ".join(sorted(damaged)[:NAMED]) + more)
+    return found
+
+
+def _existing(folder: Path) -> Path:
+    return next(place for place in (folder, *folder.parents) if place.exists())
