@@ -81,6 +81,16 @@ def test_another_network_answers_otherwise(images, other) -> None:
     assert not same_answers(answers(Around(), *images), answers(other(), *images))
 
 
+def test_a_network_that_rounds_its_input_is_another_beside_clean_images(images) -> None:
+    clean = (images[0] * 16).round() / 16, images[1]
+
+    def rounding(levels: int) -> Around:
+        return Around(before=lambda x: x + ((x * levels).round() / levels - x).detach())
+
+    assert torch.equal(rounding(16).eval()(clean[0]), rounding(32).eval()(clean[0]))
+    assert not same_answers(answers(rounding(16).eval(), *clean), answers(rounding(32).eval(), *clean))
+
+
 def test_draws_of_the_global_generator_are_the_same_each_time(images) -> None:
     noisy = Around(after=lambda logits: logits + torch.randn_like(logits))
     assert same_answers(answers(noisy, *images), answers(noisy, *images))

@@ -13,23 +13,32 @@ from fatbench.engine.randomness import forked
 IMAGES = 8  # of the test images, the first
 CLASSES = 100  # of so many the logits are kept one by one, of the others in their logsumexp
 PIXELS = 256  # of so many of an image's numbers the sign is kept
+NOISE = 8 / 255  # added to every second image: a network that rounds its input may be another only beside clean images
 ROUNDING = 1e-2  # of an image's largest gradient: below it, a unit at the edge of its ReLU may turn the sign
 
 
 def answers(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:
     """The logits and the signs of the loss gradient at images x (B, C, H, W) in [0, 1] with labels y (B,).
 
-    In the form of `fatbench.store.answers`. The network answers in eval mode and is left as it was. Draws from global
-    generators are those of a fixed seed; a network that still answers otherwise the second time is {"random": True}.
+    Every second image gets noise of up to `NOISE`. In the form of `fatbench.store.answers`. The network answers in eval
+    mode and is left as it was. Draws from global generators are those of a fixed seed; a network that still answers
+    otherwise the second time is {"random": True}.
     """
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.enable_grad():
-            return _answers(model, x.detach().clone().requires_grad_(), y)
+            return _answers(model, _with_noise(x).requires_grad_(), y)
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def _with_noise(x: Tensor) -> Tensor:
+    x = x.detach().clone()
+    noise = torch.rand(x[1::2].shape, generator=torch.Generator().manual_seed(0)).to(x)
+    x[1::2] += NOISE * (2 * noise - 1)
+    return x.clamp_(0, 1)
 
 
 def _answers(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:

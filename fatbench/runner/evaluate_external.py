@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import select
+
 from fatbench import settings
 from fatbench.data.own import load
 from fatbench.errors import MachineError, SpecError
@@ -22,6 +24,7 @@ from fatbench.runner.run_options import RunOptions
 from fatbench.store import folder
 from fatbench.store.answers import same_answers
 from fatbench.store.replicates import SIGN
+from fatbench.store.schema import CELLS
 from fatbench.suite import calls, cells, external_models, facts, foreign
 from fatbench.suite.cells import Evaluation, Plan
 from fatbench.suite.external_models import Model
@@ -210,11 +213,10 @@ def _stored(spec: dict[str, Any], answers: Mapping[str, Any], fingerprint: str, 
     fingerprint: of the data set. Answers to other images are not compared.
     """
     question = _question(spec)
-    known = {
-        cell: other
-        for cell, other in store.cells().items()
-        if "evaluated" in other and SIGN not in cell and _question(other) == question
-    }
+    with store.database.reading() as connection:  # of thousands of cells those of these weights
+        query = select(CELLS.c.id, CELLS.c.spec).where(CELLS.c.spec.contains(spec["evaluated"]["sha256"]))
+        weights = {row.id: json.loads(row.spec) for row in connection.execute(query) if SIGN not in row.id}
+    known = {id: other for id, other in weights.items() if "evaluated" in other and _question(other) == question}
     said: dict[str, list[Any]] = {cell: [] for cell in known}
     for run in store.runs(list(known)) if known else ():
         same_images = (run.get("data") or {}).get("fingerprint") in (None, fingerprint)
