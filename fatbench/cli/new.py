@@ -27,7 +27,7 @@ KINDS = {
     "partition": "Partition",
 }
 # What each changes in templates/suite.yaml: what stands there -> what comes in its place.
-LOCAL, ATTACK = "local:                       #", "attack: {name: pgd, eps: 25/255, step: 6/255, steps: 5}"
+LOCAL, ATTACK = "local:                       #", "attack: {name: pgd}"
 CHANGES: dict[str, dict[str, str]] = {
     "method": {
         "# METHOD": "NAME: {algorithm: {name: NAME, rounds: 20, aggregator: {name: samples}, local: *local}}",
@@ -39,7 +39,7 @@ CHANGES: dict[str, dict[str, str]] = {
         ATTACK: ATTACK.replace("attack: ", "attack: &training "),
     },
     "attack": {
-        "# ATTACK": "NAME: {name: NAME, eps: 25/255, step: 3/255, steps: 20}",
+        "# ATTACK": "NAME: {name: NAME, step: 3/255, steps: 20}",
         "PGD-20: pgd20}": "PGD-20: pgd20, NAME: NAME}",
     },
     "adversary": {

@@ -3,6 +3,7 @@
 files       finds a suite, reads its YAML with the line of every key, lays it over what it extends
 contents    the structure of the file, of parts in model and tables; located: mappings that know their lines
 cells       every point of the grid as a checked cell with an identity; filters: which of them
+perturbation  norm and radius that a task gives to attacks which state none; confounders: what compared rows differ in
 signatures  what a suite may call, read from the source of the functions; types: what a setting may be
 calls       a mapping of a suite, checked, with the signature of what it calls; from it the function is built
 memoise     what was found out of a part that cells share

@@ -19,7 +19,18 @@ from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.settings import PRECISIONS
-from fatbench.suite import calls, facts, formulas, input_limits, model, standard_attacks, threats, weights
+from fatbench.suite import (
+    calls,
+    confounders,
+    facts,
+    formulas,
+    input_limits,
+    model,
+    perturbation,
+    standard_attacks,
+    threats,
+    weights,
+)
 from fatbench.suite.contents import Contents
 from fatbench.suite.located import LocatedMap, merge
 from fatbench.suite.model import Condition, Evaluate, GridSpec, Key, Preset, Transfer
@@ -93,6 +104,7 @@ class Cell:
     evaluations: tuple[Evaluation, ...]  # what the suite asks of the trained model; not part of the identity
     origin: Cell | None = None  # whose last model it begins with
     suite: str = ""  # of an origin: the suite that it is of
+    written: Mapping[str, frozenset[str]] = field(default_factory=dict, compare=False)  # see `confounders.written`
 
     @property
     def origins(self) -> list[Cell]:
@@ -270,8 +282,8 @@ def expand(
     like: calls.Checked | None = None  # the point before, as written and checked
     moved: dict[int, Evaluate] = {}  # by cell: what is asked of it, where that has a transfer
     overridden = _Overridden(base, axes)
-    # by the overrides of `evaluate` that hold
-    asked_at: dict[tuple[int, ...], tuple[Evaluate, tuple[Evaluation, ...]]] = {}
+    # by the overrides of `evaluate` that hold, and the perturbation
+    asked_at: dict[tuple[tuple[int, ...], str], tuple[Evaluate, tuple[Evaluation, ...]]] = {}
     seeds = seeds if seeds is not None else chosen.seeds or contents.seeds
     kept = _restricted(axes, chosen)
     input_limits.cells(_count(contents.grid, kept) * len(seeds), f"{file}: preset '{preset}'")
@@ -283,16 +295,19 @@ def expand(
             continue
         spec = overridden.at(key)
         for override in overrides:
-            if _matches(key, override.when):
+            if override.holds(key, spec):
                 spec = merge(spec, override.set)
         place = f"{file}: {', '.join(f'{a}={v}' for a, v in key.items()) or 'base'} ({preset})"
         if "seed" in spec:
             raise SpecError(f"{spec.place('seed')}: set seeds with 'seeds' at the top of the suite, not in a cell")
-        spec = merge(spec, LocatedMap({"seed": 0}))
+        spec, allowed = perturbation.split(_without_idle(merge(spec, LocatedMap({"seed": 0}))))
+        if allowed is not None:
+            spec = perturbation.of_cell(spec, allowed)
         hold = tuple(i for i, override in enumerate(asked.overrides) if _matches(key, override.when))
-        if hold not in asked_at:
-            asked_at[hold] = _evaluations(asked, hold, lay, attacks)
-        here, evaluations = asked_at[hold]
+        if (hold, str(allowed)) not in asked_at:
+            asked_at[hold, str(allowed)] = _evaluations(asked, hold, lay, attacks, allowed)
+        here, evaluations = asked_at[hold, str(allowed)]
+        own = confounders.written(key, axes, overrides)
         for begin, begun, of_these in _begun(spec, seeds, origin, preset):
             first, known = _checked(begun, place, file, like)
             like = begun, first
@@ -308,7 +323,7 @@ def expand(
                 if here.transfer:
                     moved[len(cells)] = here
                 seeded = calls.Call(first.signature, {**first, "seed": seed})
-                cells.append(Cell(_identity({**short, "seed": seed}), key, seeded, evaluations, begin))
+                cells.append(Cell(_identity({**short, "seed": seed}), key, seeded, evaluations, begin, written=own))
     if not cells and only is None:
         raise SpecError(f"{file}: preset '{preset}' leaves the grid empty")
     if attacks and not any(cell.evaluations for cell in cells):
@@ -316,6 +331,13 @@ def expand(
     if moved:
         cells = _with_transfers(cells, moved, kept)
     return Plan(name, preset, chosen.note, cells, [*asked.checkpoints], excluded, tuple(attacks), contents.baseline)
+
+
+def _without_idle(spec: LocatedMap) -> LocatedMap:
+    """The settings of a cell without the malicious clients of a suite that says how many, where none attacks."""
+    malicious = spec.get("malicious")
+    idle = isinstance(malicious, LocatedMap) and "attack" in malicious and malicious["attack"] is None
+    return merge(spec, LocatedMap({"malicious": None})) if idle else spec
 
 
 def _begun(
@@ -381,28 +403,37 @@ class _Overridden:
 
 
 def _evaluations(
-    asked: Evaluate, hold: Sequence[int], lay: Callable[[Evaluate, LocatedMap], Evaluate], added: Sequence[str]
+    asked: Evaluate,
+    hold: Sequence[int],
+    lay: Callable[[Evaluate, LocatedMap], Evaluate],
+    added: Sequence[str],
+    allowed: perturbation.Perturbation | None,
 ) -> tuple[Evaluate, tuple[Evaluation, ...]]:
     """What trained models are attacked with where these overrides hold, and that as stages."""
     here = asked
+    radius = allowed.eps if allowed is not None and allowed.norm == "Linf" else None
     for i in hold:
         override = _without_removed(asked.overrides[i].set, asked.attacks)
-        here = lay(here, standard_attacks.completed(override, here.attacks, added, here.radius))
+        here = lay(here, standard_attacks.completed(override, here.attacks, added, radius))
     if added and any(attack is not None for attack in here.attacks.values()):  # else: no model is attacked here
-        more = standard_attacks.lacking(here.attacks, added, here.radius)
+        more = standard_attacks.lacking(here.attacks, added, radius)
         here = lay(here, LocatedMap({"attacks": LocatedMap(more)}))
+    attacks = here.attacks
+    if allowed is not None:
+        filled = {label: perturbation.of_attack(attack, allowed) for label, attack in attacks.items()}
+        attacks = LocatedMap(filled, attacks.where, attacks.at)
     return here, tuple(
         Evaluation(
             name,
-            calls.check("Attack", one, here.attacks.place(label)),
+            calls.check("Attack", one, attacks.place(label)),
             _images(here, label),
             here.batch,
             label if swept else "",
             swept=swept,
         )
-        for label, attack in here.attacks.items()
+        for label, attack in attacks.items()
         if attack is not None
-        for name, one, swept in _sweep(label, attack, here.attacks)
+        for name, one, swept in _sweep(label, attack, attacks)
     )
 
 

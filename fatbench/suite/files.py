@@ -273,10 +273,30 @@ def _resolve(file: Path, below: tuple[Path, ...]) -> LocatedMap:
     for key, value in raw.items():
         if key in ("base", "axes", "evaluate", "presets") and key in merged and isinstance(value, LocatedMap):
             value = merge(merged[key], value)
+        if key == "grid" and isinstance(value, LocatedMap) and isinstance(merged.get(key), LocatedMap):
+            value = _grid(merged[key], value)
         if key == "plugins":
             value = list(dict.fromkeys([*merged.get(key, ()), *value]))
         merged[key] = value
         merged.where[key] = raw.where[key]
+    return merged
+
+
+POINTS = ("product", "zip", "include")
+
+
+def _grid(under: LocatedMap, over: LocatedMap) -> LocatedMap:
+    """The grid of a suite that extends another: its points, and the overrides of both unless it replaces them.
+
+    A grid that names no points has those of the other.
+    """
+    points = any(key in over for key in POINTS)
+    kept = [key for key in under if not points and key in (*POINTS, "exclude") and key not in over]
+    merged = LocatedMap({**{key: under[key] for key in kept}, **over}, {**under.where, **over.where}, over.at)
+    if over.get("replace_overrides") is not True:
+        both = [under.get("overrides") or [], over.get("overrides") or []]
+        if any(both) and all(isinstance(one, list) for one in both):
+            merged["overrides"] = [*both[0], *both[1]]
     return merged
 
 

@@ -155,6 +155,14 @@ def condition(value: Any, info: ValidationInfo) -> dict[str, list[str]]:
     return found
 
 
+def _having(value: Any) -> dict[str, list[str]]:
+    settings = mapping(value)
+    for path in settings:
+        if "." not in path:
+            raise SpecError(f"{settings.place(path)}: expected the path of a setting such as model.name, got '{path}'")
+    return {path: labels(wanted) for path, wanted in settings.items()}
+
+
 def _axes_of(value: list[str], info: ValidationInfo) -> list[str]:
     return [known_axis(axis, (info.context or {})["axes"]) for axis in value]
 
@@ -246,11 +254,30 @@ Labels = Annotated[dict[str, OverrideMap], BeforeValidator(mapping), AfterValida
 
 
 class Override(Node):
-    """`{when: {axis: labels}, set: {...}}`: settings that override those of some points of the grid."""
+    """`{when: {axis: labels}, set: {...}}`: settings that override those of some points of the grid.
+
+    having: dotted setting -> values, one of which the cell must have by then: {model.name: [whole_vit]}.
+    """
 
     what = "the override's"
     when: Condition = Field(default={})
+    having: Annotated[dict[str, list[str]], PlainValidator(_having)] = Field(default={})
     set: OverrideMap = LocatedMap()
+
+    def holds(self, key: Key, spec: Mapping[str, Any]) -> bool:
+        """Whether it is of this point of the grid, whose cell has these settings."""
+        return all(key.get(axis) in labels for axis, labels in self.when.items()) and all(
+            str(setting(spec, path)) in values for path, values in self.having.items()
+        )
+
+
+def setting(spec: Any, path: str) -> Any:
+    """What stands at a dotted path of a cell as written; a function's bare name is its `name`. None: nothing."""
+    for key in path.split("."):
+        if isinstance(spec, str) and key == "name":
+            return spec
+        spec = spec.get(key) if isinstance(spec, Mapping) else None
+    return spec
 
 
 class Exclude(Node):
@@ -269,6 +296,8 @@ class GridSpec(Node):
     include: list[Condition] = Field(default=[])
     exclude: list[Exclude] = Field(default=[])
     overrides: list[Override] = Field(default=[])
+    # those of the suite that this one extends are left out, else they come first
+    replace_overrides: bool = Field(default=False, strict=True)
 
     @field_validator("zip")
     @classmethod
@@ -314,7 +343,6 @@ class Evaluate(Node):
     limit: Annotated[LocatedMap, PlainValidator(_limit)] = (
         LocatedMap()
     )  # metric -> that attack's number of test images, if below n
-    radius: Annotated[str, PlainValidator(str)] = "8/255"  # of attacks that --attacks adds where these have none
     overrides: list[Override] = Field(default=[])
 
     @field_validator("batch")

@@ -65,18 +65,21 @@ def kept(evaluate: LocatedMap, added: Collection[str]) -> LocatedMap:
     return found
 
 
-def lacking(attacks: Mapping[str, Any], added: Sequence[str], radius: str) -> dict[str, LocatedMap]:
-    """The settings of those of `added` that a suite does not describe, at the radius of its other attacks.
+DEFAULT_RADIUS = "8/255"  # of a suite that states none
 
-    radius: for a suite whose attacks have none.
+
+def lacking(attacks: Mapping[str, Any], added: Sequence[str], radius: Any) -> dict[str, LocatedMap]:
+    """The settings of those of `added` that a suite does not describe, at its radius.
+
+    radius: of the suite's perturbation; None: that of its other attacks.
     """
     radii = [one["eps"] for one in attacks.values() if isinstance(one, Mapping) and "eps" in one and "norm" not in one]
-    eps = radii[0] if radii else radius
-    here = settings(str(eps[-1] if isinstance(eps, list) else eps), "evaluate: radius")
+    eps = radius if radius is not None else radii[0] if radii else DEFAULT_RADIUS
+    here = settings(str(eps[-1] if isinstance(eps, list) else eps))
     return {label: LocatedMap(here[label]) for label in added if attacks.get(label) is None and label in here}
 
 
-def completed(override: LocatedMap, under: Mapping[str, Any], added: Sequence[str], radius: str) -> LocatedMap:
+def completed(override: LocatedMap, under: Mapping[str, Any], added: Sequence[str], radius: Any) -> LocatedMap:
     """An override of `evaluate` which says of some of `added` only what is other there: with the rest of it."""
     attacks = override.get("attacks")
     if not isinstance(attacks, LocatedMap):

@@ -1,0 +1,114 @@
+"""The perturbation that a task allows: norm and radius, for every attack of a cell that does not state its own.
+
+    perturbation: {norm: Linf, eps: 25/255, training: {step: 6/255, steps: 10}}
+
+A radius belongs to the images and not to a method, so a suite writes it where it names the data. It is laid on the cell
+as every setting is, and resolved before the cell is checked: `eps`, and `norm` where that is L2, of the attacks of
+training, monitor and evaluations; `training`, further settings of the attacks of training alone. The cell itself has no
+setting of this name, so that its identity is that of a cell whose attacks state the same.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator, TypeAdapter, ValidationError
+
+from fatbench.errors import SpecError
+from fatbench.suite import model, types
+from fatbench.suite.located import LocatedMap
+from fatbench.suite.signatures import CLASSES, Signature, describe
+
+KEY = "perturbation"
+OF_TRAINING = ("step", "steps")  # what `training` may have
+
+
+def _radius(value: Any) -> Any:
+    try:
+        TypeAdapter(types.NonNegative).validate_python(value)
+    except ValidationError:
+        raise ValueError(f"expected a radius such as 8/255 or 0.1, got {value!r}") from None
+    return value
+
+
+class Perturbation(model.Node):
+    """What every attack of a cell may do to an image."""
+
+    what = "the perturbation's"
+    norm: Literal["Linf", "L2"] = "Linf"
+    eps: Annotated[Any, PlainValidator(_radius)]
+    training: model.OverrideMap = Field(default=LocatedMap())
+
+    def __str__(self) -> str:
+        return f"{self.norm} {self.eps}"
+
+
+def split(spec: LocatedMap) -> tuple[LocatedMap, Perturbation | None]:
+    """The settings of a cell without their perturbation, and that. SpecError: it is not one."""
+    if KEY not in spec:
+        return spec, None
+    rest = LocatedMap({key: value for key, value in spec.items() if key != KEY}, spec.where, spec.at)
+    allowed = model.read(Perturbation, spec[KEY], spec.place(KEY))
+    for key in allowed.training:
+        if key not in OF_TRAINING:
+            raise SpecError(f"{allowed.training.place(key)}: unknown key '{key}': expected {' or '.join(OF_TRAINING)}")
+    return rest, allowed
+
+
+def of_cell(spec: LocatedMap, allowed: Perturbation) -> LocatedMap:
+    """The settings of a cell as written, with what its attacks do not state."""
+    signature = describe("Experiment")
+    return _nested(spec, signature, allowed, False)
+
+
+def of_attack(attack: Any, allowed: Perturbation) -> Any:
+    """An attack of `evaluate` as written, with what it does not state. SpecError: it has another norm."""
+    return _filled("Attack", attack, allowed, training=False)
+
+
+def _filled(kind: str, node: Any, allowed: Perturbation, training: bool) -> Any:
+    """A call as written, with what its attacks do not state; what is no call is left to the check to name."""
+    call = LocatedMap({"name": node}) if isinstance(node, str) else node
+    try:
+        signature = describe(kind) if kind in CLASSES else describe(kind, call["name"])
+    except (SpecError, KeyError, TypeError):
+        return node
+    if lacking := _lacking(kind, signature, call, allowed, training):
+        where = {**call.where, **dict.fromkeys(lacking, allowed.node.at)}
+        return LocatedMap({**_nested(call, signature, allowed, training), **lacking}, where, call.at)
+    filled = _nested(call, signature, allowed, training or kind == "Algorithm")
+    return node if filled is call else filled
+
+
+def _nested(node: LocatedMap, signature: Signature, allowed: Perturbation, training: bool) -> LocatedMap:
+    """The call with the calls among its settings filled; itself where nothing is."""
+    changed = {}
+    for setting in signature.settings:
+        value = node.get(setting.name)
+        if setting.kind is not None and isinstance(value, str | LocatedMap):
+            found = _filled(setting.kind, value, allowed, training)
+            if found is not value:
+                changed[setting.name] = found
+    return LocatedMap({**node, **changed}, node.where, node.at) if changed else node
+
+
+def _lacking(
+    kind: str, signature: Signature, node: LocatedMap, allowed: Perturbation, training: bool
+) -> dict[str, Any]:
+    """The settings that one call takes and does not state."""
+    takes = signature.by_name
+    if kind not in ("Attack", "Objective"):
+        return {}
+    further = {key: value for key, value in allowed.training.items() if key in takes and key not in node}
+    lacking = further if kind == "Attack" and training else {}
+    if "eps" not in takes or "eps" in node:
+        return lacking
+    norm = node.get("norm", allowed.norm) if "norm" in takes else "Linf"
+    if norm != allowed.norm:
+        raise SpecError(
+            f"{node.place('name')}: {node['name']} attacks in {norm}, and the perturbation is {allowed} "
+            f"({allowed.node.at}): state its eps"
+        )
+    if allowed.norm != "Linf" and "norm" not in node:
+        lacking["norm"] = allowed.norm
+    return {**lacking, "eps": allowed.eps}
