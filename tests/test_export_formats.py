@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from fatbench.report.formats.croissant import COLUMNS
 from fatbench.store.jsonl import import_
 from fatbench.store.stages import Store
 
@@ -75,3 +79,53 @@ def test_robustbench_reads_its_records(run: Run, db: str, tmp_path: Path) -> Non
 def test_what_cannot_be_exported(run: Run, db: str, options: list[str], message: str) -> None:
     code, out, said = run("export", *options, "--db", db)
     assert code in (2, 3) and out == "" and message in said
+
+
+def test_croissant_says_what_the_rows_are(run: Run, db: str, tmp_path: Path) -> None:
+    options = ("--suite", "sfat-fashion", "--preset", "cpu", "--format", "croissant", "-o", str(tmp_path), "--db", db)
+    code, out, said = run("export", *options)
+    csv, described = tmp_path / "sfat-fashion-cpu.csv", tmp_path / "croissant.json"
+    assert (code, said) == (0, "") and out.split() == [str(csv), str(described)]
+    found = json.loads(described.read_text(encoding="utf-8"))
+    assert found["conformsTo"] == "http://mlcommons.org/croissant/1.0"
+    (file,) = found["distribution"]
+    assert file["contentUrl"] == csv.name and file["sha256"] == hashlib.sha256(csv.read_bytes()).hexdigest()
+    frame = pandas.read_csv(csv)
+    fields = {one["name"]: one for one in found["recordSet"][0]["field"]}
+    assert list(fields) == list(frame.columns)
+    assert fields["method"]["description"] == "the label of the axis 'method'"
+    assert [fields[name]["dataType"] for name in ("cell", "round", "value", "dirty")] == [
+        "sc:Text", "sc:Integer", "sc:Float", "sc:Boolean"
+    ]  # fmt: skip
+    undescribed = [name for name, one in fields.items() if name not in COLUMNS and "the axis" not in one["description"]]
+    assert not undescribed
+
+
+def test_croissant_s_own_reader_reads_the_rows(run: Run, db: str, tmp_path: Path) -> None:
+    mlcroissant = pytest.importorskip("mlcroissant")
+    options = ("--suite", "sfat-fashion", "--preset", "cpu", "--format", "croissant", "-o", str(tmp_path), "--db", db)
+    assert run("export", *options)[0] == 0
+    data = mlcroissant.Dataset(str(tmp_path / "croissant.json"))
+    assert not data.metadata.ctx.issues.errors
+    rows = [row for row, _ in zip(data.records("numbers"), range(20), strict=False)]
+    assert len(rows) == 20 and all(row["numbers/value"] >= 0 for row in rows)
+
+
+def test_datasette_s_metadata_names_what_is_there_and_its_queries_run(run: Run, db: str, tmp_path: Path) -> None:
+    file = tmp_path / "metadata.json"
+    assert run("export", "--format", "datasette", "-o", str(file), "--db", db) == (0, "", "")
+    ((name, found),) = json.loads(file.read_text(encoding="utf-8"))["databases"].items()
+    assert name == Path(db).stem
+    with closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as connection:
+        there = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
+        assert set(found["tables"]) <= there
+        for table, described in found["tables"].items():
+            columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+            assert table != "measurements" or set(described["columns"]) == columns
+        (cell,) = connection.execute("SELECT cell FROM measurements LIMIT 1").fetchone()
+        rows = {
+            title: connection.execute(query["sql"], {"cell": cell, "metric": "natural"}).fetchall()
+            for title, query in found["queries"].items()
+        }
+    assert rows["final_accuracies"] and rows["one_cell"] and not rows["failures"]
+    assert {len(row) for row in rows["learning_curve"]} <= {2}

@@ -28,11 +28,13 @@ FILES = {
     "export": ("export",),
     "export csv": ("export", "--format", "csv", "--suite", *NAMED),
     "export parquet": ("export", "--format", "parquet", "--suite", *NAMED),
+    "export datasette": ("export", "--format", "datasette"),
     "report": ("report", *NAMED),
     "outcomes": ("outcomes", "CELL"),
 }
 FOLDERS = {
     "export robustbench": ("export", "--format", "robustbench", "--suite", *NAMED),
+    "export croissant": ("export", "--format", "croissant", "--suite", *NAMED),
     "show": ("show", "CELL", "--artifacts"),
     "invert": ("invert", "model.pt", "--after", "model.pt", "--model", "mlp", "--shape", "1,28,28"),
     "plot": ("plot", *NAMED),

@@ -49,7 +49,7 @@ from fatbench.suite.types import Count, Local, NonNegative
 
 
 def two_pixels(root, *, inverted: bool = False):
-    """Images of two pixels, the training images as the test images.
+    """Images of two pixels, the training images one step brighter than the test images.
 
     Train: 4
     Test: 4
@@ -60,7 +60,7 @@ def two_pixels(root, *, inverted: bool = False):
     x = numpy.array([[153, 166], [230, 140], [51, 89], [115, 26]], dtype=numpy.uint8)
     x = numpy.repeat(x.reshape(4, 1, 1, 2), 2, axis=2)
     y = numpy.array([1, 1, 0, 0])
-    return Dataset(x, y, x, y, 2, None, None, "two_pixels", None, "0" * 64)
+    return Dataset(x + 1, y, x, y, 2, None, None, "two_pixels", None, "0" * 64)
 
 
 class Looks(nn.Module):

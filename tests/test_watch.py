@@ -101,6 +101,7 @@ def test_a_plain_line_has_the_time(lines: str, plan: Plan, capsys: pytest.Captur
     watch.see(0, Event(a.cell, "slot", "given"))
     watch.see(0, Event(a.cell, "train", "progress", 1, 10, loss=0.5, accuracy=0.25))
     watch.see(0, Event(a.cell, "cell", "done"))
+    watch.see(0, Event(b.cell, "moved@4", "waiting", message="for the model of FAT"))
     watch.see(0, Event(b.cell, "cell", "elsewhere"))
     watch.summary(Summary(2, [], [], [], {}))
     written = capsys.readouterr().err.splitlines()
@@ -109,6 +110,7 @@ def test_a_plain_line_has_the_time(lines: str, plan: Plan, capsys: pytest.Captur
         "suite two: 2 cells, 0 done, 2 to go",
         "runs the plug-in mine.py",
         f"{a.cell} done: Non-IID, FAT, seed 6",
+        f"{b.cell} moved@4 waiting: for the model of FAT",
         f"{b.cell} is being run by another process",
         "suite two: 2 of 2 cells done in 0 s",
     ]

@@ -19,14 +19,15 @@ from fatbench.store.opening import opened
 
 def export(
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="File, or folder of robustbench; default: stdout.")
+        Path | None,
+        typer.Option("-o", "--output", help="File; folder of robustbench and croissant; default: stdout."),
     ] = None,
     format: Annotated[
         str,
         typer.Option(
             "--format",
-            help="jsonl for `fatbench import`; csv, parquet, or robustbench's records of models.",
-            autocompletion=completing.one_of("jsonl", "csv", "parquet", "robustbench"),
+            help="jsonl for `fatbench import`, csv, parquet, robustbench's records, croissant, datasette's metadata.",
+            autocompletion=completing.one_of("jsonl", "csv", "parquet", "robustbench", "croissant", "datasette"),
         ),
     ] = "jsonl",
     name: Annotated[str | None, typer.Option("--suite", help="Export only the cells of this suite.")] = None,
@@ -38,8 +39,11 @@ def export(
     from fatbench.store import jsonl
 
     known_format(format, EXPORTS)
-    if format in ("parquet", "robustbench") and output is None:
-        raise SpecError(f"--format {format}: say where with -o {'FOLDER' if format == 'robustbench' else 'FILE'}")
+    if format in ("parquet", "robustbench", "croissant") and output is None:
+        raise SpecError(f"--format {format}: say where with -o {'FILE' if format == 'parquet' else 'FOLDER'}")
+    if format == "datasette":
+        _datasette(db, output)
+        return
     if format == "robustbench":
         _robustbench(name, preset, smoke, db, output or Path())
         return
@@ -62,7 +66,23 @@ def export(
             jsonl.export(store, output, cells)
 
 
-EXPORTS = ("jsonl", "csv", "parquet", "robustbench")
+EXPORTS = ("jsonl", "csv", "parquet", "robustbench", "croissant", "datasette")
+
+
+def _datasette(db: str | None, output: Path | None) -> None:
+    """What Datasette shows beside the tables. SpecError: a server's database, which it does not read."""
+    from fatbench.report.formats import datasette
+
+    with opened(db) as store:
+        if store is None:
+            raise NothingMatched("the database has no results yet: fatbench run suite NAME")
+        if store.database.path is None:
+            raise SpecError(f"--format datasette: {store.database.shown} is a server's; Datasette reads SQLite files")
+        text = datasette.metadata(store.database.path)
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        write_text(output, text, output)
 
 
 def _robustbench(name: str | None, preset: str | None, smoke: bool, db: str | None, output: Path) -> None:
@@ -91,8 +111,18 @@ def _numbers(name: str | None, preset: str | None, db: str | None, format: str, 
     frame = api.results(name, preset=preset, db=db)
     if frame.empty:
         raise NothingMatched("the database has no results yet: fatbench run suite NAME")
+    text = tidy.csv(frame)
+    if format == "croissant":
+        from fatbench.report.formats import croissant
+
+        folder = output_folder(output) or Path()
+        called = "-".join(part for part in (name and Path(name).stem, preset) if part) or "results"
+        described = croissant.describe(frame, f"{called}.csv", text.encode(), f"fatbench {called}")
+        files: dict[Path, str | bytes] = {folder / f"{called}.csv": text, folder / "croissant.json": described}
+        whole_file.write_all(files, f"-o {folder}")
+        print(*files, sep="\n")
+        return
     if format == "csv":
-        text = tidy.csv(frame)
         if output is None:
             sys.stdout.write(text)
         else:

@@ -124,7 +124,8 @@ class Watch:
                 self.console.print(
                     Text.assemble(("failed", "red"), f" {event.cell} {event.stage}: {event.message}"), highlight=False
                 )
-        if self._each("event") or (event.kind == "failed" and not self.live.is_started):
+        told = {"failed": not self.live.is_started, "waiting": self._each("cell")}  # also where events are no lines
+        if told.get(event.kind, self._each("event")):
             where = f"{event.round}/{event.total}" if event.kind == "progress" else event.kind
             tail = f": {event.message}" if event.message else ""
             self._line(f"{event.cell} {event.stage} {where}{_numbers(event.loss, event.accuracy)}{tail}")

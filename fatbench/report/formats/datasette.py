@@ -1,0 +1,63 @@
+"""What a database holds, for Datasette: `datasette fatbench.db --metadata metadata.json`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fatbench.report.formats.croissant import COLUMNS
+from fatbench.store.schema import OUTCOMES_VIEW, SUITE_CELLS, VIEW
+
+TABLES = {
+    VIEW.name: "Every number with what produced it. Monitors have the stage train; client -1: about no single client.",
+    SUITE_CELLS.name: "Every suite and preset that has a cell.",
+    OUTCOMES_VIEW: "Whether each test image was classified right, by cell, stage and position.",
+    "cells": "Experiments: their settings as JSON.",
+    "runs": "Runs of cells: code, machine, versions, times.",
+    "stages": "How far each training and evaluation is; of a failed one the traceback.",
+}
+QUERIES = {
+    "final_accuracies": (
+        "Accuracy of each evaluation, the mean over seeds",
+        "SELECT m.suite, m.preset, m.metric, json_extract(c.spec, '$.algorithm.name') AS algorithm, m.stage,"
+        " round(100 * avg(m.value), 2) AS per_cent, count(*) AS seeds\n"
+        "FROM measurements m JOIN cells c ON c.id = m.cell\n"
+        "WHERE m.stage <> 'train' AND m.client = -1 AND m.replicate = 0 AND m.value BETWEEN 0 AND 1\n"
+        "GROUP BY m.suite, m.preset, m.metric, m.stage, json_remove(c.spec, '$.seed')\n"
+        "ORDER BY m.suite, m.preset, m.metric, per_cent DESC",
+    ),
+    "one_cell": (
+        "Every number of a cell that is about no single client",
+        "SELECT stage, round, metric, value, n, device, \"precision\", \"commit\", created FROM measurements\n"
+        "WHERE cell = :cell AND client = -1 ORDER BY stage, round, metric",
+    ),
+    "learning_curve": (
+        "A metric of a cell, round by round",
+        "SELECT round, value FROM measurements WHERE cell = :cell AND metric = :metric AND stage = 'train'\n"
+        "AND client = -1 ORDER BY round",
+    ),
+    "not_reproducible": (
+        "Numbers of code that was not committed",
+        "SELECT cell, suite, stage, count(*) AS numbers FROM measurements WHERE dirty GROUP BY cell, suite, stage",
+    ),
+    "failures": (
+        "What failed, and why",
+        "SELECT cell, stage, error FROM stages WHERE status = 'failed' ORDER BY cell, stage",
+    ),
+}  # fmt: skip
+
+
+def metadata(database: Path) -> str:
+    """The JSON of a SQLite file: its tables, their columns, and queries to begin with."""
+    columns = {column.name: COLUMNS[column.name] for column in VIEW.columns}
+    described = {
+        name: {"description": text, **({"columns": columns} if name == VIEW.name else {})}
+        for name, text in TABLES.items()
+    }
+    queries = {name: {"title": title, "sql": sql} for name, (title, sql) in QUERIES.items()}
+    found = {
+        "title": "fatbench results",
+        "description": "Federated adversarial training: every number with the code, seed and machine behind it.",
+        "databases": {database.stem: {"tables": described, "queries": queries}},
+    }
+    return json.dumps(found, indent=2) + "\n"
