@@ -48,7 +48,7 @@ QUERIES = {
 
 
 def metadata(database: Path) -> str:
-    """The JSON of a SQLite file: its tables, their columns, and queries to begin with."""
+    """The JSON of a SQLite file: its tables, their columns, and first queries."""
     columns = {column.name: COLUMNS[column.name] for column in VIEW.columns}
     described = {
         name: {"description": text, **({"columns": columns} if name == VIEW.name else {})}
