@@ -284,6 +284,35 @@ def test_what_other_images_answered_is_no_repetition(place: Path, run) -> None:
     assert shown("c.db") == shown("a.db")  # the one that the images of now have answered
 
 
+def test_verify_names_the_cause_and_refuses_a_file_of_two_versions(place: Path, run) -> None:
+    a, b = two_files(place, run)  # b's images lie there now
+    code, out, _ = run("verify", a, "--sample", "1", "--device", "cpu", "--data", ".")
+    assert code == 1 and f"differs: cell {job().cell} there is of other images or labels [" in out
+    code, out, _ = run("verify", b, "--sample", "1", "--device", "cpu", "--data", ".")
+    assert code == 0 and out.startswith("agrees: ")
+    text = (place / "own.yaml").read_text()
+    (place / "own.yaml").write_text(text.replace("seeds: [0]", "seeds: [1]"))
+    write_data(place)
+    with Store.open("b.db") as store:
+        assert work(job(), Machine("b.db", str(place / "b-files"), str(place)), store) == "done"
+    assert run("export", "--db", "b.db", "-o", "mixed.jsonl")[0] == 0
+    for command in ("verify", "submit"):
+        code, out, err = run(command, "mixed.jsonl", "--device", "cpu", "--data", ".")
+        assert code == 2 and '2 versions of the data {"name":"image_folder","path":"own"' in err, command
+    assert not Path("results/submitted").exists()
+
+
+def test_evaluations_of_two_models_are_no_row(place: Path) -> None:
+    with Store.open("r.db", create=True) as store:
+        store.add_cell("c", {"data": {"name": "digits"}})
+        for metric, model in (("natural", "1" * 64), ("pgd20", "2" * 64)):
+            run = store.claim("c", f"{metric}-01234567@2", suite="own", total=1, provenance={})
+            assert run is not None
+            store.finish(run, record={"model": model})
+        expected = ["2 models in round 2 of cell c: [11111111] in natural-01234567@2, [22222222] in pgd20-01234567@2"]
+        assert inputs.mixtures(store.database) == expected
+
+
 def test_a_page_of_a_cell_that_was_deleted_goes(place: Path, run) -> None:
     run("run", "suite", "own.yaml", "--jobs", "1", "--device", "cpu", "--data", ".")
     (place / "site").mkdir()

@@ -81,8 +81,10 @@ def _problems(store: Store) -> Iterator[str]:
     """Why results cannot stand in a leaderboard: unfinished, at chance, without outcomes or versions, modified code."""
     from fatbench.report.numbers import query
     from fatbench.report.numbers.doubts import NOT_LEARNED
+    from fatbench.store import inputs
     from fatbench.store.stage_names import parsed
 
+    yield from inputs.mixtures(store.database)
     specs = store.cells()
     stages = store.stages()
     for cell in specs:

@@ -17,6 +17,7 @@ from fatbench.cli.common import cell_in, known_format, print_json
 from fatbench.cli.options import DataDir, Device, Format, Precision
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.runner.run_options import RunOptions
+from fatbench.store import inputs
 from fatbench.suite import weights
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="fatbench-") as folder, contextlib.ExitStack() as stack:
         theirs = stack.enter_context(Store.open(f"{folder}/theirs.db", create=True))
         jsonl.import_(theirs, file, identify=identity, contradiction=contradiction)
+        if mixed := inputs.mixtures(theirs.database):
+            raise SpecError(f"{file}: {'; '.join(mixed[:3])}: a file whose names mean several things is not verified")
         chosen = [cell_in(theirs, id) for id in cell] if cell else choose(theirs, sample, seed)
         if brought := [id for id, spec in theirs.cells(chosen).items() if "evaluated" in spec]:
             raise SpecError(f"cell {brought[0]} is an external model: its training cannot be run again")
@@ -94,7 +97,21 @@ def again(
         numbers = [one for found, _ in both for one in found]
         pairs = [(_trained(theirs, id), _trained(ours, id)) for id in chosen]
         missing = [what for _, without in both for what in without]
-        return agreement.overall(numbers, missing, elsewhere(pairs, numbers), tolerance)
+        found = agreement.overall(numbers, missing, elsewhere(pairs, numbers), tolerance)
+        return replace(found, reasons=[*_causes(theirs, ours, chosen), *found.reasons])
+
+
+def _causes(theirs: Store, ours: Store, chosen: Sequence[str]) -> list[str]:
+    """In what the cells were answered by something else there than here: why numbers differ, and no agreement."""
+    there, here = (inputs.stored(store.database, chosen) for store in (theirs, ours))
+    reasons = (
+        (cell, one)
+        for (cell, stage), answered in there.items()
+        if (cell, stage) in here
+        for one in inputs.differ(answered, here[cell, stage])
+        if one.decides and one.code not in ("model", "origin")  # of two trainings
+    )
+    return list(dict.fromkeys(f"cell {cell} there is of {one.words}" for cell, one in reasons))
 
 
 def _alone(job: Job) -> Job:

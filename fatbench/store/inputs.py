@@ -29,8 +29,9 @@ from sqlalchemy import select
 
 from fatbench.store import replicates
 from fatbench.store.database import Database
-from fatbench.store.rows import fetch
-from fatbench.store.schema import RUNS, STAGES
+from fatbench.store.rows import dumps, fetch
+from fatbench.store.schema import CELLS, RUNS, STAGES
+from fatbench.store.stage_names import parsed
 
 Inputs = Mapping[str, Any]  # input -> {what it is of: digest}; functions: a list of records of plug-ins
 Record = Mapping[str, Any]  # of a plug-in, see `fatbench.suite.plugins.records`
@@ -119,6 +120,33 @@ def stored(database: Database, cells: Iterable[str]) -> dict[tuple[str, str], di
             origin = read(settings).get("origin", "") if settings else ""
             result[cell, stage] = of_run(run, read(record), str(origin or ""))
     return result
+
+
+def mixtures(database: Database) -> list[str]:
+    """What stands in a database, or a file of results, under one name and was answered by several things, in words.
+
+    A function of a plug-in in two versions; a data set with two fingerprints; evaluations of two models of one round.
+    """
+    with database.reading() as connection:
+        specs = {row.id: json.loads(row.spec) for row in connection.execute(select(CELLS.c.id, CELLS.c.spec))}
+    used: dict[tuple[str, str], dict[str, str]] = {}  # (what, name) -> digest -> a cell that has it
+    for (cell, stage), one in sorted(stored(database, list(specs)).items()):
+        for record in one["functions"]:
+            for name in record.get("names", ()):
+                digest = record.get("reached", {}).get(name, _whole(record))
+                used.setdefault(("versions of", name), {}).setdefault(digest, f"{describe(record)} in cell {cell}")
+        for setting, subject in DATA_SETS.items():
+            if digest := one["data"].get(subject):
+                key = ("versions of the data", dumps(specs[cell][setting]))
+                used.setdefault(key, {}).setdefault(digest, f"[{shortened(digest)}] in cell {cell}")
+        if digest := one["model"].get(""):
+            key = ("models in", f"round {parsed(stage).round} of cell {cell}")
+            used.setdefault(key, {}).setdefault(digest, f"[{shortened(digest)}] in {stage}")
+    return [
+        f"{len(places)} {what} {name}: {', '.join(places.values())}"
+        for (what, name), places in used.items()
+        if len(places) > 1
+    ]
 
 
 def of_replicates(database: Database, cells: Iterable[str] | None = None) -> dict[str, list[Reason]]:
