@@ -236,6 +236,7 @@ def evaluate(
     channels: external_models.Channels = "rgb",
     size: int | None = None,
     name: str | None = None,
+    entry: str | None = None,
     preset: str = "paper",
     where: str | None = None,
     device: str | None = None,
@@ -251,7 +252,8 @@ def evaluate(
     belongs to, "timm/NAME" or "FILE.py:FUNCTION". The first n test images of `dataset` are attacked; `attacks` as after
     `--attack`: names, or "{name: pgd, eps: 8/255, step: 2/255, steps: 50}". like: a suite, whose images and attacks are
     taken (of `preset`, and of the cells in `where`), so that `table(..., with_evaluated=True)` has a row of it. mean,
-    std, outputs, channels, size: the preprocessing of the network, see docs/evaluate.md. db: where the numbers are
+    std, outputs, channels, size: the preprocessing of the network, see docs/evaluate.md. entry: which state of a
+    file with several, such as "state_dict_ema". db: where the numbers are
     stored; None: nowhere.
     SpecError: the network does not fit its file, or the images; MachineError: data missing, file unreadable.
 
@@ -268,7 +270,9 @@ def evaluate(
     elif network is None:
         raise SpecError(f"{module}: name its network: timm/NAME or FILE.py:FUNCTION")
     else:
-        found = evaluate_external.from_file(Path(module), network, name, **preprocessing)
+        found = evaluate_external.from_file(Path(module), network, name, entry, **preprocessing)
+        if found.note:
+            print(f"fatbench: {found.note}", file=sys.stderr)
     with _with(plugins, db):
         chosen = None if like is None else files.load(like).plan(preset, None, where)
         task = evaluate_external.task(chosen, dataset, attacks, eps=eps, n=n, batch=batch, size=size)

@@ -171,12 +171,18 @@ def lease_seconds(default: float) -> float:
 
 def _seconds(key: str, default: float) -> float:
     value = setting(key)
+    if value is None:
+        return default
     try:
-        return default if value is None else float(value)
+        seconds = float(value)
     except ValueError:
-        raise SpecError(f"{key}: expected seconds, got '{value}'") from None
+        seconds = -1.0
+    if not 0 <= seconds < LONGEST:
+        raise SpecError(f"{key}: expected seconds, from 0 to {LONGEST:g}, got '{value}'")
+    return seconds
 
 
+LONGEST = 1e9  # seconds: 30 years
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -191,7 +197,7 @@ def time_limit(flag: str | None = None) -> float | None:
         seconds = float(number) * unit if unit else 0.0
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < 1e9:
+    if not 0 < seconds < LONGEST:
         raise SpecError(f"--time-limit: expected a time such as 90s, 45m or 2h, got '{value}'")
     return seconds
 

@@ -7,6 +7,7 @@ commands: `--help`, `suite list`, `plan`, `status` and `report` never import tor
 from __future__ import annotations
 
 import difflib
+import io
 import logging
 import os
 import signal
@@ -202,6 +203,9 @@ def main() -> None:
     """Entry point: run the command line, turn our errors into one message and the documented exit code."""
     logging.getLogger("fatbench").addHandler(logging.NullHandler())
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal in latin-1 shows what it can
+            stream.reconfigure(errors="replace")
     try:
         _refuse_bytes()
         sys.exit(app(prog_name="fatbench", standalone_mode=False) or 0)

@@ -47,6 +47,9 @@ def evaluate(
     channels: Annotated[str, typer.Option("--channels", help="Channel order of the network: rgb or bgr.")] = "rgb",
     size: Annotated[int | None, typer.Option("--size", min=1, help="Resize images to SIZE x SIZE pixels.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Row name in tables; default: the file name.")] = None,
+    entry: Annotated[
+        str | None, typer.Option("--entry", help="State of a file with several, such as state_dict_ema.")
+    ] = None,
     expect_natural: Annotated[
         float | None,
         typer.Option(
@@ -71,7 +74,7 @@ def evaluate(
     options = RunOptions(device=device, precision=precision, db=db, data=data)
     if model is None:
         foreign = {"--dataset": dataset, "--like": like, "--mean": mean, "--std": std, "--size": size, "--name": name,
-                   "--expect-natural": expect_natural, "--strict": strict or None}  # fmt: skip
+                   "--entry": entry, "--expect-natural": expect_natural, "--strict": strict or None}  # fmt: skip
         if given := [option for option, value in foreign.items() if value is not None]:
             said = "a state dict needs --model timm/NAME or --model FILE.py:FUNCTION"
             raise SpecError(f"{', '.join(given)}: {said}; a checkpoint of a run already has these settings")
@@ -91,7 +94,9 @@ def evaluate(
     preprocessing: dict[str, Any] = {
         "mean": _numbers("--mean", mean), "std": _numbers("--std", std), "outputs": outputs, "channels": channels,
     }  # fmt: skip
-    source = evaluate_external.from_file(file, model, name, **preprocessing)
+    source = evaluate_external.from_file(file, model, name, entry, **preprocessing)
+    if source.note:
+        print(f"fatbench: {source.note}", file=sys.stderr)
     if expect_natural is not None:
         natural = tuple(one for one in task.evaluations if one.label == "natural")
         if not natural:

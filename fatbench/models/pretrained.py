@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import pickle
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -139,15 +141,33 @@ def from_timm(name: str, timm_name: str) -> dict[str, Tensor]:
         ) from error
 
 
+AVERAGES = ("state_dict_ema", "model_ema", "ema")
+ENTRIES = ("state_dict", "model_state_dict", "model", "net")  # of a training script's file
+
+
 def from_file(name: str, path: Path) -> dict[str, Tensor]:
     """The state stored in a .safetensors file or a torch checkpoint, exponential moving average first, as published."""
+    return read(name, path, order=(*AVERAGES, *ENTRIES))[0]
+
+
+def read(
+    name: str, path: Path, entry: str | None = None, order: Sequence[str] = (*ENTRIES, *AVERAGES)
+) -> tuple[dict[str, Tensor], list[str]]:
+    """(the state stored in a file, its entries that are one, that which was read first; none: it is a state itself).
+
+    entry: the one to read; None: the first of `order` that it has. Only of a model file of ours, which says so, tensors
+    get the names that they are published under. MachineError: it cannot be read, or is no state of named tensors.
+    SpecError: it holds code, or has no such entry.
+    """
     if not path.is_file():
         raise MachineError(f"{name}: weights: no file {path}")
     try:
         if path.suffix == ".safetensors":
-            return {published_name(key): value for key, value in load_file(path).items() if not new_head(key)}
-        with torch.serialization.safe_globals([argparse.Namespace]):  # training scripts store their arguments, too
-            stored: Any = torch.load(path, map_location="cpu", weights_only=True)
+            return _safetensors(path), []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a TorchScript program, which is refused below
+            with torch.serialization.safe_globals([argparse.Namespace]):  # training scripts store their arguments, too
+                stored: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, KeyError) as error:  # KeyError: an opcode that torch does not know
         if "GLOBAL" not in str(error):  # that is how torch says that the file names code, which is not executed
             raise MachineError(f"{name}: weights: cannot read {path}: not a file that torch.save wrote") from None
@@ -155,14 +175,26 @@ def from_file(name: str, path: Path) -> dict[str, Tensor]:
             f"{path} holds pickled Python objects, not a state dict: torch.save(model.state_dict(), FILE)"
         ) from None
     except Exception as error:  # torch and pickle promise no list of what a damaged file raises
+        if "TorchScript" in str(error):
+            raise SpecError(
+                f"{path} holds a TorchScript program, not a state dict: torch.save(model.state_dict(), FILE)"
+            ) from None
         raise MachineError(f"{name}: weights: cannot read {path}: {first_line(error)}") from error
-    for key in ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "net"):
-        if isinstance(stored, Mapping) and isinstance(stored.get(key), Mapping):
-            stored = stored[key]
-            break
-    if not (isinstance(stored, Mapping) and stored and all(isinstance(value, Tensor) for value in stored.values())):
+    known = [key for key in order if isinstance(stored, Mapping) and isinstance(stored.get(key), Mapping)]
+    if entry is not None and entry not in known:
+        raise SpecError(f"{path} has no entry '{entry}' (it has {', '.join(known) or 'none'})")
+    known.sort(key=lambda key: key != entry)
+    state = stored[known[0]] if known else stored
+    if not (isinstance(state, Mapping) and state and all(isinstance(value, Tensor) for value in state.values())):
         raise MachineError(f"{name}: weights: {path} holds no state of named tensors")
-    return {str(key).removeprefix("module."): value for key, value in stored.items()}
+    return {str(key).removeprefix("module."): value for key, value in state.items()}, known
+
+
+def _safetensors(path: Path) -> dict[str, Tensor]:
+    with safe_open(path, framework="pt") as file:
+        ours = "fatbench" in (file.metadata() or {})
+    state = load_file(path)
+    return {published_name(key): value for key, value in state.items() if not new_head(key)} if ours else state
 
 
 def published_name(key: str) -> str:

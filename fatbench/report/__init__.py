@@ -113,10 +113,17 @@ def build_tables(
 
 
 def check(suite: Suite, plan: Plan) -> None:
-    """SpecError: a table or a figure that no numbers could fill: several points of the grid at one place, say."""
+    """SpecError: a table or a figure that no numbers could fill: several points of the grid at one place, say.
+
+    Or published numbers that are none.
+    """
     from fatbench.report.figures import series
+    from fatbench.report.numbers.published import Lookup
     from fatbench.report.tables import grid_points
 
+    for shown in (*suite.tables, *suite.figures):
+        if shown.reference is not None:
+            Lookup(shown.reference)
     for table in suite.tables:
         grid_points.points_of_table(plan, table)
     for figure in suite.figures:

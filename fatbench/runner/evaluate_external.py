@@ -54,6 +54,7 @@ class ExternalModel:
     build: Callable[[tuple[int, int, int], int], nn.Module]
     state: Mapping[str, Tensor]
     named: bool = False  # somebody chose the name
+    note: str = ""  # which of several states of the file it is
 
 
 def task_like(plan: Plan, dataset: str | None = None) -> EvaluationTask:
@@ -103,17 +104,20 @@ def task(
     )
 
 
-def from_file(file: Path, network: str, name: str | None = None, **preprocessing: Any) -> ExternalModel:
+def from_file(
+    file: Path, network: str, name: str | None = None, entry: str | None = None, **preprocessing: Any
+) -> ExternalModel:
     """A state dict in a file and the network that it belongs to. MachineError: unreadable; SpecError: no such network.
 
-    network: "timm/NAME" or "FILE.py:FUNCTION". preprocessing: mean, std, outputs, channels of `Model`.
+    network: "timm/NAME" or "FILE.py:FUNCTION". entry: which of a file's states, "state_dict_ema"; None: the network
+    itself, before an average. preprocessing: mean, std, outputs, channels of `Model`.
     """
     from fatbench.models import external_network, pretrained
 
     if not file.is_file():
         raise MachineError(f"{file}: no such file")
     try:
-        state = pretrained.from_file("evaluate", file)
+        state, entries = pretrained.read("evaluate", file, entry)
     except MachineError as error:
         hint = "what is read is a state dict: torch.save(model.state_dict(), FILE), or safetensors"
         raise MachineError(f"{error} ({hint})") from None
@@ -121,15 +125,17 @@ def from_file(file: Path, network: str, name: str | None = None, **preprocessing
     code = Path(path) if colon and path.endswith(".py") else None
     if code is not None and not code.is_file():
         raise SpecError(f"--model: no such file: {code}")
+    read, others = (entries[:1] or [""])[0], entries[1:]
     model = Model(
         name or file.name,
         _sha256(file.read_bytes()),
-        network if code is None else f"{code.name}:{function}",
+        (network if code is None else f"{code.name}:{function}") + (f", {read}" if entry and others else ""),
         "" if code is None else _sha256(code.read_bytes()),
         **preprocessing,
     )
+    note = f"{file}: '{read}' is read, not '{', '.join(others)}' (--entry, in Python entry=)" if others else ""
     return ExternalModel(
-        model, lambda shape, classes: external_network.network(network, shape, classes), state, name is not None
+        model, lambda shape, classes: external_network.network(network, shape, classes), state, name is not None, note
     )
 
 
@@ -137,7 +143,7 @@ def from_module(module: nn.Module, name: str | None = None, **preprocessing: Any
     """A module in memory; it is copied, so what is done with it here changes nothing of it."""
     from safetensors.torch import save
 
-    mine = copy.deepcopy(module)
+    mine = _copied(module)
     state = {key: value.detach().cpu().clone().contiguous() for key, value in mine.state_dict().items()}
     try:
         code = inspect.getsource(type(module))
@@ -147,6 +153,30 @@ def from_module(module: nn.Module, name: str | None = None, **preprocessing: Any
     digest = _sha256(save(state))
     model = Model(name or kind, digest, kind, _sha256(f"{code}\n{module!r}".encode()), **preprocessing)
     return ExternalModel(model, lambda shape, classes: mine, state, name is not None)
+
+
+def _copied(module: Any) -> nn.Module:
+    """A copy of a module. SpecError: it is none, cannot be copied, or has no weights yet."""
+    import torch
+    from torch.nn.parameter import is_lazy
+
+    kind = type(module).__name__
+    if not isinstance(module, torch.nn.Module):
+        raise SpecError(f"expected a torch.nn.Module or the file of a state dict, got a {kind}")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise SpecError("a TorchScript program cannot be attacked: give the torch.nn.Module that it was made of")
+    if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
+        raise SpecError(f"{kind} has lazy layers without weights: call it once on images")
+    try:
+        # weights that a hook computes from others are no leaves of a graph, which alone can be copied
+        parts = (value for part in module.modules() for value in vars(part).values())
+        computed = [value for value in parts if isinstance(value, torch.Tensor) and not value.is_leaf]
+        return copy.deepcopy(module, {id(value): value.detach().clone() for value in computed})
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise SpecError(
+            f"{kind} cannot be copied ({str(error).splitlines()[0]}): save its state dict, and give the file and"
+            " network='FILE.py:FUNCTION'"
+        ) from None
 
 
 def evaluate(

@@ -297,6 +297,8 @@ def _parsed(line: str, at: str) -> dict[str, Any]:
         raise ExchangeError(f"{at}: expected a JSON object, got a {type(value).__name__}")
     if "\\u" in line:
         _storable(value, at)
+    if ESCAPED.search(line):
+        _harmless(value, at)
     return value
 
 
@@ -327,6 +329,21 @@ def _storable(value: Any, at: str) -> None:
         text = b"\\u0000"
     if b"\\u0000" in text:
         raise ExchangeError(f"{at}: text that cannot be stored (a NUL, or half of a surrogate pair)")
+
+
+# what moves the cursor, sets the title, or turns the direction of what a terminal or a page shows
+CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+ESCAPED = re.compile(CONTROL.pattern + r"|\\[ubf]")
+
+
+def _harmless(value: Any, at: str, where: str = "") -> None:
+    """ExchangeError: text, or a key, with a control character; a tab and the end of a line are none here."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in parts:
+        _harmless(part, at, f"{where}.{key}" if where else str(key))
+    text = value if isinstance(value, str) else "".join(value) if isinstance(value, dict) else ""
+    if match := CONTROL.search(text):
+        raise ExchangeError(f"{at}: {shortened(where) or 'a key'}: a control character (U+{ord(match[0]):04X})")
 
 
 def shortened(text: str) -> str:

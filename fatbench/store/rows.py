@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -32,8 +33,9 @@ def counted(counts: Mapping[str, int]) -> str:
 
 
 def printable(message: str) -> str:
-    """Text that any database takes: no NUL, no half of a surrogate pair."""
-    return message.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+    """Text that any database takes and any terminal shows: no control character, no half of a surrogate pair."""
+    whole = message.encode("utf-8", "backslashreplace").decode()
+    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}", whole)
 
 
 def batches(values: Iterable[str], size: int = 500) -> Iterator[list[str]]:

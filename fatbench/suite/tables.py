@@ -89,7 +89,10 @@ class Reference(Node):
     @field_validator("file")
     @classmethod
     def _found(cls, name: str, info: ValidationInfo) -> Path:
-        found = next((file for folder in (info.context or {})["folders"] if (file := folder / name).is_file()), None)
+        folders = (info.context or {})["folders"]
+        if Path(name).is_absolute() or ".." in Path(name).parts:  # an error would print what is in it
+            raise ValueError(f"give a file in the suite's folder, got {name}")
+        found = next((file for folder in folders if (file := folder / name).is_file()), None)
         if found is None:
             raise ValueError(f"no such file: {name}")
         return found

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fatbench.errors import SpecError
@@ -32,7 +33,29 @@ class Lookup:
                 raise SpecError(
                     f"{published.file}: there is no column '{column}' (the columns: {', '.join(self.columns)})"
                 )
-        self.rows = [row for row in rows if all(_same(row[c], v) for c, v in published.match.items())]
+        matching = [
+            (line, row) for line, row in rows.items() if all(_same(row[c], v) for c, v in published.match.items())
+        ]
+        self.rows = [row for _, row in matching]
+        self._demand_numbers(matching)
+
+    def _demand_numbers(self, rows: Sequence[tuple[int, Mapping[str, str]]]) -> None:
+        """SpecError: a cell that a heading shows is neither a number nor empty, or two rows have the same labels."""
+        published = self.published
+        named = [*published.values.values(), *published.std.values(), *published.to.values()]
+        patterns = [".*".join(map(re.escape, re.split(r"\{[^{}]+\}", column))) for column in named]
+        columns = [one for one in self.columns if any(re.fullmatch(pattern, one) for pattern in patterns)]
+        seen: dict[tuple[str, ...], int] = {}
+        for line, row in rows:
+            for column in columns:
+                if row[column].strip() and _number(row[column], 1.0) is None:
+                    raise SpecError(
+                        f"{published.file}:{line}: {column}: expected a number or nothing, got '{row[column][:40]}'"
+                    )
+            labels = tuple(row[column].strip() for column in published.rows.values())
+            first = seen.setdefault(labels, line)
+            if labels and first != line and any(row[column].strip() for column in columns):
+                raise SpecError(f"{published.file}:{line}: the labels of line {first} again: {', '.join(labels)}")
 
     def find(self, point: Mapping[str, str], heading: str) -> Entry:
         """(value, std, flag) for a grid point and a heading; Nones where the paper has no such number."""
@@ -99,11 +122,13 @@ class Lookup:
         return text.replace("glitch:(", "printed as (")
 
 
-def _read(file: Path) -> tuple[list[dict[str, str]], list[str]]:
+def _read(file: Path) -> tuple[dict[int, dict[str, str]], list[str]]:
+    """(line -> its cells by column, the columns). SpecError: the file cannot be read."""
     try:
         with file.open(encoding="utf-8", newline="") as stream:
             reader = csv.DictReader(stream)
-            rows = [{key: value or "" for key, value in row.items() if key is not None} for row in reader]
+            numbered = ((reader.line_num, row) for row in reader)
+            rows = {line: {key: value or "" for key, value in row.items() if key is not None} for line, row in numbered}
             return rows, list(reader.fieldnames or [])
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SpecError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
@@ -123,5 +148,7 @@ def _number(text: str, scale: float) -> float | None:
     try:
         value = float(text)
     except ValueError:
+        return None
+    if not math.isfinite(value):
         return None
     return value * scale if scale != 1.0 else value

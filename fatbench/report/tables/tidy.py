@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import pandas
 
 DIGITS = ".15g"
+COMPUTED = ("=", "@")  # first letters
 
 
 def frame(
@@ -28,7 +29,11 @@ def frame(
 
 
 def csv(data: pandas.DataFrame) -> str:
-    """Numbers with 15 significant digits, so that 0.1 + 0.2 prints as 0.3; empty if missing."""
+    """Numbers with 15 significant digits, so that 0.1 + 0.2 prints as 0.3; empty if missing.
+
+    Text that a spreadsheet would compute begins with an apostrophe.
+    """
+    data = data.map(lambda cell: f"'{cell}" if isinstance(cell, str) and cell[:1] in COMPUTED else cell)
     text: str = data.to_csv(index=False, lineterminator="\n", float_format=f"%{DIGITS}")
     return text
 

@@ -48,7 +48,12 @@ def device_and_jobs(device: str | None, jobs: int | None) -> tuple[str, int | No
         if not number.isdecimal() or int(number) < 1:
             raise SpecError(f"jobs: expected a number of cells side by side, got '{number}'")
         jobs = int(number)
+    if jobs is not None and jobs > MOST_JOBS:
+        raise SpecError(f"jobs: expected at most {MOST_JOBS} cells side by side, got {jobs}")
     return wanted, jobs
+
+
+MOST_JOBS = 1000  # processes, each of which imports torch
 
 
 def say(text: str) -> None:

@@ -1,0 +1,153 @@
+"""Text that others wrote: published numbers, names in imported files, settings, terminals."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+
+from fatbench import settings, whole_file
+from fatbench.cli import app
+from fatbench.errors import SpecError
+from fatbench.report.numbers.published import Lookup
+from fatbench.report.tables import tidy
+from fatbench.runner import executors
+from fatbench.store.export_schema import ExchangeError, _parsed
+from fatbench.store.rows import printable
+from fatbench.suite import cells, files
+from fatbench.suite.tables import Published
+
+SUITE = """
+name: own
+title: One line
+seeds: [6]
+base:
+  data: {name: digits}
+  partition: {name: iid, clients: 3}
+  model: {name: small_cnn, width: 4}
+  algorithm: {name: fedavg, rounds: 1, aggregator: samples,
+    local: {epochs: 1, batch: 32, lr: 0.05, objective: standard}}
+  train: 200
+  test: 50
+axes: {method: {FedAvg: {}}}
+evaluate: {checkpoints: [last], attacks: {natural: natural}}
+presets: {paper: {}}
+tables:
+  - {id: T1, title: t, rows: [method], values: {natural: natural},
+     published: {file: FILE, select: last, rows: {method: method}, values: {natural: natural}}}
+"""
+
+
+def checked(folder: Path, text: str, name: str = "numbers.csv") -> None:
+    """What `suite check` asks of a suite whose published numbers are this text."""
+    from fatbench import report
+
+    (folder / "numbers.csv").write_text(text, encoding="utf-8")
+    (folder / "own.yaml").write_text(SUITE.replace("FILE", name))
+    suite = files.load(str(folder / "own.yaml"))
+    report.check(suite, suite.plan("paper"))
+
+
+@pytest.mark.parametrize("cell", ["58.13 ±0.68", "58,13", "58.13%", "nan", "inf", "-", "58.13*"])
+def test_a_published_number_that_is_none_is_refused_with_its_line(tmp_path: Path, cell: str) -> None:
+    """Today's readers would leave it out, and the table would have no number of the paper."""
+    with pytest.raises(SpecError) as refused:
+        checked(tmp_path, f'method,natural,note\nSFAT,40.06,x\nFedAvg,"{cell}",not a number\n')
+    said = f"{tmp_path / 'numbers.csv'}:3: natural: expected a number or nothing, got '{cell}'"
+    assert str(refused.value) == said
+
+
+def test_published_numbers_that_are_numbers_or_missing(tmp_path: Path) -> None:
+    checked(tmp_path, "method,natural\nFedAvg,58.13\nSFAT,\nFAT, 1e1 \n")
+    with pytest.raises(SpecError, match=r"numbers.csv:3: the labels of line 2 again: FedAvg"):
+        checked(tmp_path, "method,natural\nFedAvg,58.13\nFedAvg ,58.20\n")
+    for suite in ("sfat-cifar10", "adfl-mnist", "fedvkd-cifar10"):
+        for table in files.load(suite).tables:
+            assert table.published is None or isinstance(Lookup(table.published).published, Published)
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../numbers.csv", "a/../../numbers.csv"])
+def test_published_numbers_lie_in_the_suites_folder(tmp_path: Path, name: str) -> None:
+    """What is in any other file would be printed with the mistake."""
+    (tmp_path / "suites").mkdir()
+    (tmp_path / "numbers.csv").write_text("secret\n")
+    with pytest.raises(SpecError, match="give a file in the suite's folder, got") as refused:
+        checked(tmp_path / "suites", "method,natural\n", name)
+    assert "root:" not in str(refused.value) and "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e300", "soon"])
+def test_seconds_are_some_that_can_pass(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("FATBENCH_CHECKPOINT_SECONDS", value)
+    with pytest.raises(SpecError, match=r"checkpoint_seconds: expected seconds, from 0 to 1e\+09, got"):
+        settings.checkpoint_seconds()
+    monkeypatch.setenv("FATBENCH_CHECKPOINT_SECONDS", "0")
+    assert settings.checkpoint_seconds() == 0
+
+
+def test_no_more_cells_side_by_side_than_a_machine_has_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FATBENCH_JOBS", "999999999")
+    with pytest.raises(SpecError, match="jobs: expected at most 1000 cells side by side, got 999999999"):
+        executors.device_and_jobs(None, None)
+    assert executors.device_and_jobs("cpu", 1000) == ("cpu", 1000)
+
+
+def test_no_more_rounds_than_can_be_counted(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(SUITE[: SUITE.index("tables:")].replace("rounds: 1,", "rounds: 9999999999999,"))
+    with pytest.raises(SpecError, match="rounds: at most 999999999 can be counted, got 9999999999999"):
+        files.load(str(tmp_path / "own.yaml")).plan("paper")
+    assert cells.MOST_ROUNDS < 10**9  # the digits of a stage's name
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("\\u001b]0;title\\u0007", "001B"), ("\\u202eevil", "202E"), ("\u202eevil", "202E"), ("\u009b2J", "009B"),
+     ("a\\b", "0008"), ("\\u2066x", "2066"), ("\x7f", "007F")],
+)  # fmt: skip
+@pytest.mark.parametrize("line", ['{"runs": [{"host": "%s"}]}', '{"runs": [{"%s": 1}]}'])
+def test_what_moves_a_cursor_or_turns_text_round_is_not_taken_in(line: str, text: str, code: str) -> None:
+    with pytest.raises(ExchangeError, match=rf"^f:2: runs.0.*: a control character .U\+{code}.$"):
+        _parsed(line % text, "f:2")
+
+
+def test_text_of_any_language_is_taken_in() -> None:
+    line = '{"host": "müller 研究 \\u00e9 \\ud83d\\ude00", "error": "a\\n\\tb", "label": "c:\\\\x"}'
+    assert _parsed(line, "f:2")["error"] == "a\n\tb"
+    assert printable("a\x1b[2J\0\n\tb") == "a\\x1b[2J\\x00\n\tb"
+
+
+def test_a_cell_of_a_csv_is_never_a_formula() -> None:
+    frame = pandas.DataFrame({"label": ["=1+1", "@SUM(1)", "a=b", "-"], "value": [1.0, -2.0, 0.5, None]})
+    assert tidy.csv(frame).splitlines() == ["label,value", "'=1+1,1", "'@SUM(1),-2", "a=b,0.5", "-,"]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_terminal_of_few_letters_shows_what_it_can(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "argv", ["fatbench", "suite", "show", "april-learning"])
+    monkeypatch.setattr(app, "app", lambda **_: print("Dirichlet α ≥ 0.5 ─ ü"))
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    out.flush()
+    shown: Any = out.buffer
+    letters = {"latin-1": "Dirichlet ? ? 0.5 ? ü", "ascii": "Dirichlet ? ? 0.5 ? ?"}[encoding]
+    assert not ended.value.code and shown.getvalue().decode(encoding) == f"{letters}\n"
+
+
+def test_a_temporary_file_is_none_that_somebody_else_made(tmp_path: Path) -> None:
+    """Whoever can guess its name could have made a link there, which would be followed."""
+    target = tmp_path / "precious"
+    target.write_text("mine")
+    file = tmp_path / "out.md"
+
+    part = file.with_name(f".out.md.{os.getpid()}.part")
+    part.symlink_to(target)
+    with pytest.raises(SpecError, match="File exists"):
+        whole_file.write(file, "table")
+    assert target.read_text() == "mine" and not file.exists()
