@@ -1087,7 +1087,7 @@ def test_a_round_that_the_preset_does_not_reach_is_left_out_and_said(tiny: Suite
 
 def test_json_is_as_promised(paper: list[Grid]) -> None:
     content = json.loads(report.render(paper, "json"))
-    assert content["schema_version"] == 2
+    assert content["schema_version"] == 1
     table = content["tables"][0]
     assert (table["id"], table["title"]) == ("T1", "Accuracy of FAT & co. (100%)")
     row = next(row for row in table["rows"] if row["key"] == {"method": "FAT", "split": "Non-IID"})

@@ -14,12 +14,13 @@ from fatbench.suite.model import Key
 if TYPE_CHECKING:
     import pandas
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 1
 BEFORE = ("suite", "table")
+DOUBTS = ("doubts", "flags")  # one list under two names: scripts may rely on either
 AFTER = (
     "heading", "metric", "unit", "checkpoint", "mean", "std", "seeds", "seeds_planned", "n", "published",
-    "published_std", "published_checkpoint", "difference", "doubts", "published_flag", "published_most", "formula",
-    "low", "high", "preset", "variant", "device", "precision", "commit", "label",
+    "published_std", "published_checkpoint", "difference", "doubts", "flags", "published_flag", "published_most",
+    "formula", "low", "high", "preset", "variant", "device", "precision", "commit", "label",
 )  # fmt: skip
 
 
@@ -81,6 +82,7 @@ def _line(column: Column, value: Value) -> dict[str, Any]:
         "published_checkpoint": "" if value.published is None else value.published_select,
         "difference": difference,
         "doubts": _joined(value.doubts),
+        "flags": _joined(value.doubts),  # as earlier versions call them
         "published_flag": value.published_flag,
         "published_most": value.published_most,
         "formula": value.published if value.formula else None,
@@ -125,7 +127,7 @@ def _table(grid: Grid) -> dict[str, Any]:
                 if v.published is not None and not v.formula
             },
             "formula": {c.metric: v.published for c, v in planned if v.formula},
-            "doubts": [f"{c.metric}: {doubt}" for c, v in planned for doubt in v.doubts],
+            **{key: [f"{c.metric}: {doubt}" for c, v in planned for doubt in v.doubts] for key in DOUBTS},
         }
         for (_, labels), planned in points.items()
     ]
@@ -183,7 +185,7 @@ def _measured(value: Value) -> dict[str, Any]:
         "seeds_planned": value.wanted,
         "difference": value.difference,
         "rank": value.rank or None,
-        "doubts": list(value.doubts),
+        **{key: list(value.doubts) for key in DOUBTS},
     }
 
 
