@@ -112,9 +112,9 @@ scale: $(STAMP) ## what commands cost on 100,000 cells and 10 million numbers; m
 mutants: $(STAMP) ## small mistakes in the program, and which the tests do not see; make mutants ARGS='--sample 100 --seed 1'
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py $(ARGS)
 
-nightly: $(STAMP) ## what is too long for every commit: every test, fuzz, mutants and soak
-	@$(MAKE) test ARGS="-m ''"
-	@$(MAKE) fuzz mutants soak
+nightly: $(STAMP) ## what is too long for every commit: every test, slurm, fuzz, mutants and soak
+	@$(MAKE) test ARGS="-m '' --ignore=tests/test_real_slurm.py"
+	@$(MAKE) slurm fuzz mutants soak
 
 # Nine minutes at a time; the same command goes on while it ends with 75.
 gpu: $(STAMP) ## half an hour on a GPU, worst risks first: results/bench; make gpu ARGS=--rehearse needs none

@@ -1,6 +1,6 @@
 """A SLURM of several nodes on this machine, on the loopback only: started from nothing, broken on purpose, ended.
 
-    with slurm_cluster.started(folder, nodes=3) as slurm: subprocess.run(["sbatch", ...], env=slurm.environment)
+    with slurm_cluster.started(nodes=3) as slurm: subprocess.run(["sbatch", ...], env=slurm.environment)
 
 Needs root, and of Debian slurmctld, slurmd, slurm-client and munge; with `accounting` slurmdbd and mariadb-server too.
 Each node's daemon has a host name of its own. The GPUs are none: nothing computes on them. SLURM's own default that
@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -112,8 +113,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def started(folder: Path, nodes: int = 3, accounting: bool = False, max_array: int = 1001) -> Iterator[Cluster]:
+def started(nodes: int = 3, accounting: bool = False, max_array: int = 1001) -> Iterator[Cluster]:
     """A SLURM that is gone at the end. RuntimeError: it does not start."""
+    folder = Path(tempfile.mkdtemp(prefix="fatbench-slurm-", dir="/tmp"))  # MariaDB runs as another user
     folder.chmod(0o755)
     for name in ("munge", "state", "spool", "gpus"):
         (folder / name).mkdir()
@@ -146,6 +148,7 @@ def started(folder: Path, nodes: int = 3, accounting: bool = False, max_array: i
         yield cluster
     finally:
         cluster.stop()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def configuration(cluster: Cluster, ports: list[int], accounting: bool, max_array: int) -> str:

@@ -7,6 +7,7 @@ in the end are those of a run on this machine that nobody disturbed, or one line
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import subprocess
@@ -51,12 +52,20 @@ main()
 """
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if reason := slurm_cluster.lacking():
+def start(stack: contextlib.ExitStack, accounting: bool = False, max_array: int = 1001) -> Cluster:
+    """A SLURM that ends with the stack; skipped, with the reason, where none can be had."""
+    if reason := slurm_cluster.lacking(accounting):
         pytest.skip(reason)
-    with slurm_cluster.started(tmp_path_factory.mktemp("slurm")) as running:
-        yield running
+    try:
+        return stack.enter_context(slurm_cluster.started(3, accounting, max_array))
+    except RuntimeError as error:
+        pytest.skip(f"SLURM does not start here: {error}")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with contextlib.ExitStack() as stack:
+        yield start(stack)
 
 
 @pytest.fixture
@@ -100,7 +109,7 @@ class Run:
         """Wait for a line. AssertionError: it does not come, or the run ends first."""
         end = time.monotonic() + seconds
         while (found := re.search(said, self.text)) is None:
-            assert time.monotonic() < end and self.process.poll() is None, f"no '{said}' in:\n{self.text}"
+            assert time.monotonic() < end and self.process.poll() is None, f"no '{said}' in:\n{self.text[-2000:]}"
             time.sleep(0.2)
         return found
 
@@ -144,7 +153,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tupl
 
 def done(run: Run, undisturbed: dict[str, list[tuple]], seconds: float = 300) -> None:
     """The run ends with everything done, and the numbers are the undisturbed ones."""
-    assert run.end(seconds) == 0, run.text
+    assert run.end(seconds) == 0, run.text[-2000:]
     assert stored() == undisturbed
     assert not list(Path("results").glob("*/slurm/*/plan.pickle")) and not list(
         Path("results").glob("*/slurm/*/*.jsonl")
@@ -245,7 +254,7 @@ def test_one_signal_ends_a_run_with_a_job_that_was_put_back(slurm, undisturbed):
     run = Run(slurm, "--jobs", "2")
     job, _ = progress_of(run)
     slurm.call("scontrol", "requeuehold", job)
-    run.until(r"1 of \d SLURM jobs .* wait: (JobHeldUser|BeginTime)")
+    run.until(r"1 of \d SLURM jobs .* wait: .*: it is held: scontrol release")
     run.process.send_signal(signal.SIGINT)
     assert run.end(30) == 130
     until(lambda: not slurm.jobs("PENDING,RUNNING,COMPLETING"), 30)
@@ -347,13 +356,11 @@ def test_an_array_of_plain_runs(slurm, undisturbed):
 
 
 @pytest.fixture
-def limited(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch) -> Iterator[Cluster]:
-    if reason := slurm_cluster.lacking(accounting=True):
-        pytest.skip(reason)
+def limited(tmp_path: Path, monkeypatch) -> Iterator[Cluster]:
     monkeypatch.chdir(tmp_path)
     suite(tmp_path)
-    with slurm_cluster.started(tmp_path_factory.mktemp("limited"), accounting=True, max_array=2) as running:
-        yield running
+    with contextlib.ExitStack() as stack:
+        yield start(stack, accounting=True, max_array=2)
         end_runs()
 
 

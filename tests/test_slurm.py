@@ -65,7 +65,7 @@ def test_what_the_table_does_not_take(wrong, message):
 
 def test_the_attacks_table_is_over_the_other():
     chosen = table.checked({"partition": "gpu", "gpus": 1, "attacks": {"partition": "cpu", "gpus": 0, "cpus": 8}})
-    assert table.wants_gpu(chosen)
+    assert table.wants_gpu(chosen) and not table.wants_gpu({"partition": "gpu"})  # a name asks for nothing
     attacks = table.of_attacks(chosen)
     assert attacks == {"partition": "cpu", "gpus": 0, "cpus": 8} and not table.wants_gpu(attacks)
     assert table.width(attacks, "cpu", 1) == 8 and table.width(chosen, "cuda", 3) == 3
@@ -155,7 +155,8 @@ def ignore_note(text: str) -> None:
         ("None", None),
         ("Resources", "other jobs have the nodes"),
         ("PartitionTimeLimit", "`time` is more than the partition allows"),
-        ("launch failed requeued held", "scontrol release"),
+        ("launch failed requeued held", "could not be started and is held: scontrol release"),
+        ("job requeued in held state", "it is held: scontrol release"),
         ("ReqNodeNotAvail, UnavailableNodes:n7", "down or reserved"),
         ("QOSMaxCpuPerUserLimit", "a limit of the account or QOS"),
         ("SomethingNew", "scontrol show job"),
@@ -248,11 +249,12 @@ def test_arrays_are_no_larger_than_slurm_allows(jobs, machine, fake_slurm):
 def test_a_job_that_ended_without_a_word_is_submitted_again(jobs, machine, fake_slurm, monkeypatch):
     """PREEMPTED without requeue, and so on, every time; a cancelled one is left to whoever cancelled it."""
     monkeypatch.setattr(driver, "FRUITLESS", 100)
-    log = fake_slurm('echo "77_0|PREEMPTED|None"')
+    log = fake_slurm('echo "77_0|TIMEOUT|None"')
     notes: list[str] = []
     assert slurm.run(jobs[:1], machine, ["cpu"], ignore, never, note=notes.append) == {jobs[0].cell: "interrupted"}
     assert len(calls(log, "sbatch")) == 1 + driver.TRIES
-    assert notes[0].startswith("SLURM job 77_0 ended: PREEMPTED: it is submitted again (1 of 5 times)")
+    assert notes[0].startswith("SLURM job 77_0 ended: TIMEOUT (it did not stop in time: give a longer")
+    assert notes[0].endswith("): it is submitted again (1 of 5 times)")
     assert notes[-1].endswith("it was submitted 6 times and is not again")
     log = fake_slurm('echo "77_0|CANCELLED|None"')
     slurm.run(jobs[:1], machine, ["cpu"], ignore, never, note=notes.append)
@@ -366,6 +368,9 @@ def test_what_slurm_cannot_do(machine, monkeypatch, tmp_path, capsys, fake_slurm
     said = capsys.readouterr().err
     assert "r.db: a SQLite file must be on a file system that all nodes share" in said
     assert "[slurm] time = 2: a job of 2 min mostly starts and stops; give 5 or more" in said
+    Path("fatbench.toml").write_text("[slurm]\npartition = 'gpu'\n")
+    assert slurm.slots("auto", 1, 1, machine.db) == ["cpu"]
+    assert "partition = 'gpu' alone asks for no GPU, so this runs on CPUs; give gpus = 1" in capsys.readouterr().err
     Path("fatbench.toml").write_text("[slurm]\ngres = 'gpu:a100:1'\n")
     assert slurm.slots("auto", 1, 1, machine.db) == ["cuda:0"]
     assert slurm.slots("cuda", 2, 2, machine.db) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]

@@ -55,6 +55,8 @@ def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[
         )
     if (minutes := table.minutes(chosen.get("time", table.MINUTES))) < SHORT:
         say(f"[slurm] time = {chosen['time']}: a job of {minutes:g} min mostly starts and stops; give {SHORT} or more")
+    if wanted == "auto" and not table.wants_gpu(chosen) and "gpu" in str(chosen.get("partition")):
+        say(f"[slurm] partition = {chosen['partition']!r} alone asks for no GPU, so this runs on CPUs; give gpus = 1")
     most = int(str(jobs or chosen.get("jobs") or usual or AT_ONCE))  # [slurm] says more than a setting for all
     if wanted == "cuda" or (wanted == "auto" and table.wants_gpu(chosen)):
         return [f"cuda:{job}" for job in range(most) for _ in range(per_gpu)]

@@ -319,6 +319,7 @@ class Driver:
         where = f" on {job.host}" if job.host else ""
         state = job.queued.state
         state = "SLURM does not know it any more" if state == "GONE" else state
+        state += f" ({queue.HINTS[state]})" if state in queue.HINTS else ""
         log = self.folder / f"{job.id}.log"
         last = _last_line(log)
         return f"SLURM job {job.id} ended{where}: {state}" + (f"; {log} ends: {last}" if last else "")

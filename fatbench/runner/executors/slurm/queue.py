@@ -16,6 +16,11 @@ ARRAY = 1001  # MaxArraySize, where scontrol does not say
 # ends of a job; of those that are not in the first line the job itself is to blame
 UNFINISHED = ("CANCELLED", "PREEMPTED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "REVOKED", "GONE")
 OVER = (*UNFINISHED, "COMPLETED", "FAILED", "OUT_OF_MEMORY")
+HINTS = {
+    "OUT_OF_MEMORY": "give more `mem`",
+    "TIMEOUT": "it did not stop in time: give a longer `warning` or `time`",
+    "DEADLINE": "its `deadline` has passed",
+}
 FULL = re.compile(r"(?i)submitjobs?\w*limit|temporarily unable to accept")
 
 # squeue's reason for a pending job -> what it means and what to do; None: there is nothing to say
@@ -50,8 +55,10 @@ def advice(reason: str) -> str | None:
     first = reason.strip("()").partition(",")[0].strip()
     if first in REASONS:
         return REASONS[first]
-    if "requeued held" in first or "JobHoldMaxRequeue" in first:
+    if "launch failed" in first or "JobHoldMaxRequeue" in first:
         return "it could not be started and is held: scontrol release JOB, once its node is mended"
+    if "held" in first:
+        return REASONS["JobHeldUser"]
     if first.startswith(("QOS", "Assoc", "Max")):
         return "a limit of the account or QOS: other jobs have to end first, or sacctmgr show assoc, qos"
     return "scontrol show job says more"

@@ -99,10 +99,11 @@ def minutes(value: object) -> float:
 
 def wants_gpu(table: Mapping[str, object]) -> bool:
     """Whether its jobs ask for a GPU."""
-    return table.get("gpus") != 0 and any("gpu" in f"{key} {table[key]}" for key in table if key not in OUTSIDE)
-
-
-OUTSIDE = ("attacks", "setup", "python", "srun", "comment", "job-name")  # keys whose words ask SLURM for nothing
+    if table.get("gpus") == 0:
+        return False
+    return (
+        bool({"gpus", "gpus-per-node"} & table.keys()) or "gpu" in f"{table.get('gres')} {table.get('tres-per-task')}"
+    )
 
 
 def width(table: Mapping[str, object], device: str, per_gpu: int) -> int:

@@ -151,7 +151,9 @@ def gpu_fault() -> str:
         done = subprocess.run([sys.executable, "-c", GPU], capture_output=True, text=True, timeout=300)
     except subprocess.TimeoutExpired:
         return "its GPU does not answer"
-    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["its GPU does not work"])[-1]
+    if done.returncode == 0:
+        return ""
+    return (done.stderr.strip().splitlines() or ["its GPU does not work"])[-1].partition(". ")[0]
 
 
 def main(folder: Path) -> int:
