@@ -162,11 +162,18 @@ def done(run: Run, undisturbed: dict[str, list[tuple]], seconds: float = 300) ->
 
 
 def progress_of(run: Run) -> tuple[str, str]:
-    """(job, node) of the first cell that is some rounds old."""
-    cell = run.until(r"(\w+) train \d\d?/")[1]
-    with Store.open("results/fatbench.db") as store:
-        [row] = [row for row in store.runs([cell]) if row["status"] == "running"]
-    return row["slurm_job"], row["host"]
+    """(job, node) of the first cell whose training has a checkpoint of some rounds."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end and run.process.poll() is None:
+        time.sleep(0.5)
+        if not Path("results/fatbench.db").exists():
+            continue
+        with Store.open("results/fatbench.db") as store:
+            begun = {row.run for row in store.stages([*store.cells()]).values() if row.alive and row.round > 1}
+            found = [(row["slurm_job"], row["host"]) for row in store.runs() if row["id"] in begun]
+        if found:
+            return found[0]
+    raise AssertionError(f"no cell is trained:\n{run.text}")
 
 
 def test_a_run_from_a_job(slurm, undisturbed):
@@ -202,13 +209,13 @@ def test_a_cell_longer_than_its_job_goes_on_where_sites_requeue_nothing(slurm, u
 def test_the_end_of_a_job_s_time(slurm, undisturbed):
     table("")
     Path("fatbench.toml").write_text("checkpoint_seconds = 0.5\n[slurm]\ntime = 1\ncpus = 1\n")
-    suite(Path(), 10 * ROUNDS)
+    suite(Path(), 3 * ROUNDS)
     run = Run(slurm, "--jobs", "1", "-k", "pace=slow")
     assert run.end(900) == 0 and "mostly starts and stops" in run.text
     with Store.open("results/fatbench.db") as store:
         [(cell, rows)] = stored().items()
         assert len({row["id"] for row in store.runs([cell]) if row["stage"] == "train"}) > 1
-    assert len([row for row in rows if row[3] == "train_loss" and row[2] == -1]) == 10 * ROUNDS
+    assert len([row for row in rows if row[3] == "train_loss" and row[2] == -1]) == 3 * ROUNDS
 
 
 def test_a_lost_node_whose_process_lives(slurm, undisturbed):
@@ -258,9 +265,10 @@ def test_one_signal_ends_a_run_with_a_job_that_was_put_back(slurm, undisturbed):
     run.process.send_signal(signal.SIGINT)
     assert run.end(30) == 130
     until(lambda: not slurm.jobs("PENDING,RUNNING,COMPLETING"), 30)
+    with Store.open("results/fatbench.db") as store:
+        assert any(row.round > 1 for row in store.stages([*store.cells()]).values())
     again = Run(slurm, "--jobs", "2")
     assert again.end() == 0 and stored() == undisturbed
-    assert re.search(r"train start|train [1-9]\d*/", again.text)
 
 
 @pytest.mark.parametrize("partition", ["low", "grace", "cancel"])

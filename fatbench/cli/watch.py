@@ -124,7 +124,10 @@ class Watch:
                 self.console.print(
                     Text.assemble(("failed", "red"), f" {event.cell} {event.stage}: {event.message}"), highlight=False
                 )
-        told = {"failed": not self.live.is_started, "waiting": self._each("cell")}  # also where events are no lines
+        lines = not self.live.is_started
+        told = {"failed": lines, "waiting": self._each("cell")}  # also where events are no lines
+        if event.message:  # its worker or its node is lost, which a person should know
+            told["interrupted"] = lines
         if told.get(event.kind, self._each("event")):
             where = f"{event.round}/{event.total}" if event.kind == "progress" else event.kind
             tail = f": {event.message}" if event.message else ""
