@@ -67,6 +67,11 @@ presets: {paper: {}}
 tables:
   - {id: A, title: Mine, rows: [method], values: {Natural: natural}}
 """
+HELPER = """from fatbench.engine.rounds import Mixing
+def only(updates, context):
+    (here / "cfg.json").read_text()
+    return Mixing([1.0] + [0.0] * (len(updates) - 1))
+"""
 READ = {"cfg.json", "../lib/mylab/__init__.py", "../lib/mylab/settings.py", "late.py", "maybe.json", "variable FIRST"}
 READ |= {"variable HOMEWORK"}
 
@@ -74,7 +79,7 @@ READ |= {"variable HOMEWORK"}
 def delete() -> None:
     sources.delete(*signatures.plugins())
     signatures.drop_plugins(list(signatures.plugins()))
-    reading._reads.clear()
+    reading._reads.clear(), reading._of_modules.clear()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("mylab", "late", "helper")]:
         del sys.modules[name]
 
@@ -165,6 +170,22 @@ def test_a_run_that_goes_on_keeps_what_the_one_before_it_has_read(place):
         delete()  # as in another process, which need not read all of it again
         reader = reading.Reader(store, -1, first.cell, "train", [place / "mine.py"])
         assert set(reader.earlier) == {f"{name} of mine.py" for name in READ}
+
+
+def test_a_function_of_a_helper_reads_for_its_plug_in(place):
+    """Neither the helper's function nor the lab's has a line of the plug-in above it."""
+    (place / "helper.py").write_text(f"from pathlib import Path\nhere = Path({str(place)!r})\n{HELPER}")
+    (place / "../lib/mylab/__init__.py").write_text(
+        f"from pathlib import Path\ndef read():\n    return Path({str(place)!r}, 'late.py').read_text()\n"
+    )
+    (place / "mine.py").write_text("import mylab\nfrom helper import only\nAGGREGATORS = {'only': only}\n")
+    with Store.open(str(place / "r.db"), create=True) as store:
+        assert work(job(), machine(place), store) == "done"
+        read = read_by(store, "train")
+        assert set(read) == {f"{name} of mine.py" for name in ("cfg.json", "../lib/mylab/__init__.py")}
+        reading.recorded(signatures.plugins())
+        sys.modules["mylab"].read()  # as the network of a library would
+        assert "late.py of mine.py" in reading.recorded(signatures.plugins())
 
 
 def test_a_cell_without_a_plug_in_has_read_nothing(place):

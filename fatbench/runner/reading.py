@@ -22,6 +22,7 @@ import os
 import stat
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -69,9 +70,11 @@ ROUNDS = 20_000  # of the digest of a variable: some 10 ms, for whoever would tr
 
 _reads: dict[Path, dict[str, str]] = {}  # plug-in -> file or "variable NAME" -> digest
 _loaded: dict[str, tuple[ModuleType, str]] = {}  # file of an own module -> it, and the digest when it was first met
+_of_modules: dict[str, Path] = {}  # file of an own module -> the plug-in that imports it
 _written: set[str] = set()
 _copied: set[str] = set()  # variables that a plug-in gets with all the others
 _watching = False
+_thread = threading.local()
 
 
 def watch() -> None:
@@ -130,6 +133,7 @@ class Reader:
             if one["stage"] == stage and one["id"] != run and not one.get("dropped"):
                 self.earlier |= one.get("read") or {}
         self.told: dict[str, str] = {}
+        recorded(self.files)  # from here on their modules are known by their files
 
     def tell(self) -> None:
         """Write it into the run's provenance. Errors of `Store.describe_run`."""
@@ -172,14 +176,22 @@ def _slow(name: str, value: bytes) -> str:
 
 
 def _opened(event: str, arguments: tuple[Any, ...]) -> None:
-    if event != "open" or not isinstance(arguments[0], str | bytes | os.PathLike):
+    if event != "open" or getattr(_thread, "in_hook", False):
         return
-    frame = sys._getframe(1)
-    plugin = None if frame.f_code.co_filename == __file__ else _plugin(frame)
+    if isinstance(arguments[0], str | bytes | os.PathLike):
+        _thread.in_hook = True  # what is opened for a digest is not asked about
+        try:
+            _open(os.fsdecode(arguments[0]), arguments[2] or 0, sys._getframe(1))
+        finally:
+            _thread.in_hook = False
+
+
+def _open(name: str, flags: int, frame: FrameType) -> None:
+    plugin = _plugin(frame)
     if plugin is None:
         return
-    path = os.path.realpath(os.fsdecode(arguments[0]))
-    if (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR):
+    path = os.path.realpath(name)
+    if flags & (os.O_WRONLY | os.O_RDWR):
         _written.add(path)
         return
     if path.endswith(".pyc"):
@@ -224,18 +236,31 @@ def _asking(frame: FrameType | None) -> Path | None:
 
 def _plugin(frame: FrameType | None) -> Path | None:
     """The plug-in whose code a frame is run by; None: none, or its data set's function."""
-    known = {str(file): file for file in signatures.plugins()}
+    try:
+        known = _owners(tuple((file, sources.version(file)) for file in signatures.plugins()))
+    except (OSError, SyntaxError, ValueError):  # one that is being edited, and is not run by this process
+        return None
     found = None
     while frame is not None and known:
         name = frame.f_code.co_filename
         if found is None:
-            found = known.get(name)
+            found = known.get(name) or _of_modules.get(name)
         if name == DATA:  # the images have a fingerprint
             return None
         if name == sources.__file__:  # it is imported, whoever has asked for it
             break
         frame = frame.f_back
     return found
+
+
+@cache
+def _owners(versions: tuple[tuple[Path, sources.Version], ...]) -> dict[str, Path]:
+    """The files of plug-ins and of their local modules -> the plug-in; a module of several belongs to the first."""
+    return {
+        str(path): file
+        for file, version in reversed(versions)
+        for path in (file, *(sources.root(file) / path for path, _ in version.modules))
+    }
 
 
 def _own(path: str) -> bool:
@@ -254,6 +279,7 @@ def _modules(file: Path) -> dict[str, str]:
                 if _loaded.get(path, (None, ""))[0] is not module:
                     _loaded[path] = (module, digest(path))
                 found[path] = _loaded[path][1]
+                _of_modules.setdefault(path, file)
                 left.append(path)
     return found
 
