@@ -17,7 +17,6 @@ import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from decimal import ROUND_UP, Decimal
 from pathlib import Path
 
 import jinja2
@@ -107,11 +106,6 @@ def shown(value: float, digits: int = 1) -> str:
     return number_format.rounded(value, digits)
 
 
-def up(value: float, digits: int = 1) -> str:
-    """Rounded up: what is said to be excluded is."""
-    return str(Decimal(repr(round(value, 6))).quantize(Decimal(1).scaleb(-digits), ROUND_UP))
-
-
 def p_value(value: float) -> str:
     """1, two digits, three from 0.045 to 0.055, the first digit that is not zero from 0.001 on, or < 0.001."""
     if value > 0.995:
@@ -131,13 +125,15 @@ def _spread(value: Value, digits: int) -> str:
 class Result:
     """A declared comparison as a page quotes it, in points."""
 
-    def __init__(self, one: Declared, digits: int = 1):
+    def __init__(self, one: Declared, digits: int = 1, family: int = 1):
         assert one.test is not None, f"{one.name}, {one.metric}: {one.why}"
         test, self.seeds, self.n = one.test, len(one.seeds), f"{one.n:,}"
         self.digits, self.test = digits, test
         self.mean, self.size = shown(100 * test.mean, digits), shown(100 * abs(test.mean), digits)
         self.low, self.high = shown(100 * test.low, digits), shown(100 * test.high, digits)
-        self.most, self.p = up(100 * test.at_most), p_value(one.corrected)
+        self.p = p_value(one.corrected)
+        self.most = "--" if one.floor else shown(100 * test.at_most, digits)
+        self.found = shown(100 * test.detectable(compare.LEVEL / family), digits)
         near, far = sorted(abs(end) for end in (test.low, test.high))
         self.near, self.far = shown(100 * near, digits), shown(100 * far, digits)  # ends of the interval of the size
         self.interval = f"{self.mean} ({self.low} to {self.high})"
@@ -171,7 +167,8 @@ class Family(Mapping[tuple[str, str], Result]):
         return [Result(one, self.digits) for one in self.found if one.test is not None]
 
     def table(self) -> str:
-        """A row for each comparison that was tested: points with their interval, what the data exclude, p after Holm.
+        """A row for each comparison that was tested: points with their interval, the size that the data do not exclude
+        (--: no side is above the most frequent class), p after Holm, and the size that is found after that correction.
 
         If all are of one metric or one contrast, the page names it.
         """
@@ -179,15 +176,17 @@ class Family(Mapping[tuple[str, str], Result]):
         contrasts = len({one.name for one in self.found}) > 1
         heads = [*(["difference"] if contrasts else []), *(["where"] if self.rows else []),
                  *(["evaluated"] if several else []),
-                 "points (95 % interval)", "size at most (95 %)", f"p after Holm over {self.size}"]  # fmt: skip
+                 "points (95 % interval)", "size at most (95 %)", f"p after Holm over {self.size}",
+                 "found with power 0.8"]  # fmt: skip
         lines = []
         for one in self.found:
             if one.test is None:
                 continue
-            result = Result(one, self.digits)
+            result = Result(one, self.digits, self.size)
             where = [one.row] if self.rows else []
             metric = [HEADINGS.get(one.metric, one.metric)] if several else []
-            lines.append([*([one.name] if contrasts else []), *where, *metric, result.interval, result.most, result.p])
+            numbers = [result.interval, result.most, result.p, result.found]
+            lines.append([*([one.name] if contrasts else []), *where, *metric, *numbers])
         return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
 
 

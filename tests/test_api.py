@@ -342,7 +342,7 @@ def test_what_a_command_takes_a_function_takes(function: object, command: str, n
 def test_replicates_and_several_suites_are_asked_for_as_on_the_command_line(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The suite run again elsewhere is a replicate: natural of the first run, of the second, and their mean.
+    """The suite run again elsewhere is a replicate: natural of the newer run is shown.
 
     So is a model that was not trained here and was evaluated twice, in its own table and beside the suite's rows.
     """
@@ -372,15 +372,11 @@ def test_replicates_and_several_suites_are_asked_for_as_on_the_command_line(
             jsonl.export(second, handle)
         assert jsonl.import_(store, file)["new replicates"] == 3
     for name, rows in (("tiny.yaml", 3), ("evaluate", 1)):
-        shown = {}
-        for which in ("first", "latest", "pool"):
-            frame = fatbench.table(name, replicates=which, with_evaluated=rows == 3, db=both).frame()
-            shown[which] = frame.set_index("metric")["mean"]["natural"]
-        first, latest, pool = (numpy.atleast_1d(shown[which]) for which in ("first", "latest", "pool"))
-        assert len(first) == rows and (first > 0).all()
-        assert (latest == 0).all() and pool == pytest.approx(first / 2)
-    with pytest.raises(SpecError, match="--replicates: expected first, latest, pool, got 'mean'"):
-        fatbench.table("tiny.yaml", replicates="mean")
+        frame = fatbench.table(name, with_evaluated=rows == 3, db=both).frame()
+        natural = numpy.atleast_1d(frame.set_index("metric")["mean"]["natural"])
+        assert len(natural) == rows and (natural == 0).all()
+    with pytest.raises(SpecError, match="--runs: expected precision="):
+        fatbench.table("tiny.yaml", runs="mean")
     table = fatbench.table(["tiny.yaml"], rows=["metric"], columns=["fgsm"], notes="none", digits=1)
     words = ["report", "tiny.yaml", "--rows", "metric", "--columns", "fgsm", "--notes", "none", "--digits", "1"]
     assert table.markdown() == command(monkeypatch, capsys, *words, "--format", "markdown")

@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping
-from decimal import ROUND_HALF_UP, ROUND_UP, Decimal
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,8 +94,8 @@ def test_holm_and_paired_on_small_numbers():
     assert mcnemar(np.array([1, 1, 0, 1]), np.array([0, 0, 0, 1])) == 0.5
     values = {0.996: "1", 0.052: "0.052", 0.0475: "0.048", 0.02: "0.02", 0.004: "0.004", 0.0001: "< 0.001"}
     assert {value: p(value) for value in values} == values
-    both = statistics.over_seeds([0.01, 0.03], 1000)  # 2 points, half(0.90) = 6.3138 * 0.01 * (1 + 0.0005 / 0.01414)
-    assert both is not None and at_most(both) == "8.6"
+    both = statistics.over_seeds([0.01, 0.03], 1000)  # 2 points, half(0.95) = 12.706 * 0.01 * (1 + 0.0005 / 0.01414)
+    assert both is not None and at_most(both) == "15.2"
 
 
 FROM_TRAINED = {"samples": "FedAvg", "proximal": "FedProx", "fedgate": "FedGATE", "scaffold": "SCAFFOLD"}
@@ -127,9 +127,9 @@ def crossed(a: list[np.ndarray], b: list[np.ndarray], n: int | None = None) -> s
     return both
 
 
-def at_most(both: statistics.SeedsAndImages) -> str:
-    """The bound in points that the true |difference| is below with 95 % confidence, rounded up."""
-    return str(Decimal(repr(round(100 * both.at_most, 6))).quantize(Decimal("0.1"), ROUND_UP))
+def at_most(both: statistics.SeedsAndImages, digits: int = 1) -> str:
+    """The larger end of the 95 % interval, in points, as it is printed."""
+    return show(100 * max(-both.low, both.high), digits)
 
 
 def interval(both: statistics.SeedsAndImages) -> str:
@@ -165,7 +165,7 @@ def test_adfl_against_plain_averaging():
                     for sides in zip(*by_table.values(), strict=True))  # fmt: skip
     assert f"| mean over table | {points((adfl, fedavg), 10)[0]} |" in text
     said, both = points(adfl_pairs(settled, "middle", 150), 8)
-    assert f"| {said} | {at_most(both)} | {p(both.p)} |" in text
+    assert f"| {said} | {at_most(both, 2)} | {p(both.p)} |" in text
     below, near, far = (show(-100 * value, 2) for value in (both.mean, both.high, both.low))
     sentence = f"after 150 rounds AdFL is {below} points below FedAvg: 95 % interval {near} to {far} over"
     assert sentence in text and sentence in index

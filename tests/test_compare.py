@@ -10,7 +10,18 @@ import pytest
 from scipy import stats
 
 from fatbench.errors import NothingMatched, SpecError
-from fatbench.report.numbers.compare import Comparison, Measured, Pair, as_json, as_text, compare, points_up, rows
+from fatbench.report.numbers.compare import (
+    FLOOR,
+    Comparison,
+    Measured,
+    Pair,
+    as_json,
+    as_text,
+    compare,
+    conclusion,
+    points_up,
+    rows,
+)
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -87,11 +98,11 @@ def test_two_seeds_and_a_row_without_outcomes() -> None:
 
 
 def test_networks_that_agree_on_everything() -> None:
-    """p = 1, and what the data exclude is half an image a seed: t of one degree at 0.95, times 1/4 over sqrt 2."""
+    """p = 1, and the interval is half an image a seed: t of one degree at 0.975, times 1/4 over sqrt 2."""
     found = compared(["10", "10"], ["10", "10"])
     assert (found.p, found.difference) == (1, 0)
-    assert found.test is not None and found.test.at_most == pytest.approx(stats.t.isf(0.05, 1) / 4 / 2**0.5)
-    assert "not significantly different (p >= 0.05); they differ by at most 111.7 points" in text_of(found)
+    assert found.test is not None and found.test.at_most == pytest.approx(stats.t.isf(0.025, 1) / 4 / 2**0.5)
+    assert "not significantly different (p >= 0.05); they differ by at most 224.62 points" in text_of(found)
 
 
 def text_of(found: Comparison, margin: float | None = None) -> str:
@@ -99,10 +110,10 @@ def text_of(found: Comparison, margin: float | None = None) -> str:
 
 
 def test_a_null_result_says_what_is_excluded() -> None:
-    """Rounded up; "equivalent" only within a margin that is given, and only if it is not exceeded."""
+    """The larger end of the interval; "equivalent" only within a margin that is given and not exceeded."""
     found = compared(["1" * 500 + "0" * 500] * 5, ["1" * 498 + "0" * 502] * 5)
-    assert found.test is not None and 0.0040 < found.test.at_most < 0.0045
-    assert "they differ by at most 0.5 points (95 %)" in text_of(found)
+    assert found.test is not None and found.test.at_most == max(-found.test.low, found.test.high)
+    assert "they differ by at most 0.48 points (95 %)" in text_of(found)
     assert "a claim" not in text_of(found) and "equivalent" not in text_of(found)
     assert "=> equivalent within ±0.5 points, the margin that the suite declares" in text_of(found, 0.5)
     assert "equivalent" not in text_of(found, 0.4)
@@ -203,3 +214,12 @@ def test_files_databases_and_cells(db: str, run: Any) -> None:
         2,
         "fatbench: --suite: 'aggregator=sfat' and 'aggregator=samples' are rows: name their suite with --suite\n",
     )
+
+
+def test_nothing_is_said_of_size_between_two_numbers_at_the_floor() -> None:
+    test = compared(["1" * 500 + "0" * 500] * 5, ["1" * 498 + "0" * 502] * 5).test
+    assert test is not None
+    lines = list(conclusion(test, "seeds and images", 1.0))
+    assert any("equivalent" in line for line in lines) and any("at most" in line for line in lines)
+    at_floor = "\n".join(conclusion(test, "seeds and images", 1.0, floor=True))
+    assert FLOOR in at_floor and "at most" not in at_floor and "equivalent" not in at_floor

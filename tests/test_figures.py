@@ -820,15 +820,15 @@ def test_a_baseline_is_a_label_and_where_none_is_named_nothing_is_guessed(drawn:
             (0.003, 0.001, 0.005, 0.01),
             "A is 0.3 points above B under PGD-20 (95 % interval +0.10 to +0.50, 5 seeds)",
         ),
-        (5, (0.003, -0.01, 0.016, 0.4), "A and B differ by at most 1.3 points under PGD-20 (95 %, 5 seeds)"),
+        (5, (0.003, -0.01, 0.016, 0.4), "A and B differ by at most 1.6 points under PGD-20 (95 %, 5 seeds)"),
         (1, None, "A is 0.3 points above B under PGD-20 (1 seed: not tested)"),
     ],
 )
 def test_a_difference_in_a_sentence(seeds: int, test: tuple[float, ...] | None, said: str) -> None:
     tested = None
     if test is not None:
-        tested = SimpleNamespace(mean=test[0], low=test[1], high=test[2], p=test[3], at_most=0.013)
-    one: Any = SimpleNamespace(metric="pgd20", difference=0.003, seeds=tuple(range(seeds)), test=tested)
+        tested = SimpleNamespace(mean=test[0], low=test[1], high=test[2], p=test[3], at_most=max(-test[1], test[2]))
+    one: Any = SimpleNamespace(metric="pgd20", difference=0.003, seeds=tuple(range(seeds)), test=tested, floor=False)
     assert baseline.Difference("", "A", "B", frozenset(), one).sentence() == said
 
 

@@ -265,8 +265,6 @@ def test_images_that_would_make_the_page_too_large_are_left_out_and_named() -> N
         (["nowhere.jsonl"], 2, "fatbench: no such file: nowhere.jsonl\n"),
         ([], 3, "fatbench: the database has no results yet: fatbench run suite NAME\n"),
         (["--images", "nowhere"], 2, "fatbench: --images nowhere: no such folder\n"),
-        (["--replicates", "frist"], 2,
-         "fatbench: --replicates: expected first, latest or pool, got 'frist' (did you mean 'first'?)\n"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_nothing_is_written(

@@ -129,7 +129,8 @@ def _declared(
         print_json({
             "suite": plan.suite, "preset": plan.preset, "checkpoint": select,
             "families": [{"family": tests.family, "size": len(found), "margin": tests.margin, "note": tests.note,
-                          "comparisons": declared_tests.as_json(declared_tests.shown(found, only), tests.margin)}
+                          "comparisons": declared_tests.as_json(
+                              declared_tests.shown(found, only), tests.margin, len(found))}
                          for tests, found in tested],
         })  # fmt: skip
         return

@@ -104,9 +104,10 @@ def _parts(store: Store, suites: list[str], at: Checkpoint, runs: str) -> tuple[
         grids = report.build_tables(suite, plan, store, select=at)
         shown = {cell.id for cell in asked_for.unique()}  # and not the networks that they begin with
         rows = [row for row in progress.cells_of(asked_for, store) if row.cell.id in shown]
-        counts = {"measured": sum(row.stages_done > (row.stages > 1) for row in rows), **progress.count(rows)}
+        measured = frozenset(row.cell.id for row in rows if row.stages_done > (row.stages > 1))
+        counts = {"measured": len(measured), **progress.count(rows)}
         if grids and not (preset and any(part.file == Part(suite, plan, []).file for part in found)):
-            found.append(Part(suite, plan, grids, counts))
+            found.append(Part(suite, plan, grids, counts, measured))
     return found, problems
 
 

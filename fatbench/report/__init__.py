@@ -102,9 +102,10 @@ def build_tables(
         return build(suite, plan, empty, published=published, digits=digits)
     from fatbench.report.numbers import query, shown_runs
 
-    every = shown_runs.shown(replace(plan, cells=[*plan.cells, *evaluated]), store)
-    numbers, own = Numbers(every, query.gather(suite, every, store, select), select), len(plan.cells)
-    plan, evaluated = replace(every, cells=every.cells[:own]), every.cells[own:]
+    evaluated = shown_runs.shown(replace(plan, cells=list(evaluated), resolved=False), store).cells
+    plan = shown_runs.shown(plan, store)
+    every = replace(plan, cells=[*plan.cells, *evaluated])
+    numbers = Numbers(every, query.gather(suite, every, store, select), select)
     grids = build(suite, plan, numbers, published=published, evaluated=evaluated, digits=digits, images=images)
     for grid in grids:
         if said := shown_runs.note(store, [id for _, id in grid.points]):

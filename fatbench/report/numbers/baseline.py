@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from fatbench.errors import NothingMatched
 from fatbench.report.numbers import statistics
-from fatbench.report.numbers.compare import LEVEL, Comparison, Measured, Pair, compare, points_up, signed
+from fatbench.report.numbers.compare import LEVEL, Comparison, Measured, Pair, compare, signed
 from fatbench.suite.cells import Plan
 from fatbench.suite.model import Key
 
@@ -45,7 +45,9 @@ class Difference:
             return f"{self.label} is {size:.1f} points {side} {self.baseline} {under} ({said}, too few for a claim)"
         if test.p < LEVEL:
             return f"{self.label} is {size:.1f} points {side} {self.baseline} {under} ({said})"
-        most = points_up(test.at_most)
+        if one.floor:
+            return f"{self.label} and {self.baseline} are no better than the most frequent class {under} ({seeds})"
+        most = f"{100 * test.at_most:.1f}"
         return f"{self.label} and {self.baseline} differ by at most {most} points {under} (95 %, {seeds})"
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import DatabaseError, NothingMatched, SpecError, did_you_mean
 from fatbench.report.numbers import statistics
-from fatbench.report.numbers.doubts import Doubt, with_seeds
+from fatbench.report.numbers.doubts import NOT_ABOVE, Doubt, with_seeds
 from fatbench.report.numbers.provenance import attacked_in
 from fatbench.report.numbers.query import doubts_of, outcomes
 from fatbench.report.numbers.shown_runs import chosen
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fatbench.suite.cells import Cell, Plan
 
 LEVEL = 0.05  # a difference is called one where its p is below this
+FLOOR = "no side is above the most frequent class, so nothing is said of how far apart they are"
 OTHER_IMAGES = "these two trained networks on other such images"
 
 
@@ -75,6 +76,7 @@ class Comparison:
     test: SeedsAndImages | None  # of the methods; None: one seed, or one image
     with_images: bool  # whether `test` is over images as well; False: no outcomes are stored, it is about these images
     doubts: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # of A and of B, in words with the seeds
+    floor: bool = False  # whether neither side is above a constant classifier, at any seed
     reasons: tuple[inputs.Reason, ...] = ()  # in what the two sides differ beyond what is compared
 
     @property
@@ -301,12 +303,18 @@ def _comparison(
         over_seeds=statistics.paired(dict(zip(seeds, a, strict=True)), dict(zip(seeds, b, strict=True))),
         test=statistics.seeds_and_images(ours, theirs, n) if whole else statistics.over_seeds(differences, n),
         with_images=whole,
+        floor=at_floor([one for _, *both in runs for one in both]),
         doubts=(_doubts([(seed, one) for seed, one, _ in runs]), _doubts([(seed, other) for seed, _, other in runs])),
         reasons=reasons,
     )
     if compared.other_images:
         return replace(compared, images=(), over_seeds=None, test=None, with_images=False)
     return compared
+
+
+def at_floor(measured: Iterable[Measured]) -> bool:
+    """Whether none of these accuracies is above that of a constant classifier."""
+    return all(any(doubt.code in NOT_ABOVE for doubt in one.doubts) for one in measured)
 
 
 def _doubts(runs: Sequence[tuple[int, Measured]]) -> tuple[str, ...]:
@@ -336,7 +344,7 @@ def as_json(comparisons: Sequence[Comparison], margin: float | None = None) -> l
                 "mean": one.over_seeds.mean, "std": one.over_seeds.std, "interval": list(one.over_seeds.interval),
                 "t_p": one.over_seeds.t_p, "wilcoxon_p": one.over_seeds.wilcoxon_p, "cohens_d": one.over_seeds.d,
             },
-            "test": None if one.test is None else {"over": one.over, **plain(one.test, margin)},
+            "test": None if one.test is None else {"over": one.over, **plain(one.test, margin, floor=one.floor)},
             "p": one.p, "doubts": dict(zip("ab", map(list, one.doubts), strict=True)),
             **({"inputs": [reason._asdict() for reason in one.reasons]} if one.reasons else {}),
         }
@@ -344,12 +352,14 @@ def as_json(comparisons: Sequence[Comparison], margin: float | None = None) -> l
     ]  # fmt: skip
 
 
-def plain(test: SeedsAndImages, margin: float | None) -> dict[str, Any]:
-    """The numbers of a test; `equivalent` is null unless the suite declared a margin."""
+def plain(test: SeedsAndImages, margin: float | None, family: int = 1, floor: bool = False) -> dict[str, Any]:
+    """The numbers of a test; `equivalent` is null unless the suite declared a margin, and at the floor."""
     return {
         "mean": test.mean, "interval": [test.low, test.high], "p": test.p, "at_most": test.at_most,
-        "detectable": test.detectable(), "seed_variance": test.seed_variance, "image_variance": test.image_variance,
-        "equivalent": None if margin is None else test.at_most <= margin / 100,
+        "detectable": test.detectable(),
+        "detectable_corrected": test.detectable(LEVEL / family),
+        "seed_variance": test.seed_variance, "image_variance": test.image_variance,
+        "equivalent": None if margin is None or floor else test.at_most <= margin / 100,
     }  # fmt: skip
 
 
@@ -393,7 +403,7 @@ def _block(one: Comparison, margin: float | None) -> Iterable[str]:
         why = "other images or labels" if one.other_images else "one seed" if len(one.seeds) == 1 else "one image"
         yield f"  => not tested: {why}"
     else:
-        yield from (f"  {line}" for line in conclusion(one.test, one.over, margin))
+        yield from (f"  {line}" for line in conclusion(one.test, one.over, margin, floor=one.floor))
     if one.images:
         yield f"  {OTHER_IMAGES}, which says nothing about the methods:"
     for seed, i in zip(one.seeds, one.images, strict=False):
@@ -402,27 +412,17 @@ def _block(one: Comparison, margin: float | None) -> Iterable[str]:
         yield f"    seed {seed}: agreement {100 * i.agreement:.1f} %, {right}; McNemar {_p(i.p)}"
 
 
-def conclusion(
-    test: SeedsAndImages,
-    over: str,
-    margin: float | None,
-    corrected: float | None = None,
-    family: int = 1,
-    of_two: bool = True,
-) -> Iterable[str]:
-    """What a test comes to: interval and p, what the data exclude, what such data could have shown.
+def conclusion(test: SeedsAndImages, over: str, margin: float | None, floor: bool = False) -> Iterable[str]:
+    """What a test comes to: interval and p, the size that the data do not exclude, what such data could have shown.
 
-    margin: of equivalence in points, if the suite declared one. corrected: p after Holm over a family of so many.
-    of_two: the difference of two methods; False: another contrast.
+    margin: of equivalence in points, if the suite declared one. floor: no side is above a constant classifier.
     """
     yield f"over {over}: 95 % interval {signed(test.low)} to {signed(test.high)}, {_p(test.p)}"
-    p = test.p if corrected is None else corrected
-    after = "" if corrected is None else f"after Holm over {family} {_p(p)}: "
-    zero, most = ("", "they differ by at most") if of_two else (" from 0", "it is at most")
-    different = f"significantly different{zero} (p < {LEVEL:g})"
-    same = f"not significantly different{zero} (p >= {LEVEL:g})"
-    yield f"=> {after}{different if p < LEVEL else same}; {most} {points_up(test.at_most)} points (95 %)"
-    if margin is not None and test.at_most <= margin / 100:
+    different = f"significantly different (p < {LEVEL:g})"
+    same = f"not significantly different (p >= {LEVEL:g})"
+    size = FLOOR if floor else f"they differ by at most {100 * test.at_most:.2f} points (95 %)"
+    yield f"=> {different if test.p < LEVEL else same}; {size}"
+    if margin is not None and test.at_most <= margin / 100 and not floor:
         yield f"=> equivalent within ±{margin:g} points, the margin that the suite declares"
     yield f"a true difference of {points_up(test.detectable())} points would be found with a power of about 0.8"
 
@@ -440,3 +440,8 @@ def points_up(fraction: float) -> str:
 
 def _p(value: float | None) -> str:
     return "p undefined" if value is None else "p < 1e-6" if value < 1e-6 else f"p = {value:.2g}"
+
+
+def p_text(value: float) -> str:
+    """A p value with two digits that matter."""
+    return "< 1e-6" if value < 1e-6 else f"{value:.2g}"

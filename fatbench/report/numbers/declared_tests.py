@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fatbench.report.numbers import statistics
-from fatbench.report.numbers.compare import Measured, conclusion, plain, signed, too_few
+from fatbench.report.numbers.compare import FLOOR, LEVEL, Measured, at_floor, p_text, plain, points_up, signed, too_few
 from fatbench.report.numbers.provenance import attacked_in
 from fatbench.report.numbers.statistics import SeedsAndImages
 from fatbench.store.selection import WORDS
@@ -37,6 +37,7 @@ class Declared:
     precisions: tuple[str, ...] = ()  # of the attacks, one a seed
     test: SeedsAndImages | None = None
     with_images: bool = False  # False: without per-image outcomes, about these images alone
+    floor: bool = False  # whether no accuracy of it is above a constant classifier's
     why: str = ""  # it cannot be tested
     corrected: float = 1.0  # p after Holm's correction over the family
 
@@ -119,7 +120,10 @@ def _tested(
     if len(data) > 1:
         return replace(one, seeds=seeds, why="the cells were measured on other images or labels")
     (n,) = sizes
-    one = replace(one, n=n, seeds=seeds, precisions=tuple(each.precision for each in next(iter(used.values()))))
+    floor = at_floor(each for every in used.values() for each in every)
+    one = replace(
+        one, n=n, seeds=seeds, floor=floor, precisions=tuple(each.precision for each in next(iter(used.values())))
+    )
     bits = {side_metric: [each.outcomes for each in every if each.outcomes] for side_metric, every in used.items()}
     if all(len(every) == len(seeds) for every in bits.values()):
         test = statistics.contrast([(weight, bits[side_metric]) for side_metric, weight in weights.items()], n)
@@ -133,8 +137,8 @@ def shown(found: Sequence[Declared], only: Collection[str] | None) -> Sequence[D
     return found if only is None else [one for one in found if not one.cells.isdisjoint(only)]
 
 
-def as_json(found: Sequence[Declared], margin: float | None) -> list[dict[str, Any]]:
-    """Each comparison as plain data: fractions in [0, 1], unrounded."""
+def as_json(found: Sequence[Declared], margin: float | None, family: int) -> list[dict[str, Any]]:
+    """Each comparison as plain data: fractions in [0, 1], unrounded. family: of how many they are."""
     return [
         {
             "contrast": one.name,
@@ -142,7 +146,7 @@ def as_json(found: Sequence[Declared], margin: float | None) -> list[dict[str, A
                         for (label, metric), weight in one.contrast.weights.items()],
             "row": one.row, "metric": one.metric, "n": one.n, "seeds": list(one.seeds),
             "precisions": list(one.precisions),
-            "test": None if one.test is None else {"over": one.over, **plain(one.test, margin)},
+            "test": None if one.test is None else {"over": one.over, **plain(one.test, margin, family, one.floor)},
             "not_tested": one.why or None, "p_holm": one.corrected,
         }
         for one in found
@@ -157,7 +161,7 @@ def as_text(
     only: Collection[str] | None = None,
     seeds: Collection[int] = (),
 ) -> str:
-    """The family as a heading, what each contrast is, and a block for each comparison.
+    """The answer, one line a comparison, and what the columns and contrasts are.
 
     only: ids of cells, see `shown`. seeds: those of the preset; a test at fewer is said to be one.
     """
@@ -169,23 +173,62 @@ def as_text(
     if not some:
         return f"{family}: none of its {count} matches the filter\n"
     lines = [
-        f"{family} of {count}, as the suite declares it",
+        f"{answer(found)}: {family}, as the suite declares it",
         *([f"{len(some)} of them match the filter"] if len(some) < len(found) else []),
         *([tests.note] if tests.note else []),
-        f"Holm's correction is over all {len(found)}; what cannot be tested counts with p = 1",
-        f"checkpoint: {WORDS[select]}; differences are in points",
+        "",
+        *_table(some, tests.margin, len(found)).splitlines(),
+        "",
+        f"points with the 95 % interval; checkpoint: {WORDS[select]}; what cannot be tested counts with p = 1",
+        f"found: a true difference of this size, with a power of about 0.8, after Holm over {len(found)} (without)",
+        *([f"--: {FLOOR}"] if any(one.floor for one in some) else []),
     ]
-    said = {name: _formula(contrast) for name, contrast in tests.contrasts.items()}
-    lines += [f"{name} = {formula}" for name, formula in said.items() if name != formula]
+    formulas = {name: _formula(contrast) for name, contrast in tests.contrasts.items()}
+    lines += [f"{name} = {formula}" for name, formula in formulas.items() if name != formula]
     if tested := [one.seeds for one in found if one.test is not None]:
         lines += too_few(min(map(len, tested)))
         if not all(set(seeds) <= set(each) for each in tested):
             lines.append(
                 f"not all {len(seeds)} seeds of the preset are tested: testing again as more arrive rejects too often"
             )
-    for one in some:
-        lines += ["", *_block(one, tests.margin, len(found))]
     return "\n".join(lines) + "\n"
+
+
+def answer(found: Sequence[Declared]) -> str:
+    """ "2 of 9 comparisons significant after Holm's correction"."""
+    significant = sum(one.test is not None and one.corrected < LEVEL for one in found)
+    count = f"{significant or 'none'} of {len(found)} comparison{'s' * (len(found) != 1)}"
+    return f"{count} significant after Holm's correction (p < {LEVEL:g})"
+
+
+def _table(found: Sequence[Declared], margin: float | None, family: int) -> str:
+    """A line a comparison; what is alike in all stands in no column."""
+    from tabulate import tabulate
+
+    rows = [{"comparison": one.name, "where": one.row, "evaluated": one.metric, **_told(one, margin, family)}
+            for one in found]  # fmt: skip
+    columns = [name for name in rows[0] if any(row[name] for row in rows)]
+    return tabulate(
+        [[row[name] for name in columns] for row in rows], columns, tablefmt="simple", disable_numparse=True
+    )
+
+
+def _told(one: Declared, margin: float | None, family: int) -> dict[str, str]:
+    """What a comparison comes to, by column."""
+    test = one.test
+    columns = ("points", "at most", "p (Holm)", "found", "over", "images", "seeds", "not tested")
+    if test is None:
+        return {**dict.fromkeys(columns, ""), "p (Holm)": "1", "not tested": one.why}
+    seeds = ", ".join(map(str, one.seeds)) + attacked_in(one.seeds, one.precisions)
+    most = "--" if one.floor else f"{100 * test.at_most:.2f}"
+    if margin is not None and not one.floor and test.at_most <= margin / 100:
+        most += f", within ±{margin:g}"
+    found = f"{points_up(test.detectable(LEVEL / family))} ({points_up(test.detectable())})"
+    texts = (
+        f"{signed(test.mean)} ({signed(test.low)} to {signed(test.high)})", most,
+        p_text(one.corrected), found, one.over, f"{one.n}", seeds, "",
+    )  # fmt: skip
+    return dict(zip(columns, texts, strict=True))
 
 
 def _formula(contrast: Contrast) -> str:
@@ -195,16 +238,3 @@ def _formula(contrast: Contrast) -> str:
         size = "" if abs(weight) == 1 else f"{abs(weight):.3g} "
         terms.append(f"{'-' if weight < 0 else '+'} {size}{label}{f' under {metric}' if metric else ''}")
     return " ".join(terms).removeprefix("+ ")
-
-
-def _block(one: Declared, margin: float | None, family: int) -> Iterable[str]:
-    where = f"{one.name}, {one.row + ', ' if one.row else ''}{one.metric}"
-    if one.test is None:
-        yield f"{where}: not tested, counts with p = 1: {one.why}"
-        return
-    seeds = ", ".join(map(str, one.seeds)) + attacked_in(one.seeds, one.precisions)
-    yield f"{where} ({one.n} images, seeds {seeds}): {signed(one.test.mean)}"
-    yield from (
-        f"  {line}"
-        for line in conclusion(one.test, one.over, margin, one.corrected, family, of_two=one.contrast.of_two)
-    )

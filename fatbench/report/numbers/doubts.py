@@ -51,6 +51,7 @@ WORDS = {  # code -> what is printed; {value}, {against} and {metric} are the do
 }
 PRECISION = frozenset({"tf32", "bf16"})
 MEASURED_WELL = frozenset({"majority", *PRECISION})  # the number is right, and says little
+NOT_ABOVE = frozenset({"diverged", "chance", "majority"})  # a constant classifier
 NOT_LEARNED = frozenset({"diverged", "chance"})  # of a network whose other accuracies mean nothing
 RULE = (
     f"no attack may leave more images right than a weaker one does, up to {SIGMAS:g} standard errors of the difference"

@@ -195,11 +195,8 @@ class SeedsAndImages:
 
     @functools.cached_property
     def at_most(self) -> float:
-        """The smallest margin of equivalence: the true |difference| is below it with 95 % confidence.
-
-        Two one-sided tests of level 0.05 succeed (TOST) for every margin from it on.
-        """
-        return abs(self.mean) + self.half(0.90)
+        """The end of the 95 % interval that is farther from 0: the size that the data do not exclude."""
+        return abs(self.mean) + self.half()
 
     def detectable(self, alpha: float = 0.05) -> float:
         """The smallest true difference that such a comparison finds with power 0.8, at the level alpha."""

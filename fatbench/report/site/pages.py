@@ -25,6 +25,7 @@ from fatbench.report.site import leaderboards as leaderboards
 from fatbench.report.site.drilldown import GridPoint
 from fatbench.report.site.leaderboards import Board
 from fatbench.report.tables.grid import Column, Grid, Row, Value
+from fatbench.store.replicates import SIGN
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.suite.cells import Plan
 from fatbench.suite.files import Suite
@@ -49,6 +50,7 @@ class Part:
     plan: Plan
     grids: list[Grid]
     counts: Counts = field(default_factory=dict)
+    measured: frozenset[str] = frozenset()  # ids of the cells that have run
 
     @property
     def file(self) -> str:
@@ -157,12 +159,14 @@ def site(
             "failed": part.counts.get("failed", 0),
         }  # fmt: skip
         papers.setdefault(paper_of(part.plan.suite), []).append(row)
-    cells = sum(len(part.plan.unique()) for part in parts)
+    planned = {cell.id.partition(SIGN)[0] for part in parts for cell in part.plan.cells}
+    measured = frozenset[str]().union(*(part.measured for part in parts))
     index = html.framed(
         "index.html",
         title="fatbench: results",
         heading="Results",
-        lead=f"{len(parts)} suite{'s' * (len(parts) != 1)} with {cells} cells. A cell is one experiment: data, split,"
+        lead=f"{len(parts)} suite{'s' * (len(parts) != 1)}: {len(measured)} of {len(planned)} cells have run."
+        " A cell is one experiment: data, split,"
         " model, method and seed. Click a number to see the runs behind it.",
         answers=_answers(found),
         papers=papers,
