@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 from fatbench import report
 from fatbench.cli import submit
 from fatbench.cli.app import app
-from fatbench.report.numbers import compare, query
+from fatbench.report.numbers import compare, declared_tests, query
 from fatbench.report.numbers.doubts import NOT_LEARNED, in_words
 from fatbench.report.numbers.frame import frame
-from fatbench.report.site import drilldown
+from fatbench.report.site import drilldown, leaderboards
 from fatbench.store import selection
 from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
@@ -133,3 +133,30 @@ def test_every_committed_network_has_learned(stores: Mapping[str, Store]) -> Non
     specs = [stores["fat-byzantine-cpu"].cells()[cell] for cell in sorted(below["fat-byzantine-cpu"])]
     assert [spec["malicious"]["attack"] for spec in specs] == [{"name": "ipm", "epsilon": 100.0}] * 5
     assert {spec["algorithm"]["aggregator"]["name"] for spec in specs} == {"uniform"}
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "page"),
+    [
+        ("sfat-audit-jpeg75", "cpu", "sfat"), ("sfat-fashion", "cpu", "sfat-fashion"),
+        ("fat-baselines", "cpu", "baselines"), ("fat-transformers-trained-jpeg75", "cpu", "fat-transformers"),
+        ("fat-byzantine", "skew", "byzantine"),
+    ],
+)  # fmt: skip
+def test_a_suite_is_quoted_with_one_sentence(name: str, preset: str, page: str, stores: Mapping[str, Store]) -> None:
+    """Report, `compare --tests` and the site say the same, and its digits stand on the page and in its index."""
+    store = stores[PAGES["rows_of"](name, preset)[0]]
+    suite = files.load(name)
+    plan = suite.plan(preset)
+    of = compare.measured(store, [cell.id for cell in plan.cells], "last").__getitem__
+    found = declared_tests.headline(suite.tests, plan, of)
+    assert found is not None
+    grids = report.build_tables(suite, plan, store)
+    assert found[1] in dict(grids[0].notes)["finding"]
+    (tests,) = [tests for tests in suite.tests if tests.headline]
+    assert found[1] in declared_tests.as_text(declared_tests.run(tests, plan, of), tests, plan, "last")
+    assert found[1] in {board.sentence for board in leaderboards.boards([(suite, plan)], grids, store, "last")}
+    texts = ((RESULTS / f"{file}.md").read_text(encoding="utf-8") for file in (page, "README"))
+    size = re.search(r"at most ([\d.]+) points|is ([\d.]+) points", found[1])
+    told = "neither FedWAvg(1) nor FedAvg is above" if size is None else f"{size[1] or size[2]} points"
+    assert all(told in " ".join(text.split()) for text in texts)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fatbench import whole_file
 from fatbench.cli.common import FIGURES, cell_in, known_format, print_json
 from fatbench.cli.options import Cell, Db, Format, output_folder
-from fatbench.errors import NothingMatched, SpecError, did_you_mean
+from fatbench.errors import FatbenchError, NothingMatched, SpecError, did_you_mean
 from fatbench.store.opening import opened
 
 
@@ -67,9 +68,26 @@ def show_cell(
             {"cell": id, "spec": spec, "stages": of_stages, "numbers": numbers, "runs": runs, "replicates": others}
         )
     else:
-        show.cell(id, spec, stages, numbers, runs)
+        show.cell(id, _name(id, runs), spec, stages, numbers, runs)
         if others:
             print(cell_runs.runs_as_text(others))
+
+
+def _name(id: str, runs: Sequence[Mapping[str, Any]]) -> str:
+    """The labels of a cell in the first suite that ran it and is here: "SFAT, seed 0 (sfat-fashion, preset cpu)"."""
+    from fatbench.store.replicates import SIGN
+    from fatbench.suite import files
+
+    for suite, preset in dict.fromkeys((str(run["suite"]), str(run["preset"])) for run in runs):
+        try:
+            cells = files.load(suite).plan(preset).cells if not files.is_path(suite) else []
+        except FatbenchError:
+            continue
+        for cell in cells:
+            if cell.id == id.partition(SIGN)[0]:
+                labels = ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"])
+                return f"{labels} ({suite}, preset {preset})"
+    return ""
 
 
 def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, format: str) -> None:

@@ -305,51 +305,54 @@ def all_status(counts: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
 
 def cell(
     id: str,
+    name: str,
     spec: Mapping[str, Any],
     stages: Mapping[tuple[str, str], StageRow],
     numbers: Sequence[Mapping[str, Any]],
     runs: Sequence[Mapping[str, Any]],
 ) -> None:
-    """`show CELL`: settings, stages, the last round's numbers, the runs behind them."""
-    import json
+    """`show CELL`: its name, its accuracies and why to doubt them; then settings, stages, the last round, the runs."""
+    from fatbench.report.numbers.cell_facts import settings as settings_of
+    from fatbench.store.stage_names import parsed
 
     console = new_console()
-    console.print(f"cell {id}", style="bold")
-    console.print(json.dumps(spec, indent=2))
-    table = _table("stage", "state", "done", "run", "attack", right=("done", "run"))
-    for (_, name), stage in sorted(stages.items()):
-        state = Text(stage.status, COLOURS.get(stage.status, ""))
-        attack = format_call.full(stage.settings) if stage.settings else ""
-        table.add_row(name, state, f"{stage.round}/{stage.total}", str(stage.run or ""), attack)
-    console.print(table)
+    console.print(f"cell {id}{f': {name}' if name else ''}", style="bold")
+    made = [(parsed(row["stage"]), row) for row in numbers if row["client"] < 0]
+    accuracies = [(stage, row) for stage, row in made if row["metric"] == stage.metric]
     table = _table(
-        "stage", "round", "metric", "client", "value", "n", "run", right=("round", "client", "value", "n", "run")
+        "evaluated", "accuracy", "n", "model of round", "precision", right=("accuracy", "n", "model of round")
     )
-    last = max((row["round"] for row in numbers if row["stage"] == "train"), default=0)
-    for row in numbers:
-        if row["stage"] == "train" and row["round"] != last:
-            continue
-        client = "" if row["client"] < 0 else str(row["client"])
-        table.add_row(
-            row["stage"], str(row["round"]), row["metric"], client, f"{row['value']:.6g}" + "†" * bool(row["doubts"]),
-            str(row["n"] or ""), str(row["run"]),
-        )  # fmt: skip
-    console.print(table)
+    for stage, row in accuracies:
+        accuracy = f"{100 * row['value']:.2f} %{'†' * bool(row['doubts'])}"
+        table.add_row(stage.metric, accuracy, str(row["n"]), str(stage.round), stage.precision)
+    if accuracies:
+        console.print(table)
     for doubt in dict.fromkeys(doubt for row in numbers for doubt in row["doubts"]):
-        console.print(f"† {doubt}", style="red")
-    hidden = sum(row["stage"] == "train" and row["round"] != last for row in numbers)
+        about = dict.fromkeys(row["metric"] for _, row in accuracies if doubt in row["doubts"])
+        console.print(f"† {doubt} ({', '.join(about)})", style="red")
+    for what, text, _ in settings_of(spec):
+        console.print(f"{what}: {text}", soft_wrap=True)
+    table = _table("stage", "state", "done", "run", "attack", right=("done", "run"))
+    for (_, stage_name), stage_row in sorted(stages.items()):
+        state = Text(stage_row.status, COLOURS.get(stage_row.status, ""))
+        attack = format_call.full(stage_row.settings) if stage_row.settings else ""
+        table.add_row(stage_name, state, f"{stage_row.round}/{stage_row.total}", str(stage_row.run or ""), attack)
+    console.print(table)
+    last = max((row["round"] for row in numbers if row["stage"] == "train"), default=0)
+    ends = [row for row in numbers if row["stage"] == "train" and row["round"] == last]
+    table = _table("training, last round", "value", right=("value",))
+    for row in ends:
+        if row["client"] < 0:
+            table.add_row(row["metric"], f"{row['value']:.6g}")
+    console.print(table)
+    hidden = len(numbers) - len(accuracies) - sum(row["client"] < 0 for row in ends)
     if hidden:
-        console.print(f"{hidden} numbers of earlier rounds not shown: --format json has them all", style="dim")
+        console.print(f"{hidden} further numbers, of clients and earlier rounds: --format json", style="dim")
     for run in runs:
         console.print(
-            f"run {run['id']}: {run['stage']} {run['status']}, {run['started']} on {run['host']}, {_slurm(run)}"
-            f"{run['device']}, {run['precision']}, {_path(run)}"
-            f"commit {str(run['commit'])[:12]}{' (modified)' if run['dirty'] else ''}"
+            f"run {run['id']}: {run['stage']} {run['status']}, {run['started']} on {run['host']}, {run['device']},"
+            f" {run['precision']}, {_path(run)}commit {str(run['commit'])[:12]}{' (modified)' if run['dirty'] else ''}"
         )
-
-
-def _slurm(run: Mapping[str, Any]) -> str:
-    return f"SLURM job {run['slurm_job']}, " if run.get("slurm_job") else ""
 
 
 def _path(run: Mapping[str, Any]) -> str:

@@ -100,7 +100,7 @@ def build_tables(
     if store is None:
         empty = Numbers(plan, StoredResults(), select)
         return build(suite, plan, empty, published=published, digits=digits)
-    from fatbench.report.numbers import query, shown_runs
+    from fatbench.report.numbers import compare, declared_tests, query, shown_runs
 
     evaluated = shown_runs.shown(replace(plan, cells=list(evaluated), resolved=False), store).cells
     plan = shown_runs.shown(plan, store)
@@ -110,6 +110,10 @@ def build_tables(
     for grid in grids:
         if said := shown_runs.note(store, [id for _, id in grid.points]):
             grid.notes.append(("replicates", said))
+    if grids and not plan.where and any(tests.headline for tests in suite.tests):
+        of = compare.measured(store, [cell.id for cell in plan.cells], select).__getitem__
+        if (found := declared_tests.headline(suite.tests, plan, of)) is not None:
+            grids[0].notes.append(("finding", f"{found[1]}; fatbench compare {suite.name} --tests"))
     return grids
 
 

@@ -108,6 +108,18 @@ def _contrasts(value: Any, info: ValidationInfo) -> dict[str, Contrast]:
     return found
 
 
+def _headline(value: Any, info: ValidationInfo) -> tuple[str, str, str] | None:
+    """(contrast, metric, row) of what the suite is quoted with: [SFAT - FAT, pgd20], or [.., .., multi-Krum]."""
+    if value is None:
+        return None
+    known = info.data.get("contrasts") or {}
+    if not isinstance(value, list) or len(value) not in (2, 3) or not all(isinstance(one, str) for one in value):
+        raise ValueError(f"expected [contrast, metric] or [contrast, metric, row], got {value!r}")
+    if value[0] not in known:
+        raise ValueError(f"no contrast is named '{value[0]}'{did_you_mean(value[0], known)}")
+    return value[0], value[1], value[2] if len(value) == 3 else ""
+
+
 def _baseline(value: Any, info: ValidationInfo) -> tuple[str, str] | None:
     """(axis, label) of a label that one axis has; it may be a number."""
     return None if value is None else (axis_of([str(value)], None, (info.context or {})["axes"]), str(value))
@@ -132,12 +144,14 @@ class Tests(Node):
     axis: Annotated[str | None, AfterValidator(_known)] = None
     metrics: Some | None = None  # those of the family; default: all that the suite evaluates
     contrasts: Annotated[dict[str, Contrast], PlainValidator(_contrasts)] = Field(default={})
+    headline: Annotated[tuple[str, str, str] | None, PlainValidator(_headline)] = None  # the one that is quoted
     mean_over: Annotated[str | None, AfterValidator(_known)] = None  # an axis; each contrast also as its mean over it
 
     def named(self) -> list[str]:
         """The metrics that it names."""
         own = (metric for contrast in self.contrasts.values() for _, metric in contrast.weights if metric)
-        return list(dict.fromkeys([*(self.metrics or ()), *own]))
+        quoted = [self.headline[1]] if self.headline else []
+        return list(dict.fromkeys([*(self.metrics or ()), *own, *quoted]))
 
     @model_validator(mode="after")
     def _family_of_contrasts(self) -> Tests:

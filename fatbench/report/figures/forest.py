@@ -12,7 +12,8 @@ from fatbench import whole_file
 from fatbench.report.figures.panel_kinds import wrapped
 from fatbench.report.figures.plots import FIXED, TEXT
 from fatbench.report.figures.styles import COLOURS, GREY
-from fatbench.report.numbers.baseline import Difference, attack_name
+from fatbench.report.numbers.baseline import Difference
+from fatbench.report.numbers.compare import attack_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

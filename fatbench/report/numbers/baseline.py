@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fatbench.errors import NothingMatched
-from fatbench.report.numbers import statistics
-from fatbench.report.numbers.compare import LEVEL, Comparison, Measured, Pair, compare, signed
+from fatbench.report.numbers.compare import Comparison, Measured, Pair, compare, sentence
 from fatbench.suite.cells import Plan
 from fatbench.suite.model import Key
 
@@ -30,35 +28,10 @@ class Difference:
 
     def sentence(self) -> str:
         """What it comes to: "SFAT and FAT differ by at most 0.8 points under PGD-20 (95 %, 5 seeds)"."""
-        attack = attack_name(self.comparison.metric)
-        one, few = self.comparison, len(self.comparison.seeds) < statistics.SEEDS_FOR_A_CLAIM
-        seeds = f"{len(one.seeds)} seed{'s' * (len(one.seeds) != 1)}"
-        under = "without an attack" if attack == "natural" else f"under {attack}"
-        size, side = abs(100 * one.difference), "above" if one.difference > 0 else "below"
-        test = one.test
-        if test is None:
-            return f"{self.label} is {size:.1f} points {side} {self.baseline} {under} ({seeds}: not tested)"
-        said = f"95 % interval {signed(test.low)} to {signed(test.high)}, {seeds}"
-        if few and not round(size, 1):
-            return f"{self.label} and {self.baseline} differ by 0.0 points {under} ({said}, too few for a claim)"
-        if few:
-            return f"{self.label} is {size:.1f} points {side} {self.baseline} {under} ({said}, too few for a claim)"
-        if test.p < LEVEL:
-            return f"{self.label} is {size:.1f} points {side} {self.baseline} {under} ({said})"
-        if one.floor:
-            return f"{self.label} and {self.baseline} are no better than the most frequent class {under} ({seeds})"
-        most = f"{100 * test.at_most:.1f}"
-        return f"{self.label} and {self.baseline} differ by at most {most} points {under} (95 %, {seeds})"
-
-
-NAMES = {"cw": "CW", "fgsm": "FGSM", "autoattack": "AutoAttack", "aa": "AutoAttack"}
-
-
-def attack_name(metric: str) -> str:
-    """A metric as papers write it: "PGD-20" of "pgd20"."""
-    if match := re.fullmatch(r"pgd(\d+)", metric):
-        return f"PGD-{match[1]}"
-    return NAMES.get(metric, metric)
+        one = self.comparison
+        p = 1.0 if one.test is None else one.test.p
+        who = (self.label, self.baseline)
+        return sentence(who, one.metric, one.difference, len(one.seeds), one.test, p, one.floor)
 
 
 def differences(

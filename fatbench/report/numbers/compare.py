@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -425,6 +426,46 @@ def conclusion(test: SeedsAndImages, over: str, margin: float | None, floor: boo
     if margin is not None and test.at_most <= margin / 100 and not floor:
         yield f"=> equivalent within ±{margin:g} points, the margin that the suite declares"
     yield f"a true difference of {points_up(test.detectable())} points would be found with a power of about 0.8"
+
+
+NAMES = {"cw": "CW", "fgsm": "FGSM", "autoattack": "AutoAttack", "aa": "AutoAttack"}
+
+
+def attack_name(metric: str) -> str:
+    """A metric as papers write it: "PGD-20" of "pgd20"."""
+    if match := re.fullmatch(r"pgd(\d+)", metric):
+        return f"PGD-{match[1]}"
+    return NAMES.get(metric, metric)
+
+
+def sentence(
+    who: tuple[str, str] | str, metric: str, difference: float, seeds: int, test: SeedsAndImages | None, p: float,
+    floor: bool,
+) -> str:  # fmt: skip
+    """What a comparison comes to: "SFAT and FAT differ by at most 1.0 points under PGD-20 (95 %, 5 seeds)".
+
+    who: (label, that it is compared with), or the name of another contrast. p: of the test, after its correction.
+    """
+    attack = attack_name(metric)
+    under = "without an attack" if attack == "natural" else f"under {attack}"
+    count = f"{seeds} seed{'s' * (seeds != 1)}"
+    size, side = f"{abs(100 * difference):.1f}", "above" if difference > 0 else "below"
+    label, other = (who, "0") if isinstance(who, str) else who
+    told = f"{label} is {size} points {side} {other} {under}"
+    if test is None:
+        return f"{told} ({count}: not tested)"
+    if floor:
+        return f"{label} and {other} are no better than the most frequent class {under} ({count})"
+    interval = f"95 % interval {signed(test.low)} to {signed(test.high)}, {count}"
+    if seeds < statistics.SEEDS_FOR_A_CLAIM:
+        equal = f"{label} and {other} differ by 0.0 points {under}"
+        return f"{equal if size == '0.0' else told} ({interval}, too few for a claim)"
+    if p < LEVEL:
+        return f"{told} ({interval})"
+    most = f"{100 * test.at_most:.1f} points"
+    if isinstance(who, str):
+        return f"{label} changes accuracy {under} by at most {most} (95 %, {count})"
+    return f"{label} and {other} differ by at most {most} {under} (95 %, {count})"
 
 
 def signed(fraction: float) -> str:

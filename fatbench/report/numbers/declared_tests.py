@@ -15,7 +15,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fatbench.report.numbers import statistics
-from fatbench.report.numbers.compare import FLOOR, LEVEL, Measured, at_floor, p_text, plain, points_up, signed, too_few
+from fatbench.report.numbers.compare import (
+    FLOOR,
+    LEVEL,
+    Measured,
+    at_floor,
+    p_text,
+    plain,
+    points_up,
+    sentence,
+    signed,
+    too_few,
+)
 from fatbench.report.numbers.provenance import attacked_in
 from fatbench.report.numbers.statistics import SeedsAndImages
 from fatbench.store.selection import WORDS
@@ -132,6 +143,33 @@ def _tested(
     return replace(one, test=statistics.over_seeds(differences, n, max(map(abs, weights.values()))))
 
 
+def headline(
+    families: Iterable[Tests], plan: Plan, of: Callable[[str], Mapping[str, Measured]]
+) -> tuple[Declared, str] | None:
+    """The comparison that a suite is quoted with, and what it comes to in a sentence; None: none, or not measured."""
+    quoted = (_quoted(tests, run(tests, plan, of)) for tests in families if tests.headline is not None)
+    return next((one for one in quoted if one is not None), None)
+
+
+def _quoted(tests: Tests, found: Sequence[Declared]) -> tuple[Declared, str] | None:
+    """The comparison of a family that its suite is quoted with, in a sentence."""
+    name, metric, row = tests.headline or ("", "", "")
+    for one in found:
+        if (one.name, one.metric) == (name, metric) and row in ("", one.row) and one.test is not None:
+            where, seeds = f"{one.row}: " if one.row else "", len(one.seeds)
+            told = sentence(_sides(one), metric, one.test.mean, seeds, one.test, one.corrected, one.floor)
+            return one, where + told
+    return None
+
+
+def _sides(one: Declared) -> tuple[str, str] | str:
+    """(label, the other) of a difference of two; else the contrast's name."""
+    if not one.contrast.of_two:
+        return one.name
+    first, second = (label for (label, _), _ in sorted(one.contrast.weights.items(), key=lambda item: -item[1]))
+    return first, second
+
+
 def shown(found: Sequence[Declared], only: Collection[str] | None) -> Sequence[Declared]:
     """The comparisons that one of these cells is part of; `only` None: all."""
     return found if only is None else [one for one in found if not one.cells.isdisjoint(only)]
@@ -174,6 +212,7 @@ def as_text(
         return f"{family}: none of its {count} matches the filter\n"
     lines = [
         f"{answer(found)}: {family}, as the suite declares it",
+        *([quoted[1]] if (quoted := _quoted(tests, found)) else []),
         *([f"{len(some)} of them match the filter"] if len(some) < len(found) else []),
         *([tests.note] if tests.note else []),
         "",

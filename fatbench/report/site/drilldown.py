@@ -11,15 +11,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fatbench.errors import FatbenchError
-from fatbench.report.numbers import query
+from fatbench.report.numbers import cell_facts, query
 from fatbench.report.numbers.measurements import Source
 from fatbench.report.tables import number_format, significance
 from fatbench.report.tables.grid import Grid
 from fatbench.store import replicates
 from fatbench.store.selection import PUBLISHED
 from fatbench.store.stage_names import parsed
-from fatbench.suite import format_call, signatures, standard_attacks
+from fatbench.suite import format_call, standard_attacks
 from fatbench.suite.model import Key
 
 if TYPE_CHECKING:
@@ -32,14 +31,6 @@ COSTS = frozenset({*COUNTED, *SENT, "seconds", "edge_memory", "edge_step_flops",
 FIRST = ("monitor", "natural", "val_monitor", "psnr", "train_accuracy", "train_loss")  # of the curves
 MOST = 60  # points of a curve
 LOG = 30  # lines of a log
-# what a setting that is a call is a call of, by where it stands
-KINDS = {
-    "model": "Model", "partition": "Partition", "algorithm": "Algorithm", "augment": "Augment",
-    "diagnostic": "Diagnostic",
-    "algorithm.aggregator": "Aggregator", "algorithm.local.objective": "Objective", "algorithm.objective": "Objective",
-    "algorithm.local.proximal": "Proximal", "algorithm.defence": "Defence", "algorithm.inversion": "Inversion",
-    "monitor": "Attack",
-}  # fmt: skip
 
 
 @dataclass
@@ -156,7 +147,7 @@ def _fill(
         seeds = {cell: int(specs[cell].get("seed") or 0) for cell in known}
         point.seeds = [(seeds[cell], cell, _state(stages.get(cell, []))) for cell in known]
         rows = [row for cell in known for row in stages.get(cell, [])]
-        point.settings = [*_settings(specs[known[0]]), *_attacks(rows)]
+        point.settings = [*cell_facts.settings(specs[known[0]]), *_attacks(rows)]
         point.evaluations = _evaluations(here, int((specs[known[0]].get("algorithm") or {}).get("rounds") or 0))
         point.series = _series(here, seeds)
         point.curves = [(metric, said["heading"]) for metric, said in point.series.items()]
@@ -189,43 +180,6 @@ def _fill(
 def _state(rows: Sequence[StageRow]) -> str:
     """That of a cell: of its first stage that is not done."""
     return next((row.status for row in rows if row.status != "done"), "done" if rows else "not run")
-
-
-def _settings(spec: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
-    """Every setting of a cell: calls with what the function does, then the rest in one line."""
-    rest = {}
-    for name, value in spec.items():
-        if isinstance(value, Mapping):
-            yield from _call(name, value)
-        elif value and name != "seed":
-            rest[name] = value
-    if rest:
-        yield "further", ", ".join(f"{name}={value}" for name, value in rest.items()), ""
-
-
-def _call(path: str, value: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
-    """A call without the calls inside it, which follow it."""
-    inner = {key: one for key, one in value.items() if isinstance(one, Mapping) and f"{path}.{key}" in PARTS}
-    plain = {key: one for key, one in value.items() if key not in inner and one is not None}
-    shown = format_call.full({"name": "", **plain})
-    yield (
-        path.rpartition(".")[2],
-        shown.removeprefix("(").removesuffix(")") if "name" not in plain else shown,
-        _does(path, value),
-    )
-    for key, one in inner.items():
-        yield from _call(f"{path}.{key}", one)
-
-
-PARTS = {"algorithm.local", *(path for path in KINDS if "." in path)}
-
-
-def _does(path: str, value: Mapping[str, Any]) -> str:
-    """The first line of the function's docstring; of a plug-in that is not here, nothing."""
-    if path in KINDS and "name" in value:
-        with suppress(FatbenchError):
-            return signatures.describe(KINDS[path], str(value["name"])).summary
-    return ""
 
 
 def _attacks(rows: Iterable[StageRow]) -> Iterable[tuple[str, str, str]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.errors import FatbenchError
-from fatbench.report.numbers import baseline, compare
+from fatbench.report.numbers import baseline, compare, declared_tests
 from fatbench.report.numbers.baseline import Difference
 from fatbench.report.numbers.compare import Measured
 from fatbench.report.numbers.measurements import Source
@@ -92,7 +92,9 @@ def boards(parts: Sequence[Part], grids: Sequence[Grid], store: Store, select: C
             if (board := _board(task, grid)) is not None:
                 plans = [replace(plan, cells=cells) for _, plan, cells in task.parts.values()]
                 ids = {cell.id for plan in plans for cell in plan.cells}
-                _answer(plans, board, compare.measured(store, ids, select).__getitem__)
+                of = compare.measured(store, ids, select).__getitem__
+                _answer(plans, board, of)
+                board.sentence = _quoted(task, store, select) or board.sentence
                 found.append(board)
     return found
 
@@ -127,6 +129,17 @@ def _answer(plans: Sequence[Plan], board: Board, of: Callable[[str], Mapping[str
         board.sentence = f"{where}: " * bool(where) + one.sentence()
 
 
+def _quoted(task: Task, store: Store, select: Checkpoint) -> str:
+    """What a suite of the task declares that it is quoted with, where its cells are on this board; else nothing."""
+    for suite, plan, cells in task.parts.values():
+        if any(tests.headline for tests in suite.tests):
+            of = compare.measured(store, {cell.id for cell in plan.cells}, select)
+            found = declared_tests.headline(suite.tests, plan, of.__getitem__)
+            if found is not None and found[0].cells <= {cell.id for cell in cells}:
+                return found[1]
+    return ""
+
+
 def _privacy(board: Board) -> str:
     """How many images the strongest attacker names, without a defence and with the best."""
     at = next((i for i, column in enumerate(board.grid.columns) if column.metric == "identification"), None)
@@ -157,7 +170,7 @@ def _grid(task: Task, store: Store, select: Checkpoint) -> Grid | None:
                 # of an attack's headings some speak of their table's rows: "AT, PGD-7", and "server" for natural
                 own = parsed.stage == "train" or (parsed.metric != "natural" and heading not in table.conditions)
                 if not parsed.stage.startswith(("gap", "prior")):
-                    said = heading if own else baseline.attack_name(parsed.metric)
+                    said = heading if own else compare.attack_name(parsed.metric)
                     shown.setdefault(source, (said, table.best[heading]))
     sources = list(task.evaluations) or list(shown)
     try:
@@ -167,7 +180,7 @@ def _grid(task: Task, store: Store, select: Checkpoint) -> Grid | None:
     (table,) = suite.tables
     names: dict[str, str] = {}
     for source in sources:
-        heading = shown.get(source, (baseline.attack_name(source), ""))[0]
+        heading = shown.get(source, (compare.attack_name(source), ""))[0]
         if heading in names.values():
             heading = Source.parse(source).metric.replace("_", " ")
         names[source] = source if heading in names.values() else heading

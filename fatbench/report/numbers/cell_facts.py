@@ -1,0 +1,40 @@
+"""What is known of a cell in words, for `fatbench show` and its page: every setting, and what the function does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fatbench.errors import FatbenchError
+from fatbench.suite import calls, format_call
+
+
+def settings(spec: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
+    """(what, the call, what it does) of every setting that is a call, then the rest in one line.
+
+    A cell that calls a function which is not here has its calls without what they do.
+    """
+    try:
+        cell: Mapping[str, Any] = calls.call("Experiment", spec)
+    except FatbenchError:
+        cell = spec
+    rest = {}
+    for name, value in cell.items():
+        if isinstance(value, Mapping):
+            yield from _call(name, value)
+        elif value and name != "seed":
+            rest[name] = value
+    if rest:
+        yield "further", ", ".join(f"{name}={value}" for name, value in rest.items()), ""
+
+
+def _call(name: str, value: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
+    """A call without the calls inside it, which follow it; an attack stays inside what it is of."""
+    parts = value.nested if isinstance(value, calls.Call) else {}
+    inner = {key: one for key, one in parts.items() if one.kind != "Attack"}
+    plain = {key: one for key, one in value.items() if key not in inner and one is not None}
+    text = format_call.full({"name": "", **plain})
+    does = value.signature.summary if isinstance(value, calls.Call) and "name" in value else ""
+    yield name, text if "name" in plain else text.removeprefix("(").removesuffix(")"), does
+    for key, one in inner.items():
+        yield from _call(key, one)
