@@ -325,10 +325,12 @@ def test_the_range_over_clients_is_the_best_less_the_worst(tmp_path: Path) -> No
     text = SUITE.replace("train:train_accuracy[1]", "train:train_accuracy[range]")
     found = written(tmp_path, text)
     plan = found.plan("paper", seeds=[6])
-    values = {0: 0.9, 2: 0.4, 4: 0.7, -1: 0.1}
+    values = {0: 0.9, 2: 0.4, 4: 0.7, -1: 0.1}  # of five clients; epochs and classes may be more
     rows = [number(c, "train", "train_accuracy", 3, v, 10, client=k) for c in plan.cells for k, v in values.items()]
     grid = build(found, plan, rows)[1]
     assert at(grid, "FAT", "client 1").mean == 0.5
+    more = [number(c, "train", "train_accuracy", 3, 0.2, 10, client=9) for c in plan.cells]
+    assert at(build(found, plan, rows + more)[1], "FAT", "client 1").mean == pytest.approx(0.7)
     assert next(column for column in grid.columns if column.heading == "client 1").metric == "train_accuracy[range]"
     assert at(build(found, plan, [])[1], "FAT", "client 1").mean is None
 
@@ -381,6 +383,15 @@ def test_a_published_flag_marks_the_column_it_names(paper: list[Grid]) -> None:
         ("a", "as published: iid_natural is 68.43 in another table"),
         ("°", "the best of its column, not tested: no per-image outcomes"),
     ]
+
+
+def test_a_published_number_that_a_constant_has_is_marked(tmp_path: Path) -> None:
+    """CIFAR-10 has ten classes of 1,000 test images each: 9.58 % is below a network that always says the same."""
+    low = written(tmp_path, published=PUBLISHED.replace("32.58", "9.58"))
+    grid = build(low, low.plan("paper"), [])[0]
+    value = at(grid, "FAT", "PGD-20", "Non-IID")
+    assert (value.published_flag, value.published_mark) == ("not above a constant classifier, 10 %", "a")
+    assert at(grid, "FAT", "natural", "Non-IID").published_flag == ""
 
 
 def test_rows_on_other_data_are_not_compared(tmp_path: Path) -> None:

@@ -219,6 +219,8 @@ class Numbers:
         self.by_key: dict[tuple[str, str, str, int, int], tuple[float, int]] = {}
         self.measured = Counter(row["stage"] for row in stored.rows)  # stage -> numbers of all cells
         self.by_client: dict[tuple[str, str], list[float]] = {}  # (cell, metric) -> one a client, over all rounds
+        # (cell, metric, round) -> the value and n of each client, class or epoch
+        self.indexed: dict[tuple[str, str, int], list[tuple[float, int]]] = {}
         self.series: dict[tuple[str, str], dict[int, float]] = {}
         self.priors: dict[tuple[str, str], dict[int, float]] = {}  # (cell, stage) -> client -> accuracy
         self.last = {cell.id: int(cell.spec["algorithm"]["rounds"]) for cell in plan.cells}
@@ -235,6 +237,8 @@ class Numbers:
             if stage == "train":
                 if metric in monitored and client == -1:
                     self.series.setdefault((cell, metric), {})[round] = row["value"]
+                if client >= 0:
+                    self.indexed.setdefault((cell, metric, round), []).append((row["value"], row.get("n") or 0))
                 if metric.endswith("_client"):
                     self.by_client.setdefault((cell, metric), []).append(row["value"])
             elif metric == PRIOR:
@@ -263,13 +267,12 @@ class Numbers:
         if source.stage == "train":
             round = source.round or self.last[cell.id]
             if source.client == RANGE:
-                every = (self.find(cell, replace(source, client=k)) for k in range(clients([cell], source)))
-                found = [one for one in every if one is not None]
-                value = range_of([one.value for one in found])
-                return None if value is None else Measurement(value, sum(one.n for one in found), ("train",))
+                found = self.indexed.get((cell.id, source.metric, round), [])
+                value = range_of([one for one, _ in found])
+                return None if value is None else Measurement(value, sum(n for _, n in found), ("train",))
             row = self.by_key.get((cell.id, "train", source.metric, round, source.client))
             if row is None:
-                return self._interval(cell.id, source.metric)
+                return self._interval(cell.id, source.metric) if source.client == -1 else None
             return Measurement(row[0], row[1], ("train",))
         if source.stage == "gap":
             best = self._evaluations(cell, "best-test").get(source.metric)

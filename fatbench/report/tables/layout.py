@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from fatbench.data.catalogue import CATALOGUE
 from fatbench.report.numbers import provenance
 from fatbench.report.numbers.doubts import Doubt, with_seeds
 from fatbench.report.numbers.measurements import (
@@ -44,7 +45,7 @@ from fatbench.report.tables.grid_points import (
 )
 from fatbench.report.tables.notes import as_published, checkpoint, footnotes, notes
 from fatbench.store.stage_names import parsed
-from fatbench.suite import cost
+from fatbench.suite import cost, facts
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.external_models import describe_model
 from fatbench.suite.files import Suite
@@ -198,12 +199,25 @@ def _beside_published(
         return
     said = {**point, SERIES: heading}
     value.published, value.published_std, value.published_flag = lookup.find(said, heading)
+    floor = _no_better_than_a_constant(cells[0], source, value.published)
+    value.published_flag = "; ".join(filter(None, (value.published_flag, floor)))
     least, most = lookup.range(said, heading) or (None, None)
     value.published_most = most if most != least else None
     ours = source.checkpoint(request.numbers.select)
     value.published_select = lookup.select if ours else ""
     value.formula = lookup.formula and value.published is not None
     value.comparable = as_published(request.plan, cells) and value.published_select == ours
+
+
+def _no_better_than_a_constant(cell: Cell, source: Source, published: float | None) -> str:
+    """What is doubtful about a published accuracy on balanced classes: a constant classifier has as much."""
+    judged = [one.attack for one in cell.evaluations if source.stage == "evaluation" and source.shows(one)]
+    known = CATALOGUE.get(cell.spec["data"]["name"])
+    if published is None or known is None or not known.balanced or not known.classes:
+        return ""
+    if not any(facts.role(attack) in ("natural", "attack") for attack in judged) or published > 1 / known.classes:
+        return ""
+    return f"not above a constant classifier, {100 / known.classes:g} %"
 
 
 def _columns(request: _TableRequest, rows: Sequence[Row], percent_digits: int) -> list[Column]:
