@@ -69,7 +69,7 @@ def test_an_attack_may_ask_which_images_it_holds() -> None:
 
     for attack in (from_a_file, functools.partial(twice, attack=from_a_file)):
         chunks = accuracy.attacked(on(), STATE, IMAGES, LABELS, attack, ("x",), batch=2, start=2)
-        assert torch.cat([bits for _, bits, _ in chunks]).tolist() == [True, False, True]  # black, black, white
+        assert torch.cat([chunk.correct for chunk in chunks]).tolist() == [True, False, True]  # black, black, white
 
 
 class Dual(nn.Module):
@@ -113,8 +113,12 @@ def test_the_model_is_judged_in_eval_mode_on_what_the_attack_made_of_the_images(
     """In chunks of two: colours inverted, so what was right is wrong. A later start gives the same later chunks."""
     seen: list[tuple[bool, float, Tensor, Tensor, int]] = []
     chunks = list(accuracy.attacked(on(), STATE, IMAGES, LABELS, negative(seen), ("evaluate", "x"), batch=2))
-    assert [(first, bits.tolist()) for first, bits, _ in chunks] == [(0, [False] * 2), (2, [True] * 2), (4, [False])]
-    losses = torch.cat([loss for *_, loss in chunks])
+    assert [(chunk.first, chunk.correct.tolist()) for chunk in chunks] == [
+        (0, [False] * 2),
+        (2, [True] * 2),
+        (4, [False]),
+    ]
+    losses = torch.cat([chunk.losses for chunk in chunks])
     assert losses.dtype == torch.float64
     assert losses.tolist() == pytest.approx([WRONG, WRONG, RIGHT, RIGHT, WRONG], rel=1e-6)
     assert [(training, scale, len(x), seed) for training, scale, x, _, seed in seen] == [
@@ -123,7 +127,7 @@ def test_the_model_is_judged_in_eval_mode_on_what_the_attack_made_of_the_images(
     assert torch.cat([x for _, _, x, _, _ in seen]).flatten().tolist() == [0, 1, 1, 0, 1]
     assert torch.equal(torch.cat([y for *_, y, _ in seen]), LABELS)
     later = list(accuracy.attacked(on(), STATE, IMAGES, LABELS, negative(seen), ("evaluate", "x"), batch=2, start=2))
-    assert [(first, bits.tolist()) for first, bits, _ in later] == [(2, [True] * 2), (4, [False])]
+    assert [(chunk.first, chunk.correct.tolist()) for chunk in later] == [(2, [True] * 2), (4, [False])]
     assert [seed for *_, seed in seen[3:]] == [stream(2), stream(4)]
 
 
@@ -131,7 +135,7 @@ def test_an_attack_computed_on_another_model_is_judged_by_ours() -> None:
     seen: list[tuple[bool, float, Tensor, Tensor, int]] = []
     other = on(), {"scale": torch.tensor(7.0)}
     chunks = accuracy.attacked(on(), STATE, IMAGES, LABELS, negative(seen), ("x",), batch=5, origin=other)
-    assert [bits.tolist() for _, bits, _ in chunks] == [[False, False, True, True, False]]
+    assert [chunk.correct.tolist() for chunk in chunks] == [[False, False, True, True, False]]
     assert [(training, scale) for training, scale, *_ in seen] == [(False, 7.0)]
 
 
@@ -161,6 +165,18 @@ def test_images_without_a_gradient_are_counted(batch: int) -> None:
     model = Dead()
     problem = Problem(model, IMAGES, LABELS, [], 2, 3, torch.device("cpu"), path="reference")
     assert accuracy.zero_gradients(problem, STATE, IMAGES, LABELS, batch) == 2 / 5
+
+
+def test_a_gradient_that_is_nan_is_none() -> None:
+    """It moves no image: the branch that is not taken hands NaN back."""
+
+    class Broken(Threshold):
+        def forward(self, x: Tensor) -> Tensor:
+            logits = super().forward(x)
+            return torch.where(logits < 1e9, logits, logits * math.nan)
+
+    problem = Problem(Broken(), IMAGES, LABELS, [], 2, 3, torch.device("cpu"), path="reference")
+    assert accuracy.zero_gradients(problem, STATE, IMAGES, LABELS) == 1
 
 
 def test_a_gradient_that_is_nowhere_positive_is_one() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fatbench.engine.accuracy import unpacked
+from fatbench.engine.outcomes import Seen
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, Unavailable
 from fatbench.runner import attacking, checkpoints
@@ -328,14 +329,15 @@ def ready_of(malicious: Any = None) -> Any:
         labels=torch.tensor([0, 0, 1, 2]), shards=[torch.tensor([0, 1, 2]), torch.tensor([3])], malicious=malicious
     )
     images = torch.arange(12)[:, None, None, None].to(torch.uint8)
-    return SimpleNamespace(test=(images, LABELS), problem=problem, classes=3, data={"name": "x"}, doubts=())
+    return SimpleNamespace(test=(images, LABELS), problem=problem, classes=3, data={"name": "x"}, doubts={})
 
 
 class Judged:
     """In place of `accuracy.attacked` and `zero_gradients`: right is what RIGHT says of a model."""
 
     def __init__(self, patch: pytest.MonkeyPatch):
-        self.asked, self.looked, self.now = list[Any](), list[Any](), 50.0
+        self.asked, self.looked, self.now, self.seen = list[Any](), list[Any](), 50.0, Seen()
+        patch.setattr("fatbench.engine.plausible.doubts", lambda *given: [])
         patch.setattr("fatbench.engine.accuracy.attacked", self)
         patch.setattr("fatbench.engine.accuracy.zero_gradients", self.dead)
         patch.setattr(attacking, "time", SimpleNamespace(perf_counter=lambda: self.now))
@@ -347,7 +349,7 @@ class Judged:
         for first in range(start, 10, batch):
             self.now += 2
             part = RIGHT[model["name"]][first : first + batch]
-            yield first, torch.tensor([bit == "1" for bit in part]), None
+            yield first, torch.tensor([bit == "1" for bit in part]), None, self.seen
 
     def dead(self, problem: Any, model: Any, images: Tensor, labels: Tensor) -> float:
         self.looked.append((problem, model, images.flatten().tolist(), labels.tolist()))
@@ -383,13 +385,15 @@ def test_an_attack_on_every_client_s_model_is_stopped_and_goes_on(judged, machin
 
     A malicious client has no accuracy of its own images.
     """
+    judged.seen = Seen(unclassed=1, distance=0.5)  # of each chunk
     events, ready = list[Event](), ready_of(SimpleNamespace(numbers=(1,)))
     loaded = _Loaded(ready, 6, 3, {0: M["first"], 1: M["second"]})
     stage = begun(store, machine, FGSM)
     at = turn(store, machine, events.append, lambda: events[-1].round == 14)
     assert _attack(stage, at, loaded, machine) == "interrupted"
     row = store.stages()[JOB.cell, stage.name]
-    assert (row.status, row.round, row.total, row.record) == ("interrupted", 14, 20, {"model": "m3"})
+    assert (row.status, row.round, row.total) == ("interrupted", 14, 20)
+    assert row.record == {"model": "m3", "seen": asdict(Seen(4, 0, 0.5, 0.0))}
     assert _attack(begun(store, machine, FGSM), at, loaded, machine) == "done"
     key = ("evaluate", FGSM.id, 3)
     assert judged.asked == [
@@ -413,6 +417,7 @@ def test_an_attack_on_every_client_s_model_is_stopped_and_goes_on(judged, machin
     assert found(store, stage.name) == {
         ("fgsm", -1): (0.4, 10), ("fgsm", 0): (0.6, 10), ("fgsm", 1): (0.2, 10), ("seconds", -1): (4.0, 0),
         ("prior_accuracy", 0): (pytest.approx(2 / 3 * 2 / 4 + 1 / 3 * 2 / 3), 10),
+        ("flag_outputs_are_not_finite", -1): (6.0, 0), ("flag_an_attack_leaves_its_radius", -1): (0.5, 0),
     }  # fmt: skip
     for run in (run for run in store.runs() if run["stage"] == stage.name):
         assert (run["data"], run["microbatch"]) == ({"name": "x"}, 6) and run["attack"].startswith("fatbench ")
@@ -421,7 +426,7 @@ def test_an_attack_on_every_client_s_model_is_stopped_and_goes_on(judged, machin
 def test_clean_images_say_what_is_doubtful_about_a_model(judged, machine, store, monkeypatch) -> None:
     """Gradients of the first six images; the most frequent of the first ten labels is 0, four times."""
     ready, asked = ready_of(), list[Any]()
-    ready.doubts = ("c of d",)
+    ready.doubts = {"c of d": 3.0}
     monkeypatch.setattr("fatbench.engine.plausible.doubts", lambda *given: asked.append(given) or ["a b"])
     at = turn(store, machine)
     at = replace(at, job=replace(JOB, spec={"seed": 7, "evaluated": {"outputs": "logits"}}))
@@ -430,7 +435,7 @@ def test_clean_images_say_what_is_doubtful_about_a_model(judged, machine, store,
     numbers = found(store, stage.name)
     assert {key: value for key, value in numbers.items() if key[0] != "prior_accuracy"} == {
         ("natural", -1): (0.6, 10), ("seconds", -1): (2.0, 0), ("zero_gradients", -1): (0.25, 6),
-        ("chance", -1): (0.4, 10), ("flag_a_b", -1): (1.0, 0), ("flag_c_of_d", -1): (1.0, 0),
+        ("chance", -1): (0.4, 10), ("flag_a_b", -1): (1.0, 0), ("flag_c_of_d", -1): (3.0, 0),
         ("flag_2_uploads_were_not_finite_and_were_left_out", -1): (1.0, 0),
     }  # fmt: skip
     assert {key for key in numbers if key[0] == "prior_accuracy"} == {("prior_accuracy", 0), ("prior_accuracy", 1)}

@@ -124,6 +124,20 @@ def test_laplace_noise_has_its_size_and_the_gradient_is_cut_in_l1():
     assert float(noise.std()) == pytest.approx(math.sqrt(2), rel=0.08)
 
 
+def test_pruning_drops_as_many_entries_as_it_says_where_they_are_equal():
+    """Half of four is two, whatever else is as small; of the equal ones the first."""
+    for entries, expected in (
+        ([1.0, -1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0]),
+        ([2.0, 1.0, -1.0, 1.0], [2.0, 0.0, 0.0, 1.0]),
+        ([0.0, 0.0, 0.0, 5.0], [0.0, 0.0, 0.0, 5.0]),
+    ):
+        sent, _ = DEFENCES["pruning"]({"w": torch.tensor(entries)}, AT, fraction=0.5)
+        assert sent["w"].tolist() == expected
+    steps = torch.arange(1000).remainder(7).sub(3.0).reshape(10, 100)  # a seventh of them zero
+    sent, _ = DEFENCES["pruning"]({"w": steps}, AT, fraction=0.9)
+    assert sent["w"].count_nonzero() == 100 and sent["w"].abs().amax() == 3
+
+
 def test_pruning_keeps_the_largest():
     sent, mask = DEFENCES["pruning"]({"w": torch.tensor([3.0, -1.0, 0.5, -4.0])}, AT, fraction=0.5)
     assert mask is None

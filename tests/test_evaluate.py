@@ -28,7 +28,7 @@ from fatbench.report.numbers.statistics import wilson
 from fatbench.runner import evaluate_external
 from fatbench.runner.checkpoints import load_model
 from fatbench.store.stages import Store
-from fatbench.suite import cells, external_models, files
+from fatbench.suite import cells, external_models, files, signatures
 from fatbench.suite.external_models import Model
 
 ROOT = Path(__file__).parent.parent
@@ -49,6 +49,29 @@ def noisy():
 
 def two():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+
+class Odd(nn.Sequential):
+    def __init__(self, how):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+        self.how = how
+
+    def forward(self, x):
+        if self.how == "centred":
+            return super().forward(x - x.mean(0))
+        if self.how == "cut":
+            return super().forward(x.detach())
+        level = (x * 0.4 + 0.3) * 16
+        attacked = ((level - level.round()).abs() > 0.06).flatten(1).any(1)
+        return super().forward(x).masked_fill(attacked[:, None], float("nan"))
+
+def centred():
+    return Odd("centred")
+
+def cut():
+    return Odd("cut")
+
+def fragile():
+    return Odd("fragile")
 
 def broken():
     raise KeyError("no such layer")
@@ -295,6 +318,48 @@ def test_doubts_are_said_and_stand_in_the_table(here: Path, run: Run, options: s
     assert code == 0
     assert flag in out and flag in err
     assert advice is None or advice in err
+
+
+def test_nan_under_attack_is_wrong_and_marked(here: Path, run: Run) -> None:
+    """It was counted as class 0: FGSM of one in ten. Only attacked images leave the seventeen levels of the data."""
+    code, out, err = run(f"{MINE.replace(':make', ':fragile')} --attack fgsm --attack pgd20 --strict")
+    natural, *attacked = next(line for line in out.splitlines() if line.startswith("| my.pt")).split("|")[2:-1]
+    assert float(natural) > 90 and [cell.strip() for cell in attacked] == ["0.00†", "0.00†"]
+    assert code == 6 and "† outputs of 40 images are not finite: they count as wrong" in out
+    assert "--strict: " in err and "outputs of 40 images" in err
+
+
+@pytest.mark.parametrize("batch", [1, 7, 40])
+def test_a_network_that_looks_at_the_batch_is_doubted_at_every_size(here: Path, run: Run, batch: int) -> None:
+    code, out, err = run(f"{MINE.replace(':make', ':centred')} --attack fgsm --batch {batch} --strict")
+    assert code == 6 and f"† {plausible.BATCH}" in out and "no image's outcome is its own" in err
+
+
+def test_a_network_without_a_gradient_has_its_natural_accuracy(here: Path, run: Run) -> None:
+    code, out, err = run(f"{MINE.replace(':make', ':cut')} --attack pgd20")
+    natural, attacked = next(line for line in out.splitlines() if line.startswith("| my.pt")).split("|")[2:-1]
+    assert code == 1 and float(natural) > 90 and attacked.strip() == "--"
+    assert "the network's outputs have no gradient by the images" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("made", "marks"),
+    [
+        ("x + 0.3 * (1 - 2 * x).sign()", ["an attack moves an image by 0.3, beyond its radius"]),
+        ("x + 0.03", ["an attack leaves the pixel range by 0.03"]),
+        ("x / 0 * 0", ["40 attacked images are not finite", "outputs of 40 images are not finite"]),
+    ],
+)
+def test_an_attack_that_leaves_its_ball_is_marked(here: Path, run: Run, made: str, marks: list[str]) -> None:
+    (here / "attacks.py").write_text(
+        "def mine(model, x, y, generator, *, eps: float = 0.03):\n"
+        f'    """Moves."""\n    return {made}\n\n\nATTACKS = {{"mine": mine}}\n'
+    )
+    try:
+        code, out, err = run(f"{MINE} --attack mine --plugin attacks.py --strict")
+    finally:
+        signatures.drop_plugins([here / "attacks.py"])
+    assert code == 6 and all(mark in out and mark in err for mark in marks)
 
 
 def test_a_model_at_chance_is_said_to_be(here: Path, run: Run) -> None:

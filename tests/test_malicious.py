@@ -21,11 +21,12 @@ from fatbench.engine.cohort import train_cohort
 from fatbench.engine.fast import clients as fast
 from fatbench.engine.local import Client, LocalTraining, trainable
 from fatbench.engine.malicious import Malicious, deal, finite
+from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.randomness import generator
-from fatbench.engine.rounds import State
+from fatbench.engine.rounds import Context, Problem, State
 from fatbench.errors import SpecError
 from fatbench.methods.adversaries import ADVERSARIES, patched
-from fatbench.methods.aggregators import uniform
+from fatbench.methods.aggregators import AGGREGATORS, uniform
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.methods.attacks import ATTACKS
 from fatbench.report import render
@@ -231,6 +232,41 @@ def test_uploads_that_are_not_finite_are_left_out_and_counted() -> None:
     assert [(update.client, update.refused) for update in updates] == [(0, 1), (2, 1)]
     (alone,) = train_cohort(broken, start(on).model, [1], 0, local())
     assert alone.refused == 0 and not finite(alone.model)  # nobody else is left
+
+
+def with_a_client_that_breaks(aggregator: Any) -> tuple[Problem, list[Any]]:
+    """Five honest clients, of which the second trains at a rate that no float survives."""
+    on = problem(clients=5)
+    every = [0, 1, 2, 3, 4]
+    broken = {1: local(lr=1e38, epochs=3)}
+    return on, train_cohort(on, start(on).model, every, 0, local(), aggregator=aggregator, locals=broken)
+
+
+ROBUST = {
+    "krum": {"byzantine": 1}, "multi_krum": {"byzantine": 1}, "trimmed_mean": {"byzantine": 1},
+    "geometric_median": {}, "coordinate_median": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "settings"), ROBUST.items())
+def test_a_robust_aggregator_leaves_out_what_is_not_finite_without_a_malicious_client(
+    name: str, settings: dict[str, Any]
+) -> None:
+    """Krum chose the client whose distances are NaN, and the geometric median ended in an error."""
+    aggregator = functools.partial(AGGREGATORS[name], **settings)
+    on, updates = with_a_client_that_breaks(aggregator)
+    assert [(update.client, update.refused) for update in updates] == [(0, 1), (2, 1), (3, 1), (4, 1)]
+    mixing = aggregate(aggregator, updates, Context(0, 3, on, start(on).model, {}, 0.05))
+    assert finite(mixing.model or mix(updates, mixing, start(on).model, on.model))
+
+
+@pytest.mark.parametrize("aggregator", [
+    None, AGGREGATORS["samples"], functools.partial(AGGREGATORS["trimmed_mean"], byzantine=0),
+    functools.partial(AGGREGATORS["norm_clipping"], bound=1.0),
+])  # fmt: skip
+def test_one_that_says_of_itself_that_it_bears_none_gets_every_upload(aggregator: Any) -> None:
+    _, updates = with_a_client_that_breaks(aggregator)
+    assert len(updates) == 5 and not finite(updates[1].model)
 
 
 def test_data_are_changed_where_they_are_dealt_and_nobody_elses() -> None:

@@ -170,12 +170,17 @@ def _checkpoint(
     from fatbench.runner import evaluate_checkpoint as evaluating
 
     results = evaluating.checkpoint(file, attack or ["natural"], n, batch, options)
+    for row in results:
+        row["doubts"] = in_words(Doubt(kind.replace(" ", "_"), amount) for kind, amount in row["doubts"].items())
     if format == "json":
         print_json({"checkpoint": str(file), "results": results})
     else:
         from fatbench.cli import show
 
         show.evaluation(results)
+    for row in results:
+        for words in row["doubts"]:
+            print(f"fatbench: {row['label']}: {words}", file=sys.stderr)
 
 
 def _numbers(option: str, text: str | None) -> tuple[float, ...]:

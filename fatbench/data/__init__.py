@@ -7,7 +7,8 @@ numpy comes with the first reader that is called. `catalogue` has the facts, `di
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,7 +30,7 @@ class Dataset:
 
     `writers` and `test_writers` (N,) int64 say whose example each is (CelebA: the celebrity's number), or None.
     `fingerprint` is the SHA-256 over all arrays; `variant` the name the suite gave to other files than the published;
-    `doubts` what is doubtful about the arrays, a few words each.
+    `doubts` what is doubtful about the arrays, in a few words -> how many.
     """
 
     train_images: NDArray[np.uint8]
@@ -42,7 +43,7 @@ class Dataset:
     name: str
     variant: str | None
     fingerprint: str
-    doubts: tuple[str, ...] = ()
+    doubts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -218,9 +218,9 @@ def question(
     data: Loaded | Dataset,
     shape: tuple[int, int, int] | None = None,
     gaps: bool = True,
-    before: tuple[str, ...] | None = None,
-) -> tuple[str, ...]:
-    """What is doubtful about the arrays, in a few words each, whichever reader they came from.
+    before: Mapping[str, float] | None = None,
+) -> Mapping[str, float]:
+    """What is doubtful about the arrays, in a few words -> how many, whichever reader they came from.
 
     shape: (C, H, W) that the set is known to have. gaps: a class may be without training images. before: the answer of
     the time before, for which all pixels were read. DamagedData: what cannot be right, such as labels beyond the
@@ -261,7 +261,7 @@ def question(
     count, n = shared(data.train_images, data.test_images), len(data.test_images)
     if count >= LEAKED * n:
         raise DamagedData(f"{where}: {count:,} of {n:,} test images are training images: no test set")
-    return (f"{count:,} of {n:,} test images are training images",) if count > SHARED * n else ()
+    return {"test images are training images": float(count)} if count > SHARED * n else {}
 
 
 def _layout(images: Images) -> str | None:

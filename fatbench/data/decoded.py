@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -58,15 +58,15 @@ class Decoded:
 
     parts: tuple[Images, ...]
     sha256: str  # over the files, in order, and how they were decoded
-    doubts: tuple[str, ...] | None  # as kept beside the array; None: they were not asked for yet
+    doubts: Mapping[str, float] | None  # as kept beside the array; None: they were not asked for yet
     folder: Path | None  # of the array; None: it is in memory
 
-    def keep(self, doubts: tuple[str, ...]) -> None:
+    def keep(self, doubts: Mapping[str, float]) -> None:
         """Keep beside the array what is doubtful about the set, so that all of it need not be read again."""
         if self.folder is not None and self.doubts is None:
             with contextlib.suppress(OSError):
                 part = self.folder / f"doubts.{os.getpid()}"
-                part.write_text(json.dumps(doubts))
+                part.write_text(json.dumps(dict(doubts)))
                 part.rename(self.folder / "doubts.json")
 
 
@@ -129,7 +129,7 @@ def _mapped(folder: Path, parts: Sequence[Sequence[Path]], sha256: str, size: in
     if array.shape != (sum(map(len, parts)), 3, size, size) or array.dtype != np.uint8:
         raise ValueError(f"{folder}: another array")
     kept = folder / "doubts.json"
-    doubts = tuple(json.loads(kept.read_text())) if kept.is_file() else None
+    doubts = dict(json.loads(kept.read_text())) if kept.is_file() else None
     return Decoded(_cut(array, parts), sha256, doubts, folder)
 
 

@@ -1,22 +1,23 @@
 """Accuracy under attack, kept per example: which of n images a model still classifies correctly.
 
-Bits are True where the model is right on the attacked image. The outcome is always taken in float32, whatever the
-precision of the attack, so a low-precision success that float32 does not confirm is not counted.
+Bits are True where the model is right on the attacked image (`outcomes.right`). The outcome is always taken in float32,
+whatever the precision of the attack, so a low-precision success that float32 does not confirm is not counted.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fatbench.engine.gradients import cross_entropy, gradient_of, logits_of, part_of
+from fatbench.engine.gradients import NoGradient, cross_entropy, gradient_of, logits_of, part_of
 from fatbench.engine.inject import granted
 from fatbench.engine.local import load, pixels, precision_context
+from fatbench.engine.outcomes import Seen, ball, right
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Problem, Tensors
 
@@ -32,6 +33,15 @@ def natural(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) 
     return x
 
 
+class Chunk(NamedTuple):
+    """Images in a row that were judged: where they begin, and of each what is kept, on the CPU."""
+
+    first: int
+    correct: Tensor  # (b,) bool
+    losses: Tensor  # (b,) float64, cross-entropy
+    seen: Seen
+
+
 def attacked(
     problem: Problem,
     state: Tensors,
@@ -43,8 +53,8 @@ def attacked(
     batch: int,
     start: int = 0,
     origin: tuple[Problem, Tensors] | None = None,
-) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Chunks (start, correct (b,) bool, cross-entropy (b,) float64, both on the CPU) of `batch` images from `start` on.
+) -> Iterator[Chunk]:
+    """Chunks of `batch` images from `start` on.
 
     images (n, C, H, W) uint8, labels (n,). The attack's randomness is keyed by `key` and the chunk's first image, so
     a stage that was interrupted goes on as if it had not been. origin: the model that the attack is computed on, where
@@ -53,6 +63,7 @@ def attacked(
     """
     model = load(problem, state).eval()
     computed_on = model if origin is None else load(*origin).eval()
+    allowed = ball(attack)
     for first in range(start, len(labels), batch):
         x, y = pixels(problem, images[first : first + batch]), labels[first : first + batch]
         noise = generator(problem.seed, *key, first, device=problem.device)
@@ -61,7 +72,23 @@ def attacked(
             adversarial = attack(computed_on, x, y, noise, **granted(attack, {"index": places}))
         with torch.no_grad():
             logits = logits_of(model, adversarial).double()
-        yield first, (logits.argmax(1) == y).cpu(), F.cross_entropy(logits, y, reduction="none").cpu()
+        losses = F.cross_entropy(logits, y, reduction="none").cpu()
+        yield Chunk(first, right(logits, y).cpu(), losses, Seen.of(logits, x, adversarial, allowed))
+
+
+def judged(
+    problem: Problem,
+    state: Tensors,
+    images: Tensor,
+    labels: Tensor,
+    attack: Callable[..., Tensor],
+    key: tuple[str | int, ...],
+    *,
+    batch: int = 500,
+) -> Chunk:
+    """All images (n, C, H, W) uint8 under the attack, `batch` at a time."""
+    _, correct, losses, seen = zip(*attacked(problem, state, images, labels, attack, key, batch=batch), strict=True)
+    return Chunk(0, torch.cat(correct), torch.cat(losses), functools.reduce(Seen.__add__, seen))
 
 
 def accuracy(
@@ -75,8 +102,8 @@ def accuracy(
     batch: int = 500,
 ) -> tuple[Tensor, float]:
     """(which images are classified correctly under the attack, (n,) bool on the CPU; their mean cross-entropy)."""
-    chunks = list(attacked(problem, state, images, labels, attack, key, batch=batch))
-    return torch.cat([bits for _, bits, _ in chunks]), float(torch.cat([losses for _, _, losses in chunks]).mean())
+    found = judged(problem, state, images, labels, attack, key, batch=batch)
+    return found.correct, float(found.losses.mean())
 
 
 def most_frequent(labels: Tensor) -> Tensor:
@@ -97,26 +124,29 @@ def of_client(k: int) -> tuple[int, ...]:
 def edge_accuracy(problem: Problem, state: Tensors, images: Tensor, labels: Tensor, batch: int = 500) -> float:
     """The accuracy of the small device's own classifier, `edge_logits` of the model, on images (n, C, H, W) uint8."""
     model = load(problem, state).eval()
-    right = 0
+    hits = 0
     with torch.no_grad():
         for first in range(0, len(labels), batch):
             logits = model.edge_logits(pixels(problem, images[first : first + batch]))  # type: ignore[operator]
-            right += int((logits.argmax(1) == labels[first : first + batch]).sum())
-    return right / len(labels)
+            hits += int(right(logits, labels[first : first + batch]).sum())
+    return hits / len(labels)
 
 
 def zero_gradients(problem: Problem, state: Tensors, images: Tensor, labels: Tensor, batch: int = 500) -> float:
     """The fraction of images (n, C, H, W) uint8 whose loss has no gradient: gradient attacks cannot move those.
 
     NIN ends in a ReLU, so an image whose logits are all zero is of this kind; see Athalye et al. 2018 on what such a
-    number does to robust accuracy.
+    number does to robust accuracy. All, if the network cuts its gradient.
     """
     model = load(problem, state).eval()
     dead = 0
     for first in range(0, len(labels), batch):
         x = pixels(problem, images[first : first + batch])
-        _, gradient = gradient_of(model, cross_entropy, x, labels[first : first + batch], part_of(x, model))
-        dead += int((gradient.flatten(1).abs().amax(1) == 0).sum())
+        try:
+            _, gradient = gradient_of(model, cross_entropy, x, labels[first : first + batch], part_of(x, model))
+        except NoGradient:
+            return 1.0
+        dead += int((~(gradient.flatten(1).abs().amax(1) > 0)).sum())  # NaN moves nothing either
     return dead / len(labels)
 
 

@@ -60,7 +60,8 @@ def train_cohort(
             loss = broadcast_loss(clients[k], now) if measured else None
             update = train_client(clients[k], now)
             updates[k] = replace(update, stats=replace(update.stats, broadcast_loss=loss))
-    return malicious.sent(problem, starts, [updates[k] for k in cohort], round)
+    robust = malicious.bears(aggregator, len(cohort))
+    return malicious.sent(problem, starts, [updates[k] for k in cohort], round, robust)
 
 
 def step_divisors(updates: Sequence[Update], lr: float, divisor: str) -> list[float]:

@@ -108,11 +108,12 @@ def experiment(
                 kept = {name: value for name, value in found.items() if isinstance(value, Tensor)}
                 numbers += measures.named(count, {name: found[name] for name in found if name not in kept})
                 result = replace(result, artifacts={**result.artifacts, **kept})
-        if malicious is not None:
-            if not (finite(result.state.model) and all(math.isfinite(number.value) for number in numbers)):
-                yield replace(result, index=rounds - 1), _diverged(ready, count, rounds, monitor is not None, monitor_n)
-                return
-            refused = max((update.refused for update in result.updates), default=0)
+        whole = malicious is None or (finite(result.state.model) and all(math.isfinite(one.value) for one in numbers))
+        if not whole:
+            yield replace(result, index=rounds - 1), _diverged(ready, count, rounds, monitor is not None, monitor_n)
+            return
+        refused = max((update.refused for update in result.updates), default=0)
+        if refused or malicious is not None:
             numbers.append(Number("uploads_refused", refused, count))
         yield result, numbers
         del result  # its uploads and FedGKT's features, before those of the next round are made

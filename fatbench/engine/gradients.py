@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fatbench.engine.memory import out_of_memory
+from fatbench.errors import SpecError
 
 log = logging.getLogger("fatbench")
 
@@ -28,6 +30,24 @@ FEW = 32  # images are taken at once without asking whether they fit
 
 # model -> the images of one size that fit into a GPU at once, a power of two: the same number where a little is taken
 _FITS: WeakKeyDictionary[nn.Module, dict[torch.Size, int]] = WeakKeyDictionary()
+
+
+class NoGradient(SpecError):
+    """A network whose outputs have no gradient by the images."""
+
+
+@contextlib.contextmanager
+def gradient_asked() -> Iterator[None]:
+    """Turn what torch says of a loss without a gradient into one message. NoGradient."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "does not require grad" not in str(error) and "not have been used in the graph" not in str(error):
+            raise
+        raise NoGradient(
+            "the network's outputs have no gradient by the images (no_grad, an arg max or rounding in its forward?): "
+            "attacks that follow it cannot be computed"
+        ) from None
 
 
 def part_of(x: Tensor, model: nn.Module) -> int:
@@ -103,13 +123,14 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
 def gradient_of(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, part: int | None) -> tuple[Tensor, Tensor]:
     """The logits (B, classes) of x (B, C, H, W) and the gradient of the loss by x, `part` images at a time.
 
-    part None: the batch is several clients', whose model takes it whole.
+    part None: the batch is several clients', whose model takes it whole. NoGradient: it has none.
     """
 
     def at_once(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             one = predict(model, x.requires_grad_())
-            return one, torch.autograd.grad(loss(one, y), x)[0]
+            with gradient_asked():
+                return one, torch.autograd.grad(loss(one, y), x)[0]
 
     logits, gradient = in_parts(model, part, at_once, x, y)
     return logits, gradient

@@ -13,6 +13,7 @@ they are its threat model. Whatever comes after, aggregation, drift, logs, trans
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +27,7 @@ from fatbench.engine.mapped import in_memory
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Problem, Tensors, Update
 from fatbench.models import logit_parameters
+from fatbench.suite.formulas import evaluate, lines
 from fatbench.suite.types import Adversary, Clients, Objective
 
 
@@ -96,17 +98,30 @@ def _descending(
     return wanted + (loss - wanted).detach(), correct
 
 
-def sent(problem: Problem, starts: Mapping[int, Tensors], updates: Sequence[Update], round: int) -> list[Update]:
+def bears(aggregator: Callable[..., Any] | None, cohort: int) -> bool:
+    """Whether an aggregator with its settings says, in its line `Bears:`, that it bears a malicious client."""
+    if aggregator is None:
+        return False
+    function = getattr(aggregator, "func", aggregator)
+    settings = {name: one.default for name, one in inspect.signature(aggregator).parameters.items()}
+    texts = lines(inspect.getdoc(function) or "", "Bears:")
+    return any(evaluate(text, lambda name, *path: {**settings, "cohort": cohort}[name]) > 0 for text in texts)
+
+
+def sent(
+    problem: Problem, starts: Mapping[int, Tensors], updates: Sequence[Update], round: int, robust: bool = False
+) -> list[Update]:
     """What the server accepts: malicious clients' trained parameters replaced, uploads that are not finite left out.
 
-    If none is finite, all are kept: training diverges. starts: the model that each client received. An adversary may
+    These are left out where clients are malicious, or the aggregator is `robust`, which says that it bears some. If
+    none is finite, all are kept: training diverges. starts: the model that each client received. An adversary may
     ask for `others` (n, P), the updates of the round's honest clients; `broadcast` (P,), the parameters that the client
     received; `last_layer` (P,) bool, those of layers that emit logits; `malicious`, the number of malicious clients in
     the round; `round`, from 0; `generator`. If there is no other, one that asks for `others` sends what is honest.
     """
     malicious, names = problem.malicious, trainable(problem.model)
     if malicious is None:
-        return list(updates)
+        return _finite(updates) if robust else list(updates)
     liars = malicious.numbers & {update.client for update in updates}
 
     def flat(tensors: Tensors) -> Tensor:
@@ -139,6 +154,10 @@ def sent(problem: Problem, starts: Mapping[int, Tensors], updates: Sequence[Upda
     if malicious.acting("update"):
         with torch.no_grad():
             updates = [lied(update) if update.client in liars else update for update in updates]
+    return _finite(updates)
+
+
+def _finite(updates: Sequence[Update]) -> list[Update]:
     kept = [update for update in updates if finite(update.model)] or list(updates)
     return [replace(update, refused=len(updates) - len(kept)) for update in kept]
 

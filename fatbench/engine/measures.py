@@ -38,10 +38,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fatbench.engine.accuracy import accuracy, edge_accuracy, models_of, natural, of_client
+from fatbench.engine.accuracy import Chunk, accuracy, edge_accuracy, judged, models_of, natural, of_client
 from fatbench.engine.footprint import footprint
 from fatbench.engine.local import trainable
 from fatbench.engine.mixing import last_layer_cosines
+from fatbench.engine.outcomes import ball
 from fatbench.engine.rounds import Number, Problem, Round
 from fatbench.engine.setup import Setup
 from fatbench.models import logit_parameters
@@ -115,23 +116,27 @@ def monitored(
     problem = ready.problem
     models = models_of(result.state.model, result.own)
     clean_only = getattr(monitor, "func", monitor) is natural
+    allowed, kinds = ball(monitor), dict[str, None]()
     for prefix, held_out in (("", ready.test), ("val_", ready.validation)):
         if held_out is None:
             continue
         images, labels = held_out[0][:n], held_out[1][:n]
-        found: dict[str, list[tuple[Tensor, float]]] = {}
+        found: dict[str, list[Chunk]] = {}
         for metric, attack in (("natural", natural), ("monitor", monitor)):
             if metric == "monitor" and clean_only:
                 found[metric] = found["natural"]
                 continue
             found[metric] = [
-                accuracy(problem, model, images, labels, attack, ("monitor", prefix + metric, count, *of_client(k)))
+                judged(problem, model, images, labels, attack, ("monitor", prefix + metric, count, *of_client(k)))
                 for k, model in models.items()
             ]
         for metric, results in found.items():
-            bits = torch.stack([right for right, _ in results]).double()
+            bits = torch.stack([one.correct for one in results]).double()
+            kinds |= {kind: None for one in results for kind in one.seen.doubts(allowed)}
             yield Number(prefix + metric, float(bits.mean()), count, n=len(labels))
-            yield Number(f"{prefix}{metric}_loss", sum(x for _, x in results) / len(results), count, n=len(labels))
+            loss = sum(float(one.losses.mean()) for one in results) / len(results)
+            if math.isfinite(loss) or problem.malicious is not None:  # there the training has diverged
+                yield Number(f"{prefix}{metric}_loss", loss, count, n=len(labels))
             if result.own:
                 yield from (
                     Number(prefix + metric, float(one.mean()), count, len(labels), k)
@@ -142,6 +147,7 @@ def monitored(
                     of_class = labels.cpu() == c
                     if here := int(of_class.sum()):
                         yield Number(f"{prefix}{metric}_class", float(bits[:, of_class].mean()), count, here, c)
+    yield from (Number(f"flag_monitored: {kind}".replace(" ", "_"), 1.0, count) for kind in kinds)
     if hasattr(problem.model, "edge_logits"):
         images, labels = ready.test[0][:n], ready.test[1][:n]
         edges = [edge_accuracy(problem, model, images, labels) for model in models.values()]

@@ -12,33 +12,44 @@ from fatbench.engine.local import load, pixels
 from fatbench.engine.rounds import Problem, Tensors
 
 CLOSE = 1e-4  # of the largest output: less is rounding, also of kernels that add in another order each time
+APART = 1e-3  # of the largest output: batches of other sizes take other kernels
 
+NOT_FINITE = "outputs on clean images are not finite"
 RANDOM = "outputs are random"
+BATCH = "outputs depend on the other images of the batch"
 PROBABILITIES = "outputs are probabilities"
 NOT_PROBABILITIES = "outputs are no probabilities"
-NOT_FINITE = "outputs are not finite"
 ADVICE = {
     RANDOM: "two passes over the same images differ; an attack needs the expectation over them (Athalye et al. 2018)",
+    BATCH: "the same images in another order and in smaller batches give others; no image's outcome is its own",
     PROBABILITIES: "they are not negative and add up to 1; say --outputs probabilities",
     NOT_PROBABILITIES: "they are negative or do not add up to 1; say --outputs logits",
     NOT_FINITE: "an attack that follows them is lost",
 }
 
 
-def doubts(problem: Problem, state: Tensors, images: Tensor, outputs: str, batch: int = 100) -> list[str]:
+def doubts(problem: Problem, state: Tensors, images: Tensor, outputs: str | None = None, batch: int = 100) -> list[str]:
     """What is doubtful about the model's outputs on the first `batch` images (n, C, H, W) uint8.
 
-    outputs: what its owner says that they are, "logits" or "probabilities".
+    outputs: what its owner says that they are, "logits" or "probabilities"; None: nobody says.
     """
     model = load(problem, state).eval()
     x = pixels(problem, images[:batch])
+    if len(x) == 1:
+        x = torch.cat([x, 1 - x])
     with torch.no_grad():
         first, second = model(x).double(), model(x).double()
+        # in another order and in other batches, none of one image: some networks take none
+        other = x.flip(0).chunk(2) if len(x) > 3 else [torch.cat([x.flip(0), 1 - x[:1]])]
+        third = torch.cat([model(part).double() for part in other])[: len(x)].flip(0)
     if not bool(torch.isfinite(first).all()):
         return [NOT_FINITE]
     found = []
-    if float((first - second).abs().max()) > CLOSE * max(1.0, float(first.abs().max())):
+    largest = max(1.0, float(first.abs().max()))
+    if float((first - second).abs().max()) > CLOSE * largest:
         found.append(RANDOM)
+    elif float((first - third).abs().max()) > APART * largest:
+        found.append(BATCH)
     # Of a model that gives probabilities these are their logarithms.
     given = first.exp() if outputs == "probabilities" else first
     adds_up = bool((given >= -CLOSE).all() and ((given.sum(1) - 1).abs() < 1e-3).all())

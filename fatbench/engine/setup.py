@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ class Setup:
     classes: int
     data: dict[str, Any]  # "data", "auxiliary" -> name, variant, fingerprint: goes into the provenance
     weights: dict[str, str] | None = None  # that the model began with: source, digest; goes there too
-    doubts: tuple[str, ...] = ()  # about the data, a few words each
+    doubts: Mapping[str, float] = field(default_factory=dict)  # about the data, in a few words -> how many
 
 
 def setup(

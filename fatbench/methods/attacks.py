@@ -32,6 +32,7 @@ from fatbench.engine import precision
 from fatbench.engine.accuracy import natural
 from fatbench.engine.fast.draws import Streams, normal, uniform
 from fatbench.engine.gradients import Loss, cross_entropy, gradient_of, part_of, predict
+from fatbench.engine.outcomes import right
 from fatbench.methods.corruptions import cifar10_c, corruption
 from fatbench.methods.packages import AttackError, autoattack, torchattacks
 from fatbench.models.dual_norm import use_statistics
@@ -319,10 +320,10 @@ def _until_wrong(
 
 def _wrong(model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Tensor:
     """Which images (B,) the model gets wrong, in float32 also where the logits were made with fewer bits."""
-    wrong = logits.argmax(1) != y
+    wrong = ~right(logits, y)
     if precision.reduced(x.device) and len(doubtful := wrong.nonzero().squeeze(1)):
         with precision.ieee(x.device):
-            wrong[doubtful] = predict(model, x[doubtful]).argmax(1) != y[doubtful]
+            wrong[doubtful] = ~right(predict(model, x[doubtful]), y[doubtful])
     return wrong
 
 

@@ -147,7 +147,8 @@ def laplace(gradient: Gradient, at: Upload, *, noise: NonNegative, clip: Positiv
 def pruning(part: Gradient, at: Upload, *, fraction: Momentum) -> tuple[Gradient, Mask]:
     """Send zero in place of the `fraction` of entries that are smallest in magnitude, tensor by tensor.
 
-    The zeros count in the server's mean, as they do where gradients are pruned to save bytes, so there is no mask.
+    Exactly int(fraction * entries) of them; of equal ones the first. The zeros count in the server's mean, as they do
+    where gradients are pruned to save bytes, so there is no mask.
     Source: Zhu, Liu and Han 2019 (Deep leakage from gradients), section 5.
     """
     _check_fraction("pruning", fraction)
@@ -156,8 +157,8 @@ def pruning(part: Gradient, at: Upload, *, fraction: Momentum) -> tuple[Gradient
         dropped = int(fraction * g.numel())
         if dropped == 0:
             return g
-        threshold = g.abs().flatten().sort().values[dropped - 1]  # kthvalue has no deterministic kernel
-        return g.masked_fill(g.abs() <= threshold, 0)
+        smallest = g.abs().flatten().argsort(stable=True)[:dropped]  # kthvalue has no deterministic kernel
+        return g.flatten().index_fill(0, smallest, 0).view_as(g)
 
     return {name: prune(g) for name, g in part.items()}, None
 

@@ -20,6 +20,7 @@ from torch import Generator, Tensor
 from fatbench.engine.accuracy import models_of
 from fatbench.engine.gradients import logits_of
 from fatbench.engine.local import load, pixels, precision_context
+from fatbench.engine.outcomes import right
 from fatbench.engine.rounds import Metrics, Problem, Round
 from fatbench.methods.adversaries import patched
 from fatbench.methods.inversions import image_measures
@@ -228,8 +229,8 @@ def backdoor(
     for state in models_of(result.state.model, result.own).values():
         model = load(problem, state).eval()
         for name, shown in (("backdoor_success", patched(others, size)), ("backdoor_none", others)):
-            logits = [logits_of(model, pixels(problem, part)) for part in shown.split(500)]
-            found[name].append(float((torch.cat(logits).argmax(1) == target).double().mean()))
+            logits = torch.cat([logits_of(model, pixels(problem, part)) for part in shown.split(500)])
+            found[name].append(float(right(logits, torch.tensor(target, device=logits.device)).double().mean()))
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fatbench.engine import precision
-from fatbench.engine.gradients import part_of, predict
+from fatbench.engine import outcomes, precision
+from fatbench.engine.gradients import NoGradient, gradient_asked, part_of, predict
 from fatbench.engine.memory import out_of_memory
 from fatbench.engine.randomness import forked
 from fatbench.errors import SpecError, did_you_mean
@@ -95,20 +96,31 @@ def autoattack(
         adversary.verbose = False
         adversary.apgd_targeted.n_target_classes = adversary.fab.n_target_classes = min(9, classes - 1)
         attacked = _Logits(_fused(model, x)).eval()
+        attacked.stands_in = victim.stands_in = 0
         adversary.apgd.model = adversary.apgd_targeted.model = attacked
         adversary.fab.predict = adversary.square.predict = attacked
-        adversary.square.margin_and_loss = _asked_once(adversary.square.margin_and_loss)
-        evaluate = adversary.run_standard_evaluation
+        ask, evaluate = adversary.square.margin_and_loss, adversary.run_standard_evaluation
         # The packages reshape gradients with view(), which a channels_last tensor does not have.
         images = x.detach().contiguous()
-        if precision.reduced_to_tf32():
-            x_adv = _in_tf32(adversary, victim, images, y, seed)
-        else:
+
+        def run(images: Tensor, y: Tensor) -> Tensor:
+            adversary.square.margin_and_loss = _asked_once(ask)
+            if precision.reduced_to_tf32():
+                return _in_tf32(adversary, victim, images, y, seed)
             with precision.ieee(x.device):
                 if package == "pyautoattack":
-                    x_adv, _ = evaluate(images, y, batch_size=len(x))
+                    found: Tensor = evaluate(images, y, batch_size=len(images))[0]
                 else:
-                    x_adv = evaluate(images, y, bs=len(x))
+                    found = evaluate(images, y, bs=len(images))
+            return found
+
+        with gradient_asked():
+            x_adv = run(images, y)
+            if attacked.unclassed or victim.unclassed:  # images of class 0 have passed for right: once more
+                attacked.stands_in = victim.stands_in = 1
+                mistaken = (y == 0).nonzero().squeeze(1)
+                if len(mistaken):
+                    x_adv[mistaken] = run(images[mistaken], y[mistaken])
     return torch.empty_like(x).copy_(x_adv)
 
 
@@ -131,7 +143,7 @@ def _in_tf32(adversary: Any, victim: _Logits, x: Tensor, y: Tensor, seed: int) -
 
     def right(images: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad():
-            return victim(images).argmax(1) == labels
+            return outcomes.right(victim(images), labels)
 
     def truly_right(images: Tensor, labels: Tensor) -> Tensor:
         with precision.ieee(x.device):
@@ -250,10 +262,10 @@ def torchattacks(
         victim.contiguous = True
         try:
             adversary = known[attack](victim, **settings)
-            with torch.enable_grad():
+            with torch.enable_grad(), gradient_asked():
                 x_adv = adversary(x.detach().contiguous(), y)
         except Exception as error:
-            if out_of_memory(error):
+            if out_of_memory(error) or isinstance(error, NoGradient):
                 raise
             said = " ".join(str(error).split()) or "it gives no reason"
             raise AttackError(f"torchattacks.{attack} failed: {type(error).__name__}: {said}") from error
@@ -297,14 +309,27 @@ class _Logits(nn.Module):
 
     On a GPU whose memory does not take the whole batch, activations are computed again when a gradient asks for them.
     `contiguous`: the gradient by the images is contiguous, whatever the model's layout, for packages that use view().
+    `stands_in`: the class that outputs which name no class are given, as a package would take NaN for class 0;
+    `unclassed` says whether there were any.
     """
 
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model
         self.contiguous = False
+        self.stands_in: int | None = None
+        self.unclassed: Tensor | bool = False
 
     def forward(self, x: Tensor) -> Tensor:
+        logits = self._logits(x)
+        if self.stands_in is None:
+            return logits
+        fine = outcomes.classed(logits.detach())
+        self.unclassed = ~fine.all() | self.unclassed
+        stand_in = F.one_hot(torch.full_like(fine, self.stands_in, dtype=torch.int64), logits.shape[1]).to(logits)
+        return torch.where(fine[:, None], logits, stand_in)
+
+    def _logits(self, x: Tensor) -> Tensor:
         if self.contiguous:
             x = _Contiguous.apply(x)
         if x.device.type == "cpu" or len(x) <= (fits := part_of(x, self.model)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,6 +170,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
     import torch
 
     from fatbench.engine.accuracy import attacked, most_frequent, packed, unpacked
+    from fatbench.engine.outcomes import Seen, ball
     from fatbench.methods.packages import implementation
 
     run, evaluation, job, store = stage.run, stage.evaluation, turn.job, turn.store
@@ -204,6 +205,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
     position = sum(len(b) for b in bits)
     turn.notify(Event(job.cell, stage.name, "start", position, total))
     attack = calls.build("Attack", evaluation.attack)
+    allowed, seen = ball(attack), Seen(**begun.record.get("seen", {}) if position else {})
     cost = sum(formulas.passes(calls.call("Attack", evaluation.attack))) + 1
     begin = time.perf_counter()
     for number, pair in enumerate(pairs):  # all images on one model, then on the next
@@ -214,12 +216,13 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
             ready.problem, pair.judged, images, labels, attack, ("evaluate", evaluation.id, stage.round, *pair.key),
             batch=evaluation.batch, start=position - first, origin=pair.origin,
         )  # fmt: skip
-        for start, correct, _ in [(0, most_frequent(labels), None)] if stage.diverged else chunks:
+        for start, correct, _, doubtful in [(0, most_frequent(labels), None, Seen())] if stage.diverged else chunks:
             bits.append(correct)
+            seen += doubtful
             position = first + start + len(correct)
             chunk = (first + start, len(correct), packed(correct))
             reader.tell()
-            store.commit(run, round=position, outcomes=chunk, record=record)
+            store.commit(run, round=position, outcomes=chunk, record={**record, "seen": asdict(seen)})
             so_far = sum(int(part.sum()) for part in bits) / position
             images_passed = cost * len(correct)
             turn.notify(Event(job.cell, stage.name, "progress", position, total, images_passed, accuracy=so_far))
@@ -230,7 +233,9 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
     each = torch.cat(bits).reshape(len(pairs), n)
     seconds = time.perf_counter() - begin
     numbers = [*_numbers(stage, pairs, each), Number("seconds", seconds, stage.round)]
-    numbers += [_flag(words, stage.round) for words in (*_said(stage), *ready.doubts)]
+    numbers += [_flag(words, stage.round) for words in _said(stage)]
+    doubts = {**ready.doubts, **seen.doubts(allowed)}
+    numbers += [_flag(words, stage.round, amount) for words, amount in doubts.items()]
     if evaluation.origin is None:
         numbers += _beside(stage, loaded, each, job)
     store.finish(run, numbers, record=record)
@@ -249,9 +254,9 @@ def _numbers(stage: _Stage, pairs: list[transfer.ModelPair], each: Tensor) -> li
     return numbers
 
 
-def _flag(words: str, round: int) -> Number:
-    """What the report shows as a mark at the numbers of a stage."""
-    return Number(f"flag_{words.replace(' ', '_')}", 1.0, round)
+def _flag(words: str, round: int, amount: float = 1.0) -> Number:
+    """What the report shows as a mark at the numbers of a stage; amount: how many images, or how far."""
+    return Number(f"flag_{words.replace(' ', '_')}", amount, round)
 
 
 def _said(stage: _Stage) -> Iterator[str]:
@@ -283,14 +288,14 @@ def _beside(stage: _Stage, loaded: _Loaded, each: Tensor, job: Job) -> list[Numb
             dead = [zero_gradients(ready.problem, model, few, truth) for model in models.values()]
             numbers.append(Number("zero_gradients", sum(dead) / len(dead), round, n=len(truth)))
         numbers.append(Number("chance", float(labels.bincount().max()) / n, round, n=n))
-    if "evaluated" in job.spec:
-        numbers += _doubts(job, ready.problem, models[-1], images, round)
+    if not stage.diverged and ("evaluated" in job.spec or facts.role(stage.evaluation.attack) == "natural"):
+        numbers += _doubts(job, ready.problem, next(iter(models.values())), images, round)
     return numbers
 
 
 def _doubts(job: Job, problem: Any, model: Any, images: Any, round: int) -> list[Number]:
-    """What is doubtful about a model that was not trained here."""
+    """What is doubtful about a model's outputs."""
     from fatbench.engine import plausible
 
-    found = plausible.doubts(problem, model, images, job.spec["evaluated"]["outputs"])
-    return [_flag(words, round) for words in found]
+    outputs = job.spec["evaluated"]["outputs"] if "evaluated" in job.spec else None
+    return [_flag(words, round) for words in plausible.doubts(problem, model, images, outputs)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from fatbench.suite import calls, facts, foreign
 def checkpoint(
     file: Path, attacks: Sequence[str], n: int | None, batch: int, options: RunOptions
 ) -> list[dict[str, Any]]:
-    """Accuracy under each attack of a model file written by a run: [{"label", "attack", "accuracy", "n"}].
+    """Accuracy under each attack of a model file written by a run: [{"label", "attack", "accuracy", "n", "doubts"}].
 
     options: device, precision and data count.
 
@@ -27,8 +28,9 @@ def checkpoint(
     device = local.slots(options.device, 1)[0]
     import torch
 
-    from fatbench.engine.accuracy import accuracy, models_of
+    from fatbench.engine.accuracy import judged, models_of
     from fatbench.engine.local import load, pixels
+    from fatbench.engine.outcomes import Seen, ball
     from fatbench.engine.setup import Runtime, setup
 
     model, own, header = checkpoints.load_model(file, device)
@@ -48,12 +50,14 @@ def checkpoint(
     results = []
     for text, attack in specs:
         function = calls.build("Attack", attack)
-        bits = [
-            accuracy(ready.problem, one, images, labels, function, ("evaluate", text), batch=batch)[0]
+        found = [
+            judged(ready.problem, one, images, labels, function, ("evaluate", text), batch=batch)
             for one in models_of(model, own).values()
         ]
-        value = float(torch.cat(bits).double().mean())
-        results.append({"label": attack["name"], "attack": attack, "accuracy": value, "n": len(labels)})
+        value = float(torch.cat([one.correct for one in found]).double().mean())
+        doubts = {**ready.doubts, **functools.reduce(Seen.__add__, [one.seen for one in found]).doubts(ball(function))}
+        row = {"label": attack["name"], "attack": attack, "accuracy": value, "n": len(labels), "doubts": doubts}
+        results.append(row)
     return results
 
 

@@ -39,6 +39,11 @@ WORDS = {  # code -> what is printed; {value}, {against} and {metric} are the do
     "diverged": "training diverged in round {value:.0f}, so accuracy is that of the most frequent class",
     "uploads_refused": "{value:.0f} uploads were not finite and were left out",
     "not_finite": "not a number",
+    "outputs_are_not_finite": "outputs of {value:.0f} images are not finite: they count as wrong",
+    "attacked_images_are_not_finite": "{value:.0f} attacked images are not finite",
+    "an_attack_leaves_its_radius": "an attack moves an image by {value:.4g}, beyond its radius",
+    "an_attack_leaves_the_pixel_range": "an attack leaves the pixel range by {value:.4g}",
+    "test_images_are_training_images": "{value:.0f} test images are training images",
     "chance": f"natural accuracy is at chance {_TEST}",
     "majority": f"not above the most frequent class {_TEST}",
     "order": "{metric} exceeds {against} by more than 3 standard errors",
@@ -200,7 +205,9 @@ def _stored(metrics: Mapping[str, tuple[float, int]]) -> Iterable[Doubt]:
         if value and metric.startswith("flag_"):
             pattern, code = next((pattern, code) for pattern, code in STORED if pattern.fullmatch(metric))
             parts = (pattern.fullmatch(metric) or {}).groupdict()  # type: ignore[union-attr]
-            yield Doubt(code or parts["code"], float(parts["value"]) if parts.get("value") else math.nan)
+            code = code or parts["code"]
+            amount = parts.get("value") or (value if code in WORDS else math.nan)
+            yield Doubt(code, float(amount))
 
 
 # --- whether attacks contradict each other -----------------------------------------------------------------------
