@@ -324,7 +324,7 @@ def test_nan_under_attack_is_wrong_and_marked(here: Path, run: Run) -> None:
     """It was counted as class 0: FGSM of one in ten. Only attacked images leave the seventeen levels of the data."""
     code, out, err = run(f"{MINE.replace(':make', ':fragile')} --attack fgsm --attack pgd20 --strict")
     natural, *attacked = next(line for line in out.splitlines() if line.startswith("| my.pt")).split("|")[2:-1]
-    assert float(natural) > 90 and [cell.strip() for cell in attacked] == ["0.00†", "0.00†"]
+    assert float(natural) > 90 and all(cell.strip().startswith("0.00†") for cell in attacked) and len(attacked) == 2
     assert code == 6 and "† outputs of 40 images are not finite: they count as wrong" in out
     assert "--strict: " in err and "outputs of 40 images" in err
 

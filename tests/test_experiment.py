@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fatbench.data import DATASETS, Dataset
+from fatbench.engine.experiment import _refuse_batches_of_one
 from fatbench.engine.splits import auxiliary_images, split
 from fatbench.errors import MachineError, SpecError
 from fatbench.methods import diagnostics
@@ -21,6 +22,7 @@ from fatbench.runner.training import artifact_file
 from fatbench.runner.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import calls, cells, files, signatures
+from fatbench.testing import problem
 
 # Client k's model answers class k whatever it sees: the shared weights with a bias of its own.
 PLUGIN = '''
@@ -121,6 +123,22 @@ def test_a_diagnostic_has_its_own_rounds(cell, tmp_path, monkeypatch):
         found = numbers(store, cell.cell)
     assert sorted(t for stage, metric, t, k in found if (stage, metric, k) == ("train", "natural", -1)) == [1, 2, 3]
     assert sorted(t for _, metric, t, _ in found if metric == "diagnosed") == [2, 3]
+
+
+def test_a_last_batch_of_one_is_refused_before_the_first_round():
+    """Where the partition alone says how many examples each has: 4, 4 and 5 in batches of four."""
+    flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(4), torch.nn.BatchNorm1d(4))
+    flat(torch.zeros(2, 1, 12, 12))
+    with pytest.raises(SpecError) as error:
+        _refuse_batches_of_one(problem(flat), 4)
+    assert str(error.value).startswith("local.batch: 4: the last batch of client 2 has one example, and batch norm")
+    with pytest.raises(SpecError, match="the last batch of 3 clients, such as 0, has one"):
+        _refuse_batches_of_one(problem(flat), 1)
+    for batch in (5, 8, None):
+        _refuse_batches_of_one(problem(flat), batch)
+    before = torch.get_rng_state()
+    _refuse_batches_of_one(problem("small_cnn"), 4)  # its feature maps are larger than one pixel
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def dataset(train: int, test: int, seed: int = 0, side: int = 4) -> Dataset:

@@ -70,6 +70,15 @@ CASES = [
                 "adversarial: 2 here, and 3 in the algorithm"),
         )
     ],
+    *[
+        ({"model": {"name": name}, "size": side, "train": 4 * 65, **more}, "model",
+            f"{name}: a client's last batch has one example, which batch normalisation cannot train on at")
+        for name, side, more in (
+            ("resnet18", 8, {}),
+            ("leaf_cnn", 8, {"partition": {"name": "shah", "clients": 4}}),
+            ("efficientnet_lite0", 32, {"train": 4 * 86, "client_holdout": 0.25}),
+        )
+    ],
     ({"algorithm": {"name": "fltrust"}, "validation": 40}, "algorithm",
         "root: fltrust needs 100 images of the server's own, and 'validation' holds out 40"),
     *[
@@ -355,6 +364,48 @@ def test_a_line_that_cannot_be_read_names_the_function(line, message, plugin):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"train": 4 * 65}, 1),
+        ({"train": 4 * 64}, 32),
+        ({"train": 4 * 65 + 3}, 1),  # three images are nobody's
+        ({"train": 4 * 66, "validation": 4}, 1),
+        ({"train": 4}, 1),
+        ({}, (1442 // 4 - 1) % 32 + 1),
+        ({"partition": {"name": "dirichlet", "clients": 4, "alpha": 1}, "train": 4 * 65}, formulas.UNKNOWN),
+        ({"data": {"name": "celeba"}}, formulas.UNKNOWN),  # about 8,802 images
+        (
+            {
+                "algorithm": {
+                    "name": "fedsgd",
+                    "rounds": 1,
+                    "batch": 8,
+                    "lr": 0.1,
+                    "objective": "standard",
+                    "defence": "none",
+                }
+            },
+            formulas.UNKNOWN,
+        ),
+    ],
+)
+def test_how_many_examples_the_last_batch_has(changes, expected):
+    assert facts.of_cell(canonical(changes))["last_batch"] == expected
+
+
+@pytest.mark.parametrize(
+    ("local", "said"),
+    [
+        ({"lr": 1e308}, "should be less than or equal to 1000000, got 1e"),
+        ({"epochs": 10**13}, "should be less than or equal to 1000000000, got 1000"),
+    ],
+)
+def test_what_nobody_can_run_is_refused(local, said):
+    with pytest.raises(SpecError, match=said):
+        canonical({"algorithm": {**FEDAVG, "local": {**LOCAL, **local}}})
+
+
 # --- facts --------------------------------------------------------------------------------------------------------
 
 
@@ -419,6 +470,7 @@ def test_facts_of_a_cell():
                       "algorithm": {**FEDAVG, "participation": 0.5}})  # fmt: skip
     assert facts.of_cell(cell) == {
         "malicious": 0, "clients": 5, "cohort": 2, "images": 1400, "classes": 10, "side": 16, "channels": 1,
+        "last_batch": 24,
     }  # fmt: skip
     assert facts.of_cell(canonical({"partition": {"name": "by_writer"}}))["cohort"] is formulas.UNKNOWN
     liars = {"malicious": {"clients": "0,2,4", "attack": "sign_flip"}}

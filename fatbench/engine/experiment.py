@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from fatbench.engine import measures
 from fatbench.engine.accuracy import most_frequent
+from fatbench.engine.local import pixels
 from fatbench.engine.malicious import finite
-from fatbench.engine.randomness import generator
-from fatbench.engine.rounds import Number, Round, State
+from fatbench.engine.randomness import forked, generator
+from fatbench.engine.rounds import Number, Problem, Round, State
 from fatbench.engine.setup import Setup
+from fatbench.errors import SpecError
 from fatbench.suite.types import (
     Algorithm,
     Attack,
@@ -78,6 +82,7 @@ def experiment(
     """
     settings = algorithm.keywords  # type: ignore[attr-defined]
     rounds = settings["rounds"]
+    _refuse_batches_of_one(ready.problem, getattr(settings.get("local"), "batch", None))
     begin = time.perf_counter()
     for result in algorithm(ready.problem, state):
         for client, loss in [(update.client, update.stats.loss) for update in result.updates]:
@@ -118,6 +123,25 @@ def experiment(
         yield result, numbers
         del result  # its uploads and FedGKT's features, before those of the next round are made
         begin = time.perf_counter()
+
+
+def _refuse_batches_of_one(problem: Problem, batch: int | None) -> None:
+    """SpecError: a client's last batch has one example, and the network cannot train on one."""
+    alone = [k for k, shard in enumerate(problem.shards) if batch and len(shard) % batch == 1 % batch]
+    if not alone:
+        return
+    network = copy.deepcopy(problem.model).train()
+    try:
+        with torch.no_grad(), forked(0, "one", device=problem.device):
+            network(pixels(problem, problem.images[problem.shards[alone[0]][:1]]))
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        clients = f"client {alone[0]}" if len(alone) == 1 else f"{len(alone)} clients, such as {alone[0]},"
+        raise SpecError(
+            f"local.batch: {batch}: the last batch of {clients} has one example, and batch normalisation cannot train "
+            "on one: set another batch size, 'train' or number of clients"
+        ) from None
 
 
 def _diverged(ready: Setup, round: int, rounds: int, monitored: bool, n: int | None) -> list[Number]:

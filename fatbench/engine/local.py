@@ -26,7 +26,7 @@ from fatbench.engine.optimizers import Descent, Moments, step
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Stats, Tensors, Update
 from fatbench.suite.cost import epochs_in_round
-from fatbench.suite.types import Count, Fraction, Momentum, Natural, NonNegative, Objective, Positive, Proximal
+from fatbench.suite.types import Count, Fraction, Momentum, Natural, NonNegative, Objective, Positive, Proximal, Rate
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class LocalTraining:
     """
 
     batch: Count
-    lr: Positive
+    lr: Rate
     objective: Objective
     epochs: Count = 1
     epochs_factor: Fraction = 1.0

@@ -36,6 +36,7 @@ def iid(labels: Labels, rng: numpy.random.Generator, writers: Labels | None, *, 
     """Equal random parts of N // clients examples each; the remainder of the division is left out.
 
     Source: Zhu et al. 2023, released `cifar_iid`. ValueError: more clients than examples.
+    Each: images // clients
     """
     size = _chunk("iid", labels, clients)
     order = rng.permutation(len(labels))
@@ -93,6 +94,7 @@ def shah(
 
     Source: Shah et al. 2021; differences: sfat-skew. Here: a stable sort and a seeded generator; not so in the release.
     ValueError: more clients than examples, or (clients - 1) * skew >= 100.
+    Each: images // clients
 
     Refuse if own_fraction is None and (clients - 1) * skew >= 100: skew: (clients - 1) * skew must be below 100, got
         ({clients} - 1) * {skew}

@@ -28,6 +28,8 @@ def resnet18(
     Parameters: 9*channels*width + 2724*width*width + 150*width + (8*width+1)*classes
     Parts: batch normalisation
     Refuse if side < 8: resnet18: needs images of at least 8x8, got {side}x{side}
+    Refuse if side <= 8 and last_batch == 1: resnet18: a client's last batch has one example, which batch normalisation
+        cannot train on at {side}x{side}: set another 'batch', 'train' or number of clients
     """
     image_side("resnet18", shape, 8)
     network = ResNet(shape[0], classes, width)

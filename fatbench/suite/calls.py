@@ -229,7 +229,7 @@ def bind_cell(spec: Mapping[str, Any], root: Path, trained: Path | None = None) 
 
 def _is_number(annotation: str) -> bool:
     return annotation.removesuffix(" | None") in {
-        "Real", "Positive", "NonNegative", "Radius", "Probability", "Fraction", "Momentum", "Count", "Natural",
+        "Real", "Positive", "Rate", "NonNegative", "Radius", "Probability", "Fraction", "Momentum", "Count", "Natural",
     }  # fmt: skip
 
 

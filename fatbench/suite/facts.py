@@ -5,7 +5,8 @@ anything is imported. Its names are, the first that fits:
 
 * the function's own settings; of a nested call, `attack.name` or `attack.steps`,
 * `clients`, `cohort` (clients of a round), `malicious` (those of an average round, rounded down), `images` (training
-  images left), `classes`, `side` (of an image, in pixels), `channels`,
+  images left), `last_batch` (examples of a client's last batch of an epoch), `classes`, `side` (of an image, in
+  pixels), `channels`,
 * the settings of the cell: `model.depth`, `model.parts`, `data.name`, `data.classes`, `algorithm.parts`, `auxiliary`.
 
 A line `Bears: <expression>` of an aggregator is how many malicious clients of a round it is made for; more are refused.
@@ -121,11 +122,27 @@ def of_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         "clients": clients,
         "cohort": cohort(cell) if clients else None,
         "images": total - cell["validation"] if total else None,
+        "last_batch": last_batch(cell, total - cell["validation"])
+        if total and (cell["train"] or not data.about)
+        else None,
         "classes": data.classes,
         "side": cell["size"] or data.side,
         "channels": data.channels,
     }
     return {name: UNKNOWN if value is None else value for name, value in known.items()}
+
+
+def last_batch(cell: Mapping[str, Any], images: int) -> int | None:
+    """Examples of a client's last batch in an epoch, where every client has as many examples of so many images.
+
+    The line `Each:` of a partition says how many. None: it does not, or clients do not train by `local`.
+    """
+    batch = (cell.get("algorithm", {}).get("local") or {}).get("batch")
+    each = formula(call("Partition", cell["partition"]), "Each", images=images) if batch else None
+    if not each or not batch:
+        return None
+    left = int(each) - int(float(number(cell["client_holdout"])) * int(each))
+    return (left - 1) % int(batch) + 1
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,11 @@ def number(value: Any) -> Any:
 
 _read = BeforeValidator(number)
 
-Count = Annotated[int, Ge(1), _read]  # 1, 2, 3, ...
+Count = Annotated[int, Ge(1), Le(10**9), _read]  # 1, 2, 3, ..., and no more than anybody can wait for
 Natural = Annotated[int, Ge(0), _read]  # 0, 1, 2, ...
 Real = Annotated[float, _read]
 Positive = Annotated[float, Gt(0), _read]
+Rate = Annotated[float, Gt(0), Le(1e6), _read]  # a learning rate, below what float32 overflows at in a step or two
 NonNegative = Annotated[float, Ge(0), _read]
 Radius = Annotated[float, Ge(0), Le(1), _read]  # an epsilon or a step, in units of the [0, 1] pixel range
 Probability = Annotated[float, Ge(0), Le(1), _read]

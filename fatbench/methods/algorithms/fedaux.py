@@ -38,7 +38,7 @@ from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Context, Metrics, Problem, Round, State, Update
 from fatbench.methods.algorithms.auxiliary import certainty, divide, pretrain, represent
 from fatbench.methods.algorithms.distillation import divergence
-from fatbench.suite.types import Aggregator, Count, Fraction, Local, Natural, Positive
+from fatbench.suite.types import Aggregator, Count, Fraction, Local, Natural, Positive, Rate
 
 
 def fedaux(
@@ -51,10 +51,10 @@ def fedaux(
     participation: Fraction = 1.0,
     pretrain_epochs: Natural = 0,
     pretrain_batch: Count = 256,
-    pretrain_lr: Positive = 0.001,
+    pretrain_lr: Rate = 0.001,
     distillation_epochs: Natural = 1,
     distillation_batch: Count = 128,
-    distillation_lr: Positive = 0.00005,
+    distillation_lr: Rate = 0.00005,
     regularisation: Positive = 0.01,
     privacy: Literal["calibrated", "released", "none"] = "calibrated",
     epsilon: Fraction = 0.1,

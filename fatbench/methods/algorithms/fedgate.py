@@ -27,7 +27,7 @@ from fatbench.engine.cohort import cost, draw_cohort, step_divisors, train_cohor
 from fatbench.engine.local import trainable
 from fatbench.engine.mixing import aggregate, mix, scaled
 from fatbench.engine.rounds import Context, Problem, Round, State, Tensors, Update
-from fatbench.suite.types import Aggregator, Count, Fraction, Local, Positive
+from fatbench.suite.types import Aggregator, Count, Fraction, Local, Rate
 
 
 def fedgate(
@@ -38,7 +38,7 @@ def fedgate(
     aggregator: Aggregator,
     local: Local,
     participation: Fraction = 1.0,
-    server_lr: Positive = 1.0,
+    server_lr: Rate = 1.0,
     divisor: Literal["momentum", "literal", "released"] = "momentum",
 ) -> Iterator[Round]:
     """FedGATE under an aggregator; the published one takes the plain mean, aggregator `uniform`.

@@ -38,7 +38,7 @@ from fatbench.engine.optimizers import Descent, Moments, masked_adam, packed, un
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Cost, Memory, Metrics, Mixing, Problem, Round, State, Stats, Tensors, Update
 from fatbench.methods.defences import Examples, Guarantee, Spent, Upload, guarantee
-from fatbench.suite.types import Count, Defence, Fraction, Objective, Positive
+from fatbench.suite.types import Count, Defence, Fraction, Objective, Rate
 
 
 def fedsgd(
@@ -47,7 +47,7 @@ def fedsgd(
     *,
     rounds: Count,
     batch: Count,
-    lr: Positive,
+    lr: Rate,
     objective: Objective,
     defence: Defence,
     steps: Count | None = None,

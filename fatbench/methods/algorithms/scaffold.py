@@ -32,7 +32,7 @@ from fatbench.engine.cohort import cost, draw_cohort, step_divisors, train_cohor
 from fatbench.engine.local import trainable
 from fatbench.engine.mixing import aggregate, mix, scaled
 from fatbench.engine.rounds import Context, Problem, Round, State, Tensors, Update
-from fatbench.suite.types import Aggregator, Count, Fraction, Local, Positive
+from fatbench.suite.types import Aggregator, Count, Fraction, Local, Rate
 
 
 def scaffold(
@@ -43,7 +43,7 @@ def scaffold(
     aggregator: Aggregator,
     local: Local,
     participation: Fraction = 1.0,
-    server_lr: Positive = 1.0,
+    server_lr: Rate = 1.0,
     divisor: Literal["momentum", "literal", "released"] = "momentum",
     variates: Literal["round", "released"] = "round",
 ) -> Iterator[Round]:

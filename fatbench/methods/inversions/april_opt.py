@@ -20,7 +20,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fatbench.methods.inversions.upload import POSITION, Observation, Tensors, differentiable, find
-from fatbench.suite.types import Count, NonNegative, Positive
+from fatbench.suite.types import Count, NonNegative, Rate
 
 
 def april_opt(
@@ -30,7 +30,7 @@ def april_opt(
     generator: Generator,
     *,
     steps: Count = 2000,
-    lr: Positive = 0.1,
+    lr: Rate = 0.1,
     alpha: NonNegative = 0.5,
     tv: NonNegative = 0.0,
     zeros: Literal["as_sent", "ignored"] = "as_sent",

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fatbench.engine.optimizers import Descent, Moments, step
 from fatbench.methods.inversions.upload import Observation, Tensors, differentiable
-from fatbench.suite.types import Count, NonNegative, Positive
+from fatbench.suite.types import Count, NonNegative, Rate
 
 
 def matching(
@@ -28,7 +28,7 @@ def matching(
     generator: Generator,
     *,
     steps: Count = 1000,
-    lr: Positive = 0.1,
+    lr: Rate = 0.1,
     tv: NonNegative = 0.01,
     zeros: Literal["as_sent", "ignored"] = "as_sent",
 ) -> Tensor:

@@ -33,7 +33,7 @@ from fatbench.engine.local import LocalTraining
 from fatbench.engine.optimizers import Descent, Moments, step
 from fatbench.methods.inversions.image_measures import mse
 from fatbench.methods.inversions.upload import Observation, Tensors
-from fatbench.suite.types import Count, Fraction, NonNegative, Positive
+from fatbench.suite.types import Count, Fraction, NonNegative, Positive, Rate
 
 FILTERS = 96  # of the random convolutions behind `inv`
 MOST = 50  # steps that are simulated: memory is that of as many graphs
@@ -46,7 +46,7 @@ def simulated(
     generator: Generator,
     *,
     iterations: Count = 400,
-    lr: Positive = 0.1,
+    lr: Rate = 0.1,
     lr_decay: Fraction = 0.997,
     factor: Positive = 4.0,
     tv: NonNegative = 2e-4,
