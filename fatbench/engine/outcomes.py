@@ -1,4 +1,4 @@
-"""What is asked of every outcome, wherever it is taken: has the image a class, and did the attack keep to its rules?
+"""What is asked of every outcome, wherever it is taken: has the image a class, and did the attack stay in its ball?
 
 right(logits, y)                        which images are classified correctly
 seen = Seen.of(logits, x, adversarial, ball(attack))

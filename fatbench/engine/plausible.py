@@ -31,7 +31,7 @@ ADVICE = {
 def doubts(problem: Problem, state: Tensors, images: Tensor, outputs: str | None = None, batch: int = 100) -> list[str]:
     """What is doubtful about the model's outputs on the first `batch` images (n, C, H, W) uint8.
 
-    outputs: what its owner says that they are, "logits" or "probabilities"; None: nobody says.
+    outputs: what its owner says that they are, "logits" or "probabilities"; None: it is not said.
     """
     model = load(problem, state).eval()
     x = pixels(problem, images[:batch])
