@@ -327,6 +327,20 @@ def test_nodes_without_a_working_gpu(slurm):
         assert not store.stages([*store.cells()])
 
 
+def test_postgresql_whose_password_is_in_no_file(slurm, undisturbed, new_postgres):
+    """The jobs get the database's address by their environment. The server trusts whoever reaches its socket."""
+    table()
+    url = new_postgres()
+    run = Run(slurm, "--jobs", "2", "--db", url)
+    slurm_cluster.until(lambda: list(Path("results").glob("*/slurm/*/*.jsonl")), 120)
+    time.sleep(3)
+    for _ in range(2):  # while it runs, and after
+        files = [file for file in Path().rglob("*") if file.is_file()]
+        assert files and not [file for file in files if b"geheim" in file.read_bytes()]
+        assert run.end() == 0, run.text[-2000:]
+    assert stored(url) == undisturbed
+
+
 def test_lines_before_the_job_a_command_for_python_and_jobs_of_the_attacks(slurm, undisturbed):
     Path("python.sh").write_text(f'#!/bin/bash\necho "$FLAG" >> {Path.cwd()}/flags\nexec {sys.executable} "$@"\n')
     Path("python.sh").chmod(0o755)
