@@ -72,6 +72,15 @@ def test_bold_only_where_all_others_are_significantly_below() -> None:
     assert decided(group([LOW, CLEAR, CLOSE]), best="none") == ([["", "", ""]], [])
 
 
+def test_numbers_of_other_images_or_labels_are_not_tested() -> None:
+    values, bits = group([LOW, CLEAR])
+    grid: Any = SimpleNamespace(footnotes=[])
+    look = lambda *place: bits.get(place)  # noqa: E731
+    significance.mark(grid, [(values, "max")], look, "column", lambda cell, stage: {cell.partition("-")[0]})
+    assert [value.rank for value in values] == ["", ""] and values[1].marks == ("°",)
+    assert grid.footnotes == [("°", "the best of its column, not tested: other images or labels")]
+
+
 def test_equal_numbers() -> None:
     """Two of the highest are never bold; where all are the same there is no best, and of one number neither."""
     assert decided(group([LOW, CLEAR, CLEAR]))[0] == [["", "≈", "≈"]]

@@ -254,6 +254,10 @@ class Numbers:
         """Where a stage of a cell was run."""
         return self.provenance.get((cell, stage)) or self.provenance.get((None, stage)) or ()
 
+    def images(self, cell: str, stage: str) -> set[str]:
+        """The fingerprints of the data that a stage was measured on, as far as its runs say."""
+        return {origin.data[2] for origin in self.origins(cell, stage) if origin.data is not None and origin.data[2]}
+
     def round(self, cell: str, checkpoint: str) -> int | None:
         """The round whose model a checkpoint is; None while it is not known."""
         if checkpoint == "last":

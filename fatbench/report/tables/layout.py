@@ -149,7 +149,8 @@ def _grid(
         counts = " or ".join(f"{n:,}" for n in dict.fromkeys(numbers.most.values()))
         grid.notes.append(("images", f"every attack on the first {counts} test images, which all of them have"))
     if table.ties:
-        significance.mark(grid, comparable, numbers.outcomes, "comparison group" if split else table.best_within)
+        of = "comparison group" if split else table.best_within
+        significance.mark(grid, comparable, numbers.outcomes, of, numbers.images)
     if table.ties and alone:
         grid.notes.append(("not compared", f"{'; '.join(alone)}: another training objective (compare_across)"))
     if table.paired is not None:

@@ -10,7 +10,7 @@ A truly best method loses its mark, and a bold is wrong, in at most 5 % of colum
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fatbench.report.numbers import statistics
 from fatbench.report.numbers.doubts import Outcomes
@@ -22,11 +22,18 @@ TITLES = {MARK: "not significantly different from the best", UNTESTED: "not test
 LEVEL = 0.05
 
 
-def mark(grid: Grid, groups: Iterable[tuple[Sequence[Value], str]], outcomes: Outcomes | None, of: str) -> None:
+def mark(
+    grid: Grid,
+    groups: Iterable[tuple[Sequence[Value], str]],
+    outcomes: Outcomes | None,
+    of: str,
+    images: Callable[[str, str], set[str]] = lambda cell, stage: set(),
+) -> None:
     """Set rank and marks of the values of each comparison group, and say in footnotes what the marks mean.
 
-    groups: values with what is best of them, "max", "min" or "none". of: what a group is, "column". Nothing is marked
-    in a group of which fewer than two values are measured, or all are the same.
+    groups: values with what is best of them, "max", "min" or "none". of: what a group is, "column". images: the
+    fingerprints of the data that a stage was measured on; numbers of several are not tested. Nothing is marked in a
+    group of which fewer than two values are measured, or all are the same.
     """
     shared = False
     reasons: dict[str, None] = {}  # in the order they are met
@@ -36,7 +43,7 @@ def mark(grid: Grid, groups: Iterable[tuple[Sequence[Value], str]], outcomes: Ou
             continue
         top = (min if best == "min" else max)(values, key=lambda value: value.mean or 0.0)
         others = [value for value in values if value is not top]
-        tests = [_test(top, other, outcomes) for other in others]
+        tests = [_test(top, other, outcomes, images) for other in others]
         untested = [test for test in tests if isinstance(test, str)]
         if untested:
             for value in values:
@@ -65,7 +72,7 @@ def marks(value: Value) -> list[tuple[str, str]]:
     return list(zip(value.marks, meanings, strict=True))
 
 
-def _test(best: Value, other: Value, outcomes: Outcomes | None) -> float | str:
+def _test(best: Value, other: Value, outcomes: Outcomes | None, images: Callable[[str, str], set[str]]) -> float | str:
     """p of the two values being one, or why it cannot be known."""
     if best.seeds != other.seeds:
         return "other seeds"
@@ -75,6 +82,8 @@ def _test(best: Value, other: Value, outcomes: Outcomes | None) -> float | str:
         return "no per-image outcomes"
     if len({tuple(parsed(stage).precision for _, stage in value.behind) for value in (best, other)}) > 1:
         return "attacked in another precision"
+    if len(set().union(*(images(*stored) for value in (best, other) for stored in value.behind))) > 1:
+        return "other images or labels"
     a, b = ([found for stored in value.behind if (found := outcomes(*stored))] for value in (best, other))
     n = max(best.n, default=0)
     if {*best.n, *other.n} != {n}:
