@@ -1,6 +1,7 @@
 """Files that are written whole or not at all: on a full disk what was there before is still there.
 
-`-` is stdout, and stdin where a file is read. Devices and pipes are written as they are, never replaced.
+`-` is stdout, and stdin where a file is read. Devices and pipes are written as they are, never replaced. An address hf://
+is a file of the Hugging Face hub (`fatbench.hub`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from fatbench import hub
 from fatbench.errors import MachineError, SpecError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -32,6 +34,12 @@ def replacing(file: Path, *, new: bool = False) -> Iterator[BinaryIO]:
     """
     if not file.name:  # "." and "/"
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if (what := hub.address(file)) is not None:
+        with tempfile.TemporaryDirectory(prefix="fatbench-") as place:
+            with (copy := Path(place) / "file").open("xb") as handle:
+                yield handle
+            hub.upload(copy, what)
+        return
     if not new:
         if (descriptor := _unnamed(file)) is not None:
             with os.fdopen(descriptor, "wb") as handle:
@@ -97,11 +105,21 @@ def write_all(contents: Mapping[Path, str | bytes], said: object) -> None:
 
 
 def regular(file: Path) -> Path:
-    """A file that can be read more than once: what stdin ("-") or a pipe gives is kept until the program ends."""
+    """A file that can be read more than once: what stdin ("-") or a pipe gives is kept until the program ends.
+
+    MachineError: a file of the hub cannot be had.
+    """
+    if (what := hub.address(file)) is not None:
+        return _fetched(what)
     try:
         return _kept(file) if str(file) == "-" or stat.S_ISFIFO(file.stat().st_mode) else file
     except OSError:  # whoever reads it says why
         return file
+
+
+@functools.cache
+def _fetched(what: hub.Address) -> Path:
+    return hub.download(what)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fatbench import whole_file
+from fatbench import hub, whole_file
 from fatbench.cli.common import cell_in, known_format, plan_in, print_json
 from fatbench.cli.options import Db, Format, Preset, Seeds, Select, Smoke, Where
 from fatbench.cli.reporting import checkpoint
@@ -138,9 +138,14 @@ def _declared(
     print("\n".join(declared_tests.as_text(found, tests, plan, select, only, seeds) for tests, found in tested), end="")
 
 
+def _is_database(side: str) -> bool:
+    """Whether it is a database's URL; an address of the hub names a file."""
+    return "://" in side and hub.address(Path(side)) is None
+
+
 def _is_results(side: str) -> bool:
     """Whether an argument is a database's URL, or a file."""
-    return "://" in side or os.path.isfile(
+    return _is_database(side) or os.path.isfile(
         whole_file.regular(Path(side))
     )  # which says no to a name too long for a file
 
@@ -152,7 +157,7 @@ def _results(side: str) -> Iterator[Store]:
     from fatbench.store.stages import Store
 
     with contextlib.ExitStack() as stack:
-        if "://" not in side and jsonl.is_export(side):
+        if not _is_database(side) and jsonl.is_export(side):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fatbench-"))
             store = stack.enter_context(Store.open(str(Path(folder) / "results.db"), create=True))
             jsonl.import_(store, side)

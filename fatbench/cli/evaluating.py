@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fatbench import whole_file
 from fatbench.cli.common import known_format, plan_of, print_json
 from fatbench.cli.options import DataDir, Db, Device, Format, Precision, Preset, Smoke, Where
 from fatbench.errors import Doubtful, SpecError
@@ -71,6 +72,7 @@ def evaluate(
 ) -> None:
     """Attack a saved model outside any suite."""
     known_format(format, ("text", "json"))
+    file = whole_file.regular(file)  # of the hub, or a pipe
     options = RunOptions(device=device, precision=precision, db=db, data=data)
     if model is None:
         foreign = {"--dataset": dataset, "--like": like, "--mean": mean, "--std": std, "--size": size, "--name": name,

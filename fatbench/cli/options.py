@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fatbench import hub
 from fatbench.cli import completing
 from fatbench.errors import SpecError
 from fatbench.settings import PATHS, PRECISIONS
@@ -60,7 +61,9 @@ Plugin = Annotated[
 
 def output_folder(output: Path | None) -> Path | None:
     """What `-o` names where a command writes several files. SpecError: it is stdout, a device or a file."""
-    if output is not None and (str(output) == "-" or (output.exists() and not output.is_dir())):
+    if output is not None and (
+        str(output) == "-" or hub.address(output) is not None or (output.exists() and not output.is_dir())
+    ):
         raise SpecError(f"-o {output}: expected a folder, for several files are written")
     return output
 
