@@ -19,11 +19,11 @@ from fatbench.cli import app as cli
 from fatbench.engine.rounds import Number
 from fatbench.report.figures import charts
 from fatbench.report.formats import html
-from fatbench.report.numbers import compare
+from fatbench.report.numbers import cell_facts, compare
 from fatbench.report.site import drilldown, leaderboards, pages
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
-from fatbench.suite import files, signatures
+from fatbench.suite import files
 from fatbench.suite.validate_import import identity
 
 ROOT = Path(__file__).parent.parent
@@ -292,9 +292,16 @@ def test_results_of_a_suite_that_is_not_here_are_named_and_one_of_this_folder_is
     assert capsys.readouterr().out.split() == [str(tmp_path / file) for file in written]
 
 
-def test_every_kind_of_setting_is_explained() -> None:
-    """What `points` says of a call is the first line of the function's docstring."""
-    assert set(drilldown.KINDS.values()) <= {*signatures.FIXED}
+@pytest.mark.parametrize(("name", "where"), [("fat-byzantine", "adversary='IPM 0.5'"), ("privacy-robust", "")])
+def test_every_function_that_a_cell_calls_is_explained(name: str, where: str) -> None:
+    """By the first line of its docstring: the attack of malicious clients, a defence and an inversion as well."""
+    cell = files.load(name).plan("smoke", None, where or None).cells[0]
+    told = {what: (text, does) for what, text, does in cell_facts.settings(cell.spec)}
+    calls = {what for what, (text, _) in told.items() if "=" not in text.partition("(")[0] and what != "further"}
+    assert all(told[what][1] for what in calls)
+    own = {"attack": "ipm(epsilon=0.5)"} if name == "fat-byzantine" else {}
+    assert {what: told[what][0] for what in own} == own
+    assert {"aggregator", "attack"} <= calls or {"defence", "inversion"} & calls
 
 
 # --- in a browser ------------------------------------------------------------------------------------------------
