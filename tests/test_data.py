@@ -1252,6 +1252,10 @@ def test_a_data_set_of_hugging_face_keeps_its_order_and_names_what_it_lacks(tmp_
     assert data.train_images.reshape(6, -1).tolist() == [[40 * k] * 108 for k in range(6)]
     mine = SMALL["huggingface"][1]
     read = DATASETS["huggingface"]
+    for n, m in ((3, None), (2, 2)):  # the same as the first of all
+        few = read(tmp_path, (n, m), **mine)
+        assert (few.train_images == data.train_images[:n]).all() and (few.train_labels == data.train_labels[:n]).all()
+        assert (few.test_images == data.test_images[:m]).all() and few.classes == data.classes
     assert "no column 'label' (known: class, image)" in message(
         SpecError, lambda: read(tmp_path, **{**mine, "label": "label"})
     )

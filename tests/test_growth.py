@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
+import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import data_layouts as layouts
 import numpy as np
@@ -15,13 +19,18 @@ import pytest
 import torch
 
 from fatbench import settings
-from fatbench.data import DATASETS, common, decoded
+from fatbench.data import DATASETS, common, decoded, own
 from fatbench.engine.mapped import MappedImages
-from fatbench.engine.rounds import Number
+from fatbench.engine.rounds import Number, State
 from fatbench.engine.setup import Runtime, setup
 from fatbench.errors import MachineError
+from fatbench.report.figures import series
+from fatbench.report.numbers.measurements import Source
+from fatbench.runner import checkpoints, worker
+from fatbench.runner.jobs import Job, Machine
 from fatbench.store import export_lines, jsonl
 from fatbench.store.stages import Store
+from fatbench.suite import cells, cost, memory_need
 
 
 @pytest.fixture
@@ -178,14 +187,24 @@ def test_all_damaged_files_are_named_before_any_is_decoded(images: Path, decodin
 def test_what_ends_decoding_ends_it_soon(images: Path, decodings: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C, or a worker that is asked to stop: what is left of a set is not decoded, and nothing stays behind."""
     monkeypatch.setattr(decoded, "CHUNK", 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # one thread, which waits for the first word
+    heard, pixels, total = threading.Event(), decoded._pixels, 100
+
+    def waits(*given: Any) -> Any:
+        if len(decodings) >= 2:
+            heard.wait(5)
+        return pixels(*given)
+
+    monkeypatch.setattr(decoded, "_pixels", waits)
 
     def stop(what: str, done: int, n: int) -> None:
         if what.startswith("decoding"):
+            threading.Timer(0.2, heard.set).start()
             raise decoded.Interrupted
 
     with decoded.progress(stop), pytest.raises(decoded.Interrupted):
         read_folder(images)
-    assert 0 < len(decodings) < 70
+    assert 0 < len(decodings) < total
     assert not list((settings.cache_folder() / "decoded").glob(".decoding-*"))
 
 
@@ -231,3 +250,119 @@ def test_a_cell_reads_a_mapped_set_as_one_in_memory(images: Path, monkeypatch: p
     assert torch.equal(mapped.problem.labels, held.problem.labels)
     for part in ("test", "validation"):
         assert all(torch.equal(a, b) for a, b in zip(getattr(mapped, part), getattr(held, part), strict=True))
+
+
+# --- checkpoints -------------------------------------------------------------------------------------------------
+
+
+def test_a_state_is_written_as_safetensors_writes_it_and_not_copied(tmp_path: Path) -> None:
+    from safetensors.torch import save
+
+    kinds = ("int64", "float64", "float32", "int32", "bfloat16", "float16", "int16", "int8", "uint8", "bool")
+    tensors = {f"{name}/~0 ö{i}": torch.arange(i + 3).to(getattr(torch, name)) for i, name in enumerate(kinds)}
+    tensors |= {
+        "b/": torch.empty(0),
+        "a": torch.tensor(1.5),
+        "t": torch.arange(6.0).reshape(2, 3).t(),
+        "z": torch.ones(1),
+    }
+    header = {"cell": "ü", "round": 3}
+    checkpoints._write(tmp_path / "s", tensors, header)
+    known = {name: value.contiguous() for name, value in tensors.items()}
+    assert (tmp_path / "s").read_bytes() == save(known, metadata={"fatbench": json.dumps(header)})
+    many = {k: {"c": torch.zeros(250_000)} for k in range(40)}
+    state = State(1, {"w": torch.zeros(2)}, {}, many)
+    assert peak(lambda: checkpoints.save_state(tmp_path / "many", state)) < 5  # of 40 MB
+    assert (tmp_path / "many").stat().st_size > 40e6
+    same = checkpoints.load_state(tmp_path / "many", "cpu")
+    assert torch.equal(same.clients[7]["c"], many[7]["c"])
+
+
+# --- many clients in views ---------------------------------------------------------------------------------------
+
+
+def test_show_reads_the_last_round_of_training_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    db, read, asked = str(tmp_path / "a.db"), Store.measurements, []
+    with Store.open(db, create=True) as store:
+        store.finish(numbered(store, 3, 60), [Number("few", 0.5, 3)], round=3)
+
+    def counted(*given: Any, **named: Any) -> list[dict[str, Any]]:
+        asked.append(read(*given, **named))
+        return asked[-1]
+
+    monkeypatch.setattr(Store, "measurements", counted)
+    _, text, _ = run("show", "a", "--db", db)
+    assert len(asked[0]) == 61 and "180 further numbers" in text and "few" in text
+    assert '"client": 59' in run("show", "a", "--db", db, "--format", "json")[1] and len(asked[1]) == 181
+
+
+def test_lines_of_many_clients_are_quantiles() -> None:
+    cells = [SimpleNamespace(id="a", spec={"seed": 0}), SimpleNamespace(id="b", spec={"seed": 1})]
+    values = {
+        (cell.id, "loss"): {k: {1: float(k + more), 2: 1.0} for k in range(61)}
+        for cell, more in zip(cells, (0, 2), strict=True)
+    }
+    source = Source.parse("train:loss[*]")
+    lines = list(series._lines(("x",), "loss", source, cells, None, values))
+    assert [line.heading for line in lines] == [
+        f"loss, {name} of 61 clients" for name in ("least", "25 %", "median", "75 %", "largest")
+    ]
+    assert [line.points[0].mean for line in lines] == [1.0, 16.0, 31.0, 46.0, 61.0]
+    few = {key: {k: found[k] for k in range(49)} for key, found in values.items()}
+    assert len(list(series._lines(("x",), "loss", source, cells, None, few))) == 49
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+
+def cell(**more) -> dict:
+    """A canonical cell on CIFAR-10 with SCAFFOLD, 10 clients, half of them in a round."""
+    algorithm = {"name": "scaffold", "rounds": 2, "participation": 0.5, "aggregator": "samples"}
+    algorithm["local"] = {"epochs": 1, "batch": 32, "lr": 0.1, "momentum": 0.9, "objective": "standard"}
+    settings = {"data": "cifar10", "partition": {"name": "iid", "clients": 10}, "algorithm": algorithm, **more}
+    return cells.canonical({"seed": 0, "model": {"name": "mlp"}, **settings})
+
+
+def test_memory_is_counted_from_the_suite_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = memory_need.need(cell())
+    size = 4 * cost.parameters(cell())
+    assert one == memory_need.MemoryNeed(60_000 * 3072, size * 5, 2 * size * 5, size * 10)
+    folder = {"name": "image_folder", "path": "nowhere", "size": 64}
+    assert memory_need.need(cell(data=folder, train=40, test=10)) is None  # its classes are not known
+    monkeypatch.setattr(memory_need, "available_memory", lambda: one.total - one.data - 1)
+    assert memory_need.line([cell()]).endswith("free here: not enough")
+    monkeypatch.setattr(memory_need, "available_memory", lambda: 1.5 * (one.total - one.data))
+    assert memory_need.line([cell()], 2).endswith("free here: not enough for 2 workers")
+    assert memory_need.line([cell()]).endswith("free here") and memory_need.line([cell()], least=1e12) is None
+
+
+def test_models_of_clients_and_their_own_images_count_in_a_plan() -> None:
+    """FedBN with half of ten clients a round looks at 5 and then 7.5 models; held out images are looked at by each."""
+    shared = ("rounds", "participation", "aggregator", "local")
+    fedbn = {"name": "fedbn", **{key: value for key, value in cell()["algorithm"].items() if key in shared}}
+    model = {"name": "resnet18"}
+    one = cost.monitoring(cell(monitor="natural", test=100))
+    many = cost.monitoring(cell(monitor="natural", test=100, algorithm=fedbn, model=model))
+    assert many.forward == one.forward * (5 + 7.5) / 2
+    held = cost.monitoring(cell(monitor="natural", test=100, train=500, client_holdout=0.2))
+    assert held.forward == one.forward + 2 * 100
+
+
+def test_memory_that_a_data_set_takes_is_named_and_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(root: Path, *, variant: str | None = None) -> None:
+        raise MemoryError("Unable to allocate 1.40 GiB")
+
+    monkeypatch.setitem(DATASETS, "cifar10", full)
+    with pytest.raises(MachineError, match=r"cifar10, 60,000 images, 0\.18 GB: out of memory \(Unable to allocate"):
+        own.load({"name": "cifar10", "variant": None}, tmp_path)
+    job = Job("a", cell(), [], ["last"], "s", "paper")
+    machine = Machine(db=str(tmp_path / "a.db"), files=str(tmp_path), data=str(tmp_path), device="cpu")
+    with Store.open(machine.db, create=True) as store:
+        assert worker.work(job, machine, store) == "failed"
+        (row,) = store.stages().values()
+        assert row.error.startswith("MachineError: out of memory while data set cifar10 was read (data 0.184 GB, net")
+        assert "microbatch" not in store.runs()[0]

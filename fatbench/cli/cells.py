@@ -48,7 +48,8 @@ def show_cell(
         id = cell_in(store, cell)
         assert store is not None
         spec = store.cells([id])[id]
-        numbers = store.measurements([id])
+        last, earlier = (0, 0) if format == "json" else store.last_trained(id)
+        numbers = store.measurements([id], trained_from=last)
         integrity.agree(numbers, store.database)
         runs = store.runs([id])
         stages = store.stages([id])
@@ -68,7 +69,7 @@ def show_cell(
             {"cell": id, "spec": spec, "stages": of_stages, "numbers": numbers, "runs": runs, "replicates": others}
         )
     else:
-        show.cell(id, _name(id, runs), spec, stages, numbers, runs)
+        show.cell(id, _name(id, runs), spec, stages, numbers, runs, earlier)
         if others:
             print(cell_runs.runs_as_text(others))
 

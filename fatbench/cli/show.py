@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fatbench import settings
 from fatbench.data import catalogue
-from fatbench.suite import format_call, plugins, signatures, weights
+from fatbench.suite import format_call, memory_need, plugins, signatures, weights
 from fatbench.suite.papers import paper_of
 
 if TYPE_CHECKING:
@@ -200,6 +200,8 @@ def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: Estima
             "bytes uploaded, downloaded and on this disk: unknown, a data set or model does not say its size"
             " (lines Classes, Side and Channels, or Parameters, of its docstring)"
         )
+    if on is None and (said := memory_need.line(cell.spec for cell in cells)):
+        console.print(said)
     console.print(_how_long(len(cells), time, on))
 
 
@@ -310,8 +312,12 @@ def cell(
     stages: Mapping[tuple[str, str], StageRow],
     numbers: Sequence[Mapping[str, Any]],
     runs: Sequence[Mapping[str, Any]],
+    earlier: int = 0,
 ) -> None:
-    """`show CELL`: its name, its accuracies and why to doubt them; then settings, stages, the last round, the runs."""
+    """`show CELL`: its name, its accuracies and why to doubt them; then settings, stages, the last round, the runs.
+
+    earlier: how many numbers of earlier rounds are not among `numbers`.
+    """
     from fatbench.report.numbers.cell_facts import settings as settings_of
     from fatbench.store.stage_names import parsed
 
@@ -345,7 +351,7 @@ def cell(
         if row["client"] < 0:
             table.add_row(row["metric"], f"{row['value']:.6g}")
     console.print(table)
-    hidden = len(numbers) - len(accuracies) - sum(row["client"] < 0 for row in ends)
+    hidden = earlier + len(numbers) - len(accuracies) - sum(row["client"] < 0 for row in ends)
     if hidden:
         console.print(f"{hidden} further numbers, of clients and earlier rounds: --format json", style="dim")
     for run in runs:

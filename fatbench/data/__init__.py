@@ -237,6 +237,7 @@ def torchvision(
 
 def huggingface(
     root: Path,
+    first: First = (None, None),
     *,
     dataset: str,
     size: Count,
@@ -260,7 +261,7 @@ def huggingface(
     """
     from fatbench.data import common, packages
 
-    loaded = packages.load_huggingface(dataset, config, size, grey, (train_split, test_split), (image, label))
+    loaded = packages.load_huggingface(dataset, config, size, grey, (train_split, test_split), (image, label), first)
     return common.finish("huggingface", variant, loaded)
 
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from fatbench.data import Dataset
 from fatbench.data.common import Images, Labels, Loaded, finish, question, reason
-from fatbench.errors import FatbenchError, SpecError
-from fatbench.suite import calls
+from fatbench.errors import FatbenchError, MachineError, SpecError
+from fatbench.suite import calls, facts
 from fatbench.suite.first_images import First
 
 ROUNDINGS = 8  # of a float in [0, 1], that normalising and back again may add
@@ -108,6 +108,12 @@ def load(spec: Mapping[str, Any], root: Path, first: First = (None, None)) -> Da
         found = reader(root, first=first) if "first" in inspect.signature(reader).parameters else reader(root)
     except FatbenchError:
         raise
+    except MemoryError as error:
+        data = facts.of_data(spec)
+        known = data.train and data.side and data.channels
+        size = (data.train or 0) + (data.test or 0)
+        of = f", {size:,} images, {size * data.channels * data.side**2 / 1e9:.2g} GB" if known else ""  # type: ignore
+        raise MachineError(f"data: {spec['name']}{of}: out of memory ({reason(error)})") from None
     except Exception as error:
         if plugin is None:
             raise

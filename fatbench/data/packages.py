@@ -12,6 +12,7 @@ import numpy as np
 
 from fatbench.data.common import Images, Labels, Loaded, eight_bits, fair_order, reason
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
+from fatbench.suite.first_images import First
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -79,9 +80,18 @@ def _of_class(examples: Any, size: int, grey: bool) -> tuple[Images, Labels]:
 
 
 def load_huggingface(
-    dataset: str, config: str | None, size: int, grey: bool, splits: tuple[str, str], columns: tuple[str, str]
+    dataset: str,
+    config: str | None,
+    size: int,
+    grey: bool,
+    splits: tuple[str, str],
+    columns: tuple[str, str],
+    first: First = (None, None),
 ) -> Loaded:
-    """The arrays of a Hugging Face data set: a name of the hub, or a folder that `save_to_disk` wrote. MachineError."""
+    """The arrays of a Hugging Face data set: a name of the hub, or a folder that `save_to_disk` wrote. MachineError.
+
+    first: how many training and test images are decoded; the labels are all read, for a fair order.
+    """
     try:
         import datasets
     except ImportError:
@@ -99,8 +109,22 @@ def load_huggingface(
             known = found[splits[0]].column_names
             raise SpecError(f"data: {dataset} has no column '{column}'{did_you_mean(column, known)}")
     with _of("the package datasets", dataset):
-        parts = [_arrays(((row[image], row[label]) for row in found[split]), size, grey) for split in splits]
-    return _loaded(dataset, parts)
+        pairs = [found[split] for split in splits]
+        if first != (None, None):
+            labels = [np.asarray(split[label]) for split in pairs]
+            pairs = [_first_rows(split, known, n) for split, known, n in zip(pairs, labels, first, strict=True)]
+        parts = [_arrays(((row[image], row[label]) for row in split), size, grey) for split in pairs]
+    if first == (None, None):
+        return _loaded(dataset, parts)
+    (train_images, train_labels), (test_images, test_labels) = parts
+    classes = int(max(known.max() for known in labels)) + 1
+    return Loaded(Path(dataset), train_images, train_labels, test_images, test_labels, classes, gaps=True)
+
+
+def _first_rows(split: Any, labels: Labels, n: int | None) -> Any:
+    """The first n rows of a split, None: all, in an order in which they are a fair sample."""
+    order = fair_order(labels)
+    return split.select((np.arange(len(labels)) if order is None else order)[:n])
 
 
 @contextmanager

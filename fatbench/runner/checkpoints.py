@@ -10,7 +10,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,9 @@ def save_artifacts(file: Path, artifacts: Tensors, cell: str, round: int) -> str
 
 def check(file: Path, sha256: str) -> None:
     """DamagedCheckpoint: the file is missing or not the one that was written; MachineError: it cannot be opened."""
-    _bytes(file, sha256)
+    with _opening(file), file.open("rb") as handle:
+        found = hashlib.file_digest(handle, "sha256").hexdigest()
+    _demand(file, found, sha256)
 
 
 def sweep(folder: Path, keep: Iterable[str]) -> None:
@@ -153,34 +156,71 @@ def _on(tensors: Tensors, device: str) -> Tensors:
     return {name: value.to(device) for name, value in tensors.items()}
 
 
-def _write(file: Path, tensors: Tensors, header: Mapping[str, object]) -> str:
-    from safetensors.torch import save
+# safetensors writes tensors of wide types first, those of one type by their names
+TYPES = {"int64": "I64", "float64": "F64", "float32": "F32", "int32": "I32", "bfloat16": "BF16", "float16": "F16",
+         "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}  # fmt: skip
 
-    data = save(
-        {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
-        metadata={"fatbench": json.dumps(header)},
-    )
+
+def _write(file: Path, tensors: Tensors, header: Mapping[str, object]) -> str:
+    digest = hashlib.sha256()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with whole_file.replacing(file) as handle:
-            handle.write(data)
+            for part in _parts(tensors, {"fatbench": json.dumps(header)}):
+                handle.write(part)
+                digest.update(part)
     except OSError as error:
         reason = "the disk is full" if error.errno in whole_file.FULL else error.strerror
         raise Unavailable(f"cannot write the checkpoint {file}: {reason}") from None
-    return hashlib.sha256(data).hexdigest()
+    return digest.hexdigest()
 
 
-def _bytes(file: Path, sha256: str | None) -> bytes:
-    """A file's bytes, which must have this digest where one is given."""
+def _parts(tensors: Tensors, metadata: dict[str, str]) -> Iterator[Any]:
+    """The bytes that `safetensors.torch.save` gives, tensor by tensor: together they are as large as the state."""
+    import torch
+
+    kinds = {name: str(value.dtype).removeprefix("torch.") for name, value in tensors.items()}
+    if not set(kinds.values()) <= TYPES.keys():
+        from safetensors.torch import save
+
+        yield save({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, metadata=metadata)
+        return
+    order = sorted(tensors, key=lambda name: (list(TYPES).index(kinds[name]), name))
+    said: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name in order:
+        begin, end = end, end + tensors[name].numel() * tensors[name].element_size()
+        said[name] = {"dtype": TYPES[kinds[name]], "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
+    head = json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode()
+    head += b" " * (-len(head) % 8)
+    yield len(head).to_bytes(8, "little") + head
+    for name in order:
+        if tensors[name].numel():
+            yield tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+@contextmanager
+def _opening(file: Path) -> Iterator[None]:
     try:
-        data = file.read_bytes()
+        yield
     except FileNotFoundError:
         raise DamagedCheckpoint(f"{file}: no such checkpoint") from None
     except OSError as error:
         problem = f"{file}: cannot be read ({error.strerror})"
         raise (DamagedCheckpoint if error.errno in LOST else MachineError)(problem) from None
-    if sha256 is not None and (found := hashlib.sha256(data).hexdigest()) != sha256:
+
+
+def _demand(file: Path, found: str, sha256: str) -> None:
+    if found != sha256:
         raise DamagedCheckpoint(f"{file}: not the file that was written: its SHA-256 is {found}, {sha256} is stored")
+
+
+def _bytes(file: Path, sha256: str | None) -> bytes:
+    """A file's bytes, which must have this digest where one is given."""
+    with _opening(file):
+        data = file.read_bytes()
+    if sha256 is not None:
+        _demand(file, hashlib.sha256(data).hexdigest(), sha256)
     return data
 
 

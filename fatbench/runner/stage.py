@@ -13,6 +13,7 @@ from typing import Any
 
 from fatbench import whole_file
 from fatbench.data import decoded
+from fatbench.engine.memory import out_of_memory
 from fatbench.errors import FatbenchError, MachineError, Unavailable
 from fatbench.runner import versions
 from fatbench.runner.checkpoints import clients_file, model_file
@@ -23,7 +24,7 @@ from fatbench.runner.provenance import cpu, produced_by, slurm_job
 from fatbench.store import inputs, selection
 from fatbench.store.leases import LEASE
 from fatbench.store.stages import Stolen, Store
-from fatbench.suite import calls, plugins, sources
+from fatbench.suite import calls, memory_need, plugins, sources
 from fatbench.suite.cells import Evaluation, canonical
 
 log = logging.getLogger("fatbench")
@@ -127,7 +128,16 @@ def ready_for(job: Job, machine: Machine, trained: Path | None) -> tuple[dict[st
     runtime = Runtime(
         Path(machine.data), device, machine.precision, machine.path, machine.microbatch, party, machine.strict
     )
-    ready = setup(runtime, **bound)
+    try:
+        ready = setup(runtime, **bound)
+    except Exception as error:  # before any batch: smaller ones would not help
+        if not out_of_memory(error):
+            raise
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        name = job.spec["data"]["name"]
+        raise MachineError(
+            f"out of memory while data set {name} was read{memory_need.of_cell(job.spec)}: {said}"
+        ) from None
     if machine.microbatch and dropping(ready.problem.model):
         log.warning("dropout draws its masks for each microbatch: other masks than for the whole batch, as likely")
     if machine.heartbeat is not None:

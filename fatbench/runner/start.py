@@ -30,11 +30,12 @@ from fatbench.store.opening import opened
 from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory, measured
-from fatbench.suite import calls, duration, foreign, plugins, signatures, weights
+from fatbench.suite import calls, duration, foreign, memory_need, plugins, signatures, weights
 from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.first_images import first_images
 from fatbench.suite.types import number
 
+LARGE = 1e9  # bytes that a worker takes, from which it is said
 EVERY, SOON = 15.0, 2.0  # seconds between two lines on decoding, and before the first
 EXECUTORS = ("local", "ray", "slurm")
 
@@ -108,6 +109,9 @@ def run(
     for file in sorted({file for job in jobs for file in plugins.files(job.spec, job.evaluations)}):
         watch.note(f"runs the plug-in {inputs.describe(plugins.version(file))} at {file}")  # a suite may have named it
     check_packages(jobs)
+    local_cpu = options.executor == "local" and "cpu" in slots
+    if local_cpu and (said := memory_need.line((job.spec for job in jobs), min(len(slots), len(jobs)), LARGE)):
+        watch.note(said)
     reading.watch()
     with decoded.progress(_decoding(watch)):
         seen = check_data(jobs, root)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fatbench.engine.rounds import State
 
 log = logging.getLogger("fatbench")
+SHARE = 0.05  # of the time that saving may take: states of thousands of clients are large
 
 
 def train(turn: Turn, machine: Machine) -> CellStatus:
@@ -101,7 +102,7 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
     models: dict[int, Any] = {}  # round -> (its model, the clients' own tensors), of rounds that count, not yet written
     artifacts: dict[int, Any] = {}
     clients: dict[int, Any] = {}  # round -> the clients' models before averaging, where transfers ask for them
-    committed = time.monotonic()
+    committed, saving = time.monotonic(), 0.0
     for result, numbers in experiment(ready, state, passes, **bound):
         count = result.index + 1
         pending += numbers
@@ -127,7 +128,12 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
         notify(Event(job.cell, "train", "progress", count, rounds, images, loss=loss, accuracy=accuracy))
         log.info("round %d: %s", count, " ".join(f"{k}={v:.6g}" for k, v in series.items() if k != "seconds"))
         stopping = turn.stop()
-        if count == rounds or stopping or time.monotonic() - committed >= machine.checkpoint_seconds:
+        if (
+            count == rounds
+            or stopping
+            or time.monotonic() - committed >= max(machine.checkpoint_seconds, saving / SHARE)
+        ):
+            begin = time.monotonic()
             store.heartbeat(run)  # a file written by a run that has lost its stage would be in another's way
             reader.tell()
             for r, (model, own) in models.items():
@@ -155,6 +161,7 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
             store.commit(run, numbers=pending, round=count, checkpoint=pointer, record=named)
             checkpoints.sweep(folder, keep)
             pending, models, artifacts, clients, committed = [], {}, {}, {}, time.monotonic()
+            saving = committed - begin
         del result, latest, kept  # what crossed the wire can be large
         if stopping:
             store.release(run)

@@ -38,6 +38,7 @@ from fatbench.store.database import Database, lock
 from fatbench.store.rows import LARGEST, cell_row, dumps, fetch, now, printable, run_values, split_provenance
 from fatbench.store.schema import (
     CELLS,
+    NUMBERS,
     OUTCOME_CHUNKS,
     ROUND_METRICS,
     RUNS,
@@ -437,17 +438,31 @@ class Store:
         *,
         stages: Sequence[str] | None = None,
         metrics: Sequence[str] | None = None,
+        trained_from: int = 0,
     ) -> list[dict[str, Any]]:
-        """Rows of the public view, by cell, stage, round, client and metric; of all cells or those asked for."""
+        """Rows of the public view, by cell, stage, round, client and metric; of all cells or those asked for.
+
+        trained_from: of training only this round and later ones.
+        """
         order = ("cell", "stage", "round", "client", "metric")
         query = select(VIEW).order_by(*(VIEW.c[name] for name in order))
         if stages is not None:
             query = query.where(VIEW.c.stage.in_(list(stages)))
         if metrics is not None:
             query = query.where(VIEW.c.metric.in_(list(metrics)))
+        if trained_from:
+            query = query.where((VIEW.c.stage != "train") | (VIEW.c.round >= trained_from))
         names = [c.name for c in VIEW.c]
         with self.database.reading() as connection:
             return [dict(zip(names, row, strict=True)) for row in fetch(connection, query, VIEW.c.cell, cells)]
+
+    def last_trained(self, cell: str) -> tuple[int, int]:
+        """(the last round that has numbers of a cell's training, how many numbers those before it have)."""
+        mine = (NUMBERS.c.cell == cell) & (NUMBERS.c.stage == "train")
+        with self.database.reading() as connection:
+            last = connection.scalar(select(func.max(NUMBERS.c.round)).where(mine)) or 0
+            before = select(func.count()).select_from(NUMBERS).where(mine, NUMBERS.c.round < last)
+            return last, connection.scalar(before) or 0
 
     def outcomes(self, cell: str, stage: str) -> list[tuple[int, int, bytes]]:
         """The chunks of a stage's outcomes in order: (first example, how many, packed bits)."""

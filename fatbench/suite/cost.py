@@ -115,10 +115,25 @@ def monitoring(spec: Mapping[str, Any]) -> Work:
         return Work()
     data = facts.of_data(spec["data"])
     times = math.ceil(spec["algorithm"]["rounds"] / (spec.get("monitor_every") or 1))
-    held = (spec.get("test") or data.test or 0, spec.get("validation"))  # imported cells may lack what has a default
-    tested = sum(min(n, spec.get("monitor_n") or n) for n in held if n)
+    sets = (spec.get("test") or data.test or 0, spec.get("validation"))  # imported cells may lack what has a default
+    tested = sum(min(n, spec.get("monitor_n") or n) for n in sets if n)
     forward, backward = formulas.passes(call("Attack", spec["monitor"]))
-    return Work(forward=times * tested * (forward + 2), backward=times * tested * backward)
+    held = float(number(spec.get("client_holdout") or 0)) * (
+        (facts.training_images(spec) or 0) - (spec.get("validation") or 0)
+    )
+    models = times * tested * models_watched(spec)
+    return Work(
+        forward=models * (forward + 2) + times * held * (forward + 1), backward=(models + times * held) * backward
+    )
+
+
+def models_watched(spec: Mapping[str, Any]) -> float:
+    """How many models the monitor looks at in a round, on average: those of clients that ever took part, or one."""
+    clients, rounds = spec["partition"].get("clients") or 1, int(spec["algorithm"]["rounds"])
+    if formulas.formula(call("Algorithm", spec["algorithm"]), "Deploys", clients=clients) in (None, 1):
+        return 1.0
+    never = 1 - facts.cohort(spec) / clients
+    return sum(clients * (1 - never ** (t + 1)) for t in range(rounds)) / rounds
 
 
 def evaluation(spec: Mapping[str, Any], evaluations: Iterable[Evaluation], checkpoints: int) -> Work | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fatbench.errors import SpecError
-from fatbench.report.numbers import provenance
+from fatbench.report.numbers import provenance, quantiles
 from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, clients, in_words, mean_and_std
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.tables import tidy
@@ -225,12 +225,37 @@ def _lines(
     clients = [source.client]
     if source.client == EVERY:
         clients = sorted({client for found in by_client for client in found if client >= 0})
+        if len(clients) >= quantiles.MANY:
+            yield from _quantiles(key, heading, source, cells, by_client, len(clients))
+            return
     for client in clients:
         of_client = [ranges(found) if client == RANGE else found.get(client, {}) for found in by_client]
         series = {int(cell.spec["seed"]): found for cell, found in zip(cells, of_client, strict=True)}
         rounds = sorted({round for found in series.values() for round in found})
         index = client if source.client == EVERY else None
         yield Line(key, heading, source, index, [_point(series, round) for round in rounds], len(cells), ids)
+
+
+ByClient = Mapping[int, Mapping[int, float]]  # client -> round -> value
+
+
+def _quantiles(
+    key: Key, heading: str, source: Source, cells: Sequence[Cell], by_client: Sequence[ByClient], clients: int
+) -> Iterable[Line]:
+    """Five lines in place of one for each of many clients: a round's quantiles over the clients."""
+    of_seed: dict[int, dict[int, dict[str, float]]] = {}
+    for cell, found in zip(cells, by_client, strict=True):
+        rounds: dict[int, list[float]] = {}
+        for client, series in found.items():
+            for round, value in series.items() if client >= 0 else ():
+                rounds.setdefault(round, []).append(value)
+        of_seed[int(cell.spec["seed"])] = {round: quantiles.five(values) for round, values in rounds.items()}
+    every = sorted({round for found in of_seed.values() for round in found})
+    for name in quantiles.five([0.0]):
+        lines = {seed: {round: five[name] for round, five in found.items()} for seed, found in of_seed.items()}
+        points = [_point(lines, round) for round in every]
+        said = f"{heading}, {name} of {clients:,} clients"
+        yield Line(key, said, replace(source, client=-1), None, points, len(cells), tuple(cell.id for cell in cells))
 
 
 def ranges(by_client: Mapping[int, Mapping[int, float]]) -> Mapping[int, float]:

@@ -1,0 +1,91 @@
+"""How much memory a cell takes, counted from the suite alone: said before it is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fatbench.errors import FatbenchError
+from fatbench.settings import available_memory
+from fatbench.suite import cost, facts, formulas
+from fatbench.suite.calls import call
+from fatbench.suite.first_images import wanted
+
+COPIES = 4  # of a network: the global one, the next, the one that trains, and its gradients
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes of a worker. Activations are no part of it; a set of image files is mapped and may be larger."""
+
+    data: float = 0
+    network: float = 0
+    uploads: float = 0
+    state: float = 0
+
+    @property
+    def total(self) -> float:
+        return self.data + self.network + self.uploads + self.state
+
+
+def need(spec: Mapping[str, Any]) -> MemoryNeed | None:
+    """What a canonical cell takes; None: its data set or its network does not say its size."""
+    data, size = facts.of_data(spec["data"]), cost.parameters(spec)
+    if not (data.train and data.side and data.channels) or size is None:
+        return None
+    algorithm = call("Algorithm", spec["algorithm"])
+    first = wanted(spec["train"], spec["test"], spec["train_from"]) if _asks(spec["data"]) else (None, None)
+    images = (first[0] or data.train) + (first[1] or data.test or 0)
+    bytes_up = 4 * size * (formulas.formula(algorithm, "Up", batches=1) or 0.0)
+    optimizer = cost.local(spec["algorithm"])
+    moments = 2 if optimizer.get("optimizer", "sgd") != "sgd" else float(optimizer.get("momentum") or 0) > 0
+    clients = spec["partition"].get("clients") or 1
+    return MemoryNeed(
+        data=images * data.channels * data.side**2,
+        network=4 * size * (COPIES + moments),
+        uploads=bytes_up * facts.cohort(spec),
+        state=max(0.0, bytes_up - 4 * size) * clients,
+    )
+
+
+def _asks(data: Mapping[str, Any]) -> bool:
+    return "first" in call("Data", data).signature.asks
+
+
+def largest(specs: Iterable[Mapping[str, Any]]) -> MemoryNeed | None:
+    """That of the cell that takes most; None: of none it is known."""
+    found = [one for spec in specs if (one := need(spec)) is not None]
+    return max(found, key=lambda one: one.total, default=None)
+
+
+def in_words(one: MemoryNeed) -> str:
+    """ "data 0.16 GB, network 0.34 GB, uploads 0.86 GB, state of clients 0 GB"; parts of nothing are left out."""
+    parts = {"data": one.data, "network": one.network, "uploads": one.uploads, "state of clients": one.state}
+    return ", ".join(f"{name} {_gigabytes(size)}" for name, size in parts.items() if size)
+
+
+def line(specs: Iterable[Mapping[str, Any]], workers: int = 1, least: float = 0.0) -> str | None:
+    """What a worker takes at most and what there is, in a line; None: it is not known, or less than `least` bytes."""
+    one = largest(specs)
+    if one is None or one.total < least:
+        return None
+    free = available_memory()
+    there = f"; {_gigabytes(free)} are free here" if free < float("inf") else ""
+    beside = one.total - one.data  # what workers do not share
+    short = f": not enough for {workers} workers" if workers > 1 and beside * workers > free >= beside else ""
+    short = ": not enough" if beside > free else short
+    return f"memory of a worker, without activations: {in_words(one)}{there}{short}"
+
+
+def of_cell(spec: Mapping[str, Any]) -> str:
+    """For a message: what a cell needs, in words; empty where it is not known."""
+    try:
+        one = need(spec)
+    except FatbenchError:
+        return ""
+    return "" if one is None else f" ({in_words(one)})"
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:.3g} GB" if size >= 1e8 else f"{size / 1e6:.3g} MB"
