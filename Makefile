@@ -107,6 +107,7 @@ slurm: $(STAMP) ## a real SLURM of three nodes on this machine, and every fault 
 # Three gigabytes in build/scale, and some minutes to make them.
 scale: $(STAMP) ## what commands cost on 100,000 cells and 10 million numbers; make scale ARGS='--only plan'
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/scale.py $(ARGS)
+	@[ -n "$(ARGS)" ] || OMP_NUM_THREADS=1 $(BIN)/python tests/scale_growth.py
 
 # An hour or so on one core. Exit 1 where more than 5 % survive; which ones is printed, and kept in build/mutants.
 mutants: $(STAMP) ## small mistakes in the program, and which the tests do not see; make mutants ARGS='--sample 100 --seed 1'

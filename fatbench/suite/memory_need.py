@@ -66,7 +66,7 @@ def in_words(one: MemoryNeed) -> str:
 
 
 def line(specs: Iterable[Mapping[str, Any]], workers: int = 1, least: float = 0.0) -> str | None:
-    """What a worker takes at most and what there is, in a line; None: it is not known, or less than `least` bytes."""
+    """What a worker takes at most and what is free, in a line; None: it is not known, or less than `least` bytes."""
     one = largest(specs)
     if one is None or one.total < least:
         return None
