@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -51,6 +52,7 @@ presets:
 
 def used(command: list[str], folder: Path) -> tuple[float, float]:
     """CPU seconds and megabytes of a program that ends well, its children counted."""
+    (folder / "used").unlink(missing_ok=True)
     env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     ask = "import json, os, resource, subprocess, sys; done = subprocess.run(json.loads(sys.argv[1])).returncode;"
     ask += " spent = resource.getrusage(resource.RUSAGE_CHILDREN);"
@@ -129,6 +131,7 @@ def main() -> None:
                 part.unlink()
             for _ in range(2):
                 subprocess.run([sys.executable, __file__, "--end", str(n), str(file)], check=True)
+    shutil.rmtree(folder / "cache", ignore_errors=True)
     cells = {"images": ("images2000", "images50000"), "uploads": ("two", "ten")}
     for what in [asked.only] if asked.only else cells:
         if what in cells:
@@ -136,10 +139,11 @@ def main() -> None:
         for preset in cells.get(what, ()):
             images(folder, 50_000 if preset == "images50000" else 2000)
             for again in ("first", "again") if what == "images" else ("",):
-                for part in folder.glob("growth.db*"):
-                    part.unlink()
+                place = folder / f"{preset}{again}"
+                shutil.rmtree(place, ignore_errors=True)
+                place.mkdir()
                 command = [sys.executable, "-m", "fatbench", "run", "suite", "growth.yaml", "--preset", preset,
-                           "--jobs", "1", "--db", "growth.db", "--data", str(folder)]  # fmt: skip
+                           "--jobs", "1", "--db", f"{place.name}/growth.db", "--data", str(folder)]  # fmt: skip
                 seconds, megabytes = used(command, folder)
                 print(f"| {preset} {again} | {seconds:.1f} | {megabytes:.0f} |", flush=True)
 

@@ -18,7 +18,7 @@ def wanted(train: int | None, test: int | None, train_from: int = 0, auxiliary_n
 
 def first_images(spec: Mapping[str, Any]) -> dict[str, First]:
     """How many training and test images a cell reads of its data set and of the server's, as `wanted`."""
-    n, same = spec.get("auxiliary_n"), spec.get("auxiliary") == spec["data"]
+    n, same = spec.get("auxiliary_n"), spec.get("auxiliary") == spec.get("data")
     train = 1 if "evaluated" in spec else spec.get("train")  # of a model that is only attacked
     own = wanted(train, spec.get("test"), spec.get("train_from") or 0, n if same else 0)
     return {"data": own, "auxiliary": own if same else (n, 1)}
