@@ -166,7 +166,7 @@ def progress_of(run: Run) -> tuple[str, str]:
     end = time.monotonic() + 120
     while time.monotonic() < end and run.process.poll() is None:
         time.sleep(0.5)
-        if not Path("results/fatbench.db").exists():
+        if " to go" not in run.text:  # the database is made before that
             continue
         with Store.open("results/fatbench.db") as store:
             begun = {row.run for row in store.stages([*store.cells()]).values() if row.alive and row.round > 1}

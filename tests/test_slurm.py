@@ -474,6 +474,23 @@ def test_the_plan_is_nobody_else_s_and_holds_no_address(jobs, machine):
     assert plan.read(folder) is None
 
 
+def test_another_user_s_run_in_the_same_files_folder_is_left_alone(jobs, machine, fake_slurm, monkeypatch):
+    folder = plan.make(machine.files, plan.Plan(jobs, machine, "cpu"))
+    plan.note_jobs(folder, ["77_0"], 0)
+    stat = os.stat
+
+    def closed(path: object, *rest: object, **more: object) -> object:
+        if str(path).startswith(f"{folder}/"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *rest, **more)  # type: ignore[call-overload]
+
+    log = fake_slurm('echo "77_0|CANCELLED|None"')
+    monkeypatch.setattr(os, "stat", closed)
+    slurm.run(jobs[:1], machine, ["cpu"], ignore, never, note=ignore_note)
+    monkeypatch.setattr(os, "stat", stat)
+    assert len(calls(log, "sbatch")) == 1 and (folder / "plan.pickle").exists()
+
+
 def test_a_job_without_its_plan_says_so(tmp_path, capsys):
     assert worker.main(tmp_path) == 2
     assert "has no plan that this version can read" in capsys.readouterr().err

@@ -93,8 +93,8 @@ def finish(folder: Path) -> None:
 
 
 def is_over(folder: Path) -> bool:
-    """Whether a run has ended, or is to end."""
-    return (folder / "stop").exists() or not (folder / "plan.pickle").exists()
+    """Whether a run has ended, or is to end; so is another user's, whose folder is closed to us."""
+    return os.path.exists(folder / "stop") or not os.path.exists(folder / "plan.pickle")
 
 
 def starts(folder: Path, job: str) -> list[Path]:
