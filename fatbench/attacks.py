@@ -1,9 +1,9 @@
 """The attacks of fatbench on a module and a batch of yours: `fatbench.attacks.pgd(model, x, y, eps="8/255", ...)`.
 
-`model` maps images (B, C, H, W) in [0, 1] to logits (B, classes); `y` is (B,) int64. The result has the shape and type
-of `x` and lies in the [0, 1] box, of an L-infinity attack within eps of `x`. The model is attacked in eval mode and
-left as it was. Radii are numbers in units of the pixel range or fractions as text. Every attack of a suite file is here
-by its name, those of plug-ins too.
+`model` maps images (B, C, H, W) in [0, 1], up to a rounding, to logits (B, classes); `y` is (B,) int64. The result has
+the shape and type of `x` and lies in the [0, 1] box, of an L-infinity attack within eps of `x`. The model is attacked
+in eval mode and left as it was. Radii are numbers in units of the pixel range or fractions as text. Every attack of a
+suite file is here by its name, those of plug-ins too.
 
     >>> import torch, fatbench
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Fraction = float | str  # 0.031 or "8/255"
+ROUNDINGS = 8  # of a float in [0, 1], that normalising and back again may add
 
 
 def fgsm(model: nn.Module, x: Tensor, y: Tensor, *, eps: Fraction, seed: int = 0) -> Tensor:
@@ -88,8 +89,10 @@ def attack(name: str, model: nn.Module, x: Tensor, y: Tensor, *, seed: int = 0, 
     spec = calls.check("Attack", LocatedMap({"name": name, **settings}), f"attacks.{name}")
     import torch
 
-    if x.dim() != 4 or not x.is_floating_point() or bool((x.min() < 0) | (x.max() > 1)):
+    rounding = ROUNDINGS * torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0
+    if x.dim() != 4 or not rounding or not bool(((x >= -rounding) & (x <= 1 + rounding)).all()):  # NaN neither
         raise SpecError(f"attacks.{name}: expected images (B, C, H, W) as floats in [0, 1]; normalise inside the model")
+    x = x.clamp(0, 1)
     from fatbench.engine.randomness import generator
 
     modes = [(module, module.training) for module in model.modules()]

@@ -174,6 +174,20 @@ def test_fgsm_by_hand() -> None:
     assert torch.equal(fatbench.attacks.fgsm(Linear(), x, torch.tensor([0]), eps="1/4"), moved)
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.float16])
+def test_images_outside_by_a_rounding_are_taken_and_nan_is_not(kind: torch.dtype) -> None:
+    """They went through normalise and back."""
+    x, y = torch.full((1, 1, 2, 2), 0.5, dtype=kind), torch.tensor([0])
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)).to(kind)
+    x[0, 0, 0, 0], x[0, 0, 0, 1] = -torch.finfo(kind).eps / 4, 1 + torch.finfo(kind).eps
+    moved = fatbench.attacks.pgd(model, x, y, eps="8/255", step="2/255", steps=2)
+    assert moved.min() >= 0 and moved.max() <= 1
+    for wrong in (float("nan"), 1 + 20 * torch.finfo(kind).eps, -0.5, float("inf")):
+        x[0, 0, 1, 1] = wrong
+        with pytest.raises(SpecError, match=r"expected images \(B, C, H, W\) as floats in \[0, 1\]"):
+            fatbench.attacks.pgd(model, x, y, eps="8/255", step="2/255", steps=2)
+
+
 def test_attacks_are_those_of_the_suites_and_leave_the_model_as_it_was() -> None:
     assert set(ATTACKS) <= set(dir(fatbench.attacks))
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10)).train()

@@ -446,6 +446,18 @@ def test_clean_images_say_what_is_doubtful_about_a_model(judged, machine, store,
     assert "microbatch" not in store.runs()[-1]
 
 
+def test_gradients_of_a_thousand_images_are_looked_at(monkeypatch) -> None:
+    looked = list[int]()
+    monkeypatch.setattr("fatbench.engine.accuracy.zero_gradients", lambda *given: looked.append(len(given[3])) or 0.0)
+    monkeypatch.setattr("fatbench.engine.plausible.doubts", lambda *given: [])
+    labels = torch.zeros(1200, dtype=torch.int64)
+    problem = SimpleNamespace(labels=labels, shards=[torch.arange(3)], malicious=None)
+    ready = SimpleNamespace(problem=problem, test=(labels, labels), classes=1)
+    stage = _Stage(1, 3, NATURAL, "natural", None, Trained(JOB.cell, 3, "m", None), RECORD)
+    found = attacking._beside(stage, _Loaded(ready, None, 3, {-1: {}}), torch.ones(1, 1200, dtype=torch.bool), JOB)
+    assert looked == [1000] and Number("zero_gradients", 0.0, 3, n=1000) in found
+
+
 def test_gradients_of_clients_models_are_a_mean(judged, machine, store) -> None:
     stage = begun(store, machine, NATURAL)
     loaded = _Loaded(ready_of(), None, 3, {0: M["first"], 1: M["second"]})

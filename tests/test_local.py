@@ -17,6 +17,8 @@ from fatbench.engine.local import LocalTraining
 from fatbench.engine.optimizers import Moments, step
 from fatbench.engine.rounds import Problem
 from fatbench.methods import attacks, objectives
+from fatbench.testing import problem as fatbench_problem
+from fatbench.testing import start as fatbench_start
 
 SIZES = {"leaf_cnn": (3, 32, 32), "resnet18": (3, 16, 16), "efficientnet_lite0": (3, 64, 64)}
 TINY = {"patch": 4, "dim": 16, "depth": 2, "heads": 2, "head": "cls_vis", "d1": 6, "d2": 5}
@@ -269,3 +271,25 @@ def test_a_microbatch_holds_less():
 def test_batch_normalisation_refuses_a_microbatch():
     with pytest.raises(ValueError, match="--microbatch: batch normalisation needs its whole batch"):
         microbatch.bound(problem("resnet18", "reference").model, 4)
+
+
+@pytest.mark.parametrize("path", ["loop", "fast"])
+def test_accuracy_is_of_all_epochs(path):
+    """Every example is right in each of three epochs: 1, not 3."""
+
+    def always_right(model, x, y, generator):
+        return objectives.standard(model, x, y, generator)[0], torch.ones_like(y, dtype=torch.bool)
+
+    on = fatbench_problem(path=path)
+    how = LocalTraining(batch=4, lr=0.01, objective=always_right, epochs=3)
+    updates = train_cohort(on, fatbench_start(on).model, [0, 1, 2], 0, how)
+    assert [update.stats.accuracy for update in updates] == [1.0, 1.0, 1.0]
+
+
+def test_seeds_have_more_than_32_bits():
+    """Two seeds, and two names, that differ above the 32nd bit are two streams."""
+    drawn = [rng.generator(seed, "x").initial_seed() for seed in (0, 1, 2**32, 2**32 + 1, 2**63)]
+    assert len(set(drawn)) == 5 and drawn == [rng.stream(seed, "x") for seed in (0, 1, 2**32, 2**32 + 1, 2**63)]
+    assert max(rng.stream(seed, "x") for seed in range(64)) > 2**60
+    first, second = (rng.numpy_generator(seed, "x").integers(2**62, size=4).tolist() for seed in (0, 2**32))
+    assert first != second

@@ -225,6 +225,14 @@ def test_dirichlet_concentration() -> None:
     assert even.sum() == skewed.sum() == 50_000
 
 
+def test_dirichlet_draws_inside_a_class() -> None:
+    """Two clients share each class evenly; cut unshuffled, the first would have the first half of its images."""
+    labels = numpy.repeat([0, 1], 1000)
+    first, _ = shards("dirichlet", labels, clients=2, alpha=1e6)
+    for of_class in (first[first < 1000], first[first >= 1000] - 1000):
+        assert 450 < len(of_class) < 550 and 200 < (of_class < 500).sum() < 300
+
+
 def test_dirichlet_minimum() -> None:
     """Skewed draws are repeated until everyone has enough; an unreachable minimum is an error, not a loop."""
     assert min(map(len, shards("dirichlet", CIFAR[:500], clients=5, alpha=0.3, min_size=40))) >= 40
