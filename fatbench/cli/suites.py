@@ -168,6 +168,8 @@ def suite_check(
             rows.append({"file": file, "ok": True, "presets": sizes})
             if format == "text":
                 print(f"{file}: ok ({', '.join(f'{preset} {n} cells' for preset, n in sizes.items())})")
+            for presets, sentence in reporting.unlike(found, plans):
+                print(f"{file}: not compared in {presets}: {sentence}")
     if format == "json":
         print_json({"suites": rows})
     if mistakes:

@@ -45,6 +45,7 @@ __all__ = [
     "left_out",
     "render",
     "unknown",
+    "unlike",
 ]
 
 _RENDERERS = {
@@ -160,6 +161,27 @@ def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
             if whys and len(missing) == len(whys):
                 what = f"no cell can fill this heading of table {table.id}"
                 raise SpecError(f"{table.place('values', heading)}: {what} ({'; '.join(missing)})")
+
+
+def unlike(suite: Suite, plans: Sequence[Plan]) -> list[tuple[str, str]]:
+    """(presets, sentence): what compared rows, of a table or of the baseline's axis, differ in besides their labels."""
+    from fatbench.report.tables import grid_points
+    from fatbench.report.tables.layout import confounded
+    from fatbench.suite import confounders
+
+    presets: dict[str, list[str]] = {}
+    for plan in plans:
+        found = [
+            *(
+                one
+                for table in suite.tables
+                for one in confounded(plan, grid_points.spread(table, plan), grid_points.points_of_table(plan, table))
+            ),
+            *confounders.against(plan.cells, plan.baseline),
+        ]
+        for sentence in confounders.sentences(found):
+            presets.setdefault(sentence, []).append(plan.preset)
+    return [(", ".join(names), sentence) for sentence, names in presets.items()]
 
 
 def left_out(suite: Suite, plan: Plan) -> list[str]:

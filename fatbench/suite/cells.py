@@ -104,6 +104,7 @@ class Cell:
     evaluations: tuple[Evaluation, ...]  # what the suite asks of the trained model; not part of the identity
     origin: Cell | None = None  # whose last model it begins with
     suite: str = ""  # of an origin: the suite that it is of
+    perturbation: str = field(default="", compare=False)  # of its task, in words: "Linf 25/255"
     written: Mapping[str, frozenset[str]] = field(default_factory=dict, compare=False)  # see `confounders.written`
 
     @property
@@ -324,11 +325,15 @@ def expand(
             if begin is not None:
                 _same_network(begin, first, place)
             short = calls.without_defaults(first)
+            attacked = any(path.endswith(".eps") for path, _ in confounders.leaves(first))
+            attacked |= any("eps" in path for one in evaluations for path, _ in confounders.leaves(one.attack))
+            of_task = str(allowed) if allowed is not None and attacked else ""
             for seed in of_these:
                 if here.transfer:
                     moved[len(cells)] = here
                 seeded = calls.Call(first.signature, {**first, "seed": seed})
-                cells.append(Cell(_identity({**short, "seed": seed}), key, seeded, evaluations, begin, written=own))
+                id = _identity({**short, "seed": seed})
+                cells.append(Cell(id, key, seeded, evaluations, begin, perturbation=of_task, written=own))
     if not cells and only is None:
         raise SpecError(f"{file}: preset '{preset}' leaves the grid empty")
     if attacks and not any(cell.evaluations for cell in cells):

@@ -7,6 +7,7 @@ defaults. Everything else is shared by what is compared: a row that differs in i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from fatbench.suite import calls
 from fatbench.suite.model import Key, Override
 
 LOGGED = ("seed", "per_class", "diagnostic", "diagnostic_every")  # settings that change no model
+EVERYTHING = frozenset({"*"})  # what a label of a table over several suites writes
 RADIUS = "algorithm.local.objective.attack.eps"
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
@@ -83,36 +85,82 @@ def confounders(rows: Sequence[Row], baseline: tuple[str, str] | None = None) ->
     rows = [row for row in rows if "evaluated" not in row.spec]
     if len(rows) < 2:
         return []
-    full = [dict(leaves(row.spec)) for row in rows]
-    stated = [{path for path, _ in leaves(calls.without_defaults(calls.call("Experiment", row.spec)))} for row in rows]
+    parts = [
+        key
+        for key in dict.fromkeys(key for row in rows for key in row.spec)
+        if key not in LOGGED and any(row.spec.get(key) != rows[0].spec.get(key) for row in rows)
+    ]
+    full = [dict(leaves({key: row.spec[key] for key in parts if key in row.spec})) for row in rows]
     axes = [axis for axis in rows[0].key if len({row.key.get(axis) for row in rows}) > 1]
     names = [", ".join(row.key[axis] for axis in axes if axis in row.key) for row in rows]
     at = next((i for i, row in enumerate(rows) if baseline and row.key.get(baseline[0]) == baseline[1]), None)
+    own = _OwnPaths(rows)
     found = []
     for path in dict.fromkeys(path for each in full for path in each):
-        if path.split(".")[0] in LOGGED or len({repr(each.get(path)) for each in full}) == 1:
+        if len({repr(each.get(path, "")) for each in full}) == 1:
             continue
-        values = [repr(each[path]) for each in full if path in each]
-        first = at if at is not None else next(
-            i for i, each in enumerate(full) if path in each and repr(each[path]) == max(values, key=values.count)
-        )  # fmt: skip
+        values = [repr(_shown(path, each)) for each in full]
+        first = at if at is not None else values.index(Counter(values).most_common(1)[0][0])
         odd: dict[str, list[int]] = {}
         for i, each in enumerate(full):
-            if _differ(path, each, full[first]) and not _own(path, (rows[i], rows[first]), (stated[i], stated[first])):
-                odd.setdefault(repr(each.get(path)), []).append(i)
+            if _differ(path, each, full[first]) and not _own(path, rows[i], rows[first], own[i, first]):
+                odd.setdefault(values[i], []).append(i)
         for differing in odd.values():
-            usual = [i for i, each in enumerate(full) if repr(each.get(path)) == repr(full[first].get(path))]
+            usual = [i for i, value in enumerate(values) if value == values[first]]
             found.append(
                 Confounder(
                     path,
-                    full[differing[0]].get(path),
-                    full[first].get(path),
+                    _shown(path, full[differing[0]]),
+                    _shown(path, full[first]),
                     tuple(names[i] for i in differing),
                     tuple(rows[i].id for i in differing),
                     tuple(names[i] for i in usual),
                 )
             )
     return found
+
+
+def against(rows: Iterable[Row], baseline: tuple[str, str] | None) -> list[Confounder]:
+    """`confounders` of all labels of the baseline's axis, at each combination of other labels and each seed."""
+    if baseline is None:
+        return []
+    groups: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        others = tuple((axis, label) for axis, label in row.key.items() if axis != baseline[0])
+        groups.setdefault((others, row.spec.get("seed")), {}).setdefault(row.key.get(baseline[0], ""), row)
+    return [one for group in groups.values() for one in confounders([*group.values()], baseline)]
+
+
+def between(baseline: Row, other: Row) -> tuple[str, ...]:
+    """What two rows differ in besides their labels, in words; empty: nothing."""
+    return tuple(sentences(confounders([baseline, other])))
+
+
+def apart(found: Iterable[Confounder]) -> frozenset[str]:
+    """The ids of the cells that are not compared with the others."""
+    return frozenset(id for one in found for id in one.cells)
+
+
+def sentences(found: Iterable[Confounder]) -> list[str]:
+    """What rows differ in, each setting once: a part of what another says of more rows is left out."""
+    alike: dict[tuple[str, str, str], dict[str, Confounder]] = {}
+    for one in found:
+        alike.setdefault((one.path, str(one.value), str(one.usual)), {})[str(one)] = one
+    return [
+        sentence
+        for group in alike.values()
+        for sentence, one in group.items()
+        if not any(one is not other and _part(one, other) for other in group.values())
+    ]
+
+
+def _part(one: Confounder, other: Confounder) -> bool:
+    return {*one.rows} <= {*other.rows} and {*one.others} <= {*other.others}
+
+
+def _shown(path: str, settings: Mapping[str, Any]) -> Any:
+    """A setting as it is said: a call by its name."""
+    return settings.get(path, settings.get(f"{path}.name"))
 
 
 def _differ(path: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -123,21 +171,39 @@ def _differ(path: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool
     return path in has and has[path] is None and any(below.startswith(f"{path}.") for below in lacks)
 
 
-def _own(path: str, pair: tuple[Row, Row], stated: tuple[set[str], set[str]]) -> bool:
+class _OwnPaths(dict[tuple[int, int], frozenset[str]]):
+    """(row, other row) -> what the labels write in which they differ; EVERYTHING where one is of another suite."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = rows
+
+    def __missing__(self, key: tuple[int, int]) -> frozenset[str]:
+        one, other = (self.rows[i] for i in key)
+        axes = [axis for axis in {**one.key, **other.key} if one.key.get(axis) != other.key.get(axis)]
+        if any(axis not in one.written and axis not in other.written for axis in axes):
+            paths = EVERYTHING
+        else:
+            paths = frozenset[str]().union(*(row.written.get(axis, ()) for row in (one, other) for axis in axes))
+        self[key] = paths
+        return paths
+
+
+def _own(path: str, one: Row, other: Row, paths: frozenset[str]) -> bool:
     """Whether a label in which two rows differ writes the setting, or names a function that has it by itself."""
-    paths = {
-        own
-        for axis in {**pair[0].key, **pair[1].key}
-        if pair[0].key.get(axis) != pair[1].key.get(axis)
-        for row in pair
-        for own in row.written.get(axis, ())
-    }
-    if any(path == own or path.startswith(f"{own}.") or own.startswith(f"{path}.") for own in paths):
+    if path in paths or paths is EVERYTHING:
+        return True
+    if any(path.startswith(f"{own}.") or own.startswith(f"{path}.") for own in paths):
         return True
     if any(_of_perturbation(path, own) or path.startswith(f"{own.split('.')[0]}_") for own in paths):
         return True  # auxiliary_n is of `auxiliary`
     below = any(own.endswith(".name") and path.startswith(own.removesuffix("name")) for own in paths)
-    return below and not any(path in each for each in stated)
+    return below and not any(_stated(row, path) for row in (one, other))
+
+
+def _stated(row: Row, path: str) -> bool:
+    """Whether a cell has the setting at another value than its default."""
+    short = calls.without_defaults(calls.call("Experiment", row.spec))
+    return path in dict(leaves(short))
 
 
 def _of_perturbation(path: str, own: str) -> bool:

@@ -10,6 +10,7 @@ setting of this name, so that its identity is that of a cell whose attacks state
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, TypeAdapter, ValidationError
@@ -41,6 +42,15 @@ class Perturbation(model.Node):
 
     def __str__(self) -> str:
         return f"{self.norm} {self.eps}"
+
+
+def in_words(tasks: Iterable[tuple[str, str]]) -> str:
+    """What a caption says of (data set, perturbation): "Linf 8/255 (cifar10), Linf 25/255 (fashion_mnist)"."""
+    of: dict[str, list[str]] = {}
+    for data, allowed in dict.fromkeys(tasks):
+        if allowed:
+            of.setdefault(allowed, []).append(data)
+    return ", ".join(f"{allowed} ({', '.join(data)})" if len(of) > 1 else allowed for allowed, data in of.items())
 
 
 def split(spec: LocatedMap) -> tuple[LocatedMap, Perturbation | None]:

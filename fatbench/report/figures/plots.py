@@ -65,13 +65,23 @@ def draw(
     return written
 
 
-SAID = ("data", "checkpoint", "seeds", "differences", "published", "incomplete", "note")  # notes that a caption has
+SAID = (
+    "data",
+    "checkpoint",
+    "seeds",
+    "differences",
+    "published",
+    "incomplete",
+    "note",
+    "perturbation",
+)  # notes that a caption has
 
 
 def _caption(plot: Plot, names: Key) -> str:
     """A caption for a paper: what is shown, of which seeds; no commits and no machine."""
     cut = ", ".join(f"{axis} {label}" for axis, label in names.items())
-    notes = [f"Seeds {note}" if what == "seeds" else note for what, note in plot.notes if what in SAID]
+    begin = {"seeds": "Seeds ", "perturbation": "Perturbation: "}
+    notes = [f"{begin.get(what, '')}{note}" for what, note in plot.notes if what in SAID]
     return ". ".join(part.rstrip(".") for part in (plot.figure.title, cut, plot.label, *notes) if part) + ".\n"
 
 

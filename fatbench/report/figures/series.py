@@ -29,6 +29,7 @@ from fatbench.report.tables.grid_points import (
 )
 from fatbench.report.tables.notes import data_note
 from fatbench.store.selection import PUBLISHED, WORDS, Checkpoint
+from fatbench.suite import perturbation
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 from fatbench.suite.model import Key
@@ -383,6 +384,8 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) ->
     yield "suite", f"{preset}. {plan.note}".removesuffix(". ")
     if plan.where:
         yield "filter", plan.where
+    if allowed := perturbation.in_words((cell.spec["data"]["name"], cell.perturbation) for cell in cells):
+        yield "perturbation", allowed
     lines = [line for panel in plot.panels for line in panel.lines]
     words = in_words((line.heading, line.source) for line in lines)
     yield "data", data_note(plot.facts, cells, words)

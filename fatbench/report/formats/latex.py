@@ -137,6 +137,8 @@ def _caption(grid: Grid, layout: Layout) -> str:
     """What the numbers are: over how many seeds and images, of which model, what the marks and the small type mean."""
     values = list(grid.all())
     said = [_over(grid, layout.style.spread)]
+    if grid.perturbation:
+        said.append(f"Perturbation: {grid.perturbation}.")
     if grid.checkpoint:
         trained = grid.checkpoint.startswith("training")
         said.append(f"{grid.checkpoint.capitalize() if trained else f'Checkpoint: {grid.checkpoint}'}.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from fatbench.errors import NothingMatched
 from fatbench.report.numbers.compare import Comparison, Measured, Pair, compare, sentence
+from fatbench.suite import confounders
 from fatbench.suite.cells import Plan
 from fatbench.suite.model import Key
 
@@ -48,12 +49,13 @@ def differences(
     for cell in plan.cells:
         others = tuple((name, label) for name, label in cell.key.items() if name != axis)
         found.setdefault(others, {}).setdefault(cell.key.get(axis, ""), {})[int(cell.spec["seed"])] = cell.id
+    unlike = confounders.apart(confounders.against(plan.cells, plan.baseline))
     made = []
     for others, labels in found.items():
         theirs = labels.get(baseline, {})
         for label, mine in labels.items():
             pairs = [Pair("", seed, mine[seed], theirs[seed]) for seed in mine if seed in theirs]
-            if label == baseline or not pairs:
+            if label == baseline or not pairs or not unlike.isdisjoint(mine.values()):
                 continue
             try:
                 compared = compare(pairs, of, of)

@@ -28,7 +28,7 @@ from fatbench.store.consistency import disagreement
 from fatbench.store.replicates import SIGN
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.store.stage_names import parsed
-from fatbench.suite import filters
+from fatbench.suite import confounders, filters
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -47,6 +47,7 @@ class Pair:
     seed: int
     a: str
     b: str
+    unlike: tuple[str, ...] = ()  # what both differ in besides their labels: their difference is not of these
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Comparison:
     with_images: bool  # whether `test` is over images as well; False: no outcomes are stored, it is about these images
     doubts: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # of A and of B, in words with the seeds
     floor: bool = False  # whether neither side is above a constant classifier, at any seed
+    unlike: tuple[str, ...] = ()  # see `Pair`; such a comparison has no test
     reasons: tuple[inputs.Reason, ...] = ()  # in what the two sides differ beyond what is compared
 
     @property
@@ -126,7 +128,12 @@ def rows(plan: Plan, a: str, b: str) -> list[Pair]:
         return found
 
     mine, others = by_place(ours, a), by_place(theirs, b)
-    found = [Pair(*place, mine[place], others[place]) for place in mine if place in others]
+    cell_of = {cell.id: cell for cell in (*ours, *theirs)}
+    found = [
+        Pair(*place, mine[place], others[place], confounders.between(cell_of[others[place]], cell_of[mine[place]]))
+        for place in mine
+        if place in others
+    ]
     if not found:
         raise NothingMatched(f"no cell of '{a}' has a partner of the same seed and labels among those of '{b}'")
     parts = [pair.row.split(", ") for pair in found]
@@ -262,12 +269,14 @@ def compare(
             "the two sides have no evaluation in common (the same attack in the same precision on as many test images)"
         )
     names = {evaluation for _, evaluation in found}
+    unlike = {pair.row: pair.unlike for pair in pairs if pair.unlike}
     return [
         _comparison(
             row,
             evaluation if _ambiguous(evaluation, names) else label(evaluation),
             runs,
             tuple(reasons[row, evaluation]),
+            unlike.get(row, ()),
         )
         for (row, evaluation), runs in found.items()
     ]
@@ -282,6 +291,7 @@ def _comparison(
     metric: str,
     runs: Sequence[tuple[int, Measured, Measured]],
     reasons: tuple[inputs.Reason, ...] = (),
+    unlike: tuple[str, ...] = (),
 ) -> Comparison:
     runs = sorted(runs, key=lambda run: run[0])
     seeds = tuple(seed for seed, _, _ in runs)
@@ -307,8 +317,9 @@ def _comparison(
         floor=at_floor([one for _, *both in runs for one in both]),
         doubts=(_doubts([(seed, one) for seed, one, _ in runs]), _doubts([(seed, other) for seed, _, other in runs])),
         reasons=reasons,
+        unlike=unlike,
     )
-    if compared.other_images:
+    if compared.other_images or unlike:
         return replace(compared, images=(), over_seeds=None, test=None, with_images=False)
     return compared
 
@@ -335,7 +346,8 @@ def as_json(comparisons: Sequence[Comparison], margin: float | None = None) -> l
     return [
         {
             "row": one.row, "metric": one.metric, "n": one.n, "seeds": list(one.seeds), "a": list(one.a),
-            "b": list(one.b), "precisions": list(one.precisions), "difference": one.difference,
+            "b": list(one.b), "precisions": list(one.precisions), "not_compared": list(one.unlike),
+            "difference": None if one.unlike else one.difference,
             "images": [
                 {"seed": seed, "both": i.both, "only_a": i.only_a, "only_b": i.only_b, "agreement": i.agreement,
                  "odds_ratio": i.odds_ratio, "mcnemar_p": i.p}
@@ -393,14 +405,17 @@ def _block(one: Comparison, margin: float | None) -> Iterable[str]:
     seeds += attacked_in(one.seeds, one.precisions)
     yield f"{one.row + ': ' if one.row else ''}{one.metric} ({one.n} images, {seeds})"
     means = [100 * sum(side) / len(side) for side in (one.a, one.b)]
-    yield f"  A {means[0]:.2f}, B {means[1]:.2f}: difference {signed(one.difference)}"
+    difference = "" if one.unlike else f": difference {signed(one.difference)}"
+    yield f"  A {means[0]:.2f}, B {means[1]:.2f}{difference}"
     yield from (f"  {side}: {doubt}" for side, doubts in zip("AB", one.doubts, strict=True) for doubt in doubts)
     if (each := one.over_seeds) is not None:
         d = "" if each.d is None else f", Cohen's d {each.d:.2f}"
         yield f"  over seeds, these images: paired t {_p(each.t_p)}, Wilcoxon {_p(each.wilcoxon_p)}{d}"
     for reason in one.reasons:
         yield f"  A and B differ in what answered them: {reason.beside}"
-    if one.test is None:
+    if one.unlike:
+        yield from (f"  => not compared: {sentence}" for sentence in one.unlike)
+    elif one.test is None:
         why = "other images or labels" if one.other_images else "one seed" if len(one.seeds) == 1 else "one image"
         yield f"  => not tested: {why}"
     else:

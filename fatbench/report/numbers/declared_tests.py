@@ -30,6 +30,7 @@ from fatbench.report.numbers.compare import (
 from fatbench.report.numbers.provenance import attacked_in
 from fatbench.report.numbers.statistics import SeedsAndImages
 from fatbench.store.selection import WORDS
+from fatbench.suite import confounders
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.contrasts import Contrast, Tests
 
@@ -116,6 +117,9 @@ def _tested(
             return replace(one, why=f"{metric} is {'not one attack' if names else 'not evaluated in this preset'}")
         (name,) = names
         measured[side, metric] = {seed: known for seed, cell in cells[side].items() if (known := of(cell.id).get(name))}
+    compared = list({side: next(iter(cells[side].values())) for side, _ in weights}.values())
+    if unlike := confounders.sentences(confounders.confounders(compared[::-1])):
+        return replace(one, why=f"not compared: {'; '.join(unlike)}")
     seeds = tuple(sorted(set.intersection(*(set(by_seed) for by_seed in measured.values()))))
     if len(seeds) < 2:
         return replace(one, seeds=seeds, why="fewer than two seeds are measured of every cell")

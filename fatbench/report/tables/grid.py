@@ -134,6 +134,7 @@ class Grid:
     points: list[tuple[str, str]] = field(default_factory=list)  # (labels, cell), one a point and seed
     paired: list[PairedComparison] = field(default_factory=list)  # the tests that the table asks for
     attacks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # metric -> its attacks, all settings
+    perturbation: str = ""  # of the tasks: "Linf 25/255"
     split: bool = False  # numbers under one heading that are not compared with each other
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -45,8 +45,9 @@ from fatbench.report.tables.grid_points import (
 )
 from fatbench.report.tables.notes import as_published, checkpoint, footnotes, notes
 from fatbench.store.stage_names import parsed
-from fatbench.suite import cost, facts
+from fatbench.suite import confounders, cost, facts, perturbation
 from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.confounders import Confounder
 from fatbench.suite.external_models import describe_model
 from fatbench.suite.files import Suite
 from fatbench.suite.model import Condition
@@ -125,7 +126,9 @@ def _grid(
     columns = _columns(request, rows, digits)
     bucket = [cell for here in found.values() for cells in here.values() for cell in cells]
     cells = list({cell.id: cell for cell in bucket}.values())
-    comparable, split, alone = _comparable(request, columns, rows)
+    unlike = confounded(plan, table, found)
+    apart = confounders.apart(unlike)
+    comparable, split, alone = _comparable(request, columns, rows, apart)
     grid = Grid(
         suite=plan.suite,
         preset=plan.preset,
@@ -142,6 +145,7 @@ def _grid(
         facts=request.facts,
         points=list(dict.fromkeys((", ".join(cell.key.values()), cell.id) for cell in bucket)),
         attacks=_attacks(columns, found),
+        perturbation=perturbation.in_words((cell.spec["data"]["name"], cell.perturbation) for cell in cells),
         split=split,
     )
     footnotes(grid)
@@ -153,8 +157,9 @@ def _grid(
         significance.mark(grid, comparable, numbers.outcomes, of, numbers.images)
     if table.ties and alone:
         grid.notes.append(("not compared", f"{'; '.join(alone)}: another training objective (compare_across)"))
+    grid.notes.extend(("not compared", sentence) for sentence in confounders.sentences(unlike))
     if table.paired is not None:
-        grid.paired.extend(_comparisons(grid, *table.paired))
+        grid.paired.extend(_comparisons(grid, *table.paired, apart))
     evaluates = any(column.source.stage != "train" for column in columns)
     below = [(cell, low) for cell in cells if evaluates and (low := numbers.below_chance(cell))]
     grid.notes.extend(notes(grid, plan, table, cells, lacking, lookup, below=below))
@@ -240,8 +245,31 @@ def _columns(request: _TableRequest, rows: Sequence[Row], percent_digits: int) -
     return columns
 
 
+def confounded(plan: Plan, table: Table, found: TablePoints) -> list[Confounder]:
+    """What rows that a table compares differ in besides their labels: in a column, and from where `minus` points to."""
+    groups: dict[tuple[Any, ...], dict[str, Cell]] = {}
+    pairs: dict[tuple[str, str], list[Cell]] = {}
+    for heading, text in table.values.items():
+        source, minus = Source.parse(text), table.sources[heading].minus
+        others = baselines(plan, minus)
+        for (row, group), here in found.items():
+            for cell in here.get(heading, ())[:1]:  # seeds differ in nothing else
+                if others and (other := others.get(point_key(cell, minus))) is not None:
+                    pairs[other.id, cell.id] = [other, cell]
+                elif table.best[heading] != "none" or table.paired:
+                    side = row if table.best_within == "row" else group
+                    key = (side, *_comparison_group(cell, source, table))
+                    groups.setdefault(key, {})[cell.id] = cell
+    compared = {tuple(cells): [*cells.values()] for cells in groups.values()}
+    baseline = table.paired or plan.baseline
+    return [
+        *(one for cells in compared.values() for one in confounders.confounders(cells, baseline)),
+        *(one for pair in pairs.values() for one in confounders.confounders(pair)),
+    ]
+
+
 def _comparable(
-    request: _TableRequest, columns: Sequence[Column], rows: Sequence[Row]
+    request: _TableRequest, columns: Sequence[Column], rows: Sequence[Row], apart: Collection[str]
 ) -> tuple[list[tuple[list[Value], str]], bool, dict[str, None]]:
     """(the numbers that are ranked against each other, with what is best of them; whether some rows of a column, or
     groups of a row, are not compared; rows that nothing is compared with, because their training objective is another).
@@ -257,6 +285,8 @@ def _comparable(
                 for cell in request.found.get((row_key, group_key), {}).get(column.heading, ())[:1]:
                     side = row_key if table.best_within == "row" else group_key
                     comparison = (side, *_comparison_group(cell, column.source, table))
+                    if cell.id in apart:
+                        continue
                     compared.setdefault(comparison, []).append(row.values[group][position])
                     rows_of[comparison] = ", ".join(row.key.values())
         groups += [(members, column.best) for members in compared.values()]
@@ -391,6 +421,7 @@ def _difference(
 ) -> Value:
     """How much a point has more than another, seed by seed; nothing is planned where it is that other one."""
     pairs = [(cell, other) for cell in cells if (other := others.get(point_key(cell, minus))) not in (None, cell)]
+    pairs = [(cell, other) for cell, other in pairs if other and not confounders.confounders([other, cell])]
     ours = _value([cell for cell, _ in pairs], source, numbers, facts)
     theirs = _value([other for _, other in pairs if other is not None], source, numbers, facts)
     mine, less = (dict(zip(value.seeds, value.values, strict=True)) for value in (ours, theirs))
@@ -458,8 +489,11 @@ def _digits(values: Sequence[Value]) -> int:
     return 6 if largest else 2
 
 
-def _comparisons(grid: Grid, axis: str, against: str) -> Iterable[PairedComparison]:
-    """Each label of an axis against one of them, at the same labels of all others, under each heading."""
+def _comparisons(grid: Grid, axis: str, against: str, apart: frozenset[str]) -> Iterable[PairedComparison]:
+    """Each label of an axis against one of them, at the same labels of all others, under each heading.
+
+    apart: cells that are not compared.
+    """
     values: dict[tuple[tuple[Names, int], str], Value] = {}  # (the other labels, heading), label
     for row in grid.rows:
         for group, here in zip(grid.groups, row.values, strict=True):
@@ -468,7 +502,7 @@ def _comparisons(grid: Grid, axis: str, against: str) -> Iterable[PairedComparis
             values |= {((rest, position), key[axis]): value for position, value in enumerate(here)}
     for (rest_and_column, mine), value in values.items():
         base = values.get((rest_and_column, against))
-        if mine == against or base is None:
+        if mine == against or base is None or not apart.isdisjoint({*value.cells, *base.cells}):
             continue
         ours, theirs = (dict(zip(one.seeds, one.values, strict=True)) for one in (value, base))
         if (test := paired(ours, theirs)) is not None:
