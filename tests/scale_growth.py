@@ -38,8 +38,16 @@ axes:
   what:
     "2000": {}
     "50000": {data: {path: images50000}}
-    two: {model: {name: vit_b}, train: 2, partition: {clients: 2}, algorithm: {rounds: 2, local: {batch: 1}}}
-    ten: {model: {name: vit_b}, train: 10, partition: {clients: 10}, algorithm: {rounds: 2, local: {batch: 1}}}
+    two:
+      model: {name: vit, dim: 768, heads: 12, head_norm: ln}
+      train: 2
+      partition: {clients: 2}
+      algorithm: {rounds: 2, local: {batch: 1}}
+    ten:
+      model: {name: vit, dim: 768, heads: 12, head_norm: ln}
+      train: 10
+      partition: {clients: 10}
+      algorithm: {rounds: 2, local: {batch: 1}}
 evaluate: {checkpoints: [last], attacks: {}}
 presets:
   paper: {}
