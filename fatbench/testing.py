@@ -15,6 +15,7 @@ import copy
 import functools
 import inspect
 import math
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -44,6 +45,7 @@ from fatbench.methods.defences import DEFENCES
 from fatbench.methods.objectives import standard
 from fatbench.models import MODELS
 from fatbench.models.dual_norm import with_dual_norm
+from fatbench.runner import checkpoints
 from fatbench.suite import calls, facts, formulas, signatures, types
 
 ALGORITHMS: dict[str, Any] = dict(algorithms.ALGORITHMS)
@@ -541,8 +543,20 @@ def resumes_with_the_same_bytes(kind: str, name: str) -> None:
         return
     bound = member(kind, name, rounds=2)
     whole = _algorithm(bound)
-    again = _algorithm(bound, copy.deepcopy(whole[0]["state"]))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "state.safetensors"
+        checkpoints.demand_tensors(whole[0]["state"])
+        checkpoints.save_state(file, whole[0]["state"])
+        kept = checkpoints.load_state(file, "cpu")
+    again = _algorithm(bound, kept)
     expect(len(again) == 1 and equal(whole[1], again[0]), "after an interruption it ends elsewhere")
+
+
+def remembers_nothing_outside_its_state(kind: str, name: str) -> None:
+    """A call after others gives what the first gave: what stays in a module is another cell's, and lost with it."""
+    results = [CALLED[kind](member(kind, name)) for _ in range(4)]
+    words = "a later call gives another result from the same streams: something is remembered outside the state"
+    expect(all(equal(results[0], one) for one in results[1:]), words)
 
 
 def logits_and_parameters_as_declared(kind: str, name: str) -> None:
@@ -561,17 +575,17 @@ def logits_and_parameters_as_declared(kind: str, name: str) -> None:
 Property = Callable[[str, str], None]
 _ALL: tuple[Property, ...] = (same_bytes_under_another_name, nothing_from_the_global_generators)
 PROPERTIES: dict[str, tuple[Property, ...]] = {
-    "Aggregator": (*_ALL, weights_go_with_the_client),
+    "Aggregator": (*_ALL, remembers_nothing_outside_its_state, weights_go_with_the_client),
     "Objective": (*_ALL, a_gradient_for_every_weight, passes_as_declared, alone_and_stacked),
     "Proximal": (*_ALL, alone_and_stacked),
     "Attack": (*_ALL, inside_ball_and_box, passes_as_declared, clients_apart),
     "Augment": (*_ALL, images_stay_images),
     "Partition": (*_ALL, disjoint_shards),
-    "Adversary": (*_ALL, the_honest_stay_honest, alone_and_stacked),
+    "Adversary": (*_ALL, remembers_nothing_outside_its_state, the_honest_stay_honest, alone_and_stacked),
     "Defence": _ALL,
     "Inversion": _ALL,
     "Diagnostic": _ALL,
-    "Algorithm": (*_ALL, resumes_with_the_same_bytes),
+    "Algorithm": (*_ALL, remembers_nothing_outside_its_state, resumes_with_the_same_bytes),
     "Model": (*_ALL, logits_and_parameters_as_declared),
 }
 

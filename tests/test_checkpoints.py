@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,11 +22,12 @@ from hypothesis import strategies as st
 from test_resume import SUITE, machine, numbers, outcomes
 
 from fatbench.engine.rounds import State
-from fatbench.errors import MachineError, Unavailable
+from fatbench.errors import MachineError, SpecError, Unavailable
 from fatbench.report.figures import artifacts
 from fatbench.runner import checkpoints
 from fatbench.runner.checkpoints import (
     DamagedCheckpoint,
+    demand_tensors,
     flatten,
     load_model,
     load_state,
@@ -592,3 +594,32 @@ def test_what_a_round_kept_for_the_report_is_not_worth_a_training(job, undisturb
         written = hashlib.sha256(Path(place.files, job.cell, name).read_bytes()).hexdigest()
         assert (written == digests[name]) == (count != 1)
     assert numbers(place) == numbers(undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (State(1, {}, {"best": 0.5}, {}), r"state.server\['best'\] is of type float; a checkpoint keeps tensors"),
+        (
+            State(1, {}, {"seen": {1: torch.zeros(1)}}, {}),
+            r"state.server\['seen'\]: the key 1 is no text; a checkpoint",
+        ),
+        (
+            State(1, {}, {}, {3: {"old": [torch.zeros(1)]}}),
+            r"state.clients\[3\]\['old'\] is of type list; a checkpoint",
+        ),
+    ],
+)
+def test_what_no_checkpoint_keeps_is_named(state: Any, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        demand_tensors(state)
+
+
+def test_tensors_that_share_memory_are_kept_and_come_back(tmp_path: Path) -> None:
+    """Clients that have fetched the same model, and a view of it."""
+    model = {"w": torch.arange(6.0).reshape(2, 3)}
+    state = State(2, model, {"row": model["w"][0]}, {0: {"fetched": model}, 1: {"fetched": model}})
+    demand_tensors(state)
+    save_state(tmp_path / "s.safetensors", state)
+    kept = load_state(tmp_path / "s.safetensors", "cpu")
+    assert torch.equal(kept.clients[1]["fetched"]["w"], model["w"]) and kept.server["row"].tolist() == [0.0, 1.0, 2.0]

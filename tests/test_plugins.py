@@ -158,7 +158,7 @@ def test_mistakes_in_the_settings(place, toml, message):
     assert settings.TABLES == ("slurm",)
 
 
-def test_an_installed_package_announces_its_plug_in_and_is_not_imported(place, monkeypatch):
+def test_an_installed_package_announces_its_plug_in_and_is_not_imported(place, monkeypatch, capsys):
     site = place / "site-packages"
     package = site / "their_package"
     package.mkdir(parents=True)
@@ -184,10 +184,45 @@ def test_an_installed_package_announces_its_plug_in_and_is_not_imported(place, m
     plugins.load()  # it was edited: read again
     assert calls.function(signatures.describe("Aggregator", "three")).__module__ == "their_package.part"
     (info / "entry_points.txt").write_text("[fatbench.plugins]\nthree = their_package.none\n")
-    with pytest.raises(
-        SpecError, match=r"entry point fatbench.plugins: their_package.none: the module's source is not"
-    ):
-        plugins.load()
+    plugins.load()
+    said = "fatbench: left out: entry point fatbench.plugins: their_package.none: the module's source is not found\n"
+    assert capsys.readouterr().err == said
+
+
+def installed(site, name, text):
+    """A package that announces one module as a plug-in."""
+    (site / f"{name}.py").write_text(text)
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[fatbench.plugins]\n{name} = {name}\n")
+
+
+def test_a_broken_package_is_left_out_and_a_clash_matters_where_the_name_is_used(place, monkeypatch, capsys):
+    """Nobody chose them for this suite, so every other name goes on working; a name of ours stays ours."""
+    site = place / "site-of-four"
+    site.mkdir()
+    both = "def shared(updates, context): ...\ndef {0}(updates, context): ...\n"
+    tables = "AGGREGATORS = {{'shared_name': shared, '{0}': {0}, 'samples': shared}}\n"
+    for name in ("one_of_four", "two_of_four"):
+        installed(site, name, (both + tables).format(name))
+    installed(site, "three_of_four", "def broken(:\n")
+    installed(site, "four_of_four", "NOTHING = {}\n")
+    monkeypatch.syspath_prepend(site)
+    importlib.invalidate_caches()
+    plugins.load()
+    said = capsys.readouterr().err
+    assert "left out: entry point fatbench.plugins: three_of_four: plugin" in said and "four_of_four" in said
+    for name in ("one_of_four", "two_of_four"):
+        assert signatures.describe("Aggregator", name).plugin == site / f"{name}.py"
+    assert signatures.describe("Aggregator", "samples").plugin is None
+    with pytest.raises(SpecError, match=r"aggregator 'shared_name' is in .*one_of_four.py and .*two_of_four.py: unin"):
+        signatures.describe("Aggregator", "shared_name")
+    (place / "chosen.py").write_text("def f(updates, context): ...\nAGGREGATORS = {'one_of_four': f, 'other': f}\n")
+    plugins.load([place / "chosen.py"])  # the same method, installed and beside the suite
+    assert signatures.describe("Aggregator", "other").plugin == place / "chosen.py"
+    with pytest.raises(SpecError, match=r"aggregator 'one_of_four' is in .*one_of_four.py and .*chosen.py"):
+        signatures.describe("Aggregator", "one_of_four")
 
 
 def test_every_command_takes_plug_ins():

@@ -84,6 +84,13 @@ BROKEN = [
      "        mine = {name: value * 0.9**since for name, value in result.state.model.items()}\n"
      "        yield replace(result, state=replace(result.state, model=mine))",
      "ALGORITHMS", "resumes with the same bytes", "after an interruption it ends elsewhere"),
+    ("remembers in its module", "SEEN = []\n\n\ndef f(updates, context):\n    SEEN.append(1)\n"
+     "    return Mixing([1 / len(updates)] * len(updates), memory={'calls': torch.tensor(float(len(SEEN) > 4))})",
+     "AGGREGATORS", "remembers nothing outside its state", "something is remembered outside the state"),
+    ("keeps a number", "def f(problem, state, *, rounds: Count, aggregator: Aggregator, local: Local):\n"
+     "    for result in fedavg(problem, state, rounds=rounds, aggregator=aggregator, local=local):\n"
+     "        yield replace(result, state=replace(result.state, server={'best': 0.3}))",
+     "ALGORITHMS", "resumes with the same bytes", "state.server['best'] is of type float; a checkpoint keeps tensors"),
     ("miscounts", "def f(shape, classes):\n    '''One layer.\n\n    Parameters: 7\n    '''\n"
      "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(shape[0] * shape[1] * shape[2], classes))",
      "MODELS", "logits and parameters as declared", "3076 parameters, declared are 7"),
@@ -125,7 +132,7 @@ def test_a_plug_in_on_the_command_line(
         ended, out, _ = run("suite", "check", "--contract", str(file))
         assert ended == code
         assert f"p{code}.py: aggregator mine: ok\n" in out
-    assert "p1.py: aggregator yours: 3 of 3 properties do not hold\n" in out
+    assert "p1.py: aggregator yours: 4 of 4 properties do not hold\n" in out
     assert re.search(r"\n  same bytes under another name, nothing .*: KeyError: 'stats' \(p1.py, line \d+\)\n", out)
     assert out.count("KeyError") == 1
 

@@ -84,6 +84,7 @@ def experiment(
     rounds = settings["rounds"]
     _refuse_batches_of_one(ready.problem, getattr(settings.get("local"), "batch", None))
     begin = time.perf_counter()
+    last: tuple[Round, list[Number]] | None = None
     for result in algorithm(ready.problem, state):
         for client, loss in [(update.client, update.stats.loss) for update in result.updates]:
             if malicious is None and not math.isfinite(loss):
@@ -121,8 +122,33 @@ def experiment(
         if refused or malicious is not None:
             numbers.append(Number("uploads_refused", refused, count))
         yield result, numbers
+        last = replace(result, broadcast={}, updates=[], mixing=None, artifacts={}), numbers
         del result  # its uploads and FedGKT's features, before those of the next round are made
         begin = time.perf_counter()
+    if last is None and state.round < rounds:
+        raise SpecError(f"the algorithm gave no round after round {state.round} of {rounds}")
+    if last is not None and last[0].index + 1 < rounds:
+        yield replace(last[0], index=rounds - 1), _ended(ready, *last, rounds, monitor, monitor_n, per_class)
+
+
+NOTHING = ("forward", "backward", "gradient_steps", "bytes_up", "bytes_down", "seconds")
+
+
+def _ended(
+    ready: Setup, last: Round, before: list[Number], rounds: int, monitor: Attack | None, n: int | None, per_class: bool
+) -> list[Number]:
+    """The numbers of the last round of a training that its algorithm has ended in an earlier one, which is `ended`.
+
+    They are those of that round, `before`, and cost nothing.
+    """
+    count = last.index + 1
+    numbers = [Number(name, 0.0, rounds) for name in NOTHING] + [Number("ended", count, rounds)]
+    numbers += [
+        replace(number, round=rounds) for number in before if number.metric not in (*NOTHING, "uploads_refused")
+    ]
+    if monitor is not None and not any(number.metric == "natural" for number in before):
+        numbers += measures.monitored(ready, last, rounds, monitor, n, per_class)
+    return numbers
 
 
 def _refuse_batches_of_one(problem: Problem, batch: int | None) -> None:
@@ -150,8 +176,7 @@ def _diverged(ready: Setup, round: int, rounds: int, monitored: bool, n: int | N
     Its model is not finite. Whatever attacks it, it is taken to answer with the most frequent class of the test images
     (`accuracy.most_frequent`). `diverged` is the round.
     """
-    none = ("forward", "backward", "gradient_steps", "bytes_up", "bytes_down", "seconds")
-    numbers = [*(Number(name, 0.0, rounds) for name in none), Number("diverged", round, rounds)]
+    numbers = [*(Number(name, 0.0, rounds) for name in NOTHING), Number("diverged", round, rounds)]
     for prefix, held_out in (("", ready.test), ("val_", ready.validation)):
         if monitored and held_out is not None:
             right = most_frequent(held_out[1][:n])

@@ -263,6 +263,8 @@ def _said(stage: _Stage) -> Iterator[str]:
     """What has happened in training that its numbers do not say."""
     if stage.diverged:
         yield f"training diverged in round {stage.diverged}, so accuracy is that of the most frequent class"
+    if ended := stage.record.get("ended"):
+        yield f"training ended in round {ended}, as its algorithm says"
     if refused := stage.record.get("uploads_refused"):
         yield f"{refused} uploads were not finite and were left out"
     for words, count in stage.record.get("said", {}).items():

@@ -17,7 +17,7 @@ from typing import Any
 
 from fatbench import whole_file
 from fatbench.engine.rounds import State, Tensors
-from fatbench.errors import MachineError, Unavailable
+from fatbench.errors import MachineError, SpecError, Unavailable
 
 LOST = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)  # the file is gone or its disk is broken
 
@@ -28,8 +28,33 @@ class DamagedCheckpoint(MachineError):
 
 def save_state(file: Path, state: State, cell: str = "") -> str:
     """Write an algorithm's state and return the file's SHA-256. Unavailable: disk full or folder not writable."""
-    parts = {"model": state.model, "server": state.server, "clients": {str(k): v for k, v in state.clients.items()}}
-    return _write(file, flatten(parts), {"cell": cell, "round": state.round})
+    return _write(file, flatten(_tree(state)), {"cell": cell, "round": state.round})
+
+
+def _tree(state: State) -> dict[str, Any]:
+    return {"model": state.model, "server": state.server, "clients": {str(k): v for k, v in state.clients.items()}}
+
+
+def demand_tensors(state: State) -> None:
+    """SpecError: the state holds what no checkpoint keeps, which is named."""
+    import torch
+
+    def look(tree: Mapping[Any, Any], place: str) -> None:
+        for name, value in tree.items():
+            if not isinstance(name, str):
+                raise SpecError(f"{place}: the key {name!r} is no text; a checkpoint keeps tensors under names")
+            if isinstance(value, Mapping):
+                look(value, f"{place}[{name!r}]")
+            elif not isinstance(value, torch.Tensor):
+                kind = type(value).__name__
+                raise SpecError(f"{place}[{name!r}] is of type {kind}; a checkpoint keeps tensors: torch.tensor(...)")
+
+    for name, tree in _tree(state).items():
+        if name != "clients":
+            look(tree, f"state.{name}")
+            continue
+        for k, own in tree.items():
+            look(own, f"state.clients[{k}]")
 
 
 def load_state(

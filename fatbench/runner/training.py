@@ -105,11 +105,12 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
     committed, saving = time.monotonic(), 0.0
     for result, numbers in experiment(ready, state, passes, **bound):
         count = result.index + 1
+        if count == state.round + 1:
+            checkpoints.demand_tensors(result.state)  # before what a checkpoint would lose is computed
         pending += numbers
         series = {n.metric: n.value for n in numbers if n.client < 0}
         record = selection.update(record, count, series)
-        if "diverged" in series:
-            record["diverged"] = int(series["diverged"])
+        record |= {word: int(series[word]) for word in ("diverged", "ended") if word in series}
         if refused := int(series.get("uploads_refused", 0)):
             record["uploads_refused"] = record.get("uploads_refused", 0) + refused
         for words in [name.removeprefix("flag_").replace("_", " ") for name in series if name.startswith("flag_")]:

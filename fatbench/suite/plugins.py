@@ -16,9 +16,11 @@ and are the same where the files are.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -39,12 +41,21 @@ Record = Mapping[str, Any]
 def load(files: Iterable[Path] = ()) -> None:
     """Add the plug-ins of the settings, of installed packages, and these. One that was edited is read again.
 
-    SpecError: a file that cannot be read, has no table, or brings a name that is taken.
+    SpecError: a file that cannot be read, has no table, or brings a name that is taken. A broken package is left out
+    with a warning: who runs a suite has not chosen it.
     """
     edited = [file for file in signatures.plugins() if sources.edited(file)]
     sources.delete(*edited)
     signatures.drop_plugins(edited)
-    for place, file in [*_installed(), *settings.plugins(), *(("--plugin", file) for file in files)]:
+    for place, module in _installed():
+        try:
+            file = _source(module)
+            if file is None:
+                raise SpecError("the module's source is not found")
+            signatures.add_plugin(file.resolve(), installed=True)
+        except (SpecError, ImportError, ValueError) as error:
+            _warn(f"{place}: {error}")
+    for place, file in [*settings.plugins(), *(("--plugin", file) for file in files)]:
         add(file, place)
     for file in edited:
         add(file, "")
@@ -60,14 +71,16 @@ def add(file: Path, place: str) -> None:
         raise SpecError(f"{place}: {error}" if place else str(error)) from None
 
 
-def _installed() -> Iterator[tuple[str, Path]]:
-    """(who says so, source) of each plug-in that an installed package announces."""
+@functools.cache
+def _warn(text: str) -> None:
+    """A line on stderr, once in a process."""
+    print(f"fatbench: left out: {text}", file=sys.stderr)
+
+
+def _installed() -> Iterator[tuple[str, str]]:
+    """(who says so, module) of each plug-in that an installed package announces."""
     for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.value):
-        place = f"entry point {GROUP}: {point.value}"
-        file = _source(point.value.partition(":")[0].strip())
-        if file is None:
-            raise SpecError(f"{place}: the module's source is not found")
-        yield place, file
+        yield f"entry point {GROUP}: {point.value}", point.value.partition(":")[0].strip()
 
 
 def _source(module: str) -> Path | None:

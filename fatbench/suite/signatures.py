@@ -269,12 +269,14 @@ def _class_signature(kind: str) -> Signature:
 
 
 _PLUGINS: list[Path] = []
+_INSTALLED: set[Path] = set()  # those of packages
 
 
-def add_plugin(file: Path) -> None:
+def add_plugin(file: Path, installed: bool = False) -> None:
     """Let the tables of a Python file extend ours.
 
-    SpecError: unreadable, no table in it, a name already taken, or a function that the engine could not call.
+    SpecError: unreadable, no table in it, a name already taken, or a function that the engine could not call. Of an
+    installed package a name that is taken is an error where it is used; a name of ours stays ours.
     """
     if file in _PLUGINS:
         return
@@ -289,8 +291,8 @@ def add_plugin(file: Path) -> None:
     for kind, (_, table) in TABLES.items():
         for name, function in _table(tree, table).items():
             found = True
-            if name in names(kind):
-                other = describe(kind, name).plugin
+            if (holders := _holders(kind, name)) and not installed and not _INSTALLED.intersection(holders):
+                other = next(filter(None, holders), None)
                 where = f" in {other}" if other else ""
                 raise SpecError(f"plugin {file}: there is already {article(kind.lower())} named '{name}'{where}")
             _function_signature(kind, name, function, file)
@@ -298,11 +300,14 @@ def add_plugin(file: Path) -> None:
         tables = ", ".join(table for _, table in TABLES.values())
         raise SpecError(f"plugin {file}: it defines none of {tables}")
     _PLUGINS.append(file)
+    if installed:
+        _INSTALLED.add(file)
     _clear()
 
 
 def drop_plugins(files: list[Path]) -> None:
     """Take plug-ins out again."""
+    _INSTALLED.difference_update(files)
     _PLUGINS[:] = [file for file in _PLUGINS if file not in files]
     _clear()
 
@@ -324,7 +329,18 @@ def _entries(kind: str) -> dict[str, tuple[str, Path]]:
     """name -> (its function, the file whose table has it)."""
     module, table = TABLES[kind]
     files = (_module_file(module), *_PLUGINS)
-    return {name: (entry, file) for file in files for name, entry in _table(sources.tree(file), table).items()}
+    found: dict[str, tuple[str, Path]] = {}
+    for file in files:
+        for name, entry in _table(sources.tree(file), table).items():
+            found.setdefault(name, (entry, file))
+    return found
+
+
+def _holders(kind: str, name: str) -> list[Path | None]:
+    """The plug-ins that bring a name; None: it is ours."""
+    module, table = TABLES[kind]
+    own: list[Path | None] = [None] if name in _table(sources.tree(_module_file(module)), table) else []
+    return own + [file for file in _PLUGINS if name in _table(sources.tree(file), table)]
 
 
 @functools.cache
@@ -334,6 +350,10 @@ def _signature(kind: str, name: str) -> Signature:
     if name not in known:
         raise UnknownName(f"no {kind.lower()} is named '{name}'{did_you_mean(name, known)}", f"{kind.lower()} {name}")
     function, file = known[name]
+    holders = _holders(kind, name)
+    if len(holders) > 1 and holders[0] is not None:  # a name of ours stays ours
+        both = " and ".join(map(str, holders))
+        raise SpecError(f"{kind.lower()} '{name}' is in {both}: uninstall one, or leave one plug-in out")
     return _function_signature(kind, name, function, file, None if file == _module_file(TABLES[kind][0]) else file)
 
 
