@@ -30,7 +30,14 @@ NATURAL = Evaluation("natural", {"name": "natural"}, 10, 20)
 FGSM = Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 10, 4)
 ORIGIN = TransferOrigin("Other", "fedcba987654")
 MOVED = replace(FGSM, label="moved", origin=ORIGIN)
-JOB = Job("0123456789ab", {"seed": 7}, [NATURAL, FGSM], ["last", "best-test"], "crash", "paper")
+JOB = Job(
+    "0123456789ab",
+    {"seed": 7, "data": {"name": "digits"}, "model": {"name": "nin"}},
+    [NATURAL, FGSM],
+    ["last", "best-test"],
+    "crash",
+    "paper",
+)
 FILES = {f"{what}-00000{n}.safetensors": f"{what[0]}{n}" for what in ("model", "clients") for n in (2, 3)}
 RECORD = {"last": {"round": 3}, "best-test": {"round": 2, "value": 0.5}, "sha256": FILES}
 
@@ -329,7 +336,7 @@ def ready_of(malicious: Any = None) -> Any:
         labels=torch.tensor([0, 0, 1, 2]), shards=[torch.tensor([0, 1, 2]), torch.tensor([3])], malicious=malicious
     )
     images = torch.arange(12)[:, None, None, None].to(torch.uint8)
-    return SimpleNamespace(test=(images, LABELS), problem=problem, classes=3, data={"name": "x"}, doubts={})
+    return SimpleNamespace(test=(images, LABELS), problem=problem, classes=3, data={"data": {"name": "x"}}, doubts={})
 
 
 class Judged:
