@@ -332,7 +332,7 @@ def test_examples_of_docstrings(module: str, tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("function", "command", "not_here"),
     [
-        (fatbench.run, "run_suite", {"smoke", "dry_run"}),  # a preset; `fatbench.plan`
+        (fatbench.run, "run_suite", {"smoke", "dry_run", "verbose"}),  # a preset; `fatbench.plan`; a log's level
         (
             fatbench.evaluate,
             "evaluate",  # module, network, attacks; exit codes

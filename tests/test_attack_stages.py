@@ -139,12 +139,19 @@ def test_every_attack_on_every_model_once(attacks, machine, store) -> None:
     assert attacks.said() == []
 
 
-def test_what_an_attack_s_plug_in_does_to_torch_the_others_do_not_meet(attacks, machine, store, monkeypatch) -> None:
+def test_what_an_attack_s_plug_in_does_to_torch_the_others_do_not_meet(
+    attacks, machine, store, monkeypatch, tmp_path
+) -> None:
     """Those that use a file that training does not are last."""
 
-    def files(spec: Any, asked: Any = ()) -> set[str]:
+    training, other = tmp_path / "a.py", tmp_path / "b.py"
+    for file in (training, other):
+        file.write_text("")
+
+    def files(spec: Any, asked: Any = ()) -> set[Path]:
         assert spec == JOB.spec
-        return {"a.py", "b.py"} if [one.label for one in asked] == ["natural"] else {"a.py"}
+        of_one = [one.label for one in asked] == ["natural"]
+        return {training, other} if of_one else {training}
 
     monkeypatch.setattr(attacking.plugins, "files", files)
     assert attack_models(turn(store, machine), machine, False) == "done"
@@ -189,7 +196,7 @@ def test_attacks_of_another_version_are_kept_or_begin_again(attacks, machine, st
 
 
 def test_an_attack_with_another_cell_s_model_waits_for_it(attacks, machine, store) -> None:
-    """And is done again when that is another; what fails is said before what waits."""
+    """And is done again, if a person asks for it, when that is another; what fails is said before what waits."""
     events = list[Event]()
     at = replace(turn(store, machine, events.append), job=replace(JOB, evaluations=[MOVED, NATURAL]))
     assert attack_models(at, machine, False) == "waiting"
@@ -198,7 +205,9 @@ def test_an_attack_with_another_cell_s_model_waits_for_it(attacks, machine, stor
     assert attacks.said() == [("natural", 3), ("natural", 2)]
     for digest in ("theirs", "another"):
         train(store, ORIGIN.cell, {"last": {"round": 1}, "sha256": {"model-000001.safetensors": digest}})
-        assert attack_models(at, machine, False) == "done"
+        if digest == "another":
+            assert attack_models(at, machine, False) == "done" and attacks.said() == []  # kept
+        assert attack_models(at, replace(machine, rerun_changed=True), False) == "done"
         there = Trained(ORIGIN.cell, 1, "model-000001.safetensors", digest)
         assert {stage.there for stage in attacks.asked} == {there}
         assert attacks.said() == [("moved", 3), ("moved", 2)]

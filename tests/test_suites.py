@@ -1214,7 +1214,7 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
         ("clients: 5}", "clients: 5}\n  train: none"),
         "s.yaml:8: train: should be a valid integer, got 'none'",
     ),
-    ("infinite", ("lr: 0.01", "lr: .inf"), "s.yaml:15: lr: should be a finite number, got inf"),
+    ("infinite", ("lr: 0.01", "lr: .inf"), "s.yaml:15: lr: should be less than or equal to 1000000, got inf"),
     (
         "negative eps",
         ("attack: {name: pgd, eps: 8/255", "attack: {name: pgd, eps: -8/255"),

@@ -205,7 +205,8 @@ def _beside_published(
         return
     said = {**point, SERIES: heading}
     value.published, value.published_std, value.published_flag = lookup.find(said, heading)
-    floor = _no_better_than_a_constant(cells[0], source, value.published)
+    accuracy = None if request.minus(heading) else value.published  # a difference has no floor
+    floor = _no_better_than_a_constant(cells[0], source, accuracy)
     value.published_flag = "; ".join(filter(None, (value.published_flag, floor)))
     least, most = lookup.range(said, heading) or (None, None)
     value.published_most = most if most != least else None
