@@ -25,8 +25,11 @@ Shape = Sequence[int]  # (C, H, W)
 
 
 def in_header(spec: Mapping[str, Any], problem: Problem, state: Tensors) -> dict[str, str]:
-    """What the header of a model's file says of a plug-in's network with this state; empty for one of fatbench."""
-    if not _names(spec["model"]):
+    """What the header of a model's file says of a plug-in's network with this state; empty for one of fatbench.
+
+    Empty too where nothing is trained: an algorithm that inverts gradients has no model to keep.
+    """
+    if not state or not _names(spec["model"]):
         return {}
     from fatbench.engine.local import load
 
