@@ -547,6 +547,37 @@ class Unstackable(nn.Module):
         return self.body(x)
 
 
+class SecondHead(nn.Module):
+    """A network with a head that its logits do not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(192, 10))
+        self.projection = nn.Linear(192, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+def second_head() -> nn.Module:
+    with rng.forked(3, "heads"):
+        return SecondHead().double()
+
+
+@pytest.mark.parametrize("name", ["standard", "at", "awp_at"])
+def test_a_weight_that_the_objective_does_not_use_has_a_zero_gradient(name: str, double: None) -> None:
+    """It stays where it was, while the others train; weight decay shrinks it, as it shrinks every weight."""
+    start = second_head().state_dict()
+    loop, stacked = (train(problem(second_head(), path), local(name, weight_decay=0.0)) for path in ("loop", "fast"))
+    agree(stacked, loop)
+    bare = train(problem(second_head().body, "loop"), local(name, weight_decay=0.0))
+    for update, alone in zip(loop, bare, strict=True):
+        assert torch.equal(update.model["projection.weight"], start["projection.weight"])
+        assert torch.equal(update.model["body.1.weight"], alone.model["1.weight"])
+    shrunk = train(problem(second_head(), "loop"), local(name, weight_decay=0.5))
+    assert all(update.model["projection.weight"].norm() < start["projection.weight"].norm() for update in shrunk)
+
+
 @pytest.mark.parametrize(
     ("model", "training", "reason"),
     [

@@ -114,9 +114,12 @@ def precision_context(problem: Problem) -> contextlib.AbstractContextManager[Any
 
 
 def gradients_of(problem: Problem, loss: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of a training step's loss by the weights, in the precision of its forward pass."""
+    """The gradient of a training step's loss by the weights, in the precision of its forward pass.
+
+    It is zero for a weight that the loss does not use, such as a second head.
+    """
     with precision.backward(problem.precision) if problem.precision == "tf32" else contextlib.nullcontext():
-        return list(torch.autograd.grad(loss, weights))
+        return list(torch.autograd.grad(loss, weights, materialize_grads=True))
 
 
 def load(problem: Problem, state: Tensors) -> nn.Module:

@@ -251,7 +251,7 @@ def awp_at(
     weights = {name: w for name, w in model.named_parameters() if w.requires_grad and w.dim() > 1}
     own_statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
     loss = F.cross_entropy(torch.func.functional_call(model, own_statistics, (x_adv,)).float(), y)
-    gradients = torch.autograd.grad(loss, list(weights.values()))
+    gradients = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
     perturbed = {
         name: w + gamma * w.detach().norm() * g / g.norm().clamp(min=1e-20)
         for (name, w), g in zip(weights.items(), gradients, strict=True)

@@ -123,7 +123,7 @@ def steps(
         images = x[epoch if len(x) > 1 else 0]
         for part, labels in zip(images.split(size), y.split(size), strict=True):
             loss = F.cross_entropy(functional_call(model, {**weights, **theta}, (part,)), labels)
-            slopes = torch.autograd.grad(loss, list(theta.values()), create_graph=True)
+            slopes = torch.autograd.grad(loss, list(theta.values()), create_graph=True, materialize_grads=True)
             change = {n: g + decay * theta[n] if decay else g for n, g in zip(theta, slopes, strict=True)}
             velocity = {n: momentum * velocity[n] + g if velocity and momentum else g for n, g in change.items()}
             theta = {n: w - rate * velocity[n] for n, w in theta.items()}

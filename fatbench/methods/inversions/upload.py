@@ -73,7 +73,8 @@ def differentiable(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, nam
     """
     theta = {name: weights[name].detach().requires_grad_() for name in names}
     loss = F.cross_entropy(functional_call(model, {**weights, **theta}, (x,)), y)
-    return dict(zip(theta, torch.autograd.grad(loss, list(theta.values()), create_graph=True), strict=True))
+    gradients = torch.autograd.grad(loss, list(theta.values()), create_graph=True, materialize_grads=True)
+    return dict(zip(theta, gradients, strict=True))
 
 
 def observe(
