@@ -4,8 +4,8 @@
         holds("Aggregator", "near_median")          # Broken: what does not hold, in words
 
 A function is called with settings that the types of its settings allow. A docstring's line `Example: {steps: 1}` gives
-those that no type does, or that make it quick. It meets three clients with random images and small networks, through
-the engine's own doors.
+those that no type does, or that make it quick; `Example: {model: {name: my_network}}` the network that it needs. It
+meets three clients with random images and small networks, through the engine's own doors.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SHAPE, CLASSES = (1, 12, 12), 4
 # What a setting that is itself a call, or a settings class, is given.
 PLAIN: dict[str, Any] = {
     "Attack": "fgsm", "Objective": "standard", "Aggregator": "samples", "Defence": "none", "Inversion": "patch_ls",
-    "Proximal": "squared", "Adversary": "sign_flip", "Algorithm": "fedavg",
+    "Proximal": "squared", "Adversary": "sign_flip", "Algorithm": "fedavg", "Model": "small_cnn",
     "Local": {"batch": 4, "lr": 0.05, "objective": "standard"}, "Server": {"batch": 4, "epochs": 1, "lr": 0.01},
 }  # fmt: skip
 SMALL = {
@@ -84,8 +84,8 @@ def settings(kind: str, name: str) -> dict[str, Any]:
     signature = signatures.describe(kind, name)
     found: dict[str, Any] = {"clients": 3} if kind == "Partition" and "clients" in signature.by_name else {}
     found |= SMALL.get(name, {}) if kind == "Model" else {}
-    for text in formulas.lines(signature.doc, "Example:"):
-        found |= _mapping(text)
+    example = _example(signature.doc)
+    found |= {key: value for key, value in example.items() if key in signature.by_name or key != "model"}
     for setting in signature.settings:
         if setting.default is signatures.REQUIRED and setting.name not in found and not setting.optional:
             found[setting.name] = PLAIN[setting.kind] if setting.kind else value(setting.annotation)
@@ -97,18 +97,33 @@ def spec(kind: str, name: str, **more: Any) -> dict[str, Any]:
     signature = signatures.describe(kind, name)
     found = {**settings(kind, name), **{key: value for key, value in more.items() if key in signature.by_name}}
     inner = {setting.name: setting.kind for setting in signature.settings if setting.kind in signatures.TABLES}
-    nested = {key: spec(str(inner[key]), value) for key, value in found.items() if key in inner and value in _names()}
+    nested = {key: _nested(str(inner[key]), value) for key, value in found.items() if key in inner}
     return {"name": name, **found, **nested}
 
 
-def _names() -> set[Any]:
-    return {name for kind in signatures.TABLES for name in signatures.names(kind)}
+def _nested(kind: str, call: Any) -> Any:
+    """`spec` of a call that is written as a name or with some settings."""
+    call = {"name": call} if isinstance(call, str) else call
+    return spec(kind, **call) if isinstance(call, Mapping) and call.get("name") in signatures.names(kind) else call
 
 
-def _mapping(text: str) -> dict[str, Any]:
+def _example(doc: str) -> dict[str, Any]:
+    """What the lines `Example:` of a docstring say."""
     from ruamel.yaml import YAML
 
-    return dict(YAML(typ="safe", pure=True).load(text))
+    lines = [YAML(typ="safe", pure=True).load(text) for text in formulas.lines(doc, "Example:")]
+    return {key: value for line in lines for key, value in dict(line).items()}
+
+
+def own_network(function: Any) -> nn.Module | None:
+    """The network that a function's example names, which is none of its settings; None: it takes others."""
+    doc, given = inspect.getdoc(getattr(function, "func", function)) or "", getattr(function, "keywords", {})
+    call = None if "model" in given else _example(doc).get("model")
+    if call is None:
+        return None
+    with forked(0, "model"):
+        network: nn.Module = calls.build("Model", calls.check("Model", _nested("Model", call)))(SHAPE, CLASSES)
+    return network
 
 
 def member(kind: str, name: str, **more: Any) -> functools.partial[Any]:
@@ -214,27 +229,28 @@ def four() -> nn.Module:
 
 
 def _aggregator(function: Any, path: str = "loop", order: tuple[int, ...] = (2, 0, 1)) -> Any:
-    on = problem(path=path)
+    on = problem(own_network(function) or "small_cnn", path)
     theta = start(on).model
     updates = train_cohort(on, theta, order, 1, local(), aggregator=function)
     return vars(aggregate(function, updates, Context(1, 3, on, theta, {}, 0.05)))
 
 
-def _trained(path: str, each: int = 4, model: str = "small_cnn", **given: Any) -> list[Update]:
+def _trained(path: str, model: str | nn.Module, each: int = 4, **given: Any) -> list[Update]:
     on = problem(model, path, each=each)
     return train_cohort(on, start(on).model, (0, 2, 1), 1, local(**given))
 
 
 def _objective(function: Any, path: str = "loop") -> Any:
-    return _trained(path, objective=function)
+    return _trained(path, own_network(function) or "small_cnn", objective=function)
 
 
 def _proximal(function: Any, path: str = "loop") -> Any:
-    return _trained(path, model="mlp", batch=2, proximal=function)  # no tensor has a gradient of rounding alone
+    network = own_network(function) or "mlp"
+    return _trained(path, network, batch=2, proximal=function)  # no tensor has a gradient of rounding alone
 
 
 def _attack(function: Any) -> Any:
-    on, model = problem(), four().eval()
+    on, model = problem(), (own_network(function) or four()).eval()
     x, y = on.images[:6] / 255, on.labels[:6]
     asked = granted(function, {"index": lambda: torch.arange(6)})
     return function(model, x, y, generator(0, "attack"), **asked).detach()
@@ -251,21 +267,21 @@ def _partition(function: Any) -> Any:
 
 def _adversary(function: Any, path: str = "loop") -> Any:
     malicious = Malicious("1", function)
-    on = problem(path=path, each=8)
+    on = problem(own_network(function) or "small_cnn", path, each=8)
     images, labels = deal(malicious, on.shards, on.images, on.labels, CLASSES, 0)
     liar = replace(on, images=images, labels=labels, malicious=malicious)
     return train_cohort(liar, start(on).model, (2, 0, 1), 1, local())
 
 
 def _defence(function: Any) -> Any:
-    on = problem("vit")
+    on = problem(own_network(function) or "vit")
     how = {"rounds": 1, "batch": 2, "lr": 0.1, "objective": standard}
     (trained,) = ALGORITHMS["fedsgd"](on, start(on), defence=function, **how)
     return {"trained": trained.updates, "model": trained.state.model}
 
 
 def _inverted(defence: Any, inversion: Any) -> Any:
-    on = problem("vit")
+    on = problem(own_network(inversion) or "vit")
     how = {"rounds": 1, "target_clients": 2, "candidates": 4, "objective": standard, "block0": "bare"}
     (result,) = ALGORITHMS["gradient_inversion"](on, start(on), defence=defence, inversion=inversion, **how)
     return {"metrics": result.metrics, "artifacts": result.artifacts}
@@ -286,21 +302,24 @@ def rounds(on: Problem, algorithm: Any, state: State | None = None, **given: Any
 def _diagnostic(function: Any) -> Any:
     fedavg = functools.partial(ALGORITHMS["fedavg"], rounds=1, aggregator=samples, local=local())
     attack = functools.partial(pgd, eps=8 / 255, step=4 / 255, steps=2)
-    ((_, numbers),) = rounds(problem("vit"), fedavg, monitor=attack, diagnostic=function)
+    ((_, numbers),) = rounds(problem(own_network(function) or "vit"), fedavg, monitor=attack, diagnostic=function)
     return numbers
 
 
 def _algorithm(function: Any, begin: Any = None) -> Any:
-    """Its rounds on the first small network that it takes."""
+    """Its rounds on the network that its example names, or the first small one that it takes."""
     refused: list[Exception] = []
-    for network in (*SMALL, "dual"):
-        on = problem(network) if network in SMALL else problem(with_dual_norm(copy.deepcopy(problem().model)))
+    own = own_network(function)
+    for network in (*SMALL, "dual") if own is None else (own,):
+        on = problem(with_dual_norm(copy.deepcopy(problem().model)) if network == "dual" else network)
         try:
             found = rounds(replace(on, auxiliary=on.images.flip(3), held_out=(on.images, on.labels)), function, begin)
         except (ValueError, FatbenchError) as error:  # a network without the parts that it needs
             refused.append(error)
         else:
             return [{**vars(result), "numbers": numbers} for result, numbers in found]
+    if own is None:
+        refused[0].add_note("a docstring line such as 'Example: {model: {name: vit}}' names the network that it needs")
     raise refused[0]
 
 
@@ -392,7 +411,7 @@ def alone_and_stacked(kind: str, name: str) -> None:
     """On the fast path clients get what they get one by one, to rounding; a function that cannot is not stacked."""
     called: Any = CALLED[kind]
     bound = member(kind, name)
-    theta = _flat(start(problem("mlp" if kind == "Proximal" else "small_cnn")).model)
+    theta = _flat(start(problem(own_network(bound) or ("mlp" if kind == "Proximal" else "small_cnn"))).model)
     for one, other in zip(called(bound, "loop"), called(bound, "fast"), strict=True):
         ours, theirs = (_flat(update.model) - theta for update in (one, other))
         far = float((ours - theirs).norm() / ours.norm().clamp_min(1e-12))
@@ -404,7 +423,8 @@ def clients_apart(kind: str, name: str) -> None:
     """Two clients in a batch, each with its stream: the images that each gets alone, in float64."""
     if _foreign(kind, name) or "index" in signatures.describe(kind, name).asks:
         return
-    bound, model = member(kind, name), four().double().eval()
+    bound = member(kind, name)
+    model = (own_network(bound) or four()).double().eval()
     x, y = problem().images[:6].double() / 255, problem().labels[:6]
     alone = [bound(model, x[part], y[part], generator(k, "alone")) for k, part in enumerate((slice(3), slice(3, 6)))]
     together = bound(model, x, y, Streams([generator(k, "alone") for k in (0, 1)]))
@@ -424,7 +444,7 @@ def a_gradient_for_every_weight(kind: str, name: str) -> None:
     expect(all(weight.grad is None for weight in model.parameters()), "gradients are left behind in the parameters")
     expect(loss.requires_grad, "the loss has no gradient")
     loss.backward()
-    dead = [key for key, weight in model.named_parameters() if weight.grad is None]
+    dead = [key for key, weight in model.named_parameters() if weight.requires_grad and weight.grad is None]
     expect(not dead, f"no gradient reaches {', '.join(dead)}")
     expect(any(bool(weight.grad.abs().max() > 0) for weight in model.parameters() if weight.grad is not None),
            "the gradient is zero everywhere")  # fmt: skip
@@ -458,10 +478,10 @@ def _network() -> nn.Module:
 
 def _step(objective: Any, passes: Passes) -> tuple[nn.Module, Tensor, Tensor]:
     """A network, and an objective's loss and hits of it on eight images."""
-    model = _network()
+    model = own_network(objective) or _network()
     offers: dict[str, Any] = {
         "class_counts": lambda: torch.tensor([[4.0, 2.0, 1.0, 1.0]]),
-        "broadcast": lambda: passes.watch(frozen(_network())()),
+        "broadcast": lambda: passes.watch(frozen(own_network(objective) or _network())()),
         "client": lambda: 1,
     }
     x, y = torch.rand(8, *SHAPE, generator=generator(0, "x")), torch.arange(8) % CLASSES
@@ -479,7 +499,7 @@ def passes_as_declared(kind: str, name: str) -> None:
     if kind == "Attack":
         x, y = torch.rand(8, *SHAPE, generator=generator(0, "x")), torch.arange(8) % CLASSES
         asked = granted(bound, {"index": lambda: torch.arange(8)})
-        bound(counted.watch(_network().eval()), x, y, generator(0, "step"), **asked)
+        bound(counted.watch((own_network(bound) or _network()).eval()), x, y, generator(0, "step"), **asked)
     else:
         _step(bound, counted)[1].backward()
     real, said = (counted.forward / 8, counted.backward / 8), formulas.passes(call)
@@ -527,8 +547,9 @@ def images_stay_images(kind: str, name: str) -> None:
 
 def the_honest_stay_honest(kind: str, name: str) -> None:
     """What a malicious client does changes what it sends, in the same shapes, and nothing that others send."""
-    plain, ours = ({u.client: u.model for u in made} for made in
-                   (_trained("loop", each=8), _adversary(member(kind, name))))  # fmt: skip
+    bound = member(kind, name)
+    honest = _trained("loop", own_network(bound) or "small_cnn", each=8)
+    plain, ours = ({u.client: u.model for u in made} for made in (honest, _adversary(bound)))
     for k in (0, 2):
         expect(equal(plain[k], ours[k]), f"client {k} is honest and sends something else")
     shapes = all(value.shape == ours[1][key].shape for key, value in plain[1].items())
@@ -608,7 +629,7 @@ def check(file: Path) -> Iterator[tuple[str, str, list[str], list[str]]]:
                 except Broken as error:
                     broken.append(f"{words}: {error}")
                 except Exception as error:
-                    said = next(iter(str(error).splitlines()), "")
+                    said = "; ".join([*str(error).splitlines()[:1], *getattr(error, "__notes__", ())])
                     places = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
                               if Path(frame.filename) == file]  # fmt: skip
                     where = f" ({file.name}, line {places[-1]})" if places else ""

@@ -118,6 +118,67 @@ def test_what_does_not_hold_is_said(
     assert name == "mine" and words in said[named], broken
 
 
+OWN_NETWORK = """
+class Embedding(torch.nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body, self.embed = body, torch.nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, x):
+        return self.embed(self.body(x))
+
+
+def embedding(shape, classes, *, base: Model):
+    '''What a base says, once more.'''
+    return Embedding(base(shape, classes))
+
+
+def f(model, x, y, generator):
+    '''Cross-entropy.
+
+    Forward: 1
+    Backward: 1
+    EXAMPLE
+    '''
+    model.train()
+    model.embed
+    logits = model(x)
+    return per_client(torch.nn.functional.cross_entropy, generator, logits, y), logits.argmax(1) == y
+
+
+def g(problem, state, *, rounds: Count, aggregator: Aggregator, local: Local):
+    '''FedAvg.
+
+    EXAMPLE
+    '''
+    if not hasattr(problem.model, "embed"):
+        raise ValueError("no embedding")
+    yield from fedavg(problem, state, rounds=rounds, aggregator=aggregator, local=local)
+
+
+OBJECTIVES = {"close": f}
+ALGORITHMS = {"embedded": g}
+MODELS = {"embedding": embedding}
+"""
+
+
+@pytest.mark.parametrize("base", ["", ", base: small_cnn", ", base: {name: small_cnn, width: 4}"])
+def test_a_method_with_a_network_of_its_own_names_it(plugin: Callable[[str], Path], base: str) -> None:
+    """By its example, and the network's base by its name, with settings, or not at all."""
+    text = OWN_NETWORK.replace("EXAMPLE", f"Example: {{model: {{name: embedding{base}}}}}")
+    file = plugin(HEAD.replace("Local,", "Local, Model,") + text)
+    broken = {name: lines for _, name, _, lines in testing.check(file)}
+    assert broken == {"close": [], "embedded": [], "embedding": []}
+
+
+def test_a_network_that_no_example_names_is_asked_for(plugin: Callable[[str], Path]) -> None:
+    file = plugin(HEAD.replace("Local,", "Local, Model,") + OWN_NETWORK.replace("EXAMPLE", ""))
+    broken = {name: lines for _, name, _, lines in testing.check(file)}
+    assert broken["close"] and not broken["embedding"]
+    assert len(broken["embedded"]) == len(testing.PROPERTIES["Algorithm"])
+    assert all("no embedding; a docstring line such as 'Example: {model: " in line for line in broken["embedded"])
+
+
 def test_a_plug_in_on_the_command_line(
     tmp_path: Path, run: Callable[..., tuple[int, str, str]], plugin: Callable[[str], Path]
 ) -> None:
