@@ -11,13 +11,19 @@ meets three clients with random images and small networks, through the engine's 
 from __future__ import annotations
 
 import ast
+import contextvars
 import copy
 import functools
+import hashlib
 import inspect
+import json
 import math
+import os
+import subprocess
+import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -191,15 +197,18 @@ def renamed(function: Callable[..., Any]) -> Callable[..., Any]:
 # --- what it meets ------------------------------------------------------------------------------------------------
 
 
+_OF_CELL = contextvars.ContextVar("seed of the cell", default=0)
+
+
 def problem(model: str | nn.Module = "small_cnn", path: Any = "loop", clients: int = 3, each: int = 4) -> Problem:
     """Clients of random images 1 x 12 x 12 in four classes; the last has one example more than the others."""
-    n = clients * each + 1
-    images = torch.randint(0, 256, (n, *SHAPE), generator=generator(0, "images"), dtype=torch.uint8)
+    n, seed = clients * each + 1, _OF_CELL.get()
+    images = torch.randint(0, 256, (n, *SHAPE), generator=generator(seed, "images"), dtype=torch.uint8)
     if isinstance(model, str):
         with forked(0, "model"):
             model = MODELS[model](SHAPE, CLASSES, **SMALL.get(model, {}))
     shards = list(torch.arange(n).split([each] * (clients - 1) + [each + 1]))
-    on = Problem(model, images, torch.arange(n) % CLASSES, shards, CLASSES, 0, torch.device("cpu"), path=path)
+    on = Problem(model, images, torch.arange(n) % CLASSES, shards, CLASSES, seed, torch.device("cpu"), path=path)
     start(on)
     return on
 
@@ -593,6 +602,84 @@ def logits_and_parameters_as_declared(kind: str, name: str) -> None:
     expect(said is None or said == real, f"{real} parameters, declared are {said}")
 
 
+def digest(value: Any) -> str:
+    """SHA-256 of what `equal` compares, to the last bit."""
+    whole = hashlib.sha256()
+
+    def take(value: Any) -> None:
+        if is_dataclass(value) and not isinstance(value, type):
+            value = {field.name: getattr(value, field.name) for field in fields(value)}
+        if isinstance(value, Mapping):
+            value = [part for key in sorted(value, key=repr) for part in (repr(key), value[key])]
+        if isinstance(value, list | tuple):
+            whole.update(f"[{len(value)}".encode())
+            for part in value:
+                take(part)
+        elif isinstance(value, Tensor):
+            whole.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            whole.update(value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        else:  # of a function only its kind: its place in memory is another in every process
+            plain = isinstance(value, str | int | float | complex | bytes | type(None))
+            whole.update(repr(value if plain else type(value)).encode())
+
+    take(value)
+    return whole.hexdigest()
+
+
+def digests(functions: Sequence[tuple[str, str]]) -> list[str]:
+    """Of each function what it gives after a call in another cell, as SHA-256; an error is one by its words."""
+    torch.set_num_threads(1)
+    results = []
+    for kind, name in functions:
+        try:
+            token = _OF_CELL.set(1)
+            try:
+                CALLED[kind](member(kind, name))
+            finally:
+                _OF_CELL.reset(token)
+            results.append(digest(CALLED[kind](member(kind, name))))
+        except Exception as error:
+            results.append(f"{type(error).__name__}: {error}")
+    return results
+
+
+def in_a_fresh_process(functions: Sequence[tuple[str, str]]) -> list[str]:
+    """`digests` by another process, with the same plug-ins. Broken: it ends early."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "digests.json"
+        asked = json.dumps([[str(plugin) for plugin in signatures.plugins()], list(functions), str(file)])
+        command = [sys.executable, "-c", "from fatbench import testing; testing._answer()"]
+        path = os.pathsep.join(filter(None, sys.path))  # of this process, which found the plug-ins' helpers
+        done = subprocess.run(
+            command, input=asked, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+        )
+        last = next(iter(done.stderr.strip().splitlines()[::-1]), "")
+        expect(done.returncode == 0, f"a fresh process ends with code {done.returncode}: {last}")
+        results: list[str] = json.loads(file.read_text())
+        return results
+
+
+def _answer() -> None:
+    """What `in_a_fresh_process` starts."""
+    plugins, functions, file = json.load(sys.stdin)
+    for plugin in plugins:
+        signatures.add_plugin(Path(plugin), installed=True)
+    Path(file).write_text(json.dumps(digests(functions)))
+
+
+def _elsewhere(functions: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """What is wrong with functions that a fresh process, after another cell, finds to give another result."""
+    if not functions:
+        return {}
+    try:
+        others = in_a_fresh_process(functions)
+    except Broken as error:
+        return dict.fromkeys(functions, str(error))
+    words = "it gives another result than here: something is remembered outside the state"
+    ours = {one: digest(CALLED[one[0]](member(*one))) for one in functions}
+    return {one: words for one, other in zip(functions, others, strict=True) if ours[one] != other}
+
+
 Property = Callable[[str, str], None]
 _ALL: tuple[Property, ...] = (same_bytes_under_another_name, nothing_from_the_global_generators)
 PROPERTIES: dict[str, tuple[Property, ...]] = {
@@ -616,6 +703,19 @@ def check(file: Path) -> Iterator[tuple[str, str, list[str], list[str]]]:
     where a kind has no properties, such as a data set.
     """
     torch.set_num_threads(1)  # for networks of a few numbers, threads only wait for one another
+    results = list(_held(file))
+    whole = [(kind, name) for kind, name, held, broken in results if held and not broken]
+    elsewhere = _elsewhere(whole)
+    for kind, name, held, broken in results:
+        words = "same in a fresh process after another cell"
+        if (kind, name) in whole:
+            wrong = elsewhere.get((kind, name))
+            held, broken = ([*held, words], broken) if wrong is None else (held, [f"{words}: {wrong}"])
+        yield kind.lower(), name, held, broken
+
+
+def _held(file: Path) -> Iterator[tuple[str, str, list[str], list[str]]]:
+    """`check` in this process, kinds as the tables name them."""
     for kind in [*PROPERTIES, *(other for other in signatures.TABLES if other not in PROPERTIES)]:
         for name in signatures.names(kind):
             if signatures.describe(kind, name).plugin != file:
@@ -634,4 +734,4 @@ def check(file: Path) -> Iterator[tuple[str, str, list[str], list[str]]]:
                               if Path(frame.filename) == file]  # fmt: skip
                     where = f" ({file.name}, line {places[-1]})" if places else ""
                     broken.append(f"{words}: {type(error).__name__}: {said}{where}")
-            yield kind.lower(), name, held, broken
+            yield kind, name, held, broken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -116,6 +117,59 @@ def test_what_does_not_hold_is_said(
     ((_, name, _, broken),) = testing.check(plugin(f"{HEAD}\n\n{text}\n\n\n{table} = {{'mine': f}}\n"))
     said = dict(line.split(": ", 1) for line in broken)
     assert name == "mine" and words in said[named], broken
+
+
+REMEMBERS = """
+LAST, FIRST = [], {}
+
+
+def size(updates):
+    return float(next(iter(updates[0].model.values())).sum())
+
+
+def last(updates, context):
+    before = LAST[-1] if LAST else size(updates)
+    LAST[:] = [size(updates)]
+    return Mixing([1 / len(updates)] * len(updates), memory={'x': torch.tensor(before)})
+
+
+def first(updates, context):
+    return Mixing([1 / len(updates)] * len(updates), memory={'x': torch.tensor(FIRST.setdefault('x', size(updates)))})
+
+
+def clean(updates, context):
+    return Mixing([1 / len(updates)] * len(updates), memory={'x': torch.tensor(size(updates))})
+
+
+def ends(updates, context):
+    if os.environ.get("ENDS") != str(os.getpid()):
+        os._exit(3)
+    return clean(updates, context)
+
+
+AGGREGATORS = {"last": last, "first": first, "clean": clean}
+"""
+
+
+def test_memory_of_a_module_is_found_by_a_fresh_process_after_another_cell(plugin: Callable[[str], Path]) -> None:
+    """Calls in one process give the same: the first result for ever, or what a call on the same images left."""
+    ended = {name: (held, broken) for _, name, held, broken in testing.check(plugin(HEAD + REMEMBERS))}
+    property = "same in a fresh process after another cell"
+    words = f"{property}: it gives another result than here: something is remembered outside the state"
+    assert ended["last"][1] == ended["first"][1] == [words]
+    assert property in ended["clean"][0] and not ended["clean"][1]
+
+
+def test_a_fresh_process_that_ends_is_said(plugin: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENDS", str(os.getpid()))
+    text = REMEMBERS.replace('"clean": clean', '"ends": ends')
+    ended = {name: broken for _, name, _, broken in testing.check(plugin(f"import os\n{HEAD}{text}"))}
+    assert ended["ends"] == ["same in a fresh process after another cell: a fresh process ends with code 3: "]
+
+
+def test_ours_are_the_same_in_a_fresh_process_after_another_cell() -> None:
+    quick = ("Aggregator", "Augment", "Proximal")
+    assert testing._elsewhere([one for one in MEMBERS if one[0] in quick]) == {}
 
 
 OWN_NETWORK = """
