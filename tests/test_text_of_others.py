@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,8 @@ def test_no_more_cells_side_by_side_than_a_machine_has_processes(monkeypatch: py
 
 
 def test_no_more_rounds_than_can_be_counted(tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text(SUITE[: SUITE.index("tables:")].replace("rounds: 1,", "rounds: 9999999999999,"))
-    with pytest.raises(SpecError, match="rounds: at most 999999999 can be counted, got 9999999999999"):
+    (tmp_path / "own.yaml").write_text(SUITE[: SUITE.index("tables:")].replace("rounds: 1,", "rounds: 1000000000,"))
+    with pytest.raises(SpecError, match="rounds: at most 999999999 can be counted, got 1000000000"):
         files.load(str(tmp_path / "own.yaml")).plan("paper")
     assert cells.MOST_ROUNDS < 10**9  # the digits of a stage's name
 
@@ -122,8 +123,34 @@ def test_text_of_any_language_is_taken_in() -> None:
 
 
 def test_a_cell_of_a_csv_is_never_a_formula() -> None:
-    frame = pandas.DataFrame({"label": ["=1+1", "@SUM(1)", "a=b", "-"], "value": [1.0, -2.0, 0.5, None]})
-    assert tidy.csv(frame).splitlines() == ["label,value", "'=1+1,1", "'@SUM(1),-2", "a=b,0.5", "-,"]
+    texts = ["=1+1", "@SUM(1)", "+cmd", "-1+1", "a=b", "-", "-0.5", "+1e3"]
+    lines = tidy.csv(pandas.DataFrame({"label": texts, "value": [-1.5] * len(texts)})).splitlines()
+    assert lines == ["label,value", *(f"{t},-1.5" for t in ["'=1+1", "'@SUM(1)", "'+cmd", "'-1+1", *texts[4:]])]
+
+
+@pytest.mark.parametrize("metric", ["=1+1", "+cmd", "-a", "@x"])
+def test_an_outcome_of_a_foreign_database_is_no_formula(
+    tmp_path: Path, run: Callable[..., tuple[int, str, str]], metric: str
+) -> None:
+    from fatbench.store.stages import Store
+
+    path = str(tmp_path / "x.db")
+    with Store.open(path, create=True) as store:
+        store.add_cell("a", {"seed": 1, "data": {"name": "digits"}, "test": 2})
+        claimed = store.claim("a", f"{metric}-0a1b2c3d@1", suite="s", total=1, provenance={})
+        assert claimed is not None
+        store.commit(claimed, round=2, outcomes=(0, 2, b"\x80"))
+    code, said, error = run("outcomes", "a", "--db", path)
+    assert code == 0, error
+    assert {line.split(",")[2] for line in said.splitlines()[1:]} == {f"'{metric}"}
+
+
+@pytest.mark.parametrize("name", ["../../../x", "/tmp/x", "a/b", "..", ".hidden", "a\\b", '"a\\eb"', '"a\\u202eb"'])
+def test_a_suite_s_name_is_no_path(tmp_path: Path, name: str) -> None:
+    """Figures and exported files are called by it."""
+    (tmp_path / "own.yaml").write_text(SUITE.replace("name: own", f"name: {name}", 1))
+    with pytest.raises(SpecError, match=r"own.yaml:2: name: expected a name without / and"):
+        files.load(str(tmp_path / "own.yaml"))
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])

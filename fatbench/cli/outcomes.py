@@ -64,10 +64,14 @@ def outcomes(
     if format == "json":
         text = json.dumps({"schema_version": 1, "cell": id, "outcomes": rows}) + "\n"
     else:
+        from fatbench.report.tables.tidy import uncomputed
+
         stream = io.StringIO()
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
+        writer.writerows(
+            {key: "" if value is None else uncomputed(value) for key, value in row.items()} for row in rows
+        )
         text = stream.getvalue()
     if output is None:
         sys.stdout.write(text)

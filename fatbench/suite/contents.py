@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from fatbench.suite.contrasts import Baseline, Tests, listed
 from fatbench.suite.model import AxesOfSuite, Evaluate, GridSpec, Node, Note, OverrideMap, Presets, Seeds, Text
 from fatbench.suite.tables import Figure, Table
 from fatbench.suite.threats import Letter
+
+
+def _file_name(name: str) -> str:
+    """`name`, which figures, pages and exported files are called by. ValueError: it is a path."""
+    if re.search(r"[/\\]", name) or name.startswith(".") or not name.isprintable():
+        raise ValueError(f"expected a name without / and \\ that files can begin with, got {name!r}")
+    return name
 
 
 class Axes(Node):
@@ -21,7 +29,7 @@ class Axes(Node):
 class Contents(Node):
     """What a suite file says, what it extends merged under it."""
 
-    name: Text
+    name: Annotated[Text, AfterValidator(_file_name)]  # files are called by it
     title: Text
     description: Note = ""
     extends: Text | None = None

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import pandas
 
 DIGITS = ".15g"
-COMPUTED = ("=", "@")  # first letters
+COMPUTED = ("=", "@", "+", "-")  # first letters
 
 
 def frame(
@@ -33,9 +33,24 @@ def csv(data: pandas.DataFrame) -> str:
 
     Text that a spreadsheet would compute begins with an apostrophe.
     """
-    data = data.map(lambda cell: f"'{cell}" if isinstance(cell, str) and cell[:1] in COMPUTED else cell)
+    data = data.map(uncomputed)
     text: str = data.to_csv(index=False, lineterminator="\n", float_format=f"%{DIGITS}")
     return text
+
+
+def uncomputed(cell: Any) -> Any:
+    """The cell of a CSV, with an apostrophe before text that a spreadsheet would compute; numbers are as they are."""
+    if not isinstance(cell, str) or cell[:1] not in COMPUTED or cell == "-":
+        return cell
+    return cell if cell[0] in "+-" and _is_number(cell) else f"'{cell}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def number(value: float) -> str:
