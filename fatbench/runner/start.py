@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import multiprocessing
 import sys
 import time
@@ -166,6 +167,7 @@ def run(
 
     watch.begin(jobs, before, slots if options.executor == "local" else [options.executor] * len(slots))
     with request, Store.open(url) as store:
+        store.database.patience, store.database.stop = math.inf, request.ask  # type: ignore[method-assign]
         # on a GPU one cell of each kind, and then as many side by side as its memory shows that there is room for
         early = _unmeasured(left, store) if by_memory and "cpu" not in slots else []
         open_, after = (early, [job for job in left if job not in early]) if early else (left, [])

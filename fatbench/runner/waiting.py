@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fatbench.errors import Unavailable
 from fatbench.runner import progress
 from fatbench.runner.jobs import Job
 from fatbench.runner.processes import SIGNALS
@@ -75,9 +76,11 @@ class StopRequest:
         self._before[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
         for which, handler in self._before.items():
             signal.signal(which, handler)
+        if self.code and isinstance(error, Unavailable):  # what was waited for until the user would not any more
+            raise SystemExit(self.code) from error
 
     def _hear(self, which: int, _: object) -> None:
         self.times += 1

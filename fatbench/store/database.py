@@ -14,10 +14,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import wraps
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
 from urllib.parse import quote
 from weakref import finalize
 
@@ -57,7 +58,60 @@ class NoDatabase(DatabaseError):
 
 
 class Locked(Unavailable):
-    """Another process has the database to itself, or its server does not answer: it is worth waiting for."""
+    """Another process has the database to itself, or its server does not answer: it is worth waiting for.
+
+    Nothing of the transaction was written, unless the message says that this is not known.
+    """
+
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def patiently(attempt: Callable[[], T], patience: float, stop: Callable[[], object] = lambda: False) -> T:
+    """What `attempt` returns, tried again while the database is not to be had.
+
+    Locked: that was so for `patience` seconds, or `stop` says that the user will not wait.
+    """
+    end, told = time.monotonic() + patience, False
+    while True:
+        try:
+            return attempt()
+        except Locked as error:
+            if time.monotonic() >= end or stop():
+                raise
+            if not told:
+                log.warning("%s: waiting for it", error)
+            told = True
+        time.sleep(PAUSE)
+
+
+class HasDatabase(Protocol):
+    """A store, as far as `patient` needs it."""
+
+    @property
+    def database(self) -> Database:
+        """The open database."""
+
+
+Source = TypeVar("Source", bound="Database | HasDatabase")
+
+
+def patient(work: Callable[Concatenate[Source, P], T]) -> Callable[Concatenate[Source, P], T]:
+    """Let a function of a store or database be begun again where the server went away in the middle of a transaction.
+
+    The server has taken the transaction back, so it is done once; the function's other transactions must bear to be
+    done twice.
+    """
+
+    @wraps(work)
+    def persistent(source: Source, *args: P.args, **kwargs: P.kwargs) -> T:
+        database = source if isinstance(source, Database) else source.database
+        given: Any = [list(value) if isinstance(value, Iterator) else value for value in args]  # read at each try
+        named: Any = {name: list(value) if isinstance(value, Iterator) else value for name, value in kwargs.items()}
+        return patiently(lambda: work(source, *given, **named), database.patience, database.stop)
+
+    return persistent
 
 
 # --- addresses ---------------------------------------------------------------------------------------------------
@@ -145,6 +199,11 @@ class Database:
 
     patience = 0.0  # seconds that a transaction waits for the database, beyond the minute that SQLite waits by itself
 
+    @staticmethod
+    def stop() -> object:
+        """Whether the user will not wait any longer."""
+        return False
+
     def __init__(self, url: str, *, create: bool = False):
         """Use `open`; this checks only the address."""
         parsed = _parsed(url)
@@ -227,25 +286,43 @@ class Database:
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction that writes all or nothing; on SQLite it is the only writer from its first statement on."""
-        with self._explaining(), self._begun(self._writer) as connection:
-            yield connection
+        number = None
+        try:
+            with self._explaining(), self._begun(self._writer) as connection:
+                yield connection
+                if self.path is None:
+                    number = connection.scalar(text("SELECT txid_current_if_assigned()"))  # None: nothing was written
+        except Locked:
+            if number is None or not self._committed(number):
+                raise
+
+    def _committed(self, number: int) -> bool:
+        """Whether a transaction whose commit got no answer was done. Locked: the server does not say."""
+
+        def status() -> bool:
+            try:
+                with self._explaining(), self._begun(self._reader) as connection:
+                    said = connection.scalar(text("SELECT txid_status(:number)"), {"number": number})
+            except DBAPIError as error:
+                if getattr(error.orig, "sqlstate", None) == "22023":  # a server that crashed has not given it yet
+                    return False
+                raise
+            if said == "in progress":
+                raise Locked(f"{self.shown}: a transaction is not over yet, and whether it will be done is not known")
+            return bool(said == "committed")
+
+        return patiently(status, self.patience, self.stop)
 
     @contextmanager
     def _begun(self, engine: Engine) -> Iterator[Connection]:
         """A transaction once it could be begun, which nothing was lost by waiting for. Locked: patience is over."""
-        end = time.monotonic() + self.patience
         with ExitStack() as stack:
-            while True:
-                try:
-                    connection = stack.enter_context(engine.begin())
-                    break
-                except DBAPIError as error:
-                    explained = self._explained(error)
-                    if not isinstance(explained, Locked) or time.monotonic() >= end:
-                        raise
-                log.warning("%s: waiting for it", explained)
-                time.sleep(PAUSE)
-            yield connection
+
+            def begin() -> Connection:
+                with self._explaining():
+                    return stack.enter_context(engine.begin())
+
+            yield patiently(begin, self.patience, self.stop)
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:

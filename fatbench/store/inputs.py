@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import select
 
 from fatbench.store import replicates
-from fatbench.store.database import Database
+from fatbench.store.database import Database, patient
 from fatbench.store.rows import dumps, fetch
 from fatbench.store.schema import CELLS, RUNS, STAGES
 from fatbench.store.stage_names import parsed
@@ -105,6 +105,7 @@ def of_run(run: Mapping[str, Any], record: Mapping[str, Any] | None = None, orig
     return inputs | ({"answers": run["answers"]} if "answers" in run else {})
 
 
+@patient
 def stored(database: Database, cells: Iterable[str]) -> dict[tuple[str, str], dict[str, Any]]:
     """(cell, stage) -> what answered it, of the stages of some cells that a run holds."""
     columns = (*(STAGES.c[name] for name in ("cell", "stage", "record", "settings")),
@@ -122,6 +123,7 @@ def stored(database: Database, cells: Iterable[str]) -> dict[tuple[str, str], di
     return result
 
 
+@patient
 def mixtures(database: Database) -> list[str]:
     """What stands in a database, or a file of results, under one name and was answered by several things, in words.
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from sqlalchemy import Connection, func, select
 
-from fatbench.store.database import Database
+from fatbench.store.database import Database, patient
 from fatbench.store.rows import fetch
 from fatbench.store.schema import CELLS, REPLICATES, RUNS, STAGES
 
@@ -29,6 +29,7 @@ def here(connection: Connection, cell: str) -> list[str]:
     return own + list(connection.scalars(more))
 
 
+@patient
 def of(database: Database, cells: Iterable[str] | None = None) -> dict[str, list[str]]:
     """Cell -> its id and those of its replicates, by number; only cells that have replicates."""
     found: dict[str, list[tuple[int, str]]] = {}
@@ -38,6 +39,7 @@ def of(database: Database, cells: Iterable[str] | None = None) -> dict[str, list
     return {cell: [id for _, id in sorted(rows)] for cell, rows in found.items()}
 
 
+@patient
 def trained(database: Database, ids: Iterable[str]) -> dict[str, str]:
     """Those of these cells whose training is done -> when their last run ended, as it is stored."""
     query = (

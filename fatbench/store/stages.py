@@ -34,7 +34,7 @@ from sqlalchemy import Connection, and_, delete, func, insert, select, update
 from fatbench.errors import FatbenchError
 from fatbench.store import export_lines, leases, replicates
 from fatbench.store import numbers as written
-from fatbench.store.database import Database, lock
+from fatbench.store.database import Database, lock, patient
 from fatbench.store.rows import LARGEST, cell_row, dumps, fetch, now, printable, run_values, split_provenance
 from fatbench.store.schema import (
     CELLS,
@@ -133,6 +133,7 @@ class Store:
         """Make a cell known; one that is known stays as it is."""
         self.add_cells({cell: spec})
 
+    @patient
     def add_cells(self, specs: Mapping[str, Mapping[str, Any]]) -> None:
         """Make cells known, id -> spec, in one transaction; those that are known stay as they are."""
         with self.database.reading() as connection:
@@ -145,12 +146,14 @@ class Store:
             if new:
                 connection.execute(insert(CELLS), [cell_row(cell, specs[cell], now()) for cell in sorted(new)])
 
+    @patient
     def cells(self, cells: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
         """id -> spec, of all cells or those asked for."""
         query = select(CELLS.c.id, CELLS.c.spec).order_by(CELLS.c.id)
         with self.database.reading() as connection:
             return {row.id: json.loads(row.spec) for row in fetch(connection, query, CELLS.c.id, cells)}
 
+    @patient
     def begins(self, letters: str, most: int = 9) -> list[str]:
         """The ids of the first cells, at most `most`, that begin with these letters; replicates only with their "~"."""
         query = select(CELLS.c.id).where(CELLS.c.id >= letters).order_by(CELLS.c.id)  # they come first
@@ -159,16 +162,19 @@ class Store:
         with self.database.reading() as connection:
             return [row.id for row in connection.execute(query.limit(most)) if row.id.startswith(letters)]
 
+    @patient
     def known(self, cells: Iterable[str]) -> set[str]:
         """Those of these cells that are in the database."""
         with self.database.reading() as connection:
             return _known(connection, cells)
 
+    @patient
     def any_cell(self) -> bool:
         """Whether there is a cell at all."""
         with self.database.reading() as connection:
             return connection.execute(select(CELLS.c.id).limit(1)).first() is not None
 
+    @patient
     def share(self, cells: Iterable[str], suite: str, preset: str) -> None:
         """Say that a suite has those of these cells that are in the database; its own runs say so by themselves."""
         own = select(SUITE_CELLS.c.cell).where(SUITE_CELLS.c.suite == suite, SUITE_CELLS.c.preset == preset)
@@ -185,11 +191,13 @@ class Store:
 
     # --- data sets -----------------------------------------------------------------------------------------------
 
+    @patient
     def seen_data(self) -> dict[str, str]:
         """Setting of a data set, as canonical JSON -> SHA-256 of the images and labels that the newest run found."""
         with self.database.reading() as connection:
             return {row.data: row.fingerprint for row in connection.execute(select(SEEN_DATA))}
 
+    @patient
     def see_data(self, seen: Mapping[str, str]) -> None:
         """Keep what a run has found, as `seen_data` gives it."""
         known = self.seen_data()
@@ -205,6 +213,7 @@ class Store:
 
     # --- the life of a stage -------------------------------------------------------------------------------------
 
+    @patient
     def claim(
         self,
         cell: str,
@@ -261,6 +270,7 @@ class Store:
                     _empty(connection, cell, stage, added[0])
             return int(added[0])
 
+    @patient
     def commit(
         self,
         run: int,
@@ -299,6 +309,7 @@ class Store:
                 chunk = {"cell": owned.cell, "stage": owned.stage, "start": start, "n": n, "bits": bits}
                 connection.execute(insert(OUTCOME_CHUNKS), [chunk])
 
+    @patient
     def finish(
         self,
         run: int,
@@ -340,11 +351,13 @@ class Store:
         """Give a stage back to be gone on with: the run was interrupted. Nothing happens where it was taken over."""
         self._give_up(run, "interrupted", None)
 
+    @patient
     def heartbeat(self, run: int) -> None:
         """Renew a run's lease, for it has made progress; a commit does so too. Stolen: it should stop."""
         with self.database.writing() as connection:
             _set(connection, _owned(connection, run), {"heartbeat": self._beat(connection)})
 
+    @patient
     def describe_run(self, run: int, provenance: Mapping[str, Any], *, total: int | None = None) -> None:
         """Add to a run's provenance what was not known when it began, and to its stage how much there is to do."""
         with self.database.writing() as connection:
@@ -356,6 +369,7 @@ class Store:
             if total is not None:
                 _set(connection, owned, {"total": total})
 
+    @patient
     def restart(self, run: int) -> None:
         """Begin a stage again from nothing: for when the checkpoint that its numbers lead up to is lost or damaged.
 
@@ -367,6 +381,7 @@ class Store:
             _empty(connection, owned.cell, owned.stage, run)
             _set(connection, owned, {"heartbeat": self._beat(connection)})
 
+    @patient
     def reopen(self, cell: str, stage: str) -> None:
         """Let a stage that is done be taken again: for when what it left on disk is lost. Whoever does restarts it."""
         with self.database.writing() as connection:
@@ -381,6 +396,7 @@ class Store:
     def _beat(self, connection: Connection) -> str:
         return leases.stamp(self._clock(connection))
 
+    @patient
     def _give_up(self, run: int, status: Status, error: str | None) -> None:
         with self.database.writing() as connection:
             moment = now()
@@ -397,6 +413,7 @@ class Store:
 
     # --- reading -------------------------------------------------------------------------------------------------
 
+    @patient
     def stages(self, cells: Sequence[str] | None = None) -> dict[tuple[str, str], StageRow]:
         """(cell, stage) -> its row, of all cells or those asked for; what rows say alike they share."""
         query = (
@@ -419,6 +436,7 @@ class Store:
                 )  # fmt: skip
         return result
 
+    @patient
     def trained(self) -> dict[tuple[str, str | None, str], int]:
         """(suite, preset, state of the training) -> how many cells; "todo" where no training has begun.
 
@@ -432,6 +450,7 @@ class Store:
             rows = connection.execute(query.group_by(ran.c.suite, ran.c.preset, status))
             return {(suite, preset, state): count for suite, preset, state, count in rows}
 
+    @patient
     def measurements(
         self,
         cells: Sequence[str] | None = None,
@@ -456,6 +475,7 @@ class Store:
         with self.database.reading() as connection:
             return [dict(zip(names, row, strict=True)) for row in fetch(connection, query, VIEW.c.cell, cells)]
 
+    @patient
     def last_trained(self, cell: str) -> tuple[int, int]:
         """(the last round that has numbers of a cell's training, how many numbers those before it have)."""
         mine = (NUMBERS.c.cell == cell) & (NUMBERS.c.stage == "train")
@@ -464,6 +484,7 @@ class Store:
             before = select(func.count()).select_from(NUMBERS).where(mine, NUMBERS.c.round < last)
             return last, connection.scalar(before) or 0
 
+    @patient
     def outcomes(self, cell: str, stage: str) -> list[tuple[int, int, bytes]]:
         """The chunks of a stage's outcomes in order: (first example, how many, packed bits)."""
         query = select(OUTCOME_CHUNKS.c.start, OUTCOME_CHUNKS.c.n, OUTCOME_CHUNKS.c.bits).order_by(
@@ -473,6 +494,7 @@ class Store:
             rows = connection.execute(query.where(OUTCOME_CHUNKS.c.cell == cell, OUTCOME_CHUNKS.c.stage == stage))
             return [(start, n, bytes(bits)) for start, n, bits in rows]
 
+    @patient
     def runs(self, cells: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """Every attempt at a stage, oldest first: its columns and the rest of its provenance in one mapping."""
         parts: dict[str | None, Any] = {None: {}}  # thousands of runs share the same few versions

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
+from fatbench.store.database import patient
 from fatbench.store.leases import epoch
 from fatbench.store.schema import CELLS, NUMBERS, RUNS, STAGES
 from fatbench.store.stages import Store
@@ -33,6 +34,7 @@ class TimedRun:
     wall: float | None  # None where the run did not come to its end
 
 
+@patient
 def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[TimedRun]:
     """The runs on this machine, or everywhere, on the device that ran last; of training only rounds after `after`.
 
@@ -102,6 +104,7 @@ def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[Tim
     return timed
 
 
+@patient
 def gpu_memory(store: Store, kind: Callable[[Mapping[str, Any]], str]) -> dict[str, float]:
     """The most bytes that a training took on a GPU, by the kind of its cell's spec."""
     query = select(CELLS.c.spec, RUNS.c.extra).join(RUNS, RUNS.c.cell == CELLS.c.id)

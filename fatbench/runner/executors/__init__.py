@@ -22,6 +22,7 @@ from fatbench import settings
 from fatbench.errors import FatbenchError, SpecError, Unavailable
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.runner.worker import work
+from fatbench.store.database import patiently
 from fatbench.store.stages import Store
 
 
@@ -61,9 +62,12 @@ def say(text: str) -> None:
     print(f"fatbench: {text}", file=sys.stderr, flush=True)
 
 
+OPENING = 600.0  # seconds that a worker waits for the database at first: its machine may have no way to the server
+
+
 def open_store(db: str) -> Store:
-    """The database for whoever has a cell in hand: that another process is writing is no reason to give it up."""
-    store = Store.open(db)
+    """The database for whoever has a cell in hand: neither another writer nor a restarted server ends the work."""
+    store = patiently(lambda: Store.open(db), OPENING)
     store.database.patience = math.inf
     return store
 
