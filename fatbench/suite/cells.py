@@ -186,13 +186,8 @@ def _canonical(spec: LocatedMap, place: str, like: calls.Checked | None) -> tupl
     return full, known
 
 
-MOST_ROUNDS = 10**9 - 1  # nine digits of a stage's name
-
-
 def _fits_its_data(spec: Mapping[str, Any], place: str) -> None:
     """SpecError: more images, validation images or clients than the data set has."""
-    if isinstance(rounds := spec["algorithm"].get("rounds"), int) and rounds > MOST_ROUNDS:
-        raise SpecError(f"{place}: algorithm: rounds: at most {MOST_ROUNDS} can be counted, got {rounds}")
     data, name = facts.of_data(spec["data"]), spec["data"]["name"]
     for key, have in (("train", data.train), ("test", data.test)):
         if not data.about and spec[key] and have and spec[key] > have:

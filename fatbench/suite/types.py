@@ -32,7 +32,7 @@ def number(value: Any) -> Any:
 
 _read = BeforeValidator(number)
 
-Count = Annotated[int, Ge(1), Le(10**9), _read]  # 1, 2, 3, ..., and no more than anybody can wait for
+Count = Annotated[int, Ge(1), Le(10**9 - 1), _read]  # 1, 2, 3, ..., nine digits: those of a stage's name
 Natural = Annotated[int, Ge(0), _read]  # 0, 1, 2, ...
 Real = Annotated[float, _read]
 Positive = Annotated[float, Gt(0), _read]
