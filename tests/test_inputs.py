@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +157,26 @@ def test_a_worker_with_other_images_does_not_go_on_with_what_is_done(place: Path
         assert work(job(), machine(place), store) == "failed"  # its model is of the other images
 
 
+def test_a_worker_knows_that_the_model_its_cell_began_with_is_another(place: Path) -> None:
+    """It sees one job at a time, without that of the cell which trained the weights."""
+    origin, mine = "0123456789ab", job()
+    mine = replace(mine, spec={**mine.spec, "model": {**mine.spec["model"], "weights": f"cell:{origin}"}})
+    with Store.open(str(place / "r.db"), create=True) as store:
+        for cell in (origin, mine.cell):
+            store.add_cell(cell, mine.spec)
+        began = {"weights": {"cell": origin, "source": "model", "digest": "sha256:" + "1" * 64}}
+        run = store.claim(mine.cell, "train", suite="own", total=2, provenance=began)
+        assert run is not None
+        store.finish(run, round=2)
+        for digest in ("1" * 64, "2" * 64):
+            run = store.claim(origin, "train", suite="own", total=2, provenance={}, fresh=True)
+            assert run is not None
+            record = {"last": {"round": 2}, "sha256": {"model-000002.safetensors": digest}}
+            store.finish(run, round=2, record=record)
+            changed = versions.changed([mine], store)
+            assert [one.code for one in changed.get(mine.cell, {}).get("train", [])] == ["weights"] * (digest[0] == "2")
+
+
 def test_an_unfinished_stage_is_begun_again_by_other_uncommitted_code(place: Path, monkeypatch) -> None:
     now = {"commit": "1" * 40, "dirty": False}
     monkeypatch.setattr(provenance, "code_version", lambda: now)
@@ -215,6 +236,8 @@ def test_run_says_what_changed_what_it_costs_and_what_it_keeps(place: Path, run)
     assert code == 0
     assert "1 finished cell with precision fp32 is kept: --precision bf16 is for what is still to do" in err
     assert "1 finished cell with path loop is kept: --path fast is for what is still to do" in err
+    err = run(*command, "--attack-precision", "bf16")[2]
+    assert "1 finished cell with attack-precision fp32 is kept: --attack-precision bf16 is for what is" in err
     write_data(place, shift=1)
     code, _, err = run(*command)
     assert code == 1 and "0 of 1 cells done, 1 changed" in err
@@ -298,7 +321,7 @@ def test_verify_names_the_cause_and_refuses_a_file_of_two_versions(place: Path, 
     assert run("export", "--db", "b.db", "-o", "mixed.jsonl")[0] == 0
     for command in ("verify", "submit"):
         code, out, err = run(command, "mixed.jsonl", "--device", "cpu", "--data", ".")
-        assert code == 2 and '2 versions of the data {"name":"image_folder","path":"own"' in err, command
+        assert code == 2 and '2 versions of the data [{"name":"image_folder","path":"own"' in err, command
     assert not Path("results/submitted").exists()
 
 
@@ -310,7 +333,7 @@ def test_evaluations_of_two_models_are_no_row(place: Path) -> None:
             assert run is not None
             store.finish(run, record={"model": model})
         expected = ["2 models in round 2 of cell c: [11111111] in natural-01234567@2, [22222222] in pgd20-01234567@2"]
-        assert inputs.mixtures(store.database) == expected
+        assert inputs.mixtures(store.database, lambda spec: {}) == expected
 
 
 def test_a_page_of_a_cell_that_was_deleted_goes(place: Path, run) -> None:

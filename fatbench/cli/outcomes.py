@@ -119,9 +119,11 @@ def _labels(
     """
     from fatbench import settings
     from fatbench.data.own import load
+    from fatbench.suite.first_images import first_images
 
     try:
-        dataset = load(spec["data"], settings.data_folder(str(data) if data else None))
+        first = first_images(spec)["data"]
+        dataset = load(spec["data"], settings.data_folder(str(data) if data else None), first)
     except FatbenchError:
         return {}
     now = {"data": {"": dataset.fingerprint}}

@@ -83,8 +83,9 @@ def _problems(store: Store) -> Iterator[str]:
     from fatbench.report.numbers.doubts import NOT_LEARNED
     from fatbench.store import inputs
     from fatbench.store.stage_names import parsed
+    from fatbench.suite.first_images import data_keys
 
-    yield from inputs.mixtures(store.database)
+    yield from inputs.mixtures(store.database, data_keys)
     specs = store.cells()
     stages = store.stages()
     for cell in specs:

@@ -55,6 +55,7 @@ def verify(
     from fatbench.store import jsonl
     from fatbench.store.stages import Store
     from fatbench.suite.asked import contradiction
+    from fatbench.suite.first_images import data_keys
     from fatbench.suite.validate_import import identity
 
     if not whole_file.regular(file).is_file():
@@ -62,7 +63,7 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="fatbench-") as folder, contextlib.ExitStack() as stack:
         theirs = stack.enter_context(Store.open(f"{folder}/theirs.db", create=True))
         jsonl.import_(theirs, file, identify=identity, contradiction=contradiction)
-        if mixed := inputs.mixtures(theirs.database):
+        if mixed := inputs.mixtures(theirs.database, data_keys):
             raise SpecError(f"{file}: {'; '.join(mixed[:3])}: a file whose names mean several things is not verified")
         chosen = [cell_in(theirs, id) for id in cell] if cell else choose(theirs, sample, seed)
         if brought := [id for id, spec in theirs.cells(chosen).items() if "evaluated" in spec]:

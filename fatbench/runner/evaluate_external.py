@@ -17,7 +17,7 @@ from sqlalchemy import select
 from fatbench import settings
 from fatbench.data.own import load
 from fatbench.errors import MachineError, SpecError
-from fatbench.runner import reading, versions, worker
+from fatbench.runner import reading, worker
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.runner.run_options import RunOptions
@@ -28,6 +28,7 @@ from fatbench.store.schema import CELLS
 from fatbench.suite import calls, cells, external_models, facts, foreign
 from fatbench.suite.cells import Evaluation, Plan
 from fatbench.suite.external_models import Model
+from fatbench.suite.first_images import data_keys
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -214,7 +215,7 @@ def evaluate(
     ready = _ready(external, spec, machine)
     answers = _answers(ready)
     with folder.opened(url, Path(machine.files)) as store:
-        store.see_data({versions.data_key(spec["data"], (1, spec["test"])): ready.data["data"]["fingerprint"]})
+        store.see_data({data_keys(spec)["data"]: ready.data["data"]["fingerprint"]})
         spec = _stored(spec, answers, ready.data["data"]["fingerprint"], store)
         job = Job(
             cells.identity(spec), spec, list(task.evaluations), ["last"], external_models.SUITE, "paper",

@@ -190,7 +190,7 @@ def _open(name: str, flags: int, frame: FrameType) -> None:
     plugin = _plugin(frame)
     if plugin is None:
         return
-    path = os.path.realpath(name)
+    path = os.path.abspath(name)  # of a link its own place: it may lead elsewhere tomorrow
     if flags & (os.O_WRONLY | os.O_RDWR):
         _written.add(path)
         return

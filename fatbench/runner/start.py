@@ -33,7 +33,7 @@ from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory, measured
 from fatbench.suite import calls, duration, foreign, memory_need, plugins, signatures, weights
 from fatbench.suite.cells import Cell, Evaluation, Plan
-from fatbench.suite.first_images import first_images
+from fatbench.suite.first_images import data_key, first_images
 from fatbench.suite.types import number
 
 LARGE = 1e9  # bytes that a worker takes, from which it is said
@@ -122,7 +122,9 @@ def run(
         _check_origins(left, known, files)
         if known is not None:
             done = [job.cell for job in jobs if before[job.cell] == "done"]
-            for line in versions.asked_in_vain(done, known, precision if options.precision else None, path):
+            asked = precision if options.precision else None
+            attacks = settings.attack_precision(options.attack_precision, slots) if options.attack_precision else None
+            for line in versions.asked_in_vain(done, known, asked, path, attacks):
                 watch.note(line)
             if again := {job.cell: changed[job.cell] for job in left if job.cell in changed}:
                 watch.note(_cost_of_again(left, again, known))
@@ -295,8 +297,8 @@ def _decoding(watch: Any) -> decoded.Progress:
 def check_data(jobs: Sequence[Job], root: Path) -> dict[str, str]:
     """Read every data set of the run once and deal it to the clients, before a worker has work.
 
-    SHA-256 of the images and labels of each data set, by `versions.data_key`. MachineError: missing, damaged or not as
-    named, or a file of weights is not there or another; SpecError: the data cannot be split as the cell says.
+    SHA-256 of the images and labels of each data set, by `first_images.data_key`. MachineError: missing, damaged or not
+    as named, or a file of weights is not there or another; SpecError: the data cannot be split as the cell says.
     """
     for text in weights.weights_of(job.spec for job in jobs):
         found = weights.read(text)
@@ -314,10 +316,10 @@ def check_data(jobs: Sequence[Job], root: Path) -> dict[str, str]:
     with_auxiliary = [job for job in jobs if job.spec.get("auxiliary") is not None]
     for job in {repr([job.spec.get(key) for key in AUXILIARY]): job for job in with_auxiliary}.values():
         first = first_images(job.spec)["auxiliary"]
-        seen[versions.data_key(job.spec["auxiliary"], first)] = _check_auxiliary(job, root)
+        seen[data_key(job.spec["auxiliary"], first)] = _check_auxiliary(job, root)
     for job in splits.values():
         first = first_images(job.spec)["data"]
-        name = versions.data_key(job.spec["data"], first)
+        name = data_key(job.spec["data"], first)
         if name not in datasets:
             datasets = {name: load(job.spec["data"], root, first)}  # one in memory at a time
             seen[name] = datasets[name].fingerprint

@@ -19,11 +19,11 @@ from fatbench.runner import reading, transfer
 from fatbench.runner.jobs import Job
 from fatbench.store import inputs
 from fatbench.store.inputs import Reason
-from fatbench.store.rows import dumps, fetch
+from fatbench.store.rows import fetch
 from fatbench.store.schema import RUNS, STAGES
 from fatbench.store.stage_names import parsed
-from fatbench.suite import plugins, signatures, weights
-from fatbench.suite.first_images import First, first_images
+from fatbench.suite import plugins, weights
+from fatbench.suite.first_images import data_keys
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -33,27 +33,17 @@ FOLLOWS = "changed"  # of a model that is to be trained again
 Changed = Mapping[str, Mapping[str, Sequence[Reason]]]  # cell -> stage -> in what its answer differs
 
 
-def data_key(data: Any, first: First) -> str:
-    """By what the database knows what a data set was when it was last read.
-
-    first: the training and test images that were read, of a reader that reads no more: others have other digests.
-    """
-    less = False
-    with contextlib.suppress(FatbenchError):  # of a plug-in that is not loaded
-        less = "first" in signatures.describe("Data", data["name"]).asks and first != (None, None)
-    return dumps([data, first] if less else data)
-
-
 def changed(jobs: Sequence[Job], store: Store, seen: Mapping[str, str] | None = None) -> Changed:
     """Stages that hold results which other inputs have answered than those of now, of all that the jobs ask for.
 
     A stage that was begun counts too: no run may continue it. One that holds nothing does not. A cell that begins with
     the model of a changed cell, or attacks with it, is changed itself. An evaluation of a model that its own cell has
     trained anew is no such stage, but one that is still to do (`transfer.of_former_model`). seen: fingerprints by
-    `data_key`, of data sets that were just read; None: those that the newest run saw.
+    `data_keys`, of data sets that were just read; None: those that the newest run saw.
     """
     known = store.seen_data() if seen is None else {**store.seen_data(), **seen}
     origins = {one.cell for job in jobs for one in _origins(job) if one.cell}
+    origins |= {cell for job in jobs if (cell := weights.trained_by(job.spec)) is not None}
     rows = store.stages(sorted({*(job.cell for job in jobs), *origins}))
     by_cell: dict[str, dict[str, Any]] = {}
     for (cell, stage), row in rows.items():
@@ -134,11 +124,8 @@ class _Now:
         self.job = job
         self.rows = rows
         self.evaluations: dict[str, Evaluation] = {one.id: one for one in job.evaluations}
-        self.data, first = {}, first_images(job.spec)
-        for setting, subject in inputs.DATA_SETS.items():
-            data = job.spec.get(setting)
-            if data is not None and (fingerprint := seen.get(data_key(data, first[setting]))):
-                self.data[subject] = fingerprint
+        keys = data_keys(job.spec)
+        self.data = {inputs.DATA_SETS[name]: seen[key] for name, key in keys.items() if key in seen}
         self.training = plugins.records(job.spec)
 
     def of(self, stage: str) -> dict[str, Any] | None:
@@ -188,20 +175,29 @@ def only_follows(stages: Mapping[str, Sequence[Reason]]) -> bool:
     return bool(stages) and all(reason.now == FOLLOWS for reasons in stages.values() for reason in reasons)
 
 
-def asked_in_vain(cells: Sequence[str], store: Store, precision: str | None, path: str) -> list[str]:
-    """What to tell a person whose precision or path is not that of finished trainings, which are kept as they are.
+def asked_in_vain(
+    cells: Sequence[str], store: Store, precision: str | None, path: str, attack_precision: str | None = None
+) -> list[str]:
+    """What to tell a person whose precision or path is not that of finished stages, which are kept as they are.
 
-    precision: None where it was not asked for. path: "auto" where it was not named.
+    precision, attack_precision: None where they were not asked for. path: "auto" where it was not named.
     """
-    asked = {"precision": precision, "path": None if path == "auto" else path}
-    query = select(STAGES.c.cell, RUNS.c.precision, RUNS.c.extra).join(RUNS, RUNS.c.id == STAGES.c.run)
+    asked = {
+        "precision": precision,
+        "path": None if path == "auto" else path,
+        "attack-precision": attack_precision,
+    }
+    query = select(STAGES.c.cell, STAGES.c.stage, RUNS.c.precision, RUNS.c.extra).join(RUNS, RUNS.c.id == STAGES.c.run)
     others: dict[tuple[str, str], set[str]] = {}
     with store.database.reading() as connection:
-        for row in fetch(connection, query.where(STAGES.c.stage == "train"), STAGES.c.cell, cells):
-            trained = {"precision": row.precision, "path": json.loads(row.extra).get("path")}
-            for name, value in asked.items():
-                if value is not None and trained[name] not in (None, value):
-                    others.setdefault((name, trained[name]), set()).add(row.cell)
+        for row in fetch(connection, query, STAGES.c.cell, cells):
+            if row.stage == "train":
+                used = {"precision": row.precision, "path": json.loads(row.extra).get("path")}
+            else:
+                used = {"attack-precision": parsed(row.stage).precision}
+            for name, value in used.items():
+                if asked[name] is not None and value not in (None, asked[name]):
+                    others.setdefault((name, value), set()).add(row.cell)
     return [
         f"{len(ids)} finished cell{'s' * (len(ids) != 1)} with {name} {value} {'are' if len(ids) != 1 else 'is'} kept:"
         f" --{name} {asked[name]} is for what is still to do"

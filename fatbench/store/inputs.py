@@ -21,7 +21,7 @@ resumes, pairs or imports a number asks it. What either side lacks is unknown an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from sqlalchemy import select
 
 from fatbench.store import replicates
 from fatbench.store.database import Database, patient
-from fatbench.store.rows import dumps, fetch
+from fatbench.store.rows import fetch
 from fatbench.store.schema import CELLS, RUNS, STAGES
 from fatbench.store.stage_names import parsed
 
@@ -124,9 +124,10 @@ def stored(database: Database, cells: Iterable[str]) -> dict[tuple[str, str], di
 
 
 @patient
-def mixtures(database: Database) -> list[str]:
+def mixtures(database: Database, data_keys: Callable[[Mapping[str, Any]], Mapping[str, str]]) -> list[str]:
     """What stands in a database, or a file of results, under one name and was answered by several things, in words.
 
+    data_keys: of a cell's spec, setting -> a text that two cells share which read the same of the same data set.
     A function of a plug-in in two versions; a data set with two fingerprints; evaluations of two models of one round.
     """
     with database.reading() as connection:
@@ -137,9 +138,9 @@ def mixtures(database: Database) -> list[str]:
             for name in record.get("names", ()):
                 digest = record.get("reached", {}).get(name, _whole(record))
                 used.setdefault(("versions of", name), {}).setdefault(digest, f"{describe(record)} in cell {cell}")
-        for setting, subject in DATA_SETS.items():
-            if digest := one["data"].get(subject):
-                key = ("versions of the data", dumps(specs[cell][setting]))
+        for setting, text in data_keys(specs[cell]).items():
+            if digest := one["data"].get(DATA_SETS[setting]):
+                key = ("versions of the data", text)
                 used.setdefault(key, {}).setdefault(digest, f"[{shortened(digest)}] in cell {cell}")
         if digest := one["model"].get(""):
             key = ("models in", f"round {parsed(stage).round} of cell {cell}")

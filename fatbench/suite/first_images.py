@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping
 from typing import Any
+
+from fatbench.errors import FatbenchError
+from fatbench.suite import signatures
 
 First = tuple[int | None, int | None]  # training and test images; None: all
 
@@ -22,3 +27,20 @@ def first_images(spec: Mapping[str, Any]) -> dict[str, First]:
     train = 1 if "evaluated" in spec else spec.get("train")  # of a model that is only attacked
     own = wanted(train, spec.get("test"), spec.get("train_from") or 0, n if same else 0)
     return {"data": own, "auxiliary": own if same else (n, 1)}
+
+
+def data_key(data: Any, first: First) -> str:
+    """By what the database knows what a data set was when it was last read.
+
+    first: the training and test images that were read, of a reader that reads no more: others have other digests.
+    """
+    less = False
+    with contextlib.suppress(FatbenchError):  # of a plug-in that is not loaded
+        less = "first" in signatures.describe("Data", data["name"]).asks and first != (None, None)
+    return json.dumps([data, first] if less else data, sort_keys=True, separators=(",", ":"))
+
+
+def data_keys(spec: Mapping[str, Any]) -> dict[str, str]:
+    """`data_key` of each data set that a cell reads, by the name of the setting."""
+    first = first_images(spec)
+    return {name: data_key(spec[name], first[name]) for name in first if spec.get(name) is not None}

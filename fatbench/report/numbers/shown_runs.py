@@ -19,10 +19,11 @@ from sqlalchemy import select as sql
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.settings import PRECISIONS
 from fatbench.store import inputs, replicates
-from fatbench.store.rows import dumps, fetch
+from fatbench.store.rows import fetch
 from fatbench.store.schema import RUNS, STAGES
 from fatbench.store.stage_names import parsed
 from fatbench.suite import plugins
+from fatbench.suite.first_images import data_keys
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -149,5 +150,4 @@ def _runs(store: Store, ids: Collection[str]) -> dict[str, _Run]:
 
 def _fingerprints(spec: Mapping[str, Any], seen: Mapping[str, str]) -> dict[str, str]:
     """Those of a cell's data sets as the newest run has read them, as far as one has."""
-    keys = {subject: dumps(spec[name]) for name, subject in inputs.DATA_SETS.items() if spec.get(name) is not None}
-    return {subject: seen[key] for subject, key in keys.items() if key in seen}
+    return {inputs.DATA_SETS[name]: seen[key] for name, key in data_keys(spec).items() if key in seen}
