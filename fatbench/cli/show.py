@@ -356,9 +356,14 @@ def cell(
         console.print(f"{hidden} further numbers, of clients and earlier rounds: --format json", style="dim")
     for run in runs:
         console.print(
-            f"run {run['id']}: {run['stage']} {run['status']}, {run['started']} on {run['host']}, {run['device']},"
+            f"run {run['id']}: {run['stage']} {run['status']}, {run['started']} on {run['host']},"
+            f"{_slurm(run)} {run['device']},"
             f" {run['precision']}, {_path(run)}commit {str(run['commit'])[:12]}{' (modified)' if run['dirty'] else ''}"
         )
+
+
+def _slurm(run: Mapping[str, Any]) -> str:
+    return f" SLURM job {run['slurm_job']}," if run.get("slurm_job") else ""
 
 
 def _path(run: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fatbench.engine.gradients import logits_of
 from fatbench.engine.local import load, pixels
 from fatbench.engine.rounds import Problem, Tensors
 
@@ -37,11 +38,10 @@ def doubts(problem: Problem, state: Tensors, images: Tensor, outputs: str | None
     x = pixels(problem, images[:batch])
     if len(x) == 1:
         x = torch.cat([x, 1 - x])
-    with torch.no_grad():
-        first, second = model(x).double(), model(x).double()
-        # in another order and in other batches, none of one image: some networks take none
-        other = x.flip(0).chunk(2) if len(x) > 3 else [torch.cat([x.flip(0), 1 - x[:1]])]
-        third = torch.cat([model(part).double() for part in other])[: len(x)].flip(0)
+    first, second = logits_of(model, x).double(), logits_of(model, x).double()
+    # in another order and in other batches, none of one image: some networks take none
+    other = x.flip(0).chunk(2) if len(x) > 3 else [torch.cat([x.flip(0), 1 - x[:1]])]
+    third = torch.cat([logits_of(model, part).double() for part in other])[: len(x)].flip(0)
     if not bool(torch.isfinite(first).all()):
         return [NOT_FINITE]
     found = []
