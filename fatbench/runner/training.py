@@ -102,7 +102,8 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
     models: dict[int, Any] = {}  # round -> (its model, the clients' own tensors), of rounds that count, not yet written
     artifacts: dict[int, Any] = {}
     clients: dict[int, Any] = {}  # round -> the clients' models before averaging, where transfers ask for them
-    committed, saving = time.monotonic(), 0.0
+    every = machine.checkpoint_seconds
+    committed, wait = time.monotonic(), every
     for result, numbers in experiment(ready, state, passes, **bound):
         count = result.index + 1
         if count == state.round + 1:
@@ -129,11 +130,7 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
         notify(Event(job.cell, "train", "progress", count, rounds, images, loss=loss, accuracy=accuracy))
         log.info("round %d: %s", count, " ".join(f"{k}={v:.6g}" for k, v in series.items() if k != "seconds"))
         stopping = turn.stop()
-        if (
-            count == rounds
-            or stopping
-            or time.monotonic() - committed >= max(machine.checkpoint_seconds, saving / SHARE)
-        ):
+        if count == rounds or stopping or time.monotonic() - committed >= wait:
             begin = time.monotonic()
             store.heartbeat(run)  # a file written by a run that has lost its stage would be in another's way
             reader.tell()
@@ -162,7 +159,7 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
             store.commit(run, numbers=pending, round=count, checkpoint=pointer, record=named)
             checkpoints.sweep(folder, keep)
             pending, models, artifacts, clients, committed = [], {}, {}, {}, time.monotonic()
-            saving = committed - begin
+            wait = every and max(every, (committed - begin) / SHARE)  # 0 seconds: every round is saved
         del result, latest, kept  # what crossed the wire can be large
         if stopping:
             store.release(run)
