@@ -25,6 +25,7 @@ from fatbench.engine.rounds import Number
 from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError
 from fatbench.store import export_lines as as_lines
 from fatbench.store import jsonl as exchange
+from fatbench.store.export_schema import CONTROL
 from fatbench.store.integrity import check
 from fatbench.store.jsonl import ExchangeError, import_
 from fatbench.store.rows import dumps
@@ -218,7 +219,7 @@ def test_a_finished_cell_imports_as_done(store: Store, other: Store, tmp_path: P
 
 # the program's own words, of which Hypothesis tries those that it finds in the source, have bounds
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8).filter(
-    lambda name: not re.fullmatch("[a-z_-]{4,}", name)
+    lambda name: not re.fullmatch("[a-z_-]{4,}", name) and not CONTROL.search(name)
 )
 values = st.floats(-1e100, 1e100)
 stage_names = names.map(lambda name: f"{name.replace('@', '')}@1" if name.strip("@") else "train")

@@ -34,7 +34,7 @@ from fatbench.errors import SpecError
 from fatbench.report.figures import series
 from fatbench.report.formats import html, latex, markdown, records, terminal
 from fatbench.report.formats import latex_layout as pages
-from fatbench.report.numbers import doubts, provenance, query
+from fatbench.report.numbers import cell_rows, doubts, provenance
 from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, StoredResults, in_words, metric_names
 from fatbench.report.tables import layout, number_format
 from fatbench.report.tables.combined import combine
@@ -889,13 +889,13 @@ def test_consistency_rule() -> None:
 
 def test_outcomes_are_joined_and_compared_bit_by_bit() -> None:
     """Images 0..9 in two chunks of 6 and 4: bits 110100 0011 and 010111 0000: only strong: 4, 5; only weak: 0, 8, 9."""
-    weak = query.joined([(6, 4, bytes([0b00110000])), (0, 6, bytes([0b11010000]))])
-    strong = query.joined([(0, 6, bytes([0b01011100])), (6, 4, bytes([0b00000000]))])
+    weak = cell_rows.joined([(6, 4, bytes([0b00110000])), (0, 6, bytes([0b11010000]))])
+    strong = cell_rows.joined([(0, 6, bytes([0b01011100])), (6, 4, bytes([0b00000000]))])
     assert weak == (0b1101000011, 10)
     assert doubts.discordant(weak, strong) == (2, 3)
     assert doubts.discordant(weak, (0, 9)) is None
     with pytest.raises(ValueError, match="outcomes have a gap at image 6"):
-        query.joined([(0, 6, b"\0"), (7, 1, b"\0")])
+        cell_rows.joined([(0, 6, b"\0"), (7, 1, b"\0")])
 
 
 def test_violations_become_flags_with_their_seeds(tiny: Suite) -> None:

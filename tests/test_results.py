@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from fatbench import report
 from fatbench.cli import submit
 from fatbench.cli.app import app
-from fatbench.report.numbers import compare, declared_tests, query
+from fatbench.report.numbers import cell_rows, compare, declared_tests
 from fatbench.report.numbers.doubts import NOT_LEARNED, in_words
 from fatbench.report.numbers.frame import frame
 from fatbench.report.site import drilldown, leaderboards
@@ -71,7 +71,7 @@ FILES = sorted(rows.stem for rows in RESULTS.glob("*.jsonl"))
 def test_a_number_has_the_same_doubts_in_every_view(file: str, stores: Mapping[str, Store]) -> None:
     """Table, page, frame, `compare`, `show` and `submit` say of each evaluation what `doubts_of` decides, no more."""
     store = stores[file]
-    why = query.doubts_of(list(store.cells()), store)
+    why = cell_rows.doubts_of(list(store.cells()), store)
     words = {key: in_words(found) for key, found in why.items()}
     for cell, stage, text in _doubts_of_the_frame(frame(store)):
         assert text == "; ".join(words.get((cell, stage), []))
@@ -127,7 +127,7 @@ def test_every_committed_network_has_learned(stores: Mapping[str, Store]) -> Non
     """But for those that the page on malicious clients says are destroyed: the mean of updates with IPM 100 in them."""
     below = {}
     for file, store in stores.items():
-        why = query.doubts_of(list(store.cells()), store)
+        why = cell_rows.doubts_of(list(store.cells()), store)
         below[file] = {cell for (cell, _), found in why.items() if NOT_LEARNED & {doubt.code for doubt in found}}
     assert len(below) > 10 and {file for file, found in below.items() if found} == {"fat-byzantine-cpu"}
     specs = [stores["fat-byzantine-cpu"].cells()[cell] for cell in sorted(below["fat-byzantine-cpu"])]

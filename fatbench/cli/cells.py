@@ -33,7 +33,7 @@ def show_cell(
 ) -> None:
     """Show the numbers of a cell and the runs behind them; with --artifacts, draw what a round kept."""
     from fatbench.cli import show
-    from fatbench.report.numbers import cell_runs, query
+    from fatbench.report.numbers import cell_rows, cell_runs
     from fatbench.report.numbers.doubts import in_words
     from fatbench.store import integrity
     from fatbench.store.stage_names import parsed
@@ -54,7 +54,7 @@ def show_cell(
         runs = store.runs([id])
         stages = store.stages([id])
         others = cell_runs.runs_of_cell(store, id)
-        why = query.doubts_of([id], store)
+        why = cell_rows.doubts_of([id], store)
     for number in numbers:
         accuracy = number["metric"] == parsed(number["stage"]).metric
         number["doubts"] = in_words(why.get((id, number["stage"]), ())) if accuracy else []
@@ -77,9 +77,10 @@ def show_cell(
 def _name(id: str, runs: Sequence[Mapping[str, Any]]) -> str:
     """The labels of a cell in the first suite that ran it and is here: "SFAT, seed 0 (sfat-fashion, preset cpu)"."""
     from fatbench.store.replicates import SIGN
-    from fatbench.suite import files
 
     for suite, preset in dict.fromkeys((str(run["suite"]), str(run["preset"])) for run in runs):
+        from fatbench.suite import files  # slow: nothing else here reads a suite
+
         try:
             cells = files.load(suite).plan(preset).cells if not files.is_path(suite) else []
         except FatbenchError:

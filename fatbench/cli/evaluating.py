@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,9 +14,11 @@ from fatbench import whole_file
 from fatbench.cli.common import known_format, plan_of, print_json
 from fatbench.cli.options import DataDir, Db, Device, Format, Precision, Preset, Smoke, Where
 from fatbench.errors import Doubtful, SpecError
-from fatbench.report.numbers.doubts import MEASURED_WELL, Doubt, in_words
 from fatbench.runner.run_options import RunOptions
 from fatbench.store.opening import opened
+
+if TYPE_CHECKING:
+    from fatbench.report.numbers.doubts import Doubt
 
 
 def evaluate(
@@ -133,14 +135,15 @@ def _expect(percent: float, cell: str, stage: str, db: str | None) -> None:
 def _show(cell: str, db: str | None, format: str) -> list[str]:
     """The cell's rows of the table of evaluated models, and on stderr what is doubtful: what `--strict` ends at."""
     from fatbench import report as reporting
-    from fatbench.report.numbers import query
+    from fatbench.report.numbers import cell_rows
+    from fatbench.report.numbers.doubts import MEASURED_WELL, in_words
     from fatbench.report.tables.external_suite import suite_and_plan
 
     with opened(db) as store:
         suite, plan = suite_and_plan(store, f"id={cell}")
         grids = reporting.build_tables(suite, plan, store)
         assert store is not None
-        found = dict.fromkeys(doubt for why in query.doubts_of([cell], store).values() for doubt in why)
+        found = dict.fromkeys(doubt for why in cell_rows.doubts_of([cell], store).values() for doubt in why)
     doubts = advised(found)
     if format == "json":
         import json
@@ -160,6 +163,7 @@ AT_CHANCE = f"no better than guessing the most frequent class; {CHECK}"
 def advised(doubts: Iterable[Doubt]) -> list[str]:
     """Each doubt about a model in words, a sentence each, with what to do about it where that is known."""
     from fatbench.engine.plausible import ADVICE
+    from fatbench.report.numbers.doubts import Doubt, in_words
 
     advice = {**ADVICE, Doubt("chance").words: AT_CHANCE}
     return [f"{words}: {advice[words]}" if words in advice else words for words in in_words(doubts)]
@@ -169,6 +173,7 @@ def _checkpoint(
     file: Path, attack: list[str] | None, n: int | None, batch: int, options: RunOptions, format: str
 ) -> None:
     """A model that a run has written: its settings are in it."""
+    from fatbench.report.numbers.doubts import Doubt, in_words
     from fatbench.runner import evaluate_checkpoint as evaluating
 
     results = evaluating.checkpoint(file, attack or ["natural"], n, batch, options)

@@ -81,7 +81,7 @@ def outcomes(
 
 def _bits(chunks: Sequence[tuple[int, int, bytes]]) -> str:
     """The outcomes in order, as "0" and "1"."""
-    from fatbench.report.numbers.query import joined
+    from fatbench.report.numbers.cell_rows import joined
 
     bits, n = joined(chunks)
     return f"{bits:0{n}b}" if n else ""

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fatbench import settings
 from fatbench.data import catalogue
-from fatbench.suite import format_call, memory_need, plugins, signatures, weights
+from fatbench.suite import format_call, plugins, signatures, weights
 from fatbench.suite.papers import paper_of
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _attacks(what: Plan) -> dict[str, list[dict[str, Any]]]:
 
 def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: Estimate, on: str | None = None) -> None:
     """`plan suite`; on: the GPU that the time is an estimate for."""
-    from fatbench.suite import cost
+    from fatbench.suite import cost, memory_need
 
     console = new_console()
     cells = what.to_run()

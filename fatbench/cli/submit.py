@@ -79,7 +79,7 @@ def submit(
 
 def _problems(store: Store) -> Iterator[str]:
     """Why results cannot stand in a leaderboard: unfinished, at chance, without outcomes or versions, modified code."""
-    from fatbench.report.numbers import query
+    from fatbench.report.numbers import cell_rows
     from fatbench.report.numbers.doubts import NOT_LEARNED
     from fatbench.store import inputs
     from fatbench.store.stage_names import parsed
@@ -99,7 +99,7 @@ def _problems(store: Store) -> Iterator[str]:
                 yield f"cell {cell}: {name} has no outcome of each image"
             elif name != "train" and row.settings is None:
                 yield f"cell {cell}: {name} does not say what its attack was"
-    why = query.doubts_of(list(specs), store)
+    why = cell_rows.doubts_of(list(specs), store)
     empty = {(cell, doubt.words) for (cell, _), found in why.items() for doubt in found if doubt.code in NOT_LEARNED}
     yield from (f"cell {cell}: the network has not learned: {words}" for cell, words in sorted(empty))
     for run in store.runs(list(specs)):

@@ -224,10 +224,10 @@ def choose(store: Store, sample: int, seed: int | None) -> list[str]:
 
 def at_chance(store: Store, cells: Sequence[str]) -> set[str]:
     """Those of these cells of which a model is at chance."""
-    from fatbench.report.numbers import query
+    from fatbench.report.numbers import cell_rows
     from fatbench.report.numbers.doubts import NOT_LEARNED
 
-    why = query.doubts_of(list(cells), store)
+    why = cell_rows.doubts_of(list(cells), store)
     return {cell for (cell, _), found in why.items() for doubt in found if doubt.code in NOT_LEARNED}
 
 

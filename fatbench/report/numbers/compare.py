@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import DatabaseError, NothingMatched, SpecError, did_you_mean
 from fatbench.report.numbers import statistics
+from fatbench.report.numbers.cell_rows import doubts_of, outcomes
 from fatbench.report.numbers.doubts import NOT_ABOVE, Doubt, with_seeds
 from fatbench.report.numbers.provenance import attacked_in
-from fatbench.report.numbers.query import doubts_of, outcomes
 from fatbench.report.numbers.shown_runs import chosen
 from fatbench.report.numbers.statistics import ImageOutcomes, Paired, PairedOutcomes, SeedsAndImages
 from fatbench.settings import PRECISIONS

@@ -25,7 +25,7 @@ import pandas
 from sqlalchemy import func
 from sqlalchemy import select as sql
 
-from fatbench.report.numbers import query
+from fatbench.report.numbers import cell_rows
 from fatbench.report.numbers.doubts import in_words
 from fatbench.store import integrity
 from fatbench.store.rows import fetch
@@ -99,7 +99,7 @@ def _with_facts(store: Store, heads: pandas.DataFrame, cells: list[str]) -> pand
     attacks = {text: format_call.full(json.loads(text)) for text in stages["attack"].dropna().unique()}
     stages["attack"] = stages["attack"].map(attacks).astype(object).where(stages["attack"].notna(), None)
     keys = [*zip(stages["cell"], stages["stage"], strict=True)]
-    why = query.doubts_of(cells, store)
+    why = cell_rows.doubts_of(cells, store)
     texts = {key: "; ".join(in_words(found)) for key, found in why.items()}
     stages["doubts"] = [texts.get(key, "") for key in keys]
     counted = sql(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage, func.sum(OUTCOME_CHUNKS.c.n))

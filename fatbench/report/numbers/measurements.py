@@ -8,15 +8,17 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fatbench.report.numbers import provenance
 from fatbench.report.numbers.doubts import Doubt, Doubts, Outcomes, doubts
 from fatbench.report.numbers.statistics import wilson
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
 from fatbench.suite import facts
-from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.tables import OVER, SOURCE
+
+if TYPE_CHECKING:
+    from fatbench.suite.cells import Cell, Evaluation, Plan
 
 ENDS = ("low", "high")  # of an interval, as a metric's name ends: "identification_low"
 PRIOR_STAGE = "prior"

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select as sql
 
-from fatbench.report.numbers.doubts import Doubt, Doubts, Outcomes, doubts
+from fatbench.report.numbers.cell_rows import doubts_of, fetch, numbers_of, outcomes
+from fatbench.report.numbers.doubts import Doubt, Doubts
 from fatbench.report.numbers.measurements import ENDS, EVERY, PRIOR, RANGE, Source, Stages, StoredResults
 from fatbench.store import integrity
-from fatbench.store.rows import batches
-from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
+from fatbench.store.schema import NUMBERS, RUNS, STAGES
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
 from fatbench.store.stage_names import parsed
 from fatbench.suite import asked
@@ -45,17 +45,17 @@ def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> Stored
         ends = {int(cell.spec["algorithm"]["rounds"]) for cell in plan.cells}
         at = {r for s in sources if s.stage == "train" for r in ([s.round] if s.round else ends)}
         here = (NUMBERS.c.stage == "train") & NUMBERS.c.metric.in_(sorted(metrics)) & NUMBERS.c.round.in_(sorted(at))
-        found.rows += _numbers(cells, store, here)
+        found.rows += numbers_of(cells, store, here)
         of_intervals = {f"{base}_client" for base, _, end in (m.rpartition("_") for m in metrics) if end in ENDS}
         if of_intervals:
-            found.rows += _numbers(cells, store, (NUMBERS.c.stage == "train") & NUMBERS.c.metric.in_(of_intervals))
+            found.rows += numbers_of(cells, store, (NUMBERS.c.stage == "train") & NUMBERS.c.metric.in_(of_intervals))
     found.runs = _runs(cells, store, stages)
     if checkpoints:
         found.doubts = _other_attacks(plan, cells, store, stages, doubts_of(cells, store, found.outcomes))
     trained = sql(STAGES.c.cell).where((STAGES.c.stage == "train") & (STAGES.c.status == "done"))
-    found.trained = frozenset(row.cell for row in _fetch(store, trained, STAGES.c.cell, cells if metrics else ()))
+    found.trained = frozenset(row.cell for row in fetch(store, trained, STAGES.c.cell, cells if metrics else ()))
     broken = sql(STAGES.c.cell).where(STAGES.c.status == "failed").distinct()
-    found.failed = frozenset(row.cell for row in _fetch(store, broken, STAGES.c.cell, cells))
+    found.failed = frozenset(row.cell for row in fetch(store, broken, STAGES.c.cell, cells))
     return found
 
 
@@ -72,7 +72,7 @@ def _evaluated(
     names, evaluations, stages = Stages(), _evaluations(plan), set()
     for round, there in _by_round(plan, found.rounds, checkpoints).items():
         names_here = {name for evaluation in evaluations for name in names.of(evaluation, round)}
-        rows = _numbers(there, store, NUMBERS.c.stage.in_(sorted(names_here)) & _clients(sources))
+        rows = numbers_of(there, store, NUMBERS.c.stage.in_(sorted(names_here)) & _clients(sources))
         integrity.agree(rows, store.database)
         found.rows += rows
         stages |= names_here
@@ -90,7 +90,7 @@ def _other_attacks(plan: Plan, cells: Sequence[str], store: Store, stages: Colle
 
     found = dict(why)
     query = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings).where(here)
-    for cell, stage, settings in _fetch(store, query, STAGES.c.cell, cells):
+    for cell, stage, settings in fetch(store, query, STAGES.c.cell, cells):
         if words := said(parsed(stage).evaluation, settings):
             found[cell, stage] = (*found.get((cell, stage), ()), Doubt(words))
     return found
@@ -112,7 +112,7 @@ def gather_series(figures: Sequence[Figure], plan: Plan, store: Store, select: C
     found.runs = _runs(cells, store, stages)
     for metric, clients in wanted.items():
         here = (NUMBERS.c.stage == "train") & (NUMBERS.c.metric == metric)
-        found.rows += _numbers(
+        found.rows += numbers_of(
             cells, store, here if {EVERY, RANGE} & clients else here & NUMBERS.c.client.in_(sorted(clients))
         )
     return found
@@ -130,18 +130,18 @@ def _clients(sources: Iterable[Source]) -> Any:
 def logged(plan: Plan, store: Store) -> list[str]:
     """The names of all numbers that training has logged of the plan's cells."""
     query = sql(NUMBERS.c.metric).where(NUMBERS.c.stage == "train").distinct()
-    return sorted({row.metric for row in _fetch(store, query, NUMBERS.c.cell, [cell.id for cell in plan.unique()])})
+    return sorted({row.metric for row in fetch(store, query, NUMBERS.c.cell, [cell.id for cell in plan.unique()])})
 
 
 def overall(cells: Sequence[str], store: Store) -> list[Mapping[str, Any]]:
     """Every number of some cells that is not about one client."""
-    return _numbers(cells, store, NUMBERS.c.client == -1)
+    return numbers_of(cells, store, NUMBERS.c.client == -1)
 
 
 def logged_clients(plan: Plan, store: Store) -> list[tuple[str, bool]]:
     """(name of a number that training has logged, whether it is about no client or class), each once."""
     query = sql(NUMBERS.c.metric, NUMBERS.c.client == -1).where(NUMBERS.c.stage == "train").distinct()
-    rows = _fetch(store, query, NUMBERS.c.cell, [cell.id for cell in plan.unique()])
+    rows = fetch(store, query, NUMBERS.c.cell, [cell.id for cell in plan.unique()])
     return sorted({(metric, bool(overall)) for metric, overall in rows})
 
 
@@ -172,7 +172,7 @@ def _rounds(cells: Sequence[str], store: Store, checkpoints: Iterable[str]) -> d
     rounds = {}
     lacking = []
     query = sql(STAGES.c.cell, STAGES.c.record).where(STAGES.c.stage == "train")
-    for cell, text in _fetch(store, query, STAGES.c.cell, cells):
+    for cell, text in fetch(store, query, STAGES.c.cell, cells):
         record = json.loads(text)
         for checkpoint in wanted:
             if checkpoint in record:
@@ -183,7 +183,7 @@ def _rounds(cells: Sequence[str], store: Store, checkpoints: Iterable[str]) -> d
         metrics = [MONITORED[checkpoint] for checkpoint in wanted]
         here = (NUMBERS.c.stage == "train") & NUMBERS.c.metric.in_(metrics) & (NUMBERS.c.client == -1)
         series: dict[tuple[str, str], dict[int, float]] = {}
-        for row in _numbers(lacking, store, here):
+        for row in numbers_of(lacking, store, here):
             series.setdefault((row["cell"], row["metric"]), {})[row["round"]] = row["value"]
         for checkpoint in wanted:
             for cell in lacking:
@@ -191,69 +191,6 @@ def _rounds(cells: Sequence[str], store: Store, checkpoints: Iterable[str]) -> d
                 if best is not None:
                     rounds.setdefault((cell, checkpoint), best)
     return rounds
-
-
-def _fetch(store: Store, query: Any, key: Any, cells: Iterable[str]) -> Iterator[Any]:
-    """The rows of `query` whose `key` is among `cells`."""
-    with store.database.reading() as connection:
-        for part in batches(cells):
-            yield from connection.execute(query.where(key.in_(part))).all()  # four times faster than row by row
-
-
-def outcomes(cells: Sequence[str], store: Store) -> Outcomes:
-    """The outcomes of a cell's stage: those of all cells are read when the first of a stage is asked for."""
-
-    @functools.cache
-    def of_stage(stage: str) -> dict[str, list[tuple[int, int, bytes]]]:
-        query = sql(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.start, OUTCOME_CHUNKS.c.n, OUTCOME_CHUNKS.c.bits).where(
-            OUTCOME_CHUNKS.c.stage == stage
-        )
-        found: dict[str, list[tuple[int, int, bytes]]] = {}
-        for cell, start, n, bits in _fetch(store, query, OUTCOME_CHUNKS.c.cell, cells):
-            found.setdefault(cell, []).append((start, n, bytes(bits)))
-        return found
-
-    return functools.cache(lambda cell, stage: joined(of_stage(stage).get(cell, ())))
-
-
-def joined(chunks: Iterable[tuple[int, int, bytes]]) -> tuple[int, int]:
-    """(bits, n) of stored outcomes (start, n, packed bits): the first image in the highest bit."""
-    bits, total = 0, 0
-    for start, n, data in sorted(chunks):
-        if start != total:
-            raise ValueError(f"outcomes have a gap at image {total}")
-        bits = (bits << n) | (int.from_bytes(data, "big") >> (8 * len(data) - n))
-        total += n
-    return bits, total
-
-
-def doubts_of(cells: Sequence[str], store: Store, read: Outcomes | None = None) -> Doubts:
-    """Every reason to doubt the evaluations of some cells, by (cell, stage), from all that is stored of them.
-
-    read: the cells' outcomes, where they are at hand. What a plan asks for plays no part, so every view has the same.
-    """
-    numbers = _numbers(cells, store, (NUMBERS.c.stage != "train") & (NUMBERS.c.client == -1))
-    evaluated = sorted({row["cell"] for row in numbers})
-    made = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings).where(STAGES.c.stage != "train")
-    texts, bare = {}, set()
-    for cell, stage, text in _fetch(store, made, STAGES.c.cell, evaluated):
-        if text is None:
-            bare.add((cell, stage))
-        else:
-            texts[parsed(stage).evaluation] = text
-    attacks = {evaluation: json.loads(text) for evaluation, text in texts.items()}
-    specs = _fetch(store, sql(CELLS.c.id, CELLS.c.spec), CELLS.c.id, evaluated)
-    data = {cell: json.loads(spec).get("data", {}) for cell, spec in specs}
-    found = doubts(numbers, attacks, data, outcomes(cells, store) if read is None else read)
-    return found | {key: (*found.get(key, ()), Doubt("no_settings")) for key in bare}
-
-
-_COLUMNS = ("cell", "stage", "round", "client", "metric", "value", "n")
-
-
-def _numbers(cells: Iterable[str], store: Store, where: Any) -> list[Mapping[str, Any]]:
-    query = sql(*(NUMBERS.c[name] for name in _COLUMNS)).where(where)
-    return [dict(zip(_COLUMNS, row, strict=True)) for row in _fetch(store, query, NUMBERS.c.cell, cells)]
 
 
 _PROVENANCE = (RUNS.c.device, RUNS.c.precision, RUNS.c.commit, RUNS.c.dirty, RUNS.c.versions, RUNS.c.extra)
@@ -279,14 +216,14 @@ def _runs(cells: Sequence[str], store: Store, stages: Iterable[str]) -> list[Map
 
     here = RUNS.c.stage.in_(["train", *sorted(stages)]) & ~RUNS.c.extra.contains('"dropped":true')
     distinct = sql(RUNS.c.stage, RUNS.c.status, *_PROVENANCE).where(here).distinct()
-    shared = {tuple(row) for row in _fetch(store, distinct, RUNS.c.cell, cells)}
+    shared = {tuple(row) for row in fetch(store, distinct, RUNS.c.cell, cells)}
     if len({row[0] for row in shared}) == len(shared) and all(row[1] not in _BROKEN for row in shared):
         return [{"cell": None, "stage": row[0], "provenance": origin(row[2:])} for row in sorted(shared, key=repr)]
 
     runs: list[Mapping[str, Any]] = []
     broken: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
     every = sql(RUNS.c.id, RUNS.c.cell, RUNS.c.stage, RUNS.c.status, *_PROVENANCE).where(here).order_by(RUNS.c.id)
-    for id, cell, stage, status, *columns in _fetch(store, every, RUNS.c.cell, cells):
+    for id, cell, stage, status, *columns in fetch(store, every, RUNS.c.cell, cells):
         run = {"cell": cell, "stage": stage, "provenance": origin(tuple(columns))}
         if stage == "train" and status in _BROKEN:
             broken.setdefault(cell, []).append((id, run))
@@ -294,6 +231,6 @@ def _runs(cells: Sequence[str], store: Store, stages: Iterable[str]) -> list[Map
             runs.append(run)
     if broken:
         left = sql(NUMBERS.c.run).where(NUMBERS.c.stage == "train", NUMBERS.c.metric == "train_loss").distinct()
-        used = {row.run for row in _fetch(store, left, NUMBERS.c.cell, broken)}
+        used = {row.run for row in fetch(store, left, NUMBERS.c.cell, broken)}
         runs += [run for tried in broken.values() for id, run in tried if id in used]
     return runs

@@ -1,0 +1,83 @@
+"""What a report and `show` read of cells without any suite: numbers, outcomes and every reason to doubt them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select as sql
+
+from fatbench.report.numbers.doubts import Doubt, Doubts, Outcomes, doubts
+from fatbench.store.rows import batches
+from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, STAGES
+from fatbench.store.stage_names import parsed
+
+if TYPE_CHECKING:
+    from fatbench.store.stages import Store
+
+
+def fetch(store: Store, query: Any, key: Any, cells: Iterable[str]) -> Iterator[Any]:
+    """The rows of `query` whose `key` is among `cells`, read at once: no transaction waits for whoever asks."""
+    with store.database.reading() as connection:
+        parts = [connection.execute(query.where(key.in_(part))).all() for part in batches(cells)]
+    return itertools.chain.from_iterable(parts)
+
+
+def outcomes(cells: Sequence[str], store: Store) -> Outcomes:
+    """The outcomes of a cell's stage: those of all cells are read when the first of a stage is asked for."""
+
+    @functools.cache
+    def of_stage(stage: str) -> dict[str, list[tuple[int, int, bytes]]]:
+        query = sql(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.start, OUTCOME_CHUNKS.c.n, OUTCOME_CHUNKS.c.bits).where(
+            OUTCOME_CHUNKS.c.stage == stage
+        )
+        found: dict[str, list[tuple[int, int, bytes]]] = {}
+        for cell, start, n, bits in fetch(store, query, OUTCOME_CHUNKS.c.cell, cells):
+            found.setdefault(cell, []).append((start, n, bytes(bits)))
+        return found
+
+    return functools.cache(lambda cell, stage: joined(of_stage(stage).get(cell, ())))
+
+
+def joined(chunks: Iterable[tuple[int, int, bytes]]) -> tuple[int, int]:
+    """(bits, n) of stored outcomes (start, n, packed bits): the first image in the highest bit."""
+    bits, total = 0, 0
+    for start, n, data in sorted(chunks):
+        if start != total:
+            raise ValueError(f"outcomes have a gap at image {total}")
+        bits = (bits << n) | (int.from_bytes(data, "big") >> (8 * len(data) - n))
+        total += n
+    return bits, total
+
+
+def doubts_of(cells: Sequence[str], store: Store, read: Outcomes | None = None) -> Doubts:
+    """Every reason to doubt the evaluations of some cells, by (cell, stage), from all that is stored of them.
+
+    read: the cells' outcomes, where they are at hand. What a plan asks for plays no part, so every view has the same.
+    """
+    numbers = numbers_of(cells, store, (NUMBERS.c.stage != "train") & (NUMBERS.c.client == -1))
+    evaluated = sorted({row["cell"] for row in numbers})
+    made = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings).where(STAGES.c.stage != "train")
+    texts, bare = {}, set()
+    for cell, stage, text in fetch(store, made, STAGES.c.cell, evaluated):
+        if text is None:
+            bare.add((cell, stage))
+        else:
+            texts[parsed(stage).evaluation] = text
+    attacks = {evaluation: json.loads(text) for evaluation, text in texts.items()}
+    specs = fetch(store, sql(CELLS.c.id, CELLS.c.spec), CELLS.c.id, evaluated)
+    data = {cell: json.loads(spec).get("data", {}) for cell, spec in specs}
+    found = doubts(numbers, attacks, data, outcomes(cells, store) if read is None else read)
+    return found | {key: (*found.get(key, ()), Doubt("no_settings")) for key in bare}
+
+
+_COLUMNS = ("cell", "stage", "round", "client", "metric", "value", "n")
+
+
+def numbers_of(cells: Iterable[str], store: Store, where: Any) -> list[Mapping[str, Any]]:
+    """The numbers of some cells for which `where` holds, a mapping of columns each."""
+    query = sql(*(NUMBERS.c[name] for name in _COLUMNS)).where(where)
+    return [dict(zip(_COLUMNS, row, strict=True)) for row in fetch(store, query, NUMBERS.c.cell, cells)]
