@@ -8,9 +8,10 @@
 plug-in on the stack, and for all stages of the process that use it, because what was read once may be kept. The digest
 is of what was opened, "" where nothing was. A variable's digest is slow and salted with its name: it may be a secret.
 
-Not seen: what native code opens (safetensors, HDF5, OpenCV), or another process, or a thread that the plug-in started;
-which files a folder holds; `os.environb`. `open(path, "rb").close()` in the plug-in names such a file. What a data
-set's function reads has the fingerprint of its images.
+Not seen: what native code opens (safetensors, HDF5, SQLite, OpenCV), or another process, or a thread that the plug-in
+started; which files a folder holds, and whether one exists that is not opened; `os.environb`, and a copy of all
+variables; that a path relative to the working directory leads elsewhere from another one. `open(path, "rb").close()` in
+the plug-in names such a file. What a data set's function reads has the fingerprint of its images.
 """
 
 from __future__ import annotations
