@@ -256,8 +256,8 @@ def cell(
 
 
 def fields(line: Mapping[str, Any]) -> None:
-    """ExchangeError: a field of a line that is to be exported may not be in one; its numbers are not read."""
-    covered: dict[str, list[Any]] = {"outcomes": []}  # by a digest
+    """ExchangeError: a field of a line that is to be exported may not be in one. A digest covers numbers by itself."""
+    covered: dict[str, list[Any]] = {"numbers": [], "outcomes": []}
     stages = [{**stage, **covered} if stage["status"] == "done" else stage for stage in line["stages"]]
     _read(_CELL, {**line, "stages": stages}, f"cell {line['cell']}")
 
