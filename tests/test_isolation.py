@@ -187,7 +187,7 @@ def test_a_plug_in_that_ends_the_program_fails_its_cell_with_the_reason(place, w
 def test_a_run_begins_with_the_path_and_digest_of_what_it_executes(place, capsys):
     jobs(place)
     with contextlib.suppress(SystemExit):
-        app.app(["run", "suite", "mixed.yaml", "--device", "cpu", "--jobs", "1"])
+        app.app(["run", "suite", "mixed.yaml", "--device", "cpu", "--jobs", "1", "--verbose"])
     digest = hashlib.sha256(HOSTILE.encode()).hexdigest()[:12]
     err = capsys.readouterr().err
     line = f"runs the plug-in hostile.py (sha256 {digest}) at {place / 'hostile.py'}"

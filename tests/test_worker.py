@@ -270,7 +270,11 @@ class Experiment:
     def __init__(self, patch: pytest.MonkeyPatch, weights: dict[str, str] | None = None):
         self.clock, self.begun = 100.0, list[Any]()
         self.ready: Any = SimpleNamespace(
-            initial=State(0, {"w": torch.zeros(1)}), classes=10, data={"data": {"name": "x"}}, weights=weights
+            problem=None,
+            initial=State(0, {"w": torch.zeros(1)}),
+            classes=10,
+            data={"data": {"name": "x"}},
+            weights=weights,
         )
         patch.setattr("fatbench.engine.experiment.experiment", self)
         patch.setattr(training, "ready_for", self.made_ready)
