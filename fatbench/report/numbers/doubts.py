@@ -104,6 +104,8 @@ def in_words(found: Iterable[Doubt]) -> list[str]:
 
 def with_seeds(doubted: Mapping[Doubt, Sequence[int]], measured: Collection[int], planned: int) -> tuple[str, ...]:
     """Doubts in words, the same words once, with their seeds where these are not all that are measured."""
+    if not doubted:
+        return ()
     texts: dict[str, list[int]] = {}
     for doubt, seeds in doubted.items():
         texts.setdefault(doubt.words, []).extend(seeds)
@@ -183,13 +185,17 @@ def _of_model(
         dead = stored.get("zero_gradients", (0.0, 0))[0]
         fraction = None if diverged else chance(data, stored["chance"][0] if "chance" in stored else None, natural.n)
         guesses = fraction is not None and not above_chance(natural.value, natural.n, fraction)
+    least = min((one.value for one in accuracies if math.isfinite(one.value)), default=0.0)
     for one in accuracies:
         why, attacked = found[one.stage], attacks.role(one.evaluation) == "attack"
         if guesses and fraction is not None:
             why.append(Doubt("chance", fraction))
         elif attacked and fraction is not None and not above_chance(one.value, one.n, fraction):
             why.append(Doubt("majority", fraction))
-        why += (Doubt("order", more, weak, one.label) for more, weak in _exceeded(one, accuracies, attacks, outcomes))
+        if one.value > least:  # else it exceeds none
+            why += (
+                Doubt("order", more, weak, one.label) for more, weak in _exceeded(one, accuracies, attacks, outcomes)
+            )
         if dead > ZERO_GRADIENTS and attacked and one.evaluation not in attacks.moved:
             why.append(Doubt("gradient", dead))
         if not math.isfinite(one.value):
