@@ -416,7 +416,7 @@ def test_a_job_takes_cells_until_none_is_free(jobs, machine, in_job):
     assert not [line for line in said if line[0] == "event" and line[2]["cell"] == jobs[1].cell]
     for job in (jobs[0], jobs[2]):
         assert numbers(machine, job) == undisturbed(machine, job)
-    with Store.open(machine.db) as store:
+    with Store.open(f"{machine.db}.whole") as store:  # of this process: the fork server's environment is a former one
         assert {run["slurm_job"] for run in store.runs([jobs[0].cell])} == {"77_2"}
     again = in_job(task=1)
     assert again() == 0 and [line[0] for line in lines(again)] == ["start", "bye"]
