@@ -13,7 +13,7 @@ On a CPU `.cpu()` does nothing and is not seen; tests/test_local.py looks for it
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -96,17 +96,14 @@ def cohort_batches(problem: Problem, objective: Any, batch: int = 32) -> Callabl
     return run
 
 
-def program_batches(problems: Sequence[Problem], objective: Any, batch: int) -> Callable[[int], object]:
-    """run(n): all clients of all problems trained for n batches as one program."""
-    starts, shards = [copied(problem.model) for problem in problems], [list(problem.shards) for problem in problems]
+def program_batches(problem: Problem, objective: Any, batch: int) -> Callable[[int], object]:
+    """run(n): all clients of a problem trained for n batches as one program."""
+    start, shards = copied(problem.model), list(problem.shards)
     local = LocalTraining(batch=batch, lr=0.01, momentum=0.9, weight_decay=1e-4, objective=objective)
 
     def run(batches: int) -> object:
-        clients = []
-        for problem, whole, start in zip(problems, shards, starts, strict=True):
-            on = replace(problem, shards=[shard[: batches * batch] for shard in whole])
-            clients += [Client(on, start, k, 0) for k in range(len(whole))]
-        return fast.train(clients, local)
+        on = replace(problem, shards=[shard[: batches * batch] for shard in shards])
+        return fast.train([Client(on, start, k, 0) for k in range(len(shards))], local)
 
     run(1)  # finds out how the model is stacked
     return run

@@ -207,12 +207,11 @@ def operations(bench: Bench) -> Lines:
         goals = dict.fromkeys(("cpu", "cuda"), float(lean))
         lines.append(line(f"kernel launches of an AT batch, PGD-10, {name}", "a lean eager loop", goals, [launches],
                           "launches", note))  # fmt: skip
-        for cells in (1, 9):
-            one = noise_problem(bench, built(name, (3, 8, 8), width=6), [8] * 5, 8, "fast")
-            _, launches, syncs = counters.per_batch(counters.program_batches([one] * cells, AT, 2))
-            work = f"the same of a client, where those of {cells} cell{'s' * (cells > 1)} of 5 are one program"
-            note = f"{launches} launches for {5 * cells} clients; {syncs} host synchronisations"
-            lines.append(line(f"{work}, {name}", "one after another", {}, [launches / cells / 5], "launches", note))
+        five = noise_problem(bench, built(name, (3, 8, 8), width=6), [8] * 5, 8, "fast")
+        _, launches, syncs = counters.per_batch(counters.program_batches(five, AT, 2))
+        note = f"{launches} launches for 5 clients; {syncs} host synchronisations"
+        lines.append(line(f"the same of a client, where 5 are one program, {name}", "one after another", {},
+                          [launches / 5], "launches", note))  # fmt: skip
     return lines
 
 
@@ -387,26 +386,14 @@ def cells(bench: Bench) -> Lines:
     file = many.table_suite(bench.folder / "bench-cells.yaml", seeds=1 if bench.quick else 3)
     jobs = 16 if bench.gpu else min(2, cores())
     number = 3 if bench.quick else 9
-    together = ("--path", "fast", "--vectorise", str(number))
     acts: dict[str, Callable[[], object]] = {
         "one": lambda: many.run(bench, file, 1),
         "many": lambda: many.run(bench, file, jobs),
-        "program": lambda: many.run(bench, file, 1, *together),
     }
-    if not bench.gpu:
-        acts["both"] = lambda: many.run(bench, file, jobs, *together)
     seconds = interleaved(bench.device, acts, bench.repeats(2))
-    goals = {"cpu": 1.3, "cuda": 4.0}
-
-    def row(name: str, how: str, goals: dict[str, float]) -> dict[str, Any]:
-        rate = 3600 * number / statistics.median(seconds[name])
-        work = f"{number} cells of FAT, SFAT, Re-SFAT on digits, {how}"
-        note = f"{rate:.0f} cells an hour, starting the program included"
-        return line(work, "--jobs 1", goals, ratios(seconds, "one", name), note=note)
-
-    joint = {"cuda": 4.0} if bench.gpu else {}
-    lines = [row("many", f"--jobs {jobs}", goals), row("program", " ".join(together), joint)]
-    return lines if bench.gpu else [*lines, row("both", f"--jobs {jobs} {' '.join(together)}", {})]
+    note = f"{3600 * number / statistics.median(seconds['many']):.0f} cells an hour, starting the program included"
+    work = f"{number} cells of FAT, SFAT, Re-SFAT on digits, --jobs {jobs}"
+    return [line(work, "--jobs 1", {"cpu": 1.3, "cuda": 4.0}, ratios(seconds, "one", "many"), note=note)]
 
 
 CELL = textwrap.dedent(

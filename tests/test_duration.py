@@ -122,14 +122,13 @@ def test_stages_with_a_name_that_is_unknown_here_are_left_out(plan: Plan, part: 
 
 
 def test_what_is_measured_comes_from_this_machine_alone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes and seconds of rounds; a third of the seconds of three cells in one program; an attack's images."""
+    """Passes and seconds of rounds; an attack's images."""
     with Store.open(url, create=True) as store:
-        for cell, host, together in (("a", None, 1), ("b", None, 3), ("c", "elsewhere", 1)):
+        for cell, host in (("a", None), ("b", None), ("c", "elsewhere")):
             store.add_cell(cell, {"cell": cell})
             provenance = {"device": "cpu", **({"host": host} if host else {})}
             run = store.claim(cell, "train", suite="s", total=2, provenance=provenance)
             assert run is not None
-            store.describe_run(run, {"vectorise": together} if together > 1 else {})
             rounds = [Number(name, value, r) for r in (1, 2) for name, value in
                       (("forward", 30.0), ("backward", 10.0), ("seconds", 6.0 * r))]  # fmt: skip
             store.finish(run, rounds, round=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import pickle
@@ -21,9 +20,8 @@ from fatbench.cli import running
 from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner import processes
-from fatbench.runner import start as run
 from fatbench.runner.executors import Worker, attempt, device_and_jobs, local, record_loss, release, this_worker
-from fatbench.runner.jobs import Event, Machine
+from fatbench.runner.jobs import Event
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import run as run_all
 from fatbench.store.stages import Store
@@ -134,7 +132,7 @@ class Pipe:
     def recv(self):
         import torchvision.ops
         gc.freeze()  # as after every cell
-local._serve(None, [Pipe()])
+local._serve(None, Pipe())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
@@ -176,7 +174,7 @@ def test_a_mistake_leaves_no_worker_and_no_file(arguments, jobs, begun, monkeypa
     assert not processes._EARLY and os.listdir() == ["crew.yaml"] and capfd.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["-n"], ["--executor", "slurm"], ["--path", "fast", "--vectorise", "2"]])
+@pytest.mark.parametrize("arguments", [["-n"], ["--executor", "slurm"]])
 def test_no_worker_begins_early_where_none_or_another_is_needed(arguments, jobs, begun, monkeypatch):
     command(monkeypatch, "suite", "crew.yaml", "--db", "new.db", "--preset", "no", *arguments)
     assert begun == ["plan"]
@@ -220,73 +218,6 @@ def test_a_cell_whose_worker_is_killed_twice_fails(jobs, machine, forks):
     assert rows(machine, killed) == {"train": ("failed", KILLED)}
     again = replace(machine, retry_failed=True)
     assert local.run([killed], again, ["cpu"], ignore, never) == {killed.cell: "done"}
-
-
-def test_cells_in_one_program_have_numbers_logs_and_failures_of_their_own(jobs, machine, forks):
-    """Three slots of one process, then two: the fourth cell joins when the first is done. One diverges."""
-    place = replace(machine, path="fast", vectorise=3)
-    spec = copy.deepcopy(jobs[0].spec)
-    spec["seed"] = 2
-    cells = [*jobs, replace(jobs[0], cell="other", spec=spec), diverging(jobs[0])]
-    outcomes = local.run(cells, place, ["cpu"] * 3, ignore, never)
-    assert outcomes == {job.cell: "done" for job in cells[:4]} | {cells[4].cell: "failed"}
-    assert "Diverged: round 1" in rows(place, cells[4])["train"][1]
-    for job in cells[:4]:
-        ours, alone = numbers(place, job), undisturbed(replace(machine, path="fast"), job)
-        assert [row[:4] for row in ours] == [row[:4] for row in alone]
-        for row, other in zip(ours, alone, strict=True):
-            if row[3] == "train_loss":
-                assert row[4] == pytest.approx(other[4], rel=0.01)
-        log = (Path(place.files) / job.cell / "log.txt").read_text()
-        assert [log.count(f"round {r}:") for r in range(1, 6)] == [1, 1, 1, 1, 0]
-    with Store.open(place.db) as store:
-        assert {run["vectorise"] for run in store.runs([job.cell for job in cells])} == {3}
-
-
-def test_a_killed_process_takes_the_cells_of_all_its_slots_with_it_and_they_are_begun_once_more(jobs, machine, forks):
-    """SIGKILL once all three have begun; a new process, of as many slots, does them and the rest."""
-    place = replace(machine, path="fast", vectorise=3)
-    begun: list[str] = []
-    said: list[str] = []
-
-    def watch(slot: int, event: Event) -> None:
-        if event.kind == "start" and event.stage == "train":
-            begun.append(event.cell)
-            if len(begun) == 3:
-                os.kill(pid_of(place, cells[0]), signal.SIGKILL)
-        said.extend([event.message] if event.kind == "interrupted" else [])
-
-    first = [lasting(job) for job in jobs]
-    cells = [*first, replace(jobs[0], cell="later")]
-    outcomes = local.run(cells, place, ["cpu"] * 3, watch, never)
-    assert outcomes == {job.cell: "done" for job in cells}
-    assert said == [f"{KILLED}: it starts again"] * 3
-    assert sorted(begun) == sorted([job.cell for job in first] * 2 + ["later"])
-
-
-@pytest.mark.parametrize("wish", [1, 2])
-def test_stopping_cells_in_one_program(wish, jobs, machine, forks):
-    """After the round at hand, or at once: nothing stays in hand, and the same run goes on to the end."""
-    place = replace(machine, path="fast", vectorise=2)
-    cells, asked_for = [lasting(job) for job in jobs[:2]], [0]
-    seen = Watcher(cells[1].cell, "progress", partial(asked_for.__setitem__, 0, wish))
-    outcomes = local.run(cells, place, ["cpu"] * 2, seen, lambda: asked_for[0])
-    assert set(outcomes.values()) == {"interrupted"}
-    with Store.open(place.db) as store:
-        stages = [store.stages([job.cell])[job.cell, "train"] for job in cells]
-    assert [row.status for row in stages] == ["interrupted"] * 2
-    assert all((row.round >= 1) == (wish == 1) for row in stages)
-
-
-def test_slots_share_devices_only_where_there_are_more_cells_than_devices():
-    def shared(devices: list[str], cells: int, vectorise: int) -> tuple[list[str], int]:
-        slots, place = run._shared(devices, cells, vectorise, Machine("", "", ""))
-        return slots, place.vectorise
-
-    assert shared(["cuda:0"], 9, 4) == (["cuda:0"] * 4, 4)
-    assert shared(["cuda:0", "cuda:1"], 3, 9) == (["cuda:0", "cuda:0", "cuda:1"], 2)
-    assert shared(["cpu", "cpu"], 2, 9) == (["cpu", "cpu"], 1)
-    assert shared([], 0, 9) == ([], 1)
 
 
 def test_more_slots_than_cells_and_stopping_after_the_round(jobs, machine, forks):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import re
 import sys
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +24,9 @@ from torch.nn import functional as F
 from benchmarks import counters
 from fatbench import models
 from fatbench.cli.watch import Watch
-from fatbench.engine import experiment
 from fatbench.engine import local as local_module
 from fatbench.engine import randomness as rng
 from fatbench.engine.cohort import train_cohort
-from fatbench.engine.fast import barrier as together
 from fatbench.engine.fast import clients as fast
 from fatbench.engine.fast.channels import ChannelStack
 from fatbench.engine.fast.draws import Streams, clients_of, normal, per_client, subset, uniform
@@ -44,7 +40,6 @@ from fatbench.runner import checkpoints, worker
 from fatbench.runner import start as run
 from fatbench.runner.jobs import Machine
 from fatbench.runner.run_options import RunOptions
-from fatbench.runner.stage import ready_for
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -231,7 +226,7 @@ def test_a_step_of_five_clients_is_not_much_more_to_launch_than_one_of_one() -> 
     pgd = functools.partial(attacks.pgd, eps=8 / 255, step=2 / 255, steps=10)
     at = functools.partial(objectives.at, attack=pgd)
     alone = counters.per_batch(counters.cohort_batches(problem("nin", "loop", (12,)), at, 4))
-    five = counters.per_batch(counters.program_batches([problem("nin", "fast", (12,) * 5)], at, 4))
+    five = counters.per_batch(counters.program_batches(problem("nin", "fast", (12,) * 5), at, 4))
     assert five[1] < 1.5 * alone[1] and five[2] == 0
 
 
@@ -330,166 +325,6 @@ def test_a_run_that_was_stopped_ends_with_the_same_bytes(tmp_path: Path) -> None
     for a, b in zip(straight[1:], again, strict=True):
         assert [u.stats for u in a.updates] == [u.stats for u in b.updates]
         assert all(torch.equal(a.state.model[key], b.state.model[key]) for key in a.state.model)
-
-
-# --- cells together -----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Cell:
-    """A cell of a table: FedAvg under one aggregator, with a seed, data and clients of its own."""
-
-    aggregator: str
-    seed: int
-    shards: tuple[int, ...] = SHARDS
-    how: dict[str, object] = field(default_factory=dict)
-    model: str = "nin"
-    double: bool = True
-
-    def train(self, path: str, party: together.Party | None = None) -> list[Round]:
-        on = problem(self.model, path, self.shards, self.seed)
-        on = replace(on, train_at_once=party.train_cohort if party else None)
-        if self.double:
-            on.model.double()
-        settings = {"alpha": 0.2, "top": 1} if self.aggregator == "sfat" else {}
-        aggregator = functools.partial(aggregators.AGGREGATORS[self.aggregator], **settings)
-        chosen = {**TOGETHER, "objective": objective("at"), "rounds": 2, "aggregator": aggregator, **self.how}
-        return list(ALGORITHMS["fedavg"](on, State(0, state_of(on)), **nested(**chosen)))
-
-
-def meet(cells: Sequence[Cell]) -> list[list[Round] | Exception]:
-    """What the thread of each cell came to."""
-    barrier, results = together.Barrier(), [None] * len(cells)
-
-    def work(at: int) -> None:
-        try:
-            with barrier.cell():
-                results[at] = cells[at].train("fast", together.Party(barrier, str(at), cells[at].model))
-        except Exception as error:
-            results[at] = error
-
-    threads = [threading.Thread(target=work, args=(at,), daemon=True) for at in range(len(cells))]
-    with barrier.turn:  # nobody begins before all have come
-        for thread in threads:
-            thread.start()
-        while barrier.cells < len(cells):
-            time.sleep(0.001)
-    for thread in threads:
-        thread.join(300)
-    assert not any(thread.is_alive() for thread in threads) and barrier.cells == 0 and not barrier.waiting
-    return results
-
-
-def agree_in_all_rounds(ours: list[Round], theirs: list[Round]) -> None:
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
-        agree(a.updates, b.updates)
-        for name in b.state.model:
-            torch.testing.assert_close(a.state.model[name], b.state.model[name], rtol=1e-8, atol=1e-10, msg=name)
-
-
-def stacks(rounds: list[Round]) -> list[int]:
-    return [max(update.stats.stack for update in one.updates) for one in rounds]
-
-
-def test_a_table_trained_as_one_program_is_its_cells_alone(double: None) -> None:
-    """Aggregators, seeds, data, sizes and numbers of clients differ; who has more rounds goes on alone."""
-    cells = [
-        Cell("uniform", 3),
-        Cell("sfat", 3),
-        Cell("sfat", 4, (7, 5, 3)),
-        Cell("samples", 5, (9, 4), {"rounds": 3, "proximal": functools.partial(objectives.PROXIMALS["squared"], mu=0)}),
-        Cell("samples", 6, how={"rounds": 1}),
-    ]
-    found = meet(cells)
-    for cell, ours in zip(cells, found, strict=True):
-        agree_in_all_rounds(ours, cell.train("reference"))
-    # 80 % of 5, 5, 3 and 5 clients; a proximal term, though it is nothing, is another program
-    assert [stacks(ours) for ours in found] == [[4 + 4 + 2 + 4, 4 + 4 + 2]] * 3 + [[1, 1, 1], [14]]
-
-
-def test_the_same_company_gives_the_same_bytes() -> None:
-    """Whoever comes first to a barrier."""
-    cells = [Cell("uniform", seed, double=False) for seed in (3, 4, 5)]
-    first, again = meet(cells), meet(cells)
-    for a, b in zip(first, again, strict=True):
-        for one, other in zip(a, b, strict=True):
-            same(one.updates, other.updates)
-
-
-def test_two_models_at_once_each_in_a_program_of_its_own(double: None) -> None:
-    """By vmap, as models that do not stack by channels; batch norm has its statistics for itself."""
-    cells = [Cell("uniform", seed, model=model) for model in ("vit", "small_cnn") for seed in (3, 4)]
-    found = meet(cells)
-    for cell, ours in zip(cells, found, strict=True):
-        agree_in_all_rounds(ours, cell.train("reference"))
-        assert stacks(ours) == [8, 8]
-
-
-def test_cells_that_are_not_alike_meet_and_train_apart(double: None) -> None:
-    cells = [Cell("uniform", 3), Cell("uniform", 4), Cell("uniform", 3, how={"lr": 0.01})]
-    cells += [Cell("uniform", 3, how={"objective": objective("standard")}), Cell("uniform", 3, how={"batch": 3})]
-    found = meet(cells)
-    for cell, ours in zip(cells, found, strict=True):
-        agree_in_all_rounds(ours, cell.train("reference"))
-    assert [stacks(ours) for ours in found] == [[8, 8], [8, 8], [4, 4], [4, 4], [4, 4]]
-
-
-def test_a_cell_that_fails_leaves_the_others_to_meet(double: None) -> None:
-    wrong = {
-        "aggregator": functools.partial(aggregators.AGGREGATORS["sfat"], alpha=0.2, top=3)
-    }  # more than half of four
-    cells = [Cell("uniform", 3), Cell("uniform", 4, how=wrong), Cell("uniform", 5)]
-    found = meet(cells)
-    assert isinstance(found[1], ValueError)
-    for at in (0, 2):
-        agree_in_all_rounds(found[at], cells[at].train("reference"))
-        assert stacks(found[at]) == [12, 8]
-
-
-def test_what_goes_wrong_in_the_common_program_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "_bytes_of_one", lambda *_: 1)
-    monkeypatch.setattr(fast, "train", lambda *_: (_ for _ in ()).throw(MemoryError("too many")))
-    assert [str(error) for error in meet([Cell("uniform", 3), Cell("uniform", 4)])] == ["too many"] * 2
-
-
-def test_cells_that_cannot_be_stacked_train_one_after_another(double: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "_bytes_of_one", lambda *_: None)
-    found = meet([Cell("uniform", 3), Cell("uniform", 4)])
-    assert [stacks(ours) for ours in found] == [[1, 1]] * 2
-
-
-def test_cells_that_meet_have_the_images_once(tmp_path: Path) -> None:
-    (tmp_path / "s.yaml").write_text(SUITE)
-    [job] = run.jobs_of(files.load(str(tmp_path / "s.yaml")).plan())
-    barrier = together.Barrier()
-    machine = Machine("", "", str(tmp_path), path="fast", barrier=barrier)
-
-    def ready(**changes: object) -> experiment.Setup:
-        return ready_for(replace(job, spec={**job.spec, **changes}), machine, None)[1]
-
-    first, other_seed, fewer = ready(), ready(seed=4), ready(train=50)
-    narrow = ready(model={"name": "mcmahan_cnn", "width": 2})
-    parties = [one.problem.train_at_once.__self__ for one in (first, other_seed, narrow)]  # type: ignore[union-attr]
-    assert {(id(party.barrier), party.cell) for party in parties} == {(id(barrier), job.cell)}
-    assert parties[0].model == parties[1].model != parties[2].model  # those of one model train as one program
-    assert first.problem.images is other_seed.problem.images and first.test[0] is other_seed.test[0]
-    assert first.problem.seed != other_seed.problem.seed
-    assert (len(first.problem.images), len(fewer.problem.images)) == (60, 50)
-    alone = ready_for(job, replace(machine, barrier=None), None)[1]
-    assert torch.equal(first.problem.images, alone.problem.images) and torch.equal(first.test[1], alone.test[1])
-    del first, other_seed, fewer, narrow, parties
-    assert not barrier.tensors
-
-
-def test_three_cells_are_little_more_to_launch_than_one() -> None:
-    """Kernels of a batch, of one cell of five clients and of a program of three such cells."""
-
-    problems = [problem("nin", "fast", (12,) * 5, seed) for seed in range(3)]
-    one, three = (
-        counters.per_batch(counters.program_batches(some, objective("at"), 4)) for some in (problems[:1], problems)
-    )
-    assert three[1] < 1.5 * one[1] and three[2] == 0
 
 
 # --- what fits, and what cannot be stacked ------------------------------------------------------------------------
@@ -805,8 +640,6 @@ def test_path_and_stack_are_recorded_with_every_number(tmp_path: Path) -> None:
             r"--path: no path is named 'refrence' \(did you mean 'reference'\?\)",
         ),
         ({"path": "fast", "microbatch": 4}, "--path fast and --microbatch 4 contradict each other"),
-        ({"vectorise": 3, "path": "loop"}, "--vectorise 3 trains cells in one program: it needs --path fast, not loop"),
-        ({"vectorise": 3, "path": "fast", "executor": "ray"}, "--vectorise 3: ray gives every cell a process"),
     ],
 )
 def test_a_path_that_there_is_not_is_refused(settings: dict[str, object], message: str) -> None:

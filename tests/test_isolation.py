@@ -124,15 +124,14 @@ def numbers(
 DOUBLE = "\nimport torch\n\ntorch.set_default_dtype(torch.float64)\n"
 
 
-@pytest.mark.parametrize(("settings", "more"), [({}, ""), ({"vectorise": 2, "path": "fast"}, ""), ({}, DOUBLE)])
-def test_a_hostile_plug_in_changes_no_cell_that_does_not_use_it(place, forks, settings, more):
+@pytest.mark.parametrize("more", ["", DOUBLE])
+def test_a_hostile_plug_in_changes_no_cell_that_does_not_use_it(place, forks, more):
     """It replaces a loss of torch, or its default data type, when it is imported."""
     (place / "hostile.py").write_text(HOSTILE + more)
     first, fedavg, uniform = jobs(place)
-    slots = settings.get("vectorise", 1)
     fails = [first] if more else []  # a float32 image meets a float64 weight
-    ours, processes = numbers(place, [first, fedavg, uniform], slots, fails, **settings)
-    without, one = numbers(place, [fedavg, uniform], slots, **settings)
+    ours, processes = numbers(place, [first, fedavg, uniform], fails=fails)
+    without, one = numbers(place, [fedavg, uniform])
     assert {cell: ours[cell] for cell in without} == without
     assert (processes, one) == (2, 1)  # one process for the plug-in's cell, one for both others
 

@@ -52,8 +52,8 @@ def turn(store: Store, notify: Callable[[Event], None] = lambda event: None) -> 
         ({"precision": "bf16", "path": "fast", "threads": 3}, {"precision": "bf16", "path": "fast", "threads": 3}),
         ({"device": "cuda:0"}, {}),
         ({"device": "cuda:0", "precision": "tf32"}, {"precision": "tf32", "not_reproducible": "tf32 on a GPU"}),
-        ({"microbatch": 4, "vectorise": 2, "lease": 60.0}, {"microbatch": 4, "vectorise": 2, "lease": 60.0}),
-        ({"vectorise": 1, "lease": LEASE}, {}),
+        ({"microbatch": 4, "lease": 60.0}, {"microbatch": 4, "lease": 60.0}),
+        ({"lease": LEASE}, {}),
     ],
 )
 def test_what_a_claim_says_of_its_run(how: dict, said: dict, machine, store, monkeypatch) -> None:
@@ -66,7 +66,7 @@ def test_what_a_claim_says_of_its_run(how: dict, said: dict, machine, store, mon
     usual |= {"cpu": stage.cpu()}
     expected = {**usual, "device": f"a {how.get('device', 'cpu')}", "versions": {"torch": "1"}, **said}
     assert {name: row[name] for name in expected} == expected
-    for name in ("not_reproducible", "microbatch", "vectorise", "lease", "plugins", "other_plugins"):
+    for name in ("not_reproducible", "microbatch", "lease", "plugins", "other_plugins"):
         assert (name in row) == (name in said)
     assert store.stages()[JOB.cell, "train"].total == 3
 
@@ -99,15 +99,6 @@ def test_an_attack_s_settings_say_whose_model_it_is_computed_on(machine: Machine
     assert moved.origin is not None and settings is not None and settings["origin"] == moved.origin.said
 
 
-def test_whose_beats_renew_a_lease(machine, monkeypatch) -> None:
-    """A cell's own, or those of all cells that meet in one process."""
-    monkeypatch.setattr(stage, "renewing", lambda *given, **named: (given, named))
-    place = replace(machine, heartbeat=Heartbeat(), lease=60.0)
-    assert stage.renewed(place, 5) == ((machine.db, 5, place.heartbeat, 60.0), {"alone": True})
-    together: Any = replace(place, barrier=object())
-    assert stage.renewed(together, 5)[1] == {"alone": False}
-
-
 def test_what_a_cell_is_made_ready_with(machine, monkeypatch) -> None:
     """Settings of the machine; a network that draws dropout masks is warned of where batches are cut."""
     from fatbench.engine.setup import Runtime
@@ -117,7 +108,6 @@ def test_what_a_cell_is_made_ready_with(machine, monkeypatch) -> None:
     bound = {"seed": 7}
     monkeypatch.setattr("fatbench.engine.setup.setup", lambda runtime, **given: did.append((runtime, given)) or ready)
     monkeypatch.setattr("fatbench.engine.microbatch.dropping", lambda model: model is network)
-    monkeypatch.setattr("fatbench.engine.fast.barrier.Party", lambda *given: given)
     monkeypatch.setattr(torch, "set_num_threads", did.append)
     monkeypatch.setattr(stage.calls, "bind_cell", lambda *given: did.append(given) or bound)
     monkeypatch.setattr(stage.log, "warning", said.append)
@@ -125,12 +115,11 @@ def test_what_a_cell_is_made_ready_with(machine, monkeypatch) -> None:
     assert stage.ready_for(job, machine, Path("m")) == (bound, ready) and said == []
     assert did == [1, (job.spec, data, Path("m")), (Runtime(data, cpu), bound)]
     did.clear()
-    heartbeat, barrier = Heartbeat(), object()
+    heartbeat = Heartbeat()
     other: dict[str, Any] = {"precision": "bf16", "path": "fast", "microbatch": 4, "strict": False, "threads": 3}
-    place = replace(machine, **other, barrier=barrier, heartbeat=heartbeat)  # type: ignore[arg-type]
+    place = replace(machine, **other, heartbeat=heartbeat)  # type: ignore[arg-type]
     assert stage.ready_for(job, place, None) == (bound, ready) and len(said) == 1
-    party: Any = (barrier, JOB.cell, '{"a": 1, "name": "mlp"}')
-    assert did == [3, (job.spec, data, None), (Runtime(data, cpu, "bf16", "fast", 4, party, False), bound)]
+    assert did == [3, (job.spec, data, None), (Runtime(data, cpu, "bf16", "fast", 4, False), bound)]
     before = heartbeat.beats
     network(torch.zeros(1))
     assert heartbeat.beats > before

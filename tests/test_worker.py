@@ -124,17 +124,15 @@ def test_a_turn_trains_and_attacks_and_after_a_damaged_model_both_once_more(
 
 
 def test_what_is_not_trained_is_not_attacked(machine, store, monkeypatch) -> None:
-    """Cells that meet in one process share their heartbeat; nobody has to listen, and nobody asks it to stop."""
+    """Nobody has to listen, and nobody asks it to stop."""
 
     def train(turn: Turn, there: Machine) -> str:
-        assert not turn.stop()
+        assert there.heartbeat is not None and not turn.stop()
         turn.notify(Event(JOB.cell, "train", "start"))
         return "waiting"
 
-    monkeypatch.setattr(worker, "heartbeat_of", lambda together, limit: (together, limit))
-    monkeypatch.setattr(worker, "train", lambda turn, there: there.heartbeat == (True, None) and train(turn, there))
-    barrier: Any = object()
-    assert worker.work(JOB, replace(machine, barrier=barrier), store) == "waiting"
+    monkeypatch.setattr(worker, "train", train)
+    assert worker.work(JOB, machine, store) == "waiting"
 
 
 def test_every_part_writes_to_the_log_of_the_program() -> None:

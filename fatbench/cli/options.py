@@ -129,10 +129,6 @@ Microbatch = Annotated[
     int | None,
     typer.Option("--microbatch", min=1, help="Most images in the network at once; smaller values need less memory."),
 ]
-VectoriseOption = Annotated[
-    int,
-    typer.Option("--vectorise", min=1, help="Cells that each worker trains vectorised, on --path fast."),
-]
 Retry = Annotated[bool, typer.Option("--retry-failed", help="Run failed stages again.")]
 RerunChanged = Annotated[
     bool,
@@ -165,7 +161,7 @@ Log = Annotated[
 RUN = {
     "jobs": Jobs, "device": Device, "per_gpu": PerGpu, "executor": Executor, "precision": Precision,
     "attack_precision": AttackPrecision,
-    "path": PathOption, "microbatch": Microbatch, "vectorise": VectoriseOption, "retry_failed": Retry,
+    "path": PathOption, "microbatch": Microbatch, "retry_failed": Retry,
     "rerun_changed": RerunChanged, "fail_fast": FailFast, "time_limit": TimeLimit, "wait": Wait, "dry_run": DryRun,
     "log": Log, "db": Db, "data": DataDir,
 }  # fmt: skip

@@ -35,7 +35,7 @@ def _run_suite(
     lines = _lines(quiet, verbose)
     from fatbench.runner import processes
 
-    with processes.started_early(options.executor == "local" and options.vectorise == 1 and not options.dry_run):
+    with processes.started_early(options.executor == "local" and not options.dry_run):
         from fatbench.cli.watch import Watch
         from fatbench.runner import start
         from fatbench.runner.live_log import logged
@@ -73,7 +73,7 @@ def _lines(quiet: bool, verbose: bool) -> str:
     return "none" if quiet else "event" if verbose else "cell"
 
 
-OF_MANY = ("jobs", "per_gpu", "executor", "vectorise", "fail_fast")  # say how several cells are run
+OF_MANY = ("jobs", "per_gpu", "executor", "fail_fast")  # say how several cells are run
 run_suite = with_keywords(_run_suite, types=RUN)
 run_cell = with_keywords(_run_cell, without=OF_MANY, types=RUN)
 

@@ -51,11 +51,12 @@ def train_cohort(
     updates: dict[int, Update] = {}
     for now in {id(one): one for one in how.values()}.values():
         alike = [k for k in cohort if how[k] is now]
+        trained = None
         if problem.path in STACKED:
-            at_once = problem.train_at_once or fast.train_cohort
-            if (trained := at_once([clients[k] for k in alike], now, measured)) is not None:
-                updates.update(zip(alike, trained, strict=True))
-                continue
+            trained = fast.train_cohort([clients[k] for k in alike], now, measured)
+        if trained is not None:
+            updates.update(zip(alike, trained, strict=True))
+            continue
         for k in alike:
             loss = broadcast_loss(clients[k], now) if measured else None
             update = train_client(clients[k], now)

@@ -42,7 +42,6 @@ class Problem:
     augment: Callable[[Tensor, Generator], Tensor] | None = None  # what training does to a batch before the attack
     auxiliary: Tensor | None = None  # (A, C, H, W) uint8, unlabelled images of the server's own (FedAUX)
     malicious: Any = None  # `malicious.Malicious`: which clients deviate, and how
-    train_at_once: Callable[..., list[Update] | None] | None = None  # on the fast path, in place of `fast.clients`' own
     held_out: tuple[Tensor, Tensor] | None = None  # (V, C, H, W) uint8 and labels (V,): images that no client has
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fatbench.engine import memory, microbatch
-from fatbench.engine.fast.barrier import Party
 from fatbench.engine.inject import granted
 from fatbench.engine.malicious import Malicious, deal
 from fatbench.engine.mapped import in_memory, on
@@ -35,7 +34,6 @@ class Runtime:
     precision: Precision = "fp32"
     path: LocalPath = "loop"
     microbatch: int | None = None
-    vectorise: Party | None = None
     strict: bool = True  # False: any kernel there is, where none is deterministic
 
 
@@ -87,13 +85,8 @@ def setup(
     )
 
     def tensors(part: str, images: Any, labels: Any, indices: Any) -> tuple[Tensor, Tensor]:
-        def make() -> tuple[Tensor, Tensor]:
-            chosen, classes = on(runtime.device, images, indices), torch.from_numpy(labels[indices])
-            return chosen if part == "train" else in_memory(chosen), classes.to(runtime.device, torch.int64)
-
-        if runtime.vectorise is None:
-            return make()
-        return runtime.vectorise.shared((dataset.fingerprint, part, train, train_from, test, validation), make)
+        chosen, classes = on(runtime.device, images, indices), torch.from_numpy(labels[indices])
+        return chosen if part == "train" else in_memory(chosen), classes.to(runtime.device, torch.int64)
 
     def on_device(shards: list[Any]) -> list[Tensor]:
         return [torch.from_numpy(shard).to(runtime.device, torch.int64) for shard in shards]
@@ -114,7 +107,7 @@ def setup(
     held_out = tensors("validation", dataset.train_images, dataset.train_labels, chosen.validation)
     problem = Problem(
         network, images, labels, shards, dataset.classes, seed, runtime.device, runtime.precision, runtime.path, size,
-        augment, unlabelled, malicious, runtime.vectorise.train_cohort if runtime.vectorise else None,
+        augment, unlabelled, malicious,
         held_out if validation else None,
     )  # fmt: skip
     start = {name: value.detach().clone() for name, value in network.state_dict().items()}

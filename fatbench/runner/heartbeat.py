@@ -57,11 +57,8 @@ class Heartbeat:
 
 
 @contextlib.contextmanager
-def renewing(db: str, run: int, heartbeat: Heartbeat, lease: float = LEASE, alone: bool = True) -> Iterator[None]:
-    """Renew the lease of a run while there are beats.
-
-    alone: the beats are this run's only, so that the next one may end the work when another process has taken over.
-    """
+def renewing(db: str, run: int, heartbeat: Heartbeat, lease: float = LEASE) -> Iterator[None]:
+    """Renew the lease of a run while there are beats; the next beat ends the work when another process has it."""
     over = threading.Event()
     heartbeat.lost = None
 
@@ -75,7 +72,7 @@ def renewing(db: str, run: int, heartbeat: Heartbeat, lease: float = LEASE, alon
                 with Store.open(db) as store:
                     store.heartbeat(run)
             except Stolen as error:
-                if alone and not over.is_set():
+                if not over.is_set():
                     heartbeat.lost = error
                 return
             except Exception:  # `commit` finds out what is wrong
@@ -88,11 +85,3 @@ def renewing(db: str, run: int, heartbeat: Heartbeat, lease: float = LEASE, alon
     finally:
         over.set()
         thread.join()
-
-
-_SHARED = Heartbeat()  # of the cells that this process trains as one program: they go on together or not at all
-
-
-def heartbeat_of(together: bool, limit: float | None) -> Heartbeat:
-    """The heartbeat for a turn at a cell."""
-    return _SHARED if together else Heartbeat(limit)

@@ -14,7 +14,6 @@ from fatbench.suite.calls import call
 from fatbench.suite.cells import Evaluation
 
 if TYPE_CHECKING:
-    from fatbench.engine.fast.barrier import Barrier
     from fatbench.runner.heartbeat import Heartbeat
     from fatbench.store.inputs import Reason
     from fatbench.store.stages import Store
@@ -62,7 +61,6 @@ class Machine:
     strict: bool = True  # deterministic kernels only, where the precision has them; see `stage.with_some_kernel`
     path: LocalPath | Literal["auto"] = "loop"  # auto: a worker chooses for each cell
     microbatch: int | None = None
-    vectorise: int = 1  # cells that one process trains as one program
     retry_failed: bool = False
     rerun_changed: bool = False  # begin again what other inputs than those of now have answered
     checkpoint_seconds: float = 30.0
@@ -70,7 +68,6 @@ class Machine:
     plugins: tuple[str, ...] = ()
     lease: float = LEASE  # seconds without progress after which another process may take a stage over
     time_limit: float | None = None  # seconds that a turn at a cell may take
-    barrier: Barrier | None = None  # of the cells of a worker process, made there
     heartbeat: Heartbeat | None = None  # of the cell in hand, made there
 
 

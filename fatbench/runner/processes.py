@@ -55,7 +55,7 @@ def started_early(wanted: bool = True) -> Iterator[None]:
 def take_early() -> tuple[Any, Any] | None:
     """The worker that was begun early and our end of its pipe, for the one who asks first.
 
-    It is to be sent `(serve, machine)`, and calls `serve(machine, [its end])`.
+    It is to be sent `(serve, machine)`, and calls `serve(machine, its end)`.
     """
     while _EARLY:
         process, pipe = _EARLY.pop()
@@ -75,7 +75,7 @@ def _begin(pipe: Any) -> None:
         serve, machine = pipe.recv()
     except EOFError:
         return
-    serve(machine, [pipe])
+    serve(machine, pipe)
 
 
 def import_engine() -> None:

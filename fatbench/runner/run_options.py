@@ -26,7 +26,6 @@ class RunOptions:
     attack_precision: str | None = None  # of the evaluation; default: as precision
     path: str = AUTO
     microbatch: int | None = None
-    vectorise: int = 1
     retry_failed: bool = False
     rerun_changed: bool = False
     fail_fast: bool = False

@@ -64,7 +64,6 @@ def claim(
                     **({"not_reproducible": f"{machine.precision} on a GPU"} if quick else {}),
                     **({"microbatch": machine.microbatch} if machine.microbatch else {}),
                     **({"slurm_job": name} if (name := slurm_job()) else {}),
-                    **({"vectorise": machine.vectorise} if machine.vectorise > 1 else {}),
                     **({"lease": machine.lease} if machine.lease != LEASE else {}),
                     **({"plugins": used} if used else {}),
                     **({"answers": job.answers} if job.answers else {}),
@@ -103,7 +102,7 @@ def _settings(evaluation: Evaluation) -> dict[str, Any]:
 def renewed(machine: Machine, run: int) -> Any:
     """Inside, the lease of a claimed stage is renewed as long as the work makes progress."""
     assert machine.heartbeat is not None
-    return renewing(machine.db, run, machine.heartbeat, machine.lease, alone=machine.barrier is None)
+    return renewing(machine.db, run, machine.heartbeat, machine.lease)
 
 
 def ready_for(job: Job, machine: Machine, trained: Path | None) -> tuple[dict[str, Any], Any]:
@@ -119,15 +118,8 @@ def ready_for(job: Job, machine: Machine, trained: Path | None) -> tuple[dict[st
     device = torch.device(machine.device)
     torch.set_num_threads(machine.threads)
     bound = calls.bind_cell(job.spec, Path(machine.data), trained)
-    party = None
-    if machine.barrier is not None:
-        from fatbench.engine.fast.barrier import Party
-
-        party = Party(machine.barrier, job.cell, json.dumps(job.spec["model"], sort_keys=True))
     assert machine.path != "auto"  # the worker has chosen
-    runtime = Runtime(
-        Path(machine.data), device, machine.precision, machine.path, machine.microbatch, party, machine.strict
-    )
+    runtime = Runtime(Path(machine.data), device, machine.precision, machine.path, machine.microbatch, machine.strict)
     try:
         ready = setup(runtime, **bound)
     except Exception as error:  # before any batch: smaller ones would not help

@@ -9,7 +9,6 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -101,7 +100,7 @@ def run(
         return
     chosen: Any = importlib.import_module(f"fatbench.runner.executors.{options.executor}")
     fit: Any = options.per_gpu or 1
-    by_memory = options.per_gpu is None and options.executor == "local" and options.vectorise == 1
+    by_memory = options.per_gpu is None and options.executor == "local"
     if by_memory:
         with contextlib.suppress(NoDatabase), Store.open(url) as store:
             fit = per_gpu_of(jobs, store)
@@ -160,7 +159,7 @@ def run(
             "this CPU has no instructions for bfloat16 (avx512_bf16, amx_bf16): fp32 would be several times as fast"
         )
     request, blocked = StopRequest(), list[str]()
-    slots, machine = _shared(slots[: len(left)], len(left), options.vectorise, machine)
+    slots = slots[: len(left)]
 
     def see(slot: int, event: Event) -> None:
         if event.kind == "blocked":
@@ -217,7 +216,7 @@ def run(
 
 def _check(options: RunOptions) -> None:
     """SpecError: an option's value that there is not, or two options that contradict each other."""
-    executor, path, vectorise = options.executor, _path(options), options.vectorise
+    executor, path = options.executor, _path(options)
     if executor not in EXECUTORS:
         raise SpecError(f"--executor: no executor is named '{executor}'{did_you_mean(executor, EXECUTORS)}")
     settings.precision(options.precision)
@@ -227,19 +226,11 @@ def _check(options: RunOptions) -> None:
         raise SpecError(
             f"--path {path} and --microbatch {options.microbatch} contradict each other: more and less at once"
         )
-    if vectorise > 1 and path not in settings.STACKED:
-        raise SpecError(f"--vectorise {vectorise} trains cells in one program: it needs --path fast, not {path}")
-    if vectorise > 1 and executor != "local":
-        raise SpecError(
-            f"--vectorise {vectorise}: {executor} gives every cell a process of its own; use --executor local"
-        )
 
 
 def _path(options: RunOptions) -> str:
-    """The path asked for; where two other options decide what is faster, not `auto`."""
-    if options.path != settings.AUTO:
-        return options.path
-    return "loop" if options.microbatch is not None else "fast" if options.vectorise > 1 else settings.AUTO
+    """The path asked for; not `auto` where small batches are asked for."""
+    return "loop" if options.path == settings.AUTO and options.microbatch is not None else options.path
 
 
 def _choices(jobs: Sequence[Job], gpu: str, machine: Machine) -> str:
@@ -247,12 +238,6 @@ def _choices(jobs: Sequence[Job], gpu: str, machine: Machine) -> str:
 
     cells = [Cell(job.cell, {}, job.spec, tuple(job.evaluations)) for job in jobs]
     return choices(cells, gpu_name(gpu) or gpu, machine.precision, machine.attack_precision, machine.path)
-
-
-def _shared(devices: list[str], cells: int, vectorise: int, machine: Machine) -> tuple[list[str], Machine]:
-    """A slot for every cell that is worked on at a time: `vectorise` on a device, fewer where others would be idle."""
-    here = max(1, min(vectorise, -(-cells // max(1, len(devices)))))
-    return [device for device in devices for _ in range(here)][:cells], replace(machine, vectorise=here)
 
 
 def per_gpu_of(jobs: Sequence[Job], store: Store) -> dict[int, int]:

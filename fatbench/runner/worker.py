@@ -19,7 +19,7 @@ from fatbench.errors import Unavailable
 from fatbench.runner import checkpoints, reading, versions
 from fatbench.runner.attacking import attack_models
 from fatbench.runner.checkpoints import model_file
-from fatbench.runner.heartbeat import Heartbeat, heartbeat_of
+from fatbench.runner.heartbeat import Heartbeat
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn, resolved
 from fatbench.runner.slots import gpu_name
 from fatbench.runner.stage import claim
@@ -46,8 +46,7 @@ def work(
     for file in machine.plugins:
         signatures.add_plugin(Path(file))
     job = resolved(job)
-    heartbeat = heartbeat_of(machine.barrier is not None, machine.time_limit)
-    machine = replace(machine, heartbeat=heartbeat, path=path_of(job, machine))
+    machine = replace(machine, heartbeat=Heartbeat(machine.time_limit), path=path_of(job, machine))
     store.add_cell(job.cell, job.spec)
     turn = Turn(job, store, Path(machine.files) / job.cell, notify, stop)
     handler = _log_to(turn.folder / "log.txt")

@@ -6,7 +6,6 @@ import json
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from sqlalchemy import func, select
@@ -79,7 +78,6 @@ def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[Tim
         rows = [row for row in rows if row.device == rows[-1].device]
         specs = select(CELLS.c.id, CELLS.c.spec).where(CELLS.c.id.in_(select(RUNS.c.cell).where(mine)))
         known = {id: json.loads(spec) for id, spec in connection.execute(specs)} if rows else {}
-    read = cache(json.loads)
     attacks = {
         text: {key: value for key, value in json.loads(text).items() if key != "implementation"}
         for text in {row.settings for row in rows if row.settings}
@@ -88,17 +86,16 @@ def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[Tim
     before: dict[tuple[Any, Any], float] = {}  # when the process's last stage ended
     for row in rows:
         here = found[row.id]
-        together = read(row.extra).get("vectorise", 1)
         attack = attacks.get(row.settings)
         count = row.total if attack else here.get("forward", 0.0) + here.get("backward", 0.0)
-        seconds, wall = here["seconds"] / together, None
+        seconds, wall = here["seconds"], None
         if row.status == "done":
             began, ended = epoch(row.started) or 0.0, epoch(row.ended) or 0.0
             last = before.get((row.pid, row.process), 0.0)
             if 0 <= began - last < PAUSE:
                 began = last
             before[row.pid, row.process] = ended
-            wall = (ended - began - uncounted.get(row.id, 0.0)) / together
+            wall = ended - began - uncounted.get(row.id, 0.0)
         if count and seconds > 0:
             timed.append(TimedRun(known[row.cell], attack, float(count), seconds, wall))
     return timed

@@ -1,7 +1,6 @@
 """Worker processes on this machine, each takes the next cell when it is free.
 
-A slot is what one cell at a time goes through. Every slot has its own process; with `--vectorise N`, N slots share
-one, each a thread there, and train as one program (`fatbench.engine.fast.barrier`).
+A slot is what one cell at a time goes through. Every slot has its own process.
 
 A worker that makes no progress for two leases (it was stopped, or hangs) is killed, and its cell begun once more. So is
 that of a worker that somebody else kills with SIGKILL, as a system does that is out of memory.
@@ -23,10 +22,9 @@ import importlib.util
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -87,7 +85,7 @@ class _Slot:
 
     process: Any
     pipe: Any
-    has_run: set[Path]  # plug-ins, in the process: one set for all of its slots
+    has_run: set[Path] = field(default_factory=set)  # plug-ins
     job: Job | None = None
     began: float = 0.0  # with the job
     idle: int = 0  # looks in a row at which it had nothing in hand
@@ -114,7 +112,7 @@ def run(
     note: Callable[[str], None] = say,
     still: Callable[[Sequence[Job]], list[Job]] | None = None,
 ) -> dict[str, CellStatus]:
-    """Work through `jobs`, `machine.vectorise` neighbouring slots a process; status of each cell.
+    """Work through `jobs`, a process a slot; status of each cell.
 
     still: of cells that wait, those that are to do by now, where others work on the same; asked before one is taken.
     """
@@ -127,51 +125,26 @@ def run(
     look = time.monotonic() + every
     halted = False
 
-    def company(slot: int) -> list[int]:
-        first = slot - slot % machine.vectorise
-        return list(range(first, min(first + machine.vectorise, len(slots))))
-
-    def in_hand(slot: int) -> list[Job]:
-        return [worker.job for member in company(slot) if (worker := workers.get(member)) and worker.job]
-
-    def fits(job: Job, slot: int) -> bool:
-        """Whether a slot's process has run no plug-in that the cell does not use, and will run none for its sake only.
-
-        Training goes by its own plug-ins. Where cells train together, each goes by all of its plug-ins: else no two
-        cells with an attack of a plug-in could.
-        """
-
-        def may(job: Job) -> frozenset[Path]:
-            return plugins.files(job.spec, job.evaluations if machine.vectorise > 1 else ())
-
-        runs = plugins.files(job.spec, job.evaluations)
-        return workers[slot].has_run <= may(job) and all(runs <= may(other) for other in in_hand(slot))
-
-    def next_for(slot: int) -> Job | None:
-        """The cell that a free slot takes, in a new process where none fits into this one; None: it has to wait."""
-        alive = slot in workers and workers[slot].process.is_alive()
-        if alive and (job := next((job for job in waiting if fits(job, slot)), None)) is not None:
-            return job
-        if in_hand(slot):
-            return None  # also where a process has died and not all it had in hand is buried yet
-        for member in company(slot):
-            if member in workers:
-                _end(workers.pop(member), 5.0)
-        start(company(slot))
+    def next_for(slot: int) -> Job:
+        """The cell that a free slot takes, in a new process where none fits into this one."""
+        if slot in workers and workers[slot].process.is_alive():
+            has_run = workers[slot].has_run
+            if (job := next((job for job in waiting if has_run <= plugins.files(job.spec)), None)) is not None:
+                return job
+        if slot in workers:
+            _end(workers.pop(slot), 5.0)
+        workers[slot] = start(replace(machine, device=slots[slot]))
         return waiting[0]
 
-    def start(members: Sequence[int]) -> None:
-        here, has_run = replace(machine, device=slots[members[0]]), set[Path]()
-        if len(members) == 1 and (begun := processes.take_early()) is not None:
-            process, pipe = begun
-            workers[members[0]] = _Slot(process, pipe, has_run)
-            workers[members[0]].tell((_serve, here))
-            return
-        pipes = [context.Pipe() for _ in members]
-        process = processes.start_process(_serve, here, [theirs for _, theirs in pipes])
-        for slot, (ours, theirs) in zip(members, pipes, strict=True):
-            theirs.close()
-            workers[slot] = _Slot(process, ours, has_run)
+    def start(machine: Machine) -> _Slot:
+        if (begun := processes.take_early()) is not None:
+            worker = _Slot(*begun)
+            worker.tell((_serve, machine))
+            return worker
+        ours, theirs = context.Pipe()
+        worker = _Slot(processes.start_process(_serve, machine, theirs), ours)
+        theirs.close()
+        return worker
 
     def over(slot: int, job: Job, status: CellStatus) -> None:
         statuses[job.cell] = status
@@ -201,8 +174,7 @@ def run(
                     waiting[:] = still(waiting)
                     if not waiting:
                         break
-                if (given := next_for(slot)) is None:
-                    continue
+                given = next_for(slot)
                 waiting.remove(given)
                 workers[slot].job, workers[slot].began, workers[slot].idle = given, time.monotonic(), 0
                 workers[slot].has_run |= plugins.files(given.spec, given.evaluations)
@@ -229,7 +201,7 @@ def run(
                 if item is None:
                     del workers[slot]
                     text = _death(worker.process)
-                    killed = next((w.reason for w in busy.values() if w.process is worker.process and w.reason), "")
+                    killed = worker.reason
                     lost = killed == IDLE or (not killed and worker.process.exitcode == -signal.SIGKILL)
                     if lost and job.cell not in again and not halted:
                         again.add(job.cell)
@@ -306,24 +278,8 @@ def _death(process: Any) -> str:
     return f"the worker process ended with {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"
 
 
-def _serve(machine: Machine, pipes: Sequence[Any]) -> None:
-    """A worker process's life: that of its one slot, or of several, each in a thread."""
-    if len(pipes) == 1:
-        _take(machine, pipes[0])
-    else:
-        from fatbench.engine.fast.barrier import Barrier
-
-        machine = replace(machine, barrier=Barrier())
-        threads = [threading.Thread(target=_take, args=(machine, pipe), daemon=True) for pipe in pipes]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    gc.unfreeze()  # at its exit triton, which timm brings, names on stderr every function that is still there
-
-
-def _take(machine: Machine, pipe: Any) -> None:
-    """Take a job, do it, say how it went, until there is none or the parent is gone."""
+def _serve(machine: Machine, pipe: Any) -> None:
+    """A worker process's life: take a job, do it, say how it went, until there is none or the parent is gone."""
     stopped = False
 
     def notify(event: Event) -> None:
@@ -343,11 +299,10 @@ def _take(machine: Machine, pipe: Any) -> None:
         return stopped
 
     while not stopped and (job := next_job()) is not None:
-        with machine.barrier.cell() if machine.barrier else contextlib.nullcontext():
-            status = attempt(job, machine, notify, stop)
-        if machine.barrier is None:
-            gc.freeze()  # what outlives a cell, such as modules it imported, need not be looked at after the next
+        status = attempt(job, machine, notify, stop)
+        gc.freeze()  # what outlives a cell, such as modules it imported, need not be looked at after the next
         try:
             pipe.send(status)
         except OSError:
-            return
+            break
+    gc.unfreeze()  # at its exit triton, which timm brings, names on stderr every function that is still there
