@@ -7,13 +7,18 @@ import json
 import os
 import re
 import resource
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from fatbench import __version__
+from fatbench.cli import app
 from fatbench.suite import foreign, signatures
 
 TINY = """
@@ -68,7 +73,7 @@ def place(tmp_path, monkeypatch):
     signatures.drop_plugins(list(signatures.plugins()))
 
 
-def test_no_arguments_and_help_and_version(run):
+def test_no_arguments_and_help_and_version(run, place):
     code, out, err = run()
     assert "Usage: fatbench" in out + err
     for flag in ("--help", "-h"):
@@ -80,6 +85,34 @@ def test_no_arguments_and_help_and_version(run):
         _, out, _ = run(*group, "-h")
         assert code == 0
         assert "Usage: fatbench " + " ".join(group) in out
+    assert run("plan", "tiny.yaml")[1].splitlines()[-2] == run("plan", "suite", "tiny.yaml")[1].splitlines()[-2]
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command of the program with its words."""
+    for name, command in group.commands.items():
+        yield from commands(command, (*path, name)) if hasattr(command, "commands") else [((*path, name), command)]
+
+
+def test_help_fits_80_columns_and_has_an_example_that_the_command_takes(run, place, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    root = typer.main.get_command(app.app)
+    known = dict(commands(root))
+    wrong = []
+    for path in known:
+        _, out, _ = run(*path, "--help")
+        wrong += [(path, line) for line in out.splitlines() if len(line) > 80 or re.search(r"^ .*\.\.\.$", line)]
+        wrong += [(path, line) for line in out.splitlines() if re.match(r"  -.* <\w+", line)]
+        example = re.search(r"Example: (fatbench .*?)\n\n", re.sub(r"\n  (?=\S)", " ", out), re.DOTALL)
+        assert example is not None, path
+        words = shlex.split(example[1])[1:]
+        node, rest, taken = root, words, []
+        while hasattr(node, "commands"):
+            name, rest = (rest[0], rest[1:]) if rest[0] in node.commands else ("suite", rest)
+            node, taken = node.commands[name], [*taken, name]
+        assert tuple(taken) == path
+        node.make_context("fatbench", rest)  # a mistake raises
+    assert wrong == []
 
 
 def test_start_up_is_quick_and_without_torch():
@@ -108,9 +141,9 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     (["suit", "list"], 2, "no command is named 'suit' (did you mean 'suite'?)"),
     (["plan", "suite", "sfat-cifar"], 2, "no suite is named 'sfat-cifar' (did you mean 'sfat-cifar10'?)"),
     (["plan", "suite", "zzz"], 2, "no suite is named 'zzz' (the nearest of "),
-    (["run", "sfat-cifar10"], 2, "'sfat-cifar10' is a suite: fatbench run suite sfat-cifar10"),
-    (["run", "sfat-cifer10"], 2, "no suite is named 'sfat-cifer10': fatbench run suite sfat-cifar10?"),
-    (["plan", "tiny.yaml"], 2, "'tiny.yaml' is a suite: fatbench plan suite tiny.yaml"),
+    (["init"], 2, "'fatbench new'"),
+    (["run", "tiny.yaml", "--gpu"], 2, "'--device cuda'"),
+    (["run", "sfat-cifer10"], 2, "no suite is named 'sfat-cifer10' (did you mean 'sfat-cifar10'?)"),
     (["report", "tiny.yaml", "--db", "no.db"], 4, "no.db does not exist: nothing has been run yet"),
     (["show", "0123", "--db", "no.db"], 4, "no.db does not exist: nothing has been run yet"),
     (["plan", "suite", "nothere.yaml"], 2, "nothere.yaml: no such suite file"),
@@ -118,6 +151,7 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     ([*PLAN, "--smoke", "--preset", "paper"], 2, "--smoke and --preset paper contradict each other"),
     ([*PLAN, "-k", "modl=nin"], 2, "-k: no cell has 'modl' (did you mean 'model'?)"),
     ([*PLAN, "-k", "model"], 2, "-k: expected name=value at 'model' in 'model'"),
+    ([*PLAN, "-k", "model in nin"], 2, "-k: expected a list such as [FAT, SFAT] behind 'model in'"),
     ([*PLAN, "-k", "model=vit"], 3, "cells of 'tiny': model is never 'vit' (known: nin)"),
     ([*PLAN, "-k", "model=nin", "-k", "method=a, b"], 2, "-k: unexpected 'b' in 'method=a, b'"),
     ([*PLAN, "-k", "model=nin", "-k", "model=vit"], 3, "-k '(model=nin) and (model=vit)' matches none of the 2 cells"),

@@ -39,6 +39,8 @@ PLAN = Plan(
         ("lr=0.1 or method=FAT", "abc"), ("lr=0.1 or lr=1/5 and method=SFAT", "ac"),
         ("(lr=0.1 or lr=1/5) and method=SFAT", "c"), ("not not method=FAT", "ab"),
         ("method='SFAT (released)'", "d"), ('method="sfat (RELEASED)"', "d"), ("algorithm.lr=0.3", "d"),
+        ("method in [SFAT, 'SFAT (released)']", "cd"), ("method in [FAT, SFAT (released)] and lr<0.25", "ab"),
+        ("method not in [FAT, SFAT]", "d"), ("not lr in [1/5, 0.3]", "ac"), ("method IN [sfat]", "c"),
         ("algorithm=fedavg", "abcd"), ("method<1", ""), ("method>=0", ""),
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fatbench.cli import new
+from fatbench.report import unlike
 from fatbench.suite import calls, files, plugins, signatures, sources
 
 TUTORIAL = (Path(__file__).parent.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
@@ -34,14 +36,14 @@ LABELS = {"method": "my_one", "aggregator": "my_one", "objective": "my_one", "ad
 
 
 @pytest.mark.parametrize("kind", new.CHANGES)
-def test_what_is_written_is_a_valid_suite_beside_fedavg_and_sfat(place, run, kind):
+def test_what_is_written_is_a_valid_suite_beside_fat_and_sfat(place, run, kind):
     code, out, err = run("new", kind, "my_one")
     assert (code, err) == (0, "")
     written = ["my_one.yaml"] if kind == "suite" else ["my_one.py", "my_one.yaml"]
     assert sorted(file.name for file in place.iterdir()) == written
     assert out.splitlines() == [
         f"wrote {' and '.join(written)}; next:",
-        "  fatbench run suite my_one.yaml --smoke",
+        "  fatbench run my_one.yaml --smoke",
         "  fatbench report my_one.yaml",
     ]
     for file in written:
@@ -50,7 +52,7 @@ def test_what_is_written_is_a_valid_suite_beside_fedavg_and_sfat(place, run, kin
         assert not re.search(r"# [A-Z]+$", text, re.MULTILINE), "a mark was left over"
     found = files.load("my_one.yaml")
     assert list(found.presets()) == ["paper", "smoke"]
-    labels = ["FedAvg", "SFAT", *([LABELS[kind]] if kind in LABELS else [])]
+    labels = ["FAT", "SFAT", *([LABELS[kind]] if kind in LABELS else [])]
     for preset, seeds in (("paper", 3), ("smoke", 1)):
         plan = found.plan(preset)
         assert [cell.key["method"] for cell in plan.cells[::seeds]] == labels
@@ -90,6 +92,9 @@ def test_what_is_written_is_as_our_own_files_are(place, run, kind):
         (("aggregator", "class"), "'class' cannot be a function name"),
         (("suite", "../x"), "'../x' cannot be a file name: use letters, digits, '.', '_' and '-'"),
         (("metod", "x"), "'metod'"),
+        (("aggregator", "mine", "--beside", "nowhere"), "no suite is named 'nowhere'"),
+        (("aggregator", "mine", "--beside", "fat-baselines", "--rows", "no.jsonl"), "no such file: no.jsonl"),
+        (("aggregator", "mine", "--beside", "fat-baselines+train=60"), "name the suite alone"),
     ],
 )
 def test_mistakes_write_nothing(place, run, arguments, message):
@@ -105,6 +110,46 @@ def test_nothing_is_overwritten(place, run, there):
     code, _, err = run("new", "aggregator", "my_one")
     assert (code, err) == (2, f"fatbench: {there} exists already: nothing was written\n")
     assert [(file.name, file.read_text()) for file in place.iterdir()] == [(there, "mine")]
+
+
+BESIDE = {
+    "aggregator": ("sfat-cifar10", "method", "my_one", {"algorithm.aggregator.name": "my_one"}),  # it lists its points
+    "objective": ("fat-baselines", "method", "my_one", {"algorithm.local.objective.name": "my_one"}),
+    "method": ("fat-baselines", "method", "my_one", {"algorithm.name": "my_one"}),
+    "model": ("fat-baselines", "method", "my_one", {"model.name": "my_one"}),
+    "adversary": ("fat-byzantine", "adversary", "my_one", {"malicious.attack.name": "my_one", "malicious.clients": 2}),
+    "partition": ("fat-baselines", "split", "my_one", {"partition.name": "my_one", "partition.clients": 5}),
+}
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_a_row_beside_a_suite_of_ours_differs_from_its_baseline_in_nothing_else(place, run, kind):
+    """Every cell of the suite is there under the same identity, and the new ones have its radius, rounds and data."""
+    parent, axis, label, own = BESIDE[kind]
+    Path("rows.jsonl").write_text('{"cells":0,"format":"fatbench results","schema_version":1}\n')
+    code, _, err = run("new", kind, "my_one", "--beside", parent, "--rows", "rows.jsonl")
+    assert code == 0, err
+    mine, theirs = files.load("my_one.yaml"), files.load(parent)
+    assert mine.title != theirs.title
+    preset = "cpu" if "cpu" in theirs.presets() else "quick"
+    plan, known = mine.plan(preset), theirs.plan(preset)
+    added = [cell for cell in plan.cells if cell.key[axis] == label]
+    ids = {cell.id for cell in known.cells}
+    assert added and {cell.id for cell in plan.cells if cell.key[axis] != label} == ids
+    assert unlike(mine, [plan]) == unlike(theirs, [known])
+    for path, value in own.items():
+        assert {functools.reduce(lambda node, key: node[key], path.split("."), cell.spec) for cell in added} == {value}
+
+
+def test_shipped_rows_are_imported_and_what_is_left_is_counted(place, run):
+    """46 of the 100 cells of fat-baselines' preset cpu come with a clone."""
+    code, out, err = run("new", "aggregator", "my_one", "--beside", "fat-baselines")
+    assert (code, err) == (0, "")
+    assert "46 cells are there" in out and "yours: 5 cells (seeds 0, 1, 2, 3, 4)" in out
+    commands = [shlex.split(line) for line in out.splitlines() if line.startswith("  fatbench ")]
+    assert ["fatbench", "run", "my_one.yaml", "--preset", "cpu", "-k", "method=my_one"] in commands
+    code, out, _ = run("status", "my_one.yaml", "--preset", "cpu", "--format", "json")
+    assert json.loads(out)["cells"] == {"done": 46, "failed": 0, "running": 0, "todo": 59}
 
 
 @pytest.mark.nightly
@@ -136,7 +181,7 @@ def test_a_plan_of_images_of_unknown_size_says_so_instead_of_no_bytes(place, run
 
 
 def test_the_methods_of_the_templates_compute_what_they_say(place, run):
-    """The aggregator: losses 1, 1.2 and 9 have the median 1.2; the third client is further away than 0.5.
+    """The aggregator: losses 1, 1.2 and 9 have the median 1.2; the third client counts 1.2/9 of its 60 examples.
 
     The attack: one step of 0.1 on f(x) = x w with w = (1, -1) lowers the label's logit, to the edge of its ball.
     The adversary: (3, 5) has the part (3, 0) along the mean (2, 0) of the others.
@@ -154,8 +199,8 @@ def test_the_methods_of_the_templates_compute_what_they_say(place, run):
         for k, (n, loss) in enumerate([(30, 1.0), (10, 1.2), (60, 9.0)])
     ]
     mixing = calls.build("Aggregator", calls.check("Aggregator", "close"))(updates, None)
-    assert mixing.weights == [0.75, 0.25, 0.0]
-    assert mixing.metrics == {"left_out": 1.0}
+    assert mixing.weights == pytest.approx([30 / 48, 10 / 48, 8 / 48])
+    assert mixing.metrics == {"smallest": pytest.approx(8 / 48)}
 
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2, 2, bias=False))
     with torch.no_grad():

@@ -135,7 +135,7 @@ def test_a_method_of_one_s_own_from_an_empty_folder_without_a_checkout(installed
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
 
-    assert "fatbench run suite mine.yaml --smoke" in fatbench_("new", "aggregator", "mine")
+    assert "fatbench run mine.yaml --smoke" in fatbench_("new", "aggregator", "mine")
     chosen = ("mine.yaml", "--smoke", "-k", "method=mine")
     assert "1 of 1 cells done" in fatbench_("run", "suite", *chosen, "--jobs", "1")
     before = fatbench_("report", "mine.yaml")

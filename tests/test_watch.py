@@ -173,7 +173,7 @@ def test_looking_ends_where_nothing_runs(
     monkeypatch.setattr(time, "sleep", waited.append)
     watching.watch_plan("two", lambda store: plan, str(tmp_path / "none.db"), 5.0)
     assert waited == [5.0, 5.0]
-    assert capsys.readouterr().err == "nothing runs; 2 cells to do: fatbench run suite two --preset paper\n"
+    assert capsys.readouterr().err == "nothing runs; 2 cells to do: fatbench run two --preset paper\n"
 
 
 def test_one_error_of_two_cells_is_said_once(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -37,46 +36,22 @@ from fatbench.cli import (
     verify,
 )
 from fatbench.cli.common import known_format, print_json, with_plugins
+from fatbench.cli.helping import MEANT_OPTIONS, WORDS, Documented, OfSuites, Suggesting
 from fatbench.cli.options import DataDir, Db, Format
-from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
+from fatbench.errors import FatbenchError, MachineError, SpecError
 from fatbench.settings import shown_url
-from fatbench.suite import folders
 from fatbench.version import __version__
 
-ORDER = (
-    "suite", "new", "plan", "run", "status", "report", "compare", "plot", "site", "show", "logs", "outcomes",
-    "evaluate", "invert", "export", "import", "delete", "clean", "verify", "submit", "models", "data", "db", "doctor",
-)  # fmt: skip
 
-
-class Suggesting(typer.core.TyperGroup):
-    """A command group whose "no such command" names the nearest one, and whose help follows a user's day."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        names = super().list_commands(ctx)
-        return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            commands, path = self.list_commands(ctx), ctx.command_path
-            if "suite" in commands:
-                suites = {*folders.available(), *(file.stem for file in Path().glob("*.yaml"))}
-                if args[0].removesuffix(".yaml") in suites:
-                    raise SpecError(f"'{args[0]}' is a suite: {path} suite {args[0]}")
-                if near := difflib.get_close_matches(args[0], suites, n=1, cutoff=0.8):
-                    raise SpecError(f"no suite is named '{args[0]}': {path} suite {near[0]}?")
-            raise SpecError(f"no command is named '{args[0]}'{did_you_mean(args[0], commands)}")
-        return super().resolve_command(ctx, args)
-
-
-def _group(help: str) -> typer.Typer:
+def _group(help: str, cls: type[Suggesting] = Suggesting, epilog: str = "") -> typer.Typer:
     return typer.Typer(
-        cls=Suggesting,
+        cls=cls,
         help=help,
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
+        epilog=epilog,
     )
 
 
@@ -89,7 +64,10 @@ def _root(
 
 
 def doctor(db: Db = None, data: DataDir = None, format: Format = "text") -> None:
-    """Describe this machine, for a bug report."""
+    """Describe this machine, for a bug report.
+
+    Example: fatbench doctor
+    """
     from fatbench.cli import show
 
     known_format(format, ("text", "json"))
@@ -110,7 +88,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         {"suite": running.run_suite, "cell": running.run_cell},
     ),
     "new": (
-        "Write a starter file, and a suite that compares it with FedAvg and SFAT.",
+        "Write a starter file, and a suite that compares it with FAT and SFAT, or with the rows of a suite of ours.",
         {kind: getattr(new, kind) for kind in new.CHANGES},
     ),
     "data": (
@@ -146,16 +124,17 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 def _application() -> typer.Typer:
     made = _group(
-        "Benchmark federated adversarial training: run suites, keep the results, compare them with published numbers."
+        "Benchmark federated adversarial training: run suites, keep the results, compare them with published numbers.",
+        epilog=WORDS,
     )
     made.callback(invoke_without_command=True)(_root)
     for name, (help, commands) in GROUPS.items():
-        part = _group(help)
+        part = _group(help, OfSuites if "suite" in commands and name in ("run", "plan") else Suggesting)
         for command, function in commands.items():
-            part.command(command)(with_plugins(function))
+            part.command(command, cls=Documented)(with_plugins(function))
         made.add_typer(part, name=name)
     for name, function in COMMANDS.items():
-        made.command(name)(with_plugins(function))
+        made.command(name, cls=Documented)(with_plugins(function))
     return made
 
 
@@ -180,7 +159,9 @@ def _of_options(error: Any) -> str:
         if option not in known:
             bare = {name.lstrip("-"): name for name in known}  # two dashes alone make nothing alike
             near = difflib.get_close_matches(option.lstrip("-"), bare, n=1)
-            meant = f"did you mean '{bare[near[0]]}'?" if near else f"known: {', '.join(sorted(known))}"
+            words = MEANT_OPTIONS.get(option.lstrip("-"), "")
+            words = words if words.split(" ")[0] in known else bare[near[0]] if near else ""
+            meant = f"did you mean '{words}'?" if words else f"known: {', '.join(sorted(known))}"
             message = f"no such option: {option[:60]} ({meant})"
     return shown_url(f"fatbench{f' {command}' if command else ''}: {message[:1].lower()}{message[1:]}")
 

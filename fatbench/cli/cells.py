@@ -31,7 +31,10 @@ def show_cell(
     db: Db = None,
     format: Format = "text",
 ) -> None:
-    """Show the numbers of a cell and the runs behind them; with --artifacts, draw what a round kept."""
+    """Show the numbers of a cell and the runs behind them; with --artifacts, draw what a round kept.
+
+    Example: fatbench show 0301a225a8b3
+    """
     from fatbench.cli import show
     from fatbench.report.numbers import cell_rows, cell_runs
     from fatbench.report.numbers.doubts import in_words
@@ -125,7 +128,10 @@ def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, 
 
 
 def logs(cell: Cell, db: Db = None, format: Format = "text") -> None:
-    """Print the log of a cell, with the traceback if it failed."""
+    """Print the log of a cell, with the traceback if it failed.
+
+    Example: fatbench logs 0301a225a8b3
+    """
     from fatbench import settings
 
     known_format(format, ("text", "json"))

@@ -16,7 +16,10 @@ def delete(
     cells: Annotated[list[str], typer.Argument(help="Cell ids, or their first letters.", show_default=False)],
     db: Db = None,
 ) -> None:
-    """Delete cells: numbers, outcomes, runs, replicates, checkpoints and logs. This cannot be undone."""
+    """Delete cells: numbers, outcomes, runs, replicates, checkpoints and logs. This cannot be undone.
+
+    Example: fatbench delete 0301a225a8b3
+    """
     from fatbench import settings
     from fatbench.store import cleanup
     from fatbench.store.folder import belongs
@@ -40,7 +43,10 @@ def clean(
     dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Only list what would be removed.")] = False,
     db: Db = None,
 ) -> None:
-    """Remove files of deleted cells, and checkpoints that no cell refers to."""
+    """Remove files of deleted cells, and checkpoints that no cell refers to.
+
+    Example: fatbench clean -n
+    """
     from fatbench import settings
     from fatbench.store import cleanup
     from fatbench.store.folder import belongs

@@ -46,6 +46,8 @@ def compare(
 
     Such a comparison is exploratory. A claim is one of the comparisons that a suite declares: fatbench compare SUITE
     --tests
+
+    Example: fatbench compare SFAT FAT --suite fat-baselines --metric pgd20
     """
     from fatbench import api
     from fatbench.report.numbers import compare as comparing
@@ -78,7 +80,7 @@ def compare(
         else:
             found = stack.enter_context(opened(db))
             if found is None:
-                raise NothingMatched("the database has no results yet: fatbench run suite NAME")
+                raise NothingMatched("the database has no results yet: fatbench run NAME")
             ours = theirs = found
             if name:
                 suite, plan = plan_in(name, preset, smoke, seeds, where, found)
@@ -120,7 +122,7 @@ def _declared(
         if not families:
             raise SpecError(f"--tests: suite '{suite.name}' declares no contrasts (section 'tests', docs/suites.md)")
         if store is None:
-            raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
+            raise NothingMatched("the database holds no results yet: fatbench run NAME")
         plan = api.to_read(suite, plan, store)
         only = {cell.id for cell in filters.select(plan, filters.joined(where)).cells} if where else None
         of = measured(store, [cell.id for cell in plan.cells], select).__getitem__

@@ -25,7 +25,10 @@ def data_list(
     data: DataDir = None,
     format: Format = "text",
 ) -> None:
-    """List data sets and published weights: found or not, complete or not; with SUITE, what its presets need."""
+    """List data sets and published weights: found or not, complete or not; with SUITE, what its presets need.
+
+    Example: fatbench data list
+    """
     from fatbench import data as datasets
     from fatbench import settings
     from fatbench.cli import show
@@ -66,7 +69,10 @@ def _wanted_by(
 
 
 def data_prepare(names: DataNames, data: DataDir = None) -> None:
-    """Fetch data sets or weights and verify them."""
+    """Fetch data sets or weights and verify them.
+
+    Example: fatbench data prepare cifar10
+    """
     from fatbench import data as datasets
     from fatbench import settings
 
@@ -77,7 +83,10 @@ def data_prepare(names: DataNames, data: DataDir = None) -> None:
 
 
 def data_verify(names: DataNames, data: DataDir = None) -> None:
-    """Verify files against the published checksums."""
+    """Verify files against the published checksums.
+
+    Example: fatbench data verify cifar10
+    """
     from fatbench import data as datasets
     from fatbench import settings
 

@@ -35,7 +35,10 @@ def export(
     smoke: Smoke = False,
     db: Db = None,
 ) -> None:
-    """Export results: as JSON lines, as a table of every number, or as RobustBench's records."""
+    """Export results: as JSON lines, as a table of every number, or as RobustBench's records.
+
+    Example: fatbench export --suite fat-baselines -o results.jsonl
+    """
     from fatbench.store import jsonl
 
     known_format(format, EXPORTS)
@@ -53,7 +56,7 @@ def export(
 
     with opened(db) as store:
         if store is None:
-            raise NothingMatched("the database has no results yet: fatbench run suite NAME")
+            raise NothingMatched("the database has no results yet: fatbench run NAME")
         cells = None
         if name:
             plan = plan_in(name, preset, smoke, None, None, store)[1]
@@ -75,7 +78,7 @@ def _datasette(db: str | None, output: Path | None) -> None:
 
     with opened(db) as store:
         if store is None:
-            raise NothingMatched("the database has no results yet: fatbench run suite NAME")
+            raise NothingMatched("the database has no results yet: fatbench run NAME")
         if store.database.path is None:
             raise SpecError(f"--format datasette: {store.database.shown} is a server's; Datasette reads SQLite files")
         text = datasette.metadata(store.database.path)
@@ -94,7 +97,7 @@ def _robustbench(name: str | None, preset: str | None, smoke: bool, db: str | No
         raise SpecError("--format robustbench: name the suite with --suite")
     with opened(db) as store:
         if store is None:
-            raise NothingMatched("the database has no results yet: fatbench run suite NAME")
+            raise NothingMatched("the database has no results yet: fatbench run NAME")
         written = robustbench.write(plan_in(name, preset, smoke, None, None, store)[1], store, output)
     for file in written:
         print(output / file)
@@ -110,7 +113,7 @@ def _numbers(name: str | None, preset: str | None, db: str | None, format: str, 
 
     frame = api.results(name, preset=preset, db=db)
     if frame.empty:
-        raise NothingMatched("the database has no results yet: fatbench run suite NAME")
+        raise NothingMatched("the database has no results yet: fatbench run NAME")
     text = tidy.csv(frame)
     if format == "croissant":
         from fatbench.report.formats import croissant
@@ -156,6 +159,8 @@ def import_(
     """Import results from other machines. All files are checked first; importing twice changes nothing.
 
     With --as-published, take a paper's table, or RobustBench's records, as published numbers of a suite of your own.
+
+    Example: fatbench import results.jsonl
     """
     if as_published is not None:
         publish.publish(files, as_published, table, label or [], select, unit, skip_bad, format)
@@ -203,7 +208,10 @@ def import_(
 
 
 def db_upgrade(db: Db = None) -> None:
-    """Upgrade the database to this version's schema."""
+    """Upgrade the database to this version's schema.
+
+    Example: fatbench db upgrade
+    """
     from fatbench import settings
     from fatbench.store import database
 
@@ -214,7 +222,10 @@ def db_backup(
     file: Annotated[Path, typer.Argument(help="The file to write; it must not exist.", show_default=False)],
     db: Db = None,
 ) -> None:
-    """Copy the database to a new file, even while runs write to it. Checkpoints are not copied."""
+    """Copy the database to a new file, even while runs write to it. Checkpoints are not copied.
+
+    Example: fatbench db backup copy.db
+    """
     from fatbench import settings
     from fatbench.store import cleanup
     from fatbench.store.stages import Store
@@ -225,7 +236,10 @@ def db_backup(
 
 
 def db_check(db: Db = None, format: Format = "text") -> None:
-    """Check that the database is intact: its schema, the digest of every finished stage, accuracies and outcomes."""
+    """Check that the database is intact: its schema, the digest of every finished stage, accuracies and outcomes.
+
+    Example: fatbench db check
+    """
     from fatbench import settings
     from fatbench.store import integrity
     from fatbench.suite.asked import contradiction

@@ -72,7 +72,10 @@ def evaluate(
     data: DataDir = None,
     format: Format = "text",
 ) -> None:
-    """Attack a saved model outside any suite."""
+    """Attack a saved model outside any suite.
+
+    Example: fatbench evaluate net.pt --model net.py:Net --dataset cifar10 --eps 8/255 -n 1000
+    """
     known_format(format, ("text", "json"))
     file = whole_file.regular(file)  # of the hub, or a pipe
     options = RunOptions(device=device, precision=precision, db=db, data=data)

@@ -64,7 +64,10 @@ def invert(
     ] = Path("inverted"),
     format: Format = "text",
 ) -> None:
-    """Attack an update of your own: what does it give away?"""
+    """Attack an update of your own: what does it give away?
+
+    Example: fatbench invert weights.pt --model net.py:Net --shape 3x32x32 --after returned.pt
+    """
     known_format(format, ("text", "json"))
     if (after is None) == (gradient is None):
         raise SpecError("give the update as --after WEIGHTS or as --gradient FILE, one of the two")

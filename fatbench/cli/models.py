@@ -24,7 +24,10 @@ def models(
     here: Annotated[bool, typer.Option("--here", help="Only networks whose file is here.")] = False,
     format: Format = "text",
 ) -> None:
-    """List the networks of results with their numbers; fatbench.load_model(NAME) gives one in Python."""
+    """List the networks of results with their numbers; fatbench.load_model(NAME) gives one in Python.
+
+    Example: fatbench models
+    """
     from fatbench.cli import show
     from fatbench.runner import zoo
 

@@ -1,20 +1,35 @@
-"""`fatbench new`: a small working starter file, and a suite that compares it with FedAvg and SFAT."""
+"""`fatbench new`: a small working starter file, and a suite that puts it beside FAT and SFAT, or beside any rows."""
 
 from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fatbench import whole_file
+from fatbench.cli import completing
+from fatbench.cli.options import Db
 from fatbench.errors import SpecError, article
 
 TEMPLATES = Path(__file__).parent / "templates"
 Name = Annotated[str, typer.Argument(help="Its name in the suite file.", show_default=False)]
+Beside = Annotated[
+    str | None,
+    typer.Option(
+        "--beside",
+        metavar="SUITE",
+        help="Add it to the rows of this suite, whose shipped numbers are imported.",
+        autocompletion=completing.suites,
+    ),
+]
+Rows = Annotated[
+    list[Path] | None,
+    typer.Option("--rows", metavar="FILE", help="The suite's numbers, as exported; default: those of a clone."),
+]
 
 KINDS = {
     "method": "Algorithm",
@@ -44,19 +59,19 @@ CHANGES: dict[str, dict[str, str]] = {
     },
     "adversary": {
         "# METHOD": "NAME: {malicious: {clients: 1, attack: {name: NAME}}}",
-        "NAME beside FedAvg and SFAT": "FedAvg with a malicious client, FedAvg and SFAT",
+        "NAME beside FAT and SFAT": "FAT with a malicious client, FAT and SFAT",
     },
     "dataset": {
         "data: {name: digits}           # later: cifar10, svhn, ... (fatbench data list)": "data: {name: NAME}",
-        "NAME beside FedAvg and SFAT, on scikit-learn's digits": "FedAvg and SFAT on NAME",
+        "NAME beside FAT and SFAT, on scikit-learn's digits": "FAT and SFAT on NAME",
     },
     "model": {
         "model: {name: small_cnn, width: 16}": "model: {name: NAME, width: 16}",
-        "NAME beside FedAvg and SFAT": "FedAvg and SFAT with NAME",
+        "NAME beside FAT and SFAT": "FAT and SFAT with NAME",
     },
     "partition": {
         "partition: {name: shah, clients: 5, skew: 2}": "partition: {name: NAME, clients: 5}",
-        "NAME beside FedAvg and SFAT": "FedAvg and SFAT with NAME",
+        "NAME beside FAT and SFAT": "FAT and SFAT with NAME",
     },
     "suite": {},
 }
@@ -64,41 +79,81 @@ PLUGINS = "plugins: [NAME.py]             # found relative to this file"
 
 
 def _command(what: str, help: str) -> Callable[..., None]:
-    def command(name: Name) -> None:
+    def command(name: Name, *, beside: Beside = None, rows: Rows = None, db: Db = None) -> None:
+        _write(what, name, beside, rows or [], db)
+
+    def alone(name: Name) -> None:
         _write(what, name)
 
-    command.__doc__ = help
-    return command
+    chosen = alone if what == "suite" else command
+    chosen.__doc__ = help
+    return chosen
 
 
-method = _command("method", "Write an algorithm to NAME.py, and the suite NAME.yaml.")
-aggregator = _command("aggregator", "Write an aggregator to NAME.py, and the suite NAME.yaml.")
-objective = _command("objective", "Write a training objective to NAME.py, and the suite NAME.yaml.")
-attack = _command("attack", "Write an attack to NAME.py, and the suite NAME.yaml.")
-adversary = _command("adversary", "Write what malicious clients do to NAME.py, and the suite NAME.yaml.")
-dataset = _command("dataset", "Write a data set of arrays to NAME.py, and the suite NAME.yaml.")
-model = _command("model", "Write a network to NAME.py, and the suite NAME.yaml.")
-partition = _command("partition", "Write a partition to NAME.py, and the suite NAME.yaml.")
-suite = _command("suite", "Write the suite NAME.yaml, which compares FedAvg with SFAT.")
+def _help(what: str, example: str) -> str:
+    return f"Write {what} to NAME.py, and the suite NAME.yaml.\n\nExample: fatbench new {example}"
 
 
-def _write(what: str, name: str) -> None:
+method = _command("method", _help("an algorithm", "method my_method"))
+aggregator = _command("aggregator", _help("an aggregator", "aggregator my_rule --beside fat-baselines"))
+objective = _command("objective", _help("a training objective", "objective my_loss --beside fat-baselines"))
+attack = _command("attack", _help("an attack", "attack my_attack --beside fat-baselines"))
+adversary = _command("adversary", _help("what malicious clients do", "adversary my_flip --beside fat-byzantine"))
+dataset = _command("dataset", _help("a data set of arrays", "dataset my_images"))
+model = _command("model", _help("a network", "model my_net --beside fat-baselines"))
+partition = _command("partition", _help("a partition", "partition my_split --beside fat-baselines"))
+suite = _command(
+    "suite", "Write the suite NAME.yaml, which compares FAT with SFAT.\n\nExample: fatbench new suite my_suite"
+)
+
+
+def _write(what: str, name: str, beside: str | None = None, rows: Sequence[Path] = (), db: str | None = None) -> None:
     """Write the files for a kind and say what to do next. SpecError: a name that cannot be, or a file that is there."""
     if what == "suite":
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise SpecError(f"'{name}' cannot be a file name: use letters, digits, '.', '_' and '-'")
     else:
         _free(what, name)
-    contents = {f"{name}.yaml": _suite(what)}
+    if rows and beside is None:
+        raise SpecError("--rows: only with --beside SUITE")
+    if missing := [file for file in rows if not file.is_file()]:
+        raise SpecError(f"--rows: no such file: {missing[0]}")
+    cells = ""
+    if beside is None:
+        contents = {f"{name}.yaml": _suite(what).replace("NAME", name)}
+    else:
+        text, cells = _beside(what, name, beside)
+        contents = {f"{name}.yaml": text}
     if what != "suite":
-        contents = {f"{name}.py": (TEMPLATES / f"{what}.py.txt").read_text(encoding="utf-8"), **contents}
+        template = (TEMPLATES / f"{what}.py.txt").read_text(encoding="utf-8")
+        contents = {f"{name}.py": template.replace("NAME", name), **contents}
     if there := [file for file in contents if Path(file).exists()]:
         raise SpecError(f"{there[0]} exists already: nothing was written")
     for file, text in contents.items():
-        whole_file.write(Path(file), text.replace("NAME", name), new=True)
+        whole_file.write(Path(file), text, new=True)
+    if beside is not None:
+        from fatbench.cli import shipped
+
+        print(f"wrote {' and '.join(contents)}", flush=True)
+        shipped.take_rows(f"{name}.yaml", cells, rows, db)
+        return
     print(f"wrote {' and '.join(contents)}; next:")
-    print(f"  fatbench run suite {name}.yaml --smoke")
+    print(f"  fatbench run {name}.yaml --smoke")
     print(f"  fatbench report {name}.yaml")
+
+
+def _beside(what: str, name: str, given: str) -> tuple[str, str]:
+    """The suite that adds this function to a suite, and a filter of the cells that it adds.
+
+    SpecError: there is no such suite, or it has no place for it.
+    """
+    from fatbench.cli import beside
+    from fatbench.suite import files
+
+    base, settings = files.with_settings(given)
+    if settings:
+        raise SpecError(f"--beside {given}: name the suite alone, without {', '.join(settings)}")
+    return beside.text_of(what, name, files.load(base), base)
 
 
 def _free(what: str, name: str) -> None:

@@ -26,7 +26,10 @@ Smoke = Annotated[bool, typer.Option("--smoke", help="Short for --preset smoke."
 Where = Annotated[
     list[str] | None,
     typer.Option(
-        "-k", metavar="FILTER", help="Filter of cells: 'model=nin and aggregator=sfat'; if repeated, all must match."
+        "-k",
+        "--filter",
+        metavar="FILTER",
+        help="Only these cells: 'model=nin and method in [FAT, SFAT]'; if repeated, all must match.",
     ),
 ]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="Seeds to use instead of the suite's: 0-4, or 6,7.")]

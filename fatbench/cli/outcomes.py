@@ -35,7 +35,10 @@ def outcomes(
     db: Db = None,
     format: Annotated[str, typer.Option("--format", help="csv or json.")] = "csv",
 ) -> None:
-    """Show which test images a cell classifies correctly; labels need the data set on this machine."""
+    """Show which test images a cell classifies correctly; labels need the data set on this machine.
+
+    Example: fatbench outcomes 0301a225a8b3 --metric autoattack -o outcomes.csv
+    """
     known_format(format, ("csv", "json"))
     with opened(db) as store:
         id = cell_in(store, cell)

@@ -40,7 +40,10 @@ def status(
     db: Db = None,
     format: Format = "text",
 ) -> None:
-    """Show progress: cells done, failed, running and left."""
+    """Show progress: cells done, failed, running and left.
+
+    Example: fatbench status fat-baselines --watch
+    """
     from fatbench.cli import show
     from fatbench.runner import progress, versions, waiting
 
@@ -235,7 +238,10 @@ def report(
     seeds: Seeds = None,
     db: Db = None,
 ) -> None:
-    """Print tables: mean and spread over seeds, beside the published numbers."""
+    """Print tables: mean and spread over seeds, beside the published numbers.
+
+    Example: fatbench report fat-baselines --preset cpu -k 'method in [FAT, SFAT]' --format latex
+    """
     from fatbench import api, settings
     from fatbench import report as reporting
     from fatbench.report.tables.combined import combine
@@ -262,7 +268,7 @@ def report(
         shown = api.grids_of(parts, store, with_evaluated, **measured)
         grids = [grid for _, _, mine in shown for grid in mine]
         if not grids and not names:
-            raise NothingMatched("the database has no results yet: fatbench run suite NAME")
+            raise NothingMatched("the database has no results yet: fatbench run NAME")
         if store is None:
             place = settings.shown_url(settings.database(db))
             print(f"fatbench: {place} does not exist: nothing has been run here, or --db is missing", file=sys.stderr)
@@ -335,7 +341,10 @@ def plot(
     seeds: Seeds = None,
     db: Db = None,
 ) -> None:
-    """Draw the figures of suites, or your own with --x round --y pgd20 --by method; prints the files written."""
+    """Draw the figures of suites, or your own with --x round --y pgd20 --by method; prints the files written.
+
+    Example: fatbench plot fat-baselines --figure forest
+    """
     from fatbench import report as reporting
     from fatbench import settings
     from fatbench.report.figures import series

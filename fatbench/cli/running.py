@@ -31,7 +31,10 @@ def _run_suite(
     verbose: Verbose = False,
     options: RunOptions,
 ) -> None:
-    """Run a suite: train and attack every cell that is not done yet."""
+    """Run a suite: train and attack every cell that is not done yet.
+
+    Example: fatbench run sfat-cifar10 --preset quick -k 'method in [FAT, SFAT]'
+    """
     lines = _lines(quiet, verbose)
     from fatbench.runner import processes
 
@@ -53,7 +56,10 @@ def _run_cell(
     verbose: Verbose = False,
     options: RunOptions,
 ) -> None:
-    """Run one cell of any suite."""
+    """Run one cell of any suite.
+
+    Example: fatbench run cell 0301a225a8b3
+    """
     lines = _lines(quiet, verbose)
     from fatbench.runner import processes
 
@@ -87,9 +93,7 @@ def _find_jobs(id: str) -> list[Job]:
     from fatbench.suite import files
 
     if len(id) < 4:
-        raise SpecError(
-            f"'{id}': give at least the first 4 letters of a cell's id (fatbench plan suite NAME lists them)"
-        )
+        raise SpecError(f"'{id}': give at least the first 4 letters of a cell's id (fatbench plan NAME lists them)")
     found: dict[str, list[Job]] = {}
     for name in files.available():
         chosen = files.load(name)

@@ -296,7 +296,7 @@ def all_status(counts: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
 
     console = new_console()
     if not counts:
-        console.print("nothing has been run yet: fatbench run suite NAME (see fatbench suite list)")
+        console.print("nothing has been run yet: fatbench run NAME (see fatbench suite list)")
         return
     table = _table("suite", "preset", *STATES, right=STATES)
     for (name, preset), states in counts.items():

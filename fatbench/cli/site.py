@@ -40,7 +40,10 @@ def site(
     runs: Runs = "",
     db: Db = None,
 ) -> None:
-    """Write HTML pages: leaderboards, tables, figures, and the runs behind every number."""
+    """Write HTML pages: leaderboards, tables, figures, and the runs behind every number.
+
+    Example: fatbench site -o site
+    """
     from fatbench import settings
     from fatbench.report.site import pages
 
@@ -55,10 +58,10 @@ def site(
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(_imported(files) if files else opened(db))
         if store is None:
-            raise NothingMatched("the database has no results yet: fatbench run suite NAME")
+            raise NothingMatched("the database has no results yet: fatbench run NAME")
         parts, problems = _parts(store, suites, at, runs)
         if not parts:
-            raise NothingMatched("; ".join(problems) or "the database has no results yet: fatbench run suite NAME")
+            raise NothingMatched("; ".join(problems) or "the database has no results yet: fatbench run NAME")
         read = functools.partial(
             pages.content,
             store=store,

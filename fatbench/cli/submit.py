@@ -34,7 +34,10 @@ def submit(
     device: Device = None,
     data: DataDir = None,
 ) -> None:
-    """Make results ready for the leaderboard: check the file, run a sample again, write record and pull request."""
+    """Make results ready for the leaderboard: check the file, run a sample again, write record and pull request.
+
+    Example: fatbench submit results.jsonl
+    """
     from fatbench.cli import verify
     from fatbench.report.numbers import agreement
     from fatbench.store import jsonl

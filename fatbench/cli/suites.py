@@ -45,7 +45,10 @@ def suite_list(
     every: Annotated[bool, typer.Option("--all", help="Include suites on JPEG-compressed images.")] = False,
     format: Format = "text",
 ) -> None:
-    """List the suites of each paper with their numbers of cells."""
+    """List the suites of each paper with their numbers of cells.
+
+    Example: fatbench suite list
+    """
     from fatbench.runner.versions import explain
     from fatbench.suite import sizes
 
@@ -68,7 +71,10 @@ def suite_list(
 
 
 def suite_show(name: Name, format: Format = "text") -> None:
-    """Describe a suite: its purpose, axes, presets, attacks and tables."""
+    """Describe a suite: its purpose, axes, presets, attacks and tables.
+
+    Example: fatbench suite show sfat-cifar10
+    """
     from fatbench.cli import show
     from fatbench.suite import files
 
@@ -124,6 +130,8 @@ def suite_check(
     With --contract, call each function of plug-in files; with --learn, see whether a cell learns.
 
     --learn takes one suite, and the first cell that --preset and -k leave.
+
+    Example: fatbench suite check my_rule.yaml
     """
     from fatbench import report as reporting
     from fatbench.runner.versions import explain
@@ -296,7 +304,7 @@ def plan_suite(
         int | None, typer.Option("--gpus", min=1, help="Time on this many workers, each as fast as this machine.")
     ] = None,
     on: Annotated[
-        str | None, typer.Option("--on", metavar="GPU", help="Estimate the time on this GPU: h200, a100, ...")
+        str | None, typer.Option("--on", metavar="GPU", help="Estimate the time on this GPU, such as h200.")
     ] = None,
     precision: Precision = None,
     attack_precision: AttackPrecision = None,
@@ -304,7 +312,10 @@ def plan_suite(
     db: Db = None,
     format: Format = "text",
 ) -> None:
-    """List the cells of a run and their cost: gradient steps, image passes, bytes, disk, time."""
+    """List the cells of a run and their cost: gradient steps, image passes, bytes, disk, time.
+
+    Example: fatbench plan sfat-cifar10 --preset quick --on h100
+    """
     from fatbench import settings
     from fatbench.cli import show
     from fatbench.runner import progress, versions

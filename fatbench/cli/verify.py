@@ -49,7 +49,10 @@ def verify(
     data: DataDir = None,
     format: Format = "text",
 ) -> None:
-    """Run a few cells of exported results again; exit 0 if every finished number of these cells agrees."""
+    """Run a few cells of exported results again; exit 0 if every finished number of these cells agrees.
+
+    Example: fatbench verify results.jsonl --sample 2
+    """
     known_format(format, ("text", "json"))
     from fatbench.report.numbers import agreement, doubts
     from fatbench.store import jsonl

@@ -278,7 +278,7 @@ def watch_plan(name: str, chosen: Callable[[Store | None], Plan], db: str | None
             idle = 0 if running else idle + 1
             if not running and (not counts["todo"] or idle == IDLE):
                 if counts["todo"]:
-                    command = f"fatbench run suite {name} --preset {plan.preset}"
+                    command = f"fatbench run {name} --preset {plan.preset}"
                     print(f"nothing runs; {counts['todo']} cells to do: {command}", file=sys.stderr)
                 return
             time.sleep(every)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a run is carried out. `fatbench run suite --help` says what each option means."""
+    """How a run is carried out. `fatbench run --help` says what each option means."""
 
     jobs: int | None = None  # cells side by side
     device: str | None = None

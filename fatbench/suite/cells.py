@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -255,11 +255,12 @@ def expand(
     origin: Origin | None = None,
     *,
     only: Condition | None = None,
+    points: Collection[tuple[tuple[str, str], ...]] | None = None,
     attacks: Sequence[str] = (),
 ) -> Plan:
     """All grid points of a suite's preset as checked cells, in the order of the file; see `files.Suite.plan`.
 
-    only: no points but these, of which there may be none.
+    only: no points but these, of which there may be none. points: the labels of the points wanted; None: of all.
     """
     if preset not in contents.presets:
         raise SpecError(f"suite '{name}' has no preset '{preset}'{did_you_mean(preset, contents.presets)}")
@@ -290,6 +291,8 @@ def expand(
     input_limits.cells(_count(contents.grid, kept) * len(seeds), f"{file}: preset '{preset}'")
     for key in _points(contents.grid, kept, axes):
         if only is not None and not _matches(key, only):
+            continue
+        if points is not None and tuple(key.items()) not in points:
             continue
         if reason := next((one.reason for one in contents.grid.exclude if _matches(key, one.when)), None):
             excluded.append((key, reason))

@@ -37,6 +37,7 @@ class Suite:
 
     file: Path
     contents: Contents
+    plain: Suite | None = None  # without the settings of `--set`; None: it has none
 
     @property
     def name(self) -> str:
@@ -92,7 +93,16 @@ class Suite:
 
         attacks: names of `standard_attacks.TITLES`, or of the suite, that every cell is evaluated with as well.
         """
-        plan = expand(self.name, self.contents, self.file, preset, seeds, _Origins(self).cell, attacks=attacks)
+        cells = functools.partial(
+            expand, self.name, self.contents, self.file, preset, seeds, _Origins(self).cell, attacks=attacks
+        )
+        try:
+            plan = cells()
+        except SpecError:
+            if self.plain is None or not where:
+                raise
+            wanted = self.plain.plan(preset, seeds, where, attacks).cells  # a setting may fit these alone
+            plan = cells(points={tuple(cell.key.items()) for cell in wanted})
         return select(plan, where) if where else plan
 
 
@@ -207,7 +217,7 @@ def _overridden(suite: Suite, settings: Sequence[str]) -> Suite:
         for name, preset in suite.contents.presets.items()
     }
     said = {"name": "+".join([suite.name, *settings]), "title": f"{suite.title}, {', '.join(settings)}"}
-    return replace(suite, contents=suite.contents.model_copy(update={**said, "presets": presets}))
+    return replace(suite, contents=suite.contents.model_copy(update={**said, "presets": presets}), plain=suite)
 
 
 def _paths(base: Mapping[str, Any], above: str = "") -> Iterator[str]:

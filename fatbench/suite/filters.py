@@ -13,13 +13,17 @@ from fatbench.suite import threats
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.types import number
 
-_TOKEN = re.compile(r"\s*(?:(?P<op>!=|==|=|<=|>=|<|>|\(|\))|(?P<quoted>'[^']*'|\"[^\"]*\")|(?P<word>[^\s()=!<>]+))")
+_QUOTED = r"'[^']*'|\"[^\"]*\""
+_TOKEN = re.compile(
+    rf"\s*(?:(?P<op>!=|==|=|<=|>=|<|>|\(|\))|(?P<list>\[(?:{_QUOTED}|[^\]'\"])*\])|(?P<quoted>{_QUOTED})"
+    r"|(?P<word>[^\s()=!<>]+))"
+)
 
 _DEEPEST = 100  # "not" and "(" within each other: each is a few calls deep, and Python allows about a thousand
 
 
 def select(plan: Plan, where: str) -> Plan:
-    """The plan with only the cells that a filter such as "model=nin and aggregator=sfat" keeps.
+    """The plan with only the cells that a filter such as "model=nin and method in [FAT, SFAT]" keeps.
 
     A name is an axis, a setting by its dotted path, a call of the cell (`model`, `aggregator`: compared with its
     name), or `threat` and `labels` of an attack on privacy (`fatbench.suite.threats`).
@@ -102,7 +106,7 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
     depth = 0
 
     def fail(what: str, hint: str = "") -> SpecError:
-        example = "write for example: model=nin and not method='SFAT (released)'"
+        example = "write for example: model=nin and method in [FAT, 'SFAT (released)']"
         return SpecError(f"-k: {what} in '{text}'{hint} ({example})")
 
     def chain(word: str, read: Callable[[], Any], decides: bool) -> Any:
@@ -147,12 +151,31 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
 
     def comparison() -> Any:
         name = tokens.pop(0)
+        if name and (tokens[0].lower() == "in" or [word.lower() for word in tokens[:2]] == ["not", "in"]):
+            negated = tokens.pop(0).lower() == "not"
+            if negated:
+                tokens.pop(0)
+            return one_of(name, not negated)
         if not name or tokens[0] not in ("=", "==", "!=", "<", ">", "<=", ">="):
             raise fail(f"expected name=value at '{name}'")
         op, given = tokens.pop(0), tokens.pop(0)
         if not given or _TOKEN.match(given)["op"]:  # type: ignore[index]
             raise fail(f"expected a value behind '{name}{op}'")
         value = given.strip("'\"")
+        return compared(name, op, value)
+
+    def one_of(name: str, wanted: bool) -> Any:
+        """`name in [a, b]`, or `not in` where it is not `wanted`."""
+        given = tokens.pop(0)
+        if not (given.startswith("[") and given.endswith("]")):
+            raise fail(f"expected a list such as [FAT, SFAT] behind '{name} in'")
+        values = [value for value in map(_unquoted, re.findall(rf"(?:{_QUOTED}|[^,])+", given[1:-1])) if value]
+        if not values:
+            raise fail(f"the list behind '{name} in' is empty")
+        tests = [compared(name, "=", value) for value in values]
+        return lambda facts, known: any(test(facts, known) for test in tests) == wanted
+
+    def compared(name: str, op: str, value: str) -> Any:
         if op in ("=", "=="):
             asked.append((name, value))
 
@@ -170,6 +193,12 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
     if tokens[0]:
         raise fail(f"unexpected '{tokens[0]}'", ": a value with spaces or brackets needs quotes")
     return result, asked
+
+
+def _unquoted(text: str) -> str:
+    """A name as it stands in a list, without the spaces around it and its quotation marks."""
+    text = text.strip()
+    return text[1:-1] if text[:1] in ("'", '"') and text[-1:] == text[:1] else text
 
 
 def _compare(have: str, op: str, want: str) -> bool:

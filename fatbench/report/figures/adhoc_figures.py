@@ -85,7 +85,7 @@ def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequ
     there = known(plan, store)
     if not there.overall and not there.indexed:
         raise NothingMatched(
-            f"suite '{suite.name}' has no results yet: fatbench run suite {suite.name} --preset {plan.preset}"
+            f"suite '{suite.name}' has no results yet: fatbench run {suite.name} --preset {plan.preset}"
         )
     axes = suite.axes()
     x = x or ROUND

@@ -1,0 +1,182 @@
+"""`fatbench new KIND NAME --beside SUITE`: a suite that adds a row of one's own to the rows of another suite.
+
+The suite extends the other, so that it asks for the same cells: numbers of them that are there are not run again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fatbench.errors import SpecError
+from fatbench.suite.files import Suite
+from fatbench.suite.located import LocatedMap, merge
+
+PATHS = {  # kind -> where its function stands in a cell
+    "method": ("algorithm",),
+    "aggregator": ("algorithm", "aggregator"),
+    "objective": ("algorithm", "local", "objective"),
+    "adversary": ("malicious", "attack"),
+    "dataset": ("data",),
+    "model": ("model",),
+    "partition": ("partition",),
+}
+
+
+def text_of(kind: str, name: str, suite: Suite, given: str) -> tuple[str, str]:
+    """The YAML of a suite `name` that extends `suite` by a function of this kind, and a filter of the cells it adds.
+
+    given: the name or path by which the suite was found. The filter is empty for an attack, which all cells get.
+    SpecError: the suite has no place for it.
+    """
+    parts: dict[str, Any] = {}
+    if kind == "attack":
+        parts |= _attack(name, suite)
+        what, cells = "an attack of my own on every row", ""
+    else:
+        axis, label, override = _row(kind, name, suite)
+        parts["axes"] = {axis: {label: override}}
+        parts |= _points(suite, axis, label)
+        what, cells = f"the {axis} {label}", f"{axis}={label if label == name else chr(39) + label + chr(39)}"
+    head = {
+        "name": name,
+        "title": f"{name} beside {suite.title}",
+        "description": f"The rows of {suite.name}, and {what} (a function of {name}.py).",
+        "extends": given,
+        "plugins": [f"{name}.py"],
+    }
+    text = "".join(f"{key}: {_flow(value)}\n" for key, value in head.items()) + "".join(_block(parts))
+    return text, cells
+
+
+def _axis_of_baseline(suite: Suite) -> str | None:
+    """The axis whose labels are compared with each other; of a suite without a baseline its last axis."""
+    baseline = suite.contents.baseline
+    return baseline[0] if baseline else next(reversed(suite.axes()), None)
+
+
+def _row(kind: str, name: str, suite: Suite) -> tuple[str, str, LocatedMap]:
+    """(axis, label, what is laid on the base) of the row that uses the function."""
+    path, axes = PATHS[kind], suite.contents.axes
+    varied = [axis for axis, labels in axes.items() if any(_at(override, path) for override in labels.values())]
+    axis = next(iter(varied), None) if kind in ("adversary", "dataset", "partition", "model") else None
+    if axis is not None:
+        clients = _at(suite.contents.base, ("partition", "clients"))
+        split = {"clients": clients} if kind == "partition" and clients else {}
+        return axis, name, _nested(path, {"name": name, **split})
+    if (axis := _axis_of_baseline(suite)) is None:
+        raise SpecError(f"suite {suite.name} has no axes, so a row cannot be added to it")
+    labels = axes[axis]
+    baseline = suite.contents.baseline
+    reference = baseline[1] if baseline else next(iter(labels))
+    under = labels[reference]
+    call: dict[str, Any] = {"name": name}
+    before = _at(under, path) or _at(suite.contents.base, path) or {}
+    if kind == "objective":
+        call |= {key: value for key, value in before.items() if key == "attack"}
+    if kind == "method":
+        call |= {key: value for key, value in before.items() if key in ("rounds", "aggregator", "local")}
+    override = _nested(path, call)
+    if kind == "adversary":
+        override["malicious"] = {"clients": 1, **override["malicious"]}
+    rows = kind in ("method", "aggregator", "objective")
+    return axis, name if rows else f"{reference} with {name}", merge(under, _located(override))
+
+
+def _at(node: Any, path: Sequence[str]) -> Any:
+    """What stands at a path of a mapping; None: nothing."""
+    for key in path:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node
+
+
+def _nested(path: Sequence[str], value: Any) -> LocatedMap:
+    for key in reversed(path):
+        value = {key: value}
+    return _located(value)
+
+
+def _located(value: Any) -> Any:
+    return LocatedMap({k: _located(v) for k, v in value.items()}) if isinstance(value, Mapping) else value
+
+
+def _points(suite: Suite, axis: str, label: str) -> dict[str, Any]:
+    """The grid and the presets that list labels of the axis, with the new one where its reference stands."""
+    grid, parts = suite.contents.grid, {}
+    baseline = suite.contents.baseline
+    reference = baseline[1] if baseline and baseline[0] == axis else None
+
+    def added(labels: Sequence[str]) -> list[str]:
+        return [*labels, label] if reference is None or reference in labels else [*labels]
+
+    if grid.include:
+        entries = [{a: added(found) if a == axis else found for a, found in entry.items()} for entry in grid.include]
+        parts["grid"] = {
+            "product": grid.product or [],
+            **({"zip": grid.zip} if grid.zip else {}),
+            "include": entries,
+            **({"exclude": [{"when": e.when, "reason": e.reason} for e in grid.exclude]} if grid.exclude else {}),
+        }
+    listed = {
+        n: preset.axes[axis] for n, preset in suite.contents.presets.items() if preset.axes and axis in preset.axes
+    }
+    if listed:
+        parts["presets"] = {n: {"axes": {axis: added(labels)}} for n, labels in listed.items()}
+    return parts
+
+
+def _attack(name: str, suite: Suite) -> dict[str, Any]:
+    """The evaluation with the attack, and the first table that shows attacks with a column of it."""
+    known = suite.contents.evaluate.attacks
+    like: Mapping[str, Any] = next((a for a in known.values() if a and a["name"] == "pgd"), {})
+    step, steps = like.get("step", "2/255"), like.get("steps", 20)
+    settings = {"name": name, **({"eps": like["eps"]} if "eps" in like else {}), "step": step, "steps": steps}
+    parts: dict[str, Any] = {"evaluate": {"attacks": {name: settings}}}
+    if table := next((t for t in suite.tables if {*t.values.values()} & {*known}), None):
+        parts["tables"] = [{**table.node, "values": {**table.node["values"], name: name}}]
+    return parts
+
+
+def _block(parts: Mapping[str, Any]) -> Iterator[str]:
+    """Sections, two levels of them each on one line."""
+    for key, value in parts.items():
+        yield f"\n{key}:\n"
+        for inner, entry in value.items() if isinstance(value, Mapping) else ():
+            if key in ("axes", "evaluate") or inner in ("include", "exclude"):
+                yield f"  {_flow(inner)}:\n"
+                rows = entry.items() if isinstance(entry, Mapping) else None
+                yield from (
+                    (f"    {_flow(k)}: {_flow(v)}\n" for k, v in rows)
+                    if rows is not None
+                    else (f"    - {_flow(v)}\n" for v in entry)
+                )
+            else:
+                yield f"  {_flow(inner)}: {_flow(entry)}\n"
+        if isinstance(value, list):
+            for one in value:
+                first = "- "
+                for inner, entry in one.items():
+                    yield f"  {first}{inner}: {_flow(entry)}\n"
+                    first = "  "
+
+
+PLAIN = re.compile(r"[A-Za-z][\w/ .()+-]*(?<! )")  # what YAML reads as it stands, in a mapping in braces too
+
+
+def _flow(value: Any) -> str:
+    """A value on one line of YAML."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_flow(k)}: {_flow(v)}' for k, v in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_flow, value))}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return repr(value)
+    text = str(value)
+    plain = re.fullmatch(r"[\d.]+e?-?\d*/?\d+", text) if "/" in text else PLAIN.fullmatch(text)
+    if plain and text.lower() not in ("null", "true", "false", "yes", "no", "on", "off", "nan", "inf"):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
