@@ -48,7 +48,7 @@ class NothingMatched(FatbenchError):
 
 
 class DatabaseError(FatbenchError):
-    """A database that needs an upgrade, or is not one of ours (exit 4)."""
+    """A database of another schema, or not one of ours (exit 4)."""
 
     exit_code = 4
 

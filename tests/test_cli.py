@@ -328,7 +328,6 @@ def test_a_user_s_way_from_plan_to_table(run, place, forks):
     assert "train" not in err
     assert run("run", "suite", "tiny.yaml", "-n")[1].startswith("suite tiny, preset paper: 2 cells, 0 to run")
     assert run("db", "check")[0] == 0
-    assert run("db", "upgrade")[0] == 0
     assert "torch" in run("doctor")[1]
 
 

@@ -90,7 +90,6 @@ def test_wheel_holds_the_package_the_suites_and_their_format_and_nothing_else(wh
     expected = tree("fatbench") | {f"fatbench/{name}" for name in tree("suites")} | {"fatbench/docs/suites.md"}
     assert names == expected
     assert {
-        "fatbench/store/migrations/env.py",
         "fatbench/suites/README.md",
         "fatbench/suites/sfat-cifar10.yaml",
     } <= names
@@ -113,7 +112,7 @@ def test_installed_copy_finds_its_own_suites(installed: Path, tmp_path: Path) ->
 
 
 def test_installed_copy_plans_and_makes_its_database(installed: Path, tmp_path: Path) -> None:
-    """`extends`, the published numbers and the migrations are found without a checkout."""
+    """`extends` and the published numbers are found without a checkout."""
     out = run_installed(installed, tmp_path, "-m", "fatbench", "suite", "show", "sfat-cifar10")
     assert "sfat-cifar10" in out
     code = (

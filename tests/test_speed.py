@@ -372,7 +372,7 @@ def imported(folder: Path, *command: str, parts: int = 1) -> set[str]:
 
 @pytest.mark.parametrize("command", [["plan", "suite", "sfat-cifar10", "--smoke"], ["suite", "list"]])
 def test_a_plan_needs_no_library_of_numbers(command: list[str], tmp_path: Path) -> None:
-    assert not imported(tmp_path, *command) & {"torch", "alembic", "numpy", "garbage"}
+    assert not imported(tmp_path, *command) & {"torch", "numpy", "garbage"}
 
 
 @pytest.mark.parametrize("command", ["show", "logs"])
@@ -381,7 +381,7 @@ def test_one_cell_needs_no_suite(command: str, tmp_path: Path) -> None:
     with Store.open(str(tmp_path / "fatbench.db"), create=True) as store:
         store.add_cell("abc", {"seed": 0})
     found = imported(tmp_path, command, "ab", "--db", "fatbench.db", parts=3)
-    heavy = {"torch", "alembic", "numpy", "ruamel.yaml", "yaml", "fatbench.suite.model", "fatbench.suite.cells"}
+    heavy = {"torch", "numpy", "ruamel.yaml", "yaml", "fatbench.suite.model", "fatbench.suite.cells"}
     assert "sqlalchemy" in found and not found & heavy
     assert command == "show" or not found & {"rich.table", "fatbench.report"}
 
@@ -403,6 +403,6 @@ def test_a_table_needs_no_library_of_figures_or_pages(command: str, tmp_path: Pa
     """`report` of one suite within 1.0 s: most of it is SQLAlchemy's import; torch's alone would be two seconds."""
     with Store.open(str(tmp_path / "fatbench.db"), create=True) as store:
         lines_of_results.import_(store, SUITES.parent / "results/sfat-fashion-cpu.jsonl")
-    heavy = {"torch", "alembic", "pandas", "statsmodels", "jinja2", "altair", "matplotlib", "garbage"}
+    heavy = {"torch", "pandas", "statsmodels", "jinja2", "altair", "matplotlib", "garbage"}
     found = imported(tmp_path, command, "sfat-fashion", "--preset", "cpu", "--db", "fatbench.db")
     assert "sqlalchemy" in found and not found & heavy

@@ -23,25 +23,24 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, func, insert, inspect, select, text, update
+from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from fatbench.engine.rounds import Number
 from fatbench.errors import DatabaseError, MachineError, SpecError, Unavailable
 from fatbench.store import database, jsonl, schema
 from fatbench.store.cleanup import delete_cell
-from fatbench.store.database import NETWORK, Locked, NoDatabase, alembic_config, shown_url, upgrade
+from fatbench.store.database import NETWORK, Locked, NoDatabase, shown_url
 from fatbench.store.integrity import check
 from fatbench.store.liveness import gone, this_machine
 from fatbench.store.numbers import append
 from fatbench.store.rows import now
-from fatbench.store.schema import CELLS, OUTCOME_CHUNKS, REVISIONS, RUNS, STAGES, VERSION
+from fatbench.store.schema import CELLS, OUTCOME_CHUNKS, RUNS, SCHEMA, STAGES, VERSION
 from fatbench.store.stages import StageRow, Stolen, Store
 
 pytest_plugins = ("databases",)
@@ -769,10 +768,6 @@ def test_nothing_there_yet(tmp_path: Path) -> None:
     refused(NoDatabase, tmp_path / "x.db", "{} is empty: nothing has been run yet")
     with pytest.raises(NoDatabase, match="does not exist"):
         check(str(tmp_path / "y.db"))
-    with pytest.raises(NoDatabase, match="is empty"):
-        upgrade(str(tmp_path / "x.db"))
-    with pytest.raises(NoDatabase, match="does not exist"):
-        upgrade(str(tmp_path / "no" / "x.db"))
     assert [*tmp_path.iterdir()] == [tmp_path / "x.db"]
     with Store.open(str(tmp_path / "x.db"), create=True) as store:
         assert store.cells() == {}
@@ -782,8 +777,6 @@ def test_nothing_there_yet(tmp_path: Path) -> None:
 def test_an_empty_postgres_database(new_postgres: Callable[[], str]) -> None:
     url = new_postgres()
     refused(NoDatabase, url, "{} is empty: nothing has been run yet")
-    with pytest.raises(NoDatabase, match="is empty"):
-        upgrade(url)
 
 
 @pytest.mark.parametrize("create", [False, True])
@@ -802,15 +795,13 @@ def test_files_of_others(tmp_path: Path, create: bool) -> None:
         connection.close()
         before = other.read_bytes()
         refused(DatabaseError, other, "{} is not a fatbench database", create=create)
-        with pytest.raises(DatabaseError, match="is not a fatbench database"):
-            upgrade(str(other))
         assert other.read_bytes() == before
 
 
 def test_another_program_in_the_postgres_database(new_postgres: Callable[[], str]) -> None:
     """Its tables may be there beside ours, unless they have the same names."""
     url = new_postgres()
-    _execute(url, "CREATE TABLE alembic_version(version_num text); INSERT INTO alembic_version VALUES ('theirs')")
+    _execute(url, "CREATE TABLE alembic_version(version_num text)")
     with Store.open(url, create=True) as store:
         store.add_cell(CELL, SPEC)
     assert "1 cell," in check(url)
@@ -825,51 +816,16 @@ def _execute(url: str, statement: str) -> None:
         connection.execute(text(statement))
 
 
-def test_an_older_database_is_upgraded(url: str) -> None:
-    """One that was stamped before the first revision: no table of ours but the version's, and that is empty."""
-    with database.Database(url, create=True) as old:
-        old._ready_file(create=True)
-        with old.writing() as connection:
-            VERSION.create(connection)
-            if old.path is not None:
-                connection.exec_driver_sql(f"PRAGMA application_id = {schema.APPLICATION_ID}")
-    for create in (False, True):
-        refused(DatabaseError, url, "{} was written by an older fatbench: run 'fatbench db upgrade'", create=create)
-    with pytest.raises(DatabaseError, match="run 'fatbench db upgrade'"):
-        check(url)
-    assert upgrade(url) == f"{shown_url(url)} was upgraded from schema none to {REVISIONS[-1]}"
-    assert upgrade(url) == f"{shown_url(url)} is up to date (schema {REVISIONS[-1]})"
-    with Store.open(url) as store:
-        store.add_cell(CELL, SPEC)
-        store.finish(taken(store), [Number("loss", 1.0, 1)])
-        assert len(store.measurements()) == 1
-    assert "intact" in check(url)
-
-
-def test_a_failed_upgrade_leaves_all_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "x.db"
-    connection = sqlite3.connect(path)
-    connection.executescript(f"PRAGMA application_id = {schema.APPLICATION_ID}; CREATE TABLE numbers(x)")
-    connection.close()
-    before = path.read_bytes()
-    with pytest.raises(Exception, match="table numbers already exists"):
-        upgrade(str(path))
-    connection = sqlite3.connect(path)
-    assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("numbers",)]
-    connection.close()
-    assert path.read_bytes() == before
-
-
-def test_a_newer_database_is_refused(store: Store, url: str) -> None:
+@pytest.mark.parametrize("number", ["0001", "9999"])
+def test_a_database_of_another_schema_is_refused(number: str, store: Store, url: str) -> None:
     with store.database.writing() as connection:
-        connection.execute(update(VERSION).values(version_num="9999"))
-    message = f"{{}} was written by a newer fatbench (schema 9999, this program knows {REVISIONS[-1]})"
-    message += ": install a newer fatbench"
+        connection.execute(update(VERSION).values(version_num=number))
+    message = f"{{}} has schema {number}, this fatbench has {SCHEMA}: export it with the fatbench that wrote it"
+    message += " (fatbench export -o FILE), and import FILE into a new database with this one"
     for create in (False, True):
         refused(DatabaseError, url, message, create=create)
-    for command in (check, upgrade):
-        with pytest.raises(DatabaseError, match="install a newer fatbench"):
-            command(url)
+    with pytest.raises(DatabaseError, match="import FILE into a new database"):
+        check(url)
 
 
 def test_a_damaged_file(tmp_path: Path) -> None:
@@ -911,7 +867,7 @@ def test_check_names_what_does_not_belong(tmp_path: Path) -> None:
 
 def test_check_says_what_there_is(store: Store, url: str) -> None:
     store.finish(taken(store), [Number("loss", 1.0, 1), Number("x", 1.0, 1)])
-    expected = f"{shown_url(url)} is intact (schema {REVISIONS[-1]}): 1 cell, 0 seen data, 0 replicates, 1 run,"
+    expected = f"{shown_url(url)} is intact (schema {SCHEMA}): 1 cell, 0 seen data, 0 replicates, 1 run,"
     expected += " 0 shared cells, 1 stage, 0 outcome chunks, 2 round metrics, 2 numbers"
     assert check(url) == expected
     with store.database.writing() as connection:
@@ -1276,97 +1232,6 @@ def test_the_ways_to_name_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 # --- the schema --------------------------------------------------------------------------------------------------
 
 
-def _schema(url: str) -> Any:
-    """All that a database says of its schema."""
-    with database.Database(url).reading() as connection:
-        if connection.dialect.name == "sqlite":
-            rows = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
-            return [(name, sql and re.sub(r"\s+", " ", sql)) for name, sql in rows]
-        found = inspect(connection)
-        return [
-            (
-                name, [{**c, "type": str(c["type"])} for c in found.get_columns(name)], found.get_pk_constraint(name),
-                found.get_foreign_keys(name), found.get_indexes(name), found.get_unique_constraints(name),
-                found.get_check_constraints(name),
-            )
-            for name in sorted(found.get_table_names())
-        ] + [found.get_view_definition(name) for name in sorted(found.get_view_names())]  # fmt: skip
-
-
-def test_the_migrations_are_found_below_any_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "__file__", "/50%/of(all)s/database.py")
-    assert alembic_config().get_main_option("script_location") == "/50%/of(all)s/migrations"
-
-
-@contextmanager
-def migrated_to(url: str, revision: str) -> Iterator[Connection]:
-    """A new database as migrations make it up to a revision, for rows of that time."""
-    from alembic import command
-
-    made = database.Database(url, create=True)
-    made._ready_file(create=True)
-    with made.writing() as connection:
-        config = alembic_config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, revision)
-        if made.path is not None:
-            connection.exec_driver_sql(f"PRAGMA application_id = {schema.APPLICATION_ID}")
-        yield connection
-
-
-def test_the_migrations_make_the_schema(url: str, other_url: str) -> None:
-    """From nothing to the newest revision by migrations, and in one go: the same tables, keys, indexes and view."""
-    Store.open(url, create=True).close()
-    with migrated_to(other_url, "head"):
-        pass
-    assert len(_schema(url)) >= 7
-    assert _schema(url) == _schema(other_url)
-
-
-def test_a_database_before_suite_cells_is_upgraded(url: str, tmp_path: Path) -> None:
-    """What the runs of revision 0003 say of suites is in the view; what is written afterwards too."""
-    with migrated_to(url, "0003") as connection:
-        connection.execute(insert(schema.CELLS).values(id=CELL, spec="{}", created="2026-01-01T00:00:00.000Z"))
-        run = {"uid": "0" * 32, "cell": CELL, "stage": "train", "suite": "a", "preset": "paper", "status": "done"}
-        connection.execute(insert(schema.RUNS).values(**run, started="2026-01-01T00:00:00.000Z", extra="{}"))
-    refused(DatabaseError, url, "{} was written by an older fatbench: run 'fatbench db upgrade'")
-    assert upgrade(url).endswith(f"from schema 0003 to {REVISIONS[-1]}")
-    with Store.open(url) as store:
-        store.share([CELL, "unknown"], "b", "quick")
-        assert suite_cells(store) == [("a", "paper", CELL), ("b", "quick", CELL)]
-    assert "intact" in check(url)
-
-
-def test_numbers_of_a_database_before_round_metrics_are_as_they_were(url: str, tmp_path: Path) -> None:
-    """Revision 0004 had a row a number. What an upgraded database exports, digests and all, is the same to the byte."""
-    with Store.open(str(tmp_path / "new.db"), create=True) as store:
-        store.add_cell(CELL, SPEC)
-        run = taken(store)
-        of_clients = [Number("w", k / 3, 1, client=k) for k in range(3)]
-        store.commit(run, numbers=[Number("loss", 0.1, 1, n=8), *of_clients], round=1)
-        store.commit(run, numbers=[Number("late", 5e-324, 1)], round=1)
-        store.finish(run, [Number("loss", 1 / 3, 2), Number("loss", -2.5, 2, 4, 1)], round=2)
-        jsonl.export(store, tmp_path / "new.jsonl")
-        rows = store.measurements()
-        with store.database.reading() as connection:
-            tables = [(part, connection.execute(select(part)).mappings().all()) for part in (CELLS, RUNS, STAGES)]
-    with migrated_to(url, "0004") as connection:
-        for part, there in tables:
-            connection.execute(insert(part), [dict(row) for row in there])
-        columns = "cell, stage, round, client, metric, value, n, run, created"
-        named = ", ".join(f":{name}" for name in columns.split(", "))
-        connection.execute(text(f"INSERT INTO numbers ({columns}) VALUES ({named})"), rows)
-    assert upgrade(url).endswith(f"from schema 0004 to {REVISIONS[-1]}")
-    with Store.open(url) as store:
-        assert store.measurements() == rows and len(rows) == 7
-        if store.database.path is not None:
-            with store.database.reading() as connection:
-                assert connection.exec_driver_sql("PRAGMA freelist_count").scalar() == 0  # of the table that is gone
-        jsonl.export(store, tmp_path / "old.jsonl")
-    assert (tmp_path / "old.jsonl").read_bytes() == (tmp_path / "new.jsonl").read_bytes()
-    assert "intact" in check(url)
-
-
 def test_clients_share_what_is_said_of_a_round(store: Store) -> None:
     """A hundred clients: one row says cell, stage, round, metric, run and time, a hundred have a value each."""
     run = taken(store)
@@ -1406,13 +1271,6 @@ def test_a_cell_of_two_suites_is_found_under_both(store: Store, url: str) -> Non
     assert "intact" in check(url)
 
 
-def test_the_list_of_revisions_is_that_of_the_migrations() -> None:
-    from alembic.script import ScriptDirectory
-
-    script = ScriptDirectory.from_config(alembic_config())
-    assert tuple(reversed([revision.revision for revision in script.walk_revisions()])) == REVISIONS
-
-
 def test_sqlite_is_set_up_to_survive(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     with Store.open(str(path), create=True) as store, store.database.reading() as connection:
@@ -1449,7 +1307,7 @@ def test_two_processes_make_the_schema(store: Store) -> None:
     assert list(store.cells()) == [CELL]
     with store.database.writing() as connection:
         connection.execute(update(VERSION).values(version_num="9999"))
-        with pytest.raises(DatabaseError, match="newer"):
+        with pytest.raises(DatabaseError, match="has schema 9999"):
             store.database._create(connection)
 
 
@@ -1479,8 +1337,8 @@ def test_foreign_keys_hold(store: Store) -> None:
 
 
 def test_imports_are_light() -> None:
-    """`--help` and `report` must not wait for torch, pandas or alembic."""
-    heavy = ("torch", "pandas", "numpy", "alembic")
+    """`--help` and `report` must not wait for torch or pandas."""
+    heavy = ("torch", "pandas", "numpy")
     code = f"import sys, fatbench.store.stages, fatbench.store.jsonl; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -96,8 +96,8 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         {"list": data.data_list, "prepare": data.data_prepare, "verify": data.data_verify},
     ),
     "db": (
-        "Upgrade, check or back up the database.",
-        {"upgrade": db.db_upgrade, "check": db.db_check, "backup": db.db_backup},
+        "Check or back up the database.",
+        {"check": db.db_check, "backup": db.db_backup},
     ),
 }
 COMMANDS: dict[str, Callable[..., None]] = {

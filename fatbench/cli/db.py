@@ -207,17 +207,6 @@ def import_(
         print_json({"files": named, "skipped": bad or []})
 
 
-def db_upgrade(db: Db = None) -> None:
-    """Upgrade the database to this version's schema.
-
-    Example: fatbench db upgrade
-    """
-    from fatbench import settings
-    from fatbench.store import database
-
-    print(database.upgrade(settings.database(db)))
-
-
 def db_backup(
     file: Annotated[Path, typer.Argument(help="The file to write; it must not exist.", show_default=False)],
     db: Db = None,

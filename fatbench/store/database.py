@@ -13,9 +13,8 @@ import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
-from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
@@ -29,15 +28,13 @@ from sqlalchemy.pool import NullPool
 
 from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError, Unavailable
 from fatbench.settings import shown_url
-from fatbench.store import export_lines
 from fatbench.store.schema import (
     APPLICATION_ID,
     IDENTITY,
     METADATA,
     OUTCOMES_VIEW,
     OUTCOMES_VIEW_SQL,
-    REVISIONS,
-    STAGES,
+    SCHEMA,
     SUITE_CELLS,
     SUITE_CELLS_SQL,
     VERSION,
@@ -247,9 +244,9 @@ class Database:
         database._ready_file(create)
         try:
             with database.reading() as connection:
-                revision = database._revision(connection)
-            if revision is not None:
-                database._demand_current(revision)
+                number = database._schema(connection)
+            if number is not None:
+                database._demand_schema(number)
             elif create:
                 with database.writing() as connection:
                     database._create(connection)
@@ -408,8 +405,8 @@ class Database:
             if self.path is not None and not self.path.stat().st_size:
                 self.path.unlink()
 
-    def _revision(self, connection: Connection) -> str | None:
-        """The revision of the schema, "" where it is older than the first; None: an empty database."""
+    def _schema(self, connection: Connection) -> str | None:
+        """The number of the database's schema, "" where it has none; None: an empty database."""
         tables = set(inspect(connection).get_table_names())
         if self.path is not None:
             id = connection.exec_driver_sql("PRAGMA application_id").scalar()
@@ -425,26 +422,23 @@ class Database:
             return None
         return ""
 
-    def _demand_current(self, revision: str) -> None:
-        if revision == REVISIONS[-1]:
-            return
-        if not revision or revision in REVISIONS:
-            raise DatabaseError(f"{self.shown} was written by an older fatbench: run 'fatbench db upgrade'")
-        raise DatabaseError(
-            f"{self.shown} was written by a newer fatbench (schema {revision}, this program knows {REVISIONS[-1]}):"
-            " install a newer fatbench"
-        )
+    def _demand_schema(self, number: str) -> None:
+        if number != SCHEMA:
+            raise DatabaseError(
+                f"{self.shown} has schema {number or 'none'}, this fatbench has {SCHEMA}: export it with the fatbench"
+                " that wrote it (fatbench export -o FILE), and import FILE into a new database with this one"
+            )
 
     def _create(self, connection: Connection) -> None:
         """Make the schema unless another process has just done so."""
         lock(connection)
-        revision = self._revision(connection)
-        if revision is not None:
-            self._demand_current(revision)
+        number = self._schema(connection)
+        if number is not None:
+            self._demand_schema(number)
             return
         METADATA.create_all(connection, checkfirst=False)
         VERSION.create(connection)
-        connection.execute(insert(VERSION).values(version_num=REVISIONS[-1]))
+        connection.execute(insert(VERSION).values(version_num=SCHEMA))
         connection.execute(insert(IDENTITY).values(id=uuid.uuid4().hex))
         connection.execute(text(VIEW_SQL))
         connection.execute(text(SUITE_CELLS_SQL))
@@ -477,48 +471,3 @@ class Database:
             connection = self._connect()
             self._letting_go = finalize(self, connection.close)
             connection.execute("SELECT count(*) FROM cells").fetchone()
-
-
-# --- schema: upgrade ---------------------------------------------------------------------------------------------
-
-
-UNSEALED = (  # stages that an older program finished
-    select(STAGES.c.cell, STAGES.c.stage)
-    .where(STAGES.c.status == "done", STAGES.c.digest.is_(None))
-    .order_by(STAGES.c.cell)
-)
-
-
-def upgrade(url: str) -> str:
-    """Bring a database to this program's schema; what was done, in a sentence. Errors as for `Database.open`."""
-    database = Database(url)
-    database._ready_file(create=False)
-    with database.writing() as connection:
-        lock(connection)
-        revision = database._revision(connection)
-        if revision is None:
-            raise NoDatabase(f"{database.shown} is empty: nothing has been run yet")
-        if revision == REVISIONS[-1]:
-            return f"{database.shown} is up to date (schema {revision})"
-        if revision and revision not in REVISIONS:
-            database._demand_current(revision)
-        from alembic import command
-
-        config = alembic_config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
-        for cell, stages in groupby(connection.execute(UNSEALED).all(), lambda row: row.cell):
-            export_lines.seal(connection, cell, [row.stage for row in stages])
-    if database.path is not None:
-        with suppress(sqlite3.OperationalError), closing(database._connect()) as raw:  # a full disk: it stays as large
-            raw.execute("VACUUM")
-    return f"{database.shown} was upgraded from schema {revision or 'none'} to {REVISIONS[-1]}"
-
-
-def alembic_config() -> Any:
-    """Alembic's configuration: where the migrations are. The connection goes into its attributes."""
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
-    return config

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import Connection, and_, func, inspect, select
 from sqlalchemy.exc import SAWarning, SQLAlchemyError
 
 from fatbench.errors import DatabaseError, FatbenchError
@@ -26,13 +26,12 @@ from fatbench.store.schema import (
     OUTCOMES_VIEW,
     OUTCOMES_VIEW_SQL,
     REPLICATES,
-    REVISIONS,
     RUNS,
+    SCHEMA,
     SHARED_CELLS,
     STAGES,
     SUITE_CELLS,
     SUITE_CELLS_SQL,
-    VERSION,
     VIEW,
     VIEW_SQL,
 )
@@ -64,7 +63,7 @@ def check(
     settings.
     """
     rows = counts(url, identify, files, contents, contradiction)
-    return f"{shown_url(url)} is intact (schema {REVISIONS[-1]}): {counted(rows)}"
+    return f"{shown_url(url)} is intact (schema {SCHEMA}): {counted(rows)}"
 
 
 def counts(
@@ -162,15 +161,21 @@ def _views(connection: Connection) -> Iterator[str]:
 
 
 def _schema(connection: Connection) -> Iterator[str]:
-    from alembic.autogenerate import compare_metadata
-    from alembic.migration import MigrationContext
-
-    def ours(name: str | None, kind: str, parents: Any) -> bool:
-        return kind != "table" or name in METADATA.tables
-
-    context = MigrationContext.configure(connection, opts={"version_table": VERSION.name, "include_name": ours})
-    for difference in compare_metadata(context, METADATA):
-        yield f"the schema has been changed: {difference}"
+    """Tables that have not the columns and indexes of ours; what others keep beside them is theirs."""
+    database = inspect(connection)
+    for table in METADATA.sorted_tables:
+        if not database.has_table(table.name):
+            yield f"the schema has been changed: the table {table.name} is gone"
+            continue
+        columns = {(column["name"], column["nullable"]) for column in database.get_columns(table.name)}
+        expected = {(column.name, bool(column.nullable)) for column in table.columns}
+        for name, _ in sorted(columns ^ expected):
+            yield f"the schema has been changed: column {name} of {table.name}"
+        indexes = {
+            index["name"] for index in database.get_indexes(table.name) if not index.get("duplicates_constraint")
+        }
+        for name in sorted(str(name) for name in indexes ^ {index.name for index in table.indexes}):
+            yield f"the schema has been changed: index {name} of {table.name}"
 
 
 def _orphans(connection: Connection) -> Iterator[str]:

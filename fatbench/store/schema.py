@@ -1,4 +1,4 @@
-"""The tables of the database, as the newest migration leaves them, and its views."""
+"""The tables of the database, and its views."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 APPLICATION_ID = 0x66617462  # "fatb", in the header of our SQLite files
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")  # as in migrations/versions; METADATA is the last one's
+SCHEMA = "0006"  # raised with every change of the tables below; a database of another is refused
 
 METADATA = MetaData()
 # byte order on every database, so that an export does not depend on the server's language
@@ -152,7 +152,7 @@ OUTCOME_CHUNKS = Table(
     PrimaryKeyConstraint("cell", "stage", "start", name="outcomes_key"),
     ForeignKeyConstraint(["cell", "stage"], ["stages.cell", "stages.stage"], name="outcomes_stage"),
 )
-VERSION = Table(  # as Alembic makes it; a name of our own, for a PostgreSQL database may have other tenants
+VERSION = Table(  # a name of our own, for a PostgreSQL database may have other tenants
     "fatbench_version",
     MetaData(),
     Column("version_num", String(32), nullable=False),
