@@ -162,7 +162,7 @@ def test_every_finished_number_is_compared_or_named(tmp_path: Any) -> None:
     assert apart(here, other, "a")[1] == [
         "natural_class[0] of training of cell a", "natural_class[1] of training of cell a", "pgd20-0a@1 of cell a"
     ]  # fmt: skip
-    doubtful = Results(tmp_path, "doubtful", flags=["flag_gradients_vanish"]).store
-    assert "the doubt 'flag_gradients_vanish' of pgd20 (last) of cell a" in apart(here, doubtful, "a")[1]
+    doubtful = Results(tmp_path, "doubtful", flags=["doubt_gradients_vanish"]).store
+    assert "the doubt 'doubt_gradients_vanish' of pgd20 (last) of cell a" in apart(here, doubtful, "a")[1]
     for store in (here, other, doubtful):
         store.close()

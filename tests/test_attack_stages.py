@@ -433,7 +433,7 @@ def test_an_attack_on_every_client_s_model_is_stopped_and_goes_on(judged, machin
     assert found(store, stage.name) == {
         ("fgsm", -1): (0.4, 10), ("fgsm", 0): (0.6, 10), ("fgsm", 1): (0.2, 10), ("seconds", -1): (4.0, 0),
         ("prior_accuracy", 0): (pytest.approx(2 / 3 * 2 / 4 + 1 / 3 * 2 / 3), 10),
-        ("flag_outputs_are_not_finite", -1): (6.0, 0), ("flag_an_attack_leaves_its_radius", -1): (0.5, 0),
+        ("doubt_outputs_are_not_finite", -1): (6.0, 0), ("doubt_an_attack_leaves_its_radius", -1): (0.5, 0),
     }  # fmt: skip
     for run in (run for run in store.runs() if run["stage"] == stage.name):
         assert (run["data"], run["microbatch"]) == ({"name": "x"}, 6) and run["attack"].startswith("fatbench ")
@@ -451,8 +451,8 @@ def test_clean_images_say_what_is_doubtful_about_a_model(judged, machine, store,
     numbers = found(store, stage.name)
     assert {key: value for key, value in numbers.items() if key[0] != "prior_accuracy"} == {
         ("natural", -1): (0.6, 10), ("seconds", -1): (2.0, 0), ("zero_gradients", -1): (0.25, 6),
-        ("chance", -1): (0.4, 10), ("flag_a_b", -1): (1.0, 0), ("flag_c_of_d", -1): (3.0, 0),
-        ("flag_2_uploads_were_not_finite_and_were_left_out", -1): (1.0, 0),
+        ("chance", -1): (0.4, 10), ("doubt_a_b", -1): (1.0, 0), ("doubt_c_of_d", -1): (3.0, 0),
+        ("doubt_uploads_refused", -1): (2.0, 0),
     }  # fmt: skip
     assert {key for key in numbers if key[0] == "prior_accuracy"} == {("prior_accuracy", 0), ("prior_accuracy", 1)}
     assert judged.looked == [(ready.problem, M["first"], list(range(6)), LABELS[:6].tolist())]
@@ -488,8 +488,7 @@ def test_a_model_that_diverged_answers_with_the_most_frequent_class(judged, mach
     assert bits(store, stage.name) == [(0, "1111000000")] and judged.asked == judged.looked == []
     numbers = found(store, stage.name)
     assert numbers["natural", -1] == (0.4, 10) and ("zero_gradients", -1) not in numbers
-    flag = "flag_training_diverged_in_round_2,_so_accuracy_is_that_of_the_most_frequent_class"
-    assert numbers[flag, -1] == (1.0, 0)
+    assert numbers["doubt_diverged", -1] == (2.0, 0)
 
 
 def test_an_attack_with_another_s_model_says_whose_and_nothing_beside(judged, machine, store, monkeypatch) -> None:

@@ -215,7 +215,7 @@ def test_training_and_evaluation_say_the_same_of_the_same_images() -> None:
     assert of(0.5, 4) == ["natural of round 3 is 0.5, natural-0a@3 says 0.0 of the same 4 images"]
     assert of(1.0, 8, pgd_settings={"name": "pgd"}) == of(1.0, 8, pgd_settings=None) == []
     assert of(1.0, 8, pgd_settings={"name": "natural", "origin": "cell a"}) == []
-    assert of(1.0, 8, [3, -1, "flag_training_diverged_in_round_2", 1.0, 0, 1]) == []
+    assert of(1.0, 8, [3, -1, "doubt_diverged", 1.0, 0, 1]) == []
 
 
 def test_the_settings_of_a_stage_are_asked_for() -> None:

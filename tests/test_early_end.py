@@ -55,13 +55,13 @@ def test_it_is_done_and_says_in_which_round_it_ended(tmp_path: Path) -> None:
         rows = {(job.cell, r["metric"], r["round"]): r["value"] for job in (two, four)
                 for r in store.measurements([job.cell], stages=["train"]) if r["client"] < 0}  # fmt: skip
         ended = [store.stages([job.cell])[job.cell, "train"].record.get("ended") for job in (two, four)]
-        flags = [r["metric"] for r in store.measurements([two.cell]) if r["metric"].startswith("flag_")]
+        doubts = [(r["metric"], r["value"]) for r in store.measurements([two.cell]) if r["metric"].startswith("doubt_")]
         error = store.stages([none.cell])[none.cell, "train"].error
     assert ended == [2, None] and rows[two.cell, "ended", 4] == 2 and (four.cell, "ended", 4) not in rows
     assert rows[two.cell, "train_loss", 2] == rows[two.cell, "train_loss", 4] == 0.25
     assert (rows[two.cell, "gradient_steps", 2], rows[two.cell, "gradient_steps", 4]) == (3, 0)
     assert rows[two.cell, "natural", 4] == rows[four.cell, "natural", 4]  # of the last model, which is the same
-    assert flags == ["flag_training_ended_in_round_2,_as_its_algorithm_says"]
+    assert doubts == [("doubt_ended", 2)]
     assert error is not None and "the algorithm gave no round after round 0 of 4" in error
     assert "is intact" in integrity.check(machine.db)
     with Store.open(machine.db) as store:

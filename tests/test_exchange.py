@@ -1149,3 +1149,25 @@ def test_long_lines_are_judged_as_they_come(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(exchange, "LINE", 1500)
     with pytest.raises(exchange.ExchangeError, match=r"long\.jsonl:2: a line of more than 1500 characters is no cell"):
         exchange.check(None, file)
+
+
+def test_sentences_in_the_names_of_older_numbers_become_codes(store: Store, other: Store, tmp_path: Path) -> None:
+    """An exported file of before is taken in under the names of now, also twice; nothing else in it changes."""
+    names = {
+        "flag_training_diverged_in_round_4,_so_accuracy_is_that_of_the_most_frequent_class": ("doubt_diverged", 4.0),
+        "flag_12_uploads_were_not_finite_and_were_left_out": ("doubt_uploads_refused", 12.0),
+        "flag_a_b_in_5_rounds": ("doubt_a_b_in_rounds", 5.0),
+        "flag_outputs_are_not_finite": ("doubt_outputs_are_not_finite", 1.0),
+        "flags": ("flags", 1.0),
+    }
+    store.add_cell("a", {"seed": 1})
+    store.finish(claim(store, "a", "pgd20-x@7"), [Number(name, 1.0, 7) for name in names])
+    file = put(tmp_path, exported(store))
+    for _ in range(2):
+        import_(other, file)
+        assert {(row["metric"], row["value"]) for row in other.measurements()} == {*names.values()}
+    text = exported(other)
+    assert (
+        "flag_" not in text
+        and json.loads(text.splitlines()[1])["runs"] == json.loads(exported(store).splitlines()[1])["runs"]
+    )

@@ -923,8 +923,8 @@ def test_stored_flags_and_zero_gradients(tiny: Suite) -> None:
     rows = rows_of(plan, VALUES)
     cell = next(c for c in plan.cells if c.key == {"split": "Non-IID", "method": "FAT"} and c.spec["seed"] == 6)
     natural, pgd20 = (next(e for e in cell.evaluations if e.label == label) for label in ("natural", "pgd20"))
-    rows.append(number(cell, pgd20.stage(3), "flag_black_box_beats_white_box", 3, 1.0, 0))
-    rows.append(number(cell, pgd20.stage(3), "flag_not_raised", 3, 0.0, 0))
+    rows.append(number(cell, pgd20.stage(3), "doubt_black_box_beats_white_box", 3, 1.0, 0))
+    rows.append(number(cell, pgd20.stage(3), "doubt_not_raised", 3, 0.0, 0))
     rows.append(number(cell, natural.stage(3), "zero_gradients", 3, 0.02, 10_000))
     grid = build(tiny, plan, rows)[0]
     dead = f"{doubts.WORDS['gradient']} (seed 6)"

@@ -291,7 +291,7 @@ class Experiment:
             series = {"train_loss": count / 8, "natural": count / 16, "monitor": MONITORED[t]}
             series |= {"forward": 20.0 * count, "backward": 3.0, "seconds": 1.0, "uploads_refused": float(count % 2)}
             series |= {"diverged": 4.0} if count == 4 else {}
-            series |= {"flag_a_b": 1.0} if count in (1, 4) else {}
+            series |= {"doubt_a_b": 1.0} if count in (1, 4) else {}
             numbers = [Number(metric, value, count) for metric, value in series.items()]
             numbers += [Number(metric, 99.0, count, client=0) for metric in ("train_loss", "monitor", "forward")]
             model = {"w": torch.full((1,), float(count))}
@@ -351,7 +351,7 @@ def test_what_training_commits_keeps_and_says_round_by_round(machine, store, mon
     digests = row.record.pop("sha256")
     assert row.record == {
         "last": {"round": 5}, "best-test": {"round": 2, "value": 0.9}, "diverged": 4, "uploads_refused": 3,
-        "said": {"a b": 2},
+        "said": {"a_b": 2},
     }  # fmt: skip
     kept = {"artifacts/round-000001.safetensors": {"image": 7.0}}
     kept["artifacts/round-000003.safetensors"] = {"image": 7.0, "seen": 8.0}

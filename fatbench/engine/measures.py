@@ -147,7 +147,7 @@ def monitored(
                     of_class = labels.cpu() == c
                     if here := int(of_class.sum()):
                         yield Number(f"{prefix}{metric}_class", float(bits[:, of_class].mean()), count, here, c)
-    yield from (Number(f"flag_monitored: {kind}".replace(" ", "_"), 1.0, count) for kind in kinds)
+    yield from (Number(f"doubt_monitored: {kind}".replace(" ", "_"), 1.0, count) for kind in kinds)
     if hasattr(problem.model, "edge_logits"):
         images, labels = ready.test[0][:n], ready.test[1][:n]
         edges = [edge_accuracy(problem, model, images, labels) for model in models.values()]

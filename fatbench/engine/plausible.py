@@ -1,6 +1,6 @@
 """Can a model that was not trained here be what its owner says? What its outputs give away.
 
-Each doubt is a few words; the numbers of the model carry it as a flag.
+Each doubt is a few words; the numbers of the model carry it.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.jobs import WORSE, CellStatus, Event, Job, Machine, Turn, evaluation_rounds
 from fatbench.runner.oom_retry import with_oom_retry
 from fatbench.runner.stage import claim, demand_same_inputs, failed, ready_for, renewed, with_some_kernel
+from fatbench.store import doubt_names
+from fatbench.store.doubt_names import IN_ROUNDS, PREFIX
 from fatbench.suite import calls, facts, formulas, plugins
 from fatbench.suite.cells import Evaluation
 
@@ -233,9 +235,9 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
     each = torch.cat(bits).reshape(len(pairs), n)
     seconds = time.perf_counter() - begin
     numbers = [*_numbers(stage, pairs, each), Number("seconds", seconds, stage.round)]
-    numbers += [_flag(words, stage.round) for words in _said(stage)]
+    numbers += [Number(PREFIX + code, value, stage.round) for code, value in _said(stage)]
     doubts = {**ready.doubts, **seen.doubts(allowed)}
-    numbers += [_flag(words, stage.round, amount) for words, amount in doubts.items()]
+    numbers += [Number(doubt_names.name(words), amount, stage.round) for words, amount in doubts.items()]
     if evaluation.origin is None:
         numbers += _beside(stage, loaded, each, job)
     store.finish(run, numbers, record=record)
@@ -254,21 +256,15 @@ def _numbers(stage: _Stage, pairs: list[transfer.ModelPair], each: Tensor) -> li
     return numbers
 
 
-def _flag(words: str, round: int, amount: float = 1.0) -> Number:
-    """What the report shows as a mark at the numbers of a stage; amount: how many images, or how far."""
-    return Number(f"flag_{words.replace(' ', '_')}", amount, round)
-
-
-def _said(stage: _Stage) -> Iterator[str]:
-    """What has happened in training that its numbers do not say."""
+def _said(stage: _Stage) -> Iterator[tuple[str, float]]:
+    """What has happened in training that makes the model's numbers doubtful: (code, in which round or how many)."""
     if stage.diverged:
-        yield f"training diverged in round {stage.diverged}, so accuracy is that of the most frequent class"
-    if ended := stage.record.get("ended"):
-        yield f"training ended in round {ended}, as its algorithm says"
-    if refused := stage.record.get("uploads_refused"):
-        yield f"{refused} uploads were not finite and were left out"
-    for words, count in stage.record.get("said", {}).items():
-        yield f"{words} in {count} rounds"
+        yield "diverged", float(stage.diverged)
+    for code in ("ended", "uploads_refused"):
+        if value := stage.record.get(code):
+            yield code, float(value)
+    for code, count in stage.record.get("said", {}).items():
+        yield code + IN_ROUNDS, float(count)
 
 
 def _beside(stage: _Stage, loaded: _Loaded, each: Tensor, job: Job) -> list[Number]:
@@ -300,4 +296,4 @@ def _doubts(job: Job, problem: Any, model: Any, images: Any, round: int) -> list
     from fatbench.engine import plausible
 
     outputs = job.spec["evaluated"]["outputs"] if "evaluated" in job.spec else None
-    return [_flag(words, round) for words in plausible.doubts(problem, model, images, outputs)]
+    return [Number(doubt_names.name(words), 1.0, round) for words in plausible.doubts(problem, model, images, outputs)]

@@ -30,6 +30,7 @@ from fatbench.runner.stage import (
     with_some_kernel,
 )
 from fatbench.store import selection
+from fatbench.store.doubt_names import PREFIX
 from fatbench.suite import cost, plugins, weights
 
 if TYPE_CHECKING:
@@ -114,9 +115,9 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
         record |= {word: int(series[word]) for word in ("diverged", "ended") if word in series}
         if refused := int(series.get("uploads_refused", 0)):
             record["uploads_refused"] = record.get("uploads_refused", 0) + refused
-        for words in [name.removeprefix("flag_").replace("_", " ") for name in series if name.startswith("flag_")]:
+        for code in [name.removeprefix(PREFIX) for name in series if name.startswith(PREFIX)]:
             said = record.get("said", {})
-            record["said"] = {**said, words: said.get(words, 0) + 1}
+            record["said"] = {**said, code: said.get(code, 0) + 1}
         latest = (result.state.model, result.own)
         models = {r: m for r, m in {**models, count: latest}.items() if model_file(r) in files_of(record)}
         if kept := {**result.artifacts, **(result.mixing.artifacts if result.mixing else {})}:

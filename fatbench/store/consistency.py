@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fatbench.store import selection
+from fatbench.store import doubt_names, selection
 from fatbench.store.stage_names import parsed
 
 # stored accuracies and fractions beside those that evaluations are named after
@@ -105,7 +105,7 @@ def _other_training(line: Mapping[str, Any]) -> str | None:
     for stage in line["stages"]:
         name, settings = parsed(stage["stage"]), stage.get("settings") or {}
         own = {metric: n for _, client, metric, _, n, *_ in stage["numbers"] if client < 0}
-        diverged = any(metric.startswith("flag_training_diverged") for metric in own)
+        diverged = any(doubt_names.translated(metric, 1.0)[0] == "doubt_diverged" for metric in own)
         if settings.get("name") != "natural" or "origin" in settings or diverged or name.round not in logged:
             continue
         bits, n = _bits(stage["outcomes"]), own.get(name.metric, 0)

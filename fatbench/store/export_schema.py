@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fatbench.errors import FatbenchError, UnknownName
-from fatbench.store import consistency, export_lines
+from fatbench.store import consistency, doubt_names, export_lines
 from fatbench.store.rows import LARGEST
 
 FORMAT = "fatbench results"
@@ -252,6 +252,11 @@ def cell(
     for part, _ in export_lines.mismatches(value):
         said = "its digest is of other numbers or outcomes" if part.get("digest") else "a finished stage has no digest"
         raise ExchangeError(f"{at}: cell {found.cell} {part['stage']}: {said}; was the file edited?")
+    for stage in found.stages:
+        stage.numbers = [
+            (round, client, *doubt_names.translated(metric, value), *rest)
+            for round, client, metric, value, *rest in stage.numbers
+        ]
     return found
 
 

@@ -73,7 +73,7 @@ def fltrust(
         model = mix([replace(update, n=1) for update in updates], mixing, state.model, problem.model)
         after = State(t + 1, model if trusted else state.model)
         metrics: Metrics = {"trusted": sum(weight > 0 for weight in mixing.weights) / len(updates)}
-        metrics |= {} if trusted else {"flag_no_update_was_trusted": 1.0}
+        metrics |= {} if trusted else {"doubt_no_update_was_trusted": 1.0}
         spent, passes = cost(updates, now, state.model), root * now.epochs
         spent = replace(
             spent,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from fatbench.report.numbers.compare import Measured, label, measured
 from fatbench.report.numbers.statistics import binomial_tail
 from fatbench.store.consistency import FRACTIONS
+from fatbench.store.doubt_names import PREFIX
 from fatbench.store.selection import WORDS
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def _series(cell: str, of: str, sides: tuple[Numbers, Numbers], own: str = "") -
             n = min(there[round][1] for round in rounds)
             band = _band(metric in {*FRACTIONS, own}, means[0], means[1], n)
             found.append(Apart(cell, name, means[0], means[1], far, band=band))
-    missing += [f"the doubt '{metric}'{of}" for metric, _ in ours.keys() - theirs.keys() if metric.startswith("flag_")]
+    missing += [f"the doubt '{metric}'{of}" for metric, _ in ours.keys() - theirs.keys() if metric.startswith(PREFIX)]
     return found, missing
 
 

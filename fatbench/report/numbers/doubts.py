@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.errors import FatbenchError
 from fatbench.report.numbers.statistics import binomial_tail
+from fatbench.store.doubt_names import IN_ROUNDS, PREFIX
 from fatbench.store.stage_names import parsed
 from fatbench.suite import facts
 from fatbench.suite.types import number
@@ -37,6 +37,7 @@ STRENGTH = {"fgsm": 0, "pgd": 1, "cw": 1, "autoattack": 2}  # of attacks in one 
 _TEST = f"(one-sided binomial test, p >= {LEVEL:g})"
 WORDS = {  # code -> what is printed; {value}, {against} and {metric} are the doubt's
     "diverged": "training diverged in round {value:.0f}, so accuracy is that of the most frequent class",
+    "ended": "training ended in round {value:.0f}, as its algorithm says",
     "uploads_refused": "{value:.0f} uploads were not finite and were left out",
     "not_finite": "not a number",
     "outputs_are_not_finite": "outputs of {value:.0f} images are not finite: they count as wrong",
@@ -62,12 +63,6 @@ RULE = (
     f"no attack may leave more images right than a weaker one does, up to {SIGMAS:g} standard errors of the difference"
     " on the same images"
 )
-STORED = (  # what a run stores as a metric's name, and the code it is
-    (re.compile(r"flag_training_diverged_in_round_(?P<value>\d+),.*"), "diverged"),
-    (re.compile(r"flag_(?P<value>\d+)_uploads_were_not_finite_.*"), "uploads_refused"),
-    (re.compile(r"flag_(?P<code>.+)_in_(?P<value>\d+)_rounds"), ""),
-    (re.compile(r"flag_(?P<code>.+)"), ""),
-)
 
 
 class Doubt(NamedTuple):
@@ -83,8 +78,8 @@ class Doubt(NamedTuple):
         """What is printed."""
         if self.code in WORDS:
             return WORDS[self.code].format(value=self.value, against=self.against, metric=self.metric)
-        rounds = "" if math.isnan(self.value) else f" in {self.value:.0f} rounds"
-        return self.code.replace("_", " ") + rounds
+        code = self.code.removesuffix(IN_ROUNDS)
+        return code.replace("_", " ") + (f" in {self.value:.0f} rounds" if code != self.code else "")
 
     @property
     def short(self) -> str:
@@ -208,12 +203,9 @@ def _of_model(
 def _stored(metrics: Mapping[str, tuple[float, int]]) -> Iterable[Doubt]:
     """What a run stored with an evaluation."""
     for metric, (value, _) in metrics.items():
-        if value and metric.startswith("flag_"):
-            pattern, code = next((pattern, code) for pattern, code in STORED if pattern.fullmatch(metric))
-            parts = (pattern.fullmatch(metric) or {}).groupdict()  # type: ignore[union-attr]
-            code = code or parts["code"]
-            amount = parts.get("value") or (value if code in WORDS else math.nan)
-            yield Doubt(code, float(amount))
+        if value and metric.startswith(PREFIX):
+            code = metric.removeprefix(PREFIX)
+            yield Doubt(code, value if code in WORDS or code.endswith(IN_ROUNDS) else math.nan)
 
 
 # --- whether attacks contradict each other -----------------------------------------------------------------------
