@@ -149,6 +149,7 @@ def run(
     """
     import pandas
 
+    from fatbench.report.numbers import sql_tables
     from fatbench.runner import live_log, progress, start
 
     if options.executor == "local":
@@ -157,7 +158,8 @@ def run(
         chosen = files.load(files.named(name, override)).plan(preset, seeds, where, attacks)
     said = _Lines(f"suite {chosen.suite}, preset {chosen.preset}", quiet)
     try:
-        with live_log.logged(said, options) as observer:
+        cells = [cell.id for cell in chosen.to_run()]
+        with live_log.logged(said, options) as observer, sql_tables.judged(options.db, cells):
             start.run(start.jobs_of(chosen), observer, options)
     except SystemExit as over:
         if over.code != 1:  # 1: some cells failed, as the rows say

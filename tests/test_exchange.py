@@ -28,6 +28,7 @@ from fatbench.store import jsonl as exchange
 from fatbench.store.export_schema import CONTROL
 from fatbench.store.integrity import check
 from fatbench.store.jsonl import ExchangeError, import_
+from fatbench.store.points import Point
 from fatbench.store.rows import dumps
 from fatbench.store.schema import CELLS, RUNS, STAGES
 from fatbench.store.stages import Store
@@ -131,22 +132,22 @@ def test_export_import_export_is_the_same(store: Store, other: Store, tmp_path: 
 
 
 def test_suites_that_share_a_cell_travel_with_it(store: Store, other: Store, tmp_path: Path) -> None:
-    """Those that did not run it: "s" is in the runs. Without any, a line is as it always was."""
+    """With the labels and the evaluations that each gives it; those that are here already stay."""
     fill(store)
-    plain = exported(store)
-    assert "suites" not in plain
-    store.share(["a", "b"], "s", "quick")
-    assert exported(store) == plain
-    store.share(["b"], "t", "paper")
+    points = [
+        Point("s", "quick", "b", '{"split":"IID","method":"FAT"}', "FAT", "mnist", "IID", "cnn", ("pgd20-x", "cw-y")),
+        Point("t", "paper", "b", "{}"),
+    ]
+    assert "points" not in exported(store)
+    store.label([*points, points[0]._replace(cell="unknown")])
     text = exported(store)
-    assert [json.loads(line).get("suites") for line in text.splitlines()[1:]] == [None, [["t", "paper"]]]
+    assert [len(json.loads(line).get("points", ())) for line in text.splitlines()[1:]] == [0, 2]
     for _ in range(2):
         import_(other, put(tmp_path, text))
-        assert exported(other) == exported(other, ["a", "b"])
-        assert [line.get("suites") for line in map(json.loads, exported(other).splitlines()[1:])] == [
-            None,
-            [["t", "paper"]],
-        ]
+        assert exported(other) == exported(other, ["a", "b"]) == text
+    other.label([points[0]._replace(method="SFAT")])
+    import_(other, put(tmp_path, text))
+    assert '"method":"SFAT"' in exported(other) and '"method":"FAT","model"' not in exported(other)
 
 
 def test_importing_twice_changes_nothing(store: Store, other: Store, tmp_path: Path) -> None:
@@ -938,7 +939,7 @@ def test_no_flipped_bit_of_a_database_is_called_intact(flips: int, tmp_path: Pat
     path = tmp_path / "x.db"
     with Store.open(str(path), create=True) as store:
         attacked(store)
-        store.share(["a"], "other", "quick")
+        store.label([Point("other", "quick", "a", method="FAT", evaluations=("pgd20-x",))])
         text = exported(store)
     content, draws, other = path.read_bytes(), random.Random(32), 0
     places = [draws.randrange(8 * len(content)) for _ in range(20 * flips)]
@@ -1080,7 +1081,7 @@ EDITED = {  # what is edited: where the message of the export says so; a NULL is
     "UPDATE stages SET digest = NULL WHERE stage = 'train'": r"a train is damaged: it is finished and has no digest",
     "UPDATE stages SET stage = 'train' || char(1) WHERE stage = 'train'": r"a train.* is damaged: it has changed",
     "UPDATE stages SET cell = 'c' WHERE cell = 'b'": r"stages refers to missing cells",
-    "UPDATE shared_cells SET cell = 'c'": r"shared_cells refers to missing cells",
+    "UPDATE points SET cell = 'c'": r"points refers to missing cells",
     "UPDATE runs SET cell = 'c'": r"runs refers to missing cells",
     "UPDATE cells SET id = 'c' WHERE id = 'a'": r"refers to missing cells",
     "UPDATE runs SET started = 'late' WHERE cell = 'b'": r"cell b: runs\.0\.started: String should match pattern",
@@ -1102,7 +1103,7 @@ def test_every_column_of_an_export_is_checked(edit: str, tmp_path: Path) -> None
         store.add_cell("b", {"seed": 1})
         run = claim(store, "b", "train")
         store.commit(run, numbers=[Number("loss", 2.5, 1)], round=1, checkpoint="s1")
-        store.share(["a"], "other", "quick")
+        store.label([Point("other", "quick", "a", method="FAT", evaluations=("pgd20-x",))])
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA ignore_check_constraints = ON")
         assert connection.execute(edit).rowcount

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from fatbench.report.formats.croissant import COLUMNS
+from fatbench.runner.labels import points_of
 from fatbench.store.jsonl import import_
 from fatbench.store.stages import Store
+from fatbench.suite import files
 
 pandas = pytest.importorskip("pandas")
 RESULTS = Path(__file__).parent.parent / "results"
@@ -26,6 +28,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> str:
     file = tmp_path_factory.mktemp("exports") / "f.db"
     with Store.open(str(file), create=True) as store:
         import_(store, RESULTS / "sfat-fashion-cpu.jsonl")
+        store.label(points_of(files.load("sfat-fashion").plan("cpu")))
     return str(file)
 
 

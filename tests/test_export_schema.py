@@ -22,6 +22,10 @@ STAGE: dict[str, Any] = {
     "stage": "train", "status": "interrupted", "round": 2, "total": 2, "record": {}, "run": 0, "error": None,
     "numbers": [[1, -1, "loss", 0.5, 0, 0, TIME]], "outcomes": [],
 }  # fmt: skip
+POINT: dict[str, Any] = {
+    "suite": "s", "preset": "paper", "labels": {"split": "IID"}, "method": "FAT", "data": "", "split": "IID",
+    "model": "", "evaluations": ["pgd20-x"],
+}  # fmt: skip
 LINE: dict[str, Any] = {"cell": "a", "spec": {}, "created": TIME, "runs": [RUN], "stages": [STAGE]}
 
 
@@ -50,7 +54,7 @@ BEST: tuple[list[Any], list[Any]] = (
 FIELDS: dict[str, tuple[list[Any], list[Any]]] = {
     "cell": (["x", 190 * "x"], ["", 191 * "x", 1, None]),
     "replicate": NATURAL,
-    "suites": ([[], [["a", "b"]]], [[["a"]], [["a", "b", "c"]], [[1, "b"]], None]),
+    "points": ([[], [POINT]], [[{}], [{**POINT, "labels": {"split": 1}}], [{**POINT, "evaluations": [""]}], None]),
     "spec": ([{}, {"x": nested(28)}], [{"x": nested(29)}, [], None]),
     "created": TIMES,
     "runs.0.uid": (["0123456789abcdef" * 2], ["0" * 31, "0" * 33, "g" * 32, "A" * 32, None]),
@@ -110,7 +114,7 @@ FIELDS: dict[str, tuple[list[Any], list[Any]]] = {
         [None, [[0, 0, ""]], [[-1, 1, ""]], [[0, 1, None]], [[0, 1]], [[0, MOST + 1, ""]], [[MOST + 1, 1, ""]]],
     ),
 }  # fmt: skip
-MAY_LACK = {"replicate", "suites", "digest", "settings"}
+MAY_LACK = {"replicate", "points", "digest", "settings"}
 
 
 def put(path: str, value: Any) -> dict[str, Any]:
@@ -147,7 +151,7 @@ def test_every_field_has_its_bounds_above_and_is_needed() -> None:
         with pytest.raises(ExchangeError, match=f"^f:2: {above}{key}: Field required$"):
             read(line)
     found = read(LINE)
-    assert (found.replicate, found.suites, found.stages[0].digest, found.stages[0].settings) == (0, [], None, None)
+    assert (found.replicate, found.points, found.stages[0].digest, found.stages[0].settings) == (0, [], None, None)
     for place in ("new", "runs.0.new", "stages.0.new"):
         with pytest.raises(ExchangeError, match=f"^f:2: {place}: Extra inputs are not permitted$"):
             read(put(place, 1))

@@ -19,6 +19,7 @@ from fatbench.report.numbers import compare
 from fatbench.report.numbers.cell_runs import runs_of_cell
 from fatbench.report.numbers.frame import frame
 from fatbench.store import jsonl, replicates
+from fatbench.store.points import Point
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -81,11 +82,11 @@ def test_another_run_stands_beside_the_first(store: Store, other: Store, tmp_pat
         trained(third, 0.5, 1.0, bits=b"\xb8")
         jsonl.import_(other, exported(third, tmp_path, "third.jsonl"))
         assert replicates.of(other.database) == {"a": ["a", "a~1", "a~2"]}
-    other.share(["a"], "t", "paper")  # of the cell, so it stands in its own line alone
+    other.label([Point("t", "paper", "a")])  # of the cell, so it stands in its own line alone
     whole = exported(other, tmp_path, "whole.jsonl")
     lines = [json.loads(line) for line in whole.read_text().splitlines()[1:]]
     assert [line.get("replicate") for line in lines] == [None, 1, 2]
-    assert [line.get("suites") for line in lines] == [[["t", "paper"]], None, None]
+    assert [[point["suite"] for point in line.get("points", ())] for line in lines] == [["t"], [], []]
     with Store.open(str(tmp_path / "fourth.db"), create=True) as fourth:
         assert jsonl.import_(fourth, whole)["new replicates"] == 2
         assert exported(fourth, tmp_path, "again.jsonl").read_bytes() == whole.read_bytes()

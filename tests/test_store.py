@@ -39,6 +39,7 @@ from fatbench.store.database import NETWORK, Locked, NoDatabase, shown_url
 from fatbench.store.integrity import check
 from fatbench.store.liveness import gone, this_machine
 from fatbench.store.numbers import append
+from fatbench.store.points import Point
 from fatbench.store.rows import now
 from fatbench.store.schema import CELLS, OUTCOME_CHUNKS, RUNS, SCHEMA, STAGES, VERSION
 from fatbench.store.stages import StageRow, Stolen, Store
@@ -867,8 +868,8 @@ def test_check_names_what_does_not_belong(tmp_path: Path) -> None:
 
 def test_check_says_what_there_is(store: Store, url: str) -> None:
     store.finish(taken(store), [Number("loss", 1.0, 1), Number("x", 1.0, 1)])
-    expected = f"{shown_url(url)} is intact (schema {SCHEMA}): 1 cell, 0 seen data, 0 replicates, 1 run,"
-    expected += " 0 shared cells, 1 stage, 0 outcome chunks, 2 round metrics, 2 numbers"
+    expected = f"{shown_url(url)} is intact (schema {SCHEMA}): 0 asked, 1 cell, 0 seen data, 0 points,"
+    expected += " 0 replicates, 1 run, 1 stage, 0 doubts, 0 outcome chunks, 2 round metrics, 2 numbers"
     assert check(url) == expected
     with store.database.writing() as connection:
         connection.execute(text("CREATE TABLE diary(entry text)"))
@@ -1259,7 +1260,7 @@ def test_a_cell_of_two_suites_is_found_under_both(store: Store, url: str) -> Non
     store.finish(run, [Number("loss", 1.0, 1)])
     for _ in range(2):
         for suite in ("a", "b"):
-            store.share([CELL], suite, "paper")
+            store.label([Point(suite, "paper", CELL)])
     assert suite_cells(store) == [("a", "paper", CELL), ("b", "paper", CELL)]
     assert store.trained() == {("a", "paper", "done"): 1, ("b", "paper", "done"): 1}
     query = "SELECT count(*) FROM measurements m JOIN suite_cells s ON s.cell = m.cell WHERE s.suite = :suite"

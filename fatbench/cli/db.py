@@ -177,6 +177,8 @@ def import_(
     ]:
         raise SpecError(f"{', '.join(given)}: only with --as-published SUITE")
     from fatbench import settings
+    from fatbench.report.numbers import sql_tables
+    from fatbench.runner import labels
     from fatbench.store import inputs, jsonl
     from fatbench.store.stages import Store
     from fatbench.suite.asked import contradiction
@@ -188,15 +190,18 @@ def import_(
         left_out = [jsonl.check(store, file, identify=identity, contradiction=contradiction, bad=bad) for file in files]
     for message in bad or ():
         print(f"fatbench: skipped: {message}", file=sys.stderr)
-    taken = []
+    taken, cells = [], set[str]()
     with Store.open(settings.database(db), create=True) as store:
         for file, numbers in zip(files, left_out, strict=True):
-            summary = jsonl.import_(store, file, identify=identity, left_out=numbers)
+            summary = jsonl.import_(store, file, identify=identity, left_out=numbers, taken=cells)
             taken.append({"file": str(file), **summary, "invalid lines": len(numbers)})
             if format == "json":
                 continue
             lines_left = f", {len(numbers)} invalid lines skipped" if numbers else ""
             print(f"{file}: {', '.join(f'{count} {what}' for what, count in summary.items())}{lines_left}", flush=True)
+        for plan in labels.of_unlabelled(store):
+            store.label(labels.points_of(plan))
+        sql_tables.judge(store, sorted(cells))
         several = any(summary["new replicates"] for summary in taken)
         differing = inputs.of_replicates(store.database) if several else {}
     for cell, reasons in differing.items():

@@ -40,12 +40,15 @@ def _run_suite(
 
     with processes.started_early(options.executor == "local" and not options.dry_run):
         from fatbench.cli.watch import Watch
+        from fatbench.report.numbers import sql_tables
         from fatbench.runner import start
         from fatbench.runner.live_log import logged
         from fatbench.suite import files
 
         plan = plan_of(files.named(name, override), preset, smoke, seeds, where, attacks)
-        with Watch(f"suite {plan.suite}, preset {plan.preset}", lines) as watch, logged(watch, options) as observer:
+        judged = sql_tables.judged(options.db, () if options.dry_run else [cell.id for cell in plan.to_run()])
+        watching = Watch(f"suite {plan.suite}, preset {plan.preset}", lines)
+        with watching as watch, logged(watch, options) as observer, judged:
             start.run(start.jobs_of(plan), observer, options)
 
 
@@ -65,10 +68,12 @@ def _run_cell(
 
     with processes.started_early(not options.dry_run):
         from fatbench.cli.watch import Watch
+        from fatbench.report.numbers import sql_tables
         from fatbench.runner import start
 
         *origins, job = _find_jobs(id)
-        with Watch(f"cell {job.cell} of suite {job.suite}, preset {job.preset}", lines) as watch:
+        judged = sql_tables.judged(options.db, () if options.dry_run else [job.cell])
+        with Watch(f"cell {job.cell} of suite {job.suite}, preset {job.preset}", lines) as watch, judged:
             start.run([*origins, job], watch, replace(options, jobs=1))
 
 

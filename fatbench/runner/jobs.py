@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fatbench.errors import UnknownName
 from fatbench.settings import LocalPath, Precision
 from fatbench.store.leases import LEASE
+from fatbench.store.points import Point
 from fatbench.suite.calls import call
 from fatbench.suite.cells import Evaluation
 
@@ -34,6 +35,7 @@ class Job:
     suite: str
     preset: str
     label: str = ""  # the point of the grid in words, for people: "Non-IID, FedAvg, SFAT, seed 6"
+    points: tuple[Point, ...] = ()  # where it stands in the grid
     answers: Mapping[str, Any] | None = None  # of a network that was not trained here, see `fatbench.store.answers`
 
 

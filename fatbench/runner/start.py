@@ -17,7 +17,7 @@ from fatbench.data import decoded
 from fatbench.data.own import load
 from fatbench.engine.splits import split
 from fatbench.errors import MachineError, NothingMatched, SpecError, Unavailable, did_you_mean
-from fatbench.runner import progress, provenance, reading, slots, transfer, versions, waiting
+from fatbench.runner import labels, progress, provenance, reading, slots, transfer, versions, waiting
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import Event, Job, Machine, Summary
 from fatbench.runner.run_options import RunOptions
@@ -27,6 +27,7 @@ from fatbench.store import folder, inputs
 from fatbench.store.database import NoDatabase
 from fatbench.store.leases import LEASE
 from fatbench.store.opening import opened
+from fatbench.store.points import Point
 from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory, measured
@@ -42,6 +43,9 @@ EXECUTORS = ("local", "ray", "slurm")
 
 def jobs_of(plan: Plan) -> list[Job]:
     """A plan's cells as jobs, each once, after those with whose models they begin."""
+    points: dict[str, list[Point]] = {}
+    for point in labels.points_of(plan):
+        points.setdefault(point.cell, []).append(point)
     return [
         Job(
             cell.id,
@@ -51,6 +55,7 @@ def jobs_of(plan: Plan) -> list[Job]:
             cell.suite or plan.suite,
             plan.preset,
             ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"]),
+            tuple(points[cell.id]),
         )
         for cell in plan.to_run()
     ]
@@ -131,8 +136,7 @@ def run(
     left = [job for job in left if job not in following]
     with folder.opened(url, files) as store:
         store.see_data(seen)
-        for suite, preset in dict.fromkeys((job.suite, job.preset) for job in jobs):
-            store.share([job.cell for job in jobs], suite, preset)
+        store.label(point for job in jobs for point in job.points)
         address = str(store.database.path or url)
     machine = Machine(  # a worker may have another working directory
         db=address,

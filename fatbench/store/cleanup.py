@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 
 from fatbench.errors import MachineError, SpecError
 from fatbench.store import leases, numbers, replicates
 from fatbench.store.database import lock
-from fatbench.store.schema import CELLS, OUTCOME_CHUNKS, REPLICATES, ROUND_METRICS, RUNS, SHARED_CELLS, STAGES
+from fatbench.store.schema import CELLS, DOUBTS, OUTCOME_CHUNKS, POINTS, REPLICATES, ROUND_METRICS, RUNS, STAGES
 from fatbench.store.stages import Store
 
 YOUNG = 600.0  # seconds; a file that is younger may belong to a process that has not told the database yet
@@ -43,9 +43,11 @@ def delete_cell(store: Store, cell: str) -> dict[str, int]:
             if leases.held(row, leases.clock(connection, store.database.path)):
                 raise SpecError(f"cell {row.cell}: a process is working on {row.stage}; stop it first")
         counts = {"numbers": numbers.remove(connection, ROUND_METRICS.c.cell.in_(own))}
+        connection.execute(delete(DOUBTS).where(DOUBTS.c.cell.in_(own)))
         for table in (OUTCOME_CHUNKS, STAGES, RUNS):
             counts[table.name] = connection.execute(delete(table).where(table.c.cell.in_(own))).rowcount
-        connection.execute(delete(SHARED_CELLS).where(SHARED_CELLS.c.cell.in_(own)))
+        connection.execute(delete(POINTS).where(POINTS.c.cell.in_(own)))
+        connection.execute(update(POINTS).where(POINTS.c.shown.in_(own)).values(shown=POINTS.c.cell))
         connection.execute(delete(REPLICATES).where(REPLICATES.c.id.in_(own)))
         counts["cells"] = connection.execute(delete(CELLS).where(CELLS.c.id.in_(own))).rowcount
     counts["outcomes"] = counts.pop(OUTCOME_CHUNKS.name)

@@ -34,6 +34,8 @@ from fatbench.store.schema import (
     METADATA,
     OUTCOMES_VIEW,
     OUTCOMES_VIEW_SQL,
+    RESULTS_VIEW,
+    RESULTS_VIEW_SQL,
     SCHEMA,
     SUITE_CELLS,
     SUITE_CELLS_SQL,
@@ -417,7 +419,7 @@ class Database:
         if VERSION.name in tables:
             return connection.scalar(select(VERSION.c.version_num)) or ""
         if self.path is None:
-            if foreign := sorted(tables & {*METADATA.tables, VIEW.name, SUITE_CELLS.name, OUTCOMES_VIEW}):
+            if foreign := sorted(tables & {*METADATA.tables, VIEW.name, SUITE_CELLS.name, OUTCOMES_VIEW, RESULTS_VIEW}):
                 raise DatabaseError(f"{self.shown} is not a fatbench database: it has another program's '{foreign[0]}'")
             return None
         return ""
@@ -443,6 +445,7 @@ class Database:
         connection.execute(text(VIEW_SQL))
         connection.execute(text(SUITE_CELLS_SQL))
         connection.execute(text(OUTCOMES_VIEW_SQL[connection.dialect.name]))
+        connection.exec_driver_sql(RESULTS_VIEW_SQL[connection.dialect.name])
         if self.path is not None:
             connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
 

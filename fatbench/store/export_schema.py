@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from fatbench.errors import FatbenchError, UnknownName
 from fatbench.store import consistency, doubt_names, export_lines
+from fatbench.store.points import Point, labels_text
 from fatbench.store.rows import LARGEST
 
 FORMAT = "fatbench results"
@@ -179,12 +180,33 @@ class Stage(_Line):
     outcomes: list[Chunk]
 
 
+Label = Annotated[str, Field(max_length=190)]
+
+
+class PointLine(_Line):
+    """A place of a suite's grid at which a cell stands."""
+
+    suite: Label
+    preset: Label
+    labels: Annotated[dict[Label, Label], Field(max_length=20)]
+    method: Label
+    data: Label
+    split: Label
+    model: Label
+    evaluations: Annotated[list[Name], Field(max_length=1000)]
+
+    def of_cell(self, cell: str) -> Point:
+        """As it is stored."""
+        stored = {"cell": cell, "labels": labels_text(self.labels), "evaluations": tuple(self.evaluations)}
+        return Point(**(dict(self) | stored))
+
+
 class CellLine(_Line):
     """A cell with all that is known of it."""
 
     cell: Name
     replicate: Natural = 0
-    suites: list[Annotated[tuple[str, str], Field(strict=False)]] = []  # (suite, preset) beside those of the runs
+    points: list[PointLine] = []
     spec: Annotated[dict[str, Any], AfterValidator(_shallow)]
     created: Time
     runs: list[Run]
@@ -254,8 +276,8 @@ def cell(
         raise ExchangeError(f"{at}: cell {found.cell} {part['stage']}: {said}; was the file edited?")
     for stage in found.stages:
         stage.numbers = [
-            (round, client, *doubt_names.translated(metric, value), *rest)
-            for round, client, metric, value, *rest in stage.numbers
+            (round, client, *doubt_names.translated(metric, value), n, run, created)
+            for round, client, metric, value, n, run, created in stage.numbers
         ]
     return found
 

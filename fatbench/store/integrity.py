@@ -19,16 +19,19 @@ from fatbench.store import consistency, export_lines, leases, replicates
 from fatbench.store.database import Database
 from fatbench.store.rows import batches, cell_row, counted, fetch
 from fatbench.store.schema import (
+    ASKED,
     CELLS,
     IDENTITY,
     METADATA,
     OUTCOME_CHUNKS,
     OUTCOMES_VIEW,
     OUTCOMES_VIEW_SQL,
+    POINTS,
     REPLICATES,
+    RESULTS_VIEW,
+    RESULTS_VIEW_SQL,
     RUNS,
     SCHEMA,
-    SHARED_CELLS,
     STAGES,
     SUITE_CELLS,
     SUITE_CELLS_SQL,
@@ -96,7 +99,7 @@ def whole_rows(connection: Connection, shown: str) -> None:
     What a stage says is covered by its digest. A server's tables are its own business.
     """
     if connection.dialect.name == "sqlite":
-        for table in (CELLS, REPLICATES, STAGES, RUNS, SHARED_CELLS):
+        for table in (CELLS, REPLICATES, STAGES, RUNS, POINTS, ASKED):
             for (line,) in connection.exec_driver_sql(f"PRAGMA integrity_check({table.name})"):
                 if line != "ok":
                     raise Damaged(f"{shown} is damaged: {line} (fatbench db check)")
@@ -154,6 +157,7 @@ def _problems(connection: Connection) -> Iterator[str]:
 def _views(connection: Connection) -> Iterator[str]:
     """Views that do not say what they said when they were made."""
     views = {VIEW.name: VIEW_SQL, SUITE_CELLS.name: SUITE_CELLS_SQL, OUTCOMES_VIEW: OUTCOMES_VIEW_SQL["sqlite"]}
+    views[RESULTS_VIEW] = RESULTS_VIEW_SQL["sqlite"]
     for name, sql in views.items():
         found = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).scalar()
         if found != sql:

@@ -12,13 +12,14 @@ are [first example, how many, base64 of the packed bits]. A finished stage has i
 
 Models and checkpoints are not in it. So a stage that was under way is imported as interrupted, with its numbers but
 nothing to go on from; a stage that is further along here is left as it is. Another run of a cell that is here already
-becomes its replicate, and has "replicate": 1, 2, ... in its line. A cell says which suites have it beside
-those that ran it: "suites": [["sfat-mu", "quick"]].
+becomes its replicate, and has "replicate": 1, 2, ... in its line. A cell says at which points of which suites it
+stands: "points": [{"suite": "sfat-mu", "preset": "quick", "labels": {"mu": "0.1", "method": "FAT"}, ...}].
 """
 
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -30,11 +31,11 @@ from sqlalchemy.exc import DataError, IntegrityError
 
 from fatbench import whole_file
 from fatbench.errors import DatabaseError, MachineError
-from fatbench.store import export_lines, export_schema, integrity, leases, numbers, replicates
+from fatbench.store import export_lines, export_schema, integrity, leases, numbers, points, replicates
 from fatbench.store.database import lock
 from fatbench.store.export_schema import FORMAT, SCHEMA_VERSION, CellLine, ExchangeError, Stage, bits_of
 from fatbench.store.rows import batches, cell_row, dumps
-from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, REPLICATES, RUNS, SHARED_CELLS, STAGES, SUITE_CELLS
+from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, REPLICATES, RUNS, STAGES
 from fatbench.store.stages import Store
 
 # --- export ------------------------------------------------------------------------------------------------------
@@ -77,15 +78,14 @@ def lines_of(connection: Connection, cells: Sequence[str], copies: Mapping[str, 
 
     DatabaseError: a finished stage is not what it was when it was finished; the line then has no end.
     """
-    shared: dict[str, list[tuple[str, str]]] = {}
-    rows = select(SHARED_CELLS).where(SHARED_CELLS.c.cell.in_(cells))
-    for suite, preset, cell in connection.execute(rows.order_by(*SHARED_CELLS.primary_key)):
-        shared.setdefault(cell, []).append((suite, preset))
+    of_cell: dict[str, list[dict[str, Any]]] = {}
+    for point in points.of(connection, cells):
+        fields = {**point._asdict(), "labels": json.loads(point.labels), "evaluations": list(point.evaluations)}
+        of_cell.setdefault(fields.pop("cell"), []).append(fields)
     try:
         for line in export_lines.lines(connection, cells, copies, numbers=False):
-            own = {(run["suite"], run["preset"]) for run in line["runs"]}
-            suites = [list(one) for one in shared.get(line["cell"], ()) if "replicate" not in line and one not in own]
-            line |= {"suites": suites} if suites else {}
+            if "replicate" not in line and line["cell"] in of_cell:
+                line["points"] = of_cell[line["cell"]]
             yield dumps({key: line[key] for key in line if key < "stages"})[:-1] + ',"stages":['
             for number in range(len(line["stages"])):
                 yield "," * (number > 0)
@@ -178,14 +178,15 @@ def import_(
     identify: Callable[[Mapping[str, Any]], str] | None = None,
     contradiction: Callable[[Mapping[str, Any]], str | None] | None = None,
     left_out: Container[int] | None = None,
+    taken: set[str] | None = None,
 ) -> dict[str, int]:
     """Take in a file that `export` wrote; counts of what was in it and what was new. Importing twice changes nothing.
 
     identify: the identity of a spec; a cell whose id is another is refused. contradiction: in what the name of a stage
     contradicts its settings (`fatbench.suite.asked`). left_out: the lines that `check` found bad; without it the file
-    is checked first. ExchangeError, and nothing written: not such a file, damaged, or a number of
-    the same run that is another here. A cell that has other numbers here, of other runs, is taken in as a replicate
-    (`fatbench.store.replicates`). MachineError: the file cannot be read.
+    is checked first. taken: the ids of the file's cells are added to it. ExchangeError, and nothing written: not such
+    a file, damaged, or a number of the same run that is another here. A cell that has other numbers here, of other
+    runs, is taken in as a replicate (`fatbench.store.replicates`). MachineError: the file cannot be read.
 
     BATCH cells are a transaction. Whoever is killed between two of them imports the file again.
     """
@@ -207,6 +208,8 @@ def import_(
                     for at, cell in cells:
                         take_in(connection, cell, at, counts, store.database.path)
                         counts["cells"] += 1
+                if taken is not None:
+                    taken |= {cell.cell for _, cell in cells}
             except (UnicodeEncodeError, DataError):
                 raise ExchangeError(f"{at}: text that cannot be stored{_after(before)}") from None
             except IntegrityError as error:
@@ -294,10 +297,8 @@ def take_in(connection: Connection, cell: CellLine, at: str, counts: dict[str, i
         counts["new replicates" if number else "new cells"] += 1
     else:
         _undamaged(connection, id, at)
-    own = select(SUITE_CELLS.c.suite, SUITE_CELLS.c.preset).where(SUITE_CELLS.c.cell == cell.cell)
-    known_of = {tuple(row) for row in connection.execute(own)} if cell.suites else set()
-    if new_of := [(s, p) for s, p in dict.fromkeys(cell.suites) if (s, p) not in known_of]:
-        connection.execute(insert(SHARED_CELLS), [{"suite": s, "preset": p, "cell": cell.cell} for s, p in new_of])
+    of_suites = [point.of_cell(cell.cell) for point in cell.points]
+    points.write(connection, of_suites, replace=False)
     cell = cell.model_copy(update={"cell": id})
     here = _here(connection, cell.cell)
     running = [stage.row for stage in here.values() if stage.row.status == "running"]

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 APPLICATION_ID = 0x66617462  # "fatb", in the header of our SQLite files
-SCHEMA = "0006"  # raised with every change of the tables below; a database of another is refused
+SCHEMA = "0007"  # raised with every change of the tables below; a database of another is refused
 
 METADATA = MetaData()
 # byte order on every database, so that an export does not depend on the server's language
@@ -78,14 +78,33 @@ RUNS = Table(
     Column("extra", Text, nullable=False),  # JSON: the rest of the provenance
     Index("runs_cell", "cell"),
 )
-SHARED_CELLS = Table(  # cells of a suite that another suite has run; what its own runs say is not in it
-    "shared_cells",
+POINTS = Table(  # places of suites' grids, see fatbench.store.points
+    "points",
     METADATA,
-    Column("suite", Text, nullable=False),
-    Column("preset", Text, nullable=False),
+    Column("suite", NAME, nullable=False),
+    Column("preset", NAME, nullable=False),
     Column("cell", NAME, ForeignKey("cells.id"), nullable=False),
-    PrimaryKeyConstraint("suite", "preset", "cell", name="shared_cells_key"),
-    Index("shared_cells_cell", "cell"),
+    Column("labels", NAME, nullable=False),  # JSON: axis -> label
+    Column("method", NAME, nullable=False),
+    Column("data", NAME, nullable=False),
+    Column("split", NAME, nullable=False),
+    Column("model", NAME, nullable=False),
+    Column("kind", String(12), nullable=False),  # of `asked`; empty: no evaluation is asked for
+    Column("shown", NAME, ForeignKey("cells.id"), nullable=False),  # the cell or the replicate that tables read
+    # with every column but `shown`, so that a damaged one contradicts the key's index
+    PrimaryKeyConstraint(
+        "suite", "preset", "cell", "labels", "method", "data", "split", "model", "kind", name="points_key"
+    ),
+    Index("points_cell", "cell"),
+    Index("points_shown", "shown"),
+)
+ASKED = Table(  # the evaluations that a kind of point asks for
+    "asked",
+    METADATA,
+    Column("kind", String(12), nullable=False),
+    Column("evaluation", NAME, nullable=False),  # "pgd20-0a1b2c3d"
+    Column("attack", NAME, nullable=False),  # "pgd20"
+    PrimaryKeyConstraint("kind", "evaluation", "attack", name="asked_key"),
 )
 SEEN_DATA = Table(  # what the newest run found where a cell's data set lies
     "seen_data",
@@ -152,6 +171,17 @@ OUTCOME_CHUNKS = Table(
     PrimaryKeyConstraint("cell", "stage", "start", name="outcomes_key"),
     ForeignKeyConstraint(["cell", "stage"], ["stages.cell", "stages.stage"], name="outcomes_stage"),
 )
+DOUBTS = Table(  # reasons to doubt an evaluation, of all that is stored: fatbench.report.numbers.doubts
+    "doubts",
+    METADATA,
+    Column("cell", NAME, nullable=False),
+    Column("stage", NAME, nullable=False),
+    Column("code", NAME, nullable=False),
+    Column("against", NAME, nullable=False),  # the other attack's label; empty: none
+    Column("value", Float(53)),  # a round, a count, a fraction
+    PrimaryKeyConstraint("cell", "stage", "code", "against", name="doubts_key"),
+    ForeignKeyConstraint(["cell", "stage"], ["stages.cell", "stages.stage"], name="doubts_stage"),
+)
 VERSION = Table(  # a name of our own, for a PostgreSQL database may have other tenants
     "fatbench_version",
     MetaData(),
@@ -178,7 +208,7 @@ VIEW = table(
 )
 SUITE_CELLS_SQL = """\
 CREATE VIEW suite_cells AS
-SELECT suite, preset, cell FROM runs UNION SELECT suite, preset, cell FROM shared_cells"""
+SELECT suite, preset, cell FROM runs UNION SELECT suite, preset, cell FROM points"""
 SUITE_CELLS = table("suite_cells", *map(column, ("suite", "preset", "cell")))  # every suite that has a cell, each once
 # One row an outcome: `position` from 0 counts the test images of the stage, model after model where it has several;
 # `correct` is 1 where the image was classified right.
@@ -196,3 +226,32 @@ SELECT o.cell, o.stage, o.start + k AS position,
   (instr('0123456789ABCDEF', substr(hex(o.bits), k / 4 + 1, 1)) - 1) >> (3 - k % 4) & 1 AS correct
 FROM outcome_chunks o JOIN places ON k < o.n""",
 }
+# One row an accuracy that a suite asks for, of the run that its tables read; each checkpoint by itself.
+RESULTS_VIEW = "results"
+_RESULTS = """\
+CREATE VIEW results AS
+SELECT p.suite, p.preset, p.method, p.data, p.split, p.model, a.attack, c.seed, n.value, n.n,
+  coalesce((SELECT {joined}(code, ', ') FROM
+    (SELECT DISTINCT d.code FROM doubts d WHERE d.cell = s.cell AND d.stage = s.stage ORDER BY d.code) AS codes), '')
+    AS doubts,
+  m.round, coalesce(m.round = {rounds}, m.round = 0) AS is_last,
+  coalesce(m.round = {best_test}, {false}) AS is_best_test, coalesce(m.round = {best_val}, {false}) AS is_best_val,
+  p.labels, p.cell, p.shown AS run, r.device, r."precision", r."commit", m.stage
+FROM points p JOIN asked a ON a.kind = p.kind
+  JOIN stages s ON s.cell = p.shown AND substr(s.stage, 1, length(a.evaluation)) = a.evaluation
+    AND substr(s.stage, length(a.evaluation) + 1, 1) IN ('@', '.')
+  JOIN round_metrics m ON m.cell = s.cell AND m.stage = s.stage AND m.metric = a.attack
+  JOIN numbers n ON n.round_metric = m.id AND n.client = -1
+  JOIN cells c ON c.id = p.shown JOIN runs r ON r.id = m.run
+  LEFT JOIN stages t ON t.cell = p.shown AND t.stage = 'train'"""
+RESULTS_VIEW_SQL = {
+    "postgresql": _RESULTS.format(
+        joined="string_agg", false="false", rounds="(c.spec::json #>> '{algorithm,rounds}')::integer",
+        best_test="(t.record::json #>> '{best-test,round}')::integer",
+        best_val="(t.record::json #>> '{best-val,round}')::integer",
+    ),
+    "sqlite": _RESULTS.format(
+        joined="group_concat", false="0", rounds="json_extract(c.spec, '$.algorithm.rounds')",
+        best_test="json_extract(t.record, '$.best-test.round')", best_val="json_extract(t.record, '$.best-val.round')",
+    ),
+}  # fmt: skip

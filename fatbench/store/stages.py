@@ -32,18 +32,19 @@ from typing import Any, Literal, Protocol, Self, cast
 from sqlalchemy import Connection, and_, delete, func, insert, select, update
 
 from fatbench.errors import FatbenchError
-from fatbench.store import export_lines, leases, replicates
+from fatbench.store import export_lines, leases, points, replicates
 from fatbench.store import numbers as written
 from fatbench.store.database import Database, lock, patient
-from fatbench.store.rows import LARGEST, cell_row, dumps, fetch, now, printable, run_values, split_provenance
+from fatbench.store.rows import LARGEST, batches, cell_row, dumps, fetch, now, printable, run_values, split_provenance
 from fatbench.store.schema import (
     CELLS,
+    DOUBTS,
     NUMBERS,
     OUTCOME_CHUNKS,
+    POINTS,
     ROUND_METRICS,
     RUNS,
     SEEN_DATA,
-    SHARED_CELLS,
     STAGES,
     SUITE_CELLS,
     VIEW,
@@ -175,19 +176,35 @@ class Store:
             return connection.execute(select(CELLS.c.id).limit(1)).first() is not None
 
     @patient
-    def share(self, cells: Iterable[str], suite: str, preset: str) -> None:
-        """Say that a suite has those of these cells that are in the database; its own runs say so by themselves."""
-        own = select(SUITE_CELLS.c.cell).where(SUITE_CELLS.c.suite == suite, SUITE_CELLS.c.preset == preset)
-        with self.database.reading() as connection:
-            new = _known(connection, cells) - set(connection.scalars(own))
-        if not new:
-            return
+    def label(self, given: Iterable[points.Point]) -> None:
+        """Say at which points of which suites cells stand; of those that are in the database."""
+        wanted = list(given)
         with self.database.writing() as connection:
             lock(connection)
-            new -= set(connection.scalars(own))
-            rows = [{"suite": suite, "preset": preset, "cell": cell} for cell in sorted(new & _known(connection, new))]
+            known = _known(connection, {point.cell for point in wanted})
+            points.write(connection, [point for point in wanted if point.cell in known], replace=True)
+
+    @patient
+    def judge(
+        self,
+        doubts: Mapping[str, Sequence[tuple[str, str, str, float | None]]],
+        shown: Mapping[tuple[str, str, str], str],
+    ) -> None:
+        """Store what is doubtful about cells, and which of their runs tables read.
+
+        doubts: cell -> (stage, code, against, value). shown: (suite, preset, cell) -> run.
+        """
+        columns = ("stage", "code", "against", "value")
+        with self.database.writing() as connection:
+            lock(connection)
+            for part in batches(doubts):
+                connection.execute(delete(DOUBTS).where(DOUBTS.c.cell.in_(part)))
+            rows = [{"cell": cell, **dict(zip(columns, one, strict=True))} for cell in doubts for one in doubts[cell]]
             if rows:
-                connection.execute(insert(SHARED_CELLS), rows)
+                connection.execute(insert(DOUBTS), rows)
+            for (suite, preset, cell), run in shown.items():
+                at = (POINTS.c.suite == suite) & (POINTS.c.preset == preset) & (POINTS.c.cell == cell)
+                connection.execute(update(POINTS).where(at, POINTS.c.shown != run).values(shown=run))
 
     # --- data sets -----------------------------------------------------------------------------------------------
 
@@ -549,8 +566,8 @@ def _empty(connection: Connection, cell: str, stage: str, run: int) -> None:
         extra = dumps({**json.loads(row.extra), "dropped": True})
         connection.execute(update(RUNS).where(RUNS.c.id == row.id).values(extra=extra))
     written.remove(connection, ROUND_METRICS.c.cell == cell, ROUND_METRICS.c.stage == stage)
-    mine = (OUTCOME_CHUNKS.c.cell == cell) & (OUTCOME_CHUNKS.c.stage == stage)
-    connection.execute(OUTCOME_CHUNKS.delete().where(mine))
+    for table in (OUTCOME_CHUNKS, DOUBTS):
+        connection.execute(delete(table).where((table.c.cell == cell) & (table.c.stage == stage)))
     nothing = {"round": 0, "checkpoint": None, "record": "{}"}
     connection.execute(update(STAGES).where(STAGES.c.cell == cell, STAGES.c.stage == stage).values(**nothing))
 

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 from fatbench.report.formats.croissant import COLUMNS
-from fatbench.store.schema import OUTCOMES_VIEW, SUITE_CELLS, VIEW
+from fatbench.store.schema import OUTCOMES_VIEW, RESULTS_VIEW, SUITE_CELLS, VIEW
 
 TABLES = {
+    RESULTS_VIEW: "Every accuracy that a suite asks for, with its labels and doubts, of the run that tables read.",
     VIEW.name: "Every number with what produced it. Monitors have the stage train; client -1: about no single client.",
     SUITE_CELLS.name: "Every suite and preset that has a cell.",
     OUTCOMES_VIEW: "Whether each test image was classified right, by cell, stage and position.",
@@ -19,12 +20,8 @@ TABLES = {
 QUERIES = {
     "final_accuracies": (
         "Accuracy of each evaluation, the mean over seeds",
-        "SELECT m.suite, m.preset, m.metric, json_extract(c.spec, '$.algorithm.name') AS algorithm, m.stage,"
-        " round(100 * avg(m.value), 2) AS per_cent, count(*) AS seeds\n"
-        "FROM measurements m JOIN cells c ON c.id = m.cell\n"
-        "WHERE m.stage <> 'train' AND m.client = -1 AND m.replicate = 0 AND m.value BETWEEN 0 AND 1\n"
-        "GROUP BY m.suite, m.preset, m.metric, m.stage, json_remove(c.spec, '$.seed')\n"
-        "ORDER BY m.suite, m.preset, m.metric, per_cent DESC",
+        "SELECT suite, preset, labels, attack, round(100 * avg(value), 2) AS per_cent, count(*) AS seeds FROM results\n"
+        "WHERE is_last GROUP BY suite, preset, labels, attack ORDER BY suite, preset, attack, per_cent DESC",
     ),
     "one_cell": (
         "Every number of a cell that is about no single client",

@@ -1,0 +1,67 @@
+"""What a suite calls its cells: the points of its grid, for whoever reads the database without the program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import and_, select
+
+from fatbench.errors import FatbenchError
+from fatbench.store import replicates
+from fatbench.store.points import Point, labels_text
+from fatbench.store.schema import POINTS, RUNS
+from fatbench.suite import files
+
+if TYPE_CHECKING:
+    from fatbench.store.stages import Store
+    from fatbench.suite.cells import Plan
+
+SPLITS = ("split", "partition")  # axes whose labels say how data are dealt
+
+
+def points_of(plan: Plan) -> list[Point]:
+    """The points of a plan, and those of the cells of other suites with whose models its own begin."""
+    own = {cell.id for cell in plan.cells}
+    cells = [*plan.cells, *(cell for cell in plan.to_run() if cell.id not in own)]
+    axis = "method" if plan.baseline is None else plan.baseline[0]
+    found: dict[Point, None] = {}
+    for cell in cells:
+        spec, key = cell.spec, cell.key
+        named = [key[name] for name in SPLITS if name in key]
+        found[
+            Point(
+                suite=cell.suite or plan.suite,
+                preset=plan.preset,
+                cell=cell.id,
+                labels=labels_text(key),
+                method=key.get(axis) or _name(spec.get("algorithm")),
+                data=_name(spec.get("data")),
+                split=named[0] if named else _name(spec.get("partition")),
+                model=_name(spec.get("model")),
+                evaluations=tuple(one.id for one in cell.evaluations),
+            )
+        ] = None
+    return list(found)
+
+
+def _name(call: Mapping[str, Any] | None) -> str:
+    """A function of a cell by its name, a data set with its variant; empty: there is none."""
+    if call is None:
+        return ""
+    variant = call.get("variant")
+    return str(call["name"]) + (f" {variant}" if variant else "")
+
+
+def of_unlabelled(store: Store) -> Iterator[Plan]:
+    """The plans of our suites that have run cells here whose points are not known, as in a file of an older program."""
+    at = and_(POINTS.c.cell == RUNS.c.cell, POINTS.c.suite == RUNS.c.suite, POINTS.c.preset == RUNS.c.preset)
+    lacking = select(RUNS.c.suite, RUNS.c.preset).outerjoin(POINTS, at).where(POINTS.c.cell.is_(None))
+    with store.database.reading() as connection:
+        own = ~RUNS.c.cell.contains(replicates.SIGN) & RUNS.c.preset.is_not(None)
+        wanted = connection.execute(lacking.where(own).distinct()).all()
+    for suite, preset in sorted(map(tuple, wanted)):
+        if files.with_settings(suite)[0] in files.available():  # never a path: a file would name plug-ins
+            with suppress(FatbenchError):  # a preset or a setting of another version
+                yield files.load(suite).plan(preset)

@@ -1,0 +1,98 @@
+"""Points of a suite's grid: which labels, method, data and evaluations a cell has there, for tables read with SQL.
+
+A cell that stands at several points, or in several suites, has a row for each. `asked` has the evaluations of a kind
+of point once; most points of a suite are of one kind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, delete, insert, select
+
+from fatbench.store.rows import dumps, fetch
+from fatbench.store.schema import ASKED, POINTS
+
+
+class Point(NamedTuple):
+    """One place of a grid."""
+
+    suite: str
+    preset: str
+    cell: str
+    labels: str = "{}"  # JSON: axis -> label, in the order of the suite
+    method: str = ""  # the label on the suite's baseline axis, else on its axis "method", else the algorithm
+    data: str = ""
+    split: str = ""
+    model: str = ""
+    evaluations: tuple[str, ...] = ()  # what the suite asks of the trained model: "pgd20-0a1b2c3d"
+
+    @property
+    def kind(self) -> str:
+        """What points with the same evaluations share; empty: there are none."""
+        asked = dumps(sorted(self.evaluations)).encode()
+        return hashlib.sha256(asked).hexdigest()[:12] if self.evaluations else ""
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """A row of `points`."""
+        return {**{name: getattr(self, name) for name in FIELDS}, "kind": self.kind, "shown": self.cell}
+
+
+def labels_text(labels: Mapping[str, str]) -> str:
+    """Labels as they are stored: their order is the suite's."""
+    return json.dumps(dict(labels), separators=(",", ":"), ensure_ascii=False)
+
+
+FIELDS = ("suite", "preset", "cell", "labels", "method", "data", "split", "model")
+
+
+def write(connection: Connection, points: Iterable[Point], *, replace: bool) -> None:
+    """Store the points of cells that are known; replace: also where the suite's preset has points of the cell."""
+    wanted: dict[tuple[str, str, str], dict[Point, None]] = {}
+    for point in points:
+        wanted.setdefault((point.suite, point.preset, point.cell), {})[point] = None
+    stored: dict[tuple[str, str, str], set[tuple[Any, ...]]] = {}
+    columns = (*FIELDS, "kind")
+    query = select(*(POINTS.c[name] for name in columns))
+    for row in fetch(connection, query, POINTS.c.cell, {cell for _, _, cell in wanted}):
+        stored.setdefault((row.suite, row.preset, row.cell), set()).add(tuple(row))
+    new: list[Point] = []
+    for key, of_cell in wanted.items():
+        before = stored.get(key, set())
+        if before and (not replace or before == {tuple(point.row[name] for name in columns) for point in of_cell}):
+            continue
+        if before:
+            suite, preset, cell = key
+            mine = (POINTS.c.suite == suite) & (POINTS.c.preset == preset) & (POINTS.c.cell == cell)
+            connection.execute(delete(POINTS).where(mine))
+        new += of_cell
+    if new:
+        connection.execute(insert(POINTS), [point.row for point in new])
+        _ask(connection, {point.kind: point.evaluations for point in new if point.kind})
+
+
+def _ask(connection: Connection, kinds: Mapping[str, Sequence[str]]) -> None:
+    """Store the evaluations of kinds of points, each once."""
+    known = set(connection.scalars(select(ASKED.c.kind).where(ASKED.c.kind.in_(sorted(kinds)))))
+    rows = [
+        {"kind": kind, "evaluation": evaluation, "attack": evaluation.rpartition("-")[0]}
+        for kind, evaluations in kinds.items()
+        if kind not in known
+        for evaluation in dict.fromkeys(evaluations)
+    ]
+    if rows:
+        connection.execute(insert(ASKED), rows)
+
+
+def of(connection: Connection, cells: Iterable[str]) -> Iterator[Point]:
+    """The points of some cells, in order."""
+    asked: dict[str, list[str]] = {}
+    for kind, evaluation in connection.execute(select(ASKED.c.kind, ASKED.c.evaluation).order_by(*ASKED.primary_key)):
+        asked.setdefault(kind, []).append(evaluation)
+    query = select(*(POINTS.c[name] for name in FIELDS), POINTS.c.kind).order_by(*POINTS.primary_key)
+    for row in fetch(connection, query, POINTS.c.cell, cells):
+        yield Point(**{name: getattr(row, name) for name in FIELDS}, evaluations=tuple(asked.get(row.kind, ())))

@@ -1,0 +1,136 @@
+"""The queries of docs/queries.md on SQLite and PostgreSQL, and that the view says what the frame says."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from sqlalchemy import text
+from typer.testing import CliRunner
+
+from fatbench.cli.app import app
+from fatbench.engine.rounds import Number
+from fatbench.report.numbers.frame import frame
+from fatbench.report.numbers.shown_runs import shown
+from fatbench.report.numbers.sql_tables import judge
+from fatbench.store.points import Point
+from fatbench.store.stages import Store
+from fatbench.suite import files
+
+ROOT = Path(__file__).parent.parent
+QUERIES = dict(re.findall(r"\n\n([^\n]+):\n\n```sql\n(.*?)```", (ROOT / "docs" / "queries.md").read_text(), re.S))
+FILES = ("sfat-fashion", "sfat-bf16", "sfat-jpeg75", "sfat-fp32")
+
+
+@pytest.fixture(scope="module")
+def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("queries") / "results.db"
+    rows = [str(ROOT / "results" / f"{name}-cpu.jsonl") for name in FILES]
+    result = CliRunner().invoke(app, ["import", *rows, "--db", str(path)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return path
+
+
+def measured(store: Store, suite: str, preset: str) -> pandas.DataFrame:
+    """The accuracies of a plan's last rounds, from the frame."""
+    plan = shown(files.load(suite).plan(preset), store)
+    numbers = frame(store, plan)
+    asked = {one.id for cell in plan.cells for one in cell.evaluations}
+    of_stage = numbers["stage"].str.extract(r"^(?P<evaluation>.*?)(?:\.\w+)?@")["evaluation"]
+    own = (numbers["metric"] == of_stage.str.rpartition("-")[0]) & of_stage.isin(asked) & (numbers["client"] == -1)
+    return numbers[own & (numbers["round"] == int(plan.cells[0].spec["algorithm"]["rounds"]))]
+
+
+@pytest.mark.parametrize(("suite", "preset"), [("sfat-fashion", "cpu"), ("sfat-audit-jpeg75", "cpu")])
+def test_the_view_has_what_the_frame_has(sqlite: Path, suite: str, preset: str) -> None:
+    """With the run that is shown where a cell has several: twice as many in one precision as in the other."""
+    with Store.open(str(sqlite)) as store:
+        expected = measured(store, suite, preset)
+    query = "SELECT * FROM results WHERE suite = ? AND preset = ? AND is_last"
+    with sqlite3.connect(sqlite) as connection:
+        found = pandas.read_sql(query, connection, params=(suite, preset))
+    connection.close()
+    columns = ["method", "seed", "attack", "cell", "value", "n", "device", "precision"]
+    mine = expected.assign(attack=expected["metric"])[columns].astype(object)
+    assert len(found) == len(expected) > 40
+    assert sorted(map(tuple, found[columns].astype(object).to_numpy())) == sorted(map(tuple, mine.to_numpy()))
+    doubtful = expected.loc[expected["doubts"] != "", ["cell", "stage"]]
+    assert set(map(tuple, doubtful.to_numpy())) == set(
+        map(tuple, found.loc[found["doubts"] != "", ["cell", "stage"]].to_numpy())
+    )
+
+
+@pytest.mark.parametrize("title", QUERIES)
+def test_a_query_of_the_docs_has_rows(title: str, sqlite: Path) -> None:
+    with sqlite3.connect(sqlite) as connection:
+        rows = connection.execute(QUERIES[title]).fetchall()
+    connection.close()
+    assert rows or "diverged" in title, title
+    if title.startswith("Robust accuracy"):
+        assert rows[0] == ("Re-SFAT", pytest.approx(0.6176), 5)
+    if title.startswith("How many images"):
+        assert rows == [(10_000, 899)]
+
+
+def test_there_are_ten() -> None:
+    assert len(QUERIES) == 10
+
+
+def number(metric: str, value: float, round: int, n: int = 4) -> Number:
+    return Number(metric, value, round, n)
+
+
+def small(store: Store) -> None:
+    """A cell that diverged and one that did not, at two points of a suite."""
+    spec = {"seed": 6, "algorithm": {"rounds": 2}, "data": {"name": "mnist"}}
+    store.add_cells({"a": spec, "b": {**spec, "seed": 7}})
+    for cell, value in (("a", 0.1), ("b", 0.6)):
+        run = store.claim(cell, "train", suite="sfat-fashion", total=2, provenance={"preset": "cpu"})
+        assert run is not None
+        store.finish(run, [number("natural", value, 1), number("natural", value, 2)], round=2,
+                     record={"best-test": {"round": 2, "value": value}})  # fmt: skip
+        for attack in ("natural", "pgd20", "autoattack"):
+            stage = f"{attack}-x.bf16@2"
+            run = store.claim(cell, stage, suite="sfat-fashion", total=4, settings={"name": "fgsm"},
+                              provenance={"preset": "cpu", "precision": "bf16"})  # fmt: skip
+            assert run is not None
+            store.commit(run, round=4, outcomes=(0, 4, b"\x80" if cell == "a" else b"\xe0"))
+            doubtful = [number("doubt_diverged", 2.0, 2, n=0)] if cell == "a" else []
+            store.finish(run, [number(attack, 0.25 if cell == "a" else 0.75, 2), *doubtful])
+    asked = ("natural-x", "pgd20-x", "autoattack-x")
+    at = {"a": '{"split":"IID","method":"FAT"}', "b": '{"split":"IID","method":"SFAT"}'}
+    store.label(
+        Point("sfat-fashion", "cpu", cell, labels, method, "mnist", "IID", "cnn", asked)
+        for (cell, labels), method in zip(at.items(), ("FAT", "SFAT"), strict=True)
+    )
+    judge(store, ["a", "b"])
+
+
+def test_both_databases_answer_alike(tmp_path: Path, new_postgres: Callable[[], str]) -> None:
+    """Every query, and the columns of the view; what diverged says so."""
+    answers = []
+    for url in (str(tmp_path / "x.db"), new_postgres()):
+        with Store.open(url, create=True) as store:
+            small(store)
+            with store.database.reading() as connection:
+                of_view = connection.execute(text("SELECT * FROM results ORDER BY cell, attack")).mappings().all()
+                rows = {
+                    title: connection.exec_driver_sql(sql.replace("%", "%%")).all() for title, sql in QUERIES.items()
+                }
+        flat = [{k: (bool(v) if k.startswith("is_") else v) for k, v in row.items()} for row in of_view]
+        answers.append((flat, {title: [tuple(row) for row in found] for title, found in rows.items()}))
+    (view, rows), (view_pg, rows_pg) = answers
+    assert view == view_pg and len(view) == 6
+    assert all(rows[title] == [tuple(map(plain, row)) for row in rows_pg[title]] for title in QUERIES)
+    assert {row["doubts"] for row in view if row["cell"] == "a"} == {"bf16, diverged"}
+    assert rows["In which round trainings diverged"] == [("sfat-fashion", '{"split":"IID","method":"FAT"}', 6, 2.0)]
+
+
+def plain(value: Any) -> Any:
+    """PostgreSQL's exact numbers as Python's."""
+    return float(value) if type(value).__name__ == "Decimal" else value
