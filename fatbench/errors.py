@@ -9,6 +9,26 @@ from collections.abc import Iterable
 MANY = 40  # names that a message lists
 SECRET = "(?:password|passwd|passfile|pwd|secret|token)"
 
+# what moves the cursor, sets the title, or turns the direction of what a terminal or a page shows
+CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_RETURN = re.compile(CONTROL.pattern + "|\r(?!\n)")  # which a terminal writes over the line that it has shown
+
+
+def printable(text: str) -> str:
+    """Text that any database takes and any terminal shows: no control character, no half of a surrogate pair."""
+    whole = text.encode("utf-8", "backslashreplace").decode()
+    return whole if whole.isprintable() else escapes(whole)
+
+
+def escapes(text: str, backslash: str = "\\") -> str:
+    """A text with what stands for them in place of control characters."""
+
+    def code(character: re.Match[str]) -> str:
+        number = ord(character[0])
+        return f"{backslash}x{number:02x}" if number < 256 else f"{backslash}u{number:04x}"
+
+    return _RETURN.sub(code, text)
+
 
 def masked(text: str) -> str:
     """A text without the passwords of addresses and of settings such as password=... and token=..."""
@@ -20,13 +40,14 @@ def masked(text: str) -> str:
 class FatbenchError(Exception):
     """A mistake the reader of the message can mend; `exit_code` is what the command line returns.
 
-    A password in the message is masked here, whatever option, file or setting it came from.
+    A password in the message is masked here, whatever option, file or setting it came from, and so is what a terminal
+    obeys.
     """
 
     exit_code = 2
 
     def __init__(self, message: object = ""):
-        super().__init__(masked(str(message)))
+        super().__init__(printable(masked(str(message))))
 
 
 class SpecError(FatbenchError):

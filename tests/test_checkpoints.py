@@ -76,6 +76,10 @@ def test_a_state_comes_back_as_it_was_and_its_digest_is_that_of_the_bytes_on_dis
     found = load_state(file, "cpu", digest, "mine", 7)
     assert found.round == 7
     assert same(found.model, STATE.model) and same(found.server, STATE.server) and same(found.clients, STATE.clients)
+    assert [*found.model] == [*STATE.model]  # what takes the last two tensors by place takes the same ones
+    mixed = State(1, {"z": torch.zeros(1), "a": torch.ones(2)}, {"own": {"b": torch.ones(1), "z": torch.ones(1)}})
+    save_state(file, mixed)
+    assert [[*load_state(file, "cpu").model], [*load_state(file, "cpu").server["own"]]] == [["z", "a"], ["z", "b"]]
     assert save_state(file, STATE, "mine") == digest  # the same state, the same bytes
     assert save_state(file, replace(STATE, round=8), "mine") != digest
     elsewhere = load_state(file, "meta", None, "mine", 8)  # a device that every machine has, beside the CPU

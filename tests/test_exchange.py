@@ -22,10 +22,9 @@ from typer.testing import CliRunner
 
 from fatbench.cli.app import app
 from fatbench.engine.rounds import Number
-from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError
+from fatbench.errors import CONTROL, DatabaseError, FatbenchError, MachineError, SpecError
 from fatbench.store import export_lines as as_lines
 from fatbench.store import jsonl as exchange
-from fatbench.store.export_schema import CONTROL
 from fatbench.store.integrity import check
 from fatbench.store.jsonl import ExchangeError, import_
 from fatbench.store.points import Point

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fatbench.data import DATASETS, Dataset
-from fatbench.engine.experiment import _refuse_batches_of_one
+from fatbench.engine.experiment import _refuse_batches_of_one, experiment
+from fatbench.engine.setup import Runtime, setup
 from fatbench.engine.splits import auxiliary_images, split
 from fatbench.errors import MachineError, SpecError
 from fatbench.methods import diagnostics
@@ -26,7 +27,7 @@ from fatbench.testing import problem
 
 # Client k's model answers class k whatever it sees: the shared weights with a bias of its own.
 PLUGIN = '''
-from fatbench.suite.types import Count, Objective
+from fatbench.suite.types import Count, Local, Objective
 from fatbench.engine.rounds import Cost, Round, State, Stats, Update
 
 
@@ -43,7 +44,23 @@ def stubborn(problem, state, *, rounds: Count, batch: Count, objective: Objectiv
                     artifacts={"images": torch.full((2, 1, 3, 3), t, dtype=torch.uint8)})
 
 
-ALGORITHMS = {"stubborn": stubborn}
+def parted(problem, state, *, rounds: Count, local: Local):
+    """Clients that send their last layer alone."""
+    from dataclasses import replace
+
+    from fatbench.engine.cohort import cost, train_cohort
+
+    names = ["fc2.weight", "fc2.bias"]
+    for t in range(state.round, rounds):
+        updates = train_cohort(problem, state.model, [0, 1, 2], t, local.at(t))
+        updates = [replace(u, model={n: u.model[n] for n in names}) for u in updates]
+        model = {**state.model, **{n: sum(u.model[n] for u in updates) / 3 for n in names}}
+        up = {n: model[n] for n in names}
+        yield Round(t, state.model, updates, None, State(t + 1, model), cost(updates, local.at(t), up))
+        state = State(t + 1, model)
+
+
+ALGORITHMS = {"stubborn": stubborn, "parted": parted}
 '''
 SUITE = """
 name: stubborn
@@ -100,6 +117,22 @@ def test_clients_with_models_of_their_own(cell, tmp_path):
     for count in (1, 2):
         kept = artifacts.load(artifact_file(Path(machine.files) / cell.cell, count))
         assert torch.equal(torch.from_numpy(kept["images"]), torch.full((2, 1, 3, 3), count - 1, dtype=torch.uint8))
+
+
+def test_clients_that_send_a_part_of_their_model(cell, tmp_path):
+    """Their drift is that of the part; the rest has not moved."""
+    local = {"epochs": 1, "batch": 8, "lr": 0.1, "objective": {"name": "standard"}}
+    spec = {**cell.spec, "algorithm": {"name": "parted", "rounds": 1, "local": local}}
+    bound = calls.bind_cell(cells.canonical(spec), tmp_path)
+    ready = setup(Runtime(tmp_path, torch.device("cpu")), **bound)
+    ((result, measured),) = experiment(ready, ready.initial, (1, 1), **bound)
+    assert all(update.model.keys() == result.broadcast.keys() for update in result.updates)
+    (drift,) = (one.value for one in measured if one.metric == "drift_pre")
+    moved = [
+        sum(float((u.model[n] - result.broadcast[n]).pow(2).sum()) for n in ("fc2.weight", "fc2.bias")) ** 0.5
+        for u in result.updates
+    ]
+    assert drift == pytest.approx(sum(moved) / 3, rel=1e-5) and drift > 0
 
 
 def test_how_many_clients_hold_a_class(cell, tmp_path):

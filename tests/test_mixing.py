@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
-from updates import client, cohort, frozen_net
+from updates import client, cohort, context, frozen_net, problem
 
-from fatbench.engine.mixing import _weighted_sum, mix, scaled
+from fatbench.engine.mixing import _weighted_sum, aggregate, mix, scaled, whole
 from fatbench.engine.rounds import Mixing
+from fatbench.methods.aggregators import AGGREGATORS
 
 
 def test_mix_by_kind_of_tensor() -> None:
@@ -123,6 +125,18 @@ def test_mix_does_not_touch_its_inputs() -> None:
     for update, old in zip(updates, before, strict=True):
         for key, value in update.model.items():
             torch.testing.assert_close(value, old[key], rtol=0, atol=0)
+
+
+def test_what_a_client_did_not_send_is_what_it_received() -> None:
+    """In sums and in medians; a client that sent nothing has sent no model."""
+    model = nn.Linear(2, 1)
+    theta = {"weight": torch.zeros(1, 2), "bias": torch.ones(1)}
+    parts = [client(k, model={"weight": torch.full((1, 2), float(k))}) for k in range(3)]
+    assert mix(parts, Mixing([0.5, 0.25, 0.25]), theta, model)["weight"].tolist() == [[0.75, 0.75]]
+    assert mix(parts, Mixing([0.5, 0.25, 0.25]), theta, model)["bias"].tolist() == [1]
+    median = aggregate(AGGREGATORS["coordinate_median"], parts, context(on=problem(3, model), broadcast=theta)).model
+    assert median is not None and (median["weight"].tolist(), median["bias"].tolist()) == ([[1, 1]], [1])
+    assert whole([replace(parts[0], model={})], theta)[0].model == {}
 
 
 def test_mix_errors() -> None:

@@ -41,6 +41,7 @@ from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Column, Grid, Value
 from fatbench.report.tables.notes import shortened
 from fatbench.runner import progress
+from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
 from fatbench.suite import files, format_call
 from fatbench.suite.cells import Cell, Plan
@@ -1511,7 +1512,11 @@ def fill(store: Store, plan: Plan, rows: list[dict[str, Any]], record: Callable[
             run = store.claim(cell.id, stage, suite="tiny", total=0, provenance=by, settings=attack)
             assert run is not None
             numbers = [Number(r["metric"], r["value"], r["round"], r["n"], r["client"]) for r in here]
-            store.commit(run, numbers=numbers, round=max(r["round"] for r in here), record=record(cell))
+            own = [(r["value"], r["n"]) for r in here if (r["metric"], r["client"]) == (parsed(stage).metric, -1)]
+            whole = [(round(value * n), n) for value, n in own if n and value * n == pytest.approx(round(value * n))]
+            bits = [(0, n, int("1" * right or "0", 2).to_bytes((n + 7) // 8)) for right, n in whole]
+            done = bits[0][1] if bits else max(r["round"] for r in here)
+            store.commit(run, numbers=numbers, round=done, record=record(cell), outcomes=bits[0] if bits else None)
             store.finish(run)
 
 
@@ -1524,8 +1529,9 @@ def test_the_database_gives_the_same_tables(tiny: Suite, tmp_path: Path, select:
     with Store.open(str(tmp_path / "test.db"), create=True) as store:
         fill(store, plan, rows, lambda cell: {"best-test": {"round": 2, "value": 0.4}} if recorded else {})
         found = report.build_tables(tiny, plan, store, select=select)
-        every = build(tiny, plan, store.measurements(), select, runs=store.runs())
-    expected = build(tiny, plan, rows, select)
+        images = {"outcomes": cell_rows.outcomes([cell.id for cell in plan.unique()], store)}
+        every = build(tiny, plan, store.measurements(), select, runs=store.runs(), **images)
+        expected = build(tiny, plan, rows, select, **images)
     for name in ("markdown", "json", "csv"):
         assert report.render(found, name) == report.render(expected, name)
         assert report.render(every, name) == report.render(expected, name)
@@ -1613,6 +1619,32 @@ def test_paired_outcomes_are_read_from_the_database(
         grid = report.build_tables(tiny, plan, store)[0]
     value = at(grid, "FAT", "PGD-20", "Non-IID")
     assert (value.mean, value.doubts) == (0.75, () if said is None else (said,))
+
+
+def test_numbers_of_a_database_that_cannot_be_are_marked(tiny: Suite, tmp_path: Path) -> None:
+    """Nobody imported them: no outcomes, 0.999 of 40 images, a device without a commit."""
+    plan = tiny.plan("paper")
+    cell = plan.cells[0]
+    evaluations = [next(e for e in cell.evaluations if e.label == label) for label in ("fgsm", "pgd20")]
+    none, never = "no outcome of each image is stored", "no accuracy that 40 images can give"
+    tries: dict[Any, tuple[str, ...]] = {  # value, outcomes, device, commit -> doubts
+        (0.999, False, None, None): (none, never),
+        (0.5, False, None, None): (none,),
+        (0.5, True, "cpu", None): ("the commit of its code is not recorded",),
+        (0.5, True, "cpu", "abc"): (),
+        (0.5, True, None, None): (),
+    }
+    for number, ((value, outcomes, device, commit), expected) in enumerate(tries.items()):
+        with Store.open(str(tmp_path / f"{number}.db"), create=True) as store:
+            store.add_cell(cell.id, cell.spec)
+            for one in evaluations:
+                by = {"device": device, "commit": commit}
+                run = store.claim(cell.id, one.stage(3), suite="tiny", total=40, provenance=by, settings=one.attack)
+                assert run is not None
+                store.commit(run, round=40, outcomes=(0, 40, b"\xf0" * 5) if outcomes else None)
+                store.finish(run, [Number(one.label, value, 3, 40)])
+            shown = at(report.build_tables(tiny, plan, store)[0], "FAT", "PGD-20", "Non-IID")
+        assert shown.doubts == expected
 
 
 def test_ten_thousand_cells_in_time(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -11,15 +12,17 @@ from typing import Any
 
 import pandas
 import pytest
+from sqlalchemy import update
 
 from fatbench import settings, whole_file
 from fatbench.cli import app
-from fatbench.errors import SpecError
+from fatbench.errors import SpecError, printable
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.tables import tidy
 from fatbench.runner import executors
 from fatbench.store.export_schema import ExchangeError, _parsed
-from fatbench.store.rows import printable
+from fatbench.store.rows import stored_text
+from fatbench.store.schema import ROUND_METRICS
 from fatbench.suite import files
 from fatbench.suite.tables import Published
 
@@ -148,8 +151,16 @@ def test_an_outcome_of_a_foreign_database_is_no_formula(
 def test_a_suite_s_name_is_no_path(tmp_path: Path, name: str) -> None:
     """Figures and exported files are called by it."""
     (tmp_path / "own.yaml").write_text(SUITE.replace("name: own", f"name: {name}", 1))
-    with pytest.raises(SpecError, match=r"own.yaml:2: name: expected a name without / and"):
+    with pytest.raises(SpecError, match=r"own.yaml:2: name: (expected a name without / and|a control char)"):
         files.load(str(tmp_path / "own.yaml"))
+
+
+@pytest.mark.parametrize("label", ['"a\\e[2J"', '"a\\u202eb"', "a\u202eb"])
+def test_a_suite_s_labels_are_text(tmp_path: Path, label: str) -> None:
+    (tmp_path / "own.yaml").write_text(SUITE.replace("{FedAvg: {}}", f"{{{label}: {{}}}}"))
+    with pytest.raises(SpecError, match=r"own.yaml:13: method: a control character .U\+(001B|202E)."):
+        files.load(str(tmp_path / "own.yaml"))
+    assert str(SpecError("a\x1b\u202e\n")) == "a\\x1b\\u202e\n"
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
@@ -177,3 +188,44 @@ def test_a_temporary_file_is_none_that_somebody_else_made(tmp_path: Path) -> Non
     with pytest.raises(SpecError, match="File exists"):
         whole_file.write(file, "table")
     assert target.read_text() == "mine" and not file.exists()
+
+
+EVIL = "\x1b]0;t\x07\u202ex\x9b2J\ry"
+
+
+def test_nothing_of_a_foreign_database_moves_the_cursor(url: str, run: Callable[..., tuple[int, str, str]]) -> None:
+    """Names, hosts, errors, settings and keys of the provenance, which are JSON."""
+    from fatbench.engine.rounds import Number
+    from fatbench.store.stages import Store
+
+    with Store.open(url, create=True) as store:
+        store.add_cell("a", {"seed": 1, "algorithm": {"rounds": 1, "name": EVIL}, "data": {"name": EVIL}})
+        where = {"host": EVIL, "device": EVIL, "versions": {EVIL: EVIL}, "note": EVIL, "plugin": [EVIL]}
+        for stage in ("train", "natural-0a1b2c3d@1"):
+            claimed = store.claim("a", stage, suite=EVIL, total=1, provenance={**where, "preset": EVIL})
+            assert claimed is not None
+            store.finish(claimed, [Number("evil", 0.5, 1, n=2)], round=1)
+        broken = store.claim("a", "pgd-0a1b2c3d@1", suite=EVIL, total=1, provenance=where)
+        assert broken is not None
+        with pytest.raises(ValueError, match="no control character"):
+            store.commit(broken, numbers=[Number(EVIL, 0.5, 1)], round=1)
+        store.fail(broken, f"{EVIL}\nline")
+        with store.database.writing() as connection:
+            connection.execute(update(ROUND_METRICS).values(metric=EVIL))
+        read = store.runs(["a"])[-1]
+        (spec,) = store.cells().values()
+    assert read["error"] == "\\x1b]0;t\\x07\\u202ex\\x9b2J\\x0dy\nline" and read["host"] in read["error"]
+    assert spec["data"]["name"] == read["note"] == r"\u001b]0;t\u0007\u202ex\u009b2J\ry"
+    for command in ("status", "show a", "outcomes a", "logs a", "db check"):
+        code, said, error = run(*command.split(), "--db", url)
+        shown = said + error
+        assert code != 1 or command in ("db check", "logs a"), shown
+        assert not [c for c in EVIL[:-1] if c in shown and not c.isalnum() and c not in "];"], (command, shown)
+
+
+@pytest.mark.parametrize("value", ['q"\\', "\\", "\\u001b", "\\\\x1b", "c:\\b", "a\n\tb", "😀 研究 e\u0301", "\\\x1b"])
+@pytest.mark.parametrize("ascii", [True, False])
+def test_text_of_a_database_is_otherwise_what_was_stored(value: str, ascii: bool) -> None:
+    read = json.loads(stored_text(json.dumps({value: [value]}, ensure_ascii=ascii).encode()))
+    assert read == ({value: [value]} if value != "\\\x1b" else {"\\\\u001b": ["\\\\u001b"]})
+    assert stored_text(b"\\u001b c:\\b") == "\\u001b c:\\b"

@@ -15,6 +15,7 @@ from fatbench.engine import measures
 from fatbench.engine.accuracy import most_frequent
 from fatbench.engine.local import pixels
 from fatbench.engine.malicious import finite
+from fatbench.engine.mixing import whole
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Number, Problem, Round, State
 from fatbench.engine.setup import Setup
@@ -85,7 +86,8 @@ def experiment(
     _refuse_batches_of_one(ready.problem, getattr(settings.get("local"), "batch", None))
     begin = time.perf_counter()
     last: tuple[Round, list[Number]] | None = None
-    for result in algorithm(ready.problem, state):
+    for given in algorithm(ready.problem, state):
+        result = replace(given, updates=whole(given.updates, given.broadcast))
         for client, loss in [(update.client, update.stats.loss) for update in result.updates]:
             if malicious is None and not math.isfinite(loss):
                 raise Diverged(f"round {result.index + 1}: training loss of client {client} is {loss}")
@@ -114,8 +116,8 @@ def experiment(
                 kept = {name: value for name, value in found.items() if isinstance(value, Tensor)}
                 numbers += measures.named(count, {name: found[name] for name in found if name not in kept})
                 result = replace(result, artifacts={**result.artifacts, **kept})
-        whole = malicious is None or (finite(result.state.model) and all(math.isfinite(one.value) for one in numbers))
-        if not whole:
+        sound = malicious is None or (finite(result.state.model) and all(math.isfinite(one.value) for one in numbers))
+        if not sound:
             yield replace(result, index=rounds - 1), _diverged(ready, count, rounds, monitor is not None, monitor_n)
             return
         refused = max((update.refused for update in result.updates), default=0)
@@ -123,7 +125,7 @@ def experiment(
             numbers.append(Number("uploads_refused", refused, count))
         yield result, numbers
         last = replace(result, broadcast={}, updates=[], mixing=None, artifacts={}), numbers
-        del result  # its uploads and FedGKT's features, before those of the next round are made
+        del given, result  # its uploads and FedGKT's features, before those of the next round are made
         begin = time.perf_counter()
     if last is None and state.round < rounds:
         raise SpecError(f"the algorithm gave no round after round {state.round} of {rounds}")

@@ -23,11 +23,22 @@ def aggregate(aggregator: Callable[..., Mixing], updates: Sequence[Update], cont
 
     TypeError: it gives something else.
     """
+    updates = whole(updates, context.broadcast)
     asked = granted(aggregator, {"broadcast_losses": lambda: _broadcast_losses(updates)})
     mixing = aggregator(updates, context, **asked)
     if not isinstance(mixing, Mixing):
         raise TypeError(f"the aggregator returns {type(mixing).__name__}, not a Mixing")
     return mixing
+
+
+def whole(updates: Sequence[Update], broadcast: Tensors) -> list[Update]:
+    """Updates with the tensors of theta^t in place of what a client did not send; one that sent none keeps none."""
+    return [
+        replace(update, model={**broadcast, **update.model})
+        if update.model and update.model.keys() < broadcast.keys()
+        else update
+        for update in updates
+    ]
 
 
 def _broadcast_losses(updates: Sequence[Update]) -> list[float]:
@@ -57,6 +68,7 @@ def mix(updates: Sequence[Update], mixing: Mixing, broadcast: Tensors, model: nn
             raise ValueError(f"mix: {len(given)} weights for {len(updates)} updates")
     if strangers := broadcast.keys() ^ model.state_dict().keys():
         raise ValueError(f"mix: model and broadcast weights differ in {', '.join(sorted(strangers)[:3])}")
+    updates = whole(updates, broadcast)
     norm = mixing.weights if mixing.norm is None else mixing.norm
     first = updates[0].model
     if mixing.model is not None:

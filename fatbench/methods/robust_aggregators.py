@@ -222,6 +222,7 @@ def norm_clipping(updates: Sequence[Update], context: Context, *, bound: Positiv
     Float buffers are plain means. Metric: clipped, the fraction of uploads that were longer.
 
     Source: Sun et al. 2019 (arXiv 1911.07963).
+    Bears: (cohort - 1) // 2
     Fractions: clipped
     """
     kept = by_number(updates)
@@ -242,6 +243,7 @@ def centred_clipping(
     clients here do not.
 
     Source: Karimireddy et al. 2021 (arXiv 2012.10333).
+    Bears: (cohort - 1) // 2
     Fractions: clipped
     """
     kept = by_number(updates)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ class DamagedCheckpoint(MachineError):
 
 def save_state(file: Path, state: State, cell: str = "") -> str:
     """Write an algorithm's state and return the file's SHA-256. Unavailable: disk full or folder not writable."""
-    return _write(file, flatten(_tree(state)), {"cell": cell, "round": state.round})
+    return _write(file, flatten(_tree(state)), {"cell": cell, "round": state.round, "names": list(state.model)})
 
 
 def _tree(state: State) -> dict[str, Any]:
@@ -66,11 +66,20 @@ def load_state(
     """
     tensors, header = _read(file, sha256, cell, round)
     try:
-        parts = unflatten(_on(tensors, device))
+        parts = _ordered(unflatten(_on(tensors, device)), header.get("names", []))
         clients = {int(k): own for k, own in parts["clients"].items()}
         return State(int(header["round"]), parts["model"], parts["server"], clients)
     except (KeyError, ValueError, AttributeError) as error:
         raise DamagedCheckpoint(f"{file}: damaged, or not a checkpoint of fatbench ({error})") from None
+
+
+def _ordered(tree: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """A tree whose mappings have these names in this order, as the network has them; safetensors has its own."""
+    place = {name: i for i, name in enumerate(names)}
+    return {
+        name: _ordered(tree[name], names) if isinstance(tree[name], Mapping) else tree[name]
+        for name in sorted(tree, key=lambda name: place.get(name, len(names)))
+    }
 
 
 def save_model(file: Path, model: Tensors, own: Mapping[int, Tensors], **header: str) -> str:

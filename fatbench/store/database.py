@@ -28,6 +28,7 @@ from sqlalchemy.pool import NullPool
 
 from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError, Unavailable
 from fatbench.settings import shown_url
+from fatbench.store.rows import stored_text
 from fatbench.store.schema import (
     APPLICATION_ID,
     IDENTITY,
@@ -48,7 +49,12 @@ log = logging.getLogger("fatbench")
 
 BUSY = 60.0  # seconds that SQLite waits for another process's lock
 PAUSE = 1.0  # seconds between two tries at a database that is not to be had
-DAMAGE = ("no such ", "foreign key mismatch", "unsupported file format")  # what SQLite says of it without a code
+DAMAGE = (
+    "no such ",
+    "unknown function",
+    "foreign key mismatch",
+    "unsupported file format",
+)  # what SQLite says of it without a code
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "afs", "glusterfs")
 
 
@@ -161,6 +167,7 @@ def _sqlite(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:
     def connect() -> sqlite3.Connection:
         address = f"file:{quote(str(path))}?mode={mode}"
         connection = sqlite3.connect(address, uri=True, timeout=BUSY, isolation_level=None, check_same_thread=False)
+        connection.text_factory = stored_text
         try:
             connection.execute("PRAGMA foreign_keys = ON")
             # a commit must outlive a power cut: the engine then deletes the checkpoint that the one before pointed to
@@ -176,6 +183,18 @@ def _sqlite(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:
         return connection
 
     return connect
+
+
+def _read_text(connection: Any, _record: object) -> None:
+    """Have a PostgreSQL connection read text as a SQLite file's is read."""
+    from psycopg.adapt import Loader
+
+    class Text(Loader):
+        def load(self, data: Any) -> str:
+            return stored_text(bytes(data))
+
+    for kind in ("text", "varchar", "bpchar"):
+        connection.adapters.register_loader(kind, Text)
 
 
 def _begin(connection: Connection) -> None:
@@ -220,6 +239,7 @@ class Database:
                 raise SpecError(f"{self.shown}: the driver '{error.name}' is not installed: {how}") from None
             except (ArgumentError, ValueError) as error:
                 raise SpecError(f"{self.shown}: {self._safe(str(error))}") from None
+            event.listen(self._engine, "connect", _read_text)
         else:
             mode = "rwc" if create else "rw"
             if not create and not (os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)):

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from fatbench.errors import FatbenchError, UnknownName
+from fatbench.errors import CONTROL, FatbenchError, UnknownName
 from fatbench.store import consistency, doubt_names, export_lines
 from fatbench.store.points import Point, labels_text
 from fatbench.store.rows import LARGEST
@@ -358,8 +358,6 @@ def _storable(value: Any, at: str) -> None:
         raise ExchangeError(f"{at}: text that cannot be stored (a NUL, or half of a surrogate pair)")
 
 
-# what moves the cursor, sets the title, or turns the direction of what a terminal or a page shows
-CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 ESCAPED = re.compile(CONTROL.pattern + r"|\\[ubf]")
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import socket
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection
 
+from fatbench.errors import escapes, printable
 from fatbench.store.liveness import start_of, this_machine
 from fatbench.store.schema import RUNS
 
@@ -32,10 +35,30 @@ def counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{n} {name.removesuffix('s') if n == 1 else name}" for n, name in names)
 
 
-def printable(message: str) -> str:
-    """Text that any database takes and any terminal shows: no control character, no half of a surrogate pair."""
-    whole = message.encode("utf-8", "backslashreplace").decode()
-    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}", whole)
+_PAIR = r"u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # of surrogates: one character beyond U+FFFF
+_IN_JSON = re.compile(rf"\\(?:{_PAIR}|u(?P<code>[0-9a-fA-F]{{4}})|(?P<letter>.))", re.DOTALL)
+
+
+@functools.lru_cache(1024)  # the rows of a cell share their names
+def stored_text(stored: bytes) -> str:
+    """Text of a database, which may be somebody else's, as `printable`; of JSON its strings.
+
+    sqlite3.OperationalError: the file is damaged.
+    """
+    try:
+        text = stored.decode()
+    except UnicodeDecodeError:
+        raise sqlite3.OperationalError("Could not decode to UTF-8") from None
+    if not text.lstrip().startswith(("{", "[", '"')):
+        return printable(text)
+    return escapes(_IN_JSON.sub(_escaped, text), "\\\\")
+
+
+def _escaped(escape: re.Match[str]) -> str:
+    """An escape of JSON, or one of a backslash where it stands for what `printable` replaces."""
+    code, letter = escape["code"], escape["letter"]
+    character = chr(int(code, 16)) if code else {"b": "\b", "f": "\f", "r": "\r"}.get(letter, "")
+    return escape[0] if printable(character) == character else "\\" + escape[0]
 
 
 def batches(values: Iterable[str], size: int = 500) -> Iterator[list[str]]:

@@ -31,11 +31,11 @@ from typing import Any, Literal, Protocol, Self, cast
 
 from sqlalchemy import Connection, and_, delete, func, insert, select, update
 
-from fatbench.errors import FatbenchError
+from fatbench.errors import FatbenchError, printable
 from fatbench.store import export_lines, leases, points, replicates
 from fatbench.store import numbers as written
 from fatbench.store.database import Database, lock, patient
-from fatbench.store.rows import LARGEST, batches, cell_row, dumps, fetch, now, printable, run_values, split_provenance
+from fatbench.store.rows import LARGEST, batches, cell_row, dumps, fetch, now, run_values, split_provenance
 from fatbench.store.schema import (
     CELLS,
     DOUBTS,
@@ -580,6 +580,8 @@ def _demand_storable(numbers: Sequence[NumberLike]) -> None:
     """ValueError: a number that cannot be stored, or one that is given twice."""
     seen = set()
     for number in numbers:
+        if printable(number.metric) != number.metric:
+            raise ValueError(f"a metric may have no control character in its name: {number.metric!r}")
         if not abs(number.value) <= LARGEST:
             raise ValueError(f"{number.metric} of round {number.round} is {number.value}: not a finite number")
         key = (number.metric, number.round, number.client)

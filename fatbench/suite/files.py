@@ -19,7 +19,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 
-from fatbench.errors import SpecError, did_you_mean
+from fatbench.errors import CONTROL, SpecError, did_you_mean
 from fatbench.suite import input_limits, model, plugins, signatures, yaml_reader
 from fatbench.suite.cells import Cell, Plan, expand, grid_size
 from fatbench.suite.contents import Axes, Contents
@@ -332,7 +332,21 @@ def parse(text: str, file: Path) -> LocatedMap:
     input_limits.characters(text, str(file))
     input_limits.levels(text, str(file))
     found = yaml_reader.read(text, file)
-    return by_ruamel(text, file) if found is None else found
+    found = by_ruamel(text, file) if found is None else found
+    if "\\" in text or CONTROL.search(text):
+        _demand_printable(found, str(file))
+    return found
+
+
+def _demand_printable(node: Any, place: str) -> None:
+    """SpecError: a key or a text with a character that a terminal obeys; a tab and the end of a line are allowed."""
+    keys = list(node) if isinstance(node, LocatedMap) else []
+    for key in keys:
+        _demand_printable(node[key], node.place(key))
+    for item in node if isinstance(node, list) else ():
+        _demand_printable(item, place)
+    if character := CONTROL.search(node if isinstance(node, str) else "".join(keys)):
+        raise SpecError(f"{place}: a control character (U+{ord(character[0]):04X})")
 
 
 def by_ruamel(text: str, file: Path) -> LocatedMap:

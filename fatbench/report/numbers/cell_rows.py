@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select as sql
 
 from fatbench.report.numbers.doubts import Doubt, Doubts, Outcomes, doubts
+from fatbench.store.consistency import impossible
 from fatbench.store.rows import batches
-from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, STAGES
+from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
 from fatbench.store.stage_names import parsed
 
 if TYPE_CHECKING:
@@ -60,18 +62,49 @@ def doubts_of(cells: Sequence[str], store: Store, read: Outcomes | None = None) 
     """
     numbers = numbers_of(cells, store, (NUMBERS.c.stage != "train") & (NUMBERS.c.client == -1))
     evaluated = sorted({row["cell"] for row in numbers})
-    made = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings).where(STAGES.c.stage != "train")
-    texts, bare = {}, set()
-    for cell, stage, text in fetch(store, made, STAGES.c.cell, evaluated):
+    made = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings, RUNS.c.device, RUNS.c.commit)
+    made = made.outerjoin(RUNS, RUNS.c.id == STAGES.c.run).where(STAGES.c.stage != "train")
+    texts, more = {}, _without_images(numbers, evaluated, store)
+    for cell, stage, text, device, commit in fetch(store, made, STAGES.c.cell, evaluated):
         if text is None:
-            bare.add((cell, stage))
+            more.setdefault((cell, stage), []).append(Doubt("no_settings"))
         else:
             texts[parsed(stage).evaluation] = text
+        if device is not None and commit is None:
+            more.setdefault((cell, stage), []).append(Doubt("no_commit"))
     attacks = {evaluation: json.loads(text) for evaluation, text in texts.items()}
     specs = fetch(store, sql(CELLS.c.id, CELLS.c.spec), CELLS.c.id, evaluated)
     data = {cell: json.loads(spec).get("data", {}) for cell, spec in specs}
     found = doubts(numbers, attacks, data, outcomes(cells, store) if read is None else read)
-    return found | {key: (*found.get(key, ()), Doubt("no_settings")) for key in bare}
+    return found | {key: (*found.get(key, ()), *why) for key, why in more.items()}
+
+
+def _without_images(
+    numbers: Iterable[Mapping[str, Any]], cells: Sequence[str], store: Store
+) -> dict[tuple[str, str], list[Doubt]]:
+    """The accuracies of which no outcomes are stored, and whether so many images can give them.
+
+    One that contradicts its outcomes is refused where it is read (`fatbench.store.integrity.agree`).
+    """
+    stages = sql(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage).distinct()
+    stored = {tuple(row) for row in fetch(store, stages, OUTCOME_CHUNKS.c.cell, cells)}
+    bare = [
+        row
+        for row in numbers
+        if row["n"] and row["metric"] == parsed(row["stage"]).metric and (row["cell"], row["stage"]) not in stored
+    ]
+    of_clients = numbers_of(
+        {row["cell"] for row in bare}, store, (NUMBERS.c.stage != "train") & (NUMBERS.c.client >= 0)
+    )
+    models = Counter((row["cell"], row["stage"], row["metric"]) for row in of_clients)
+    found = {}
+    for row in bare:
+        cell, stage, metric, value, n = (row[name] for name in ("cell", "stage", "metric", "value", "n"))
+        if impossible(metric, value, n, models[cell, stage, metric] or 1):
+            found[cell, stage] = [Doubt("no_outcomes"), Doubt("impossible", n)]
+        else:
+            found[cell, stage] = [Doubt("no_outcomes")]
+    return found
 
 
 _COLUMNS = ("cell", "stage", "round", "client", "metric", "value", "n")

@@ -51,12 +51,15 @@ WORDS = {  # code -> what is printed; {value}, {against} and {metric} are the do
     "gradient": f"the loss has no gradient on more than {100 * ZERO_GRADIENTS:g}% of the images:"
     " gradient attacks overstate robustness",
     "no_settings": "the settings of its attack are not recorded",
+    "no_commit": "the commit of its code is not recorded",
+    "no_outcomes": "no outcome of each image is stored",
+    "impossible": "no accuracy that {value:.0f} images can give",
     "not_cut": "of all images: their outcomes are not stored",
     "tf32": "attacked in tf32",
     "bf16": "attacked in bf16",
 }
 PRECISION = frozenset({"tf32", "bf16"})
-MEASURED_WELL = frozenset({"majority", *PRECISION})  # the number is right, and says little
+MEASURED_WELL = frozenset({"majority", "no_commit", *PRECISION})  # the number is right, and says little
 NOT_ABOVE = frozenset({"diverged", "chance", "majority"})  # a constant classifier
 NOT_LEARNED = frozenset({"diverged", "chance"})  # of a network whose other accuracies mean nothing
 RULE = (
