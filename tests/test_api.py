@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -192,9 +193,11 @@ def test_attacks_are_those_of_the_suites_and_leave_the_model_as_it_was() -> None
     assert set(ATTACKS) <= set(dir(fatbench.attacks))
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10)).train()
     x, y = torch.rand(3, 1, 8, 8), torch.tensor([1, 2, 3])
-    first, again = (fatbench.attacks.pgd(model, x, y, eps=0.1, step=0.05, steps=2) for _ in range(2))
-    assert torch.equal(first, again) and not torch.equal(first, x)
-    assert not torch.equal(fatbench.attacks.pgd(model, x, y, eps=0.1, step=0.05, steps=2, seed=1), first)
+    settings: dict[str, Any] = {"eps": "0.1", "step": 0.05, "steps": 2}
+    before = torch.get_rng_state()
+    first, other = (fatbench.attacks.pgd(model, x, y, **settings) for _ in range(2))
+    again = fatbench.attacks.pgd(model, x, y, **settings, seed=first.seed)
+    assert torch.equal(first, again) and not torch.equal(first, other) and torch.equal(before, torch.get_rng_state())
     assert all(module.training for module in model.modules())
     assert all(weight.grad is None for weight in model.parameters())
     torch.testing.assert_close(fatbench.attacks.natural(model, x, y), x)
@@ -204,6 +207,44 @@ def test_attacks_are_those_of_the_suites_and_leave_the_model_as_it_was() -> None
         fatbench.attacks.fgsm(model, 2 * x - 1, y, eps=0.1)
     with pytest.raises(AttributeError, match="has no attack 'pgdd'"):
         _ = fatbench.attacks.pgdd
+    assert {"attack", "through", "restarts", "seed"} <= inspect.signature(fatbench.attacks.dual).parameters.keys()
+
+
+def test_restarts_keep_of_each_image_what_fools_the_model() -> None:
+    """Right only while pixel 0 is at most 0.5: of eight starts in [0, 1] without a step, one is beyond it."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([0.5 - x[:, 0, 0, 0], x[:, 0, 0, 0] - 0.5], 1)
+
+    x, y = torch.full((64, 1, 1, 1), 0.4), torch.zeros(64, dtype=torch.int64)
+    settings: dict[str, Any] = {"eps": 0.3, "step": 0, "steps": 1, "seed": 0}
+    right = [(fatbench.attacks.pgd(model, x, y, **settings, restarts=k) <= 0.5).sum() for k in (1, 2, 8)]
+    assert 64 > right[0] > right[1] > right[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"eps": 8}, "8/255, not 8"),
+        ({"steps": 0}, "attacks.pgd: steps"),
+        ({"x": torch.full((2, 1, 8, 8), 2.0)}, r"in \[0, 1\].*got 2"),
+        ({"x": torch.zeros(2, 1, 8, 9)}, "does not take images of 1x8x9"),
+        ({"x": torch.zeros(2, 1, 8, 8).double()}, "float64"),
+        ({"y": torch.tensor([0.0, 1.0])}, "float32"),
+        ({"y": torch.tensor([0, 12])}, "labels of 10 classes are 0 to 9, got 0 to 12"),
+        ({"y": torch.tensor([0])}, "expected 2 classes"),
+        ({"model": lambda x: {"logits": x}}, "gives a dict, not logits"),
+        ({"model": {}}, "got a dict"),
+    ],
+)
+def test_a_mistake_in_what_an_attack_is_given_is_named(change: dict[str, Any], said: str) -> None:
+    right = {
+        "model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "x": torch.zeros(2, 1, 8, 8), "y": numpy.array([1, 2]),
+        "eps": 8 / 255, "step": "2/255", "steps": 1,
+    }  # fmt: skip
+    assert fatbench.attacks.pgd(**right).shape == (2, 1, 8, 8)
+    with pytest.raises(SpecError, match=said):
+        fatbench.attacks.pgd(**{**right, **change})
 
 
 # --- evaluate -----------------------------------------------------------------------------------------------------
@@ -403,7 +444,8 @@ def test_an_attack_from_python_takes_what_a_suite_takes(name: str) -> None:
     def settings(signature: inspect.Signature) -> dict[str, object]:
         return {p.name: p.default for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
 
-    assert settings(ours) == {**settings(registered), "seed": 0}
+    more = {"restarts": 1} if name in ("pgd", "cw") else {}
+    assert settings(ours) == {**settings(registered), **more, "seed": None}
 
 
 def test_pgd_in_l2_and_cw_with_its_margin_reach_the_attack() -> None:

@@ -88,7 +88,7 @@ def task(
     dataset: Any = None,
     attacks: Sequence[str] | None = None,
     *,
-    eps: str = "8/255",
+    eps: str | float = "8/255",
     n: int | None = None,
     batch: int = 500,
     size: int | None = None,

@@ -156,10 +156,8 @@ def _plain_value(setting: Setting, value: Any, place: str) -> Any:
         problem = error.errors()[0]
         what = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
         raise SpecError(f"{place}: {what}, got {_shown(value)}") from None
-    if isinstance(value, str) and isinstance(read, float):  # "8/255" stays a string, written one way
-        if match := types.FRACTION.match(value):
-            return f"{match[1]}/{match[2]}"
-        raise SpecError(f"{place}: expected a number or a fraction such as 8/255, got {_shown(value)}")
+    if isinstance(value, str) and isinstance(read, float) and types.FRACTION.match(value):  # stays text, in one form
+        return "/".join(part.strip() for part in value.split("/"))
     if isinstance(read, float) and not math.isfinite(read):
         raise SpecError(f"{place}: should be a finite number, got {_shown(value)}")
     return read

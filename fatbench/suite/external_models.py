@@ -100,7 +100,7 @@ def _numbers(values: list[float]) -> str:
 # --- attacks ------------------------------------------------------------------------------------------------------
 
 
-def evaluations(texts: list[str], eps: str, n: int | None, batch: int) -> tuple[Evaluation, ...]:
+def evaluations(texts: list[str], eps: str | float, n: int | None, batch: int) -> tuple[Evaluation, ...]:
     """The attacks that a person asked for: "pgd20", "{name: pgd, ...}" or "LABEL={name: pgd, ...}".
 
     A name of DEFAULT_ATTACKS has the settings of the field, at radius `eps`; pgd20 and cw take steps of eps / 4.
@@ -124,7 +124,7 @@ def _label(attack: Mapping[str, Any]) -> str:
     return str(attack["attack"]).lower() if "attack" in attack else str(attack["name"])
 
 
-def read_attack(text: str, eps: str) -> tuple[str, Any]:
+def read_attack(text: str, eps: str | float) -> tuple[str, Any]:
     """(its label or "", a name or a mapping) of an attack as a person writes it. SpecError."""
     settings = standard_attacks.settings(eps)
     if text in settings:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite.located import LocatedMap, merge
-from fatbench.suite.types import FRACTION
+from fatbench.suite.types import FRACTION, written
 
 CHAIN = ("natural", "fgsm", "pgd20", "autoattack")  # metrics, from the weakest
 TITLES = {"fgsm": "FGSM", "pgd20": "PGD-20", "cw": "CW", "autoattack": "AA"}  # metric -> heading of a table
@@ -18,18 +18,21 @@ def strength(metric: str) -> int:
     return CHAIN.index(metric) if metric in CHAIN else len(CHAIN)
 
 
-def settings(eps: str, place: str = "--eps") -> dict[str, dict[str, Any]]:
-    """Name -> settings of each attack at a radius such as "8/255" or "0.1"; pgd20 and cw take steps of eps / 4."""
-    step: Any
-    if match := FRACTION.match(eps):
-        eps_value: Any = eps.strip()
-        step = f"{float(match[1]) / 4:g}/{match[2]}"
-    else:
-        try:
-            eps_value = float(eps)
-        except ValueError:
-            raise SpecError(f"{place}: expected a radius such as 8/255 or 0.1, got '{eps}'") from None
-        step = eps_value / 4
+def settings(eps: str | float, place: str = "--eps") -> dict[str, dict[str, Any]]:
+    """Name -> settings of each attack at a radius such as "8/255" or 0.1; pgd20 and cw take steps of eps / 4.
+
+    SpecError: it is no part of the pixel range.
+    """
+    try:
+        radius = float(written(eps))
+    except (TypeError, ValueError):
+        radius = -1.0
+    if not 0 <= radius <= 1:
+        raise SpecError(f"{place}: expected a part of the pixel range such as 8/255 or 0.03 (and not 8), got '{eps}'")
+    step: Any = radius / 4
+    eps_value: Any = radius
+    if isinstance(eps, str) and (match := FRACTION.match(eps)):
+        eps_value, step = eps.strip(), f"{float(match[1]) / 4:g}/{match[2]}"
     ball, walk = {"eps": eps_value}, {"eps": eps_value, "step": step}
     return {
         "natural": {"name": "natural"},

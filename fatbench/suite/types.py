@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator
 from fatbench.suite import weights
 
 FRACTION = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)\s*\Z")
+DECIMAL = re.compile(r"\s*-?\d*\.?\d+(?:[eE][+-]?\d+)?\s*\Z")
 
 
 def number(value: Any) -> Any:
@@ -30,7 +31,14 @@ def number(value: Any) -> Any:
     return value
 
 
-_read = BeforeValidator(number)
+def written(value: Any) -> Any:
+    """The number that a text stands for, "8/255" or "0.03"; anything else is returned as it is."""
+    if isinstance(value, str) and DECIMAL.match(value):
+        return int(value) if re.fullmatch(r"\s*-?\d+\s*", value) else float(value)
+    return number(value)
+
+
+_read = BeforeValidator(written)
 
 Count = Annotated[int, Ge(1), Le(10**9 - 1), _read]  # 1, 2, 3, ..., nine digits: those of a stage's name
 Natural = Annotated[int, Ge(0), _read]  # 0, 1, 2, ...
