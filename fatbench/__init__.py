@@ -2,20 +2,33 @@
 
     import fatbench
 
-    fatbench.suites()                              all suites
-    fatbench.run("sfat-cifar10", preset="smoke")   what is not done yet
-    fatbench.table("sfat-cifar10")                 measured beside published, in a notebook as HTML
-    fatbench.results("sfat-cifar10")               the same numbers as a pandas.DataFrame
-    fatbench.evaluate(module, dataset="cifar10")   a module of yours, attacked
-    fatbench.load_model("sfat-fashion/Non-IID/FAT/6")     a network of stored results
-    fatbench.dataset(x, y, x_test, y_test, name="mine")   arrays of yours, as a data set of a plug-in
+    fatbench.evaluate(module, (x, y), ["pgd20"])          a module of yours, on images of yours, attacked
     fatbench.attacks.pgd(module, x, y, eps="8/255", step="2/255", steps=20)
+    fatbench.load_data("cifar10", "train")                images and labels, as suites split them
+    fatbench.partition(y, "dirichlet", clients=5)         whose images are whose, for a loop of yours
+    fatbench.aggregate("krum", uploads, malicious=1)      the next model of what the clients sent
+    fatbench.register(my_function, "aggregator")          a method from a cell
+    fatbench.make_suite("sfat-cifar10", methods={...})    a suite with it beside the others
 
-docs/python.md shows each of them. Importing fatbench imports neither torch nor pandas.
+    fatbench.suites()                                     all suites
+    fatbench.run("sfat-cifar10", preset="smoke")          what is not done yet
+    fatbench.table("sfat-cifar10")                        measured beside published, in a notebook as HTML
+    fatbench.results("sfat-cifar10")                      the same numbers as a pandas.DataFrame
+    fatbench.outcomes("sfat-cifar10", "pgd20")            which images are classified right
+    fatbench.compare("SFAT", "FAT", suite="sfat-cifar10") whether two rows differ; two arrays of outcomes, too
+    fatbench.plot("sfat-cifar10", "F3")                   a figure
+    fatbench.Table.from_frame(frame, "method", ["pgd20"]) a table of numbers of yours
+
+    fatbench.list_models(), load_model(NAME)              networks of stored results
+    fatbench.import_results(file), export_results(file)   results from and for other machines
+    fatbench.dataset(x, y, x_test, y_test, name="mine")   arrays of yours, as a data set of a plug-in
+
+docs/python.md shows them at work. Importing fatbench imports neither torch nor pandas.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -23,40 +36,47 @@ from fatbench.version import __version__
 
 if TYPE_CHECKING:
     from fatbench import attacks as attacks
+    from fatbench.api import Comparison as Comparison
+    from fatbench.api import Evaluation as Evaluation
     from fatbench.api import Table as Table
+    from fatbench.api import aggregate as aggregate
+    from fatbench.api import compare as compare
     from fatbench.api import evaluate as evaluate
+    from fatbench.api import export_results as export_results
+    from fatbench.api import import_results as import_results
+    from fatbench.api import list_models as list_models
+    from fatbench.api import load_data as load_data
     from fatbench.api import load_model as load_model
+    from fatbench.api import make_suite as make_suite
+    from fatbench.api import outcomes as outcomes
+    from fatbench.api import partition as partition
     from fatbench.api import plan as plan
+    from fatbench.api import plot as plot
+    from fatbench.api import register as register
     from fatbench.api import results as results
     from fatbench.api import run as run
     from fatbench.api import suites as suites
     from fatbench.api import table as table
     from fatbench.data.own import dataset as dataset
 
-__all__ = [
-    "Table",
-    "__version__",
-    "attacks",
-    "dataset",
-    "evaluate",
-    "load_model",
-    "plan",
-    "results",
-    "run",
-    "suites",
-    "table",
-]
-
-_API = ("Table", "evaluate", "load_model", "plan", "results", "run", "suites", "table")
+_API = (
+    "Comparison", "Evaluation", "Table", "aggregate", "compare", "evaluate", "export_results", "import_results",
+    "list_models", "load_data", "load_model", "make_suite", "outcomes", "partition", "plan", "plot", "register",
+    "results", "run", "suites", "table",
+)  # fmt: skip
+__all__ = ["__version__", "attacks", "dataset", *_API]
 
 
+@functools.cache
 def __getattr__(name: str) -> Any:
     if name == "attacks":
         return importlib.import_module("fatbench.attacks")
     if name == "dataset":
         return importlib.import_module("fatbench.data.own").dataset
     if name in _API:
-        return getattr(importlib.import_module("fatbench.api"), name)
+        api = importlib.import_module("fatbench.api")
+        found = getattr(api, name)
+        return found if isinstance(found, type) else api.spoken(found)
     raise AttributeError(f"module 'fatbench' has no attribute '{name}'")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 MANY = 40  # names that a message lists
 SECRET = "(?:password|passwd|passfile|pwd|secret|token)"
@@ -48,6 +49,16 @@ class FatbenchError(Exception):
 
     def __init__(self, message: object = ""):
         super().__init__(printable(masked(str(message))))
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows instead of all frames: the message, and the user's line that led to it."""
+        import traceback
+
+        ours = str(Path(__file__).parent)
+        frames = traceback.extract_tb(self.__traceback__)
+        inside = next((place for place, one in enumerate(frames) if one.filename.startswith(ours)), len(frames))
+        called = frames[max(inside - 1, 0) : inside]
+        return [f"{type(self).__name__}: {self}", *(f"  line {one.lineno}: {one.line}" for one in called)]
 
 
 class SpecError(FatbenchError):

@@ -91,7 +91,7 @@ def test_importing_costs_nothing_and_names_stay_functions() -> None:
     code = (
         "import sys, fatbench; assert 'torch' not in sys.modules and 'pandas' not in sys.modules;"
         "from fatbench.runner import worker; import fatbench.runner.start;"
-        "assert callable(fatbench.run) and fatbench.run is fatbench.api.run;"
+        "assert fatbench.run.__wrapped__ is fatbench.api.run and fatbench.run is fatbench.run;"
         "assert set(fatbench.__all__) <= set(dir(fatbench)); [getattr(fatbench, n) for n in fatbench.__all__];"
         "assert 'torch' not in sys.modules"
     )
@@ -112,7 +112,8 @@ def test_suites_and_plan_are_those_of_the_command_line(
 
 def test_results_are_the_numbers_of_the_view(here: Path) -> None:
     """2 cells, each with natural and fgsm after round 2: the values of `show`; an axis does not hide a column."""
-    frame = fatbench.results("tiny.yaml")
+    frame = fatbench.results("tiny.yaml", stage=None)
+    assert fatbench.results("tiny.yaml")["value"].tolist() == frame[frame["stage"] != "train"]["value"].tolist()
     found = frame[(frame["stage"] != "train") & frame["metric"].isin(["natural", "fgsm"])]
     columns = (found[name] for name in ("axis:metric", "metric", "round", "n"))
     assert sorted(zip(*columns, strict=True)) == [
@@ -126,8 +127,9 @@ def test_results_are_the_numbers_of_the_view(here: Path) -> None:
         assert store is not None
         every = store.measurements()
     assert frame["value"].tolist() == [row["value"] for row in every]
-    assert len(fatbench.results()) == len(every)
-    assert len(fatbench.results("tiny.yaml", where="metric=samples")) * 2 == len(every)
+    assert len(fatbench.results(stage=None)) == len(every)
+    half = fatbench.results("tiny.yaml", where={"metric": "samples"}, stage=None, seeds=1)
+    assert len(half) * 2 == len(every)
 
 
 def test_a_table_is_what_the_command_prints(
@@ -142,7 +144,7 @@ def test_a_table_is_what_the_command_prints(
     assert sorted(shown[shown["metric"] == "natural"]["mean"]) == sorted(natural["value"])
     html = made._repr_html_()
     assert html.startswith('<div class="fatbench">') and "<td" in html and "<body" not in html and ":root" not in html
-    with pytest.raises(SpecError, match=r"--table: no table is named 'B' \(known: A\)"):
+    with pytest.raises(SpecError, match=r"^id: no table is named 'B' \(known: A\)"):
         fatbench.table("tiny.yaml", "B")
 
 
@@ -373,11 +375,15 @@ def test_examples_of_docstrings(module: str, tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("function", "command", "not_here"),
     [
-        (fatbench.run, "run_suite", {"smoke", "dry_run", "verbose"}),  # a preset; `fatbench.plan`; a log's level
+        (
+            fatbench.run,
+            "run_suite",
+            {"smoke", "dry_run", "verbose", "data", "name"},
+        ),  # a preset; `fatbench.plan`; a log's level
         (
             fatbench.evaluate,
             "evaluate",  # module, network, attacks; exit codes
-            {"file", "model", "attack", "smoke", "format", "strict", "expect_natural"},
+            {"file", "attack", "smoke", "format", "data"},
         ),
         (fatbench.table, "report", {"names", "smoke", "format", "output", "table", "no_published", "width", "spread"}),
     ],
@@ -430,7 +436,7 @@ def test_replicates_and_several_suites_are_asked_for_as_on_the_command_line(
         frame = fatbench.table(name, with_evaluated=rows == 3, db=both).frame()
         natural = numpy.atleast_1d(frame.set_index("metric")["mean"]["natural"])
         assert len(natural) == rows and (natural == 0).all()
-    with pytest.raises(SpecError, match="--runs: expected precision="):
+    with pytest.raises(SpecError, match=r"^runs: expected precision="):
         fatbench.table("tiny.yaml", runs="mean")
     table = fatbench.table(["tiny.yaml"], rows=["metric"], columns=["fgsm"], notes="none", digits=1)
     words = ["report", "tiny.yaml", "--rows", "metric", "--columns", "fgsm", "--notes", "none", "--digits", "1"]
@@ -455,3 +461,132 @@ def test_pgd_in_l2_and_cw_with_its_margin_reach_the_attack() -> None:
     torch.testing.assert_close((moved - x).abs().flatten(), torch.full((2,), 0.1))
     stopped = fatbench.attacks.cw(model, x, y, eps=0.25, step=0.1, steps=1, kappa=0.0, early_stop=True)
     assert stopped.shape == x.shape
+
+
+# --- objects in ---------------------------------------------------------------------------------------------------
+
+
+def zeros(classes: int = 10) -> nn.Sequential:
+    """Answers class 0, whatever it is shown."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+    with torch.no_grad():
+        module[1].weight.zero_()
+        module[1].bias.copy_(torch.eye(classes)[0])
+    return module
+
+
+def flip(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Negative images."""
+    return 1 - x
+
+
+def test_images_in_memory_are_a_data_set_in_every_form() -> None:
+    """Three of eight labels are 0; of the first four, two."""
+    from torch.utils.data import DataLoader, TensorDataset
+
+    x, y = torch.rand(8, 1, 8, 8), torch.tensor([0, 1, 0, 3, 4, 5, 6, 0])
+    tensors = TensorDataset(x, y)
+    mine = fatbench.dataset(1 - x, y, x, y, name="mine", classes=10)
+    loaders = DataLoader(tensors, batch_size=3), DataLoader(tensors, batch_size=3, shuffle=True)
+    for given in ((x, y), [x.numpy(), y.tolist()], ((x * 255).byte(), y), tensors, *loaders, mine):
+        found = fatbench.evaluate(zeros(), given, ["fgsm", flip])
+        assert found.accuracy == {"natural": 3 / 8, "fgsm": 3 / 8, "flip": 3 / 8}, given
+        assert found.outcomes["flip"].tolist() == (y == 0).tolist()
+    assert fatbench.evaluate(zeros(), (x, y), flip, n=4).accuracy["natural"] == 2 / 4
+    low, high = found.interval("fgsm")
+    assert 0 < low < 3 / 8 < high < 1 and any("no gradient" in doubt for doubt in found.doubts)
+    for wrong, said in (((x, y[:3]), "8 images and 3 labels"), ((2 * x, y), r"in \[0, 1\]"), (3, "got a int")):
+        with pytest.raises(SpecError, match=said):
+            fatbench.evaluate(zeros(), wrong, "fgsm")
+
+
+def test_attacks_as_objects_do_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text of a function decides whether a stored number is of it; torchattacks' object is that of its name."""
+    import torchattacks
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    x, y = torch.rand(40, 1, 8, 8).mul(255).byte(), torch.arange(40) % 10
+    db = tmp_path / "own.db"
+    by_name = fatbench.evaluate(net, (x, y), {"own": {"name": "fgsm", "eps": 0.1}, "short": "fgsm"}, eps=0.1, db=db)
+    theirs = fatbench.evaluate(net, (x, y), torchattacks.FGSM(net, eps=0.1), db=db)
+    assert theirs.accuracy["fgsm"] == by_name.accuracy["own"] == by_name.accuracy["short"]
+    nothing = fatbench.evaluate(net, (x, y), lambda model, x, y: x, db=db).accuracy
+    assert len(nothing) == 2 and len({*nothing.values()}) == 1
+    for source in ("1 - x", "x"):
+        (tmp_path / "own_attack.py").write_text(f"def own(model, x, y):\n    return {source}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        import importlib
+        import linecache
+
+        import own_attack  # type: ignore[import-not-found]
+
+        linecache.checkcache()
+        own = importlib.reload(own_attack).own
+        expected = (net(own(net, x / 255, y)).argmax(1) == y).float().mean().item()
+        assert fatbench.evaluate(net, (x, y), own, db=db).accuracy["own"] == pytest.approx(expected)
+    with pytest.raises(SpecError, match="another model"):
+        fatbench.evaluate(zeros(), (x, y), torchattacks.FGSM(net))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"eps": 8}, "^eps: expected a part of the pixel range"),
+        ({"attacks": "pgd-20"}, "^attacks: no attack is named 'pgd-20'.*did you mean 'pgd20'"),
+        ({"dataset": "digit"}, "did you mean 'digits'"),
+        ({"dataset": None}, "dataset=NAME, or like=SUITE"),
+        ({"mean": 0.3}, "^mean and std go together"),
+        ({"expect_natural": 95}, "^expect_natural: expected a fraction"),
+        ({"model": {}}, "got a dict"),
+    ],
+)
+def test_a_mistake_is_told_in_the_words_of_the_call(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said) as caught:
+        fatbench.evaluate(**{"model": zeros(), "dataset": "digits", "attacks": ["fgsm"], "n": 20, **change})
+    shown = caught.value._render_traceback_()
+    assert len(shown) == 2 and str(caught.value) in shown[0] and "fatbench.evaluate(" in shown[1]
+
+
+# --- parts for a loop of one's own --------------------------------------------------------------------------------
+
+
+def test_a_partition_is_that_of_the_suites() -> None:
+    from fatbench.engine.randomness import numpy_generator
+    from fatbench.methods.partitions import PARTITIONS
+
+    x, y = fatbench.load_data("digits", "train")
+    assert x.shape == (1442, 1, 8, 8) and x.dtype == torch.float32 and x.min() >= 0 and x.max() == 1
+    ours = fatbench.partition(y, "dirichlet", clients=5, alpha=0.5, seed=3)
+    theirs = PARTITIONS["dirichlet"](y.numpy(), numpy_generator(3, "partition"), None, clients=5, alpha=0.5)
+    assert all(map(numpy.array_equal, ours, theirs)) and sorted(numpy.concatenate(ours)) == list(range(len(y)))
+    for wrong, said in (({"clients": 5, "alpha": -1}, "alpha"), ({"clients": 0}, "clients")):
+        with pytest.raises(SpecError, match=said):
+            fatbench.partition(y, **{"alpha": 0.5, **wrong})
+    with pytest.raises(SpecError, match="whole numbers"):
+        fatbench.partition(y.float(), "iid", clients=2)
+
+
+def test_uploads_are_put_together_as_the_engine_does() -> None:
+    """FedAvg by hand; batch normalisation: SFAT leaves its weights as FedAvg's, running numbers go by size."""
+    vectors = [numpy.array([1.0, 0.0]), numpy.array([4.0, 3.0])]
+    assert fatbench.aggregate("samples", vectors, sizes=[2, 1]).tolist() == [2.0, 1.0]
+    nets = [nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)) for _ in range(4)]
+    states = [net.state_dict() for net in nets]
+    for k, state in enumerate(states):
+        for key in state:
+            state[key] = torch.full_like(state[key], k)
+    settings: dict[str, Any] = {"alpha": 1 / 3, "top": 1}
+    found = fatbench.aggregate("sfat", states, losses=[4, 3, 2, 1], **settings)
+    assert found["0.weight"][0, 0] == pytest.approx((0 + 1 + 2 + 2 * 3) / 5)
+    assert found["1.weight"][0] == found["1.running_mean"][0] == pytest.approx(1.5)
+    with_model = fatbench.aggregate("sfat", states, losses=[4, 3, 2, 1], model=nets[0], **settings)
+    assert all(torch.equal(found[key], with_model[key]) for key in found)
+    with pytest.raises(SpecError, match=r"^losses:"):
+        fatbench.aggregate("sfat", states, **settings)
+    with pytest.raises(SpecError, match=r"client 1 and \(2,\) of client 0"):
+        fatbench.aggregate("samples", [torch.zeros(2), torch.zeros(3)])
+    memory: dict[str, Any] = {}
+    for _ in range(2):
+        fatbench.aggregate("afl", vectors, losses=[1, 2], memory=memory, gamma=0.1)
+    assert torch.as_tensor(memory["lambda"]).tolist() == pytest.approx([0.4, 0.6])

@@ -431,7 +431,7 @@ def test_right_probabilities_are_not_doubted(here: Path, run: Run) -> None:
         (
             "my.pt --model my_model.py:make --dataset digits --eps big",
             2,
-            "--eps: 8/255 or 0.03",
+            "--eps: expected a part of the pixel range such as 8/255 or 0.03",
         ),
         ("my.pt --model my_model.py:make --dataset digits --attack pgd2", 2, "no attack is named 'pgd2'"),
         ("my.pt --model my_model.py:make --like sfat-cifar10 --smoke -n 5", 2, "leave out --attack, -n and --size"),

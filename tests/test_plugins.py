@@ -792,7 +792,7 @@ def test_python_takes_plug_ins_as_the_commands_do(place, monkeypatch):
     with pytest.raises(SpecError, match="no attack is named 'blank'"):
         fatbench.plan("mine.yaml")
     assert fatbench.plan("mine.yaml", plugins=["mine.py"])["method"].tolist() == ["FedAvg", "Mine"]
-    with pytest.raises(SpecError, match=r"--plugin: plugin .*none.py: No such file or directory"):
+    with pytest.raises(SpecError, match=r"^plugins: plugin .*none.py: No such file or directory"):
         fatbench.table("mine.yaml", plugins=["none.py"])
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench import whole_file
 from fatbench.cli.options import Plugin
-from fatbench.errors import FatbenchError, NothingMatched, SpecError, UnknownName, did_you_mean
+from fatbench.errors import FatbenchError, SpecError, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -90,7 +90,7 @@ def plan_of(
     from fatbench.suite import files
 
     suite = files.load(name)
-    return suite.plan(_preset(preset, smoke) or "paper", _seeds(seeds), _filter(where), listed(attacks))
+    return suite.plan(named_preset(preset, smoke) or "paper", _seeds(seeds), named_filter(where), listed(attacks))
 
 
 def listed(text: str | None) -> list[str]:
@@ -104,10 +104,11 @@ def plan_in(
     """A suite and the plan to look at: the preset asked for, else the first that has been run, else paper."""
     from fatbench import api
 
-    return api.planned(name, _preset(preset, smoke), _seeds(seeds), _filter(where), store)
+    return api.planned(name, named_preset(preset, smoke), _seeds(seeds), named_filter(where), store)
 
 
-def _preset(preset: str | None, smoke: bool) -> str | None:
+def named_preset(preset: str | None, smoke: bool) -> str | None:
+    """The preset of --preset or --smoke. SpecError: both say another."""
     if smoke and preset not in (None, "smoke"):
         raise SpecError(f"--smoke and --preset {preset} contradict each other")
     return "smoke" if smoke else preset
@@ -119,7 +120,7 @@ def _seeds(text: str | None) -> list[int] | None:
     return model.parse_seeds(text) if text else None
 
 
-def _filter(given: list[str] | None) -> str | None:
+def named_filter(given: list[str] | None) -> str | None:
     """One filter of all that were given; each by itself is what `-k` says it is."""
     from fatbench.suite import filters
 
@@ -131,16 +132,9 @@ def cell_in(store: Store | None, cell: str) -> str:
 
     SpecError: several have.
     """
-    found = [] if store is None else store.begins(cell)
-    found = [cell] if cell in found else found
-    if not found:
-        from fatbench.suite import files
+    from fatbench import api
 
-        lists = f"fatbench status {cell if cell in files.available() else 'NAME'} lists the cells"
-        raise NothingMatched(f"no cell '{cell}' in the database ({lists})")
-    if len(found) > 1:
-        raise SpecError(f"'{cell}' could be any of {', '.join(sorted(found)[:8])}")
-    return found[0]
+    return api.begins(store, cell)
 
 
 def write_text(file: Path, text: str, asked: Path) -> None:

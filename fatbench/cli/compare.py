@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fatbench import hub, whole_file
-from fatbench.cli.common import cell_in, known_format, plan_in, print_json
+from fatbench.cli.common import known_format, named_filter, named_preset, plan_in, print_json
 from fatbench.cli.options import Db, Format, Preset, Seeds, Select, Smoke, Where
 from fatbench.cli.reporting import checkpoint
 from fatbench.errors import NothingMatched, SpecError
@@ -61,43 +56,15 @@ def compare(
         return
     if b is None:
         raise SpecError("compare takes two sides, A and B (or a suite and --tests)")
-    margin = None
-    files = [_is_results(side) for side in (a, b)]
-    if any(files) and not all(files):
-        raise SpecError(
-            f"'{a if files[0] else b}' is a file or database, but '{b if files[0] else a}' is not: give two of a kind"
-        )
-    with contextlib.ExitStack() as stack:
-        if all(files):
-            ours, theirs = (stack.enter_context(_results(side)) for side in (a, b))
-            plan = None
-            if name:
-                suite, plan = plan_in(name, preset, smoke, seeds, where, ours)
-                margin = suite.margin
-            pairs = comparing.common(ours, theirs, plan)
-            if not pairs:
-                raise NothingMatched(f"{a} and {b} have no cell in common")
-        else:
-            found = stack.enter_context(opened(db))
-            if found is None:
-                raise NothingMatched("the database has no results yet: fatbench run NAME")
-            ours = theirs = found
-            if name:
-                suite, plan = plan_in(name, preset, smoke, seeds, where, found)
-                pairs, margin = comparing.rows(api.to_read(suite, plan, found), a, b), suite.margin
-            elif any(sign in side for side in (a, b) for sign in "=<>"):
-                raise SpecError(f"--suite: '{a}' and '{b}' are rows: name their suite with --suite")
-            else:
-                one, other = cell_in(found, a), cell_in(found, b)
-                pairs = [comparing.Pair("", int(found.cells([one])[one].get("seed") or 0), one, other)]
-        of_a = comparing.measured(ours, {pair.a for pair in pairs}, at)
-        of_b = comparing.measured(theirs, {pair.b for pair in pairs}, at)
-        done = comparing.compare(pairs, of_a.__getitem__, of_b.__getitem__, metric or ())
+    found = api.compare(
+        a, b, suite=name, metric=metric or (), preset=named_preset(preset, smoke), seeds=seeds,
+        where=named_filter(where), select=at, db=db,
+    )  # fmt: skip
     if format == "json":
-        said = {"a": a, "b": b, "checkpoint": select, "exploratory": True, "margin": margin}
-        print_json({**said, "comparisons": comparing.as_json(done, margin)})
+        said = {"a": a, "b": b, "checkpoint": select, "exploratory": True, "margin": found.margin}
+        print_json({**said, "comparisons": comparing.as_json(found.parts, found.margin)})
     else:
-        print(comparing.as_text(done, a, b, select, margin), end="")
+        print(found, end="")
 
 
 def _declared(
@@ -138,31 +105,3 @@ def _declared(
         return
     seeds = suite.contents.presets[plan.preset].seeds or suite.contents.seeds
     print("\n".join(declared_tests.as_text(found, tests, plan, select, only, seeds) for tests, found in tested), end="")
-
-
-def _is_database(side: str) -> bool:
-    """Whether it is a database's URL; an address of the hub names a file."""
-    return "://" in side and hub.address(Path(side)) is None
-
-
-def _is_results(side: str) -> bool:
-    """Whether an argument is a database's URL, or a file."""
-    return _is_database(side) or os.path.isfile(
-        whole_file.regular(Path(side))
-    )  # which says no to a name too long for a file
-
-
-@contextlib.contextmanager
-def _results(side: str) -> Iterator[Store]:
-    """A database, or an exported file, imported into a temporary database."""
-    from fatbench.store import jsonl
-    from fatbench.store.stages import Store
-
-    with contextlib.ExitStack() as stack:
-        if not _is_database(side) and jsonl.is_export(side):
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fatbench-"))
-            store = stack.enter_context(Store.open(str(Path(folder) / "results.db"), create=True))
-            jsonl.import_(store, side)
-        else:
-            store = stack.enter_context(Store.open(side))
-        yield store

@@ -39,8 +39,6 @@ def export(
 
     Example: fatbench export --suite fat-baselines -o results.jsonl
     """
-    from fatbench.store import jsonl
-
     known_format(format, EXPORTS)
     if format in ("parquet", "robustbench", "croissant") and output is None:
         raise SpecError(f"--format {format}: say where with -o {'FILE' if format == 'parquet' else 'FOLDER'}")
@@ -54,19 +52,10 @@ def export(
         _numbers(name, "smoke" if smoke else preset, db, format, output)
         return
 
-    with opened(db) as store:
-        if store is None:
-            raise NothingMatched("the database has no results yet: fatbench run NAME")
-        cells = None
-        if name:
-            plan = plan_in(name, preset, smoke, None, None, store)[1]
-            cells = [cell.id for cell in plan.to_run()]
-            if not store.known(cells):
-                raise NothingMatched(f"the database has no cell of '{plan.suite}', preset {plan.preset}")
-        if output is None:
-            jsonl.export(store, sys.stdout, cells)
-        else:
-            jsonl.export(store, output, cells)
+    from fatbench import api
+
+    chosen = "smoke" if smoke else preset
+    api.export_results(sys.stdout if output is None else output, suite=name, preset=chosen, db=db)
 
 
 EXPORTS = ("jsonl", "csv", "parquet", "robustbench", "croissant", "datasette")
@@ -111,7 +100,7 @@ def _numbers(name: str | None, preset: str | None, db: str | None, format: str, 
     from fatbench import api
     from fatbench.report.tables import tidy
 
-    frame = api.results(name, preset=preset, db=db)
+    frame = api.results(name, preset=preset, stage=None, db=db)
     if frame.empty:
         raise NothingMatched("the database has no results yet: fatbench run NAME")
     text = tidy.csv(frame)
@@ -176,34 +165,18 @@ def import_(
         if value
     ]:
         raise SpecError(f"{', '.join(given)}: only with --as-published SUITE")
-    from fatbench import settings
-    from fatbench.report.numbers import sql_tables
-    from fatbench.runner import labels
-    from fatbench.store import inputs, jsonl
-    from fatbench.store.stages import Store
-    from fatbench.suite.asked import contradiction
-    from fatbench.suite.validate_import import identity
+    from fatbench import api
 
     known_format(format, ("text", "json"))
     bad: list[str] | None = [] if skip_bad else None
-    with opened(db, new=True) as store:
-        left_out = [jsonl.check(store, file, identify=identity, contradiction=contradiction, bad=bad) for file in files]
+    taken, differing = api.take_in(files, db, bad)
     for message in bad or ():
         print(f"fatbench: skipped: {message}", file=sys.stderr)
-    taken, cells = [], set[str]()
-    with Store.open(settings.database(db), create=True) as store:
-        for file, numbers in zip(files, left_out, strict=True):
-            summary = jsonl.import_(store, file, identify=identity, left_out=numbers, taken=cells)
-            taken.append({"file": str(file), **summary, "invalid lines": len(numbers)})
-            if format == "json":
-                continue
-            lines_left = f", {len(numbers)} invalid lines skipped" if numbers else ""
-            print(f"{file}: {', '.join(f'{count} {what}' for what, count in summary.items())}{lines_left}", flush=True)
-        for plan in labels.of_unlabelled(store):
-            store.label(labels.points_of(plan))
-        sql_tables.judge(store, sorted(cells))
-        several = any(summary["new replicates"] for summary in taken)
-        differing = inputs.of_replicates(store.database) if several else {}
+    if format != "json":
+        for one in taken:
+            counts = {what: count for what, count in one.items() if what not in ("file", "invalid lines")}
+            lines_left = f", {one['invalid lines']} invalid lines skipped" if one["invalid lines"] else ""
+            print(f"{one['file']}: {', '.join(f'{count} {what}' for what, count in counts.items())}{lines_left}")
     for cell, reasons in differing.items():
         words = "; ".join(reason.beside for reason in reasons)
         print(f"fatbench: {cell} is no repetition of its cell, they differ in {words}", file=sys.stderr)

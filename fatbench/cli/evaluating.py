@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,8 +90,8 @@ def evaluate(
             )
         _checkpoint(file, attack, n, batch, options, format)
         return
+    from fatbench import api
     from fatbench.runner import evaluate_external
-    from fatbench.suite.external_models import ROUND
 
     if like is None and (preset or smoke or where):
         raise SpecError("--preset, --smoke and -k choose cells of a suite: name it with --like SUITE")
@@ -104,35 +103,14 @@ def evaluate(
     source = evaluate_external.from_file(file, model, name, entry, **preprocessing)
     if source.note:
         print(f"fatbench: {source.note}", file=sys.stderr)
-    if expect_natural is not None:
-        natural = tuple(one for one in task.evaluations if one.label == "natural")
-        if not natural:
-            raise SpecError(f"--expect-natural: {like} has no evaluation named 'natural'")
-        cell, status = evaluate_external.evaluate(source, replace(task, evaluations=natural), options, _say)
-        if status == "done":
-            _expect(expect_natural, cell, natural[0].stage(ROUND), db)
-    cell, status = evaluate_external.evaluate(source, task, options, _say)
+    expected = None if expect_natural is None else expect_natural / 100
+    cell, status = api.judged(source, task, options, _say, expected)
     doubts = _show(cell, db, format)
     if status != "done":
         print(f"fatbench: {cell}: {status} (fatbench logs {cell})", file=sys.stderr)
         raise typer.Exit(1)
     if strict and doubts:
         raise Doubtful(f"--strict: {cell}: {'; '.join(doubts)}")
-
-
-def _expect(percent: float, cell: str, stage: str, db: str | None) -> None:
-    """Doubtful: the natural accuracy is another than its owner's, by more than so few images explain."""
-    from fatbench.report.numbers.statistics import wilson
-
-    with opened(db) as store:
-        assert store is not None
-        (found,) = (row for row in store.measurements([cell], stages=[stage]) if row["metric"] == "natural")
-    low, high = wilson(round(found["value"] * found["n"]), found["n"])
-    if not 100 * low <= percent <= 100 * high:
-        raise Doubtful(
-            f"--expect-natural {percent:g}: natural accuracy is {100 * found['value']:.2f} % of {found['n']} images"
-            f" (95 % interval {100 * low:.2f} to {100 * high:.2f}); {CHECK}. No attack was run"
-        )
 
 
 def _show(cell: str, db: str | None, format: str) -> list[str]:
@@ -159,16 +137,16 @@ def _show(cell: str, db: str | None, format: str) -> list[str]:
     return in_words(doubt for doubt in found if doubt.code not in MEASURED_WELL)
 
 
-CHECK = "check --mean, --std, --channels, --size and the order of classes"
-AT_CHANCE = f"no better than guessing the most frequent class; {CHECK}"
+AT_CHANCE = "no better than guessing the most frequent class; "
 
 
 def advised(doubts: Iterable[Doubt]) -> list[str]:
     """Each doubt about a model in words, a sentence each, with what to do about it where that is known."""
+    from fatbench.api import CHECK
     from fatbench.engine.plausible import ADVICE
     from fatbench.report.numbers.doubts import Doubt, in_words
 
-    advice = {**ADVICE, Doubt("chance").words: AT_CHANCE}
+    advice = {**ADVICE, Doubt("chance").words: AT_CHANCE + CHECK}
     return [f"{words}: {advice[words]}" if words in advice else words for words in in_words(doubts)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -32,13 +31,7 @@ def models(
     from fatbench.runner import zoo
 
     known_format(format, ("text", "json"))
-    known = zoo.names(zoo.entries(results or sorted(Path("results").glob("*.jsonl"))))
-    folders = [one for one in place or () if "://" not in one]
-    rows = [
-        {"name": name, "cell": one.cell, "round": one.round, "sha256": one.sha256, "numbers": dict(one.numbers),
-         "file": None if (file := zoo.find(one, folders)) is None else str(file)}
-        for name, one in sorted(known.items(), key=lambda item: _counted(item[0]))
-    ]  # fmt: skip
+    rows = zoo.rows(results or sorted(Path("results").glob("*.jsonl")), place or ())
     rows = [row for row in rows if row["file"] is not None or not here]
     if not rows:
         raise NothingMatched("no network is known here: name files of results, as fatbench export writes them")
@@ -46,8 +39,3 @@ def models(
         print_json({"models": rows})
     else:
         show.models(rows)
-
-
-def _counted(name: str) -> list[tuple[str, int]]:
-    """A name for sorting: numbers in it by their size, so that seed 10 follows seed 9."""
-    return [(text, int(number or 0)) for text, number in re.findall(r"(\D+)(\d*)", name)]

@@ -45,6 +45,7 @@ class EvaluationTask:
     evaluations: tuple[Evaluation, ...]
     test: int | None = None  # first N test images of the data set
     size: int | None = None  # side in pixels that images are resized to
+    seed: int = external_models.SEED  # of the attacks' random starts; of the training, where it is one of several
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,6 @@ class ExternalModel:
     model: Model
     build: Callable[[tuple[int, int, int], int], nn.Module]
     state: Mapping[str, Tensor]
-    named: bool = False  # somebody chose the name
     note: str = ""  # which of several states of the file it is
 
 
@@ -86,7 +86,7 @@ def task_like(plan: Plan, dataset: str | None = None) -> EvaluationTask:
 def task(
     plan: Plan | None,
     dataset: Any = None,
-    attacks: Sequence[str] | None = None,
+    attacks: Sequence[str | tuple[str, Any]] | None = None,
     *,
     eps: str | float = "8/255",
     n: int | None = None,
@@ -132,18 +132,23 @@ def from_file(
         _sha256(file.read_bytes()),
         (network if code is None else f"{code.name}:{function}") + (f", {read}" if entry and others else ""),
         "" if code is None else _sha256(code.read_bytes()),
+        named=name is not None,
         **preprocessing,
     )
     note = f"{file}: '{read}' is read, not '{', '.join(others)}' (--entry, in Python entry=)" if others else ""
-    return ExternalModel(
-        model, lambda shape, classes: external_network.network(network, shape, classes), state, name is not None, note
-    )
+    return ExternalModel(model, lambda shape, classes: external_network.network(network, shape, classes), state, note)
 
 
-def from_module(module: nn.Module, name: str | None = None, **preprocessing: Any) -> ExternalModel:
-    """A module in memory; it is copied, so what is done with it here changes nothing of it."""
+def from_module(
+    module: nn.Module | Callable[[Tensor], Tensor], name: str | None = None, **preprocessing: Any
+) -> ExternalModel:
+    """A module in memory, or a function; it is copied, so what is done with it here changes nothing of it."""
+    import torch
     from safetensors.torch import save
 
+    if inspect.isfunction(module) or inspect.ismethod(module) or isinstance(module, functools.partial):
+        function, module = module, torch.nn.Module()
+        module.forward = function
     mine = _copied(module)
     state = {key: value.detach().cpu().clone().contiguous() for key, value in mine.state_dict().items()}
     try:
@@ -152,8 +157,11 @@ def from_module(module: nn.Module, name: str | None = None, **preprocessing: Any
         code = repr(module)
     kind = type(module).__name__
     digest = _sha256(save(state))
-    model = Model(name or kind, digest, kind, _sha256(f"{code}\n{module!r}".encode()), **preprocessing)
-    return ExternalModel(model, lambda shape, classes: mine, state, name is not None)
+    model = Model(
+        name or kind, digest, kind, _sha256(f"{code}\n{module!r}".encode()),
+        named=name is not None, **preprocessing,
+    )  # fmt: skip
+    return ExternalModel(model, lambda shape, classes: mine, state)
 
 
 def _copied(module: Any) -> nn.Module:
@@ -195,7 +203,7 @@ def evaluate(
     MachineError: no such device, data missing, file unreadable.
     """
     reading.watch()
-    spec = external_models.cell(external.model, task.data, task.test, task.size)
+    spec = external_models.cell(external.model, task.data, task.test, task.size, task.seed)
     for one in task.evaluations:
         attack = calls.call("Attack", one.attack)
         facts.refuse(attack, {"partition": {}, "train": None, "validation": 0, **spec}, one.label)
@@ -221,7 +229,7 @@ def evaluate(
             cells.identity(spec), spec, list(task.evaluations), ["last"], external_models.SUITE, "paper",
             answers=answers,
         )  # fmt: skip
-        if external.named and spec["evaluated"]["name"] != external.model.name:
+        if external.model.named and spec["evaluated"]["name"] != external.model.name:
             notify(Event(job.cell, "cell", "start", message=_other_name(job.cell, spec, external.model.name)))
         return job.cell, worker.evaluate(job, machine, store, ready, notify)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import re
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,22 @@ def entries(results: Iterable[Path]) -> list[Network]:
                 used = (trained.get("extra") or {}).get("plugins", ())
                 found[key] = Network(cell["cell"], suite, preset, round, digest, numbers, _how(trained), used)
     return list(found.values())
+
+
+def rows(results: Iterable[Path], places: Sequence[str | Path] = ()) -> list[dict[str, Any]]:
+    """Each network by its name: cell, round, sha256, numbers, and its file, None where it is not here."""
+    known = names(entries(results))
+    folders = [one for one in places if "://" not in str(one)]
+    return [
+        {"name": name, "cell": one.cell, "round": one.round, "sha256": one.sha256, "numbers": dict(one.numbers),
+         "file": None if (file := find(one, folders)) is None else str(file)}
+        for name, one in sorted(known.items(), key=lambda item: _counted(item[0]))
+    ]  # fmt: skip
+
+
+def _counted(name: str) -> list[tuple[str, int]]:
+    """A name for sorting: numbers in it by their size, so that seed 10 follows seed 9."""
+    return [(text, int(number or 0)) for text, number in re.findall(r"(\D+)(\d*)", name)]
 
 
 def _cells(file: Path) -> Iterator[dict[str, Any]]:

@@ -164,7 +164,9 @@ def identity(spec: Mapping[str, Any]) -> str:
     Of a model that was not trained here (`fatbench.suite.external_models`) the name of its file does not count.
     """
     if "evaluated" in spec:
-        return _identity({**spec, "evaluated": {k: v for k, v in spec["evaluated"].items() if k != "name"}})
+        return _identity(
+            {**spec, "evaluated": {k: v for k, v in spec["evaluated"].items() if not k.startswith("name")}}
+        )
     return _identity(calls.without_defaults(calls.call("Experiment", spec)))
 
 

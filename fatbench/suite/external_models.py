@@ -9,7 +9,7 @@ other cell's, so the stages, reports and exchange of cells need to know nothing 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -41,6 +41,7 @@ class Model:
     std: tuple[float, ...] = ()
     outputs: Outputs = "logits"
     channels: Channels = "rgb"
+    named: bool = False  # somebody chose the name: all models of it are one row; no part of the identity
 
     def __post_init__(self) -> None:
         for option, value, known in (("outputs", self.outputs, Outputs), ("channels", self.channels, Channels)):
@@ -54,7 +55,7 @@ class Model:
             raise SpecError(f"--std: expected numbers above 0, got {', '.join(map(str, self.std))}")
 
 
-def cell(model: Model, data: Any, test: int | None = None, size: int | None = None) -> dict[str, Any]:
+def cell(model: Model, data: Any, test: int | None = None, size: int | None = None, seed: int = SEED) -> dict[str, Any]:
     """The spec of a model evaluated on the first `test` test images of a data set, resized to `size` pixels a side.
 
     `data` is a name or a mapping, as in a suite. SpecError: no such data set or setting, more images than there are.
@@ -69,8 +70,10 @@ def cell(model: Model, data: Any, test: int | None = None, size: int | None = No
     if model.channels == "bgr" and channels not in (None, 3):
         raise SpecError(f"--channels bgr: images of {checked['name']} have {channels} channel")
     said = {**asdict(model), "mean": list(model.mean), "std": list(model.std)}
+    if not model.named:
+        del said["named"]
     return {
-        "evaluated": said, "data": checked, "test": test, "size": size, "seed": SEED,
+        "evaluated": said, "data": checked, "test": test, "size": size, "seed": seed,
         "algorithm": {"name": "none", "rounds": ROUND}, "partition": {"name": "none"}, "model": {"name": model.network},
     }  # fmt: skip
 
@@ -100,7 +103,9 @@ def _numbers(values: list[float]) -> str:
 # --- attacks ------------------------------------------------------------------------------------------------------
 
 
-def evaluations(texts: list[str], eps: str | float, n: int | None, batch: int) -> tuple[Evaluation, ...]:
+def evaluations(
+    texts: Sequence[str | tuple[str, Any]], eps: str | float, n: int | None, batch: int
+) -> tuple[Evaluation, ...]:
     """The attacks that a person asked for: "pgd20", "{name: pgd, ...}" or "LABEL={name: pgd, ...}".
 
     A name of DEFAULT_ATTACKS has the settings of the field, at radius `eps`; pgd20 and cw take steps of eps / 4.
@@ -108,13 +113,20 @@ def evaluations(texts: list[str], eps: str | float, n: int | None, batch: int) -
     """
     found: dict[str, Evaluation] = {}
     for text in ["natural", *texts]:
-        given, spec = read_attack(text, eps)
-        attack = calls.check("Attack", spec, f"--attack {text}")
+        given, spec = read_attack(text, eps) if isinstance(text, str) else _named(*text, eps)
+        attack = calls.check("Attack", spec, f"--attack {text if isinstance(text, str) else spec['name']}")
         name = given or _label(attack)
         if name in found and found[name].attack != attack:
             raise SpecError(f"--attack: two attacks are called '{name}': write {name}_2={text}")
         found[name] = Evaluation(name, attack, n, batch)
     return tuple(found.values())
+
+
+def _named(label: str, attack: Any, eps: str | float) -> tuple[str, Any]:
+    """(its label or "", a mapping) of an attack that is given as a mapping, or as a name."""
+    if isinstance(attack, str):
+        return label, read_attack(attack, eps)[1]
+    return label, LocatedMap(attack)
 
 
 def _label(attack: Mapping[str, Any]) -> str:

@@ -190,7 +190,7 @@ def load(name: str) -> Suite:
     for plugin in raw.get("plugins", ()):
         plugins.add(Path(plugin), raw.place("plugins"))
     found = checked(raw, file)
-    return _overridden(found, settings) if settings else found
+    return overridden(found, settings) if settings else found
 
 
 SETTING = re.compile(r"\+(?=[a-z_][\w.]*=)")
@@ -202,7 +202,7 @@ def with_settings(name: str) -> tuple[str, list[str]]:
     return base, settings
 
 
-def _overridden(suite: Suite, settings: Sequence[str]) -> Suite:
+def overridden(suite: Suite, settings: Sequence[str]) -> Suite:
     """The suite with settings in all cells of all presets, over every other override, and their text in its name."""
     of_cells = {setting.name for setting in signatures.describe("Experiment").settings}
     for setting in settings:

@@ -11,7 +11,7 @@ The provenance of a run holds a record of each plug-in that the run used:
 
 `sha256` and `modules` are of whole files, `reached` of what a function reads and calls in them
 (`fatbench.suite.reached`): two versions are the same where that is. Records of an earlier fatbench have no `reached`,
-and are the same where the files are.
+and are the same where the files are. That of a function that was registered from a program has its text, `source`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench import settings
 from fatbench.errors import SpecError
-from fatbench.suite import reached, signatures, sources
+from fatbench.suite import reached, registered, signatures, sources
 from fatbench.suite.calls import Call, call
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def version(file: Path) -> dict[str, Any]:
 def _record(file: Path, names: Iterable[str]) -> dict[str, Any]:
     functions = {name: signatures.entry(*name.split(" ", 1)) for name in sorted(names)}
     digests = {name: reached.digest(file, function) for name, function in functions.items()}
-    return {**version(file), "names": list(digests), "reached": digests}
+    return {**version(file), "names": list(digests), "reached": digests, **registered.source(file)}
 
 
 def loaded_version(record: Record) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ holds no more than MOST panels. `styles` says how a line is drawn, `panel_kinds`
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 from collections.abc import Sequence
@@ -63,6 +64,29 @@ def draw(
                 whole_file.write(file.with_suffix(".txt"), _caption(plot, names | _alike(panels)), f"-o {folder}")
             written.append(file)
     return written
+
+
+def pages_of(plots: Sequence[Plot], files: Path | None = None) -> list[Figure]:
+    """The pages of plots as figures, which a notebook shows by themselves; files: as of `draw`."""
+    from matplotlib import rc_context, style
+
+    found = []
+    for plot in plots:
+        for names, panels in paged(plot):
+            with style.context("default"), rc_context(FIXED):
+                figure = page_of(plot, names, panels, files)
+            figure._repr_png_ = functools.partial(_png, figure)  # type: ignore[attr-defined]
+            found.append(figure)
+    return found
+
+
+def _png(figure: Figure) -> bytes:
+    from matplotlib import rc_context, style
+
+    drawn = io.BytesIO()
+    with style.context("default"), rc_context(FIXED):
+        figure.savefig(drawn, format="png")
+    return drawn.getvalue()
 
 
 SAID = (

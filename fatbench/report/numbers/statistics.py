@@ -275,14 +275,27 @@ def mean_squares(D: NDArray[np.float64]) -> tuple[float, float, float]:
 
 def _mean_over_models(outcomes: ImageOutcomes, n: int) -> NDArray[np.float64]:
     """For each of n images the fraction of models that classify it correctly, (n,)."""
+    count = outcomes[1]
+    if count < n or count % n:
+        raise ValueError(f"{count} outcomes are not those of models on {n} images")
+    shares: NDArray[np.float64] = bits_array(outcomes).reshape(-1, n).mean(0)
+    return shares
+
+
+def bits_array(outcomes: ImageOutcomes) -> NDArray[np.bool_]:
+    """Outcomes as an array, (n,), the first image first."""
     import numpy as np
 
     bits, count = outcomes
-    if count < n or count % n:
-        raise ValueError(f"{count} outcomes are not those of models on {n} images")
     data = np.frombuffer((bits << (-count % 8)).to_bytes((count + 7) // 8, "big"), np.uint8)
-    shares: NDArray[np.float64] = np.unpackbits(data)[:count].reshape(-1, n).mean(0)
-    return shares
+    return np.unpackbits(data)[:count].astype(bool)
+
+
+def bits_of(outcomes: NDArray[np.bool_]) -> ImageOutcomes:
+    """The outcomes of an array (n,) of booleans."""
+    import numpy as np
+
+    return int.from_bytes(np.packbits(outcomes).tobytes(), "big") >> (-len(outcomes) % 8), len(outcomes)
 
 
 # --- one accuracy ------------------------------------------------------------------------------------------------

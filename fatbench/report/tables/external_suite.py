@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,9 +36,17 @@ class StoredEvaluation(Evaluation):
         return self.name
 
 
-def suite_and_plan(store: Store | None, where: str | None = None) -> tuple[Suite, Plan]:
-    """The suite of all evaluated models in a database and its only plan. NothingMatched: there is no such model."""
+def suite_and_plan(
+    store: Store | None, where: str | None = None, only: Collection[str] | None = None
+) -> tuple[Suite, Plan]:
+    """The suite of all evaluated models in a database and its only plan. NothingMatched: there is no such model.
+
+    only: these evaluations, by their ids.
+    """
     models = [] if store is None else _models(store)
+    if only is not None:
+        kept = [tuple(one for one in model.evaluations if one.id in only) for model in models]
+        models = [replace(one, evaluations=shown) for one, shown in zip(models, kept, strict=True) if shown]
     plan = Plan(SUITE, "paper", "", [row for one in models for row in _rows(one)], ["last"])
     if not plan.cells:
         raise NothingMatched("the database holds no evaluated model yet: fatbench evaluate FILE --model ...")

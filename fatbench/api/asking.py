@@ -1,0 +1,142 @@
+"""What the functions of `fatbench` share: plain arguments for those of the commands, plug-ins, messages in Python."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from fatbench.errors import FatbenchError, SpecError, UnknownName, did_you_mean
+from fatbench.store.opening import Db, named
+from fatbench.suite import files, model
+from fatbench.suite import plugins as naming
+from fatbench.suite.files import Suite
+
+Plugins = str | Path | Sequence[str | Path]
+Seeds = int | str | Sequence[int] | None
+Where = str | Mapping[str, Any] | None
+Overrides = str | Sequence[str] | Mapping[str, Any]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+# --- messages -----------------------------------------------------------------------------------------------------
+
+NAMES = {  # of options whose argument has another name
+    "-k": "where", "-n": "n", "--set": "override", "--attack": "attacks", "--data": "data_folder", "--table": "id",
+    "--plugin": "plugins", "--model": "network", "--suite": "suite", "--filter": "where",
+}  # fmt: skip
+COMMANDS = {
+    "fatbench run": "fatbench.run", "fatbench evaluate": "fatbench.evaluate", "fatbench import":
+    "fatbench.import_results", "fatbench export": "fatbench.export_results", "fatbench models": "fatbench.list_models",
+}  # fmt: skip
+OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*|-[kn])(?![\w-])( (?=[A-Z0-9'\"]))?")
+COMMAND = re.compile(r"fatbench [a-z]+(?: [^;,:)\n]*)?")
+
+
+def in_python(text: str) -> str:
+    """A message of the command line with the names of arguments: "--dataset: ..." is "dataset: ..."."""
+    parts, at = [], 0
+    for command in COMMAND.finditer(text):
+        parts += [OPTION.sub(_argument, text[at : command.start()]), _call(command[0])]
+        at = command.end()
+    return "".join([*parts, OPTION.sub(_argument, text[at:])])
+
+
+def _argument(option: re.Match[str]) -> str:
+    name = NAMES.get(option[1], option[1].lstrip("-").replace("-", "_"))
+    return name + ("=" if option[2] else "")
+
+
+def _call(command: str) -> str:
+    """A command as the function that does it; another as it is."""
+    return next((f"{function}(...)" for words, function in COMMANDS.items() if command.startswith(words)), command)
+
+
+def spoken(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, whose errors name arguments and not options."""
+
+    @functools.wraps(function)
+    def called(*arguments: P.args, **keywords: P.kwargs) -> T:
+        try:
+            return function(*arguments, **keywords)
+        except FatbenchError as error:
+            error.args = (in_python(str(error)),)
+            raise
+
+    return called
+
+
+# --- arguments ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def plugged(plugins: Plugins, db: Db = None) -> Iterator[None]:
+    """These plug-ins, and those that are named elsewhere; an unknown name is answered as the commands do."""
+    naming.load([Path(file) for file in ([plugins] if isinstance(plugins, str | Path) else plugins)])
+    try:
+        yield
+    except UnknownName as error:
+        from fatbench.runner import versions
+
+        raise SpecError(versions.explain(error, next(iter(named(db)), None))) from None
+
+
+def seed_list(seeds: Seeds) -> list[int] | None:
+    """One seed, several, or text as of `--seeds`. SpecError: none of these."""
+    if seeds is None or isinstance(seeds, str):
+        return model.parse_seeds(seeds) if seeds else None
+    listed = [seeds] if isinstance(seeds, int) else list(seeds)
+    if any(isinstance(seed, bool) or int(seed) != seed or seed < 0 for seed in listed):
+        raise SpecError(f"--seeds: expected whole numbers such as [1, 2, 3], got {seeds!r}")
+    return [int(seed) for seed in listed]
+
+
+def filter_text(where: Where) -> str | None:
+    """A filter: {"method": "FAT", "clients": [5, 10]} is "method=FAT and (clients=5 or clients=10)"."""
+    if where is None or isinstance(where, str):
+        return where
+    if not isinstance(where, Mapping):
+        raise SpecError(f"where: expected a filter such as 'method=FAT', or a mapping, got {where!r}")
+    parts = []
+    for name, value in where.items():
+        several = value if isinstance(value, list | tuple | set) else [value]
+        parts.append(" or ".join(f"{name}={_quoted(str(one))}" for one in several))
+    return " and ".join(f"({part})" for part in parts) or None
+
+
+def _quoted(label: str) -> str:
+    return f'"{label}"' if "'" in label else f"'{label}'"
+
+
+def settings(override: Overrides) -> list[str]:
+    """What `--set` takes: {"algorithm.local.lr": 0.02} is ["algorithm.local.lr=0.02"]."""
+    if isinstance(override, str):
+        return [override]
+    if isinstance(override, Mapping):
+        return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in override.items()]
+    return list(override)
+
+
+def names(given: str | Sequence[str] | None) -> list[str]:
+    """One name, or several."""
+    return [] if given is None else [given] if isinstance(given, str) else list(given)
+
+
+def known_choice(option: str, given: str, known: Sequence[str]) -> None:
+    """SpecError: what is given is none of the choices."""
+    if given not in known:
+        raise SpecError(f"--{option}: expected {', '.join(known)}, got '{given}'{did_you_mean(given, known)}")
+
+
+def suite_of(name: str | Path | Suite, override: Overrides = ()) -> Suite:
+    """A suite by its name or file, or itself, with settings in all cells. SpecError: no such suite or setting."""
+    said = settings(override)
+    if isinstance(name, Suite):
+        files.named(name.name, said)  # are they settings?
+        return files.overridden(name, said) if said else name
+    return files.load(files.named(str(name), said))

@@ -1,0 +1,222 @@
+"""Whether two rows, cells, files or arrays of outcomes differ."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fatbench import hub, whole_file
+from fatbench.api.asking import Plugins, Seeds, Where, filter_text, known_choice, names, plugged, seed_list
+from fatbench.api.reading import EMPTY, planned, to_read
+from fatbench.errors import NothingMatched, SpecError
+from fatbench.report.numbers import compare as comparing
+from fatbench.store.opening import Db, opened
+from fatbench.suite.files import Suite
+from fatbench.suite.model import CHECKPOINTS
+
+if TYPE_CHECKING:
+    import pandas
+    from numpy.typing import ArrayLike
+
+    from fatbench.store.selection import Checkpoint
+    from fatbench.store.stages import Store
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A against B, paired by seed and image: one part for each row and evaluation that both have.
+
+    Differences are A - B, as fractions. Of a single part, `difference`, `low` and `high` of its 95 % interval, `p` and
+    `at_most` (the size that the data do not exclude) are here as well; None where nothing can be tested.
+    """
+
+    a: str
+    b: str
+    parts: tuple[comparing.Comparison, ...]
+    select: Checkpoint = "last"
+    margin: float | None = None  # of equivalence, in points, where the suite declares one
+
+    def __repr__(self) -> str:
+        return comparing.as_text(self.parts, self.a, self.b, self.select, self.margin)
+
+    @property
+    def _part(self) -> comparing.Comparison:
+        if len(self.parts) != 1:
+            which = ", ".join(" ".join(filter(None, (one.row, one.metric))) for one in self.parts)
+            raise SpecError(f"{len(self.parts)} comparisons ({which}): choose one with metric and where, or .frame()")
+        return self.parts[0]
+
+    @property
+    def difference(self) -> float:
+        """A - B, the mean over seeds."""
+        return self._part.difference
+
+    @property
+    def low(self) -> float | None:
+        """Lower end of the 95 % interval."""
+        return None if (test := self._part.test) is None else test.low
+
+    @property
+    def high(self) -> float | None:
+        """Upper end of the 95 % interval."""
+        return None if (test := self._part.test) is None else test.high
+
+    @property
+    def p(self) -> float | None:
+        """Of the test over seeds and images; of one seed, which tells nothing of methods, none."""
+        return self._part.p
+
+    @property
+    def at_most(self) -> float | None:
+        """The size that the data do not exclude."""
+        return None if (test := self._part.test) is None else test.at_most
+
+    def frame(self) -> pandas.DataFrame:
+        """One row a part: row, metric, n, seeds, a, b, difference, low, high, p, at_most, mcnemar_p, over."""
+        import pandas
+
+        return pandas.DataFrame(
+            [
+                {
+                    "row": one.row, "metric": one.metric, "n": one.n, "seeds": list(one.seeds),
+                    "a": sum(one.a) / len(one.a), "b": sum(one.b) / len(one.b),
+                    "difference": None if one.unlike else one.difference,
+                    "low": one.test and one.test.low, "high": one.test and one.test.high, "p": one.p,
+                    "at_most": one.test and one.test.at_most, "mcnemar_p": [image.p for image in one.images],
+                    "over": one.over,
+                }
+                for one in self.parts
+            ]
+        )  # fmt: skip
+
+
+def compare(
+    a: str | ArrayLike,
+    b: str | ArrayLike,
+    *,
+    suite: str | Path | Suite | None = None,
+    metric: str | Sequence[str] = (),
+    preset: str | None = None,
+    seeds: Seeds = None,
+    where: Where = None,
+    select: Checkpoint = "last",
+    plugins: Plugins = (),
+    db: Db = None,
+) -> Comparison:
+    """Test whether two sides differ, paired by image and seed; seeds and images are both taken as random.
+
+    a, b: labels or filters of a suite's rows ("SFAT", "aggregator=sfat"), ids of cells, databases or exported files; or
+    outcomes, arrays (images,) or (seeds, images) of booleans, True where an image is classified right, in the same
+    order on both sides. metric: only this evaluation. The other arguments as of `table`.
+    Such a comparison is exploratory; a claim is one of those that a suite declares (`fatbench compare SUITE --tests`).
+    SpecError: no such row, or arrays of other shapes; NothingMatched: nothing is measured on both sides.
+
+    >>> import numpy, fatbench
+    >>> a, b = numpy.ones((3, 100), bool), numpy.ones((3, 100), bool)
+    >>> b[:, :20] = False
+    >>> round(fatbench.compare(a, b).difference, 2)
+    0.2
+    """
+    known_choice("select", select, CHECKPOINTS)
+    if not isinstance(a, str) or not isinstance(b, str):
+        return _of_arrays(a, b)
+    with plugged(plugins, db):
+        return _of_stored(a, b, suite, names(metric), preset, seed_list(seeds), filter_text(where), select, db)
+
+
+def _of_arrays(a: Any, b: Any) -> Comparison:
+    """Of outcomes of images; each row is a seed."""
+    import numpy
+
+    from fatbench.report.numbers.statistics import bits_of
+
+    sides = [numpy.atleast_2d(numpy.asarray(side)) for side in (a, b)]
+    for name, side in zip("ab", sides, strict=True):
+        if side.ndim != 2 or not side.size or not (side.dtype == bool or numpy.isin(side, (0, 1)).all()):
+            raise SpecError(
+                f"{name}: expected outcomes (images,) or (seeds, images), True where an image is classified right, got"
+                f" {side.dtype} {side.shape}"
+            )
+    if sides[0].shape != sides[1].shape:
+        raise SpecError(f"a has outcomes {sides[0].shape} and b {sides[1].shape}: give the same seeds and images")
+
+    def measured(side: Any) -> dict[str, Mapping[str, comparing.Measured]]:
+        outcomes = [bits_of(row.astype(bool)) for row in side]
+        return {
+            str(seed): {"accuracy-": comparing.Measured(bits.bit_count() / n, n, (bits, n))}
+            for seed, (bits, n) in enumerate(outcomes)
+        }
+
+    pairs = [comparing.Pair("", seed, str(seed), str(seed)) for seed in range(len(sides[0]))]
+    of_a, of_b = (measured(side).__getitem__ for side in sides)
+    return Comparison("a", "b", tuple(comparing.compare(pairs, of_a, of_b)))
+
+
+def _of_stored(
+    a: str, b: str, suite: str | Path | Suite | None, metrics: Sequence[str], preset: str | None,
+    seeds: list[int] | None, where: str | None, select: Checkpoint, db: Db,
+) -> Comparison:  # fmt: skip
+    """Of what databases hold."""
+    margin = None
+    are_files = [_is_results(side) for side in (a, b)]
+    if any(are_files) and not all(are_files):
+        one, other = (a, b) if are_files[0] else (b, a)
+        raise SpecError(f"'{one}' is a file or database, but '{other}' is not: give two of a kind")
+    with contextlib.ExitStack() as stack:
+        if all(are_files):
+            ours, theirs = (_there(stack.enter_context(opened(side))) for side in (a, b))
+            plan = None
+            if suite is not None:
+                chosen, plan = planned(suite, preset, seeds, where, ours)
+                margin = chosen.margin
+            pairs = comparing.common(ours, theirs, plan)
+            if not pairs:
+                raise NothingMatched(f"{a} and {b} have no cell in common")
+        else:
+            ours = theirs = _there(stack.enter_context(opened(db)))
+            if suite is not None:
+                chosen, plan = planned(suite, preset, seeds, where, ours)
+                pairs, margin = comparing.rows(to_read(chosen, plan, ours), a, b), chosen.margin
+            elif any(sign in side for side in (a, b) for sign in "=<>"):
+                raise SpecError(f"--suite: '{a}' and '{b}' are rows: name their suite with --suite")
+            else:
+                one, other = begins(ours, a), begins(ours, b)
+                pairs = [comparing.Pair("", int(ours.cells([one])[one].get("seed") or 0), one, other)]
+        of_a = comparing.measured(ours, {pair.a for pair in pairs}, select)
+        of_b = comparing.measured(theirs, {pair.b for pair in pairs}, select)
+    done = comparing.compare(pairs, of_a.__getitem__, of_b.__getitem__, metrics)
+    return Comparison(a, b, tuple(done), select, margin)
+
+
+def _there(store: Store | None) -> Store:
+    if store is None:
+        raise NothingMatched(EMPTY)
+    return store
+
+
+def _is_results(side: str) -> bool:
+    """Whether it is a database's URL, or a file; an address of the hub names a file."""
+    if "://" in side and hub.address(Path(side)) is None:
+        return True
+    return os.path.isfile(whole_file.regular(Path(side)))  # which says no to a name too long for a file
+
+
+def begins(store: Store | None, cell: str) -> str:
+    """The id of the cell (or, written with "~", the replicate) whose id begins so. NothingMatched: none has.
+
+    SpecError: several have.
+    """
+    found = [] if store is None else store.begins(cell)
+    found = [cell] if cell in found else found
+    if not found:
+        from fatbench.suite import files
+
+        lists = f"fatbench status {cell if cell in files.available() else 'NAME'} lists the cells"
+        raise NothingMatched(f"no cell '{cell}' in the database ({lists})")
+    if len(found) > 1:
+        raise SpecError(f"'{cell}' could be any of {', '.join(sorted(found)[:8])}")
+    return found[0]

@@ -1,0 +1,299 @@
+"""Models that were trained anywhere, attacked: modules and files, on data sets and arrays, by names and functions."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fatbench.api.asking import Plugins, Where, filter_text, in_python, known_choice, plugged, suite_of
+from fatbench.api.lines import Lines, in_notebook
+from fatbench.api.tables import Table
+from fatbench.errors import Doubtful, FatbenchError, SpecError
+from fatbench.report import build_tables
+from fatbench.report.tables import external_suite as reporting_evaluated
+from fatbench.runner.run_options import RunOptions
+from fatbench.store.opening import opened
+from fatbench.suite import external_models, registered
+from fatbench.suite.files import Suite
+
+if TYPE_CHECKING:
+    import pandas
+    from torch import Tensor, nn
+
+    from fatbench.runner.jobs import CellStatus, Event
+    from fatbench.store.stages import Store
+
+Attack = str | Mapping[str, Any] | Callable[..., Any]
+CHECK = "check --mean, --std, --channels, --size and the order of classes"
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation(Table):
+    """A model's accuracies under attacks, as a table of one row, with what is doubtful about them; fractions."""
+
+    accuracy: dict[str, float] = field(default_factory=dict)  # metric -> accuracy
+    doubts: list[str] = field(default_factory=list)  # in words
+    bits: dict[str, tuple[int, int]] = field(default_factory=dict)  # metric -> outcomes
+    cell: str = ""
+
+    @property
+    def outcomes(self) -> pandas.DataFrame:
+        """Which images are classified right: a column a metric, a row an image, bool."""
+        import pandas
+
+        from fatbench.report.numbers.statistics import bits_array
+
+        return pandas.DataFrame({metric: bits_array(bits) for metric, bits in self.bits.items()})
+
+    def interval(self, metric: str) -> tuple[float, float]:
+        """95 % interval (Wilson) of an accuracy, for other such images. SpecError: nothing is measured as `metric`."""
+        from fatbench.report.numbers.statistics import wilson
+
+        known_choice("metric", metric, list(self.bits))
+        bits, n = self.bits[metric]
+        return wilson(bits.bit_count(), n)
+
+
+def evaluate(
+    model: nn.Module | Callable[[Tensor], Tensor] | str | Path,
+    dataset: Any = None,
+    attacks: Attack | Sequence[Attack] | None = None,
+    *,
+    eps: float | str = "8/255",
+    n: int | None = None,
+    seed: int = 0,
+    name: str | None = None,
+    expect_natural: float | None = None,
+    strict: bool = False,
+    like: str | Path | Suite | None = None,
+    preset: str = "paper",
+    where: Where = None,
+    network: str | None = None,
+    entry: str | None = None,
+    batch: int = 500,
+    mean: float | Sequence[float] = (),
+    std: float | Sequence[float] = (),
+    outputs: external_models.Outputs = "logits",
+    channels: external_models.Channels = "rgb",
+    size: int | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    plugins: Plugins = (),
+    db: str | Path | None = None,
+    data_folder: str | Path | None = None,
+    quiet: bool | None = None,
+) -> Evaluation:
+    """Attack a model that was trained anywhere: a table of one row, with what is doubtful about it.
+
+    model: a module, or a function of images, which is left as it was: images (B, C, H, W) in [0, 1] to logits
+    (B, classes). Or the file of a state dict, and then `network` names what it belongs to, "timm/NAME" or
+    "FILE.py:FUNCTION", and entry which state of a file with several, "state_dict_ema".
+    dataset: a name or a mapping as in a suite; arrays or tensors (x, y), x as `dataset` takes it: uint8, or floats in
+    [0, 1], which are rounded to 1/255; what `dataset` returns; a torch Dataset or DataLoader, or a Hugging Face
+    Dataset, of images and labels. The first n test images are attacked.
+    attacks: names ("pgd20"), text "{name: pgd, eps: 8/255, ...}", mappings of that, functions (model, x, y) to images,
+    or attacks of torchattacks; default: the field's five. eps: radius of those given by name alone.
+    seed: of the random starts; of the training, where several networks of one `name` are evaluated: they are one row.
+    expect_natural: the accuracy that your own program measured; Doubtful, and no attack, where it is another here.
+    strict: Doubtful if a number cannot be right.
+    like: a suite, whose images and attacks are taken (of `preset`, and of the cells in `where`), so that
+    `table(..., with_evaluated=True)` has a row of it.
+    batch: images at once. mean, std, outputs, channels, size: the preprocessing of the network, see docs/evaluate.md.
+    db: where the numbers are stored; None: nowhere. data_folder: of the data sets. quiet: without progress; None: with
+    it in a notebook only.
+    SpecError: the network does not fit its file, or the images; MachineError: data missing, file unreadable.
+
+    >>> import torch, fatbench
+    >>> module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    >>> result = fatbench.evaluate(module, "digits", ["fgsm"], n=50)
+    >>> list(result.accuracy), result.outcomes.shape
+    (['natural', 'fgsm'], (50, 2))
+    """
+    from fatbench.runner import evaluate_external
+
+    preprocessing: dict[str, Any] = {
+        "mean": _numbers(mean), "std": _numbers(std), "outputs": outputs, "channels": channels,
+    }  # fmt: skip
+    expected = _fraction(expect_natural)
+    if not isinstance(model, str | Path):
+        external = evaluate_external.from_module(model, name, **preprocessing)
+    elif network is None:
+        raise SpecError(f"{model}: name its network: network='timm/NAME' or 'FILE.py:FUNCTION'")
+    else:
+        external = evaluate_external.from_file(Path(model), network, name, entry, **preprocessing)
+        if external.note:
+            print(f"fatbench: {in_python(external.note)}", file=sys.stderr)
+    with plugged(plugins, db):
+        chosen = None if like is None else suite_of(like).plan(preset, None, filter_text(where))
+        data = _dataset(dataset, model, n)
+        texts = _attacks(attacks, model)
+        task = evaluate_external.task(chosen, data, texts, eps=eps, n=n, batch=batch, size=size)
+    with tempfile.TemporaryDirectory() as nowhere:
+        url = str(db or Path(nowhere) / "evaluate.db")
+        options = RunOptions(device=device, precision=precision, db=url, data=data_folder)
+        lines = Lines("", quiet=not in_notebook() if quiet is None else quiet)
+        lines.labels = {"": external.model.name}
+
+        def notify(event: Event) -> None:
+            if event.stage == "cell":  # the name is not the one that was asked for
+                print(event.message, file=sys.stderr)
+            else:
+                lines.see(0, replace(event, cell="")) if event.kind != "done" else None
+
+        try:
+            cell, status = judged(external, replace(task, seed=seed), options, notify, expected)
+        finally:
+            lines.close()
+        with opened(url) as store:
+            assert store is not None
+            if status != "done":
+                errors = [row.error.strip().splitlines()[-1] for row in store.stages([cell]).values() if row.error]
+                raise FatbenchError(f"{external.model.name}: {status}: {'; '.join(errors)}")
+            found = _evaluation(cell, store, {one.id for one in task.evaluations})
+    if strict and found.doubts:
+        raise Doubtful(f"strict: {external.model.name}: {'; '.join(found.doubts)}")
+    return found
+
+
+def judged(
+    external: Any, task: Any, options: RunOptions, notify: Callable[[Event], None], expected: float | None = None
+) -> tuple[str, CellStatus]:
+    """Attack and store, see `evaluate_external.evaluate`. expected: natural accuracy, a fraction.
+
+    Doubtful: that is another one here, by more than so few images explain; no attack was run.
+    """
+    from fatbench.runner import evaluate_external
+
+    if expected is not None:
+        natural = tuple(one for one in task.evaluations if one.label == "natural")
+        if not natural:
+            raise SpecError("--expect-natural: there is no evaluation named 'natural'")
+        cell, status = evaluate_external.evaluate(external, replace(task, evaluations=natural), options, notify)
+        if status == "done":
+            _expect(expected, cell, natural[0].stage(external_models.ROUND), options.db)
+    return evaluate_external.evaluate(external, task, options, notify)
+
+
+def _expect(expected: float, cell: str, stage: str, db: str | None) -> None:
+    from fatbench.report.numbers.statistics import wilson
+
+    with opened(db) as store:
+        assert store is not None
+        (found,) = (row for row in store.measurements([cell], stages=[stage]) if row["metric"] == "natural")
+    low, high = wilson(round(found["value"] * found["n"]), found["n"])
+    if not low <= expected <= high:
+        raise Doubtful(
+            f"--expect-natural {100 * expected:g}: natural accuracy is {100 * found['value']:.2f} % of {found['n']}"
+            f" images (95 % interval {100 * low:.2f} to {100 * high:.2f}); {CHECK}. No attack was run"
+        )
+
+
+def _evaluation(cell: str, store: Store, asked: set[str]) -> Evaluation:
+    from fatbench.report.numbers.compare import label, measured
+    from fatbench.report.numbers.doubts import MEASURED_WELL, in_words
+
+    grids = build_tables(*reporting_evaluated.suite_and_plan(store, f"id={cell}", asked), store)
+    found = measured(store, [cell], "last")[cell]
+    numbers = {label(evaluation): one for evaluation, one in found.items() if evaluation in asked}
+    doubts = dict.fromkeys(doubt for one in numbers.values() for doubt in one.doubts)
+    order = [metric for metric in external_models.DEFAULT_ATTACKS if metric in numbers]
+    order += [metric for metric in numbers if metric not in order]
+    return Evaluation(
+        grids,
+        accuracy={metric: numbers[metric].value for metric in order},
+        doubts=in_words(doubt for doubt in doubts if doubt.code not in MEASURED_WELL),
+        bits={metric: bits for metric in order if (bits := numbers[metric].outcomes) is not None},
+        cell=cell,
+    )
+
+
+# --- what is given ------------------------------------------------------------------------------------------------
+
+
+def _numbers(given: float | Sequence[float]) -> tuple[float, ...]:
+    return (float(given),) if isinstance(given, int | float) else tuple(map(float, given))
+
+
+def _fraction(given: float | None) -> float | None:
+    if given is not None and not 0 <= given <= 1:
+        raise SpecError(f"expect_natural: expected a fraction such as 0.95 (and not 95), got {given!r}")
+    return given
+
+
+def _dataset(given: Any, model: Any, n: int | None) -> Any:
+    """A data set as a suite names it; what is in memory under a name of its content."""
+    if given is None or isinstance(given, str | Mapping):
+        return given
+    from fatbench.data import Dataset, own_objects
+
+    data = own_objects.dataset(given, n, lambda x: _classes(model, x))
+    if not isinstance(data, Dataset):
+        raise SpecError(f"dataset: expected a name, (x, y), a Dataset or a DataLoader, got a {type(given).__name__}")
+    return registered.keep("Data", f"{_word(data.name)}_{data.fingerprint[:8]}", data)
+
+
+def _word(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "_" for letter in name).strip("_") or "arrays"
+
+
+def _classes(model: Any, x: Any) -> int | None:
+    """How many classes a model tells apart; None: not to be had so."""
+    import torch
+
+    if not callable(model):
+        return None
+    modes = [(part, part.training) for part in model.modules()] if isinstance(model, torch.nn.Module) else []
+    where = next(model.parameters(), torch.zeros(0)).device if isinstance(model, torch.nn.Module) else "cpu"
+    try:
+        for part, _ in modes[:1]:
+            part.eval()
+        with torch.no_grad():
+            return int(model(torch.as_tensor(x).float().to(where)).shape[1])
+    except Exception:  # the model's own code: `evaluate` says what is wrong with it
+        return None
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def _attacks(given: Any, model: Any) -> list[str | tuple[str, Any]] | None:
+    """Attacks as `external_models.read_attack` takes them: text, or (label or "", a mapping)."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping) and "name" not in given:  # label -> attack
+        return [(str(label), _mapping(one, model)) for label, one in given.items()]
+    listed = [given] if isinstance(given, str | Mapping) or callable(given) else list(given)
+    return [one if isinstance(one, str) else ("", _mapping(one, model)) for one in listed]
+
+
+def _mapping(given: Any, model: Any) -> Any:
+    """An attack as a mapping with its name, or a name."""
+    if isinstance(given, str):
+        return given
+    if isinstance(given, Mapping):
+        return dict(given)
+    if not callable(given):
+        raise SpecError(f"attacks: expected names, mappings or functions, got {given!r}")
+    if type(given).__module__.partition(".")[0] == "torchattacks":
+        return _torchattacks(given, model)
+    return {"name": registered.attack(given)}
+
+
+def _torchattacks(attack: Any, model: Any) -> dict[str, Any]:
+    """The settings of an attack object of torchattacks. SpecError: it attacks another model, or normalised images."""
+    import inspect
+
+    kind = type(attack).__name__
+    if attack.model is not model:
+        raise SpecError(
+            f"attacks: this torchattacks.{kind} was made for another model: give it the one that is evaluated"
+        )
+    if getattr(attack, "targeted", False) or getattr(attack, "normalization_used", None):
+        raise SpecError(f"attacks: torchattacks.{kind}: without targets, and on a model that normalises inside itself")
+    known = [one for one in inspect.signature(type(attack)).parameters if one not in ("model", "device", "seed")]
+    settings = {one: getattr(attack, one) for one in known if isinstance(getattr(attack, one, None), int | float | str)}
+    return {"name": "torchattacks", "attack": kind, **settings}

@@ -1,0 +1,101 @@
+"""Functions from a notebook's cell as methods, and suites as objects."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fatbench import whole_file
+from fatbench.api.asking import suite_of
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite import files, registered, signatures
+from fatbench.suite.files import Suite
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def register(function: F, kind: str, *, name: str = "") -> F:
+    """Make a function a method: an "aggregator", "objective", "attack", "partition", "data", "model", ...; returns it.
+
+    It has the signature that CONTRIBUTING.md says for its kind, (updates, context) for an aggregator; its keyword-only
+    arguments are settings. A suite names it by its own name, or by `name`. Its text is written down with the imports,
+    constants and functions that it reads, for the processes that run cells, and stored with every number it had a part
+    in. The same name again replaces it: cells that the earlier one computed are then "changed".
+    SpecError: no such kind; its text is not to be had; it reads what no file can say, such as an array of the notebook.
+    """
+    registered.register(function, registered.kind_of(kind), name)
+    return function
+
+
+def make_suite(
+    base: str | Path | Suite | Mapping[str, Any],
+    *,
+    methods: Mapping[str, Mapping[str, Any]] | None = None,
+    axis: str = "method",
+    name: str | None = None,
+    **changes: Any,
+) -> Suite:
+    """A suite like another, with further methods or other settings; `plan`, `run`, `table` and all others take it.
+
+    base: a suite, or a mapping of all that a suite file says (docs/suites.md). methods, label -> settings of a cell, are
+    added to the labels of the axis: {"mine": {"algorithm": {"aggregator": my_function}}}; the other rows stay as they
+    are, and what is stored of them counts. changes: sections of a suite file, merged over those of the base:
+    seeds=[1, 2], base={"train": 600}. Where a suite names a method, a function of one's own may stand, which is
+    registered, or `functools.partial` of it with its settings. SpecError: as of a suite file.
+    """
+    said: dict[str, Any] = {key: _plain(value, key) for key, value in changes.items()}
+    if isinstance(base, Mapping):
+        said = {**{key: _plain(value, key) for key, value in base.items()}, **said}
+    else:
+        parent = suite_of(base)
+        if methods and axis not in parent.axes():
+            raise SpecError(f"axis: '{parent.name}' has no axis '{axis}'{did_you_mean(axis, parent.axes())}")
+        added = "-".join([parent.name, *(methods or {})]) if methods else f"{parent.name}-own"
+        said = {"name": re.sub(r"[^A-Za-z0-9+.-]+", "-", added), "title": f"{parent.title}, changed", **said}
+        said["extends"] = str(parent.file.resolve())
+    if name is not None:
+        said["name"] = name
+    if methods:
+        own = {label: _plain(settings, "") for label, settings in methods.items()}
+        said["axes"] = {**said.get("axes", {}), axis: {**said.get("axes", {}).get(axis, {}), **own}}
+    text = json.dumps(said, indent=1)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    file = registered.folder() / digest / f"{said.get('name', 'suite')}.yaml"
+    whole_file.write(file, text, file, make_folder=True)
+    made = files.load(str(file))
+    if methods and not isinstance(base, Mapping):
+        _reached(made, axis, methods)
+    return made
+
+
+def _reached(suite: Suite, axis: str, methods: Mapping[str, Any]) -> None:
+    """SpecError: the grid lists its points, and a new label stands in none."""
+    for preset in suite.presets():
+        have = {cell.key.get(axis) for cell in suite.plan(preset).cells}
+        if have & {*methods}:
+            return
+    raise SpecError(f"no preset of '{suite.name}' has the new label: its grid lists its points; add some with grid=")
+
+
+def _plain(value: Any, key: str) -> Any:
+    """What JSON can say: functions are registered, of the kind that the key names."""
+    if isinstance(value, Mapping):
+        inner = "attack" if key == "attacks" else ""
+        return {str(name): _plain(one, inner or str(name)) for name, one in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [_plain(one, key) for one in value]
+    if isinstance(value, functools.partial):
+        return {"name": _plain(value.func, key), **_plain(value.keywords, "")}
+    if isinstance(value, Path):
+        return str(value)
+    if callable(value):
+        kind = key.capitalize()
+        if kind not in signatures.TABLES:
+            raise SpecError(f"{key}: a function cannot stand here: put it under a kind such as 'aggregator'")
+        return registered.register(value, kind)
+    return value

@@ -1,0 +1,123 @@
+"""Parts for a training loop of one's own: images and labels, their partition, the aggregation of uploads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fatbench.api.asking import Plugins, known_choice, plugged
+from fatbench.errors import SpecError
+from fatbench.suite import calls
+from fatbench.suite.located import LocatedMap
+
+if TYPE_CHECKING:
+    from numpy import int64
+    from numpy.typing import ArrayLike, NDArray
+    from torch import Tensor, nn
+
+Upload = TypeVar("Upload")  # a vector, or a state dict
+SPLITS = ("train", "test")
+
+
+def load_data(
+    dataset: str | Mapping[str, Any],
+    split: str = "train",
+    *,
+    data_folder: str | Path | None = None,
+    plugins: Plugins = (),
+) -> tuple[Tensor, Tensor]:
+    """Images (N, C, H, W), floats in [0, 1], and labels (N,), int64, of the split that suites and `evaluate` use.
+
+    dataset: a name, or a mapping as in a suite. A network is to be trained on this "train" and evaluated on this
+    "test": other packages split some sets otherwise, scikit-learn's digits not at all. SpecError: no such set;
+    MachineError: its files are not here (`fatbench data prepare NAME`).
+
+    >>> import fatbench
+    >>> x, y = fatbench.load_data("digits", "test")
+    >>> x.shape, y.shape
+    (torch.Size([355, 1, 8, 8]), torch.Size([355]))
+    """
+    import torch
+
+    from fatbench import settings
+    from fatbench.data.own import load
+
+    known_choice("split", split, SPLITS)
+    with plugged(plugins):
+        node = LocatedMap(dataset) if isinstance(dataset, Mapping) else dataset
+        spec = calls.check("Data", node, "dataset")
+    data = load(spec, settings.data_folder(None if data_folder is None else str(data_folder)))
+    images, labels = (
+        (data.train_images, data.train_labels) if split == "train" else (data.test_images, data.test_labels)
+    )
+    return torch.from_numpy(images.copy()).float().div_(255), torch.from_numpy(labels.copy())
+
+
+def partition(
+    labels: ArrayLike, how: str = "dirichlet", *, clients: int, seed: int = 0, writers: ArrayLike | None = None,
+    plugins: Plugins = (), **settings: Any,
+) -> list[NDArray[int64]]:  # fmt: skip
+    """The images of each client: positions in `labels`, arrays that share none.
+
+    labels (N,): the class of each image, whole numbers. how: any partition of a suite file, "dirichlet", "iid", ...;
+    settings as there, alpha=0.5. writers (N,): whose image each is, for partitions by writer. seed: of the draws.
+    SpecError: no such partition or setting; ValueError: the images cannot be dealt so.
+
+    >>> import fatbench
+    >>> [len(part) for part in fatbench.partition([0, 1] * 50, "iid", clients=4)]
+    [25, 25, 25, 25]
+    """
+    import numpy
+
+    from fatbench.engine.randomness import numpy_generator
+
+    given = numpy.asarray(labels)
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise SpecError(f"labels: expected whole numbers (N,), got {given.dtype} {given.shape}")
+    with plugged(plugins):
+        spec = calls.check("Partition", LocatedMap({"name": how, "clients": clients, **settings}, at="partition"))
+        deal = calls.build("Partition", spec)
+    whose = None if writers is None else numpy.asarray(writers)
+    return [numpy.asarray(part) for part in deal(given.astype(numpy.int64), numpy_generator(seed, "partition"), whose)]
+
+
+def aggregate(
+    how: str,
+    uploads: Sequence[Upload],
+    *,
+    sizes: Sequence[int] | None = None,
+    losses: Sequence[float] | None = None,
+    broadcast: Upload | None = None,
+    round: int = 1,
+    rounds: int = 2,
+    memory: dict[str, Any] | None = None,
+    model: nn.Module | None = None,
+    plugins: Plugins = (),
+    **settings: Any,
+) -> Upload:
+    """The next model of the clients' uploads, as an aggregator of fatbench makes it; of the kind of the uploads.
+
+    how: any aggregator of a suite file: "samples" (FedAvg), "sfat", "trimmed_mean", "krum", ...; settings as there.
+    uploads: of each client its vector (a tensor or an array, of any shape), or its state dict after training.
+    sizes: examples of each client; default: equal. losses: mean training loss of each, which SFAT ranks by.
+    broadcast: what the round began with; default: the mean of the uploads. round, rounds: where training stands,
+    from 0; some aggregators are plain FedAvg in round 0. memory: of aggregators that remember, the same dictionary in
+    every round, which is changed. model: the network of state dicts, which tells parameters from buffers; default: by
+    names. SpecError: no such aggregator or setting, or uploads that do not fit each other; ValueError: what the
+    aggregator asks for is not given.
+
+    >>> import torch, fatbench
+    >>> fatbench.aggregate("trimmed_mean", [torch.tensor([value]) for value in (1.0, 2.0, 3.0, 90.0)], malicious=1)
+    tensor([2.5000])
+    """
+    from fatbench.engine import own_uploads
+
+    with plugged(plugins):
+        spec = calls.check("Aggregator", LocatedMap({"name": how, **settings}, at="aggregate"))
+        aggregator = calls.build("Aggregator", spec)
+    found: Upload = own_uploads.aggregate(
+        aggregator, uploads, sizes=sizes, losses=losses, broadcast=broadcast, round=round, rounds=rounds,
+        memory=memory, model=model,
+    )  # fmt: skip
+    return found

@@ -1,0 +1,457 @@
+"""What is stored, as frames, tables and figures; what the commands that read share."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from fatbench import settings
+from fatbench.api.asking import Plugins, Seeds, Where, filter_text, known_choice, names, plugged, seed_list
+from fatbench.api.tables import Table
+from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mean
+from fatbench.report import build_tables, left_out
+from fatbench.report.tables import external_suite as reporting_evaluated
+from fatbench.report.tables.combined import combine
+from fatbench.report.tables.common_images import WHICH as IMAGES
+from fatbench.report.tables.grid import Grid
+from fatbench.report.tables.notes import LEVELS
+from fatbench.store.opening import Db, named, opened
+from fatbench.store.stages import Store
+from fatbench.suite import external_models, files
+from fatbench.suite.files import Suite
+from fatbench.suite.model import CHECKPOINTS
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+    from torch import nn
+
+    from fatbench.store.selection import Checkpoint
+    from fatbench.suite.cells import Plan
+
+STAGES = ("evaluation", "train")
+EMPTY = "the database has no results yet: fatbench run NAME"
+
+
+def results(
+    suite: str | Path | Suite | None = None,
+    *,
+    preset: str | None = None,
+    seeds: Seeds = None,
+    where: Where = None,
+    stage: str | None = "evaluation",
+    plugins: Plugins = (),
+    db: Db = None,
+) -> pandas.DataFrame:
+    """Every number of the evaluations, one row each, with what produced it; of one suite with the labels of its axes.
+
+    Columns: cell, the axes, seed, stage ("train", or an evaluation), metric, round, client (-1: of none), value, n, and
+    suite, preset, commit, dirty, device, precision, created and run of what measured it, attack (all its settings),
+    outcomes (how many of single images are stored), replicate, and doubts (such as that the training diverged; in the
+    words of the tables, separated by "; "). Values are fractions, not per cent. An axis with the name of another column
+    is called "axis:NAME". An experiment that stands at several points of the grid has a row for each.
+
+    preset: default the first that was run. seeds: default those of the preset. stage: "evaluation"; "train": the
+    numbers of its rounds; None: both. db: a database, a file of `export_results`, or several of them, which are read
+    together; default results/fatbench.db below the working directory. A reason why nothing is returned is printed.
+    SpecError: no such suite. DatabaseError: an accuracy is not the mean of its outcomes.
+
+    >>> import fatbench
+    >>> numbers = fatbench.results("sfat-cifar10", preset="smoke")
+    >>> accuracies = numbers.pivot_table(index="method", columns="metric", values="value")
+    """
+    from fatbench.report.numbers.frame import frame
+
+    if stage is not None:
+        known_choice("stage", stage, STAGES)
+    with plugged(plugins, db), opened(db) as store:
+        chosen = None
+        if suite is None:
+            numbers = frame(store)
+            listed, asked = seed_list(seeds), filter_text(where)
+            if asked is not None:
+                raise SpecError("where: labels are those of a suite: name it, or choose rows of the frame")
+            numbers = numbers if listed is None else numbers[numbers["seed"].isin(listed)]
+        else:
+            one, chosen = planned(suite, preset, seed_list(seeds), filter_text(where), store)
+            chosen = chosen if store is None else to_read(one, chosen, store)
+            numbers = frame(store, chosen)
+            if one.name == external_models.SUITE:
+                numbers = _of_their_rows(numbers, chosen)
+        every = numbers
+        if stage is not None and len(numbers):
+            numbers = numbers[(numbers["stage"] == "train") == (stage == "train")]
+        if not len(numbers):
+            print(f"fatbench: {_why_empty(chosen, store, db, every)}", file=sys.stderr)
+    return numbers.reset_index(drop=True)
+
+
+def _of_their_rows(numbers: pandas.DataFrame, plan: Plan) -> pandas.DataFrame:
+    """Of evaluated models the numbers of each row of their table: of its radius and as many images."""
+    from fatbench.store.stage_names import parsed
+
+    axes = list(plan.cells[0].key) if plan.cells else []
+    shown = {(*cell.key.values(), one.id) for cell in plan.cells for one in cell.evaluations}
+    places = zip(
+        *(numbers[axis] for axis in axes), numbers["stage"].map(lambda name: parsed(name).evaluation), strict=True
+    )
+    return numbers[[place in shown for place in places]]
+
+
+def _why_empty(plan: Plan | None, store: Store | None, db: Db, every: pandas.DataFrame) -> str:
+    """Why there are no numbers."""
+    place = ", ".join(named(db)) or settings.shown_url(settings.database(None))
+    if store is None:
+        return f"{place} does not exist: nothing has been run here, or db= is missing"
+    if len(every):
+        return "there are numbers of training alone: stage=None, or stage='train'"
+    if plan is None or plan.suite == external_models.SUITE:
+        return f"{place} holds no such numbers"
+    stored = _stored_seeds(plan, store)
+    planned_seeds = sorted({int(cell.spec["seed"]) for cell in plan.cells})
+    if more := [seed for seed in stored if seed not in planned_seeds]:
+        several = len(more) > 1
+        return (
+            f"seed{'s' * several} {', '.join(map(str, more))} {'are' if several else 'is'} stored, not in preset"
+            f" '{plan.preset}' ({', '.join(map(str, planned_seeds))}): seeds={more}"
+        )
+    return f"{place} holds nothing of '{plan.suite}', preset '{plan.preset}'" + (
+        f", {plan.where}" if plan.where else ""
+    )
+
+
+def _stored_seeds(plan: Plan, store: Store) -> list[int]:
+    """The seeds that the database has of a suite's preset."""
+    from sqlalchemy import select
+
+    from fatbench.store.schema import CELLS, SUITE_CELLS
+
+    query = select(CELLS.c.seed).join(SUITE_CELLS, SUITE_CELLS.c.cell == CELLS.c.id).distinct()
+    query = query.where(SUITE_CELLS.c.suite == plan.suite, SUITE_CELLS.c.preset == plan.preset)
+    with store.database.reading() as connection:
+        return sorted(int(seed) for seed in connection.scalars(query) if seed is not None)
+
+
+def table(
+    suite: str | Path | Suite | Sequence[str | Suite],
+    id: str | None = None,
+    *,
+    rows: str | Sequence[str] = (),
+    columns: str | Sequence[str] = (),
+    preset: str | None = None,
+    select: Checkpoint = "last",
+    published: bool = True,
+    where: Where = None,
+    seeds: Seeds = None,
+    with_evaluated: bool = False,
+    runs: str = "",
+    notes: str | None = None,
+    digits: int = 2,
+    images: str = "all",
+    plugins: Plugins = (),
+    db: Db = None,
+) -> Table:
+    """The tables of a suite or of several, or the one called `id`: measured beside published.
+
+    rows, columns: one table of all these suites, as `fatbench report --rows --columns` makes it. preset: default the
+    first that was run. select: the checkpoint, "last", "best-val" or "best-test". published: whether the papers'
+    numbers are shown. where, seeds, db: as of `results`. with_evaluated: also rows of models that `evaluate(...,
+    like=NAME)` judged. runs: of a cell that was run more than once, such as "precision=fp32". notes: "none", "short" or
+    "full"; default: short in LaTeX, else full. digits: after the point of percentages. images: "common" takes every
+    attack on the images that all attacks of a table have. The name "evaluate" is the table of all evaluated models.
+    SpecError: no such suite, preset, table, axis or choice.
+
+    >>> import fatbench
+    >>> print(fatbench.table("sfat-cifar10", "T3", preset="smoke").markdown().splitlines()[0])
+    ### T3: SFAT Table 3, CIFAR-10, Non-IID: accuracy (%) [SMOKE PRESET - not comparable with published numbers]
+    """
+    known_choice("select", select, CHECKPOINTS)
+    if notes is not None:
+        known_choice("notes", notes, LEVELS)
+    known_choice("images", images, IMAGES)
+    several = [suite] if isinstance(suite, str | Path | Suite) else list(suite)
+    with plugged(plugins, db), opened(db) as store:
+        asked = seed_list(seeds), filter_text(where)
+        parts = [planned(one, preset, *asked, store) for one in several]
+        parts = [(one, plan if store is None else to_read(one, plan, store, runs)) for one, plan in parts]
+        if rows or columns:
+            parts = [combine(parts, names(rows), names(columns))]
+        if id is not None:
+            parts = with_table(parts, [id])
+        how = {"select": select, "published": published, "digits": digits, "images": images}
+        made = grids_of(parts, store, with_evaluated, **how)
+    return Table([grid for _, _, grids in made for grid in grids], notes)
+
+
+def outcomes(
+    suite: str | Path | Suite,
+    attack: str,
+    *,
+    preset: str | None = None,
+    seeds: Seeds = None,
+    where: Where = None,
+    select: Checkpoint = "last",
+    plugins: Plugins = (),
+    db: Db = None,
+) -> pandas.DataFrame:
+    """Which test images are classified right under an attack: a row a cell by labels and seed, a column an image, bool.
+
+    Labels that all cells share are left out of the index. Where several models are deployed they are told apart by
+    "model". The other arguments as of `table`. SpecError: nothing is measured as `attack`; NothingMatched: no outcomes.
+    """
+    import numpy
+    import pandas
+
+    from fatbench.report.numbers.compare import label, measured
+    from fatbench.report.numbers.statistics import bits_array
+
+    known_choice("select", select, CHECKPOINTS)
+    with plugged(plugins, db), opened(db) as store:
+        one, plan = planned(suite, preset, seed_list(seeds), filter_text(where), store)
+        if store is None:
+            raise NothingMatched(EMPTY)
+        plan = to_read(one, plan, store)
+        found = measured(store, {cell.id for cell in plan.cells}, select)
+    known = {label(evaluation) for one_cell in found.values() for evaluation in one_cell}
+    if known and attack not in known:
+        raise SpecError(f"attack: nothing is measured as '{attack}'{did_you_mean(attack, known)}")
+    varied = [axis for axis in plan.cells[0].key if len({cell.key.get(axis) for cell in plan.cells}) > 1]
+    rows: dict[tuple[Any, ...], Any] = {}
+    for cell in plan.cells:
+        for evaluation, number in found[cell.id].items():
+            if label(evaluation) == attack and number.outcomes is not None:
+                bits = bits_array(number.outcomes).reshape(-1, number.n)
+                for model, image in enumerate(bits):
+                    rows.setdefault((*(cell.key.get(axis, "") for axis in varied), cell.spec["seed"], model), image)
+    if not rows:
+        raise NothingMatched(f"no outcomes of '{attack}' are stored of '{plan.suite}', preset '{plan.preset}'")
+    images = max(len(row) for row in rows.values())
+    if any(len(row) != images for row in rows.values()):
+        raise SpecError("the cells were evaluated on other numbers of images: choose some with where")
+    index = pandas.MultiIndex.from_tuples(rows, names=[*varied, "seed", "model"])
+    frame = pandas.DataFrame(numpy.stack(list(rows.values())), index=index)
+    return frame if frame.index.get_level_values("model").max() else frame.droplevel("model")
+
+
+def plot(
+    suite: str | Path | Suite,
+    id: str | None = None,
+    *,
+    x: str | None = None,
+    y: str | Sequence[str] = (),
+    by: str | Sequence[str] = (),
+    preset: str | None = None,
+    select: Checkpoint = "last",
+    where: Where = None,
+    seeds: Seeds = None,
+    plugins: Plugins = (),
+    db: Db = None,
+) -> Figure:
+    """A figure of a suite, by its id, or one's own over x: a matplotlib Figure, which a notebook shows.
+
+    x, y, by: as of `fatbench plot`: plot(NAME, x="round", y="natural", by="method"). The other arguments as of `table`.
+    SpecError: no such figure, or several, whose ids are then named; NothingMatched: nothing is measured of it.
+    """
+    from fatbench import report
+    from fatbench.report.figures import adhoc_figures, plots
+
+    known_choice("select", select, CHECKPOINTS)
+    with plugged(plugins, db), opened(db) as store:
+        one, plan = planned(suite, preset, seed_list(seeds), filter_text(where), store)
+        if store is None:
+            raise NothingMatched(EMPTY)
+        if x is not None or y or by:
+            figure = adhoc_figures.figure(one, plan, store, x, names(y), names(by))
+            drawn = adhoc_figures.series_of(one, plan, store, [figure], select)
+        else:
+            drawn = report.build_figures(one, plan, store, id, select=select)
+    if len(drawn) > 1:
+        ids = ", ".join(plot.figure.id for plot in drawn)
+        raise SpecError(f"'{one.name}' has {len(drawn)} figures, say which: plot(..., '{drawn[0].figure.id}') ({ids})")
+    files_here = settings.files_folder(settings.database(next(iter(named(db)), None)))
+    pages = plots.pages_of(report.drawable(drawn, files_here), files_here)
+    if not pages:
+        raise NothingMatched(f"nothing has been measured yet of what figures of '{one.name}' show")
+    if len(pages) > 1:
+        raise SpecError(f"the figure has {len(pages)} pages: choose some panels with where, or use fatbench plot")
+    return pages[0]
+
+
+# --- networks, and files of results -------------------------------------------------------------------------------
+
+
+def list_models(
+    *, results: str | Path | Sequence[str | Path] = (), places: str | Sequence[str] = ()
+) -> pandas.DataFrame:
+    """The networks of stored results, by the names that `load_model` takes: accuracies, and the file if it is here.
+
+    results: files that `export_results` wrote; default results/*.jsonl. places: folders that may hold the files.
+    """
+    import pandas
+
+    from fatbench.runner import zoo
+
+    rows = zoo.rows(_result_files(results), names(places))
+    frame = pandas.DataFrame([{"name": row["name"], **row["numbers"], "file": row["file"]} for row in rows])
+    return frame.set_index("name") if rows else frame
+
+
+def load_model(
+    name: str,
+    *,
+    results: str | Path | Sequence[str | Path] = (),
+    places: str | Path | Sequence[str | Path] = (),
+    plugins: Plugins = (),
+) -> nn.Module:
+    """The network of stored results by its name in `list_models`, in eval mode: images in [0, 1] to logits.
+
+    results: files that `export_results` wrote; default results/*.jsonl below the working directory, which a clone of
+    the repository has. places: folders, or addresses that have ADDRESS/SHA256.safetensors. The file must have the
+    SHA-256 that is stored with its numbers. SpecError: no such network; MachineError: its file is nowhere, or is
+    another.
+
+        fatbench.load_model("fat-byzantine/none/multi-Krum/3")
+    """
+    from fatbench.runner import zoo
+
+    with plugged(plugins):
+        sources = _result_files(results)
+        if not sources:
+            raise SpecError(f"no results/*.jsonl in {Path.cwd()}, which name the networks: results=FILES")
+        network = zoo.choose(name, zoo.names(zoo.entries(sources)))
+        file = zoo.find(network, [places] if isinstance(places, str | Path) else places)
+        if file is None:
+            raise MachineError(
+                f"the file of {name} is not here: {network.sha256}.safetensors (places=[folder or address]);"
+                f" 'fatbench run cell {network.cell}{network.how}' trains it again, and"
+                " 'fatbench export' writes a file for results= that knows the new one"
+            )
+        return zoo.module(file, network.sha256, network.trained_with)
+
+
+def _result_files(results: str | Path | Sequence[str | Path]) -> list[Path]:
+    given = [results] if isinstance(results, str | Path) else results
+    return [Path(file) for file in given] or sorted(Path("results").glob("*.jsonl"))
+
+
+def import_results(*files: str | Path, db: str | Path | None = None) -> pandas.DataFrame:
+    """Take files of `export_results` into a database; a row a file: cells, and what was new. Twice changes nothing.
+
+    All files are checked first. ExchangeError: not such a file, damaged, or in contradiction to what is there.
+    """
+    import pandas
+
+    taken, _ = take_in([Path(file) for file in files], None if db is None else str(db), None)
+    return pandas.DataFrame(taken).set_index("file")
+
+
+def export_results(
+    path: str | Path | TextIO,
+    *,
+    suite: str | Path | Suite | None = None,
+    preset: str | None = None,
+    seeds: Seeds = None,
+    where: Where = None,
+    plugins: Plugins = (),
+    db: Db = None,
+) -> int:
+    """Write results as JSON lines, which `results(db=path)` reads and others import; how many cells there were.
+
+    suite, preset, seeds, where: only of these cells. NothingMatched: there are none.
+    """
+    from fatbench.store import jsonl
+
+    with plugged(plugins, db), opened(db) as store:
+        if store is None:
+            raise NothingMatched(EMPTY)
+        cells = None
+        if suite is not None:
+            plan = planned(suite, preset, seed_list(seeds), filter_text(where), store)[1]
+            cells = [cell.id for cell in plan.to_run()]
+            if not store.known(cells):
+                raise NothingMatched(f"the database has no cell of '{plan.suite}', preset {plan.preset}")
+        return jsonl.export(store, path, cells)
+
+
+# --- what the commands share --------------------------------------------------------------------------------------
+
+
+def take_in(sources: Sequence[Path], db: str | None, bad: list[str] | None) -> tuple[list[dict[str, Any]], Any]:
+    """Import files, all checked before; counts of each, and cells whose repetitions differ -> in what.
+
+    bad: is given what invalid lines say, which are then left out; None: they are an error.
+    """
+    from fatbench.report.numbers import sql_tables
+    from fatbench.runner import labels
+    from fatbench.store import inputs, jsonl
+    from fatbench.suite.asked import contradiction
+    from fatbench.suite.validate_import import identity
+
+    with opened(db, new=True) as store:
+        left_out = [jsonl.check(store, one, identify=identity, contradiction=contradiction, bad=bad) for one in sources]
+    taken, cells = [], set[str]()
+    with Store.open(settings.database(db), create=True) as store:
+        for file, lines in zip(sources, left_out, strict=True):
+            summary = jsonl.import_(store, file, identify=identity, left_out=lines, taken=cells)
+            taken.append({"file": str(file), **summary, "invalid lines": len(lines)})
+        for plan in labels.of_unlabelled(store):
+            store.label(labels.points_of(plan))
+        sql_tables.judge(store, sorted(cells))
+        several = any(summary["new replicates"] for summary in taken)
+        return taken, inputs.of_replicates(store.database) if several else {}
+
+
+def with_table(parts: Sequence[tuple[Suite, Plan]], ids: Sequence[str]) -> list[tuple[Suite, Plan]]:
+    """The suites with these tables alone. SpecError: none of them has one."""
+    known = [table.id for suite, _ in parts for table in suite.tables]
+    for id in ids:
+        if id not in known:
+            raise SpecError(f"--table: no table is named '{id}'{did_you_mean(id, known)}")
+    return [(suite.with_tables(ids), plan) for suite, plan in parts if any(t.id in ids for t in suite.tables)]
+
+
+def grids_of(
+    parts: Sequence[tuple[Suite, Plan]], store: Store | None, with_evaluated: bool, **how: Any
+) -> list[tuple[Suite, Plan, list[Grid]]]:
+    """The tables of each suite, `how`: see `build_tables`; what is asked for and not there is said on stderr."""
+    made = []
+    for suite, chosen in parts:
+        for line in left_out(suite, chosen):
+            print(f"fatbench: {line}", file=sys.stderr)
+        more = reporting_evaluated.external_cells(chosen, store) if with_evaluated else []
+        if with_evaluated and not more:
+            like = f"fatbench evaluate FILE --model ... --like {chosen.suite} --preset {chosen.preset}"
+            print(
+                f"fatbench: no model has been evaluated with the attacks of '{chosen.suite}': {like}", file=sys.stderr
+            )
+        made.append((suite, chosen, build_tables(suite, chosen, store, evaluated=more, **how)))
+    return made
+
+
+def to_read(suite: Suite, plan: Plan, store: Store, runs: str = "") -> Plan:
+    """The plan whose cells' ids are those of the runs that every view reads, see `shown_runs`; runs: "precision=fp32".
+
+    A filter of the plan never changes which run of a cell that is. SpecError: no such runs can be asked for.
+    """
+    from fatbench.report.numbers import shown_runs
+
+    whole = None if suite.name == external_models.SUITE else functools.partial(suite.plan, plan.preset)
+    return shown_runs.shown(plan, store, runs, whole)
+
+
+def planned(
+    name: str | Path | Suite, preset: str | None, seeds: Sequence[int] | None, where: str | None, store: Store | None
+) -> tuple[Suite, Plan]:
+    """A suite and the plan to look at: the preset asked for, else the first that has been run, else paper."""
+    from fatbench.runner import progress
+
+    if name == external_models.SUITE and name not in files.available():
+        return reporting_evaluated.suite_and_plan(store, where)
+    chosen = name if isinstance(name, Suite) else files.load(str(name))
+    if preset is None and store is not None:
+        preset = progress.preset_run(chosen, store)
+    plan = chosen.plan(preset or "paper", seeds, where)
+    return chosen, plan if store is None else progress.with_stored_attacks(chosen, plan, store)

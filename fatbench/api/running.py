@@ -1,0 +1,195 @@
+"""Suites, plans and runs from Python."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fatbench.api.asking import (
+    Overrides,
+    Plugins,
+    Seeds,
+    Where,
+    filter_text,
+    names,
+    plugged,
+    seed_list,
+    suite_of,
+)
+from fatbench.api.lines import Lines
+from fatbench.errors import MachineError, SpecError
+from fatbench.runner.run_options import RunOptions
+from fatbench.settings import AUTO
+from fatbench.store.opening import opened
+from fatbench.suite import cost, sizes
+from fatbench.suite.files import Suite
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    import pandas
+
+
+def suites(*, plugins: Plugins = ()) -> pandas.DataFrame:
+    """Every suite that can be run by name: its title, and its number of cells in each preset (NaN: no such preset).
+
+    >>> import fatbench
+    >>> bool(fatbench.suites().loc["sfat-cifar10", "smoke"] > 0)
+    True
+    """
+    import pandas
+
+    with plugged(plugins):
+        listed = [row for row in sizes.listing() if "error" not in row]
+    rows = {row["name"]: {"title": row["title"], **row["presets"]} for row in listed}
+    return pandas.DataFrame.from_dict(rows, orient="index")
+
+
+def plan(
+    suite: str | Path | Suite,
+    *,
+    preset: str = "paper",
+    where: Where = None,
+    seeds: Seeds = None,
+    override: Overrides = (),
+    attacks: str | Sequence[str] = (),
+    plugins: Plugins = (),
+    db: str | Path | None = None,
+) -> pandas.DataFrame:
+    """What a run would do: one row a cell, with its labels, its seed and its work; runs nothing.
+
+    suite: a name, the path of a file, or what `make_suite` made. where: {"method": "FAT"}, or text as of `-k`. seeds:
+    one or several. override: settings in all cells, {"algorithm.local.lr": 0.02}; their suite is called
+    "NAME+algorithm.local.lr=0.02". attacks: added where the preset has none. Columns gradient_steps and image_passes
+    are NaN where the work cannot be told before.
+    SpecError: no such suite, preset, setting or attack; NothingMatched: the filter leaves nothing.
+
+    >>> import fatbench
+    >>> set(fatbench.plan("sfat-cifar10", preset="smoke", seeds=6)["seed"].tolist())
+    {6}
+    """
+    import pandas
+
+    with plugged(plugins, db):
+        chosen = suite_of(suite, override).plan(preset, seed_list(seeds), filter_text(where), names(attacks))
+    rows = []
+    for cell in chosen.unique():
+        work = cost.cell_work(cell, chosen)
+        counted = {} if work is None else {"gradient_steps": work.gradient_steps, "image_passes": work.image_passes}
+        rows.append({"cell": cell.id, **cell.key, "seed": cell.spec["seed"], **counted})
+    return pandas.DataFrame(rows)
+
+
+def run(
+    suite: str | Path | Suite,
+    *,
+    preset: str = "paper",
+    where: Where = None,
+    seeds: Seeds = None,
+    override: Overrides = (),
+    attacks: str | Sequence[str] = (),
+    plugins: Plugins = (),
+    quiet: bool = False,
+    jobs: int | None = None,
+    device: str | None = None,
+    per_gpu: int | None = None,
+    executor: str = "local",
+    precision: str | None = None,
+    attack_precision: str | None = None,
+    path: str = AUTO,
+    microbatch: int | None = None,
+    retry_failed: bool = False,
+    rerun_changed: bool = False,
+    fail_fast: bool = False,
+    time_limit: str | None = None,
+    wait: bool = True,
+    log: str | None = None,
+    db: str | Path | None = None,
+    data_folder: str | Path | None = None,
+) -> pandas.DataFrame:
+    """Run what is not done of a suite; the same call again goes on. One row a cell: labels, seed, status, error.
+
+    Cells run in other processes, so a script calls this below `if __name__ == "__main__":`; a notebook, a thread and
+    `asyncio.to_thread` need nothing. A cell that fails leaves the others to run; its status is "failed", its error the
+    last line of the traceback. One that was computed with other data, models or plug-ins than those of now is
+    "changed".
+
+    suite, preset, where, seeds, override, attacks: which cells, as for `plan`.
+    quiet: without a line on stderr for every cell.
+    jobs: cells side by side. device: "cpu", "cuda" or "cuda:0,1". per_gpu: cells side by side on a GPU; default: what
+    fits. executor: "local", "ray" or "slurm". precision: "fp32", "tf32" or "bf16"; attack_precision: of the evaluation.
+    path: how local training is computed, "auto", "reference", "loop", "fast" or "graphs". microbatch: images at once.
+    retry_failed: begin failed cells again; rerun_changed: changed ones. fail_fast: end with the first that fails.
+    time_limit: of a cell, "45m". wait: for cells that another process has in hand.
+    log: who else writes learning curves, "tensorboard", "wandb" or "mlflow".
+    db: the database; default results/fatbench.db below the working directory. data_folder: of the data sets.
+    SpecError, NothingMatched, MachineError: nothing was run, or no worker could start. KeyboardInterrupt: what was done
+    is stored.
+
+    >>> import fatbench
+    >>> done = fatbench.run("sfat-cifar10", preset="smoke", where="optimizer=FedAvg and method=SFAT", quiet=True)
+    >>> set(done["status"])
+    {'done'}
+    """
+    import pandas
+
+    from fatbench.report.numbers import sql_tables
+    from fatbench.runner import live_log, progress, start
+
+    options = RunOptions(
+        jobs=jobs, device=device, per_gpu=per_gpu, executor=executor, precision=precision,
+        attack_precision=attack_precision, path=path, microbatch=microbatch,
+        retry_failed=retry_failed, rerun_changed=rerun_changed, fail_fast=fail_fast, time_limit=time_limit, wait=wait,
+        log=log, db=None if db is None else str(db), data=data_folder,
+    )  # fmt: skip
+    if executor == "local":
+        _guarded()
+    with plugged(plugins, options.db):
+        chosen = suite_of(suite, override).plan(preset, seed_list(seeds), filter_text(where), names(attacks))
+    lines, ended = Lines(f"suite {chosen.suite}, preset {chosen.preset}", quiet), False
+    try:
+        cells = [cell.id for cell in chosen.to_run()]
+        with live_log.logged(lines, options) as observer, sql_tables.judged(options.db, cells):
+            start.run(start.jobs_of(chosen), observer, options)
+    except SystemExit as over:
+        if over.code != 1:  # 1: some cells failed, as the rows say
+            raise KeyboardInterrupt from None
+        ended = True
+    finally:
+        lines.close()
+    with opened(options.db) as store:
+        rows = progress.cells_of(chosen, store)
+    if ended and lines.died and not {row.status for row in rows} & {"done", "failed"}:
+        raise MachineError(f"no cell was computed: {lines.died}")
+    return pandas.DataFrame(
+        [
+            {"cell": r.cell.id, **r.cell.key, "seed": r.cell.spec["seed"], "status": r.status, "error": r.error}
+            for r in rows
+        ]
+    )
+
+
+def _guarded() -> None:
+    """SpecError: a script got here from its top level; each process that runs cells would begin the script again."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "__main__" and frame.f_code.co_name == "<module>":
+            file, line = Path(frame.f_code.co_filename), frame.f_lineno
+            tree = ast.parse(file.read_bytes() if file.is_file() else b"")  # none: typed at a prompt, or in a notebook
+            for node in tree.body:
+                if node.lineno <= line <= (node.end_lineno or line) and not _is_guard(node):
+                    raise SpecError(
+                        f'{file}:{line}: call fatbench under `if __name__ == "__main__":`, because worker '
+                        "processes import the script again"
+                    )
+        frame = frame.f_back
+
+
+def _is_guard(node: ast.stmt) -> bool:
+    """Whether it is an `if` that asks for `__name__`."""
+    return isinstance(node, ast.If) and any(
+        isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test)
+    )

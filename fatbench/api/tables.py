@@ -1,0 +1,160 @@
+"""Tables: shown by a notebook as HTML, printed as Markdown or LaTeX, kept as a file; made of anybody's numbers too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fatbench.api.asking import known_choice, names, spoken
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.report import render
+from fatbench.report.tables.grid import Column, Grid, Group, Row, Value
+from fatbench.report.tables.notes import shortened
+
+if TYPE_CHECKING:
+    import pandas
+
+ENDINGS = {".md": "markdown", ".tex": "latex", ".html": "html", ".csv": "csv", ".json": "json"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Tables, ready to be shown: a notebook shows them as HTML."""
+
+    grids: list[Grid]
+    notes: str | None = None  # "none", "short" or "full"; None: what the format has by itself
+
+    @classmethod
+    @spoken
+    def from_frame(
+        cls,
+        numbers: pandas.DataFrame,
+        rows: str | Sequence[str],
+        columns: str | Sequence[str],
+        *,
+        seed: str = "seed",
+        title: str = "",
+        digits: int = 2,
+    ) -> Table:
+        """A table of numbers of one's own: mean and spread over the seeds of each row.
+
+        numbers: one line a run, or a frame such as `results` returns. rows: the columns whose labels name a row.
+        columns: either columns of numbers, ["natural", "pgd20"], each a heading; or one column of labels, "metric",
+        whose numbers are in the column "value". seed: the column that tells runs apart, if there is one. Numbers in
+        [0, 1] are printed as per cent. SpecError: no such column, or two numbers of one seed at one place.
+
+        >>> import pandas, fatbench
+        >>> runs = pandas.DataFrame({"method": ["A", "A", "B"], "seed": [0, 1, 0], "pgd20": [0.5, 0.7, 0.4]})
+        >>> fatbench.Table.from_frame(runs, "method", "pgd20").frame()["mean"].round(3).tolist()
+        [0.6, 0.4]
+        """
+        row_names, headings = names(rows), names(columns)
+        for name in (*row_names, *headings):
+            if name not in numbers:
+                raise SpecError(f"the frame has no column '{name}'{did_you_mean(name, map(str, numbers.columns))}")
+        tidy = numbers
+        if len(headings) == 1 and numbers[headings[0]].dtype.kind not in "fiub":
+            if "value" not in numbers:
+                raise SpecError(f"'{headings[0]}' holds no numbers, and the frame has no column 'value'")
+            tidy = numbers.rename(columns={headings[0]: "heading"})
+        else:
+            kept = [*row_names, *([seed] if seed in numbers else [])]
+            tidy = numbers.melt(id_vars=kept, value_vars=headings, var_name="heading", value_name="value")
+        tidy = tidy.assign(run=tidy[seed] if seed in tidy else tidy.groupby([*row_names, "heading"]).cumcount())
+        twice = tidy[tidy.duplicated([*row_names, "heading", "run"])]
+        if len(twice):
+            where = ", ".join(str(value) for value in twice.iloc[0][[*row_names, "heading", "run"]])
+            raise SpecError(f"two numbers of {where}: name what tells them apart in rows, or choose some")
+        return cls([_grid(tidy, row_names, title, digits)])
+
+    def __repr__(self) -> str:
+        return self.markdown()
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    def html(self) -> str:
+        """A piece of HTML, as a notebook shows it."""
+        from fatbench.report.formats import html
+
+        return html.fragment([shortened(grid, self.notes or "full") for grid in self.grids])
+
+    def markdown(self) -> str:
+        """As `fatbench report --format markdown`."""
+        return render(self.grids, "markdown", self.notes)
+
+    @spoken
+    def latex(self, *, width: str | float = "text", spread: str | None = None, published: str | None = None) -> str:
+        """As `fatbench report --format latex`. width: "column", "text" or points of the page.
+
+        spread: over seeds, "beside" the number, "below" it or "none"; published: "below" or in a "column". Default:
+        what fits. SpecError: no such choice.
+        """
+        from fatbench.report.formats.latex_layout import SPREADS
+
+        if spread is not None:
+            known_choice("spread", spread, SPREADS)
+        if published is not None:
+            known_choice("published", published, ("below", "column"))
+        return render(self.grids, "latex", self.notes, width=str(width), spread=spread, published=published)
+
+    @spoken
+    def save(self, path: str | Path, **how: Any) -> Path:
+        """Write a file: its ending, .md, .tex, .html, .csv or .json, says what. how: of .tex, as `latex` takes it.
+
+        SpecError: another ending; MachineError: the file cannot be written.
+        """
+        from fatbench import whole_file
+
+        file = Path(path)
+        format = ENDINGS.get(file.suffix)
+        if format is None:
+            raise SpecError(f"{file}: expected a name that ends in {', '.join(ENDINGS)}")
+        text = self.latex(**how) if format == "latex" else render(self.grids, format, self.notes)
+        whole_file.write(file, text, file)
+        return file
+
+    def frame(self) -> pandas.DataFrame:
+        """One row a number that the tables show: labels, metric, mean, std, n, published, doubts; fractions."""
+        from fatbench.report.formats import records
+
+        return records.frame(self.grids)
+
+
+def _grid(tidy: pandas.DataFrame, rows: list[str], title: str, digits: int) -> Grid:
+    """The table of numbers with the columns of `rows`, heading, run and value."""
+    from fatbench.report.numbers.measurements import Source, mean_and_std
+    from fatbench.report.numbers.provenance import TableFacts
+
+    runs = {run: place for place, run in enumerate(dict.fromkeys(tidy["run"]))}
+    numbered = all(isinstance(run, int) or str(run).isdecimal() for run in runs)
+    cells: dict[tuple[str, ...], dict[str, dict[int, float]]] = {}
+    for _, line in tidy.dropna(subset=["value"]).iterrows():
+        at = cells.setdefault(tuple(str(line[name]) for name in rows), {}).setdefault(str(line["heading"]), {})
+        at[int(line["run"]) if numbered else runs[line["run"]]] = float(line["value"])
+    headings = list(dict.fromkeys(tidy["heading"].astype(str)))
+
+    def value(found: dict[int, float]) -> Value:
+        if not found:
+            return Value(wanted=len(runs))
+        seeds = tuple(sorted(found))
+        values = tuple(found[seed] for seed in seeds)
+        mean, std = mean_and_std(values)
+        return Value(mean=mean, std=std, seeds=seeds, wanted=len(seeds), values=values)
+
+    columns = []
+    for heading in headings:
+        fractions = all(0 <= one <= 1 for row in cells.values() for one in row.get(heading, {}).values())
+        source = Source(heading, "evaluation", heading, -1, None)
+        columns.append(Column(heading, source, heading, "none", "percent" if fractions else "plain", digits))
+    filled = [
+        Row(dict(zip(rows, key, strict=True)), [[value(at.get(heading, {})) for heading in headings]])
+        for key, at in cells.items()
+    ]
+    seeds = sorted({seed for row in cells.values() for one in row.values() for seed in one})
+    return Grid(
+        suite="own", preset="paper", id="own", name=title or "Own numbers", label="", axes=rows, groups=[Group({})],
+        columns=columns, rows=filled, select="last", checkpoint="", seeds=seeds, facts=TableFacts(),
+    )  # fmt: skip

@@ -1,0 +1,139 @@
+"""Uploads of a training loop that is not the engine's, put together by one of its aggregators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from fatbench.engine.mixing import aggregate as mixing_of
+from fatbench.engine.mixing import mix
+from fatbench.engine.rounds import Context, Mixing, Problem, Stats, Tensors, Update
+from fatbench.errors import SpecError
+
+VECTOR = "vector"  # how a vector is called as the only tensor of a model
+OF_BATCH_NORM = "running_mean"
+
+
+def aggregate(
+    aggregator: Callable[..., Mixing],
+    uploads: Sequence[Any],
+    *,
+    sizes: Sequence[int] | None = None,
+    losses: Sequence[float] | None = None,
+    broadcast: Any = None,
+    round: int = 1,
+    rounds: int = 2,
+    memory: dict[str, Any] | None = None,
+    model: nn.Module | None = None,
+) -> Any:
+    """The next model, of the kind of the uploads: tensors, arrays or state dicts; see `fatbench.aggregate`.
+
+    SpecError: uploads that do not fit each other.
+    """
+    states = [_state(upload) for upload in uploads]
+    if not states:
+        raise SpecError("uploads: expected that of one client at least")
+    shapes = [{key: tuple(value.shape) for key, value in state.items()} for state in states]
+    for client, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            key = next(key for key in {**shape, **shapes[0]} if shape.get(key) != shapes[0].get(key))
+            raise SpecError(
+                f"uploads: '{key}' is {shape.get(key)} of client {client} and {shapes[0].get(key)} of client 0"
+            )
+    counts = _listed("sizes", sizes, [1] * len(states))
+    stats = [_Unsaid()] * len(states) if losses is None else [_stats(one) for one in _listed("losses", losses, counts)]
+    begun = _mean(states) if broadcast is None else _state(broadcast)
+    network = _network(states[0]) if model is None else model
+    updates = [
+        Update(client, int(n), state, one)  # type: ignore[arg-type]
+        for client, (n, state, one) in enumerate(zip(counts, states, stats, strict=True))
+    ]
+    nothing = torch.zeros(1, dtype=torch.int64)
+    shards = [nothing.expand(int(n)) for n in counts]
+    problem = Problem(
+        model=network, images=torch.zeros(0, 1, 1, 1, dtype=torch.uint8), labels=nothing[:0], shards=shards,
+        classes=0, seed=0, device=next(iter(begun.values())).device,
+    )  # fmt: skip
+    context = Context(round, rounds, problem, begun, {} if memory is None else memory, 1.0)
+    mixing = mixing_of(aggregator, updates, context)
+    if memory is not None:
+        memory.clear()
+        memory.update(mixing.memory)
+    return _like(uploads[0], mix(updates, mixing, begun, network))
+
+
+class _Unsaid:
+    """The training statistics of a client that are not given. SpecError: an aggregator reads them."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise SpecError(
+            f"losses: this aggregator reads the clients' {name.replace('_', ' ')}: losses=[...], one a client"
+        )
+
+
+def _stats(loss: float) -> Stats:
+    return Stats(float(loss), float(loss), 0.0, 1, 1.0, 1, broadcast_loss=float(loss))
+
+
+def _state(upload: Any) -> Tensors:
+    """An upload as a state dict. SpecError: it is none, nor a vector."""
+    if isinstance(upload, nn.Module):
+        upload = upload.state_dict()
+    if isinstance(upload, Mapping):
+        return {str(key): torch.as_tensor(value).detach() for key, value in upload.items()}
+    try:
+        vector = torch.as_tensor(upload).detach()
+    except (TypeError, ValueError, RuntimeError):
+        raise SpecError(f"uploads: expected vectors or state dicts, got a {type(upload).__name__}") from None
+    return {VECTOR: vector if vector.is_floating_point() else vector.float()}
+
+
+def _listed(name: str, given: Sequence[Any] | None, default: list[Any]) -> list[Any]:
+    if given is None:
+        return default
+    if len(given) != len(default):
+        raise SpecError(f"{name}: expected one a client, {len(default)}, got {len(given)}")
+    return list(given)
+
+
+def _mean(states: Sequence[Tensors]) -> Tensors:
+    """The plain mean of floats; integers of the first."""
+    return {
+        key: torch.stack([state[key] for state in states]).mean(0) if value.is_floating_point() else value
+        for key, value in states[0].items()
+    }
+
+
+def _network(state: Tensors) -> nn.Module:
+    """A module with these tensors; what stands beside running statistics is batch normalisation."""
+    root = nn.Module()
+    for key, value in state.items():
+        *path, name = key.split(".")
+        module = root
+        for depth, part in enumerate(path):
+            if part not in module._modules:
+                norm = f"{'.'.join(path[: depth + 1])}.{OF_BATCH_NORM}" in state
+                module.add_module(part, _bare_norm() if norm else nn.Module())
+            module = module._modules[part]  # type: ignore[assignment]
+        buffer = name.startswith("running_") or not value.is_floating_point()
+        if buffer:
+            module.register_buffer(name, value.clone())
+        else:
+            module.register_parameter(name, nn.Parameter(value.clone()))
+    return root
+
+
+def _bare_norm() -> nn.Module:
+    return nn.BatchNorm2d(1, affine=False, track_running_stats=False)
+
+
+def _like(upload: Any, state: Tensors) -> Any:
+    if isinstance(upload, Mapping | nn.Module):
+        return state
+    return state[VECTOR].numpy() if isinstance(upload, numpy.ndarray) else state[VECTOR]

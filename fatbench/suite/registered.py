@@ -1,0 +1,203 @@
+"""Functions of a running program, such as a notebook's, as plug-ins: each written down as a file with what it reads.
+
+    name = register(near_median, "Aggregator")      a suite, and worker processes, know it by its name
+    name = keep("Data", "mine", dataset)            a thing that has no text; known to this process alone
+
+The file is the function's text, the imports, constants and own functions that it reads, and the table of its kind. The
+records of runs have it as "source", so that it is stored with every number it had a part in.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import hashlib
+import inspect
+import secrets
+import sys
+import textwrap
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fatbench import settings, whole_file
+from fatbench.errors import SpecError, article, did_you_mean
+from fatbench.suite import signatures, sources
+
+_KEPT: dict[str, Any] = {}  # key -> a thing of this process
+_FILES: dict[tuple[str, str], Path] = {}  # (kind, name) -> its plug-in
+IN_MEMORY = "was in the memory of a Python program that is over: give it again"
+
+
+def kind_of(kind: str) -> str:
+    """ "Aggregator" of "aggregator". SpecError: there is no such kind."""
+    known = {one.lower(): one for one in signatures.TABLES if one != "Experiment"}
+    if kind.lower() not in known:
+        raise SpecError(f"kind: expected {', '.join(known)}, got '{kind}'{did_you_mean(kind, known)}")
+    return known[kind.lower()]
+
+
+def register(function: Callable[..., Any], kind: str, name: str = "") -> str:
+    """Make a function of a kind ("Aggregator") known to suites by its name; the same name again replaces it.
+
+    SpecError: its text is not to be had, it reads what no file can say, or the engine could not call it.
+    """
+    name = name or _name(function, kind)
+    table = signatures.TABLES[kind][1]
+    _add(kind, name, f"{text_of(function)}\n\n{table} = {{{name!r}: {function.__name__}}}\n")
+    return name
+
+
+def attack(function: Callable[..., Any]) -> str:
+    """Make a callable (model, x, y) or (model, x, y, generator) an attack; its name.
+
+    What has no text is known to this process alone, and under another name each time it is given.
+    """
+    takes = [
+        p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind in (0, 1)
+    ]
+    if len(takes) not in (3, 4):
+        raise SpecError(f"attacks: expected functions of (model, x, y), got one of ({', '.join(takes)})")
+    try:
+        text, own = text_of(function), function.__name__
+        name = _name(function, "Attack")
+        if takes == list(signatures.FIXED["Attack"]):
+            return register(function, "Attack")
+    except SpecError:
+        name = f"{getattr(function, '__name__', type(function).__name__).strip('<>')}_{secrets.token_hex(4)}"
+        return keep("Attack", name, function, len(takes))
+    call = ", ".join(("model", "x", "y", "generator")[: len(takes)])
+    wrapper = f"def _attack(model, x, y, generator):\n    return {own}({call})\n"
+    _add("Attack", name, f"{text}\n\n{wrapper}\n\nATTACKS = {{{name!r}: _attack}}\n")
+    return name
+
+
+def keep(kind: str, name: str, thing: Any, takes: int = 0) -> str:
+    """Make a thing of this process known by a name: a Dataset, or an attack of so many arguments."""
+    _KEPT[name] = thing
+    head, doc = "from fatbench.suite.registered import kept\n\n\n", f'    """{name}, in memory."""\n'
+    if kind == "Data":
+        text = f"def _kept(root):\n{doc}    return kept({name!r})\n"
+    else:
+        call = ", ".join(("model", "x", "y", "generator")[:takes])
+        text = f"def _kept(model, x, y, generator):\n{doc}    return kept({name!r})({call})\n"
+    _add(kind, name, f"{head}{text}\n\n{signatures.TABLES[kind][1]} = {{{name!r}: _kept}}\n")
+    return name
+
+
+def kept(name: str) -> Any:
+    """What was kept under a name. SpecError: not in this process."""
+    if name not in _KEPT:
+        raise SpecError(f"'{name}' {IN_MEMORY}")
+    return _KEPT[name]
+
+
+def folder() -> Path:
+    """Where the files are: other processes of this user read them too."""
+    return (settings.cache_folder() / "registered").resolve()
+
+
+def source(file: Path) -> dict[str, str]:
+    """What the record of a plug-in has besides, if it was registered: its text."""
+    return {"source": sources.read(file).decode()} if file.parent.parent == folder() else {}
+
+
+def _add(kind: str, name: str, text: str) -> None:
+    """Write a plug-in and let its table extend ours, in place of an earlier one of this name."""
+    file = folder() / hashlib.sha256(text.encode()).hexdigest()[:12] / f"{name}.py"
+    if not (file.is_file() and file.read_text(encoding="utf-8") == text):
+        whole_file.write(file, text, file, make_folder=True)
+    before = _FILES.pop((kind, name), None)
+    if before is not None and before != file:
+        signatures.drop_plugins([before])
+    signatures.add_plugin(file)
+    _FILES[kind, name] = file
+
+
+def _name(function: Callable[..., Any], kind: str) -> str:
+    name = getattr(function, "__name__", "")
+    if not name.isidentifier():
+        raise SpecError(f"register: {article(kind.lower())} needs a name: write it as 'def NAME(...)'")
+    return name
+
+
+# --- the text of a function --------------------------------------------------------------------------------------
+
+
+def text_of(function: Callable[..., Any]) -> str:
+    """A function with what it reads, as a module. SpecError: it cannot be written down."""
+    found: dict[str, str] = {}
+    _write(function, found)
+    imports = [text for text in found.values() if text.startswith(("import ", "from "))]
+    rest = [text for text in found.values() if text not in imports]
+    return "\n".join(["from __future__ import annotations", "", *imports, "", *rest])
+
+
+def _write(function: Any, found: dict[str, str]) -> None:
+    """The text of a function or class into `found`, after those of what it reads."""
+    name = getattr(function, "__name__", "")
+    try:
+        text = textwrap.dedent(inspect.getsource(function))
+        node = ast.parse(text).body[0]
+    except (OSError, TypeError, SyntaxError):
+        raise SpecError(f"register: the text of '{name or function!r}' is not to be had") from None
+    if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name != name:
+        raise SpecError(f"register: write it as 'def NAME(...)', not as {text.split('(')[0].strip()!r}")
+    if closed := getattr(getattr(function, "__code__", None), "co_freevars", ()):
+        raise SpecError(f"register: '{name}' reads '{closed[0]}' of the function around it: make it a setting")
+    space = getattr(function, "__globals__", None) or vars(sys.modules[function.__module__])
+    found[name] = ""  # it may call itself
+    for read in _reads(node):
+        if read not in found and (read in space or not hasattr(builtins, read)):
+            _write_name(read, space, function, found)
+    del found[name]
+    found[name] = text
+
+
+def _write_name(read: str, space: dict[str, Any], by: Any, found: dict[str, str]) -> None:
+    """What a function reads under a name of its module."""
+    if read not in space:
+        raise SpecError(f"register: '{by.__name__}' reads '{read}', which is not defined")
+    value = space[read]
+    if isinstance(value, types.ModuleType):
+        found[read] = f"import {value.__name__} as {read}"
+    elif isinstance(value, types.FunctionType | type) and value.__module__ == by.__module__:
+        _write(value, found)
+    elif _importable(value):
+        found[read] = f"from {value.__module__} import {value.__name__} as {read}"
+    else:
+        try:
+            literal = ast.literal_eval(repr(value)) == value
+        except (ValueError, SyntaxError):
+            literal = False
+        if not literal:
+            raise SpecError(
+                f"register: '{by.__name__}' reads '{read}', {article(type(value).__name__)} that no file can say:"
+                " make it a setting, or put both into a plug-in's file"
+            )
+        found[read] = f"{read} = {value!r}"
+
+
+def _importable(value: Any) -> bool:
+    """Whether it is what its module has under its name."""
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    return module is not None and getattr(module, getattr(value, "__name__", ""), None) is value
+
+
+def _reads(node: ast.FunctionDef | ast.ClassDef) -> list[str]:
+    """The names that a definition reads and does not bind itself; those of annotations aside."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.FunctionDef):
+            part.returns = None
+        if isinstance(part, ast.arg):
+            part.annotation = None
+    bound = {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
+    bound |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load)}
+    bound |= {part.name for part in ast.walk(node) if isinstance(part, ast.FunctionDef | ast.ClassDef)} - {node.name}
+    names = [part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)]
+    imported = {
+        (alias.asname or alias.name).partition(".")[0]
+        for part in ast.walk(node) if isinstance(part, ast.Import | ast.ImportFrom) for alias in part.names
+    }  # fmt: skip
+    return [name for name in dict.fromkeys(names) if name not in bound | imported]
