@@ -42,9 +42,9 @@ def make_suite(
 ) -> Suite:
     """A suite like another, with further methods or other settings; `plan`, `run`, `table` and all others take it.
 
-    base: a suite, or a mapping of all that a suite file says (docs/suites.md). methods, label -> settings of a cell, are
-    added to the labels of the axis: {"mine": {"algorithm": {"aggregator": my_function}}}; the other rows stay as they
-    are, and what is stored of them counts. changes: sections of a suite file, merged over those of the base:
+    base: a suite, or a mapping of all that a suite file says (docs/suites.md). methods, label -> settings of a cell,
+    are added to the labels of the axis: {"mine": {"algorithm": {"aggregator": my_function}}}; the other rows stay as
+    they are, and what is stored of them counts. changes: sections of a suite file, merged over those of the base:
     seeds=[1, 2], base={"train": 600}. Where a suite names a method, a function of one's own may stand, which is
     registered, or `functools.partial` of it with its settings. SpecError: as of a suite file.
     """
