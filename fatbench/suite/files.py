@@ -20,7 +20,7 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 
 from fatbench.errors import CONTROL, SpecError, did_you_mean
-from fatbench.suite import input_limits, model, plugins, signatures, yaml_reader
+from fatbench.suite import input_limits, model, plugins, signatures
 from fatbench.suite.cells import Cell, Plan, expand, grid_size
 from fatbench.suite.contents import Axes, Contents
 from fatbench.suite.contrasts import Tests
@@ -330,12 +330,10 @@ def read_yaml(file: Path) -> LocatedMap:
 def parse(text: str, file: Path) -> LocatedMap:
     """What a file says; SpecError as for `read_yaml`. The result is shared: it is read, never changed."""
     input_limits.characters(text, str(file))
-    input_limits.levels(text, str(file))
-    found = yaml_reader.read(text, file)
-    found = by_ruamel(text, file) if found is None else found
+    root = _read(text, file)
     if "\\" in text or CONTROL.search(text):
-        _demand_printable(found, str(file))
-    return found
+        _demand_printable(root, str(file))
+    return root
 
 
 def _demand_printable(node: Any, place: str) -> None:
@@ -349,8 +347,7 @@ def _demand_printable(node: Any, place: str) -> None:
         raise SpecError(f"{place}: a control character (U+{ord(character[0]):04X})")
 
 
-def by_ruamel(text: str, file: Path) -> LocatedMap:
-    """`parse` by ruamel alone: for what `yaml_reader` leaves to it, and for mistakes."""
+def _read(text: str, file: Path) -> LocatedMap:
     try:
         tree = YAML(typ="rt", pure=True).load(text)
     except RecursionError:

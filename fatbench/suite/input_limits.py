@@ -6,11 +6,8 @@ billion.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
-
-import yaml
 
 from fatbench.errors import SpecError
 
@@ -20,7 +17,6 @@ VALUES = 1_000_000  # of a file, every alias written out
 DIGITS = 40  # of a whole number
 CELLS = 200_000  # of a preset, and of all presets of a suite: points of the grid times seeds
 SEEDS = 100_000  # of a list
-EASY = 300  # brackets and columns: a file of fewer cannot be nested too deeply for libyaml
 
 
 def characters(text: str, place: str) -> None:
@@ -32,21 +28,6 @@ def characters(text: str, place: str) -> None:
 def too_deep(place: str) -> SpecError:
     """The error of a file that is nested too deeply."""
     return SpecError(f"{place}: nested more than {LEVELS} levels deep")
-
-
-def levels(text: str, place: str) -> None:
-    """SpecError: nested too deeply. libyaml would run out of stack, which ends the process."""
-    if text.count("[") + text.count("{") + max(map(len, text.splitlines()), default=0) < EASY:
-        return
-    depth = 0
-    with contextlib.suppress(yaml.YAMLError):  # what is no YAML is refused where it is read
-        for event in yaml.parse(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader)):
-            if isinstance(event, yaml.CollectionStartEvent):
-                depth += 1
-            elif isinstance(event, yaml.CollectionEndEvent):
-                depth -= 1
-            if depth > LEVELS:
-                raise too_deep(f"{place}:{event.start_mark.line + 1}")
 
 
 def values(root: Any, children: Callable[[Any], Iterable[Any]], place: str) -> None:
