@@ -143,7 +143,7 @@ def test_a_method_of_one_s_own_from_an_empty_folder_without_a_checkout(installed
     mine = (tmp_path / "mine.py").read_text()
     (tmp_path / "mine.py").write_text(mine + "\n# a comment is no change\n")
     assert "1 done, 0 to go" in fatbench_("run", "suite", *chosen, "--jobs", "1")
-    (tmp_path / "mine.py").write_text(mine.replace("    middle =", "    width = 2 * width\n    middle ="))
+    (tmp_path / "mine.py").write_text(mine.replace("    limit =", "    factor = 2 * factor\n    limit ="))
     assert "--rerun-changed computes them again" in fatbench_("run", "suite", *chosen, "--jobs", "1", code=1)
     assert "1 of 1 cells done" in fatbench_("run", "suite", *chosen, "--jobs", "1", "--rerun-changed")
     after = fatbench_("report", "mine.yaml")

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from sqlalchemy import event
 
-from fatbench.cli import app, show
+from fatbench.cli import show
 from fatbench.errors import SpecError
 from fatbench.runner import progress
 from fatbench.store import jsonl as lines_of_results
@@ -348,10 +347,6 @@ def test_the_script_that_a_worker_reads_anew_imports_no_command_line() -> None:
     ].partition(":")
     code = f"import sys; from {module} import {function}; print([n for n in sys.modules if n.startswith('typer')])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
-
-
-def test_help_lists_every_command_in_the_order_of_a_day() -> None:
-    assert list(typer.main.get_command(app.app).list_commands(None)) == list(app.ORDER)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("command", ["status", "report"])

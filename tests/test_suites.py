@@ -1101,13 +1101,16 @@ def test_filters(suite_from: Callable[..., Suite]) -> None:
         (
             "model",
             "-k: expected name=value at 'model' in 'model' "
-            "(write for example: model=nin and not method='SFAT (released)')",
+            "(write for example: model=nin and method in [FAT, 'SFAT (released)'])",
         ),
-        ("(E=one", "-k: a ')' is missing in '(E=one' (write for example: model=nin and not method='SFAT (released)')"),
+        (
+            "(E=one",
+            "-k: a ')' is missing in '(E=one' (write for example: model=nin and method in [FAT, 'SFAT (released)'])",
+        ),
         (
             "E=one K=five",
             "-k: unexpected 'K' in 'E=one K=five': a value with spaces or brackets needs quotes "
-            "(write for example: model=nin and not method='SFAT (released)')",
+            "(write for example: model=nin and method in [FAT, 'SFAT (released)'])",
         ),
     ]:
         with pytest.raises(SpecError) as caught:
