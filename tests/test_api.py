@@ -385,7 +385,11 @@ def test_examples_of_docstrings(module: str, tmp_path: Path, monkeypatch: pytest
             "evaluate",  # module, network, attacks; exit codes
             {"file", "attack", "smoke", "format", "data"},
         ),
-        (fatbench.table, "report", {"names", "smoke", "format", "output", "table", "no_published", "width", "spread"}),
+        (
+            fatbench.table,
+            "report",
+            {"names", "smoke", "format", "output", "table", "no_published", "width", "spread", "sort", "bom"},
+        ),
     ],
 )
 def test_what_a_command_takes_a_function_takes(function: object, command: str, not_here: set[str]) -> None:

@@ -33,13 +33,13 @@ from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError
 from fatbench.report.figures import series
 from fatbench.report.formats import html, latex, markdown, records, terminal
-from fatbench.report.formats import latex_layout as pages
 from fatbench.report.numbers import cell_rows, doubts, provenance
 from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, StoredResults, in_words, metric_names
 from fatbench.report.tables import layout, number_format
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Column, Grid, Value
 from fatbench.report.tables.notes import shortened
+from fatbench.report.tables.sorting import sorted_by
 from fatbench.runner import progress
 from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
@@ -501,9 +501,10 @@ def test_what_will_never_be_measured_has_a_mark_of_its_own(tiny: Suite) -> None:
         said = "4 of 8 numbers are neither evaluated nor logged in this preset (n/a)"
         assert notes(grid).get("not there") == (said if trained else None)
         assert ("missing" in notes(grid)) != trained
-        for name in ("markdown", "latex", "html", "terminal"):
+        for name in ("markdown", "html", "terminal"):
             text = report.render([grid], name)
             assert ("n/a" in text) == trained, name
+        assert re.search("left out: .*drift", report.render([grid], "latex"))
     best = build(tiny, plan, [], select="best-val")[0]  # the suite evaluates last and best-test
     assert all(value.never for value in best.all() if value.planned)
 
@@ -561,7 +562,7 @@ def test_a_list_of_radii_is_a_stage_and_a_column_each(tmp_path: Path) -> None:
     assert "pgd(eps=" not in notes(grid)["attack code"]
     assert "PGD-20 2/255 = pgd(eps=2/255, step=2/255, steps=20); PGD-20 8/255 = pgd(eps=8/255" in notes(grid)["attacks"]
     assert notes(grid)["attacks"].endswith("AA = autoattack(eps=0.5, norm=L2)")
-    assert r"\shortstack{PGD-20\\8/255}" in report.render([grid], "latex")
+    assert "PGD-20 2/255}" in report.render([grid], "latex")
 
 
 def test_any_setting_may_have_a_list(tmp_path: Path) -> None:
@@ -702,7 +703,7 @@ def test_cells_of_several_suites_in_one_table(tmp_path: Path) -> None:
     grid = build(chosen, plan, rows)[0]
     assert [tuple(row.key.values()) for row in grid.rows][::3] == [("tiny", "FAT"), ("other", "FAT")]
     assert [group.label for group in grid.groups] == ["Non-IID"]
-    assert [column.heading for column in grid.columns] == ["natural", "pgd20"]
+    assert [column.heading for column in grid.columns] == ["natural", "PGD-20"]
     assert [row.values[0][0].mean for row in grid.rows] == [0.5, None, None, 0.6, None, None]
     assert marks(grid)[::3] == ["", "°"]
     _, plan = combine([(two, two.plan("paper", [6])), (two, two.plan("paper", [6]))], ["split", "method"], [])
@@ -1005,7 +1006,11 @@ def test_short_notes_are_three_lines_and_nothing_stands_twice(tiny: Suite) -> No
     assert report.render([grid], "terminal") == report.render([grid], "terminal", "short")
     for name in ("terminal", "latex"):
         text = report.render([grid], name)
-        lines = [line for line in text.splitlines() if re.match(r"(\\textit\{)?(numbers|attacks|doubt)\b", line)]
+        lines = [
+            line
+            for line in text.splitlines()
+            if re.match(r"(\\textit\{)?(numbers|attacks|doubt|caveats)\b", line, re.I)
+        ]
         assert len(lines) == 3 and "mixed: 2 commits" in lines[2]
         assert not re.search("machine|attack code|fedcba9876", text)
     assert "seeds 6, 7" in report.render([grid], "terminal")  # LaTeX says it in the caption
@@ -1267,7 +1272,7 @@ needs_latex = pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex 
 DOCUMENT = """\
 \\documentclass{article}
 \\usepackage[a4paper,margin=2.5cm]{geometry}
-\\usepackage{booktabs}
+\\usepackage{booktabs,graphicx}
 \\begin{document}
 \\input{table.tex}
 \\end{document}
@@ -1277,7 +1282,7 @@ DOCUMENT = """\
 COLUMNS = """\
 \\documentclass[twocolumn,letterpaper]{article}
 \\usepackage[textwidth=487pt,textheight=650pt,columnsep=19pt]{geometry}
-\\usepackage{booktabs}
+\\usepackage{booktabs,graphicx}
 \\begin{document}
 \\input{table.tex}
 \\end{document}
@@ -1354,73 +1359,48 @@ tables:
 
 
 @pytest.mark.parametrize(
-    "rows, headings, width, published, style, size, tabulars, floats",
+    "rows, headings, width, published, floats, beside",
     [
-        (3, 1, "text", None, ("beside", "beside"), "small", 1, 1),
-        (3, 1, "text", "below", ("under", "beside"), "small", 1, 1),
-        (3, 2, "text", None, ("under", "beside"), "small", 1, 1),
-        (3, 2, "text", "column", ("beside", "below"), "small", 1, 1),
-        (3, 5, "text", None, ("under", "beside"), "footnotesize", 2, 1),
-        (3, 5, "column", None, ("under", "beside"), "footnotesize", 6, 2),
-        (60, 2, "text", None, ("under", "beside"), "small", 4, 4),
-        (60, 2, "column", None, ("under", "beside"), "footnotesize", 8, 8),
+        (3, 1, "article", None, 1, True),
+        (3, 1, "article", "below", 1, False),
+        (3, 2, "article", "column", 1, True),
+        (3, 5, "text", None, 1, False),
+        (3, 5, "column", None, 1, False),
+        (60, 2, "column", None, 3, False),
+        (60, 2, "beamer", None, 7, False),
     ],
 )
 def test_latex_layouts(
-    tmp_path: Path, rows: int, headings: int, width: str, published: str | None, style: tuple[str, str], size: str,
-    tabulars: int, floats: int,
-) -> None:  # fmt: skip
-    """Beside where it fits, then the paper under, then smaller type, then the spread below, then blocks."""
-    grids = big(tmp_path, rows, headings)
-    layout = pages.arrange(grids[0], pages.width_of(width), published)
-    assert (layout.style.paper, layout.style.spread, layout.size, len(layout.tabulars)) == (*style, size, tabulars)
-    shown = [(place, row) for places, these in layout.tabulars for place in places for row in these]
-    assert sorted(shown) == [((g, c), r) for g in (0, 1) for c in range(headings) for r in range(len(grids[0].rows))]
-    text = report.render(grids, "latex", width=width, **({"published": published} if published else {}))
-    assert text.startswith("% needs \\usepackage{booktabs}\n") and text.count(r"\begin{table") == floats
-    assert text.count(r"\label{") == 1
-    if shutil.which("pdflatex"):
-        said = compiled(text, tmp_path, COLUMNS if width == "column" else DOCUMENT)
+    tmp_path: Path, rows: int, headings: int, width: str, published: str | None, floats: int, beside: bool
+) -> None:
+    """One float a table, but where a page is too short: then a caption and a label each; every number is there once."""
+    (grid,) = big(tmp_path, rows, headings)
+    text = report.render([grid], "latex", width=width, **({"published": published} if published else {}))
+    assert text.startswith(f"% width: {width}; needs \\usepackage{{booktabs,graphicx}}\n")
+    kind = {"text": "table*", "beamer": "frame"}.get(width, "table")
+    assert text.count(rf"\begin{{{kind}}}") == text.count(r"\begin{tabular}") == floats
+    labels = re.findall(r"\\label{(.*?)}", text)
+    assert len(labels) == len(set(labels)) == (0 if width == "beamer" else floats) and "addtocounter" not in text
+    body = body_of("latex", text)
+    assert len(re.findall(r"\d\d\.\d\d", body)) > sum(v.mean is not None for v in grid.all())
+    assert (r"{\scriptsize paper " in text) != beside
+    if shutil.which("pdflatex") and width != "beamer":
+        said = compiled(text, tmp_path, DOCUMENT if width == "article" else COLUMNS)
         assert "Overfull" not in said and "too large" not in said
 
 
-def test_latex_of_six_groups_of_three_headings_is_split_by_group(tmp_path: Path) -> None:
-    """Twelve rows, six groups, three headings, each with a published number: three blocks of two whole groups."""
-    text = SUITE[: SUITE.index("axes:")] + "axes:\n  model:\n"
-    text += (
-        "".join(f"    model {i}: {{algorithm: {{local: {{epochs: {i + 1}}}}}}}\n" for i in range(12))
-        + "  aggregator:\n"
-    )
-    text += "".join(f"    Aggregator {i}: {{algorithm: {{local: {{batch: {i + 1}}}}}}}\n" for i in range(6))
-    text += SUITE[SUITE.index("evaluate:") : SUITE.index("tables:")].replace("    overrides: [{set", "    #[{set")
-    text += """\
-tables:
-  - id: wide
-    title: Wide
-    rows: [model]
-    across: [aggregator]
-    values: {NT: natural, AT: fgsm, "AT, PGD-7": pgd20}
-    best_within: row
-    published:
-      file: published/tiny.csv
-      select: last
-      match: {dataset: CIFAR-10, method: FAT}
-      values: {NT: niid_natural, AT: iid_natural, "AT, PGD-7": niid_pgd20}
-"""
-    found = written(tmp_path, text)
-    plan = found.plan()
-    rows = []
-    for place, cell in enumerate(plan.cells):
-        for evaluation in cell.evaluations:
-            rows.append(number(cell, evaluation.stage(3), evaluation.label, 3, 0.5 + 0.0001 * place, 10_000))
-    grids = build(found, plan, rows)
-    layout = pages.arrange(grids[0], pages.WIDTHS["text"])
-    assert layout.style.paper == "under"
-    assert [sorted({g for g, _ in places}) for places, _ in layout.tabulars] == [[0, 1], [2, 3], [4, 5]]
-    assert [len(places) for places, _ in layout.tabulars] == [6, 6, 6]
-    if shutil.which("pdflatex"):
-        said = compiled(report.render(grids, "latex"), tmp_path)
-        assert "Overfull" not in said and "too large" not in said
+def test_latex_says_in_the_caption_what_no_column_needs(tiny: Suite) -> None:
+    """A label that all rows share; a row and a heading without numbers. Sorted: the best first; no such column."""
+    plan = tiny.plan("paper")
+    values = {("Non-IID", "FAT", 6): accuracies(0.4, 0.3), ("Non-IID", "Uniform", 6): accuracies(0.6, 0.5)}
+    grid = build(tiny, plan, rows_of(plan, values), published=False)[0]
+    text = report.render([grid], "latex")
+    assert "Without numbers and left out: " in text and latex.escape(ODD) in text.split(r"\label")[0]
+    assert latex.escape(ODD) not in body_of("latex", text)
+    order = sorted_by([grid], grid.columns[0].heading)[id(grid)]
+    assert [row.values[0][0].mean for row in order.rows][:2] == [0.6, 0.4]
+    with pytest.raises(SpecError, match="no table has a column 'pgd2O'"):
+        sorted_by([grid], "pgd2O")
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
@@ -1866,7 +1846,7 @@ def test_a_column_of_differences_with_the_interval_of_their_mean(tmp_path: Path)
     assert notes(grid)["differences"] == (
         "gain: minus method FAT, seed by seed; in brackets the 95 % interval of the mean, Student's t"
     )
-    said = "+3.00 (-9.75 to +15.75) (pub. +1.50 to +2.00)"
+    said = "+3.00 (-9.75 to +15.75) | +1.50 to +2.00"
     assert said in markdown.render([grid])
     for text in (latex.render([grid]), html.fragment([grid]), terminal.render([grid])):
         assert re.search(r"\+\$?3\.00", text) and "15.75" in text

@@ -54,7 +54,7 @@ def decided(
     significance.mark(grid, [(values, best) for values, _ in groups], look and (lambda *p: look(p)), "column")
     shown = [["B" if v.rank == "best" else "".join(v.marks) for v in values] for values, _ in groups]
     for values, _ in groups:
-        assert all((v.rank == "shared") == ("≈" in v.marks) for v in values)
+        assert all((v.rank in ("worse", "second")) == ("↓" in v.marks) for v in values)
     return shown, grid.footnotes
 
 
@@ -63,12 +63,13 @@ LOW = [100, 104, 99]
 
 
 def test_bold_only_where_all_others_are_significantly_below() -> None:
-    assert decided(group([LOW, CLEAR, [200, 206, 197]])) == ([["", "B", ""]], [])
-    shown, notes = decided(group([LOW, CLEAR, CLOSE]))
-    assert shown == [["", "≈", "≈"]]
-    said = "not significantly different from the best of the column (p >= 0.05, Holm over its K - 1 comparisons)"
-    assert notes == [("≈", said)]
-    assert decided(group([LOW, CLEAR, CLOSE]), best="min") == ([["B", "", ""]], [])
+    three = group([LOW, CLEAR, [200, 206, 197]])
+    shown, notes = decided(three)
+    assert shown == [["↓", "B", "↓"]] and [value.rank for value in three[0]] == ["worse", "best", "second"]
+    assert decided(group([LOW, CLEAR, CLOSE])) == ([["↓", "", ""]], notes)
+    ((mark, said),) = notes
+    assert mark == "↓" and "worse than the best of the column (p < 0.05, Holm over its K - 1" in said
+    assert decided(group([LOW, CLEAR, CLOSE]), best="min") == ([["B", "↓", "↓"]], notes)
     assert decided(group([LOW, CLEAR, CLOSE]), best="none") == ([["", "", ""]], [])
 
 
@@ -83,14 +84,14 @@ def test_numbers_of_other_images_or_labels_are_not_tested() -> None:
 
 def test_equal_numbers() -> None:
     """Two of the highest are never bold; where all are the same there is no best, and of one number neither."""
-    assert decided(group([LOW, CLEAR, CLEAR]))[0] == [["", "≈", "≈"]]
+    assert decided(group([LOW, CLEAR, CLEAR]))[0] == [["↓", "", ""]]
     assert decided(group([CLEAR, CLEAR])) == ([["", ""]], [])
     assert decided(group([CLEAR])) == ([[""]], [])
 
 
 def test_a_column_of_equal_numbers_does_not_end_the_table() -> None:
     equal, lone = group([[400, 400, 400]] * 2), group([[400, 400, 400]])
-    assert decided(equal, lone, group([CLEAR, LOW]))[0] == [["", ""], [""], ["B", ""]]
+    assert decided(equal, lone, group([CLEAR, LOW]))[0] == [["", ""], [""], ["B", "↓"]]
 
 
 def test_holm_is_within_a_column() -> None:
@@ -102,10 +103,10 @@ def test_holm_is_within_a_column() -> None:
     a, b = ([bits[place] for place in value.behind] for value in values)
     test = statistics.seeds_and_images(a, b)
     assert test is not None and 0.025 < test.p < 0.05
-    assert decided(group([best, other]))[0] == [["B", ""]]
-    assert decided(group([best, other, other]))[0] == [["≈", "≈", "≈"]]
+    assert decided(group([best, other]))[0] == [["B", "↓"]]
+    assert decided(group([best, other, other])) == ([["", "", ""]], [])
     many = [group([best, other])[0] for _ in range(8)]
-    assert decided(*((values, bits) for values in many))[0] == [["B", ""]] * 8
+    assert decided(*((values, bits) for values in many))[0] == [["B", "↓"]] * 8
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_one_untestable_number_and_nothing_is_bold(why: str, change: dict[str, A
     values, bits = group(rows)
     for key, value in change.items():
         setattr(values[2], key, value)
-    assert decided((values, bits | {("empty", "e"): (0, 0)}), other)[0][1] == ["B", ""]
+    assert decided((values, bits | {("empty", "e"): (0, 0)}), other)[0][1] == ["B", "↓"]
 
 
 def test_values_over_no_image_are_not_tested() -> None:
@@ -150,7 +151,7 @@ def test_without_outcomes_or_with_numbers_missing() -> None:
     assert decided(group([CLEAR, LOW]), outcomes=None)[0] == [["°", ""]]
     values, bits = group([CLEAR, LOW, CLOSE])
     values[2].mean = None  # not measured yet
-    assert decided((values, bits)) == ([["B", "", ""]], [])
+    assert decided((values, bits))[0] == [["B", "↓", ""]]
 
 
 def test_several_models_judge_an_image() -> None:
@@ -159,7 +160,7 @@ def test_several_models_judge_an_image() -> None:
     for s, right in enumerate(CLEAR):
         (one, n) = first(right)
         bits[f"m0-{s}", "e"] = (one << n) | one, 2 * n
-    assert decided((values, bits))[0] == [["B", ""]]
+    assert decided((values, bits))[0] == [["B", "↓"]]
 
 
 # --- the same decision in every format ---------------------------------------------------------------------------
@@ -205,13 +206,13 @@ def test_what_is_bold_in_one_format_is_bold_in_all(
     for format, pattern in bold.items():
         text = report.render(found, format)
         assert re.findall(pattern, text) == ["36.36"], format
-        assert ("approx" if format == "latex" else "≈") in text
+        assert ("downarrow" if format == "latex" else "↓") in text
         assert "underline" not in text.split("</style>")[-1] and "<u>" not in text, format
     assert dict(found[0].notes)["marks"] == "bold: significantly better than every other measured number of a column"
     assert "Bold: significantly better than all others." in report.render(found, "latex")
     drawers = [one for point in drilldown.points_of(found).values() for one in point.shown]
     assert [one["number"] for one in drawers if one["rank"] == "best"] == ["36.36"]
-    assert [[mark for mark, _ in one["marks"]] for one in drawers] == [[], ["≈"], [], ["≈"]]
+    assert [[mark for mark, _ in one["marks"]] for one in drawers] == [[], [], ["↓"], []]
 
 
 def test_a_table_that_asks_for_no_marks_has_neither(fashion: Store, tmp_path: Path) -> None:

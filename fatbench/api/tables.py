@@ -86,13 +86,13 @@ class Table:
         return render(self.grids, "markdown", self.notes)
 
     @spoken
-    def latex(self, *, width: str | float = "text", spread: str | None = None, published: str | None = None) -> str:
-        """As `fatbench report --format latex`. width: "column", "text" or points of the page.
+    def latex(self, *, width: str | float = "article", spread: str | None = None, published: str | None = None) -> str:
+        """As `fatbench report --format latex`. width: as `--width`, or points.
 
         spread: over seeds, "beside" the number, "below" it or "none"; published: "below" or in a "column". Default:
         what fits. SpecError: no such choice.
         """
-        from fatbench.report.formats.latex_layout import SPREADS
+        from fatbench.report.formats.latex import SPREADS
 
         if spread is not None:
             known_choice("spread", spread, SPREADS)

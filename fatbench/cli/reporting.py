@@ -129,7 +129,7 @@ def _how(
 ) -> dict[str, str]:
     """What the format's renderer is told. SpecError: no such choice, or one that this format does not have."""
     from fatbench.api import known_choice
-    from fatbench.report.formats.latex_layout import SPREADS, width_of
+    from fatbench.report.formats.latex import SPREADS, width_of
     from fatbench.report.tables.notes import LEVELS
 
     how = {}
@@ -216,8 +216,8 @@ def report(
         str | None,
         typer.Option(
             "--width",
-            help="Width of LaTeX tables: column, text, or a number of points.",
-            autocompletion=completing.one_of("column", "text"),
+            help="Width of LaTeX tables: article, llncs, neurips, ieee, acm, beamer, column, text, or points.",
+            autocompletion=completing.one_of("article", "llncs", "neurips", "ieee", "acm", "beamer", "column", "text"),
         ),
     ] = None,
     spread: Annotated[
@@ -228,6 +228,10 @@ def report(
             autocompletion=completing.one_of("beside", "below", "none"),
         ),
     ] = None,
+    sort: Annotated[
+        str | None, typer.Option("--sort", metavar="COLUMN", help="Rows with the best of this heading or metric first.")
+    ] = None,
+    bom: Annotated[bool, typer.Option("--bom", help="Begin CSV with a byte-order mark, for spreadsheets.")] = False,
     with_evaluated: Annotated[
         bool, typer.Option("--with-evaluated", help="Add rows for models from `fatbench evaluate --like NAME`.")
     ] = False,
@@ -247,11 +251,14 @@ def report(
     from fatbench.report.tables.combined import combine
     from fatbench.report.tables.common_images import WHICH as IMAGES
     from fatbench.report.tables.notes import shortened
+    from fatbench.report.tables.sorting import sorted_by
     from fatbench.runner import progress
 
     format = known_format(
         format or ("terminal" if sys.stdout.isatty() and output is None else "markdown"), reporting.FORMATS
     )
+    if bom and format != "csv":
+        raise SpecError(f"--bom: only csv has a byte-order mark, not {format}")
     at = checkpoint(select)
     how = _how(format, notes, "none" if no_published else published, width, spread)
     api.known_choice("images", images, IMAGES)
@@ -266,6 +273,9 @@ def report(
             parts = api.with_table(parts, table)
         measured = {"select": at, "published": with_published, "digits": digits, "images": images}
         shown = api.grids_of(parts, store, with_evaluated, **measured)
+        if sort is not None:
+            order = sorted_by([grid for _, _, mine in shown for grid in mine], sort)
+            shown = [(suite, plan, [order[id(grid)] for grid in mine]) for suite, plan, mine in shown]
         grids = [grid for _, _, mine in shown for grid in mine]
         if not grids and not names:
             raise NothingMatched("the database has no results yet: fatbench run NAME")
@@ -279,7 +289,7 @@ def report(
             kept = settings.files_folder(settings.database(db))
             text = pages.page(pages.content(found, store, select=at, files=kept))
         else:
-            text = reporting.render(grids, format, **how)
+            text = "\ufeff" * bom + reporting.render(grids, format, **how)
     if output is None:
         sys.stdout.write(text)
         return

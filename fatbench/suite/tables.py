@@ -153,7 +153,7 @@ class Table(Displayed):
     best_within: Literal["column", "row"] = "column"  # among what a number is compared, see `significance`
     compare_across: Axes = Field(default=[])  # axes whose labels are compared whatever they set, such as the objective
     test: PairedTest | None = Field(default=None, alias="paired")
-    ties: bool = True  # test and mark what is compared: bold, ≈, not tested; False: nothing is marked
+    ties: bool = True  # test and mark what is compared: bold, ↓, not tested; False: nothing is marked
 
     @property
     def headings(self) -> dict[str, Heading]:

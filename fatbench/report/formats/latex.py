@@ -1,160 +1,311 @@
 r"""LaTeX: a float a grid in booktabs style, with the notes under it. Compiles under pdfLaTeX, XeLaTeX and LuaLaTeX.
 
-A heading has the sub-columns ours, paper and, if any, difference where they fit the line; where they do not, paper and
-difference stand in small type under our number (`latex_layout`). The caption says what the numbers are.
+LaTeX itself scales a tabular that is wider than the line. Labels that all rows share stand in the caption, and so do
+the names of rows and headings without numbers. The paper's numbers stand in further columns where these are few,
+else in small type under ours. A table that is too high for a page is one float for each label of its first axis.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from fatbench.report.formats import latex_layout
-from fatbench.report.formats.latex_layout import GroupColumn, Layout
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.report.formats.latex_text import escape, prose, signs, small_type, superscript
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Grid, PairedComparison
+from fatbench.report.tables.grid import Grid, Group, PairedComparison, Row, Value
 from fatbench.report.tables.notes import IN_CAPTION, p_value
 from fatbench.report.tables.number_format import Entry
 
-PREAMBLE = "% needs \\usepackage{booktabs}\n"
+SPREADS = ("beside", "below", "none")  # where the spread over seeds stands
+
+
+@dataclass(frozen=True)
+class Width:
+    """What a table must fit: about how many letters are in a line, and what floats."""
+
+    letters: int
+    environment: str = "table"
+    wide: bool = False  # has table* for what is too wide for a column
+    points: float | None = None  # the most that it may take; None: the line
+    lines: int = 46  # of a tabular on a page
+
+    @property
+    def most(self) -> str:
+        return r"\linewidth" if self.points is None else f"{self.points:g}pt"
+
+
+WIDTHS = {
+    "article": Width(85), "llncs": Width(85), "neurips": Width(100), "beamer": Width(85, "frame", lines=18),
+    "ieee": Width(60, wide=True), "acm": Width(60, wide=True), "column": Width(60), "text": Width(125, "table*"),
+}  # fmt: skip
+DEFAULT = "article"
+LONG = 14  # letters of a heading that is broken in two lines
+STUB = 28  # letters of a row's label in one line
+SMALLEST = 1.4  # lines that a table may be wide before its groups or its spreads go below
+IN_FLOAT = 12  # lines of notes; more follow the float as text, which goes on over pages
 MOST_FLOATS = 12  # without a \clearpage: LaTeX stops at 18 (52 since 2015) that have not found a page
+MOST_TESTS = 40  # paired tests of a float
 
-_SPECIAL = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': "''", "`": r"\textasciigrave{}", "±": r"$\pm$", "×": r"$\times$", "·": r"$\cdot$", "−": r"$-$",
-    "≤": r"$\leq$", "≥": r"$\geq$", "≠": r"$\neq$", "≈": r"$\approx$", "→": r"$\rightarrow$", "∞": r"$\infty$",
-    "∈": r"$\in$", "∑": r"$\sum$", "…": r"\ldots{}", "–": "--", "—": "---", "’": "'", "‘": "`", "“": "``", "”": "''",
-    "†": r"\textdagger{}", "‡": r"\textdaggerdbl{}", "§": r"\S{}", "¶": r"\P{}", "°": r"$^\circ$", "₂": "$_2$",
-    "Δ": r"$\Delta$", "ε": r"$\varepsilon$", "ϵ": r"$\epsilon$", "π": r"$\pi$",
-}  # fmt: skip
-_GREEK = {
-    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ζ": "zeta", "η": "eta", "θ": "theta", "ι": "iota",
-    "κ": "kappa", "λ": "lambda", "μ": "mu", "ν": "nu", "ξ": "xi", "ρ": "rho", "σ": "sigma", "τ": "tau", "υ": "upsilon",
-    "φ": "phi", "χ": "chi", "ψ": "psi", "ω": "omega", "Γ": "Gamma", "Θ": "Theta", "Λ": "Lambda", "Ξ": "Xi", "Π": "Pi",
-    "Σ": "Sigma", "Φ": "Phi", "Ψ": "Psi", "Ω": "Omega",
-}  # fmt: skip
-_SPECIAL |= {letter: f"$\\{name}$" for letter, name in _GREEK.items()}
-_COMBINING = {"\u0302": r"\hat", "\u0303": r"\tilde", "\u0304": r"\bar", "\u0305": r"\bar", "\u0307": r"\dot"}
+GroupColumn = tuple[int, int]  # one heading of one group: indices into grid.groups and grid.columns
 
 
-def escape(words: str) -> str:
-    """Text that LaTeX prints as it is; a character that pdfLaTeX has no glyph for becomes its nearest ASCII, or "?"."""
-    words = unicodedata.normalize("NFC", " ".join(words.split()))
-    done: list[str] = []
-    for character in words:
-        if character in _COMBINING and done:
-            done[-1] = f"${_COMBINING[character]}{{{done[-1].strip('$')}}}$"
-        elif character in _SPECIAL:
-            done.append(_SPECIAL[character])
-        elif character.isascii() or "\u00c0" <= character <= "\u017e":
-            done.append(character)
-        else:
-            plain = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
-            done.append("".join(_SPECIAL.get(c, c) for c in plain) or "?")
-    return "".join(done)
+def width_of(said: str) -> Width:
+    """What --width says. SpecError: not a width."""
+    if said in WIDTHS:
+        return WIDTHS[said]
+    try:
+        points = float(said)
+    except ValueError:
+        points = 0.0
+    if not 100 <= points <= 1000:
+        known = f"{', '.join(WIDTHS)} or points from 100 to 1000"
+        raise SpecError(f"--width: expected {known}, got '{said}'{did_you_mean(said, WIDTHS)}")
+    return Width(round(points / 4.2), points=points)
 
 
-def render(grids: Sequence[Grid], width: str = "text", published: str | None = None, spread: str | None = None) -> str:
-    """A fragment with floats for each grid; the first line says which package it needs.
+def render(grids: Sequence[Grid], width: str = DEFAULT, published: str | None = None, spread: str | None = None) -> str:
+    """A fragment with a float for each grid; the first lines say what it needs and how wide it is.
 
-    width: "column" or "text" of a two-column page, or points; published, spread: see `latex_layout.arrange`.
+    width: one of WIDTHS, or points; published: where the paper's numbers stand, in a "column" or "below" ours; None:
+    in a column where that fits; spread: one of SPREADS, None: beside where that fits.
     """
-    points = latex_layout.width_of(width)
-    floats = [float for grid in grids for float in _floats(grid, points, published, spread)]
+    fits = width_of(width)
+    said = f"{width} pt" if fits.points else width
+    head = rf"% width: {said}; needs \usepackage{{booktabs,graphicx}}" + "\n"
+    floats = [one for grid in grids for one in _floats(grid, width, fits, published, spread)]
+    if fits.environment == "frame":
+        return head + "\n".join(floats)
     pages = ["\n".join(floats[i : i + MOST_FLOATS]) for i in range(0, len(floats), MOST_FLOATS)]
-    return PREAMBLE + "\n\\clearpage\n\n".join(pages)
+    return head + "\n\\clearpage\n\n".join(pages)
 
 
-def _floats(grid: Grid, width: float, published: str | None, spread: str | None) -> list[str]:
-    layout = latex_layout.arrange(grid, width, published, spread)
-    caption = _caption(grid, layout)
-    paired = len(grid.paired) and any(what == "paired" for what, _ in grid.notes)
-    tests = paired and sum(what == "paired" for what, _ in grid.notes) > 1  # all of them, not the count alone
-    notes = [(what, note) for what, note in grid.notes if what not in IN_CAPTION and not (tests and what == "paired")]
-    pieces = [
-        (
-            latex_layout.height(grid, layout.style, layout.size, layout.stubs, rows),
-            "tabular",
-            _tabular(grid, layout, places, rows),
-        )
-        for places, rows in layout.tabulars
+# --- what a float shows ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A grid as one float shows it."""
+
+    grid: Grid
+    same: list[str]  # labels that all rows share: they stand in the caption
+    axes: list[str]  # whose labels stand beside the numbers
+    paper: str  # the paper's numbers "beside" ours or "under" them
+    spread: str
+
+    @property
+    def places(self) -> list[GroupColumn]:
+        return [(g, c) for g in range(len(self.grid.groups)) for c in range(len(self.grid.columns)) if self.shown(g, c)]
+
+    def shown(self, g: int, c: int) -> bool:
+        return any(row.values[g][c].planned for row in self.grid.rows)
+
+    def beside(self, place: GroupColumn) -> bool:
+        return self.paper == "beside" and any(v.published is not None for v in self.under(place))
+
+    def under(self, place: GroupColumn) -> list[Value]:
+        return [row.values[place[0]][place[1]] for row in self.grid.rows]
+
+    def small(self) -> int:
+        """Lines in small type below each row."""
+        return (self.paper == "under" and self.grid.has_published) + (self.spread == "below")
+
+
+def _floats(grid: Grid, width: str, fits: Width, published: str | None, spread: str | None) -> Iterator[str]:
+    grid, left_out = _measured(grid)
+    if len(grid.groups) > 1 and _letters(grid, "under", spread) > SMALLEST * fits.letters:
+        grid = _stacked(grid)
+    if spread is None:
+        spread = "below" if _letters(grid, "under", None) > SMALLEST * fits.letters else "beside"
+    paper = {"column": "beside", "below": "under"}.get(published or "", "")
+    paper = paper or ("beside" if _letters(grid, "beside", spread) <= fits.letters else "under")
+    small = (paper == "under" and grid.has_published) + (spread == "below")
+    parts = list(_cut(grid, fits.lines // (1 + small)))
+    if fits.wide and _letters(grid, paper, spread) > fits.letters:
+        fits = replace(fits, environment="table*")
+    for number, (name, one) in enumerate(parts):
+        same = [axis for axis in one.axes if len({row.key.get(axis, "") for row in one.rows}) == 1]
+        same = same if len(same) < len(one.axes) else same[:-1]
+        labels = dict.fromkeys(filter(None, (one.rows[0].key.get(axis, "") for axis in same))) if one.rows else []
+        part = _Part(one, [*labels, *filter(None, [name])], [a for a in one.axes if a not in same], paper, spread)
+        yield _float(part, number, len(parts), left_out, _command(grid, width), fits)
+        if number == len(parts) - 1 and fits.environment != "frame":
+            yield from _tests(grid, fits)
+
+
+def _command(grid: Grid, width: str) -> str:
+    table = f"--rows {','.join(grid.axes)}" if grid.id == "combined" else f"--table {grid.id}"
+    select = "" if grid.select == "last" else f" --select {grid.select}"
+    suites = grid.suite.replace(" + ", " ")
+    return f"fatbench report {suites} --preset {grid.preset} {table}{select} --format latex --width {width}"
+
+
+def _measured(grid: Grid) -> tuple[Grid, list[str]]:
+    """(the grid without the rows and headings that have no number, the names of these); all where nothing has one."""
+
+    def number(value: Value) -> bool:
+        return value.mean is not None or value.published is not None
+
+    rows = [row for row in grid.rows if any(number(value) for group in row.values for value in group)]
+    keep = [c for c in range(len(grid.columns)) if any(number(group[c]) for row in rows for group in row.values)]
+    if not rows:
+        return grid, []
+    vary = [axis for axis in grid.axes if len({row.key.get(axis, "") for row in grid.rows}) > 1] or grid.axes
+    gone = [", ".join(filter(None, (row.key.get(axis, "") for axis in vary))) for row in grid.rows if row not in rows]
+    gone += [column.label for c, column in enumerate(grid.columns) if c not in keep]
+    rows = [Row(row.key, [[group[c] for c in keep] for group in row.values]) for row in rows]
+    return replace(grid, rows=rows, columns=[grid.columns[c] for c in keep]), gone
+
+
+def _stacked(grid: Grid) -> Grid:
+    """The groups of columns one under another: their labels are those of a first axis."""
+    axis = ", ".join(dict.fromkeys(axis for group in grid.groups for axis in group.key))
+    rows = [
+        Row({axis: group.label, **row.key}, [row.values[g]])
+        for g, group in enumerate(grid.groups)
+        for row in grid.rows
+        if any(value.planned for value in row.values[g])
     ]
-    said = [(f"{what}: {note}", _note(what, note)) for what, note in notes]
-    if tests:
-        said.append(next((note, _note(what, note)) for what, note in grid.notes if what == "paired"))
-    said += [
-        (f"{mark} {note}", rf"\textsuperscript{{{escape(mark)}}}\,{escape(note)}") for mark, note in grid.footnotes
+    return replace(grid, axes=[axis, *grid.axes], groups=[Group({})], rows=rows)
+
+
+def _cut(grid: Grid, most: int) -> Iterator[tuple[str, Grid]]:
+    """The grid, or where it has more than `most` rows one for each label of its first axis, in parts that fit."""
+    if len(grid.rows) <= most:
+        yield "", grid
+        return
+    starts = [0, *(i for i, begins in enumerate(number_format.blocks(grid)) if begins), len(grid.rows)]
+    for a, b in itertools.pairwise(starts):
+        count = -(-(b - a) // most)
+        cuts = [a + round(i * (b - a) / count) for i in range(count + 1)]
+        for first, end in itertools.pairwise(cuts):
+            name = f"rows {first - a + 1} to {end - a} of {b - a}" if count > 1 else ""
+            yield name, replace(grid, rows=grid.rows[first:end])
+
+
+def _letters(grid: Grid, paper: str, spread: str | None) -> int:
+    """About how many letters are in a line of the tabular."""
+    after = 0.7 * (spread in (None, "beside"))  # of the letters of a spread, which are small
+    total: float = sum(
+        max([len(axis), *(min(len(row.key.get(axis, "")), STUB) for row in grid.rows)]) for axis in grid.axes
+    )
+    for g in range(len(grid.groups)):
+        for c, column in enumerate(grid.columns):
+            entries = number_format.entries(grid, g, c)
+            ours, theirs = (
+                max((len(one) + after * len(two) + rest for one, two, rest in each), default=0)
+                for each in (
+                    [(e.number, e.spread, 0.7 * len(e.seeds)) for e in entries],
+                    [(e.published, e.published_spread, len(e.difference)) for e in entries],
+                )
+            )
+            parts = (
+                ours + theirs + 2 * (theirs > 0) if paper == "beside" else max(ours, 0.7 * (6 + theirs) * (theirs > 0))
+            )
+            total += max(parts, min(len(column.label), LONG)) + 1.5
+    return round(total)
+
+
+# --- a float -----------------------------------------------------------------------------------------------------
+
+
+def _float(part: _Part, number: int, of: int, left_out: Sequence[str], command: str, fits: Width) -> str:
+    grid = part.grid
+    about = f"% {command}" + (f"  ({grid.label})" if grid.label else "")
+    notes = [(what, note) for what, note in grid.notes if what not in IN_CAPTION and what != "paired"]
+    paired = [note for what, note in grid.notes if what == "paired"]
+    notes += [("paired", paired[0])] if paired else []
+    said = [_note(what, note) for what, note in notes] if number == of - 1 else []
+    keys = [rf"\textsuperscript{{{escape(mark)}}}\,{prose(note)}" for mark, note in grid.footnotes]
+    high = _rows(part) > 20 or fits.environment == "frame"
+    tabular = _scaled(_tabular(part), fits, high)
+    if fits.environment == "frame":
+        title = escape(", ".join(filter(None, [grid.name.rstrip("."), *part.same])))
+        warning = [rf"\textbf{{{escape(grid.label)}.}}"] if grid.label else []
+        small = " ".join([*warning, prose(_over(grid, part.spread)), *([prose(s) for s in _bold(grid)]), *keys])
+        lines = [about, rf"\begin{{frame}}{{{title}}}", r"\centering\small", r"\setlength{\tabcolsep}{3pt}", tabular,
+                 r"\par\smallskip", rf"{{\tiny {small}\par}}", r"\end{frame}"]  # fmt: skip
+        return "\n".join(lines) + "\n"
+    label = f"tab:{_slug(grid)}" + f"-{number + 1}" * (number > 0)
+    lines = [
+        about,
+        rf"\begin{{{fits.environment}}}[htbp]",
+        r"\centering",
+        rf"\caption{{{_caption(part, left_out if number == 0 else ())}}}",
+        rf"\label{{{label}}}",
+        r"\smallskip\small",
+        r"\setlength{\tabcolsep}{3pt}",
+        tabular,
     ]
-    pieces += [
-        (latex_layout.lines_of(plain, width) * latex_layout.SMALL * latex_layout.LINE, "note", words)
-        for plain, words in said
-    ]
-    if tests:
-        pieces += _tests(grid)
-    about = f"% suite {grid.suite}, preset {grid.preset}, table {grid.id}" + (f": {grid.label}" if grid.label else "")
-    first = 1.22 * 10 * latex_layout.lines_of(caption, width, 10.0) + 20
-    wide = "*" * (width > latex_layout.WIDE)
-    floats = []
-    for number, here in enumerate(latex_layout.packed(pieces, first)):
-        body = [
-            r"\centering",
-            *([r"\addtocounter{table}{-1}"] if number else []),
-            rf"\caption{{{caption if number == 0 else f'{_title(grid)} (continued)'}}}",
-            *([rf"\label{{tab:{_slug(grid)}}}"] if number == 0 else []),
-            rf"\smallskip\{layout.size}",
-            r"\setlength{\tabcolsep}{3pt}",
-            *_body(here),
+    room = (5 if high else IN_FLOAT) * fits.letters
+    below = sum(map(len, said)) > room
+    inside = keys if below else [*said, *keys]
+    if inside:
+        text = "\n".join(rf"{words}\par" for words in inside)
+        lines += [
+            r"\par\smallskip",
+            r"\begin{minipage}{\linewidth}",
+            r"\scriptsize\raggedright",
+            text,
+            r"\end{minipage}",
         ]
-        floats.append("\n".join([about, rf"\begin{{table{wide}}}[htbp]", *body, rf"\end{{table{wide}}}"]) + "\n")
-    return floats
+    lines.append(rf"\end{{{fits.environment}}}")
+    if below:
+        text = "\n".join(rf"{words}\par" for words in said)
+        lines += ["", rf"{{\scriptsize\raggedright\noindent Table~\ref{{{label}}}.", text + "}"]
+    return "\n".join(lines) + "\n"
 
 
-def _body(pieces: Sequence[tuple[str, str]]) -> list[str]:
-    """Tabulars one under another; notes that follow each other in one small paragraph each."""
-    lines: list[str] = []
-    before = ""
-    for kind, words in pieces:
-        if before == "note" and kind != "note":
-            lines.append(r"\end{minipage}")
-        if before and not before == kind == "note":
-            lines += ["", r"\medskip"]
-        if kind == "note" and before != "note":
-            lines += [r"\begin{minipage}{\linewidth}", r"\scriptsize\raggedright"]
-        lines.append(rf"{words}\par" if kind == "note" else words)
-        before = kind
-    return [*lines, r"\end{minipage}"] if before == "note" else lines
+def _scaled(tabular: str, fits: Width, high: bool) -> str:
+    """A tabular that LaTeX makes smaller where it is wider than the line or, if it is high, than most of the page."""
+    most = ".62" if fits.environment == "frame" else ".66"
+    if high:
+        tall = rf"\ifdim\totalheight>{most}\textheight {most}\textheight\else\totalheight\fi"
+        tabular = f"\\resizebox*{{!}}{{{tall}}}{{%\n{tabular}}}"
+    wide = rf"\ifdim\width>{fits.most} {fits.most}\else\width\fi"
+    return f"\\resizebox{{{wide}}}{{!}}{{%\n{tabular}}}"
 
 
-def _title(grid: Grid) -> str:
-    title = escape(grid.name if grid.name.endswith(".") else f"{grid.name}.")
-    return title + (rf" \textbf{{{escape(grid.label)}.}}" if grid.label else "")
+def _rows(part: _Part) -> int:
+    return len(part.grid.rows) * (1 + part.small())
 
 
-def _caption(grid: Grid, layout: Layout) -> str:
+def _title(part: _Part) -> str:
+    name = part.grid.name.removesuffix(".")
+    title = f"{', '.join([name, *part.same])}."
+    return escape(title) + (rf" \textbf{{{escape(part.grid.label)}.}}" if part.grid.label else "")
+
+
+def _caption(part: _Part, left_out: Sequence[str]) -> str:
     """What the numbers are: over how many seeds and images, of which model, what the marks and the small type mean."""
+    grid = part.grid
     values = list(grid.all())
-    said = [_over(grid, layout.style.spread)]
+    said = [_over(grid, part.spread)]
     if grid.perturbation:
         said.append(f"Perturbation: {grid.perturbation}.")
     if grid.checkpoint:
         trained = grid.checkpoint.startswith("training")
         said.append(f"{grid.checkpoint.capitalize() if trained else f'Checkpoint: {grid.checkpoint}'}.")
-    if any(value.rank == "best" for value in values):
-        said.append("Bold: significantly better than all others.")
+    said += _bold(grid)
     if any(value.planned and value.mean is None and not value.never for value in values):
         said.append("--: not measured.")
     if any(value.never for value in values):
         said.append(f"{number_format.NEVER}: neither evaluated nor logged.")
-    at = f" ({grid.published_at})" * bool(grid.published_at)
-    if layout.style.paper == "under":
-        said.append(f"Small type: the {grid.by}'s number{at}{', and our difference from it' * grid.has_differences}.")
-    elif layout.style.paper == "beside":
+    if left_out:
+        said.append(f"Without numbers and left out: {'; '.join(left_out)}.")
+    if grid.has_published:
+        at = f" ({grid.published_at})" * bool(grid.published_at)
         word = "Paper: as published" if grid.by == "paper" else "Formula: computed, not published"
         said.append(f"{word}{at}." + f" Δ: ours minus the {grid.by}'s." * grid.has_differences)
-    return " ".join([_title(grid), *(escape(sentence) for sentence in said if sentence)])
+    return " ".join([_title(part), *(prose(sentence) for sentence in said if sentence)])
+
+
+def _bold(grid: Grid) -> list[str]:
+    ranks = {value.rank for value in grid.all()}
+    bold = ["Bold: significantly better than all others."] * ("best" in ranks)
+    return bold + ["Underlined: significantly better than the rest."] * ("second" in ranks)
 
 
 def _over(grid: Grid, spread: str) -> str:
@@ -172,129 +323,147 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"{seeds[0]} to {seeds[-1]}" if run and len(seeds) > 3 else ", ".join(map(str, seeds))
 
 
+WORDS = {"MIXED": "Mixed", "OLDER": "Older", "doubt": "Caveats"}  # what a paper calls a note
+
+
 def _note(what: str, note: str) -> str:
-    style = "textbf" if what == "MIXED" else "textit"
-    return rf"\{style}{{{escape(what)}}}: {escape(note)}"
+    name = WORDS.get(what, what[:1].upper() + what[1:])
+    return rf"\textit{{{escape(name)}}}: {prose(note)}"
 
 
 def _slug(grid: Grid) -> str:
     return re.sub("[^A-Za-z0-9.:-]", "-", f"{grid.suite}-{grid.id}")
 
 
-MOST_TESTS = 40  # of a tabular: more begin another
-
-
-def _tests(grid: Grid) -> list[tuple[float, str, str]]:
-    """The paired tests as tabulars, a line each: labels, heading, difference, p of the t test and of Wilcoxon's."""
-    pieces = []
+def _tests(grid: Grid, fits: Width) -> Iterator[str]:
+    """The paired tests as floats, a line each: labels, heading, difference, p of the t test and of Wilcoxon's."""
+    if sum(what == "paired" for what, _ in grid.notes) < 2:  # the count alone
+        return
+    axes = list(grid.paired[0].key)
+    heads = [*(escape(axis) for axis in axes), "", "difference", r"\multicolumn{2}{c}{$p$ ($t$, Wilcoxon)}"]
     for start in range(0, len(grid.paired), MOST_TESTS):
-        here = grid.paired[start : start + MOST_TESTS]
-        axes = list(here[0].key)
-        heads = [*(escape(axis) for axis in axes), "", "difference", r"\multicolumn{2}{c}{$p$ ($t$, Wilcoxon)}"]
         lines = [
-            r"{\scriptsize",
             rf"\begin{{tabular}}{{@{{}}{'l' * (len(axes) + 1)}rrr@{{}}}}",
             r"\toprule",
             " & ".join(heads) + r" \\",
             r"\midrule",
-            *(_test(one) for one in here),
+            *(_test(one) for one in grid.paired[start : start + MOST_TESTS]),
             r"\bottomrule",
-            r"\end{tabular}}",
+            r"\end{tabular}",
         ]
-        pieces.append(((len(here) + 1) * latex_layout.SMALL * latex_layout.LINE + 20, "tabular", "\n".join(lines)))
-    return pieces
+        tabular = _scaled("\n".join(lines), fits, True)
+        caption = rf"Paired tests over seeds of Table~\ref{{tab:{_slug(grid)}}}."
+        body = [r"\centering", rf"\caption{{{caption}}}", r"\smallskip\scriptsize", tabular]
+        yield "\n".join([rf"\begin{{{fits.environment}}}[htbp]", *body, rf"\end{{{fits.environment}}}"]) + "\n"
 
 
 def _test(one: PairedComparison) -> str:
     test = one.test
     labels = [*one.key.values(), f"{one.label} − {one.against}, {one.column.heading}"]
     difference = (
-        rf"{_signs(number_format.signed(test.mean, one.column))} $\pm$ {number_format.number(test.std, one.column)}"
+        rf"{signs(number_format.signed(test.mean, one.column))} $\pm$ {number_format.number(test.std, one.column)}"
     )
     return " & ".join([*map(escape, labels), difference, p_value(test.t_p), p_value(test.wilcoxon_p)]) + r" \\"
 
 
-def _tabular(grid: Grid, layout: Layout, places: Sequence[GroupColumn], rows: range) -> str:
-    style = layout.style
-    beside = {place: style.paper == "beside" and _published_in(grid, place) for place in places}
+# --- a tabular ---------------------------------------------------------------------------------------------------
+
+
+def _tabular(part: _Part) -> str:
+    grid, places = part.grid, part.places
+    beside = {place: part.beside(place) for place in places}
     wide = 5 if grid.has_differences else 4  # TeX columns: number@spread paper@mark [difference]
     spans = {place: wide if beside[place] else 2 for place in places}
     spec = "".join({2: "r@{}l", 4: "r@{}l r@{}l", 5: "r@{}l r@{}l r"}[spans[place]] for place in places)
-    lines = [rf"\begin{{tabular}}{{@{{}}{'l' * len(layout.stubs)}{spec}@{{}}}}", r"\toprule"]
-    stub = len(layout.stubs)
-    axes = [escape(axis) for axis in latex_layout.axes(grid, style)]
-    empty = [""] * stub
-    heads: list[list[str]] = []
-    levels: list[list[str]] = []
+    stub = len(part.axes)
+    lines = [rf"\begin{{tabular}}{{@{{}}{'l' * stub}{spec}@{{}}}}", r"\toprule"]
+    levels = []  # headings of each level with the cmidrules under them
     if any(group.label for group in grid.groups):
-        cells, rules, at = [], [], stub + 1
-        for g in dict.fromkeys(g for g, _ in places):
-            width = sum(spans[place] for place in places if place[0] == g)
-            cells.append(rf"\multicolumn{{{width}}}{{c}}{{{escape(grid.groups[g].label)}}}")
-            rules.append(rf"\cmidrule(lr){{{at}-{at + width - 1}}}")
-            at += width
-        heads.append(cells)
-        levels.append(rules)
-    cells, rules, at = [], [], stub + 1
-    for place in places:
-        words = r"\\".join(escape(line) for line in latex_layout.heading_lines(grid, place, layout.size, style))
-        words = rf"\shortstack{{{words}}}" if r"\\" in words else words
-        cells.append(rf"\multicolumn{{{spans[place]}}}{{c}}{{{words}}}")
-        rules.append(rf"\cmidrule(lr){{{at}-{at + spans[place] - 1}}}")
-        at += spans[place]
-    heads.append(cells)
+        groups = [
+            (grid.groups[g].label, sum(spans[p] for p in places if p[0] == g))
+            for g in dict.fromkeys(g for g, _ in places)
+        ]
+        levels.append(_level([(escape(label), width) for label, width in groups], stub))
+    levels.append(
+        _level([(_heading(grid.columns[c].heading, grid.columns[c].images), spans[g, c]) for g, c in places], stub)
+    )
     if any(beside.values()):
-        levels.append(rules)
-        below = [
+        below = (
             r"\multicolumn{2}{c}{ours}"
             + rf" & \multicolumn{{2}}{{c}}{{{grid.by}}}" * beside[place]
             + r" & \multicolumn{1}{c}{$\Delta$}" * (spans[place] == 5)
             for place in places
-        ]
-        heads.append(below)
-    for level, cells in enumerate(heads):
-        last = level == len(heads) - 1
-        lines.append(" & ".join([*(axes if last else empty), *cells]) + r" \\")
-        if not last:
-            lines.append(" ".join(levels[level]))
+        )
+        levels.append((" & ".join(below), ""))
+    axes = [escape(axis) for axis in part.axes]
+    for level, (cells, cmidrules) in enumerate(levels):
+        last = level == len(levels) - 1
+        lines += [" & ".join([*(axes if last else [""] * stub), cells]) + r" \\", *([] if last else [cmidrules])]
     lines.append(r"\midrule")
-    new_block, labels = number_format.blocks(grid), number_format.row_labels(grid)
-    for index in rows:
-        row = grid.rows[index]
-        first = index == rows[0]
-        own = latex_layout.labels(grid, row, style)
-        shown = own if first else [own[i] if label else "" for i, label in enumerate(labels[index][-stub:])]
-        stubs = [_stub(label, cap, layout.size) for label, cap in zip(shown, layout.stubs, strict=True)]
-        entries = {place: latex_layout.entry(grid, row, place) for place in places}
-        if new_block[index] and not first:
+    begins, labels = number_format.blocks(grid), number_format.row_labels(grid)
+    for index, row in enumerate(grid.rows):
+        said = [label for axis, label in zip(grid.axes, labels[index], strict=True) if axis in part.axes]
+        said[-1:] = [f"{said[-1]} {_row_seeds(row)}".strip()] if said else []
+        entries = {place: _entry(row, place, grid) for place in places}
+        if begins[index] and grid.axes[0] in part.axes:
             lines.append(r"\addlinespace")
-        if style.block and (first or new_block[index]):
-            said = escape(row.key.get(grid.axes[0], ""))
-            lines.append(rf"\multicolumn{{{stub + sum(spans.values())}}}{{@{{}}l}}{{\textit{{{said}}}}} \\")
-        shown_here = (_cell(entry, spans[place], style.spread) for place, entry in entries.items())
-        lines.append(" & ".join([*stubs, *shown_here]) + r" \\")
+        shown = (_cell(entry, spans[place], part.spread) for place, entry in entries.items())
+        lines.append(" & ".join([*map(_stub, said), *shown]) + r" \\")
         small: list[list[str]] = []  # lines in small type below
-        if style.spread == "below" and any(entry.spread for entry in entries.values()):
+        if part.spread == "below" and any(entry.spread for entry in entries.values()):
             small.append([_spread_below(entry, spans[place]) for place, entry in entries.items()])
-        if style.paper == "under" and any(entry.published for entry in entries.values()):
-            small.append([_under(entry, style.spread != "none") for entry in entries.values()])
-        lines += [" & ".join([*empty, *here]) + r" \\" for here in small]
-        if small and index != rows[-1] and not new_block[index + 1]:
+        if part.paper == "under" and any(entry.published for entry in entries.values()):
+            small.append([_under(entry, part.spread != "none") for entry in entries.values()])
+        lines += [" & ".join([*[""] * stub, *here]) + r" \\" for here in small]
+        if small and index != len(grid.rows) - 1 and not begins[index + 1]:
             lines.append(r"\addlinespace[2pt]")
     lines += [r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines)
 
 
-def _stub(label: str, cap: float, size: str) -> str:
-    """A row's label; one that is wider than its column goes on below."""
-    if latex_layout.span(label, latex_layout.points_of(size)) <= cap + 0.01:
+def _level(cells: Iterable[tuple[str, int]], stub: int) -> tuple[str, str]:
+    """Headings over so many TeX columns each, and the cmidrules under them."""
+    heads, cmidrules, at = [], [], stub + 1
+    for words, width in cells:
+        heads.append(rf"\multicolumn{{{width}}}{{c}}{{{words}}}")
+        cmidrules.append(rf"\cmidrule(lr){{{at}-{at + width - 1}}}")
+        at += width
+    return " & ".join(heads), " ".join(cmidrules)
+
+
+def _broken(words: str, most: int) -> list[str]:
+    """Words in one line, or in two about as long as each other."""
+    if len(words) <= most or " " not in words:
+        return [words]
+    cuts = [(words[: i.start()], words[i.end() :]) for i in re.finditer(" ", words)]
+    return list(min(cuts, key=lambda cut: max(map(len, cut))))
+
+
+def _heading(heading: str, images: str) -> str:
+    lines = [f"{heading},", images] if images else _broken(heading, LONG)
+    words = r"\\".join(map(escape, lines))
+    return rf"\shortstack{{{words}}}" if len(lines) > 1 else words
+
+
+def _stub(label: str) -> str:
+    """A row's label; a long one goes on below."""
+    lines = _broken(label, STUB)
+    if len(lines) == 1:
         return escape(label)
-    return rf"\parbox[t]{{{cap:.0f}pt}}{{\raggedright\hangindent=1em {escape(label)}\strut}}"
+    return rf"\begin{{tabular}}[t]{{@{{}}l@{{}}}}{escape(lines[0])}\\ \quad {escape(lines[1])}\end{{tabular}}"
 
 
-def _published_in(grid: Grid, place: GroupColumn) -> bool:
-    g, c = place
-    return any(row.values[g][c].published is not None for row in grid.rows)
+def _row_seeds(row: Row) -> str:
+    """ "[3/5]" where all numbers of a row lack the same number of seeds: it then stands at the label, once."""
+    found = {(len(value.seeds), value.wanted) for group in row.values for value in group if value.mean is not None}
+    seeds, wanted = next(iter(found)) if len(found) == 1 else (0, 0)
+    return f"[{seeds}/{wanted}]" if seeds < wanted else ""
+
+
+def _entry(row: Row, place: GroupColumn, grid: Grid) -> Entry:
+    """What a table says of one value; the seeds that the row's label says are left out."""
+    entry = number_format.entry(row.values[place[0]][place[1]], grid.columns[place[1]])
+    return replace(entry, seeds="") if _row_seeds(row) else entry
 
 
 def _cell(entry: Entry, columns: int, spread: str) -> str:
@@ -303,44 +472,33 @@ def _cell(entry: Entry, columns: int, spread: str) -> str:
     value = entry.value
     if not value.planned:
         return " & ".join([""] * columns)
-    marks = "".join(map(_mark, value.marks))
+    marks = "".join(map(superscript, value.marks))
     if value.mean is None:
         ours = rf"\multicolumn{{2}}{{c}}{{{entry.number}{marks}}}"
     else:
-        number = _signs(entry.number)
-        number = rf"\textbf{{{number}}}" if value.rank == "best" else number
+        style = {"best": r"\textbf", "second": r"\underline"}.get(value.rank)
+        number = rf"{style}{{{signs(entry.number)}}}" if style else signs(entry.number)
         seeds = rf"\,{entry.seeds}" if entry.seeds else ""
-        ours = f"{number} & {_small(_signs(said) + seeds)}{marks}"
+        ours = f"{number} & {small_type(signs(said) + seeds)}{marks}"
     if columns == 2 or not entry.published:
         return ours + " &" * (columns - 2)
-    theirs = _small(_signs(entry.published_spread if spread == "beside" else "")) + _mark(value.published_mark)
-    return f"{ours} & {_signs(entry.published)} & {theirs}" + f" & {_signs(entry.difference)}" * (columns == 5)
+    theirs = small_type(signs(entry.published_spread if spread == "beside" else "")) + superscript(value.published_mark)
+    return f"{ours} & {signs(entry.published)} & {theirs}" + f" & {signs(entry.difference)}" * (columns == 5)
 
 
 def _spread_below(entry: Entry, columns: int) -> str:
     """The spreads of our number and, in four TeX columns or five, the paper's, for the line below them."""
     shown = [entry.spread, entry.published_spread][: columns // 2]
-    cells = [rf"\multicolumn{{2}}{{c}}{{\scriptsize {_signs(one)}}}" if one else " & " for one in shown]
+    cells = [rf"{{\scriptsize {signs(one)}}} &" if one else " & " for one in shown]
     return " & ".join([*cells, *[""] * (columns == 5)])
 
 
 def _under(entry: Entry, with_spread: bool) -> str:
-    """The paper's number and the difference, for the line under ours."""
+    """The paper's number, named, and the difference, for the line under ours."""
     if not entry.published:
         return " & "
-    both = _signs(entry.published + entry.published_spread * with_spread) + _mark(entry.value.published_mark)
-    if entry.difference:
-        both += rf"\enspace {_signs(entry.difference)}"
-    return rf"\multicolumn{{2}}{{c}}{{\scriptsize {both}}}"
-
-
-def _mark(mark: str) -> str:
-    return rf"\textsuperscript{{{escape(mark)}}}" if mark else ""
-
-
-def _small(words: str) -> str:
-    return rf"{{\scriptsize\,{words}}}" if words else ""
-
-
-def _signs(number: str) -> str:
-    return number.replace("-", "$-$").replace("+", "$+$").replace("±", r"$\pm$")
+    word = "formula" if entry.value.formula else "paper"
+    said = f"{word} {entry.published}" + f" {entry.published_spread}" * with_spread
+    said += f" ({entry.difference})" * bool(entry.difference)
+    mark = superscript(entry.value.published_mark)
+    return rf"\multicolumn{{2}}{{r}}{{\scriptsize {signs(said.rstrip())}{mark}}}"

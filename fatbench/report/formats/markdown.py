@@ -1,4 +1,4 @@
-"""GitHub's Markdown: one pipe table a grid, published numbers in brackets behind the measured ones."""
+"""GitHub's Markdown: one pipe table a grid, published numbers in further columns."""
 
 from __future__ import annotations
 
@@ -24,13 +24,17 @@ def escape(words: str) -> str:
 
 def _grid(grid: Grid) -> str:
     heads = [escape(axis) for axis in grid.axes]
-    for group in grid.groups:
-        heads += [escape(f"{group.label}: {c.label}" if group.label else c.label) for c in grid.columns]
-    rows = []
-    for row in grid.rows:
-        labels = [escape(row.key.get(axis, "")) for axis in grid.axes]
-        values = (pair for group in row.values for pair in zip(group, grid.columns, strict=True))
-        rows.append([*labels, *(_entry(number_format.entry(value, column)) for value, column in values)])
+    rows = [[escape(row.key.get(axis, "")) for axis in grid.axes] for row in grid.rows]
+    for g, group in enumerate(grid.groups):
+        for c, column in enumerate(grid.columns):
+            heading = f"{group.label}: {column.label}" if group.label else column.label
+            entries = number_format.entries(grid, g, c)
+            heads.append(escape(heading))
+            parts = [[_measured(entry) for entry in entries]]
+            if any(entry.published for entry in entries):
+                heads.append(escape(f"{heading}, {grid.by}"))
+                parts.append([_published(entry) for entry in entries])
+            rows = [[*row, *said] for row, *said in zip(rows, *parts, strict=True)]
     align = ["left"] * len(grid.axes) + ["right"] * (len(heads) - len(grid.axes))
     table = tabulate(rows, heads, tablefmt="pipe", colalign=align, disable_numparse=True)
     lines = [f"### {escape(f'{grid.id}: {grid.title}')}", "", table, ""]
@@ -39,15 +43,18 @@ def _grid(grid: Grid) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _entry(entry: Entry) -> str:
+def _measured(entry: Entry) -> str:
     value = entry.value
     if not value.planned:
         return ""
     number = f"**{entry.number}**" if value.rank == "best" else entry.number
     measured = " ".join(filter(None, [number, entry.spread, f"[{value.partial}]" * bool(value.partial)]))
-    measured += "".join(value.marks)
+    return measured + "".join(value.marks)
+
+
+def _published(entry: Entry) -> str:
+    """The paper's number and, in brackets, ours minus it."""
     if not entry.published:
-        return measured
-    mark = f"<sup>{value.published_mark}</sup>" if value.published_mark else ""
-    word = "formula" if value.formula else "pub."
-    return f"{measured} ({', '.join(filter(None, [f'{word} {entry.paper}{mark}', entry.difference]))})"
+        return ""
+    mark = f"<sup>{entry.value.published_mark}</sup>" if entry.value.published_mark else ""
+    return f"{entry.paper}{mark}" + f" ({entry.difference})" * bool(entry.difference)

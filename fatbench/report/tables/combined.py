@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fatbench.errors import SpecError, did_you_mean
+from fatbench.report.numbers.compare import attack_name
 from fatbench.report.tables.grid_points import sweeps
 from fatbench.store.replicates import SIGN
 from fatbench.suite import model
@@ -59,7 +60,7 @@ def combine(parts: Sequence[tuple[Suite, Plan]], rows: Sequence[str], columns: S
             "title": name,
             "rows": shown,
             "across": across,
-            "values": LocatedMap({s: s for s in sources or metrics}),
+            "values": LocatedMap(_headings(sources or metrics)),
         }
     )
     table = model.read(Table, node, "--rows, --columns", axes=axes, folders=[])
@@ -75,3 +76,10 @@ def combine(parts: Sequence[tuple[Suite, Plan]], rows: Sequence[str], columns: S
         where=parts[0][1].where,
         resolved=all(plan.resolved for _, plan in parts),
     )
+
+
+def _headings(sources: Sequence[str]) -> dict[str, str]:
+    """Heading -> source: "PGD-20" of "pgd20", where no other source is called so."""
+    names = {source: attack_name(source) for source in sources}
+    taken = list(names.values())
+    return {name if taken.count(name) == 1 else source: source for source, name in names.items()}

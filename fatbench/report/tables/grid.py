@@ -59,7 +59,7 @@ class Value:
     published_select: str = ""  # the checkpoint behind it; empty where the heading says all, as that of a round
     formula: bool = False  # what is "published" is a formula's, and no paper prints it
     comparable: bool = True  # with what is published: its settings and its checkpoint are the paper's
-    rank: str = ""  # "best": significantly better than the others of its group; "shared": marked ≈; see `significance`
+    rank: str = ""  # in its group, where that was tested: "best", "second", "shared", "worse"; see `significance`
     doubts: tuple[str, ...] = ()  # in words, with the seeds that they are about
     codes: frozenset[str] = frozenset()  # of these doubts, see `doubts.WORDS`
     marked: tuple[str, ...] = ()  # the doubts that have a footnote mark
@@ -90,7 +90,9 @@ class Group:
 
     @property
     def label(self) -> str:
-        return ", ".join(self.key.values())
+        """Its labels; one without a letter has the name of its axis: "steps 5"."""
+        said = (label if any(map(str.isalpha, label)) else f"{axis} {label}" for axis, label in self.key.items())
+        return ", ".join(said)
 
 
 @dataclass(frozen=True)

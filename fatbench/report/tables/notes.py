@@ -221,7 +221,13 @@ def p_value(value: float | None) -> str:
 
 
 LEVELS = ("full", "short", "none")
-IN_CAPTION = ("checkpoint", "seeds", "missing", "not there")  # notes whose words the caption of a LaTeX table says
+IN_CAPTION = (
+    "checkpoint",
+    "seeds",
+    "missing",
+    "not there",
+    "marks",
+)  # notes whose words the caption of a LaTeX table says
 SHORT = {  # the lines of "short", and the notes that each is made of
     "numbers": (
         "filter", "data", "images", "checkpoint", "seeds", "differences", "columns", "marks", "published", "formula",
@@ -236,7 +242,7 @@ SHORT = {  # the lines of "short", and the notes that each is made of
 
 def shortened(grid: Grid, level: str, captioned: Collection[str] = ()) -> Grid:
     """The grid with fewer notes: "short" says in a line each what its numbers are, its attacks, and what to doubt;
-    "none" only what is mixed.
+    "none" what is mixed and what the marks mean.
 
     Short, many paired tests are one sentence: how many of them stay significant. captioned: the notes whose words the
     caption of the short form says.
@@ -244,7 +250,9 @@ def shortened(grid: Grid, level: str, captioned: Collection[str] = ()) -> Grid:
     if level == "full":
         return grid
     if level == "none":
-        return replace(grid, notes=[(what, note) for what, note in grid.notes if what == "MIXED"])
+        ranks = {value.rank for value in grid.all()}
+        keys = {"MIXED": True, "marks": "best" in ranks, "not compared": not ranks.isdisjoint(("best", "worse"))}
+        return replace(grid, notes=[(what, note) for what, note in grid.notes if keys.get(what)])
     lines = []
     for line, kept in SHORT.items():
         notes = ((what, note) for name in kept for what, note in grid.notes if what == name and what not in captioned)

@@ -2,10 +2,11 @@
 
 Every number of a comparison group, which is a column unless the table says otherwise, is tested against the best of the
 group over seeds and images (`statistics.seeds_and_images`). Holm's correction is over the K - 1 tests of the group.
-The best is bold only where all of them are significant. Otherwise it and whatever is not significantly different from
-it carry MARK. A group in which one number cannot be tested has neither: its best carries UNTESTED.
+What is significantly worse than the best carries MARK. The best is bold only where all others are, and the second best
+has the rank "second" where it is significantly better than the rest. A number without a mark is not shown to be worse.
+A group in which one number cannot be tested has no marks: its best carries UNTESTED.
 
-A truly best method loses its mark, and a bold is wrong, in at most 5 % of columns each.
+A truly best method is marked, and a bold is wrong, in at most 5 % of columns each.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from fatbench.report.numbers.doubts import Outcomes
 from fatbench.report.tables.grid import Grid, Value
 from fatbench.store.stage_names import parsed
 
-MARK, UNTESTED = "≈", "°"
-TITLES = {MARK: "not significantly different from the best", UNTESTED: "not tested"}  # of the marks
+MARK, UNTESTED = "↓", "°"
+TITLES = {MARK: "significantly worse than the best", UNTESTED: "not tested"}  # of the marks
 LEVEL = 0.05
 
 
@@ -35,15 +36,13 @@ def mark(
     fingerprints of the data that a stage was measured on; numbers of several are not tested. Nothing is marked in a
     group of which fewer than two values are measured, or all are the same.
     """
-    shared = False
+    marked = False
     reasons: dict[str, None] = {}  # in the order they are met
     for group, best in groups:
         values = [value for value in group if value.mean is not None]
         if best == "none" or len({value.mean for value in values}) < 2:
             continue
-        top = (min if best == "min" else max)(values, key=lambda value: value.mean or 0.0)
-        others = [value for value in values if value is not top]
-        tests = [_test(top, other, outcomes, images) for other in others]
+        top, others, tests = _against_best(values, best, outcomes, images)
         untested = [test for test in tests if isinstance(test, str)]
         if untested:
             for value in values:
@@ -51,19 +50,41 @@ def mark(
                     value.marks = (*value.marks, UNTESTED)
             reasons |= dict.fromkeys(untested)
             continue
-        corrected = statistics.holm([test for test in tests if not isinstance(test, str)])
-        close = [other for other, p in zip(others, corrected, strict=True) if p >= LEVEL]
-        if not close:
-            top.rank = "best"
+        worse = _worse(others, tests)
+        for value in worse:
+            value.rank, value.marks = "worse", (*value.marks, MARK)
+        marked |= bool(worse)
+        if len(worse) < len(others):
+            for value in values:
+                value.rank = value.rank or "shared"
             continue
-        shared = True
-        for value in (top, *close):
-            value.rank, value.marks = "shared", (*value.marks, MARK)
-    if shared:
-        said = f"{TITLES[MARK]} of the {of} (p >= {LEVEL:g}, Holm over its K - 1 comparisons)"
-        grid.footnotes.append((MARK, said))
+        top.rank = "best"
+        if len(others) > 1:
+            second, rest, tests = _against_best(others, best, outcomes, images)
+            if len(_worse(rest, tests)) == len(rest):
+                second.rank = "second"
+    if marked:
+        said = f"{TITLES[MARK]} of the {of} (p < {LEVEL:g}, Holm over its K - 1 comparisons)"
+        grid.footnotes.append((MARK, f"{said}; a number without it is not shown to be worse"))
     if reasons:
         grid.footnotes.append((UNTESTED, f"the best of its {of}, {TITLES[UNTESTED]}: {', '.join(reasons)}"))
+
+
+def _against_best(
+    values: Sequence[Value], best: str, outcomes: Outcomes | None, images: Callable[[str, str], set[str]]
+) -> tuple[Value, list[Value], list[float | str]]:
+    """The best, the others, and the test of each of them against it."""
+    top = (min if best == "min" else max)(values, key=lambda value: value.mean or 0.0)
+    others = [value for value in values if value is not top]
+    return top, others, [_test(top, other, outcomes, images) for other in others]
+
+
+def _worse(others: Sequence[Value], tests: Sequence[float | str]) -> list[Value]:
+    """Those that are significantly worse; none where one of them cannot be tested."""
+    p = [test for test in tests if not isinstance(test, str)]
+    if len(p) < len(tests):
+        return []
+    return [other for other, corrected in zip(others, statistics.holm(p), strict=True) if corrected < LEVEL]
 
 
 def marks(value: Value) -> list[tuple[str, str]]:

@@ -1,0 +1,74 @@
+"""Text as LaTeX prints it: escaped, with formulas where a sentence has one."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_SPECIAL = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': "''", "`": r"\textasciigrave{}", "±": r"$\pm$", "×": r"$\times$", "·": r"$\cdot$", "−": r"$-$",
+    "≤": r"$\leq$", "≥": r"$\geq$", "≠": r"$\neq$", "≈": r"$\approx$", "→": r"$\rightarrow$", "∞": r"$\infty$",
+    "∈": r"$\in$", "∑": r"$\sum$", "…": r"\ldots{}", "–": "--", "—": "---", "’": "'", "‘": "`", "“": "``", "”": "''",
+    "†": r"\textdagger{}", "‡": r"\textdaggerdbl{}", "§": r"\S{}", "¶": r"\P{}", "°": r"$^\circ$", "₂": "$_2$",
+    "↓": r"$\downarrow$", "Δ": r"$\Delta$", "ε": r"$\varepsilon$", "ϵ": r"$\epsilon$", "π": r"$\pi$",
+}  # fmt: skip
+_GREEK = {
+    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ζ": "zeta", "η": "eta", "θ": "theta", "ι": "iota",
+    "κ": "kappa", "λ": "lambda", "μ": "mu", "ν": "nu", "ξ": "xi", "ρ": "rho", "σ": "sigma", "τ": "tau", "υ": "upsilon",
+    "φ": "phi", "χ": "chi", "ψ": "psi", "ω": "omega", "Γ": "Gamma", "Θ": "Theta", "Λ": "Lambda", "Ξ": "Xi", "Π": "Pi",
+    "Σ": "Sigma", "Φ": "Phi", "Ψ": "Psi", "Ω": "Omega",
+}  # fmt: skip
+_SPECIAL |= {letter: f"$\\{name}$" for letter, name in _GREEK.items()}
+_COMBINING = {"\u0302": r"\hat", "\u0303": r"\tilde", "\u0304": r"\bar", "\u0305": r"\bar", "\u0307": r"\dot"}
+
+
+def escape(words: str) -> str:
+    """Text that LaTeX prints as it is; a character that pdfLaTeX has no glyph for becomes its nearest ASCII, or "?"."""
+    words = unicodedata.normalize("NFC", " ".join(words.split()))
+    done: list[str] = []
+    for character in words:
+        if character in _COMBINING and done:
+            done[-1] = f"${_COMBINING[character]}{{{done[-1].strip('$')}}}$"
+        elif character in _SPECIAL:
+            done.append(_SPECIAL[character])
+        elif character.isascii() or "\u00c0" <= character <= "\u017e":
+            done.append(character)
+        else:
+            plain = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+            done.append("".join(_SPECIAL.get(c, c) for c in plain) or "?")
+    return "".join(done)
+
+
+FORMULAS = {"Linf": r"$\ell_\infty$", "L2": r"$\ell_2$", "K - 1": "$K - 1$"}
+RELATIONS = {">=": r"\geq", "<=": r"\leq"}
+
+
+def prose(words: str) -> str:
+    """As `escape`, with "p >= 0.05" and names of norms as formulas."""
+    parts = re.split(r"\b(p (?:>=|<=|[<>=]) [0-9.]+(?:e-?\d+)?|K - 1|Linf|L2)\b", words)
+    for i in range(1, len(parts), 2):
+        parts[i] = FORMULAS.get(parts[i]) or "$" + " ".join(RELATIONS.get(p, p) for p in parts[i].split()) + "$"
+    return "".join(part if i % 2 else _escaped(part) for i, part in enumerate(parts))
+
+
+def _escaped(part: str) -> str:
+    """A part of a sentence, whose spaces at its ends stay."""
+    return f"{' ' * part.startswith(' ')}{escape(part)}{' ' * (part.endswith(' ') and bool(part.strip()))}"
+
+
+def superscript(mark: str) -> str:
+    """A mark behind a number; nothing without one."""
+    return rf"\textsuperscript{{{escape(mark)}}}" if mark else ""
+
+
+def small_type(words: str) -> str:
+    """LaTeX of a spread behind its number."""
+    return rf"{{\scriptsize\,{words}}}" if words else ""
+
+
+def signs(number: str) -> str:
+    """A number with its signs as formulas."""
+    return number.replace("-", "$-$").replace("+", "$+$").replace("±", r"$\pm$")
