@@ -114,7 +114,6 @@ def _points(suite: Suite, axis: str, label: str) -> dict[str, Any]:
         entries = [{a: added(found) if a == axis else found for a, found in entry.items()} for entry in grid.include]
         parts["grid"] = {
             "product": grid.product or [],
-            **({"zip": grid.zip} if grid.zip else {}),
             "include": entries,
             **({"exclude": [{"when": e.when, "reason": e.reason} for e in grid.exclude]} if grid.exclude else {}),
         }

@@ -523,29 +523,20 @@ def grid_size(contents: Contents) -> int:
 
 def _count(grid: GridSpec, axes: Mapping[str, Sequence[str]]) -> int:
     """An upper bound of the number of points, for little work."""
-    in_zip = {axis for group in grid.zip for axis in group}
-    product = [axis for axis in axes if axis not in in_zip] if grid.product is None else grid.product
-    groups = math.prod(len(axes[axis]) for axis in product) * math.prod(len(axes[group[0]]) for group in grid.zip)
-    return groups + sum(math.prod(map(len, item.values())) for item in grid.include)
+    product = axes if grid.product is None else grid.product
+    points = math.prod(len(axes[axis]) for axis in product)
+    return points + sum(math.prod(map(len, item.values())) for item in grid.include)
 
 
 def _points(
     grid: GridSpec, axes: Mapping[str, Sequence[str]], every: Mapping[str, Mapping[str, LocatedMap]]
 ) -> list[Key]:
-    """Grid points: the product of the named axes and zipped groups, and the points to include, each once.
+    """Grid points: the product of the named axes, and the points to include, each once.
 
     In the order of the axes and their labels in the file. `axes` are those of the preset, `every` those of the suite.
     """
-    in_zip = {axis for group in grid.zip for axis in group}
-    product = [axis for axis in axes if axis not in in_zip] if grid.product is None else grid.product
+    product = axes if grid.product is None else grid.product
     groups: list[list[Key]] = [[{axis: label} for label in axes[axis]] for axis in product]
-    for group in grid.zip:
-        lengths = {axis: len(axes[axis]) for axis in group}
-        if len(set(lengths.values())) > 1:
-            raise SpecError(f"{grid.place('zip')}: zipped axes differ in length: {lengths}")
-        groups.append(
-            [dict(zip(group, labels, strict=True)) for labels in zip(*(axes[axis] for axis in group), strict=True)]
-        )
     including = "include" in grid.node
     if axes and not groups and not including:
         raise SpecError(

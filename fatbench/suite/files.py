@@ -292,7 +292,7 @@ def _resolve(file: Path, below: tuple[Path, ...]) -> LocatedMap:
     return merged
 
 
-POINTS = ("product", "zip", "include")
+POINTS = ("product", "include")
 
 
 def _grid(under: LocatedMap, over: LocatedMap) -> LocatedMap:

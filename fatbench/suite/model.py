@@ -235,12 +235,6 @@ def _limit(value: Any) -> LocatedMap:
     return numbers
 
 
-def _groups(value: Any) -> list[list[str]]:
-    if not (isinstance(value, list) and all(isinstance(group, list) and group for group in value)):
-        raise ValueError("expected a list of lists of axes, such as [[dataset, model]]")
-    return [labels(group) for group in value]
-
-
 Key = dict[str, str]  # axis -> label, in the order of the suite
 Condition = Annotated[dict[str, list[str]], PlainValidator(condition)]  # axis -> labels, one of which a point must have
 Text = Annotated[str, PlainValidator(_text)]
@@ -292,17 +286,11 @@ class GridSpec(Node):
     """Which points of the axes there are; without anything, all of them."""
 
     product: Axes | None = None
-    zip: Annotated[list[list[str]], PlainValidator(_groups)] = Field(default=[])
     include: list[Condition] = Field(default=[])
     exclude: list[Exclude] = Field(default=[])
     overrides: list[Override] = Field(default=[])
     # those of the suite that this one extends are left out, else they come first
     replace_overrides: bool = Field(default=False, strict=True)
-
-    @field_validator("zip")
-    @classmethod
-    def _known(cls, value: list[list[str]], info: ValidationInfo) -> list[list[str]]:
-        return [_axes_of(group, info) for group in value]
 
 
 class Transfer(Node):
