@@ -232,6 +232,14 @@ def report(
         str | None, typer.Option("--sort", metavar="COLUMN", help="Rows with the best of this heading or metric first.")
     ] = None,
     bom: Annotated[bool, typer.Option("--bom", help="Begin CSV with a byte-order mark, for spreadsheets.")] = False,
+    differences: Annotated[
+        str | None,
+        typer.Option(
+            "--differences",
+            metavar="METRIC",
+            help="One table of all methods, with the difference of each from the suite's baseline under this metric.",
+        ),
+    ] = None,
     with_evaluated: Annotated[
         bool, typer.Option("--with-evaluated", help="Add rows for models from `fatbench evaluate --like NAME`.")
     ] = False,
@@ -248,6 +256,7 @@ def report(
     """
     from fatbench import api, settings
     from fatbench import report as reporting
+    from fatbench.report import differences as of_baseline
     from fatbench.report.tables.combined import combine
     from fatbench.report.tables.common_images import WHICH as IMAGES
     from fatbench.report.tables.notes import shortened
@@ -267,6 +276,21 @@ def report(
         run = set() if names or store is None else {one for one, _ in progress.by_suite(store)}
         parts = [plan_in(one, preset, smoke, seeds, where, store) for one in names or _found(run)]
         parts = [(suite, plan if store is None else api.to_read(suite, plan, store, runs)) for suite, plan in parts]
+        if differences is not None and store is not None:
+            if table or rows is not None:
+                raise SpecError("--differences is a table by itself: without --table and --rows")
+            made = [
+                of_baseline.of_plan(
+                    suite, plan, store, differences, select=at, digits=digits, images=images, shown=listed(columns)
+                )
+                for suite, plan in parts
+            ]
+            text = "\n".join(of_baseline.render(one, format) for one in made)
+            if output is None:
+                sys.stdout.write(text)
+            else:
+                write_text(output, text, output)
+            return
         if parts and (rows is not None or columns is not None):
             parts = [combine(parts, listed(rows), listed(columns))]
         if table:

@@ -1,6 +1,6 @@
 """What was measured, and with what: a database of cells, stages, runs and numbers, and files of JSON lines.
 
-    schema, migrations/   the tables and the public view        database     open, upgrade, lock: SQLite or PostgreSQL
+    schema                the tables and the public views       database     open, upgrade, lock: SQLite or PostgreSQL
     stages                what is claimed, committed, read      lines        export and import
     selection             which rounds count as last, best-val and best-test
 

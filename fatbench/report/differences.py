@@ -1,0 +1,196 @@
+"""A table of methods with the difference of each from the baseline: points, interval, size not excluded, p after Holm.
+
+    print(render(of_plan(suite, plan, store, "autoattack"), "markdown"))
+
+Differences are over seeds and images (`statistics.seeds_and_images`); the correction is over all of the table.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from tabulate import tabulate
+
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.report.numbers import statistics
+from fatbench.report.numbers.baseline import Difference, differences
+from fatbench.report.numbers.compare import measured
+from fatbench.report.tables.combined import combine
+from fatbench.report.tables.grid import Grid, Row, Value
+from fatbench.report.tables.number_format import MISSING, rounded
+
+if TYPE_CHECKING:
+    from fatbench.store.selection import Checkpoint
+    from fatbench.store.stages import Store
+    from fatbench.suite.cells import Plan
+    from fatbench.suite.files import Suite
+
+STYLES = {"markdown": "github", "terminal": "simple", "latex": "latex_booktabs", "html": "html"}
+FORMATS = (*STYLES, "csv", "json")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row: its labels, its accuracies, and its difference from the baseline."""
+
+    key: dict[str, str]
+    values: list[Value]
+    difference: Difference | None = None  # None: the baseline itself, or not to be compared
+    corrected: float = 1.0  # p after Holm's correction
+
+
+@dataclass(frozen=True)
+class Differences:
+    """The table. metric: of the differences, by its heading."""
+
+    grid: Grid
+    metric: str
+    baseline: str
+    digits: int
+    lines: list[Line]
+    footnotes: dict[str, str] = field(default_factory=dict)  # doubt in words -> mark
+
+    @property
+    def axes(self) -> list[str]:
+        """Those in which rows differ."""
+        axes = self.grid.axes
+        return [axis for axis in axes if len({line.key.get(axis) for line in self.lines}) > 1] or axes[-1:]
+
+    @property
+    def tested(self) -> int:
+        """Over how many comparisons p is corrected."""
+        return sum(line.difference is not None for line in self.lines)
+
+
+def of_plan(
+    suite: Suite, plan: Plan, store: Store, metric: str, *, select: Checkpoint = "last", digits: int = 1,
+    images: str = "all", shown: Sequence[str] = (),
+) -> Differences:  # fmt: skip
+    """The methods of a plan whose ids are those of the runs to read, each against the suite's baseline.
+
+    shown: the metrics that have a column; none: all that are measured. SpecError: the suite names no baseline, or
+    evaluates no such metric.
+    """
+    from fatbench.report import build_tables
+
+    if plan.baseline is None:
+        raise SpecError(f"--differences: suite '{suite.name}' names no baseline (key 'baseline: {{axis: label}}')")
+    metrics = plan.metrics()
+    if metric not in metrics:
+        raise SpecError(f"--differences: suite '{suite.name}' evaluates no '{metric}'{did_you_mean(metric, metrics)}")
+    headings: dict[str, str] = {}  # those of the suite's first table that has the metric
+    for heading, source in (item for table in suite.tables for item in table.values.items()):
+        headings.setdefault(source, heading)
+    combined, cells = combine([(suite, plan)], [], [*(shown or metrics)])
+    how = {"select": select, "published": False, "digits": digits, "images": images}
+    (grid,) = build_tables(combined, cells, store, **how)  # type: ignore[arg-type]
+    of = measured(store, [cell.id for cell in plan.cells], select).__getitem__
+    found = {one.cells: one for one in differences(plan, of, [metric])}
+    grid = _measured(grid)
+    compared = [_difference(row, found) for row in grid.rows]
+    p = [1.0 if one.comparison.p is None else one.comparison.p for one in compared if one is not None]
+    corrected = iter(statistics.holm(p))
+    lines = [
+        Line(dict(row.key), row.values[0], one, 1.0 if one is None else next(corrected))
+        for row, one in zip(grid.rows, compared, strict=True)
+    ]
+    marks = {text: "†‡§¶"[i % 4] * (1 + i // 4) for i, text in enumerate(dict.fromkeys(_doubts(lines)))}
+    grid = replace(grid, columns=[replace(one, heading=headings.get(one.metric, one.metric)) for one in grid.columns])
+    return Differences(grid, headings.get(metric, metric), plan.baseline[1], digits, lines, marks)
+
+
+def _measured(grid: Grid) -> Grid:
+    """The table without rows and columns in which nothing is measured."""
+    rows = [row for row in grid.rows if any(value.mean is not None for value in row.values[0])]
+    places = [i for i in range(len(grid.columns)) if any(row.values[0][i].mean is not None for row in rows)]
+    columns = [grid.columns[i] for i in places]
+    return replace(
+        grid, columns=columns, rows=[replace(row, values=[[row.values[0][i] for i in places]]) for row in rows]
+    )
+
+
+def _difference(row: Row, found: dict[frozenset[str], Difference]) -> Difference | None:
+    cells = {cell for value in row.values[0] for cell in value.cells}
+    return next((one for of_label, one in found.items() if of_label <= cells), None)
+
+
+def _doubts(lines: Iterable[Line]) -> Iterable[str]:
+    return (doubt for line in lines for value in line.values for doubt in value.doubts)
+
+
+def render(table: Differences, format: str) -> str:
+    """The table in one of FORMATS; of csv and json the numbers are not rounded. SpecError: another format."""
+    if format in ("csv", "json"):
+        return _records(table, format)
+    heads = [
+        *table.axes, *(column.label for column in table.grid.columns),
+        f"{table.metric}: points above {table.baseline} (95 % interval)", "differs by at most",
+        f"p after Holm over {table.tested}",
+    ]  # fmt: skip
+    rows = [
+        [
+            *(line.key.get(axis, "") for axis in table.axes),
+            *(_accuracy(value, table) for value in line.values),
+            *_compared(line, table.digits),
+        ]
+        for line in table.lines
+    ]
+    text = tabulate(rows, heads, tablefmt=STYLES[format], disable_numparse=True)
+    notes = [f"{mark} {words}" for words, mark in table.footnotes.items()]
+    return "\n".join([text, *([""] if notes else []), *notes]) + "\n"
+
+
+def _accuracy(value: Value, table: Differences) -> str:
+    if value.mean is None:
+        return MISSING
+    spread = "" if value.std is None else f" ±{rounded(100 * value.std, table.digits)}"
+    partial = f" [{value.partial}]" if value.partial else ""
+    marks = "".join(table.footnotes[words] for words in value.doubts)
+    return f"{rounded(100 * value.mean, table.digits)}{spread}{partial}{marks}"
+
+
+def _compared(line: Line, digits: int) -> Sequence[str]:
+    """Points with their interval, the size that is not excluded, p; empty where nothing is compared."""
+    if line.difference is None:
+        return "", "", ""
+    one = line.difference.comparison
+    mean = rounded(100 * one.difference, digits)
+    if one.test is None:
+        return mean, MISSING, MISSING
+    low, high, most = (rounded(100 * end, digits) for end in (one.test.low, one.test.high, one.test.at_most))
+    p = "< 0.001" if line.corrected < 0.001 else f"{line.corrected:.2g}"
+    return f"{mean} ({low} to {high})", MISSING if one.floor else most, p
+
+
+def _records(table: Differences, format: str) -> str:
+    """A row a line and metric: fractions, unrounded."""
+    rows = []
+    for line in table.lines:
+        row: dict[str, object] = dict(line.key)
+        for column, value in zip(table.grid.columns, line.values, strict=True):
+            seeds = len(value.seeds)
+            row |= {column.metric: value.mean, f"{column.metric}_std": value.std, f"{column.metric}_seeds": seeds}
+        one = None if line.difference is None else line.difference.comparison
+        test = None if one is None else one.test
+        row |= {
+            "difference": None if one is None else one.difference,
+            "low": None if test is None else test.low,
+            "high": None if test is None else test.high,
+            "at_most": None if test is None or one is None or one.floor else test.at_most,
+            "p": None if test is None else line.corrected,
+            "doubts": "; ".join(dict.fromkeys(_doubts([line]))),
+        }
+        rows.append(row)
+    if format == "json":
+        about = {"suite": table.grid.suite, "preset": table.grid.preset, "metric": table.metric}
+        return json.dumps({**about, "baseline": table.baseline, "rows": rows}, indent=2) + "\n"
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

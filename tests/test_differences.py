@@ -1,0 +1,70 @@
+"""`report --differences`: every method with its difference from the baseline; the README's table is printed by it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fatbench.cli.app import app
+from fatbench.errors import SpecError
+from fatbench.store import jsonl
+from fatbench.store.stages import Store
+
+ROOT = Path(__file__).parent.parent
+COMMAND = ["report", "fat-baselines", "--preset", "cpu", "--differences", "autoattack", "--images", "common"]
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("differences") / "f.db"
+    with Store.open(str(file), create=True) as store:
+        jsonl.import_(store, ROOT / "results" / "fat-baselines-cpu.jsonl")
+    return str(file)
+
+
+def printed(db: str, *options: str) -> str:
+    return CliRunner().invoke(app, [*COMMAND, *options, "--db", db], catch_exceptions=False).output
+
+
+def cells(line: str) -> list[str]:
+    return [part.strip() for part in line.strip().strip("|").split("|")]
+
+
+def test_the_readme_s_table_is_what_the_command_prints(db: str) -> None:
+    shown = printed(db, "--columns", "natural,pgd20,autoattack", "--digits", "1", "-k", "method!=FedRBN")
+    head, _, *rows = [cells(line) for line in shown.splitlines() if line.startswith("|")]
+    readme = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| ")]
+    start = readme.index(next(line for line in readme if cells(line) == head))
+    assert [cells(line) for line in readme[start + 1 : start + 1 + len(rows)]] == rows and len(rows) == 9
+
+
+def test_every_format_says_the_same(db: str) -> None:
+    """What is not measured has no row; a method with one seed is not tested, and its doubt is said."""
+    rows = list(csv.DictReader(io.StringIO(printed(db, "--format", "csv"))))
+    data = json.loads(printed(db, "--format", "json"))
+    assert [row["method"] for row in rows] == [row["method"] for row in data["rows"]] and len(rows) == 10
+    of = {row["method"]: row for row in data["rows"]}
+    assert of["FAT"]["difference"] is None and of["SFAT"]["difference"] == pytest.approx(0.0118)
+    assert of["SFAT"]["at_most"] == of["SFAT"]["high"] == float(rows[1]["high"])  # the larger end of the interval
+    assert (of["FedRBN"]["p"], of["FedRBN"]["at_most"]) == (None, None) and "frequent class" in of["FedRBN"]["doubts"]
+    for format in ("markdown", "terminal", "latex", "html"):
+        text = printed(db, "--format", format, "--digits", "1")
+        assert "1.2 (-2.1 to 4.5)" in text and "over 9" in text and "† not above the most frequent class" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["report", "privacy-updates", "--preset", "cpu", "--differences", "pgd20"], "names no baseline"),
+        (["report", "fat-baselines", "--preset", "cpu", "--differences", "pgd2"], "evaluates no 'pgd2' (did you mean"),
+        ([*COMMAND, "--table", "robust"], "--differences is a table by itself"),
+    ],
+)
+def test_what_it_cannot_be_asked(options: list[str], said: str, db: str) -> None:
+    with pytest.raises(SpecError, match=said.replace("(", r"\(")):
+        CliRunner().invoke(app, [*options, "--db", db], catch_exceptions=False)
