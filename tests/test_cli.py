@@ -142,6 +142,9 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     (["plan", "suite", "sfat-cifar"], 2, "no suite is named 'sfat-cifar' (did you mean 'sfat-cifar10'?)"),
     (["plan", "suite", "zzz"], 2, "no suite is named 'zzz' (the nearest of "),
     (["init"], 2, "'fatbench new'"),
+    (["run", "tiny.yaml", "-n", "--device", "gpu"], 2, "--device"),
+    (["delete"], 2, "--suite NAME"),
+    (["delete", "0123", "-k", "model=nin"], 2, "name it with --suite"),
     (["run", "tiny.yaml", "--gpu"], 2, "'--device cuda'"),
     (["run", "sfat-cifer10"], 2, "no suite is named 'sfat-cifer10' (did you mean 'sfat-cifar10'?)"),
     (["report", "tiny.yaml", "--db", "no.db"], 4, "no.db does not exist: nothing has been run yet"),
@@ -198,7 +201,7 @@ def test_unknown_options_are_usage_errors(run, place):
     for arguments, message in {
         ("plan", "suite", "tiny.yaml", "--smok"): "plan suite: no such option: --smok (did you mean '--smoke'?)",
         ("plot", "--data", "x"): "plot: no such option: --data (known: --",
-        ("plan", "suite", "tiny.yaml", "--zz"): "plan suite: no such option: --zz (known: --attack-precision, ",
+        ("plan", "suite", "tiny.yaml", "--zz"): "plan suite: no such option: --zz (known: --attack, ",
         ("plan", "suite", "tiny.yaml", "--smoke=3"): "fatbench: option '--smoke' does not take a value.",
         ("plan", "suite"): "plan suite: missing argument '",
         ("report", "--format"): "fatbench: option '--format' requires an argument.",
@@ -327,6 +330,10 @@ def test_a_user_s_way_from_plan_to_table(run, place, forks):
     assert code == 0
     assert "train" not in err
     assert run("run", "suite", "tiny.yaml", "-n")[1].startswith("suite tiny, preset paper: 2 cells, 0 to run")
+    assert run("status", "tiny")[1] == run("status", "tiny.yaml")[1]  # as `status` lists it
+    assert run("report", "tiny", "--format", "md") == run("report", "tiny.yaml", "--format", "markdown")
+    code, out, _ = run("delete", "--suite", "tiny", "-k", "method=FAT", "-n")
+    assert (code, out.splitlines()[-1]) == (0, "1 cell would be deleted") and "FAT, seed 1" in out
     assert run("db", "check")[0] == 0
     assert "torch" in run("doctor")[1]
 

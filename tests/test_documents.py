@@ -39,7 +39,8 @@ def parsed(arguments: list[str]) -> None:
     command: Any = typer.main.get_command(cli.app)
     words = list(arguments)
     while hasattr(command, "commands"):
-        command = command.commands[words.pop(0)]
+        bare = words[0] not in command.commands and "suite" in command.commands  # `fatbench run NAME`
+        command = command.commands["suite" if bare else words.pop(0)]
     command.make_context(command.name, words)
 
 

@@ -27,8 +27,12 @@ def print_json(value: dict[str, Any]) -> None:
     print(json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=2))
 
 
+SHORT = {"md": "markdown", "tex": "latex"}  # formats by the ending of their files
+
+
 def known_format(value: str, known: tuple[str, ...]) -> str:
-    """`value`, one of `known`. SpecError: it is not."""
+    """`value`, one of `known`, or what it is short for. SpecError: it is not."""
+    value = SHORT[value] if SHORT.get(value) in known else value
     if value not in known:
         raise SpecError(f"--format: no format is named '{value}'{did_you_mean(value, known)}")
     return value

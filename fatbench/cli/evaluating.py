@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fatbench import whole_file
-from fatbench.cli.common import known_format, plan_of, print_json
+from fatbench.cli.common import known_format, listed, plan_of, print_json
 from fatbench.cli.options import DataDir, Db, Device, Format, Precision, Preset, Smoke, Where
 from fatbench.errors import Doubtful, SpecError
 from fatbench.runner.run_options import RunOptions
 from fatbench.store.opening import opened
+from fatbench.store.stage_names import parsed
 
 if TYPE_CHECKING:
     from fatbench.report.numbers.doubts import Doubt
@@ -27,16 +28,17 @@ def evaluate(
     ],
     *,
     model: Annotated[
-        str | None, typer.Option("--model", help="Network of a state dict: timm/NAME or FILE.py:FUNCTION.")
+        str | None, typer.Option("--model", help="Network of a state dict: FILE.py:NAME, FILE.py or timm/NAME.")
     ] = None,
     dataset: Annotated[str | None, typer.Option("--dataset", help="The data set, written as in a suite.")] = None,
     like: Annotated[
         str | None, typer.Option("--like", metavar="SUITE", help="Use the images and attacks of this suite's cells.")
     ] = None,
     attack: Annotated[
-        list[str] | None, typer.Option("--attack", help="pgd20, or {name: pgd, eps: 8/255, ...}; may be repeated.")
+        list[str] | None,
+        typer.Option("--attack", "--attacks", help="fgsm,pgd20, or {name: pgd, eps: 8/255, ...}; may be repeated."),
     ] = None,
-    eps: Annotated[str, typer.Option("--eps", help="Radius of attacks given by name.")] = "8/255",
+    eps: Annotated[str, typer.Option("--eps", help="Radius of attacks that state none.")] = "8/255",
     n: Annotated[int | None, typer.Option("-n", min=1, help="Use the first n test images.")] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 500,
     mean: Annotated[
@@ -76,6 +78,7 @@ def evaluate(
     Example: fatbench evaluate net.pt --model net.py:Net --dataset cifar10 --eps 8/255 -n 1000
     """
     known_format(format, ("text", "json"))
+    attack = [one for text in attack or () for one in ([text] if "{" in text else listed(text))]
     file = whole_file.regular(file)  # of the hub, or a pipe
     options = RunOptions(device=device, precision=precision, db=db, data=data)
     if model is None:
@@ -88,10 +91,11 @@ def evaluate(
             raise SpecError(
                 f"{file} is no checkpoint of a run; a state dict needs --model timm/NAME or FILE.py:FUNCTION"
             )
-        _checkpoint(file, attack, n, batch, options, format)
+        _checkpoint(file, attack, eps, n, batch, options, format)
         return
     from fatbench import api
     from fatbench.runner import evaluate_external
+    from fatbench.suite.external_models import ROUND
 
     if like is None and (preset or smoke or where):
         raise SpecError("--preset, --smoke and -k choose cells of a suite: name it with --like SUITE")
@@ -105,7 +109,7 @@ def evaluate(
         print(f"fatbench: {source.note}", file=sys.stderr)
     expected = None if expect_natural is None else expect_natural / 100
     cell, status = api.judged(source, task, options, _say, expected)
-    doubts = _show(cell, db, format)
+    doubts = _show(cell, {stage: one.attack for one in task.evaluations for stage in one.stages(ROUND)}, db, format)
     if status != "done":
         print(f"fatbench: {cell}: {status} (fatbench logs {cell})", file=sys.stderr)
         raise typer.Exit(1)
@@ -113,25 +117,47 @@ def evaluate(
         raise Doubtful(f"--strict: {cell}: {'; '.join(doubts)}")
 
 
-def _show(cell: str, db: str | None, format: str) -> list[str]:
-    """The cell's rows of the table of evaluated models, and on stderr what is doubtful: what `--strict` ends at."""
+def _show(cell: str, asked: Mapping[str, Any], db: str | None, format: str) -> list[str]:
+    """The numbers of a cell, the robust accuracy first, and on stderr what is doubtful: what `--strict` ends at.
+
+    asked: stage -> attack of those that a text shows; JSON has all attacks on the model.
+    """
     from fatbench import report as reporting
     from fatbench.report.numbers import cell_rows
     from fatbench.report.numbers.doubts import MEASURED_WELL, in_words
     from fatbench.report.tables.external_suite import suite_and_plan
 
     with opened(db) as store:
-        suite, plan = suite_and_plan(store, f"id={cell}")
-        grids = reporting.build_tables(suite, plan, store)
         assert store is not None
-        found = dict.fromkeys(doubt for why in cell_rows.doubts_of([cell], store).values() for doubt in why)
+        why = cell_rows.doubts_of([cell], store)
+        if format == "json":
+            suite, plan = suite_and_plan(store, f"id={cell}")
+            grids = reporting.build_tables(suite, plan, store)
+        else:
+            numbers = store.measurements([cell])
+            spec = store.cells([cell])[cell]
+    found = dict.fromkeys(doubt for doubts in why.values() for doubt in doubts)
     doubts = advised(found)
     if format == "json":
         import json
 
         print_json({"cell": cell, "doubts": doubts, **json.loads(reporting.render(grids, "json"))})
     else:
-        sys.stdout.write(reporting.render(grids, "terminal" if sys.stdout.isatty() else "markdown"))
+        from fatbench.cli import show
+
+        rows = [
+            {
+                "label": parsed(number["stage"]).metric,
+                "attack": asked[number["stage"]],
+                "accuracy": number["value"],
+                "n": number["n"],
+                "doubts": in_words(why.get((cell, number["stage"]), ())),
+            }
+            for number in numbers
+            if number["stage"] in asked and number["metric"] == parsed(number["stage"]).metric
+        ]
+        show.evaluation(rows, f"{spec['evaluated']['name']} on {spec['data']['name']}")
+        print(f"cell {cell}: fatbench show {cell}; fatbench report evaluate has all models")
     for line in doubts:
         print(f"fatbench: {line}", file=sys.stderr)
     return in_words(doubt for doubt in found if doubt.code not in MEASURED_WELL)
@@ -151,13 +177,13 @@ def advised(doubts: Iterable[Doubt]) -> list[str]:
 
 
 def _checkpoint(
-    file: Path, attack: list[str] | None, n: int | None, batch: int, options: RunOptions, format: str
+    file: Path, attack: list[str], eps: str, n: int | None, batch: int, options: RunOptions, format: str
 ) -> None:
     """A model that a run has written: its settings are in it."""
     from fatbench.report.numbers.doubts import Doubt, in_words
     from fatbench.runner import evaluate_checkpoint as evaluating
 
-    results = evaluating.checkpoint(file, attack or ["natural"], n, batch, options)
+    results = evaluating.checkpoint(file, attack, n, batch, options, eps)
     for row in results:
         row["doubts"] = in_words(Doubt(kind.replace(" ", "_"), amount) for kind, amount in row["doubts"].items())
     if format == "json":
@@ -165,7 +191,7 @@ def _checkpoint(
     else:
         from fatbench.cli import show
 
-        show.evaluation(results)
+        show.evaluation(results, file.name)
     for row in results:
         for words in row["doubts"]:
             print(f"fatbench: {row['label']}: {words}", file=sys.stderr)
@@ -195,6 +221,13 @@ def _mapping(dataset: str) -> Any:
 
 
 def _say(event: Any) -> None:
-    """One plain line an event."""
-    where = f"{event.round}/{event.total}" if event.kind == "progress" else event.kind
-    print(f"{event.cell} {event.stage} {where}{f': {event.message}' if event.message else ''}", file=sys.stderr)
+    """A line for each attack that begins, and what a person should know; on a terminal also how far it is."""
+    if event.message:
+        print(f"fatbench: {event.cell} {event.stage} {event.kind}: {event.message}", file=sys.stderr)
+        return
+    metric = event.stage.split("-")[0]
+    if event.kind == "start":
+        print(f"attack {metric}", file=sys.stderr, flush=True)
+    elif event.kind == "progress" and sys.stderr.isatty():
+        so_far = "" if event.accuracy is None else f", {100 * event.accuracy:.1f} % right so far"
+        print(f"attack {metric}: {event.round} of {event.total}{so_far}", end="\r", file=sys.stderr, flush=True)

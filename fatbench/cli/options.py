@@ -41,6 +41,7 @@ Attacks = Annotated[
     str | None,
     typer.Option(
         "--attacks",
+        "--attack",
         metavar="LIST",
         help="Attacks to add where the preset has none: fgsm,pgd20,cw,autoattack.",
         autocompletion=completing.one_of("fgsm", "pgd20", "cw", "autoattack", "fgsm,pgd20,cw,autoattack"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -97,19 +96,10 @@ def _found(names: Collection[str]) -> list[str]:
     return [*by_name, *_own({*names} - {*by_name})]
 
 
-def own_files() -> dict[str, str]:
-    """The suites whose files are in the working directory: name -> file."""
-    found: dict[str, str] = {}
-    for file in sorted(Path().glob("*.y*ml")):
-        text = file.read_text(encoding="utf-8", errors="replace")
-        if name := re.search(r"^name: *['\"]?([^'\"\s#]+)", text, re.MULTILINE):
-            found.setdefault(name[1], str(file))
-    return found
-
-
 def _own(names: Collection[str]) -> list[str]:
     """The files in the working directory of suites that are not found by name; says which are nowhere."""
     from fatbench.suite.files import with_settings
+    from fatbench.suite.folders import own_files
 
     files, own = own_files(), []
     for name in sorted(names):

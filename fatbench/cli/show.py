@@ -17,6 +17,7 @@ from rich.text import Text
 
 from fatbench import settings
 from fatbench.data import catalogue
+from fatbench.errors import SpecError
 from fatbench.suite import format_call, plugins, signatures, weights
 from fatbench.suite.papers import paper_of
 
@@ -374,12 +375,50 @@ def _path(run: Mapping[str, Any]) -> str:
     return f"{run['path']} {' of up to '.join(many)}".strip() + ", "
 
 
-def evaluation(results: Sequence[Mapping[str, Any]]) -> None:
-    """`evaluate`."""
-    table = _table("attack", "accuracy", "n", right=("accuracy", "n"))
+def evaluation(results: Sequence[Mapping[str, Any]], what: str) -> None:
+    """`evaluate`: the accuracy under the strongest attack in a sentence, then every attack, its interval and doubts."""
+    from fatbench.report.numbers.statistics import wilson
+
+    console = new_console()
+    console.print(f"{_robust(results)}: {what}", style="bold", soft_wrap=True)
+    table = _table("attack", "accuracy", "95 % interval", "images", "settings", right=("accuracy", "images"))
     for row in results:
-        table.add_row(row["label"], f"{100 * row['accuracy']:.2f} %", str(row["n"]))
-    new_console().print(table)
+        low, high = wilson(round(row["accuracy"] * row["n"]), row["n"])
+        accuracy = f"{100 * row['accuracy']:.2f} %{'†' * bool(row['doubts'])}"
+        settings_of = _called(row["attack"]) if row["attack"] else ""
+        table.add_row(row["label"], accuracy, f"{100 * low:.1f} to {100 * high:.1f}", str(row["n"]), settings_of)
+    console.print(table)
+    for doubt in dict.fromkeys(doubt for row in results for doubt in row["doubts"]):
+        about = ", ".join(row["label"] for row in results if doubt in row["doubts"])
+        console.print(f"† {doubt} ({about})", style="red", soft_wrap=True)
+
+
+def _called(attack: Mapping[str, Any]) -> str:
+    """An attack with its numbers; every setting where the function is not known here."""
+    try:
+        return format_call.brief("Attack", attack)
+    except SpecError:
+        return format_call.full(attack)
+
+
+def _robust(results: Sequence[Mapping[str, Any]]) -> str:
+    """ "robust accuracy 60.0 % (50 to 69), Linf 0.1, autoattack, 100 images"; natural where nothing attacks."""
+    from fatbench.report.numbers.statistics import wilson
+
+    if not results:
+        return "nothing was measured"
+    attacked = [row for row in results if row["label"] != "natural"]
+    row = min(attacked or results, key=lambda one: one["accuracy"])
+    low, high = wilson(round(row["accuracy"] * row["n"]), row["n"])
+    attack = row["attack"] or {}
+    radius = f", {attack.get('norm', 'Linf')} {attack['eps']}" if "eps" in attack else ""
+    which = f", {row['label']}" if attacked else ""
+    lowest = f", the lowest of {len(attacked)}" if len(attacked) > 1 else ""
+    kind = "robust" if attacked else "natural"
+    return (
+        f"{kind} accuracy {100 * row['accuracy']:.1f} % ({100 * low:.0f} to {100 * high:.0f}){radius}{which}{lowest},"
+        f" {row['n']} images"
+    )
 
 
 def datasets(root: Path, rows: Sequence[Mapping[str, Any]], files: Sequence[Mapping[str, Any]] = ()) -> None:

@@ -15,7 +15,7 @@ import typer
 from fatbench import whole_file
 from fatbench.cli.common import plan_in
 from fatbench.cli.options import Db, Runs, Select, output_folder
-from fatbench.cli.reporting import checkpoint, own_files
+from fatbench.cli.reporting import checkpoint
 from fatbench.errors import FatbenchError, NothingMatched, SpecError
 from fatbench.store.opening import opened
 
@@ -82,6 +82,7 @@ def _parts(store: Store, suites: list[str], at: Checkpoint, runs: str) -> tuple[
     from fatbench.report.site.pages import Part
     from fatbench.runner import progress
     from fatbench.suite import files
+    from fatbench.suite.folders import own_files
 
     found: list[Part] = []
     problems = []

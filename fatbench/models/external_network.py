@@ -8,7 +8,9 @@ So attacks work in [0, 1] on RGB images and see logits, whatever the network tak
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -60,6 +62,7 @@ def network(source: str, shape: tuple[int, int, int], classes: int) -> nn.Module
     function of that Python file returns; it takes no arguments. SpecError: neither, or no such name; MachineError: the
     function, or the file, raised.
     """
+    source = named(source)
     kind, slash, name = source.partition("/")
     if kind == "timm" and slash and not source.endswith(".py") and ":" not in source:
         return _from_timm(name, shape, classes)
@@ -67,6 +70,42 @@ def network(source: str, shape: tuple[int, int, int], classes: int) -> nn.Module
     if not colon or not file.endswith(".py"):
         raise SpecError(f"--model: expected timm/NAME or FILE.py:FUNCTION, got '{source}'")
     return _from_python(Path(file), function)
+
+
+def named(source: str) -> str:
+    """ "timm/NAME" or "FILE.py:FUNCTION" of a network as people name it: "net:Net", "net.py" with one, "resnet18".
+
+    SpecError: the file has several networks, or none. What else it could be is returned as it is.
+    """
+    file, colon, function = source.rpartition(":")
+    if colon:
+        module = Path(*file.split(".")).with_suffix(".py") if re.fullmatch(r"[\w.]+", file) else Path()
+        return f"{module}:{function}" if not file.endswith(".py") and module.is_file() else source
+    if source.endswith(".py") and Path(source).is_file():
+        known = _networks(Path(source))
+        if len(known) != 1:
+            raise SpecError(f"--model {source}: which of {', '.join(known) or 'no network'}? write {source}:FUNCTION")
+        return f"{source}:{known[0]}"
+    if re.fullmatch(r"[A-Za-z]\w*", source):
+        import timm
+
+        return f"timm/{source}" if timm.is_model(source) else source
+    return source
+
+
+def _networks(file: Path) -> list[str]:
+    """The classes of modules in a file that no other of them has as a part; where none is, its functions."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError):
+        return []
+    modules = [
+        node for node in tree.body
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Module") for base in node.bases)
+    ]  # fmt: skip
+    parts = {part.id for node in modules for part in ast.walk(node) if isinstance(part, ast.Name)}
+    found = [node.name for node in modules if node.name not in parts]
+    return found or [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
 
 
 def _from_timm(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:

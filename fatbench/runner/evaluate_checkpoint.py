@@ -8,23 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from fatbench import settings
-from fatbench.errors import MachineError, SpecError
+from fatbench.errors import MachineError
 from fatbench.runner import checkpoints, own_network, stage
 from fatbench.runner.executors import local
 from fatbench.runner.run_options import RunOptions
-from fatbench.suite import calls, facts, foreign
+from fatbench.suite import calls, external_models, facts, foreign
 
 
 def checkpoint(
-    file: Path, attacks: Sequence[str], n: int | None, batch: int, options: RunOptions
+    file: Path, attacks: Sequence[str], n: int | None, batch: int, options: RunOptions, eps: str = "8/255"
 ) -> list[dict[str, Any]]:
     """Accuracy under each attack of a model file written by a run: [{"label", "attack", "accuracy", "n", "doubts"}].
 
     options: device, precision and data count.
 
-    An attack is a name, or YAML such as "{name: pgd, eps: 8/255, step: 2/255, steps: 20}". SpecError, MachineError.
+    An attack is written as `external_models.evaluations` reads it. SpecError, MachineError.
     """
-    specs = [(text, calls.check("Attack", _read(text), "--attack")) for text in attacks]
+    specs = [
+        (one.label, calls.call("Attack", one.attack))
+        for one in external_models.evaluations(list(attacks), eps, n, batch)
+    ]
     device = local.slots(options.device, 1)[0]
     import torch
 
@@ -48,29 +51,14 @@ def checkpoint(
     own_network.demand_same(file, header, spec["model"], network, shape, ready.classes)
     images, labels = ready.test[0][:n], ready.test[1][:n]
     results = []
-    for text, attack in specs:
+    for label, attack in specs:
         function = calls.build("Attack", attack)
         found = [
-            judged(ready.problem, one, images, labels, function, ("evaluate", text), batch=batch)
+            judged(ready.problem, one, images, labels, function, ("evaluate", label), batch=batch)
             for one in models_of(model, own).values()
         ]
         value = float(torch.cat([one.correct for one in found]).double().mean())
         doubts = {**ready.doubts, **functools.reduce(Seen.__add__, [one.seen for one in found]).doubts(ball(function))}
-        row = {"label": attack["name"], "attack": attack, "accuracy": value, "n": len(labels), "doubts": doubts}
+        row = {"label": label, "attack": attack, "accuracy": value, "n": len(labels), "doubts": doubts}
         results.append(row)
     return results
-
-
-def _read(text: str) -> Any:
-    """An attack as the command line gives it: a name or a YAML mapping."""
-    if not text.lstrip().startswith("{"):
-        return text
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        return YAML(typ="safe", pure=True).load(text)
-    except YAMLError:
-        raise SpecError(
-            f"--attack: cannot read '{text}' as a YAML mapping such as {{name: fgsm, eps: 8/255}}"
-        ) from None

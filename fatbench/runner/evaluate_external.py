@@ -110,7 +110,7 @@ def from_file(
 ) -> ExternalModel:
     """A state dict in a file and the network that it belongs to. MachineError: unreadable; SpecError: no such network.
 
-    network: "timm/NAME" or "FILE.py:FUNCTION". entry: which of a file's states, "state_dict_ema"; None: the network
+    network: see `external_network.named`. entry: which of a file's states, "state_dict_ema"; None: the network
     itself, before an average. preprocessing: mean, std, outputs, channels of `Model`.
     """
     from fatbench.models import external_network, pretrained
@@ -122,6 +122,7 @@ def from_file(
     except MachineError as error:
         hint = "what is read is a state dict: torch.save(model.state_dict(), FILE), or safetensors"
         raise MachineError(f"{error} ({hint})") from None
+    network = external_network.named(network)
     path, colon, function = network.rpartition(":")
     code = Path(path) if colon and path.endswith(".py") else None
     if code is not None and not code.is_file():

@@ -101,6 +101,11 @@ def run(
     url = settings.database(options.db)
     root = settings.data_folder(str(options.data) if options.data else None)
     if options.dry_run:
+        if options.executor == "local":  # what a run would refuse
+            here = local.slots(options.device, options.jobs, options.per_gpu or 1)
+            settings.path(_path(options), here)
+            settings.precision(options.precision, here)
+        check_packages(jobs)
         _say_what_would_run(jobs, url, watch.what, options)
         return
     chosen: Any = importlib.import_module(f"fatbench.runner.executors.{options.executor}")
@@ -402,7 +407,7 @@ def _say_what_would_run(jobs: Sequence[Job], url: str, what: str, options: RunOp
         raise NothingMatched("nothing to run")
     print(f"{what}: {len(jobs)} cells, {len(left)} to run")
     for job in left:
-        print(f"{job.cell}  {states[job.cell]}")
+        print(f"{job.cell}  {states[job.cell]}  {job.label}".rstrip())
     if failed:
         print(f"{len(failed)} failed earlier: --retry-failed")
     if changed and not options.rerun_changed:

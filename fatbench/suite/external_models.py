@@ -108,12 +108,14 @@ def evaluations(
 ) -> tuple[Evaluation, ...]:
     """The attacks that a person asked for: "pgd20", "{name: pgd, ...}" or "LABEL={name: pgd, ...}".
 
-    A name of DEFAULT_ATTACKS has the settings of the field, at radius `eps`; pgd20 and cw take steps of eps / 4.
+    A name of DEFAULT_ATTACKS has the settings of the field, at radius `eps`; pgd20 and cw take steps of eps / 4. Of
+    another name what it needs of eps, step and steps is as in pgd20; a mapping is given the radius alone.
     `natural` always comes first: accuracy without attack says whether the preprocessing is right. SpecError.
     """
     found: dict[str, Evaluation] = {}
     for text in ["natural", *texts]:
         given, spec = read_attack(text, eps) if isinstance(text, str) else _named(*text, eps)
+        spec = _with_radius(spec, eps, bare=isinstance(text, str) and not text.rstrip().endswith("}"))
         attack = calls.check("Attack", spec, f"--attack {text if isinstance(text, str) else spec['name']}")
         name = given or _label(attack)
         if name in found and found[name].attack != attack:
@@ -127,6 +129,17 @@ def _named(label: str, attack: Any, eps: str | float) -> tuple[str, Any]:
     if isinstance(attack, str):
         return label, read_attack(attack, eps)[1]
     return label, LocatedMap(attack)
+
+
+def _with_radius(spec: Any, eps: str | float, bare: bool) -> Any:
+    """An attack with the radius that it needs and does not state; a `bare` name also with the step and the steps."""
+    name = spec.get("name") if isinstance(spec, Mapping) else None
+    if name not in signatures.names("Attack"):
+        return spec  # `check` says what is wrong
+    usual = {key: value for key, value in standard_attacks.settings(eps)["pgd20"].items() if key != "name"}
+    needed = {one.name for one in signatures.describe("Attack", name).settings if one.default is signatures.REQUIRED}
+    wanted = needed & ({*usual} if bare else {"eps"}) - {*spec}
+    return LocatedMap({**spec, **{key: usual[key] for key in usual if key in wanted}})
 
 
 def _label(attack: Mapping[str, Any]) -> str:

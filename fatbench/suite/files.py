@@ -27,6 +27,7 @@ from fatbench.suite.contrasts import Tests
 from fatbench.suite.filters import select
 from fatbench.suite.folders import available as available
 from fatbench.suite.folders import folders as folders
+from fatbench.suite.folders import own_files
 from fatbench.suite.located import LocatedMap, merge
 from fatbench.suite.tables import Figure, Table, distinct
 
@@ -165,7 +166,7 @@ def is_path(name: str) -> bool:
 
 
 def locate(name: str) -> Path:
-    """The file of a suite given by name or by path. SpecError: there is none."""
+    """The file of a suite given by path, or by name: one that is known, or in the working directory. SpecError."""
     if is_path(name):
         path = Path(name)
         if not path.is_file():
@@ -173,8 +174,11 @@ def locate(name: str) -> Path:
         return path
     known = available()
     if name not in known:
+        own = own_files()
+        if name in own:
+            return Path(own[name])
         beside = next((f"{name}{end}" for end in (".yaml", ".yml") if Path(f"{name}{end}").is_file()), None)
-        meant = f" (did you mean '{beside}'?)" if beside else did_you_mean(name, known)
+        meant = f" (did you mean '{beside}'?)" if beside else did_you_mean(name, [*known, *own])
         raise SpecError(f"no suite is named '{name}'{meant}")
     return known[name]
 

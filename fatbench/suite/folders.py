@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 
@@ -19,3 +20,13 @@ def available() -> dict[str, Path]:
             for file in sorted(folder.glob("*.yaml")):
                 found.setdefault(file.stem, file)
     return dict(sorted(found.items()))
+
+
+def own_files() -> dict[str, str]:
+    """The suites whose files are in the working directory: name -> file."""
+    found: dict[str, str] = {}
+    for file in sorted(file for file in Path().glob("*.y*ml") if file.is_file()):
+        text = file.read_text(encoding="utf-8", errors="replace")
+        if name := re.search(r"^name: *['\"]?([^'\"\s#]+)", text, re.MULTILINE):
+            found.setdefault(name[1], str(file))
+    return found
