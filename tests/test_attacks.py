@@ -1122,3 +1122,16 @@ def test_importing_the_module_imports_no_attack_package() -> None:
     code = f"import sys, fatbench.methods.attacks; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_autoattack_tells_which_attack_begins_on_how_many_images():
+    told = []
+    token = packages.watching.set(lambda name, standing: told.append((name, standing)))
+    try:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(4, 10))
+        x = torch.rand(3, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+        y = model(x).argmax(1)
+        packages.autoattack(model, x, y, torch.Generator().manual_seed(1), eps=1e-6)  # all images stand
+    finally:
+        packages.watching.reset(token)
+    assert told == [("APGD-CE", 3), ("APGD-T", 3), ("FAB-T", 3), ("Square", 3)]

@@ -6,6 +6,7 @@ import io
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,38 +58,54 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return lambda seconds: now.__setitem__(0, 1000.0 + seconds)
 
 
-def shown(watch: Watch) -> list[str]:
-    """The live table as lines."""
-    console = Console(file=io.StringIO(), width=200)
+def shown(watch: Watch, width: int = 80) -> list[str]:
+    """The live table as lines of a terminal."""
+    watch.console = console = Console(file=io.StringIO(), width=width)
     console.print(watch.render())
     assert isinstance(console.file, io.StringIO)
-    return [re.sub(r" {2,}", "  ", line).strip() for line in console.file.getvalue().splitlines()]
+    lines = console.file.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    return [re.sub(r" {2,}", "  ", line).strip() for line in lines]
 
 
 def test_a_slot_says_what_it_runs(plan: Plan, clock: Callable[[float], None]) -> None:
-    """Before the first word of a worker all start; then labels, rounds, loss, accuracy, elapsed and left."""
+    """Before the first word of a worker all start; then labels, rounds, pace and time left, on 80 letters."""
     a, b = jobs_of(plan)
     watch = Watch("suite two")
-    watch.console = Console(file=io.StringIO())
     watch.begin([a, b], {a.cell: "todo", b.cell: "todo"}, ["cpu", "cpu"])
-    assert [line.split()[-1] for line in shown(watch)[1:]] == ["starting", "starting"]
+    assert shown(watch)[1:] == ["starting", "starting"]
     watch.see(0, Event(a.cell, "slot", "given"))
     clock(7)
-    assert shown(watch)[1] == f"cpu  {a.cell}  Non-IID, FAT, seed 6  starting  7 s"
-    assert shown(watch)[2] == "cpu  idle"  # the other slot has nothing to do, and says so only now
+    assert shown(watch)[1] == "FAT, seed 6  starting  7 s"  # Non-IID is what all of them are
+    assert shown(watch)[2] == "idle"  # the other slot has nothing to do, and says so only now
     watch.see(0, Event(a.cell, "train", "start", 2, 10))  # it goes on from round 2
     clock(17)
     watch.see(0, Event(a.cell, "train", "progress", 4, 10, 100.0, loss=1.2345, accuracy=0.312))
     clock(27)  # 20 s since the training began: 2 rounds, 10 s each; 6 are left
-    assert shown(watch)[1] == (
-        f"cpu  {a.cell}  Non-IID, FAT, seed 6  train  ━━━━────── 4/10"
-        "  loss 1.234, accuracy 31.2 %  20 s, 1 min 0 s left"
-    )
+    assert shown(watch)[1] == "FAT, seed 6  round 4/10  10 s/round  1 min 0 s left"
+    assert shown(watch, 120)[1].endswith("1 min 0 s left  loss 1.234, accuracy 31.2 %")
     watch.see(0, Event(a.cell, "train", "done", 10, 10))
-    watch.see(0, Event(a.cell, "pgd20-1ecdbe1a@10", "start", 0, 100))
-    assert "pgd20" in shown(watch)[1] and "1ecdbe1a" not in shown(watch)[1]
+    watch.see(0, Event(a.cell, "autoattack-1ecdbe1a@10", "start", 0, 100))
+    assert "autoattack 0/100" in shown(watch)[1] and "1ecdbe1a" not in shown(watch)[1]
+    watch.see(0, Event(a.cell, "autoattack-1ecdbe1a@10", "progress", 0, 100, message="FAB-T on 31 of 100"))
+    assert "autoattack FAB-T on 31 of 100" in shown(watch)[1]
     watch.see(0, Event(a.cell, "cell", "done"))
-    assert shown(watch)[1] == "cpu  idle" and "1/2 cells" in shown(watch)[0]
+    assert shown(watch)[1] == "idle" and "1/2 cells" in shown(watch)[0]
+
+
+def test_long_labels_are_cut_and_numbers_are_not(plan: Plan, clock: Callable[[float], None]) -> None:
+    a, b = jobs_of(plan)
+    watch = Watch(f"suite {'long-' * 12}name, preset cpu")
+    long = [replace(job, label=f"{job.cell} {'a long label ' * 8}{job.label}") for job in (a, b)]
+    watch.begin(long, {a.cell: "todo", b.cell: "todo"}, ["cuda:0", "cuda:1"])
+    for slot, job in enumerate(long):
+        watch.see(slot, Event(job.cell, "train", "start", 0, 100))
+        clock(10 * slot + 10)
+        watch.see(slot, Event(job.cell, "train", "progress", 5, 100, 100.0))
+    lines = shown(watch)
+    assert (
+        lines[1].startswith("cuda:0  ") and "…" in lines[1] and lines[1].endswith(" left") and "round 5/100" in lines[1]
+    )
 
 
 @pytest.mark.parametrize("lines", ["none", "cell", "event"])

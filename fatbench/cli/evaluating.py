@@ -222,7 +222,7 @@ def _mapping(dataset: str) -> Any:
 
 def _say(event: Any) -> None:
     """A line for each attack that begins, and what a person should know; on a terminal also how far it is."""
-    if event.message:
+    if event.message and event.kind != "progress":
         print(f"fatbench: {event.cell} {event.stage} {event.kind}: {event.message}", file=sys.stderr)
         return
     metric = event.stage.split("-")[0]
@@ -230,4 +230,10 @@ def _say(event: Any) -> None:
         print(f"attack {metric}", file=sys.stderr, flush=True)
     elif event.kind == "progress" and sys.stderr.isatty():
         so_far = "" if event.accuracy is None else f", {100 * event.accuracy:.1f} % right so far"
-        print(f"attack {metric}: {event.round} of {event.total}{so_far}", end="\r", file=sys.stderr, flush=True)
+        which = f", {event.message}" if event.message else ""
+        print(
+            f"\x1b[2Kattack {metric}: {event.round} of {event.total}{which}{so_far}",
+            end="\r",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import time
 from collections import deque
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -46,6 +47,7 @@ class Watch:
         self.rounds_left: dict[str, float] = {}
         self.total = self.done = self.failed = 0
         self.labels: dict[str, str] = {}  # cell -> what it is
+        self.shared = ""  # what all labels begin with, which a line leaves out
         self.at: dict[int, SlotState] = {}
         self.begun = False  # whether a worker has said anything: until then it starts
         self.seen: dict[str, tuple[float | None, float | None]] = {}  # cell -> its last loss and accuracy
@@ -70,6 +72,7 @@ class Watch:
             job.cell: float(job.spec["algorithm"]["rounds"]) for job in jobs if before[job.cell] != "done"
         }
         self.labels = {job.cell: job.label for job in jobs}
+        self.shared = _shared([job.label for job in jobs])
         self.total = len(jobs)
         self.done = sum(state == "done" for state in before.values())
         self.failed = sum(state == "failed" for state in before.values())
@@ -171,38 +174,53 @@ class Watch:
         print(f"{when}{text}", file=sys.stderr, flush=True)
 
     def render(self) -> Any:
+        """The counts, and a line for each slot that fits the terminal: labels are cut last, numbers never."""
         left = self.total - self.done - self.failed
         speed = self._speed()
-        failed = (f"  {self.failed} failed" if self.failed else "", "red")
-        rate = f"   {speed:,.0f} images/s" if speed else ""
-        counts = f"   {self.done}/{self.total} cells"
-        head = Text.assemble((self.what, "bold"), counts, failed, f"  {left} left", rate, f"   {self._time_left()}")
-        table = Table.grid(padding=(0, 2))
-        for column in ("device", "cell", "label", "stage", "bar", "numbers", "times"):
-            table.add_column(no_wrap=column != "label")  # a long label goes on in a second line
-        for slot, device in enumerate(self.slots):
-            table.add_row(device, *self._slot(slot))
-        grid = Table.grid()
-        grid.add_row(head)
-        grid.add_row(table)
-        return grid
+        counts = f"{self.done}/{self.total} cells"
+        parts = [self.what, counts, *([f"{self.failed} failed"] if self.failed else []), f"{left} left"]
+        parts += [self._time_left()] * bool(self._time_left()) + [f"{speed:,.0f} images/s"] * bool(speed)
+        while len("  ".join(parts)) > self.console.width and len(parts) > 2:
+            parts.pop()
+        head = Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
+        head.stylize("bold", 0, len(self.what))
+        head.highlight_regex(r"\d+ failed", "red")
+        several = len({*self.slots}) > 1
+        rows = [((device,) if several else ()) + self._slot(slot) for slot, device in enumerate(self.slots)]
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(5 + several)]
+        others = sum(width + 2 for i, width in enumerate(widths) if i != several and width)
+        widths[several] = max(min(widths[several], self.console.width - others), 10)
+        lines = [head]
+        for row in rows:
+            cells = (
+                f"{text if len(text) <= width else text[: width - 1] + '…':{width}}"
+                for text, width in zip(row, widths, strict=True)
+                if width
+            )
+            lines.append(Text("  ".join(cells).rstrip(), no_wrap=True, overflow="ellipsis"))
+        return Group(*lines)
 
     def _slot(self, slot: int) -> tuple[str, ...]:
-        """What a slot does: cell, label, stage, how far, last loss and accuracy, elapsed and left."""
+        """What a slot does: its cell's labels, how far it is, its pace, the time left; with room, loss and accuracy."""
         doing = self.at.get(slot)
         if doing is None:
-            return ("", "", "idle" if self.begun else "starting", "", "", "")
+            return ("", "idle" if self.begun else "starting", "", "", "")
         event, now = doing.event, time.monotonic()
-        label = self.labels.get(event.cell, "")
-        elapsed = duration(now - doing.since)
+        label = self.labels.get(event.cell, "").removeprefix(self.shared) or event.cell
         if event.kind == "given":
-            return (event.cell, label, "starting", "", "", elapsed)
-        done = event.round - doing.first
-        rest = (now - doing.since) / done * (event.total - event.round) if done > 0 else None
-        times = elapsed if rest is None else f"{elapsed}, {duration(rest)} left"
-        stage = parsed(event.stage).metric or event.stage
-        numbers = _numbers(*self.seen.get(event.cell, (None, None)))
-        return (event.cell, label, stage, _bar(event.round, event.total), numbers.strip(), times)
+            return (label, "starting", "", duration(now - doing.since), "")
+        done, elapsed = event.round - doing.first, now - doing.since
+        each = elapsed / done if done > 0 else None
+        trains = event.stage == "train"
+        where = (
+            f"round {event.round}/{event.total}" if trains else f"{parsed(event.stage).metric} {event.message}".strip()
+        )
+        where += "" if trains or event.message else f" {event.round}/{event.total}"
+        pace = "" if each is None else f"{each:.2g} s/round" if trains else f"{1 / each:.2g} images/s"
+        times = duration(elapsed) if each is None else f"{duration(each * (event.total - event.round))} left"
+        roomy = self.console.width >= ROOMY
+        numbers = _numbers(*self.seen.get(event.cell, (None, None))).strip() if roomy else ""
+        return (label, where, pace, times, numbers)
 
     def _speed(self) -> float:
         now = time.monotonic()
@@ -216,6 +234,18 @@ class Watch:
         if self.rounds_done < 2 or not left:
             return ""
         return f"about {duration(elapsed / self.rounds_done * left)} left"
+
+
+ROOMY = 110  # letters from which a line has room for loss and accuracy
+
+
+def _shared(labels: Sequence[str]) -> str:
+    """What several labels, parts with commas between them, all begin with: "CIFAR-10, Non-IID, "."""
+    if len({*labels}) < 2:
+        return ""
+    parts = zip(*(label.split(", ")[:-1] for label in labels), strict=False)
+    same = itertools.takewhile(lambda part: len({*part}) == 1, parts)
+    return "".join(f"{part[0]}, " for part in same)
 
 
 def said_once(cells: Sequence[str], error: str) -> str:

@@ -7,6 +7,7 @@ left as they were.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import importlib
 import importlib.metadata
@@ -99,6 +100,10 @@ def autoattack(
         attacked.stands_in = victim.stands_in = 0
         adversary.apgd.model = adversary.apgd_targeted.model = attacked
         adversary.fab.predict = adversary.square.predict = attacked
+        if (tell := watching.get()) is not None:
+            for attribute, name in NAMES.items():
+                stage = getattr(adversary, attribute)
+                stage.perturb = _told(stage.perturb, name, tell)
         ask, evaluate = adversary.square.margin_and_loss, adversary.run_standard_evaluation
         # The packages reshape gradients with view(), which a channels_last tensor does not have.
         images = x.detach().contiguous()
@@ -122,6 +127,19 @@ def autoattack(
                 if len(mistaken):
                     x_adv[mistaken] = run(images[mistaken], y[mistaken])
     return torch.empty_like(x).copy_(x_adv)
+
+
+# told which attack of AutoAttack begins, and on how many images that still stand
+watching: contextvars.ContextVar[Callable[[str, int], None] | None] = contextvars.ContextVar("watching", default=None)
+NAMES = {"apgd": "APGD-CE", "apgd_targeted": "APGD-T", "fab": "FAB-T", "square": "Square"}  # of the standard version
+
+
+def _told(perturb: Callable[..., Any], name: str, tell: Callable[[str, int], None]) -> Callable[..., Any]:
+    def run(x: Tensor, *rest: Any, **more: Any) -> Any:
+        tell(name, len(x))
+        return perturb(x, *rest, **more)
+
+    return run
 
 
 STAGES: dict[str, tuple[str, dict[str, Any]]] = {  # an attribute of the package's class, and what is set on it

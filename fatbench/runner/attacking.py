@@ -173,7 +173,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
 
     from fatbench.engine.accuracy import attacked, most_frequent, packed, unpacked
     from fatbench.engine.outcomes import Seen, ball
-    from fatbench.methods.packages import implementation
+    from fatbench.methods.packages import implementation, watching
 
     run, evaluation, job, store = stage.run, stage.evaluation, turn.job, turn.store
     file = turn.folder / model_file(stage.round)
@@ -210,6 +210,12 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
     allowed, seen = ball(attack), Seen(**begun.record.get("seen", {}) if position else {})
     cost = sum(formulas.passes(calls.call("Attack", evaluation.attack))) + 1
     begin = time.perf_counter()
+
+    def tell(name: str, standing: int) -> None:
+        said = f"{name} on {standing} of {min(evaluation.batch, n)}"
+        turn.notify(Event(job.cell, stage.name, "progress", position, total, message=said))
+
+    watching.set(tell)
     for number, pair in enumerate(pairs):  # all images on one model, then on the next
         first = number * n
         if position >= first + n:
@@ -231,7 +237,9 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
             if position < total and turn.stop():
                 store.release(run)
                 turn.notify(Event(job.cell, stage.name, "interrupted", position, total))
+                watching.set(None)
                 return "interrupted"
+    watching.set(None)
     each = torch.cat(bits).reshape(len(pairs), n)
     seconds = time.perf_counter() - begin
     numbers = [*_numbers(stage, pairs, each), Number("seconds", seconds, stage.round)]
