@@ -9,22 +9,25 @@ import json
 import os
 import re
 import runpy
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
 import pandas
 import pytest
+from sqlalchemy import select
 from typer.testing import CliRunner
 
 from fatbench import report
 from fatbench.cli import submit
 from fatbench.cli.app import app
-from fatbench.report.numbers import cell_rows, compare, declared_tests
+from fatbench.report.numbers import cell_rows, compare, declared_tests, doubts, sql_tables
 from fatbench.report.numbers.doubts import NOT_LEARNED, in_words
 from fatbench.report.numbers.frame import frame
 from fatbench.report.site import drilldown, leaderboards
-from fatbench.store import selection
+from fatbench.store import jsonl, selection
+from fatbench.store.schema import DOUBTS
 from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -51,6 +54,24 @@ def test_pages_are_made_of_the_rows(page: str, stores: Mapping[str, Store]) -> N
     assert (RESULTS / f"{page}.md").read_text(encoding="utf-8") == PAGES["Pages"](stores).page(page)
 
 
+SHARED = ("sfat-bf16-cpu", "sfat-fp32-cpu", "sfat-jpeg75-cpu")  # files with runs of the same cells
+
+
+@pytest.mark.parametrize("files", [SHARED, pytest.param(None, marks=pytest.mark.nightly)], ids=["shared", "all"])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_one_database_of_many_files_has_the_pages_numbers(
+    backwards: bool, files: tuple[str, ...] | None, tmp_path: Path
+) -> None:
+    """In whatever order they were imported; each run is read where the page of its own file reads it."""
+    with Store.open(str(tmp_path / "r.db"), create=True) as store:
+        every = sorted(RESULTS.glob("*.jsonl") if files is None else (RESULTS / f"{name}.jsonl" for name in files))
+        for file in reversed(every) if backwards else every:
+            jsonl.import_(store, file)
+        pages = PAGES["Pages"](defaultdict(lambda: store))
+        for page in ["sfat"] if files else [file.name.removesuffix(".md.j2") for file in PAGES["TEMPLATES"].iterdir()]:
+            assert (RESULTS / f"{page}.md").read_text(encoding="utf-8") == pages.page(page)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_tables_are_made_of_the_rows(name: str, stores: Mapping[str, Store]) -> None:
     select = next(select for select in selection.WORDS if name.endswith(f"-{select}"))
@@ -69,7 +90,7 @@ FILES = sorted(rows.stem for rows in RESULTS.glob("*.jsonl"))
 
 @pytest.mark.parametrize("file", FILES)
 def test_a_number_has_the_same_doubts_in_every_view(file: str, stores: Mapping[str, Store]) -> None:
-    """Table, page, frame, `compare`, `show` and `submit` say of each evaluation what `doubts_of` decides, no more."""
+    """Table, page, frame, `compare`, `show`, `submit`, `status` and SQL say what `doubts_of` decides, and no more."""
     store = stores[file]
     why = cell_rows.doubts_of(list(store.cells()), store)
     words = {key: in_words(found) for key, found in why.items()}
@@ -82,6 +103,9 @@ def test_a_number_has_the_same_doubts_in_every_view(file: str, stores: Mapping[s
             assert one.doubts == why.get((cell, f"{name}{suffix}@{spec['algorithm']['rounds']}"), ())
     for name, preset in sorted({(suite, str(preset)) for suite, preset, _ in store.trained()}):
         suite = files.load(name)
+        told_by_status = json.loads(_status(name, preset, store))
+        own = {cell.id for cell in suite.plan(preset).to_run()}
+        assert told_by_status.get("doubts", {}) == doubts.cells_of({k: v for k, v in why.items() if k[0] in own})
         if suite.tables:
             grids = report.build_tables(suite, suite.plan(preset), store)
             for value in (value for grid in grids for value in grid.all() if value.behind):
@@ -95,8 +119,17 @@ def test_a_number_has_the_same_doubts_in_every_view(file: str, stores: Mapping[s
         said = CliRunner().invoke(app, ["show", cell, "--db", str(store.database.path), "--format", "json"])
         rows = [row for row in json.loads(said.stdout)["numbers"] if row["stage"] == stage and row["doubts"]]
         assert rows and all(row["doubts"] == words[cell, stage] for row in rows)
+    sql_tables.judge(store, list(store.cells()))
+    with store.database.reading() as connection:
+        stored = connection.execute(select(DOUBTS.c.cell, DOUBTS.c.stage, DOUBTS.c.code)).all()
+    assert {*map(tuple, stored)} == {(*key, one.code) for key, found in why.items() for one in found}
     refused = {line for line in submit._problems(store) if "has not learned" in line}
     assert len(refused) == len({cell for (cell, _), found in why.items() if {one.code for one in found} & NOT_LEARNED})
+
+
+def _status(name: str, preset: str, store: Store) -> str:
+    command = ["status", name, "--preset", preset, "--db", str(store.database.path), "--format", "json"]
+    return CliRunner().invoke(app, command).stdout
 
 
 def _doubts_of_the_frame(numbers: pandas.DataFrame) -> Iterator[tuple[str, str, str]]:

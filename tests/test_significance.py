@@ -231,3 +231,12 @@ def test_accuracies_by_class_are_not_tested(tmp_path: Path) -> None:
     assert not any(value.rank for value in by_class.all())
     assert any("°" in value.marks for value in by_class.all())
     assert by_class.footnotes[-1] == ("°", "the best of its comparison group, not tested: no per-image outcomes")
+
+
+def test_the_best_has_as_many_seeds_as_the_others() -> None:
+    """One lucky seed above all is no best: what stands highest of those with every seed is, and is not tested."""
+    (lucky,), bits = group([[490]])
+    values, more = group([CLEAR, LOW])
+    assert (lucky.mean or 0) > max(value.mean or 0 for value in values)
+    shown, notes = decided(([lucky, *values], bits | more))
+    assert shown == [["", "°", ""]] and "other seeds" in notes[0][1]

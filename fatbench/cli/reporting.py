@@ -44,6 +44,7 @@ def status(
     Example: fatbench status fat-baselines --watch
     """
     from fatbench.cli import show
+    from fatbench.report.numbers import cell_rows, doubts
     from fatbench.runner import progress, versions, waiting
 
     known_format(format, ("text", "json"))
@@ -64,13 +65,17 @@ def status(
             return
         _, plan = plan_in(name, preset, smoke, seeds, where, store)
         rows = progress.cells_of(plan, store)
+        ids = [row.cell.id for row in rows]
+        why = {} if store is None else doubts.cells_of(cell_rows.doubts_of(ids, store))
         if format == "json":
             cells = [{"id": row.cell.id, "key": row.cell.key, "status": row.status} for row in rows]
             changed = {row.cell.id: versions.plain(row.changed) for row in rows if row.changed}
             about = {"suite": plan.suite, "preset": plan.preset, "cells": progress.count(rows), "list": cells}
-            print_json({**about, **({"changed": changed} if changed else {})})
+            print_json({**about, **({"changed": changed} if changed else {}), **({"doubts": why} if why else {})})
         else:
             show.status(plan, rows)
+            for words, many in why.items():
+                print(f"doubtful: {words} ({many} cell{'s' * (many != 1)})")
             running = [row.cell.id for row in rows if row.status == "running"]
             for line in waiting.holders_of(running, store) if store is not None else ():
                 print(line)

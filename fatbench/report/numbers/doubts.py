@@ -100,6 +100,15 @@ def in_words(found: Iterable[Doubt]) -> list[str]:
     return list(dict.fromkeys(doubt.words for doubt in found))
 
 
+def cells_of(found: Doubts) -> dict[str, int]:
+    """Doubts in words -> of how many cells they are, the most first."""
+    cells: dict[str, set[str]] = {}
+    for (cell, _), why in found.items():
+        for words in in_words(why):
+            cells.setdefault(words, set()).add(cell)
+    return {words: len(cells[words]) for words in sorted(cells, key=lambda one: (-len(cells[one]), one))}
+
+
 def with_seeds(doubted: Mapping[Doubt, Sequence[int]], measured: Collection[int], planned: int) -> tuple[str, ...]:
     """Doubts in words, the same words once, with their seeds where these are not all that are measured."""
     if not doubted:

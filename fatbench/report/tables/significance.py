@@ -73,8 +73,10 @@ def mark(
 def _against_best(
     values: Sequence[Value], best: str, outcomes: Outcomes | None, images: Callable[[str, str], set[str]]
 ) -> tuple[Value, list[Value], list[float | str]]:
-    """The best, the others, and the test of each of them against it."""
-    top = (min if best == "min" else max)(values, key=lambda value: value.mean or 0.0)
+    """The best of those with the most seeds, the others, and the test of each of them against it."""
+    most = max(len(value.seeds) for value in values)
+    able = [value for value in values if len(value.seeds) == most]  # one seed may be the luckiest
+    top = (min if best == "min" else max)(able, key=lambda value: value.mean or 0.0)
     others = [value for value in values if value is not top]
     return top, others, [_test(top, other, outcomes, images) for other in others]
 
