@@ -738,7 +738,7 @@ def test_a_plain_figure_has_its_width_no_notes_and_one_axis_and_a_caption_beside
     asked = ("plot", "drawn.yaml", "--smoke", "--figure", "curves", "--format", "png", "-o", "there")
     assert run(*asked, "--plain", "--width", "column")[0] == 0
     with Image.open("there/drawn-curves-smoke.png") as image:
-        assert image.width == int(200 * plots.COLUMN)
+        assert image.width == int(300 * plots.COLUMN)
     caption = Path("there/drawn-curves-smoke.txt").read_text()
     assert caption.startswith("Accuracy. SMOKE PRESET - not comparable with published numbers.")
     assert "Seeds 1" in caption and "commit" not in caption and "machine" not in caption
@@ -754,16 +754,17 @@ def test_a_plain_figure_has_its_width_no_notes_and_one_axis_and_a_caption_beside
     assert page.axes[0].get_ylim() == page.axes[1].get_ylim()
 
 
-def test_fewer_than_four_points_are_marks_without_a_line_or_a_band(drawn: Suite) -> None:
+def test_fewer_than_four_points_are_a_line_with_whiskers_in_place_of_a_band(drawn: Suite) -> None:
+    """No accuracy is above 100 %, whatever its spread."""
     plan = drawn.plan()
     plot = plot_of(build(drawn, plan, rows_of(plan)), "curves")
     line = plot.panels[0].lines[0]
     few = [series.SeriesPoint(r, 0.1 * r, 0.01, (1, 2)) for r in (1, 2, 3)]
-    for points, drawn_as in ((few, "None"), ([*few, series.SeriesPoint(4, 0.4, 0.01, (1, 2))], "-")):
+    for points, banded in ((few, False), ([*few, series.SeriesPoint(4, 0.95, 0.4, (1, 2))], True)):
         panel = replace(plot.panels[0], lines=[replace(line, points=points)])
         axes = axes_of(replace(plot, panels=[panel]))[0]
-        assert axes.get_lines()[0].get_linestyle() == drawn_as
-        assert bool(axes.collections) and isinstance(axes.collections[0], PolyCollection) == (drawn_as == "-")
+        assert axes.get_lines()[0].get_linestyle() == "-" and axes.get_ylim()[1] <= 102
+        assert bool(axes.collections) and isinstance(axes.collections[0], PolyCollection) == banded
 
 
 def test_images_of_a_sheet_are_numbered_at_their_middle() -> None:
@@ -797,6 +798,11 @@ def test_the_forest_plot_has_a_row_a_method_and_a_panel_an_attack(drawn: Suite, 
     axes = forest.figure_of(what).axes
     assert [one.get_title() for one in axes] == ["natural", "PGD-20"]
     assert [text.get_text() for text in axes[0].get_yticklabels()] == ["skewed, Uniform", "even, Uniform"]
+    far = replace(
+        found[0], comparison=replace(found[0].comparison, a=(-8.5,), b=(0.5,), seeds=(1,), test=None)
+    )  # one seed, say
+    clipped = forest.figure_of(replace(what, differences=[*found, replace(far, label="far")])).axes[0]
+    assert clipped.get_xlim()[0] > -100 and [text.get_text().strip() for text in clipped.texts] == ["-900"]
     dots = [line.get_xdata()[0] for line in axes[1].get_lines() if line.get_marker() == "o"]
     assert dots == pytest.approx([26, 26])
     assert forest.draw(replace(what, width=plots.COLUMN), "x", tmp_path).name == "x.png"

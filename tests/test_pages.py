@@ -193,6 +193,8 @@ def test_every_link_of_a_site_leads_to_a_place(site: Path) -> None:
         assert page.open == [] and len(page.ids) == len(set(page.ids))
         assert page.scripts == ["application/json", "fatbench.js"]
         for link in page.links:
+            if link.startswith(("https://", "data:,")):  # a paper; the favicon
+                continue
             file, _, place = link.partition("#")
             assert not place or place in read[file or name].ids, link
             assert (site / (file or name)).is_file()
@@ -341,7 +343,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     assert said == []
-    allowed = re.compile(r"file://.*/(\w[\w.-]*\.html|fatbench\.js)(#.*)?$|data:image/png")
+    allowed = re.compile(r"file://.*/(\w[\w.-]*\.html|fatbench\.js)(#.*)?$|images/\w+\.png$|data:image/png")
     assert [url for url in asked if not allowed.match(url)] == []
 
 
@@ -422,6 +424,7 @@ def test_a_number_opens_by_click_and_by_keyboard_and_escape_closes_it(site: Path
     sent = opened(site / "sfat-audit-jpeg75-cpu.html", "#cell-cce98326b6ea")  # an address that somebody sent
     assert sent.locator("dialog[open] h2").inner_text().endswith("FAT")
     index = opened(site / "index.html")
+    index.locator("details.fold summary").first.click()
     index.locator("a.number").first.click()
     index.locator("dialog[open]").wait_for()
     assert index.evaluate("location.pathname").rpartition("/")[2] != "index.html"
@@ -479,16 +482,44 @@ def test_hostile_names_run_nothing_and_a_failure_is_told(hostile: Path, opened: 
 
 
 def test_the_index_answers_first_then_leaderboards_then_suites_by_paper(site: Path) -> None:
+    """A line a board: its question, what the suite declares, the best row, the difference with its interval."""
     page = (site / "index.html").read_text()
-    answers = re.search(r'<dl class="answers">(.*?)</dl>', page, re.DOTALL)[1]  # type: ignore[index]
-    assert answers.lstrip().startswith("<dt>SFAT</dt>")
-    headline = "slack changes accuracy under PGD-20 by at most"  # as the suite declares it
-    assert re.search(rf'<a href="#board-\w+">CIFAR-10, as JPEG at quality 75</a>: {headline}', answers)
-    order = [page.index(part) for part in ('class="answers"', 'id="leaderboards"', 'id="suites"')]
-    assert order == sorted(order)
-    suites = page[order[-1] :]
-    papers = re.findall(r"<h3>(.*?)</h3>", suites)
-    assert papers == ["SFAT (Zhu et al., ICLR 2023)", "FedVKD and FedAUX (Tao et al., Electronics 2022)"]
+    answers = re.search(r'<table class="overview">(.*?)</table>', page, re.DOTALL)[1]  # type: ignore[index]
+    first = re.sub(r"\s+", " ", re.sub("<[^>]+>", " ", answers.split("<tr>")[2])).strip()
+    assert first.startswith("3 methods against FAT, CIFAR-10, as JPEG slack changes accuracy under PGD-20 by at most")
+    assert "SFAT (released weights) 19.60 AA" in first and re.search(r"SFAT − FAT −0\.44 .*to|−0\.44 SFAT − FAT", first)
+    order = [page.index(part) for part in ('class="overview"', 'id="leaderboards"', 'id="suites"')]
+    assert order == sorted(order) and page.count('<details class="fold">') == answers.count('href="#board-')
+    papers = re.findall(r'scope="rowgroup" colspan="6">(.*?) <a href="(.*?)"', page[order[-1] :])
+    assert papers == [
+        ("SFAT (Zhu et al., ICLR 2023)", "https://github.com/ZFancy/SFAT"),
+        ("FedVKD and FedAUX (Tao et al., Electronics 2022)", "https://doi.org/10.3390/electronics11172638"),
+    ]
+
+
+@pytest.mark.slow
+def test_tables_are_copied_headings_linked_and_the_index_is_short(site: Path, opened: Callable[..., Any]) -> None:
+    """Three forms of a table; a link to a folded board opens it; the number that was followed is marked."""
+    page = opened(site / "index.html")
+    assert page.evaluate("document.documentElement.scrollHeight") < 3000
+    link = page.locator(".overview a").first
+    link.click()
+    board = page.locator(f"{link.get_attribute('href')} >> table")
+    board.wait_for(state="visible")
+    page = opened(site / "sfat-audit-jpeg75-cpu.html")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    table = page.locator("section.table").first
+    copied = {}
+    for form in ("LaTeX", "CSV", "Markdown"):
+        table.locator("button", has_text=f"Copy {form}").click()
+        copied[form] = page.evaluate("navigator.clipboard.readText()")
+        table.locator("button", has_text="Copied").wait_for()
+        table.locator("button", has_text=f"Copy {form}").wait_for()
+    assert copied["LaTeX"].startswith("% width: article") and r"\end{table}" in copied["LaTeX"]
+    assert "36.36 ±2.39" in copied["CSV"] and copied["Markdown"].splitlines()[1].startswith("|---|---")
+    number = table.locator("a.number", has_text="23.00").first
+    number.click()
+    assert page.locator("dialog[open] tr.asked th").inner_text() == "PGD-20"
 
 
 def test_a_leaderboard_has_the_difference_of_each_row_that_compare_finds(site: Path) -> None:

@@ -14,6 +14,15 @@ PAPERS = {
     "privacy": "Comparisons of our own",
     "vit": "Networks that other suites begin with",
 }
+LINKS = {  # of a paper: what -> where; docs/references.md has the same
+    "SFAT (Zhu et al., ICLR 2023)": {"code": "https://github.com/ZFancy/SFAT"},
+    "FAT with transformers (Aldahdooh et al., arXiv 2022)": {"arXiv": "https://arxiv.org/abs/2206.02131"},
+    "FedVKD and FedAUX (Tao et al., Electronics 2022)": {"DOI": "https://doi.org/10.3390/electronics11172638"},
+    "AdFL (Danilenka et al., arXiv 2022)": {"arXiv": "https://arxiv.org/abs/2206.08124"},
+    "Random binary weights against gradient inversion (Sawada et al., arXiv 2024)": {
+        "arXiv": "https://arxiv.org/abs/2409.19988"
+    },
+}
 OTHER = "Others"
 METHODS = ("SFAT", "FedWAvg", "FedVKD", "FedAUX", "AdFL")  # what the papers propose: how its labels begin
 

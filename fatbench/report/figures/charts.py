@@ -9,8 +9,10 @@ from collections.abc import Container, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+from fatbench.report.figures.styles import COLOURS as OKABE_ITO
+
 # Told apart by the colour-blind, on white and on black
-COLOURS = ("#3f7fc1", "#dd7a2f", "#2f9e77", "#bf5fa0", "#b99a1f", "#7f8fd6", "#8a8f98", "#c2534b")
+COLOURS = (*OKABE_ITO[:6], "#808080")  # as on paper; grey for black, which a dark page hides
 DASHES = ([1, 0], [5, 3], [2, 2], [8, 3, 2, 3])
 HEIGHT = 190  # pixels of a panel
 FIELDS = ("name", "x", "mean", "low", "high")

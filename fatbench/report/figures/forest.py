@@ -16,6 +16,7 @@ from fatbench.report.numbers.baseline import Difference
 from fatbench.report.numbers.compare import attack_name
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ID = "forest"
@@ -84,7 +85,8 @@ def figure_of(what: Forest) -> Figure:
                 axes.plot([100 * test.low, 100 * test.high], [at, at], color=COLOURS[0], linewidth=1.2)
             axes.plot(100 * one.comparison.difference, at, "o", markersize=4, color=COLOURS[0],
                       markerfacecolor=COLOURS[0] if clear else "white")  # fmt: skip
-        axes.set_title(attack_name(metric))
+        axes.set_title("AA" if attack_name(metric) == "AutoAttack" and width / len(shown) < 1 else attack_name(metric))
+        _clip(axes, [one for one in what.differences if one.comparison.metric == metric], names)
         axes.grid(axis="y", visible=False)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.4, -0.6)
@@ -92,6 +94,22 @@ def figure_of(what: Forest) -> Figure:
         below += f"\n{wrapped(what.caption, width, 7)}"
     figure.supxlabel(below, fontsize=8 if what.width else 7)
     return figure
+
+
+def _clip(axes: Axes, found: Sequence[Difference], names: Sequence[str]) -> None:
+    """The panel shows what was tested; a dot beyond is an arrow at the edge, with its number."""
+    ends = [100 * end for one in found if (test := one.comparison.test) is not None for end in (test.low, test.high)]
+    if not ends:
+        return
+    room = 0.08 * (max(*ends, 0) - min(*ends, 0))
+    low, high = min(*ends, 0) - room, max(*ends, 0) + room
+    axes.set_xlim(low, high)
+    for one in found:
+        value, at = 100 * one.comparison.difference, names.index(_name(one))
+        if not low <= value <= high:
+            edge, sign, side = (low, "<", "left") if value < low else (high, ">", "right")
+            axes.plot(edge, at, sign, markersize=4, color=COLOURS[0], clip_on=False)
+            axes.annotate(f" {value:+.0f} ", (edge, at), fontsize=6, color=GREY, va="center", ha=side)
 
 
 def _name(one: Difference) -> str:

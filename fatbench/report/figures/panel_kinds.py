@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Styles = Mapping[str, Style]
 WIDE, HIGH = 2.6, 2.1  # inches of a panel
-FEW = 4  # points that make a line
+FEW = 4  # points of a line: fewer have whiskers in place of a band
 INK = "#222222"  # of seeds, whiskers and published numbers
 CLASSES = ("x", "o")  # marks of points of class 0 and of class 1
 POINTS: dict[
@@ -60,7 +60,7 @@ def curves(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
         means = [_scaled(line, point.mean) for point in line.points]
         spreads = [_scaled(line, point.std or 0.0) for point in line.points]
         if len(rounds) < FEW:
-            settings = {**line_settings(style), "linestyle": "none", "marker": line_settings(style)["marker"] or "o"}
+            settings = {**line_settings(style), "marker": line_settings(style)["marker"] or "o"}
             axes.errorbar(rounds, means, yerr=spreads if any(spreads) else None, elinewidth=0.8, **settings)
             continue
         axes.plot(rounds, means, markevery=max(1, len(rounds) // 8), **line_settings(style))
@@ -105,10 +105,11 @@ def bars(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
             low, high = (_scaled(line, value) for value in line.published)
             axes.plot([at, at], [low, high], color="black", linewidth=2.2, marker="_", markersize=6, zorder=4)
     axes.set_xticks(range(len(groups)), groups)
-    if max(map(len, groups), default=0) * len(groups) > 40:  # side by side they would run into each other
-        axes.tick_params(axis="x", rotation=30)
+    room = 20 * axes.get_window_extent().width / axes.figure.dpi  # letters beside each other
+    if max(map(len, groups), default=0) * len(groups) > room:  # side by side they would run into each other
+        axes.tick_params(axis="x", rotation=90 if 4 * len(groups) > room else 30)
         for label in axes.get_xticklabels():
-            label.set(ha="right", rotation_mode="anchor")
+            label.set(ha="right", va="center" if 4 * len(groups) > room else "top", rotation_mode="anchor")
     if any(line.index is not None for line in lines):
         axes.set_xlabel(lines[0].source.indexed)
     elif lines and lines[0].key:

@@ -33,7 +33,7 @@ FIXED: dict[Any, Any] = {  # whatever the reader's own matplotlibrc says
     "ytick.labelsize": 7, "legend.fontsize": 7, "axes.linewidth": 0.6, "axes.spines.top": False,
     "axes.spines.right": False, "axes.grid": True, "grid.color": "#DDDDDD", "grid.linewidth": 0.5,
     "axes.axisbelow": True, "lines.linewidth": 1.3, "hatch.linewidth": 0.5, "pdf.fonttype": 42, "svg.fonttype": "path",
-    "svg.hashsalt": "fatbench", "figure.dpi": 100, "savefig.dpi": 200, "savefig.bbox": None, "text.usetex": False,
+    "svg.hashsalt": "fatbench", "figure.dpi": 100, "savefig.dpi": 300, "savefig.bbox": None, "text.usetex": False,
     "axes.formatter.useoffset": False,
 }  # fmt: skip
 
@@ -240,8 +240,11 @@ def page_of(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None,
             if position % columns:
                 axes.tick_params(labelleft=False)
                 axes.set_ylabel("")
-    for axes in first.values():
+    for same, axes in first.items():
         axes.autoscale_view(scalex=False)  # what one panel shows, all that share its axis have room for
+        if same.endswith("(%)") or same == "per cent":  # an accuracy is from 0 to 100, whatever its spread
+            low, high = axes.get_ylim()
+            axes.set_ylim(max(low, -2), min(high, 102))
     ranges: list[Any] = [heat.get_clim() for heat in maps]
     for heat in maps:  # one scale, so that maps can be compared
         heat.set_clim(min(low for low, _ in ranges), max(high for _, high in ranges))

@@ -82,7 +82,8 @@ def framed(template: str, **content: Any) -> str:
 
     nothing = {
         "lead": "", "facts": [], "boards": [], "figures": [], "points": [], "places": [], "home": "", "script": "",
-        "data": {}, "policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'",
+        "data": {}, "label": "", "foot": "", "links": {}, "others": [],
+        "policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'",
     }  # fmt: skip
     style = markupsafe.Markup(file("style.css"))
     return environment().get_template(template).render({**nothing, "style": style, **content})

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Part = tuple[Suite, Plan]
 LEAST = 2  # rows of a leaderboard
-VARIANTS = {"jpeg": "as JPEG", "jpeg75": "as JPEG at quality 75"}
+VARIANTS = {"jpeg": "as JPEG", "jpeg75": "as JPEG"}
 LABELS = 12  # of an axis that can be chosen from a list
 
 
@@ -58,6 +58,7 @@ class Board:
     choices: list[tuple[str, list[str]]]  # axis -> labels
     differences: list[Difference] = field(default_factory=list)  # of its rows, where they were tested
     sentence: str = ""  # what the numbers come to
+    answer: Difference | None = None  # the difference that answers the board's question
     suites: list[str] = field(default_factory=list)
     preset: str = ""
 
@@ -126,7 +127,7 @@ def _answer(plans: Sequence[Plan], board: Board, of: Callable[[str], Mapping[str
         group = [one for one in every if sum(one.comparison.b) / len(one.comparison.b) == best]
         one = next((one for one in group if one.label.startswith(METHODS)), group[0])
         where = ", ".join(f"{axis} {label}" for axis, label in one.where.items() if axis in board.axes)
-        board.sentence = f"{where}: " * bool(where) + one.sentence()
+        board.sentence, board.answer = f"{where}: " * bool(where) + one.sentence(), one
 
 
 def _quoted(task: Task, store: Store, select: Checkpoint) -> str:
@@ -225,6 +226,9 @@ def _board(task: Task, grid: Grid) -> Board | None:
     ]
     if len(rows) < LEAST or not keep:
         return None
+    alone = [p for p in keep if sum(row.values[0][p].mean is not None for row in rows) == 1]
+    alone = alone if len(alone) < len(keep) and len(rows) > LEAST else []
+    keep = [position for position in keep if position not in alone]
     if "attacker" in grid.axes:
         rows = _strongest_attackers(grid, rows, {key["attacker"] for key in _bounds(task) if "attacker" in key})
     labels = {axis: list(dict.fromkeys(row.key.get(axis, "") for row in rows)) for axis in grid.axes}
@@ -233,6 +237,7 @@ def _board(task: Task, grid: Grid) -> Board | None:
     of_task = {axis for axis in labels if len({key[axis] for key in every if axis in key}) > 1}
     same = [(axis, said[0]) for axis, said in labels.items() if axis not in (*axes, "suite", "dataset")]
     same = [(axis, said) for axis, said in same if said not in ("", "none")]
+    headings = [grid.columns[position].heading for position in alone]
     rows = [Row(row.key, [[row.values[0][position] for position in keep]]) for row in rows]
     grid = replace(grid, columns=[grid.columns[position] for position in keep], rows=rows)
     at = _strongest(grid)
@@ -257,14 +262,14 @@ def _board(task: Task, grid: Grid) -> Board | None:
     about += ["each defence with the attacker who identifies most; the tables have all attackers"] * (
         "attacker" in axes
     )
+    about += [f"of one row alone: {', '.join(headings)}; the tables have them"] * bool(headings)
     about += [f"suites: {', '.join(task.parts)}"]
-    against = [plan.baseline[0] for _, plan, _ in task.parts.values() if plan.baseline]
-    shown = next((axis for axis in (*against, "defence") if axis in axes), axes[-1])
-    compared = [label for label in labels[shown] if label]
-    names = ", ".join(compared[:5]) + (f" and {len(compared) - 5} more" if len(compared) > 5 else "")
+    baselines = dict(plan.baseline for _, plan, _ in task.parts.values() if plan.baseline)
+    shown = next((axis for axis in (*baselines, "defence") if axis in axes), axes[-1])
+    who = _question(shown, [label for label in labels[shown] if label], baselines.get(shown, ""))
     return Board(
         id=f"board-{digest([task.preset, data, split, task.evaluations, list(task.parts)])[:8]}",
-        title=f"{title}{''.join(f', {axis} {said}' for axis, said in same if axis in of_task)}: {names}",
+        title=", ".join([who, title, *(said for axis, said in same if axis in of_task)]),
         about="; ".join(about) + ".",
         grid=grid,
         axes=axes,
@@ -276,6 +281,15 @@ def _board(task: Task, grid: Grid) -> Board | None:
         suites=[*task.parts],
         preset=task.preset,
     )
+
+
+def _question(axis: str, labels: Sequence[str], baseline: str) -> str:
+    """What a board asks: "SFAT against FAT", "11 methods against FAT", "7 defences"."""
+    others = [label for label in labels if label != baseline]
+    names = " and ".join(others) if len(others) <= 2 else f"{len(others)} {axis}s"
+    if len(others) < len(labels):
+        return f"{names} against {baseline}"
+    return f"{names} against gradient inversion" if axis == "defence" else names
 
 
 def _bounds(task: Task) -> list[Mapping[str, str]]:

@@ -8,11 +8,13 @@ Everything a page needs stands in it; its policy lets the browser fetch nothing 
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,18 +26,21 @@ from fatbench.report.site import drilldown
 from fatbench.report.site import leaderboards as leaderboards
 from fatbench.report.site.drilldown import GridPoint
 from fatbench.report.site.leaderboards import Board
+from fatbench.report.tables import number_format
 from fatbench.report.tables.grid import Column, Grid, Row, Value
 from fatbench.store.replicates import SIGN
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.suite.cells import Plan
 from fatbench.suite.files import Suite
-from fatbench.suite.papers import paper_of
+from fatbench.suite.papers import LINKS, paper_of
 from fatbench.suite.tables import KEPT, SERIES
+from fatbench.version import __version__
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
 
 SCRIPT = "fatbench.js"
+FOOT = f"fatbench {__version__}, MIT licence"
 GENERATOR = '<meta name="generator" content="fatbench">'  # in every page that this program has written
 LABELLED = 12  # dots that have their names beside them
 IMAGES = 2_500_000  # characters of images on a page
@@ -140,15 +145,17 @@ def site(
     """
     tag = f'<script src="{SCRIPT}"></script>'
     # a page on disk is of no origin: only the scheme can be named
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'self' file:"
+    policy = "default-src 'none'; img-src data: 'self' file:; style-src 'unsafe-inline'; script-src 'self' file:"
     written: dict[str, str] = {}
+    image_files: dict[str, bytes] = {}
     links: dict[tuple[str, ...], str] = {}
     several: list[Content] = []
     for part in parts:
         one = read([part])
         several.append(one)
         links |= {cells: f"{part.file}#{point.anchor}" for cells, point in one.points.items()}
-        written[part.file] = _suite_page(one, tag, policy, home="index.html")
+        others = [(other.file, _name(other)) for other in parts if other is not part]
+        written[part.file] = _in_files(_suite_page(one, tag, policy, "index.html", others), image_files)
     found = read(parts).boards if len(parts) > 1 else several[0].boards
     views = [_board(board, links) for board in found]
     papers: dict[str, list[dict[str, Any]]] = {}
@@ -165,11 +172,14 @@ def site(
         "index.html",
         title="fatbench: results",
         heading="Results",
-        lead=f"{len(parts)} suite{'s' * (len(parts) != 1)}: {len(measured)} of {len(planned)} cells have run."
-        " A cell is one experiment: data, split,"
-        " model, method and seed. Click a number to see the runs behind it.",
-        answers=_answers(found),
+        lead="fatbench trains, attacks and compares methods of federated adversarial training, and keeps what produced"
+        f" every number. {len(parts)} suite{'s' * (len(parts) != 1)}: {len(measured)} of {len(planned)} cells have run."
+        " A cell is one experiment: data, split, model, method and seed.",
+        label=_shared_label(board.grid for board in found),
+        foot=FOOT,
+        overview=[_overview(board) for board in found],
         papers=papers,
+        links=LINKS,
         problems=list(problems),
         boards=views,
         places=[*([("Leaderboards", "#leaderboards")] if views else []), ("Suites", "#suites")],
@@ -178,6 +188,8 @@ def site(
         data=_data(found, [], [], links),
     )
     files = {SCRIPT: _script(), **written, "index.html": index}  # what the index links to is there before it
+    for name, image in image_files.items():
+        whole_file.write(folder / name, image, f"-o {folder}", make_folder=True)
     for name, body in files.items():
         whole_file.write(folder / name, body, f"-o {folder}", make_folder=True)
     for file in sorted(folder.glob("*.html")):  # of a suite whose cells were deleted: nothing links to it any more
@@ -186,18 +198,47 @@ def site(
     return [folder / "index.html", *(folder / name for name in written), folder / SCRIPT]
 
 
-def _answers(boards: Iterable[Board]) -> dict[str, list[tuple[str, str, str, str]]]:
-    """Of each paper, its tasks: (place on the page, task, what its numbers come to, suites)."""
-    found: dict[str, list[tuple[str, str, str, str]]] = {}
-    for board in boards:
-        if board.sentence:
-            task = board.title.partition(":")[0]
-            said = board.id, task, board.sentence.replace(" -", " \u2212"), f"{', '.join(board.suites)}, {board.preset}"
-            found.setdefault(paper_of(board.suites[0]).partition(" (")[0], []).append(said)
-    return found
+def _overview(board: Board) -> dict[str, Any]:
+    """A board in a line: its question, what its numbers come to, the best, and the difference that answers it."""
+    row = board.rows[0]
+    value, column = row.values[0][board.sorted_by], board.grid.columns[board.sorted_by]
+    best = ", ".join(label for axis in board.axes if (label := row.key.get(axis, "")))
+    one = board.answer
+    test = one.comparison.test if one is not None else None
+    return {
+        "id": board.id, "question": board.title, "sentence": board.sentence.replace(" -", " \u2212"),
+        "paper": paper_of(board.suites[0]).partition(" (")[0], "best": best,
+        "number": "" if value.mean is None else f"{number_format.entry(value, column).number} {column.heading}",
+        "difference": signed(one.comparison.difference).replace("-", "\u2212") if one is not None else "",
+        "who": "" if one is None else f"{one.label} \u2212 {one.baseline}",
+        "interval": "" if test is None else f"{signed(test.low)} to {signed(test.high)}".replace("-", "\u2212"),
+        "seeds": len(value.seeds) if one is None else len(one.comparison.seeds),
+    }  # fmt: skip
 
 
-def _suite_page(what: Content, script: str, policy: str, home: str = "") -> str:
+def _name(part: Part) -> str:
+    return part.plan.suite + (f", {part.plan.preset}" if part.plan.preset != "paper" else "")
+
+
+def _in_files(page: str, image_files: dict[str, bytes]) -> str:
+    """The page with its images as files beside it, which are added to `image_files`."""
+
+    def named(found: re.Match[str]) -> str:
+        image = base64.b64decode(found[1])
+        name = f"images/{hashlib.sha256(image).hexdigest()[:16]}.png"
+        image_files[name] = image
+        return f'src="{name}"'
+
+    return re.sub(r'src="data:image/png;base64,([A-Za-z0-9+/=]+)"', named, page)
+
+
+def _shared_label(grids: Iterable[Grid]) -> str:
+    """The warning that all tables of a page have: it is shown once."""
+    labels = {grid.label for grid in grids}
+    return labels.pop() if len(labels) == 1 else ""
+
+
+def _suite_page(what: Content, script: str, policy: str, home: str = "", others: Sequence[tuple[str, str]] = ()) -> str:
     links = {cells: f"#{point.anchor}" for cells, point in what.points.items()}
     one = what.parts[0] if len(what.parts) == 1 else None
     names = [part.plan.suite for part in what.parts]
@@ -221,6 +262,10 @@ def _suite_page(what: Content, script: str, policy: str, home: str = "") -> str:
         heading=one.suite.title if one else f"fatbench: {', '.join(names)}",
         lead=one.suite.description if one else "",
         facts=facts,
+        label=_shared_label([grid for part in what.parts for grid in part.grids]),
+        others=others,
+        links=LINKS.get(paper_of(names[0]), {}) if one else {},
+        foot=FOOT,
         boards=[_board(board, links) for board in what.boards],
         tables=tables,
         figures=plots,
@@ -293,12 +338,15 @@ def _board(board: Board, links: html.Links) -> dict[str, Any]:
     published = f" Published: {grid.published_at}." * bool(grid.published_at)
     title = "" if pair is None else f"{grid.columns[pair[1]].heading} against {grid.columns[pair[0]].heading}"
     if title:
-        title += ": a dot for each row, ± standard deviation" + "; a ring for what is published" * grid.has_published
+        title += ": a dot for each row, ± standard deviation" + "; a ring for what is published" * (
+            grid.has_published and not grid.label
+        )
     return {
         "id": board.id, "title": board.title, "about": f"{board.about} Numbers: {WORDS[grid.select]}." + published,
         "label": grid.label, "region": f"{board.title} ({', '.join(board.suites)}, {board.preset})",
         "axes": board.axes, "choices": board.choices, "columns": columns, "rows": rows, "grid": grid,
         "published": grid.has_published, "chart": _against(board, {}) is not None, "chart_title": title,
+        "latex": latex.render([replace(grid, rows=board.rows)]),
         "sentence": board.sentence.replace(" -", " \u2212"), "against": _heading(board),
         "forest": _forest(board, {}) is not None,
     }  # fmt: skip
@@ -361,7 +409,7 @@ def _against(board: Board, links: html.Links) -> dict[str, Any] | None:
         if a.mean is not None and b.mean is not None:
             href = links.get(b.cells, "")
             rows.append([name, "measured", 100 * a.mean, 100 * b.mean, *_whisker(b, y), *_whisker(a, x), href])
-        if a.published is not None and b.published is not None:
+        if a.published is not None and b.published is not None and not board.grid.label:  # else not comparable
             across, up = 100 * a.published, 100 * b.published
             rows.append([name, "published", across, up, up, up, across, across, ""])
     if not rows:
@@ -437,7 +485,7 @@ def _chart(plot: series.Plot, panels: Sequence[series.Panel]) -> dict[str, Any]:
         seen = [list(dict.fromkeys(other[i] for other in parts.values())).index(part[i]) for i in varying[:2]]
         two = len(varying) == 2 and len({other[varying[1]] for other in parts.values()}) <= len(charts.DASHES)
         position = list(parts).index(name)
-        dashes = position // len(charts.COLOURS) % len(charts.DASHES)  # the ninth line has the first colour again
+        dashes = position % len(charts.DASHES)  # a line has its own dashes too: grey print has no colours
         styles[name] = (seen[0], seen[1]) if two else (position, dashes)
     headings = list(dict.fromkeys(line.heading for line in shown))
     apart = SERIES in figure.panels  # panels of several units

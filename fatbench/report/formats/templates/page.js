@@ -82,6 +82,34 @@ for (const board of all("[data-board]")) {
   filter();
 }
 
+// --- to take away: a table as LaTeX, CSV or Markdown
+const words = (cell) => cell.innerText.replace(/\s+/g, " ").trim();
+const grid = (table) => all("tr", table).filter((row) => !row.hidden).map((row) => all("th, td", row).flatMap((cell) => [words(cell), ...Array(cell.colSpan - 1).fill("")]));
+const forms = {
+  LaTeX: (place) => one("details.source pre", place).textContent,
+  CSV: (place) => grid(one("table", place)).map((row) => row.map((cell) => /[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell).join(",")).join("\n") + "\n",
+  Markdown: (place) => { const [head, ...rows] = grid(one("table", place)).map((row) => `| ${row.map((cell) => cell.replaceAll("|", "\\|")).join(" | ")} |`);
+    return [head, head.replace(/[^|]+/g, "---"), ...rows].join("\n") + "\n"; },
+};
+for (const place of all("section.table, section.board")) {
+  const bar = document.createElement("div");
+  bar.className = "take";
+  for (const [name, form] of Object.entries(forms)) {
+    if (name === "LaTeX" && !one("details.source pre", place)) continue;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "quiet";
+    button.textContent = `Copy ${name}`;
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(form(place));
+      button.textContent = "Copied";
+      setTimeout(() => { button.textContent = `Copy ${name}`; }, 1500);
+    });
+    bar.append(button);
+  }
+  one(".scroll", place).after(bar);
+}
+
 // --- charts: Vega-Lite, drawn as SVG when they come into sight; "currentColor" follows the theme and the printer
 const config = {
   background: null, font: getComputedStyle(root).getPropertyValue("--sans"), view: { stroke: null },
@@ -142,17 +170,26 @@ for (const legend of all("[data-legend]")) {
 for (const select of all("[data-curve]")) select.addEventListener("input", () => draw(one(`[data-point="${select.dataset.curve}"]`)));
 
 // --- what is behind a number: the address names it, so that it can be sent to somebody
-let opener = null;
+let opener = null, asked = "";  // the link that was followed, and the heading that its number stands under
+const unfold = () => {
+  const place = document.getElementById(decodeURIComponent(location.hash.slice(1)))?.closest("details.fold");
+  if (place && !place.open) { place.open = true; place.scrollIntoView(); }
+};
 const show = () => {
   const id = decodeURIComponent(location.hash.slice(1)), dialog = id && document.getElementById(id);
   for (const other of all("dialog[open]")) if (other !== dialog) other.close();
   if (dialog?.matches?.("dialog:not([open])")) {
     dialog.showModal();
     dialog.scrollTop = 0;
+    for (const row of all("tbody tr", dialog)) row.classList.toggle("asked", asked !== "" && one("th", row)?.textContent.trim() === asked);
     for (const element of all("[data-point]:not([data-drawn])", dialog)) draw(element);
   }
 };
-for (const link of all("a.number")) link.addEventListener("click", () => { opener = link; });
+for (const link of all("a.number")) link.addEventListener("click", () => {
+  opener = link;
+  const cell = link.closest("td");
+  asked = [...one("thead tr:last-child", cell.closest("table")).cells][cell.cellIndex]?.textContent.trim() ?? "";
+});
 for (const dialog of all("dialog")) {
   dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
   dialog.addEventListener("close", () => {
@@ -164,5 +201,7 @@ for (const dialog of all("dialog")) {
   });
 }
 addEventListener("hashchange", show);
+addEventListener("hashchange", unfold);
+unfold();
 show();
 })();
