@@ -288,30 +288,83 @@ def test_a_script_without_a_guard_is_told_so_before_anything_runs(tmp_path: Path
 # --- documents ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.nightly
-def test_a_notebook_of_every_block_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/python.md as a notebook, beside our results: no block fails, tables come as HTML, frames as pandas' own."""
-    shutil.copytree(ROOT / "results" / "weights", tmp_path / "results" / "weights")
-    shutil.copy(ROOT / "results" / "fat-byzantine-cpu.jsonl", tmp_path / "results")
+NOTEBOOK = ROOT / "docs" / "example.ipynb"
+HEADINGS = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)[: len(BLOCKS)]
+
+
+def test_the_reference_names_every_function_without_sphinx() -> None:
+    text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    assert all(f"`{name}" in text for name in fatbench.__all__ if name != "__version__")
+
+
+def test_no_public_name_is_a_package_s() -> None:
+    """Every submodule is imported, and every public name is still what it was."""
+    code = (
+        "import importlib, pkgutil, types, fatbench;"
+        "[importlib.import_module(m.name) for m in pkgutil.iter_modules(fatbench.__path__, 'fatbench.')"
+        " if not m.name.endswith('__main__')];"
+        "assert all(callable(getattr(fatbench, n)) for n in fatbench.__all__ if n not in ('attacks', '__version__'));"
+        "assert callable(fatbench.attacks.pgd)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_the_example_notebook_has_the_blocks_of_the_page() -> None:
+    import nbformat
+
+    book = nbformat.read(NOTEBOOK, as_version=4)
+    assert [cell.source for cell in book.cells if cell.cell_type == "code"] == [block.rstrip() for block in BLOCKS]
+    assert [cell.source.partition("\n")[0] for cell in book.cells[1::2]] == [f"## {heading}" for heading in HEADINGS]
+    assert all(cell.outputs for cell in book.cells if cell.cell_type == "code")
+
+
+@pytest.mark.slow
+def test_every_block_of_the_page_stands_alone_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside our results, after %reset: no block fails, tables come as HTML, and a mistake is two lines."""
+    (tmp_path / "results").mkdir()
+    shutil.copy(ROOT / "results" / "fat-baselines-cpu.jsonl", tmp_path / "results")
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     import nbformat
     from nbclient import NotebookClient
 
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(block) for block in BLOCKS])
+    new = nbformat.v4.new_code_cell
+    mistake = new('import fatbench\nfatbench.table("sfat-cifar11")', metadata={"tags": ["raises-exception"]})
+    cells = [part for block in BLOCKS for part in (new("%reset -f"), new(block.rstrip()))]
+    book = nbformat.v4.new_notebook(cells=[*cells, mistake])
     NotebookClient(book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
-    shown = [
-        output["data"]["text/html"]
-        for cell in book.cells
-        for output in cell.outputs
-        if "text/html" in output.get("data", {})
+    shown = [[one["data"].get("text/html", "") for one in cell.outputs if "data" in one] for cell in cells[1::2]]
+    said = ["".join(one.get("text", "") for one in cell.outputs) for cell in cells[1::2]]
+    assert all('<div class="fatbench">' in shown[place][-1] for place in (0, 1, 2)) and "dataframe" in shown[3][-1]
+    assert "mine" in shown[2][-1] and "'brighter':" in said[0] and "seeds 0, 1, 2" in said[1] and "A = SFAT" in said[3]
+    (error,) = mistake.outputs
+    assert [line.partition(":")[0] for line in error.traceback] == ["SpecError", "  line 2"]
+    if os.environ.get("FATBENCH_UPDATE_GOLDEN"):
+        _write_example(cells[1::2])
+
+
+def _write_example(cells: list[Any]) -> None:
+    """docs/example.ipynb anew: each block below its heading, with what it gave."""
+    import nbformat
+
+    cells = [nbformat.v4.new_code_cell(cell.source, outputs=cell.outputs, execution_count=None) for cell in cells]
+    head = "# fatbench in a notebook\n\nThe blocks of [python.md](python.md), each by itself."
+    texts = [
+        head,
+        *(f"## {h}" for h in HEADINGS),
     ]
-    said = "".join(o["text"] for cell in book.cells for o in cell.outputs if o.get("name") == "stdout")
-    tables = [html for html in shown if html.startswith('<div class="fatbench">')]
-    assert len(tables) == 2 and "SFAT Table 3" in tables[0] and "accuracy is at chance" in tables[1]
-    assert len([html for html in shown if 'class="dataframe"' in html]) == 6
-    assert "no suite is named 'sfat-cifar11' (did you mean 'sfat-cifar10'?)" in said
-    assert (tmp_path / "results" / "fatbench.db").is_file()
+    markdown = [nbformat.v4.new_markdown_cell(text) for text in texts]
+    pairs = [part for pair in zip(markdown[1:], cells, strict=True) for part in pair]
+    for place, cell in enumerate([markdown[0], *pairs]):
+        cell.id = f"cell-{place}"
+    for cell in cells:
+        cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]
+        for one in cell.outputs:
+            if "execution_count" in one:
+                one.execution_count = None
+    book = nbformat.v4.new_notebook(cells=[markdown[0], *pairs])
+    book.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(book, NOTEBOOK)
 
 
 PLAIN = """
@@ -594,3 +647,133 @@ def test_uploads_are_put_together_as_the_engine_does() -> None:
     for _ in range(2):
         fatbench.aggregate("afl", vectors, losses=[1, 2], memory=memory, gamma=0.1)
     assert torch.as_tensor(memory["lambda"]).tolist() == pytest.approx([0.4, 0.6])
+
+
+# --- methods from a cell ------------------------------------------------------------------------------------------
+
+LIMIT = 0.5
+
+
+def half(value: float) -> float:
+    return value * LIMIT
+
+
+def first_alone(updates, context, *, share: float = 1.0):
+    """All weight to the first client."""
+    from fatbench.engine.rounds import Mixing
+
+    return Mixing([share, *[(1 - share) / (len(updates) - 1)] * (len(updates) - 1)], metrics={"halved": half(1.0)})
+
+
+def test_a_function_from_a_cell_stands_beside_the_rows_of_a_suite(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its text, with what it reads, is in the database with its numbers; the other rows keep theirs."""
+    import functools
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fork_workers(monkeypatch)
+    base = ["samples", "uniform"]
+    own = functools.partial(first_alone, share=0.9)
+    suite = fatbench.make_suite("tiny.yaml", methods={"first": {"algorithm": {"aggregator": own}}}, axis="metric")
+    assert fatbench.plan(suite)["cell"].tolist()[:2] == fatbench.plan("tiny.yaml")["cell"].tolist()
+    db = tmp_path / "own.db"
+    shutil.copy(here / "results" / "fatbench.db", db)
+    done = fatbench.run(suite, jobs=1, device="cpu", quiet=True, db=db)
+    assert done[["metric", "status", "error"]].values.tolist() == [[label, "done", ""] for label in [*base, "first"]]
+    assert fatbench.table(suite, db=db).frame()["metric"].tolist() == ["natural", "fgsm"] * 3
+    with sqlite3.connect(db) as connection:
+        (extra,) = connection.execute("SELECT extra FROM runs WHERE extra LIKE '%first_alone%' LIMIT 1").fetchone()
+    (record,) = json.loads(extra)["plugins"]
+    assert (
+        "LIMIT = 0.5" in record["source"] and "def half" in record["source"] and "def first_alone" in record["source"]
+    )
+    bits = fatbench.outcomes(suite, "fgsm", db=db)
+    frame = fatbench.compare("samples", "first", suite=suite, metric="fgsm", db=db).frame()
+    assert frame["difference"][0] == pytest.approx(bits.loc["samples"].values.mean() - bits.loc["first"].values.mean())
+    exported = tmp_path / "own.jsonl"
+    assert fatbench.export_results(exported, suite=suite, where={"metric": ["first"]}, db=db) == 1
+    read = fatbench.results(suite, db=[here / "results" / "fatbench.db", exported])
+    assert sorted(set(read["axis:metric"])) == ["first", "samples", "uniform"]
+    assert fatbench.import_results(exported, db=tmp_path / "new.db")["new cells"].tolist() == [1]
+    assert fatbench.plot(suite, x="round", y="train_loss", by="metric", db=db)._repr_png_().startswith(b"\x89PNG")
+
+
+def test_what_no_file_can_say_is_refused() -> None:
+    images = numpy.zeros(3)
+
+    def reads_images(updates, context):
+        return images
+
+    for function, said in ((reads_images, "reads 'images'"), (lambda updates, context: 0, "def NAME"), (flip, "takes")):
+        with pytest.raises(SpecError, match=said):
+            fatbench.register(function, "aggregator")
+    with pytest.raises(SpecError, match="did you mean 'aggregator'"):
+        fatbench.register(first_alone, "agregator")
+
+
+def test_trainings_of_one_name_are_one_row_and_are_tested(tmp_path: Path) -> None:
+    """Three networks that are right about 0, 1 and 2 alone, against three that are never right."""
+    db, x = tmp_path / "own.db", torch.rand(12, 1, 8, 8)
+    y = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3])
+    for name, offset in (("Mine", 0), ("Never", 4)):
+        for seed in range(3):
+            net = zeros()
+            with torch.no_grad():
+                net[1].bias.copy_(torch.eye(10)[seed + offset])
+            fatbench.evaluate(net, (x, y), "fgsm", name=name, db=db)  # all of seed 0: in the order of evaluation
+    table = fatbench.table("evaluate", db=db)
+    frame = table.frame().set_index(["model", "metric"])
+    assert frame["mean"].to_dict() == {
+        ("Mine", "natural"): 0.25, ("Mine", "fgsm"): 0.25, ("Never", "natural"): 0.0, ("Never", "fgsm"): 0.0,
+    }  # fmt: skip
+    assert frame["seeds"]["Mine", "fgsm"] == "0;1;2"
+    assert "preset" not in table.markdown() and "[" not in table.latex().split(r"\midrule")[1].split(r"\bottomrule")[0]
+    found = fatbench.compare("Mine", "Never", suite="evaluate", metric="fgsm", db=db)
+    assert found.difference == 0.25 and found.low < 0.25 < found.high and 0 < found.p < 1
+    bits = fatbench.outcomes("evaluate", "fgsm", db=db)
+    arrays = fatbench.compare(bits.loc["Mine"], bits.loc["Never"])
+    assert (arrays.difference, arrays.low, arrays.p) == (found.difference, found.low, found.p)
+    with pytest.raises(SpecError, match="same seeds and images"):
+        fatbench.compare(bits.loc["Mine"], bits.loc["Never"].iloc[:2])
+
+
+def test_an_empty_answer_says_why(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fatbench.results("tiny.yaml", seeds=31).empty and "seed 1 is stored" in capsys.readouterr().err
+    assert fatbench.results("tiny.yaml", where="metric=samples", seeds=[1])["value"].notna().all()
+    assert not capsys.readouterr().err
+
+
+def test_numbers_of_ones_own_are_a_table(tmp_path: Path) -> None:
+    import pandas
+
+    runs = pandas.DataFrame(
+        {"method": ["A", "A", "B"], "seed": [0, 1, 0], "pgd20": [0.5, 0.7, 0.4], "loss": [2.0, 3.0, 1.5]}
+    )
+    table = fatbench.Table.from_frame(runs, "method", ["pgd20", "loss"])
+    tidy = runs.melt(["method", "seed"], var_name="metric")
+    for made in (table, fatbench.Table.from_frame(tidy, ["method"], "metric")):
+        assert made.frame()["mean"].tolist() == pytest.approx([0.6, 2.5, 0.4, 1.5])
+        assert "60.00" in made.markdown() and "2.50" in made.markdown()
+    for ending in (".md", ".tex", ".html", ".csv", ".json"):
+        assert "A" in table.save(tmp_path / f"own{ending}").read_text()
+    assert table.latex(width="column", spread="none") != table.latex(width=400)
+    with pytest.raises(SpecError, match="did you mean 'method'"):
+        fatbench.Table.from_frame(runs, "methd", "pgd20")
+    with pytest.raises(SpecError, match="two numbers of A, pgd20, 0"):
+        fatbench.Table.from_frame(pandas.concat([runs, runs]), "method", "pgd20")
+    with pytest.raises(SpecError, match="ends in"):
+        table.save(tmp_path / "own.docx")
+
+
+USER = 'import fatbench\nfatbench.run("sfat-cifar10", prset="smoke")\nfatbench.evaluate(lambda x: x, datset="digits")\n'
+
+
+@pytest.mark.slow
+def test_a_type_checker_sees_a_misspelt_keyword(tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text(USER)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--follow-imports=silent", "user.py"],
+        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "MYPYPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 1 and "prset" in done.stdout and "datset" in done.stdout

@@ -35,7 +35,7 @@ COMMANDS = {
     "fatbench.import_results", "fatbench export": "fatbench.export_results", "fatbench models": "fatbench.list_models",
 }  # fmt: skip
 OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*|-[kn])(?![\w-])( (?=[A-Z0-9'\"]))?")
-COMMAND = re.compile(r"fatbench [a-z]+(?: [^;,:)\n]*)?")
+COMMAND = re.compile(r"fatbench [a-z]+(?: [^;,:)'\n]*)?")
 
 
 def in_python(text: str) -> str:
@@ -54,6 +54,8 @@ def _argument(option: re.Match[str]) -> str:
 
 def _call(command: str) -> str:
     """A command as the function that does it; another as it is."""
+    if command.startswith("fatbench run cell"):
+        return command
     return next((f"{function}(...)" for words, function in COMMANDS.items() if command.startswith(words)), command)
 
 

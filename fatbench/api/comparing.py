@@ -37,11 +37,12 @@ class Comparison:
     a: str
     b: str
     parts: tuple[comparing.Comparison, ...]
-    select: Checkpoint = "last"
+    select: Checkpoint | None = "last"  # None: of arrays
     margin: float | None = None  # of equivalence, in points, where the suite declares one
 
     def __repr__(self) -> str:
-        return comparing.as_text(self.parts, self.a, self.b, self.select, self.margin)
+        text = comparing.as_text(self.parts, self.a, self.b, self.select or "last", self.margin)
+        return text if self.select else text.replace("checkpoint: last round; ", "", 1)
 
     @property
     def _part(self) -> comparing.Comparison:
@@ -153,7 +154,7 @@ def _of_arrays(a: Any, b: Any) -> Comparison:
 
     pairs = [comparing.Pair("", seed, str(seed), str(seed)) for seed in range(len(sides[0]))]
     of_a, of_b = (measured(side).__getitem__ for side in sides)
-    return Comparison("a", "b", tuple(comparing.compare(pairs, of_a, of_b)))
+    return Comparison("a", "b", tuple(comparing.compare(pairs, of_a, of_b)), None)
 
 
 def _of_stored(

@@ -85,7 +85,7 @@ def results(
         if stage is not None and len(numbers):
             numbers = numbers[(numbers["stage"] == "train") == (stage == "train")]
         if not len(numbers):
-            print(f"fatbench: {_why_empty(chosen, store, db, every)}", file=sys.stderr)
+            print(f"fatbench: {_why_empty(chosen, store, db, len(every) > 0)}", file=sys.stderr)
     return numbers.reset_index(drop=True)
 
 
@@ -101,12 +101,12 @@ def _of_their_rows(numbers: pandas.DataFrame, plan: Plan) -> pandas.DataFrame:
     return numbers[[place in shown for place in places]]
 
 
-def _why_empty(plan: Plan | None, store: Store | None, db: Db, every: pandas.DataFrame) -> str:
+def _why_empty(plan: Plan | None, store: Store | None, db: Db, of_training: bool = False) -> str:
     """Why there are no numbers."""
     place = ", ".join(named(db)) or settings.shown_url(settings.database(None))
     if store is None:
         return f"{place} does not exist: nothing has been run here, or db= is missing"
-    if len(every):
+    if of_training:
         return "there are numbers of training alone: stage=None, or stage='train'"
     if plan is None or plan.suite == external_models.SUITE:
         return f"{place} holds no such numbers"
@@ -115,8 +115,8 @@ def _why_empty(plan: Plan | None, store: Store | None, db: Db, every: pandas.Dat
     if more := [seed for seed in stored if seed not in planned_seeds]:
         several = len(more) > 1
         return (
-            f"seed{'s' * several} {', '.join(map(str, more))} {'are' if several else 'is'} stored, not in preset"
-            f" '{plan.preset}' ({', '.join(map(str, planned_seeds))}): seeds={more}"
+            f"seed{'s' * several} {', '.join(map(str, more))} {'are' if several else 'is'} stored of preset"
+            f" '{plan.preset}', not {', '.join(map(str, planned_seeds))}: seeds={more}"
         )
     return f"{place} holds nothing of '{plan.suite}', preset '{plan.preset}'" + (
         f", {plan.where}" if plan.where else ""
@@ -183,7 +183,10 @@ def table(
             parts = with_table(parts, [id])
         how = {"select": select, "published": published, "digits": digits, "images": images}
         made = grids_of(parts, store, with_evaluated, **how)
-    return Table([grid for _, _, grids in made for grid in grids], notes)
+        shown = [grid for _, _, grids in made for grid in grids]
+        if store is not None and made and all(one.mean is None for grid in shown for one in grid.all()):
+            print(f"fatbench: {_why_empty(made[0][1], store, db)}", file=sys.stderr)
+    return Table(shown, notes)
 
 
 def outcomes(
@@ -200,7 +203,8 @@ def outcomes(
     """Which test images are classified right under an attack: a row a cell by labels and seed, a column an image, bool.
 
     Labels that all cells share are left out of the index. Where several models are deployed they are told apart by
-    "model". The other arguments as of `table`. SpecError: nothing is measured as `attack`; NothingMatched: no outcomes.
+    "deployed". The other arguments as of `table`.
+    SpecError: nothing is measured as `attack`; NothingMatched: no outcomes are stored.
     """
     import numpy
     import pandas
@@ -231,9 +235,9 @@ def outcomes(
     images = max(len(row) for row in rows.values())
     if any(len(row) != images for row in rows.values()):
         raise SpecError("the cells were evaluated on other numbers of images: choose some with where")
-    index = pandas.MultiIndex.from_tuples(rows, names=[*varied, "seed", "model"])
+    index = pandas.MultiIndex.from_tuples(rows, names=[*varied, "seed", "deployed"])
     frame = pandas.DataFrame(numpy.stack(list(rows.values())), index=index)
-    return frame if frame.index.get_level_values("model").max() else frame.droplevel("model")
+    return frame if frame.index.get_level_values("deployed").max() else frame.droplevel("deployed")
 
 
 def plot(

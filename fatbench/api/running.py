@@ -163,7 +163,9 @@ def run(
     with opened(options.db) as store:
         rows = progress.cells_of(chosen, store)
     if ended and lines.died and not {row.status for row in rows} & {"done", "failed"}:
-        raise MachineError(f"no cell was computed: {lines.died}")
+        raise MachineError(
+            f"no cell was computed: {lines.died} (worker processes import the program again, which must be a file)"
+        )
     return pandas.DataFrame(
         [
             {"cell": r.cell.id, **r.cell.key, "seed": r.cell.spec["seed"], "status": r.status, "error": r.error}

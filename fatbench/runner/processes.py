@@ -27,6 +27,7 @@ def start_process(target: Callable[..., None], *arguments: Any) -> Any:
     Ctrl-C reaches every process of the terminal; the parent decides, and the child is deaf from its first instant.
     """
     process: Any = multiprocessing.get_context("spawn").Process(target=_ready, args=(target, *arguments), daemon=True)
+    vars(sys.modules["__main__"]).setdefault("__spec__", None)  # which a notebook's %reset takes away, and spawn reads
     resource_tracker.ensure_running()  # which would unblock the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     process.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -61,7 +62,8 @@ def holders_of(cells: Sequence[str], store: Store, most: int = 10) -> list[str]:
 class StopRequest:
     """What the user asked for by signals: 1 after the first, 2 after the second; `code` is the exit status.
 
-    SIGINT is Ctrl-C, SIGTERM and SIGUSR1 are what clusters send before they end a job.
+    SIGINT is Ctrl-C, SIGTERM and SIGUSR1 are what clusters send before they end a job. Signals come to the main thread
+    alone: a run in another one hears none.
     """
 
     def __init__(self) -> None:
@@ -70,6 +72,8 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
+        if threading.current_thread() is not threading.main_thread():
+            return self
         for which in SIGNALS:
             self._before[which] = signal.signal(which, self._hear)
         # a command ends with its reader (`| head`), but a run writes to workers too, and one that died must not end it

@@ -79,7 +79,9 @@ def cell(model: Model, data: Any, test: int | None = None, size: int | None = No
 
 
 def label(spec: Mapping[str, Any]) -> str:
-    """ "my.pt [3f2a9c01]": the file's name and how its digest begins."""
+    """ "my.pt [3f2a9c01]": the file's name and how its digest begins; a name that somebody chose, alone."""
+    if spec["evaluated"].get("named"):
+        return str(spec["evaluated"]["name"])
     return f"{spec['evaluated']['name']} [{spec['evaluated']['sha256'][:8]}]"
 
 

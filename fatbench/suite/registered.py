@@ -27,6 +27,7 @@ from fatbench.suite import signatures, sources
 
 _KEPT: dict[str, Any] = {}  # key -> a thing of this process
 _FILES: dict[tuple[str, str], Path] = {}  # (kind, name) -> its plug-in
+FOLDER = ("fatbench", "registered")  # how the path of the folder ends; another process may have another cache
 IN_MEMORY = "was in the memory of a Python program that is over: give it again"
 
 
@@ -95,12 +96,12 @@ def kept(name: str) -> Any:
 
 def folder() -> Path:
     """Where the files are: other processes of this user read them too."""
-    return (settings.cache_folder() / "registered").resolve()
+    return settings.cache_folder().resolve() / FOLDER[1]
 
 
 def source(file: Path) -> dict[str, str]:
     """What the record of a plug-in has besides, if it was registered: its text."""
-    return {"source": sources.read(file).decode()} if file.parent.parent == folder() else {}
+    return {"source": sources.read(file).decode()} if file.parent.parent.parts[-2:] == FOLDER else {}
 
 
 def _add(kind: str, name: str, text: str) -> None:

@@ -312,6 +312,8 @@ def _over(grid: Grid, spread: str) -> str:
     """ "Mean ± sample standard deviation over seeds 6, 7 and 8, on 10,000 test images." """
     sizes = {n for value in grid.all() for n in value.n if n}
     images = f" on {next(iter(sizes)):,} test images" if len(sizes) == 1 else ""
+    if not grid.seeds:
+        return f"{images.strip().capitalize()}." if images else ""
     if len(grid.seeds) == 1:
         return f"One seed ({grid.seeds[0]}), no spread{',' * bool(images)}{images}."
     what = "Mean" if spread == "none" else "Mean ± sample standard deviation"

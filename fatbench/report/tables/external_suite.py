@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,7 +63,7 @@ def suite_and_plan(
         "rows": list(dict.fromkeys(["model", *several])),
         "values": LocatedMap({metric: metric for metric in metrics}),
         "note": "; ".join(notes),
-        "ties": False,  # models that were trained differently
+        "ties": min(Counter(tuple(cell.key.items()) for cell in cells).values()) > 1,  # else nothing can be tested
     }
     raw: dict[str, Any] = {
         "name": SUITE,
@@ -108,14 +109,30 @@ def _models(store: Store) -> list[Cell]:
     for (id, stage), row in store.stages(list(specs)).items():
         if stage != "train":
             rows[id].append(row)
-    labels: dict[str, str] = {}
+    groups: dict[tuple[str, ...], list[str]] = {}
     for id, spec in sorted(specs.items(), key=lambda item: (external_models.label(item[1]), item[0])):
-        text = external_models.label(spec)  # the same weights with another preprocessing are another model
-        labels[id] = text if text not in labels.values() else f"{text} {id[:6]}"
-    return [
-        Cell(id, {"model": text, "data": specs[id]["data"]["name"]}, specs[id], _evaluations(rows[id]))
-        for id, text in labels.items()
-    ]
+        groups.setdefault(_row(id, spec), []).append(id)
+    found, taken = [], set[str]()
+    for ids in groups.values():
+        text = external_models.label(specs[ids[0]])
+        text = text if text not in taken else f"{text} {ids[0][:6]}"  # another preprocessing is another model
+        taken.add(text)
+        ids.sort(key=lambda id: (specs[id]["seed"], min((row.run or 0 for row in rows[id]), default=0)))
+        seeds = [specs[id]["seed"] for id in ids]
+        seeds = seeds if len({*seeds}) == len(seeds) else list(range(len(seeds)))  # trainings that all say seed 0
+        for id, seed in zip(ids, seeds, strict=True):
+            labels = {"model": text, "data": specs[id]["data"]["name"]}
+            found.append(Cell(id, labels, {**specs[id], "seed": seed}, _evaluations(rows[id])))
+    return found
+
+
+def _row(id: str, spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """What networks of one row share: those of a chosen name are trainings of one method, any other stands alone."""
+    said = spec["evaluated"]
+    if not said.get("named"):
+        return (id,)
+    alike = ("name", "network", "mean", "std", "outputs", "channels")
+    return (*(str(said[key]) for key in alike), *(str(spec[key]) for key in ("data", "test", "size")))
 
 
 def _evaluations(rows: list[StageRow]) -> tuple[Evaluation, ...]:

@@ -48,6 +48,7 @@ from fatbench.store.stage_names import parsed
 from fatbench.suite import confounders, cost, facts, perturbation
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.confounders import Confounder
+from fatbench.suite.external_models import SUITE as EVALUATED
 from fatbench.suite.external_models import describe_model
 from fatbench.suite.files import Suite
 from fatbench.suite.model import Condition
@@ -129,6 +130,7 @@ def _grid(
     unlike = confounded(plan, table, found)
     apart = confounders.apart(unlike)
     comparable, split, alone = _comparable(request, columns, rows, apart)
+    seeds = sorted({int(cell.spec["seed"]) for cell in cells})
     grid = Grid(
         suite=plan.suite,
         preset=plan.preset,
@@ -141,7 +143,7 @@ def _grid(
         rows=rows,
         select=numbers.select,
         checkpoint=checkpoint(columns, numbers.select, plan, cells),
-        seeds=sorted({int(cell.spec["seed"]) for cell in cells}),
+        seeds=[] if plan.suite == EVALUATED and len(seeds) == 1 else seeds,  # one network is no seed
         facts=request.facts,
         points=list(dict.fromkeys((", ".join(cell.key.values()), cell.id) for cell in bucket)),
         attacks=_attacks(columns, found),

@@ -17,6 +17,7 @@ from fatbench.report.tables.significance import UNTESTED
 from fatbench.store.selection import WORDS
 from fatbench.suite import format_call
 from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.external_models import SUITE as EVALUATED
 from fatbench.suite.facts import role as role_of
 from fatbench.suite.tables import OVER, Table
 
@@ -75,11 +76,14 @@ def notes(
     below: the cells at chance, each with its natural accuracy, the images behind it, and chance.
     """
     facts = grid.facts
-    yield "suite", f"{plan.suite}, preset {plan.preset}. {plan.note}".removesuffix(". ")
-    if plan.where:
+    trained_here = plan.suite != EVALUATED
+    if trained_here:
+        yield "suite", f"{plan.suite}, preset {plan.preset}. {plan.note}".removesuffix(". ")
+    if plan.where and trained_here:
         yield "filter", f"{plan.where}; other cells are neither shown nor compared with"
     yield "data", data_note(facts, cells, grid.words)
-    yield "checkpoint", grid.checkpoint
+    if grid.checkpoint:
+        yield "checkpoint", grid.checkpoint
     if any(column.minus for column in grid.columns):
         yield "differences", _differences(grid)
     if priors := [quoted(c.heading) for c in grid.columns if c.source.stage.startswith("prior")]:
@@ -91,7 +95,8 @@ def notes(
         yield "columns", conditions
     seeds = ", ".join(map(str, grid.seeds))
     spread = "mean ± sample standard deviation over seeds (ddof 1)" if len(grid.seeds) > 1 else "one seed, no spread"
-    yield "seeds", f"{seeds}; {spread}"
+    if grid.seeds:
+        yield "seeds", f"{seeds}; {spread}"
     named: dict[str, list[str]] = {}
     for metric, specs in grid.attacks.items():
         if specs and format_call.attack(metric, specs) != metric:  # "natural" says it all
@@ -326,6 +331,8 @@ def checkpoint(columns: Sequence[Column], select: str, plan: Plan, cells: Sequen
 
 def _checkpoint(columns: Sequence[Column], select: str, plan: Plan, cells: Sequence[Cell]) -> Iterable[str]:
     stages = {column.source.stage for column in columns}
+    if plan.suite == EVALUATED:
+        return
     last = f"{WORDS['last']} ({_listed({str(cell.spec['algorithm']['rounds']) for cell in cells})})"
     if any(stage in ("evaluation", *OVER) or stage.startswith("prior") for stage in stages):
         yield last if select == "last" else WORDS[select]
