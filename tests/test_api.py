@@ -441,7 +441,19 @@ def test_examples_of_docstrings(module: str, tmp_path: Path, monkeypatch: pytest
         (
             fatbench.table,
             "report",
-            {"names", "smoke", "format", "output", "table", "no_published", "width", "spread", "sort", "bom"},
+            {
+                "names",
+                "smoke",
+                "format",
+                "output",
+                "table",
+                "no_published",
+                "width",
+                "spread",
+                "sort",
+                "bom",
+                "differences",
+            },
         ),
     ],
 )

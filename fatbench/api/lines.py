@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fatbench.store.stage_names import parsed
+
 if TYPE_CHECKING:
     from fatbench.runner.jobs import Event, Job, Summary
 
@@ -55,8 +57,9 @@ class Lines:
             self._say(f"{who}: {event.kind}{f': {event.message}' if event.message else ''}")
         elif event.stage not in ("cell", "slot"):
             training = event.stage == "train"
-            what = "round" if training else f"{event.stage.rpartition('-')[0]}, image"
-            self.now[event.cell] = f"{who}: {what} {event.round} of {event.total}" if event.total else f"{who}: {what}s"
+            what = "round" if training else parsed(event.stage).metric
+            far = f" {event.round} of {event.total}" if event.total else ""
+            self.now[event.cell] = f"{who}: {what}{f' {event.message}' if event.message else far}"
             if event.total:
                 self.part[event.cell] = (0.7 * event.round / event.total) if training else 0.7
 
