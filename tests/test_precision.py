@@ -25,7 +25,7 @@ from fatbench.engine import precision
 from fatbench.engine.accuracy import accuracy
 from fatbench.engine.local import Client, LocalTraining, copied, train_client
 from fatbench.engine.randomness import generator
-from fatbench.engine.rounds import Problem
+from fatbench.engine.rounds import Number, Problem
 from fatbench.errors import MachineError
 from fatbench.methods import attacks, packages
 from fatbench.methods.objectives import OBJECTIVES
@@ -424,3 +424,22 @@ def test_precisions_are_said_where_a_number_pools_them_and_never_compared(
     assert "attacked in another precision" in shown()
     pgd = compared()
     assert (pgd.seeds, pgd.precisions) == ((0,), ("fp32",))
+
+
+def test_of_an_attack_in_two_precisions_every_view_reads_that_of_most_cells(
+    attacked: tuple[files.Suite, Plan, Machine, Store],
+) -> None:
+    """All cells were attacked in bf16, one of them in fp32 too: table and `compare` read bf16."""
+    suite, plan, machine, store = attacked
+    jobs = [replace(job, evaluations=[job.evaluations[1]]) for job in jobs_of(plan)]
+    for job in jobs:
+        assert work(job, replace(machine, attack_precision="bf16"), store) == "done"
+    (twice, evaluation), stage = (jobs[0].cell, jobs[0].evaluations[0]), jobs[0].evaluations[0].stage(1)
+    run = store.claim(twice, stage, suite="attacked", total=16, provenance={"precision": "fp32"})
+    assert run is not None
+    store.finish(run, [Number("pgd2", 0.0, 1, n=16)])
+    (grid,) = report.build_tables(suite, plan, store)
+    behind = {place for value in grid.all() for place in value.behind}
+    compared = compare.measured(store, [job.cell for job in jobs], "last")
+    read = {(cell, f"{name}.{one.precision}@1") for cell, found in compared.items() for name, one in found.items()}
+    assert read == behind == {(job.cell, evaluation.stage(1, "bf16")) for job in jobs}

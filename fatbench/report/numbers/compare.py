@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import DatabaseError, NothingMatched, SpecError, did_you_mean
 from fatbench.report.numbers import statistics
-from fatbench.report.numbers.cell_rows import doubts_of, outcomes
+from fatbench.report.numbers.cell_rows import doubts_of, numbers_of, outcomes
 from fatbench.report.numbers.doubts import NOT_ABOVE, Doubt, with_seeds
 from fatbench.report.numbers.provenance import attacked_in
 from fatbench.report.numbers.shown_runs import chosen
@@ -26,6 +27,7 @@ from fatbench.settings import PRECISIONS
 from fatbench.store import inputs
 from fatbench.store.consistency import disagreement
 from fatbench.store.replicates import SIGN
+from fatbench.store.schema import NUMBERS
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.store.stage_names import parsed
 from fatbench.suite import confounders, filters
@@ -193,7 +195,8 @@ def _flat(node: Any, path: str = "") -> Iterable[tuple[str, str]]:
 def measured(store: Store, cells: Collection[str], select: Checkpoint) -> dict[str, dict[str, Measured]]:
     """Cell -> its finished evaluations at a checkpoint: "pgd20-0a1b2c3d", which stands for attack, n and batch.
 
-    Of one in several precisions the highest. DatabaseError: an accuracy is not the mean of its outcomes.
+    Of one in several precisions that in which most of the cells are, then the highest, as in tables. DatabaseError: an
+    accuracy is not the mean of its outcomes.
     """
     stages = store.stages(sorted(cells))
     specs = store.cells(sorted(cells)) if select == "last" else {}
@@ -211,15 +214,13 @@ def measured(store: Store, cells: Collection[str], select: Checkpoint) -> dict[s
     why = doubts_of(sorted(cells), store, bits_of)
     answered = inputs.stored(store.database, sorted(cells))
     found: dict[str, dict[str, Measured]] = {cell: {} for cell in cells}
-    names, metrics = sorted({name for _, name in done}), sorted({one.metric for one in done.values()})
-    for number in store.measurements(sorted(rounds), stages=names, metrics=metrics):
-        cell = number["cell"]
-        one = done.get((cell, number["stage"]))
-        if one is None or number["client"] >= 0 or number["metric"] != one.metric:
-            continue
-        _, evaluation, precision, _ = one
-        before = found[cell].get(evaluation)
-        if before is not None and PRECISIONS.index(precision) > PRECISIONS.index(before.precision):
+    many = Counter(name for _, name in done)
+    rank = {name: (many[name], -PRECISIONS.index(parsed(name).precision)) for name in many}
+    here = NUMBERS.c.stage.in_(sorted(many)) & (NUMBERS.c.client == -1)
+    rows = [row for row in numbers_of(sorted(rounds), store, here) if (row["cell"], row["stage"]) in done]
+    for number in sorted(rows, key=lambda row: rank[row["stage"]]):  # the one to read is the last
+        cell, (metric, evaluation, precision, _) = number["cell"], done[number["cell"], number["stage"]]
+        if number["metric"] != metric:
             continue
         bits, total = bits_of(cell, number["stage"]) or (0, 0)
         n, value = int(number["n"]), float(number["value"])
@@ -228,7 +229,7 @@ def measured(store: Store, cells: Collection[str], select: Checkpoint) -> dict[s
         each = (bits, total) if n and total and total % n == 0 else None
         key = cell, number["stage"]
         found[cell][evaluation] = Measured(value, n, each, precision, why.get(key, ()), answered.get(key, {}))
-    return found
+    return {cell: dict(sorted(evaluations.items())) for cell, evaluations in found.items()}
 
 
 def label(evaluation: str) -> str:
