@@ -145,7 +145,7 @@ def test_an_author_s_way_to_a_paper(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "paper-tables.md").read_text(encoding="utf-8")
     (document,) = re.findall(r"^```latex\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     commands = test_readme.examples(page)
-    assert [command.split()[1] for command, _ in commands] == ["plan", "run", "report", "plot"]
+    assert [command.split()[1] for command, _ in commands] == ["plan", "run", "report", "plot", "report"]
     for command, shown in commands:
         test_readme.run(command, tmp_path, shown)
     (tmp_path / "paper.tex").write_text(document)

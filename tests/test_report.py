@@ -1452,7 +1452,8 @@ class Tags(HTMLParser):
         self.fetched: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.fetched += [value for name, value in attrs if name in ("src", "href") or tag in ("script", "link")]
+        self.fetched += [tag] * (tag == "script")
+        self.fetched += [url for name, url in attrs if name in ("src", "href") and not url.startswith(("#", "data:,"))]
         if tag not in self.VOID:
             self.open.append(tag)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +111,7 @@ def fragment(grids: Sequence[Grid]) -> str:
 
 def table(grid: Grid, links: Links, id: str, latex: str = "") -> dict[str, Any]:
     """What the template needs of a table; latex: its source, to be copied."""
+    grid, empty = _measured(grid, links)
     rows = []
     axes = [[row.key.get(axis, "") for axis in grid.axes] for row in grid.rows]
     for row, whole, labels, block in zip(
@@ -121,7 +123,20 @@ def table(grid: Grid, links: Links, id: str, latex: str = "") -> dict[str, Any]:
         cells = [[cell(v, c, links) for v, c in zip(values, grid.columns, strict=True)] for values in row.values]
         rows.append({"labels": stubs, "block": block, "groups": cells})
     groups = [group.label for group in grid.groups]
-    return {"grid": grid, "rows": rows, "groups": groups if any(groups) else [], "id": id, "latex": latex}
+    groups = groups if any(groups) else []
+    return {"grid": grid, "rows": rows, "groups": groups, "id": id, "latex": latex, "empty": empty}
+
+
+def _measured(grid: Grid, links: Links) -> tuple[Grid, list[str]]:
+    """(the grid without rows that have no number and nothing behind them, their names); all where none has one."""
+
+    def shown(value: Value) -> bool:
+        return value.mean is not None or value.published is not None or value.cells in links
+
+    rows = [row for row in grid.rows if any(shown(value) for group in row.values for value in group)]
+    vary = [axis for axis in grid.axes if len({row.key.get(axis, "") for row in grid.rows}) > 1]
+    gone = [", ".join(filter(None, (row.key.get(axis, "") for axis in vary))) for row in grid.rows if row not in rows]
+    return (replace(grid, rows=rows), gone) if rows else (grid, [])
 
 
 def cell(value: Value, column: Column, links: Links) -> dict[str, Any]:

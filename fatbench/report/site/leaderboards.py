@@ -286,7 +286,7 @@ def _board(task: Task, grid: Grid) -> Board | None:
 def _question(axis: str, labels: Sequence[str], baseline: str) -> str:
     """What a board asks: "SFAT against FAT", "11 methods against FAT", "7 defences"."""
     others = [label for label in labels if label != baseline]
-    names = " and ".join(others) if len(others) <= 2 else f"{len(others)} {axis}s"
+    names = " and ".join(others) if len(others) <= 2 else f"{len(others)} {axis.removesuffix('s')}s"
     if len(others) < len(labels):
         return f"{names} against {baseline}"
     return f"{names} against gradient inversion" if axis == "defence" else names

@@ -107,7 +107,7 @@ for (const place of all("section.table, section.board")) {
     });
     bar.append(button);
   }
-  one(".scroll", place).after(bar);
+  (one(".side", place) ?? one(".scroll", place)).after(bar);
 }
 
 // --- charts: Vega-Lite, drawn as SVG when they come into sight; "currentColor" follows the theme and the printer
