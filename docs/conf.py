@@ -45,12 +45,15 @@ def complete(app, name: str, source: list[str]) -> None:
 
 def tables() -> str:
     """The docstrings of every function that a suite can name, under those of their modules."""
+    from fatbench.suite.entry import entry_of
     from fatbench.suite.signatures import TABLES
 
     found, seen = [], set()
     for module, table in TABLES.values():
         members: dict[str, list[str]] = {}
-        for function in getattr(importlib.import_module(module), table).values():
+        for function in (
+            entry_of(value).function for value in getattr(importlib.import_module(module), table).values()
+        ):
             members.setdefault(function.__module__, []).append(function.__name__)
         lines = [f".. autofunction:: {m}.{n}" for m, names in members.items() if m in seen for n in names]
         lines += [f".. automodule:: {m}\n   :members: {', '.join(n)}" for m, n in members.items() if m not in seen]

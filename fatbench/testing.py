@@ -52,7 +52,8 @@ from fatbench.methods.objectives import standard
 from fatbench.models import MODELS
 from fatbench.models.dual_norm import with_dual_norm
 from fatbench.runner import checkpoints
-from fatbench.suite import calls, facts, formulas, signatures, types
+from fatbench.suite import calls, facts, foreign, signatures, types
+from fatbench.suite.entry import ModelEntry, ask, entry_of, passes
 
 ALGORITHMS: dict[str, Any] = dict(algorithms.ALGORITHMS)
 SHAPE, CLASSES = (1, 12, 12), 4
@@ -86,11 +87,11 @@ def expect(holds: bool, words: str) -> None:
 
 
 def settings(kind: str, name: str) -> dict[str, Any]:
-    """Settings as a suite writes them: those of the docstring, and the others that have no default."""
+    """Settings as a suite writes them: those of the entry's example, and the others that have no default."""
     signature = signatures.describe(kind, name)
     found: dict[str, Any] = {"clients": 3} if kind == "Partition" and "clients" in signature.by_name else {}
     found |= SMALL.get(name, {}) if kind == "Model" else {}
-    example = _example(signature.doc)
+    example = calls.entry(signature).example
     found |= {key: value for key, value in example.items() if key in signature.by_name or key != "model"}
     for setting in signature.settings:
         if setting.default is signatures.REQUIRED and setting.name not in found and not setting.optional:
@@ -113,18 +114,9 @@ def _nested(kind: str, call: Any) -> Any:
     return spec(kind, **call) if isinstance(call, Mapping) and call.get("name") in signatures.names(kind) else call
 
 
-def _example(doc: str) -> dict[str, Any]:
-    """What the lines `Example:` of a docstring say."""
-    from ruamel.yaml import YAML
-
-    lines = [YAML(typ="safe", pure=True).load(text) for text in formulas.lines(doc, "Example:")]
-    return {key: value for line in lines for key, value in dict(line).items()}
-
-
 def own_network(function: Any) -> nn.Module | None:
     """The network that a function's example names, which is none of its settings; None: it takes others."""
-    doc, given = inspect.getdoc(getattr(function, "func", function)) or "", getattr(function, "keywords", {})
-    call = None if "model" in given else _example(doc).get("model")
+    call = None if "model" in getattr(function, "keywords", {}) else entry_of(function).example.get("model")
     if call is None:
         return None
     with forked(0, "model"):
@@ -191,6 +183,7 @@ def renamed(function: Callable[..., Any]) -> Callable[..., Any]:
     exec(f"def another_name({', '.join(heads)}):\n    return _member({', '.join(given)})", names)
     other: Callable[..., Any] = names["another_name"]
     other.__doc__, other.__annotations__ = function.__doc__, function.__annotations__
+    replace(entry_of(function), function=other)  # so that what is said of it is said of the other too
     return other
 
 
@@ -304,7 +297,7 @@ def rounds(on: Problem, algorithm: Any, state: State | None = None, **given: Any
     cell = {"seed": 0, "data": none, "partition": none, "model": none, "algorithm": algorithm, **given}
     return [
         (result, {(n.metric, n.client): n.value for n in numbers if n.metric != "seconds"})
-        for result, numbers in experiment(ready, state or ready.initial, (1.0, 1.0), **cell)
+        for result, numbers in experiment(ready, state or ready.initial, **cell)
     ]
 
 
@@ -328,7 +321,7 @@ def _algorithm(function: Any, begin: Any = None) -> Any:
         else:
             return [{**vars(result), "numbers": numbers} for result, numbers in found]
     if own is None:
-        refused[0].add_note("a docstring line such as 'Example: {model: {name: vit}}' names the network that it needs")
+        refused[0].add_note("an entry's example, such as {'model': {'name': 'vit'}}, names the network that it needs")
     raise refused[0]
 
 
@@ -500,7 +493,7 @@ def _step(objective: Any, passes: Passes) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def passes_as_declared(kind: str, name: str) -> None:
-    """As many image passes as the lines `Forward:` and `Backward:` say: `fatbench plan` adds those up."""
+    """As many image passes as its entry says: `fatbench plan` adds those up."""
     if _foreign(kind, name):
         return  # what a package's attack passes depends on how many images survive
     call = calls.check(kind, spec(kind, name))
@@ -511,13 +504,14 @@ def passes_as_declared(kind: str, name: str) -> None:
         bound(counted.watch((own_network(bound) or _network()).eval()), x, y, generator(0, "step"), **asked)
     else:
         _step(bound, counted)[1].backward()
-    real, said = (counted.forward / 8, counted.backward / 8), formulas.passes(call)
+    declared = passes(call.bound)
+    real, said = (counted.forward / 8, counted.backward / 8), (declared.forward, declared.backward)
     words = f"{real[0]:g} forward and {real[1]:g} backward passes an image, declared are {said[0]:g} and {said[1]:g}"
-    expect(real == said, f"{words} (lines Forward: and Backward: of the docstring)")
+    expect(real == said, f"{words} (`passes` of its entry)")
 
 
 def _foreign(kind: str, name: str) -> bool:
-    return bool(formulas.lines(signatures.describe(kind, name).doc, "Package:"))
+    return bool(foreign.packages(signatures.describe(kind, name)))
 
 
 def inside_ball_and_box(kind: str, name: str) -> None:
@@ -590,14 +584,16 @@ def remembers_nothing_outside_its_state(kind: str, name: str) -> None:
 
 
 def logits_and_parameters_as_declared(kind: str, name: str) -> None:
-    """(B, classes) logits with a gradient, and as many trainable parameters as the line `Parameters:` says."""
+    """(B, classes) logits with a gradient, and as many trainable parameters as its entry says."""
     call = calls.check(kind, spec(kind, name))
     network = calls.build(kind, call)((3, 16, 16), CLASSES)
     logits = network(torch.rand(2, 3, 16, 16, generator=generator(0, "x")))
     expect(
         logits.shape == (2, CLASSES) and logits.requires_grad, f"2 images give logits {tuple(logits.shape)}, not (2, 4)"
     )
-    said = formulas.formula(call, "Parameters", channels=3, side=16, classes=CLASSES)
+    entry = calls.entry(call.signature)
+    count = entry.parameters if isinstance(entry, ModelEntry) else None
+    said = None if count is None else ask(count, call.bound, (3, 16, 16), CLASSES)
     real = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
     expect(said is None or said == real, f"{real} parameters, declared are {said}")
 

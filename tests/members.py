@@ -13,10 +13,10 @@ from torch import nn
 from fatbench import testing
 from fatbench.engine.fast.draws import Streams
 from fatbench.engine.inject import asks, granted
-from fatbench.suite import calls, signatures
+from fatbench.suite import calls, entry, signatures
 from fatbench.testing import choices, limits, settings, spec
 
-__all__ = ["allowed", "arguments", "given_what_it_asks", "member", "settings", "stacks", "takes"]
+__all__ = ["allowed", "arguments", "given_what_it_asks", "member", "passes", "refusals", "settings", "stacks", "takes"]
 
 
 def allowed(annotation: str, most: int) -> st.SearchStrategy[Any]:
@@ -40,6 +40,17 @@ def member(kind: str, name: str, **more: Any) -> functools.partial[Any]:
     """The function with its settings, and with `more` of them, as it takes them, where it has such settings."""
     bound = testing.member(kind, name)
     return functools.partial(bound, **{key: value for key, value in more.items() if takes(kind, name, key)})
+
+
+def passes(kind: str, call: Any) -> tuple[float, float]:
+    """(forward, backward) of an image, as the entry of a canonical call's function says."""
+    said = entry.passes(calls.call(kind, call).bound)
+    return said.forward, said.backward
+
+
+def refusals(kind: str, name: str) -> set[str]:
+    """The names of what refuses a cell with a function."""
+    return {one.__name__ for one in calls.entry(signatures.describe(kind, name)).refuse}
 
 
 def takes(kind: str, name: str, setting: str) -> bool:

@@ -33,19 +33,19 @@ from fatbench.methods import attacks, packages
 from fatbench.methods.attacks import ATTACKS
 from fatbench.methods.packages import implementation
 from fatbench.models import MODELS
-from fatbench.suite import calls, foreign, formulas, signatures
+from fatbench.suite import calls, foreign, signatures
 
 torch.set_num_threads(1)
 
 
-def declares(name: str, start: str) -> list[str]:
-    """What stands behind `start` in the attack's docstring."""
-    return formulas.lines(signatures.describe("Attack", name).doc, start)
+def declares(name: str, field: str) -> object:
+    """What the attack's entry says."""
+    return (signatures.describe("Attack", name).entry or {}).get(field)
 
 
 # Corruptions are in tests/test_corruptions.py: they are in no ball and know no model.
-PERTURBING = [name for name in ATTACKS if "corruption" not in declares(name, "Role:")]
-OURS = [name for name in PERTURBING if not declares(name, "Package:")]
+PERTURBING = [name for name in ATTACKS if declares(name, "role") != "corruption"]
+OURS = [name for name in PERTURBING if not declares(name, "packages")]
 # Settings without a default, where their type's example says little. What torchattacks takes is its attack's.
 VALUES = {"eps": "8/255", "step": "2/255", "steps": 3, "through": "clean", "predicts": "clean"}
 FREE = {"eps": "8/255", "alpha": "2/255", "steps": 3}
@@ -368,7 +368,7 @@ class Sizes(nn.Module):
 
 
 def asks_the_network(name: str) -> bool:
-    return formulas.passes(calls.call("Attack", spec(name)))[0] > 0
+    return members.passes("Attack", spec(name))[0] > 0
 
 
 @pytest.mark.parametrize("name", [*filter(asks_the_network, OURS)])
@@ -440,7 +440,7 @@ def check_ball_and_box(name: str, eps: float, step: float, steps: int, seed: int
     x_adv = calls.build("Attack", call)(model, x, y, generator(seed))
     assert x_adv.shape == x.shape and x_adv.dtype == x.dtype and not x_adv.requires_grad
     assert x_adv.min() >= 0 and x_adv.max() <= 1
-    assert (x_adv - x).abs().max() <= (0 if declares(name, "Role:") == ["natural"] else eps + 1e-6)
+    assert (x_adv - x).abs().max() <= (0 if declares(name, "role") == "natural" else eps + 1e-6)
     if eps == 0:
         assert torch.equal(x_adv, x)
 
@@ -535,7 +535,7 @@ def test_works_under_autocast(name: str) -> None:
     model, (x, y) = Recorded(conv()).eval(), batch(4)
     with torch.autocast("cpu", torch.bfloat16):
         x_adv = calls.build("Attack", spec(name, eps=0.3))(model, x, y, generator())
-    confirmed = {torch.float32} if name in PERTURBING and name not in OURS and declares(name, "Float32:") else set()
+    confirmed = {torch.float32} if name in PERTURBING and name not in OURS and declares(name, "float32") else set()
     asked = name not in OURS or asks_the_network(name)  # what a package does its docstring does not count
     assert model.types == ({torch.bfloat16} | confirmed if asked else set())
     assert x_adv.dtype == torch.float32
@@ -598,7 +598,7 @@ def test_passes_are_those_of_the_docstring(name: str, steps: int) -> None:
     model, (x, y) = conv(), batch(4)
     passes, call = Passes(model), spec(name, steps=steps)
     calls.build("Attack", call)(model, x, y, generator())
-    assert (passes.forward / 4, passes.backward / 4) == formulas.passes(calls.call("Attack", call))
+    assert (passes.forward / 4, passes.backward / 4) == members.passes("Attack", call)
 
 
 def test_only_the_gradient_by_the_image_is_computed() -> None:
@@ -776,7 +776,7 @@ def test_autoattack_costs_what_its_docstring_says_at_most(version: str, monkeypa
     x_adv = calls.build("Attack", call)(model, x, torch.tensor([0]), generator())
     assert torch.equal(x_adv, x)
     looks = 1  # at one image of the batch a second time: does the network draw?
-    assert (passes.forward - looks, passes.backward) == formulas.passes(calls.call("Attack", call)) == PASSES[version]
+    assert (passes.forward - looks, passes.backward) == members.passes("Attack", call) == PASSES[version]
 
 
 class Counting(nn.Module):

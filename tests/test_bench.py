@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import members
 import pytest
 import torch
 
@@ -24,7 +25,7 @@ from fatbench.engine.cohort import train_cohort
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Problem
 from fatbench.methods import attacks, objectives
-from fatbench.suite import calls, files, formulas
+from fatbench.suite import calls, files
 
 PGD = {"eps": 8 / 255, "step": 4 / 255, "steps": 2}
 
@@ -89,10 +90,8 @@ def test_passes_are_those_that_torch_counts(model: str, objective: str) -> None:
     seen = x.clone().requires_grad_()
     to_image = flops(lambda: torch.autograd.grad(network(seen).sum(), seen)) - forward
     to_weights = flops(lambda: torch.autograd.grad(network(x).sum(), weights)) - forward
-    forwards, backwards = formulas.passes(calls.call("Objective", node))
-    of_attack = (
-        backwards - formulas.passes(calls.call("Objective", {**node, "attack": None}))[1] if "attack" in node else 0
-    )
+    forwards, backwards = members.passes("Objective", node)
+    of_attack = backwards - members.passes("Objective", {**node, "attack": None})[1] if "attack" in node else 0
     function = calls.build("Objective", node)
 
     def step() -> None:

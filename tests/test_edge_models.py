@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
 import torch
 from torch import nn
 
-from fatbench.models import edge
+from fatbench.models import MODELS, edge
 from fatbench.suite import calls
+from fatbench.suite.entry import ask
 
 VIT = {"dim": 12, "depth": 2, "heads": 3}
 RESNET = {"planes": 2, "blocks": 2}
@@ -29,12 +31,10 @@ def build(name: str, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 7
     return getattr(edge, name)(shape, classes, **settings)
 
 
-def expected_parameters(name: str, **values: float) -> float:
-    """The sum of the docstring's `Parameters:` lines, with the defaults of settings that are not given."""
-    lines = re.findall(r"^\s*Parameters:\s*(.+?)\s*$", getattr(edge, name).__doc__, re.MULTILINE)
-    assert lines
-    defaults = {k: v for k, v in getattr(edge, name).__kwdefaults__.items() if v is not None}
-    return sum(float(eval(line, {**defaults, **values})) for line in lines)
+def expected_parameters(name: str, *, channels: int, side: int, classes: int, **settings: object) -> float:
+    """What the model's entry says, with the defaults of settings that are not given."""
+    entry = MODELS[name]
+    return ask(entry.parameters, functools.partial(entry, **settings), (channels, side, side), classes)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -24,6 +23,7 @@ import members
 import pretended
 import pytest
 import torch
+from members import refusals
 from pretended import CUDA, MixedDevices, Pretended
 from torch import Tensor, nn
 
@@ -46,7 +46,7 @@ from fatbench.methods.diagnostics import DIAGNOSTICS
 from fatbench.methods.inversions import INVERSIONS
 from fatbench.methods.objectives import OBJECTIVES, PROXIMALS
 from fatbench.models import MODELS
-from fatbench.suite import calls, formulas, signatures
+from fatbench.suite import calls, signatures
 
 EPS = 8 / 255
 SMALL = {"width": 8, "dim": 16, "depth": 1, "heads": 2, "patch": 4, "blocks": 1, "planes": 2, "token_dim": 8,
@@ -198,14 +198,14 @@ def test_a_generator_of_the_host_does_not_draw_for_the_device(gpu: Pretended) ->
 
 
 # One that is of a data set needs its files.
-OF_ANY = [name for name in ATTACKS if "data.name" not in signatures.describe("Attack", name).doc]
+OF_ANY = [name for name in ATTACKS if "test_images_of_cifar10" not in refusals("Attack", name)]
 
 
 @pytest.mark.parametrize("name", OF_ANY)
 def test_attack(name: str, gpu: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
     model, (x, y) = network().to(CUDA).eval(), batch(2)
     attack, noise = member("Attack", name), rng.generator(0, "attack", device=CUDA)
-    foreign = "Package:" in (ATTACKS[name].__doc__ or "")
+    foreign = (signatures.describe("Attack", name).entry or {}).get("packages")
     if name == "autoattack":
         few_steps(monkeypatch)
     gpu.waits.clear()
@@ -295,7 +295,7 @@ def test_aggregator(name: str, gpu: Pretended) -> None:
 def test_model(name: str, path: str, gpu: Pretended) -> None:
     """A round of one batch; on the fast path by whatever stacks it."""
     on, state = problem(network(name, (3, 16, 16)), each=2, side=16, path=path)
-    if "edge" in formulas.parts(calls.call("Model", {"name": name})):
+    if "edge" in calls.call("Model", {"name": name}).parts:
         return  # walked by the algorithms that train it
     local = LocalTraining(batch=2, lr=0.01, objective=OBJECTIVES["standard"])
     rounds = ALGORITHMS["fedavg"](
@@ -309,8 +309,8 @@ def test_model(name: str, path: str, gpu: Pretended) -> None:
 
 
 def networks(name: str) -> Iterator[nn.Module]:
-    """Those that an algorithm may take: its docstring says if it keeps the batch normalisation of a network apart."""
-    if re.search("Refuse if .*norm", signatures.describe("Algorithm", name).doc):
+    """Those that an algorithm may take: its entry says if it keeps the batch normalisation of a network apart."""
+    if {"normalised_network", "two_statistics"} & refusals("Algorithm", name):
         yield from (MODELS["small_cnn"]((3, 12, 12), 10, width=4, norm=norm) for norm in ("one", "dual"))
     else:
         yield from map(network, ("vit", "edge_vit"))
@@ -346,7 +346,7 @@ def test_algorithm(name: str, path: str, gpu: Pretended) -> None:
 
 
 # One may read the block that a manipulation adds to the network.
-ALONE = [name for name in INVERSIONS if "manipulation.name" not in signatures.describe("Inversion", name).doc]
+ALONE = [name for name in INVERSIONS if "imprinted" not in refusals("Inversion", name)]
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -370,10 +370,10 @@ def test_a_step_of_an_inversion_waits_for_nothing(name: str, gpu: Pretended) -> 
 )  # clients that upload a model, and those that upload features
 @pytest.mark.parametrize("name", DIAGNOSTICS)
 def test_diagnostic(name: str, algorithm: str, gpu: Pretended) -> None:
-    said = signatures.describe("Diagnostic", name).doc
-    if "model.depth" in said and algorithm == "fedgkt":
+    said = refusals("Diagnostic", name)
+    if "blocks_of_the_model" in said and algorithm == "fedgkt":
         return  # asks for the blocks of a transformer that clients upload
-    if "channels !=" in said:
+    if "points_in_the_plane" in said:
         return  # takes points in the plane, not images
     model = network("edge_vit" if algorithm == "fedgkt" else "vit")
     on, state = problem(model, 20)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import re
+import functools
 import warnings
 
 import pytest
@@ -12,7 +11,7 @@ from torch import nn
 
 from fatbench.methods.algorithms.fedbn import normalisation
 from fatbench.models import MODELS, logit_parameters
-from fatbench.suite import formulas, signatures
+from fatbench.suite.entry import ask
 
 SHAPES = [(1, 8, 8), (3, 8, 8), (1, 28, 28), (3, 32, 32), (3, 84, 84)]
 
@@ -48,24 +47,10 @@ OTHERS = {
 }
 
 
-def expected_parameters(name: str, **values: object) -> float:
-    """The sum of the docstring's `Parameters:` lines for these settings, the others at their defaults.
-
-    Only + - * / // of numbers and names may occur, comparisons (true is 1) and `x or y` for a setting that may be None.
-    """
-    signature = signatures.describe("Model", name)
-    lines = re.findall(r"^\s*Parameters:\s*(.+?)\s*$", signature.doc, re.MULTILINE)
-    assert lines, name
-    allowed = (
-        ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Name, ast.Load, ast.Constant,
-        ast.Compare, ast.Eq, ast.NotEq, ast.GtE, ast.BoolOp, ast.Or,
-    )  # fmt: skip
-    total = 0.0
-    for line in lines:
-        tree = ast.parse(line, mode="eval")
-        assert all(isinstance(node, allowed) for node in ast.walk(tree)), line
-        total += eval(compile(tree, name, "eval"), {s.name: s.default for s in signature.settings} | values)
-    return total
+def expected_parameters(name: str, *, channels: int, side: int, classes: int, **settings: object) -> float:
+    """What the model's entry says for these settings, the others at their defaults."""
+    entry = MODELS[name]
+    return ask(entry.parameters, functools.partial(entry, **settings), (channels, side, side), classes)
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -98,9 +83,7 @@ def test_every_model(name: str, shape: tuple[int, int, int]) -> None:
 def test_what_a_model_says_of_batch_normalisation(name: str) -> None:
     with torch.device("meta"):
         model = MODELS[name]((3, 32, 32), 7)
-    said = any(
-        "batch normalisation" in parts for parts in formulas.lines(signatures.describe("Model", name).doc, "Parts:")
-    )
+    said = "batch normalisation" in MODELS[name].parts
     assert said == bool(normalisation(model))
 
 

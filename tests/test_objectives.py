@@ -19,7 +19,7 @@ from fatbench.engine.fast.draws import Streams
 from fatbench.errors import SpecError
 from fatbench.methods import objectives
 from fatbench.methods.objectives import OBJECTIVES, PROXIMALS
-from fatbench.suite import calls, formulas
+from fatbench.suite import calls
 
 torch.set_num_threads(1)
 
@@ -537,7 +537,7 @@ def test_attack_in_eval_mode_loss_in_train_mode(name: str) -> None:
         modes = [training for training, _ in model.calls]
         trained = modes.count(True)
         assert modes == [False] * (len(modes) - trained) + [True] * trained and trained >= 1
-        own = formulas.passes(calls.call("Objective", spec(name)))[0] - trained
+        own = members.passes("Objective", spec(name))[0] - trained
         assert modes.count(False) == (3 if name in WITH_ATTACK else own)
         assert model.training and model.layer.training
 
@@ -569,7 +569,7 @@ def forwards_seen_by_batch_norm(name: str, attack: object) -> int:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_an_attack_leaves_the_running_statistics_alone(name: str) -> None:
-    declared = formulas.passes(calls.call("Objective", spec(name, "natural")))[0]
+    declared = members.passes("Objective", spec(name, "natural"))[0]
     seen = forwards_seen_by_batch_norm(name, INNER)
     assert seen == forwards_seen_by_batch_norm(name, "natural") and 1 <= seen <= math.ceil(declared)
 
@@ -619,7 +619,7 @@ def test_passes_are_those_of_the_docstring(name: str, inner: object) -> None:
     passes = Passes(model, theta)
     loss, _ = built(name, inner, theta=theta)(model, x, y, generator())
     loss.backward()
-    assert (passes.forward / 6, passes.backward / 6) == formulas.passes(calls.call("Objective", call))
+    assert (passes.forward / 6, passes.backward / 6) == members.passes("Objective", call)
 
 
 @pytest.mark.parametrize("autocast", [False, True])

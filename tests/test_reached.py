@@ -21,10 +21,7 @@ LIMITS = {"low": 0}
 
 
 def mine(updates, context, *, top=1):
-    """Mine.
-
-    Refuse if classes < 2: too few
-    """
+    """Mine."""
     # a comment
     return first(updates) + WIDTH
 
@@ -86,7 +83,6 @@ def digests(place: Path) -> dict[str, str]:
         # what a function reads
         ("mine.py", "WIDTH = 3", "WIDTH = 4", "mine"),
         ("mine.py", "top=1", "top=2", "mine"),
-        ("mine.py", "classes < 2", "classes < 3", "mine"),
         ("mine.py", '"low": 0', '"low": 1', "neighbour Net"),
         ("mine.py", "width = 2", "width = 3", "Net"),
         ("mine.py", "import numpy as np", "import torch as np", "whole"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fatbench.errors import SpecError
-from fatbench.suite import calls, cells, cost, files, formulas, signatures
+from fatbench.suite import calls, cells, cost, entry, files, signatures
 from fatbench.suite.located import LocatedMap
 from fatbench.suite.signatures import OFFERS
 
@@ -76,16 +77,16 @@ def test_every_member_of_every_table_is_described_and_is_that_function():
         assert signatures.names(kind) == list(entries)
         for name, function in entries.items():
             signature = signatures.describe(kind, name)
-            settings = [s.name for s in signature.settings]
-            assert settings == list(function.__kwdefaults__ or {}) + [
-                s for s in settings if s not in (function.__kwdefaults__ or {})
-            ] or set(settings) == set(_keyword_only(function))
+            parameters = inspect.signature(function).parameters.values()
+            assert [(s.name, s.annotation, s.default) for s in signature.settings] == [
+                (one.name, one.annotation, signatures.REQUIRED if one.default is one.empty else one.default)
+                for one in parameters
+                if one.kind is one.KEYWORD_ONLY
+            ]
             assert signature.summary.endswith(".") or signature.summary, f"{kind} {name} has no docstring"
-
-
-def _keyword_only(function):
-    code = function.__code__
-    return code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+            said = vars(entry.entry_of(function))
+            literals = {key: value for key, value in (signature.entry or {}).items() if key != "threat"}
+            assert literals == {key: said[key] for key in literals}
 
 
 def test_every_settings_class_is_described_and_is_that_class():
@@ -146,9 +147,6 @@ from fatbench.suite.types import Count, Objective, Positive, Radius, Tiny
 @dataclass(frozen=True)
 class TinyTraining:
     """A client's training, for a test.
-
-    Forward: epochs * objective + images
-    Backward: epochs * objective
     """
 
     epochs: Count
@@ -162,12 +160,7 @@ class TinyTraining:
 '''
 CALLER = '''
 def twice(problem, state, *, rounds: Count, local: Tiny, other: Tiny | None = None):
-    """Train.
-
-    Forward: rounds * local + other
-    Backward: rounds * local
-    Steps: rounds * local.epochs
-    """
+    """Train."""
 
 
 ALGORITHMS = {"twice": twice}
@@ -222,15 +215,6 @@ def test_a_settings_class_is_built_with_its_nested_calls(tiny):
     assert type(local).__name__ == "TinyTraining"
     assert (local.epochs, local.lr, local.noise, local.shuffle) == (2, 0.1, 8 / 255, True)
     assert local.objective.keywords["attack"].keywords["steps"] == 10
-
-
-def test_a_settings_class_stands_for_its_own_passes_in_an_expression(tiny):
-    """The class: 2 epochs * 11 passes + 5 images forward, 22 backward; 3 rounds of it, and once `other`."""
-    spec = calls.check("Algorithm", {"name": "twice", "rounds": 3, "local": LOCAL})
-    assert formulas.passes(calls.call("Algorithm", spec), images=5) == (3 * (22 + 5), 3 * 22)
-    assert formulas.formula(calls.call("Algorithm", spec), "Steps") == 6
-    spec = calls.check("Algorithm", {"name": "twice", "rounds": 3, "local": LOCAL, "other": LOCAL})
-    assert formulas.passes(calls.call("Algorithm", spec), images=5) == (4 * (22 + 5), 3 * 22)
 
 
 @pytest.mark.parametrize(
@@ -365,18 +349,19 @@ def test_canonical_is_idempotent():
 
 
 def test_passes_add_up_through_nested_calls():
-    forward, backward = formulas.passes(cell()["algorithm"]["local"]["objective"])
-    assert (forward, backward) == (11, 11)
-    forward, _ = formulas.passes(calls.call("Algorithm", {**cell()["algorithm"], "participation": 0.5, "rounds": 4}))
-    assert forward == 4 * 0.5 * 11
+    local = cell()["algorithm"]["local"]
+    assert entry.passes(local["objective"].bound) == entry.Passes(11, 11)
 
 
-def test_planning_does_not_import_torch():
+def test_reading_results_does_not_import_torch():
     code = (
-        "import sys; from fatbench.suite import cost, files; from fatbench.cli import app, show\n"
+        "import sys; from fatbench.suite import facts, files, threats; from fatbench.cli import app, show\n"
         "from fatbench.runner import progress\n"
-        "p = files.load('sfat-cifar10').plan('paper'); [cost.cell_work(c, p) for c in p.cells]\n"
-        "assert 'torch' not in sys.modules and 'pandas' not in sys.modules"
+        "for name in ('sfat-cifar10', 'privacy-updates', 'april-learning'):\n"
+        "    for cell in files.load(name).plan('paper', refuse=False).cells:\n"
+        "        threats.of_cell(cell.spec), facts.of_data(cell.spec['data'])\n"
+        "        [(facts.role(one.attack), one.computes_in('bf16'), one.id) for one in cell.evaluations]\n"
+        "assert facts.fractions() and 'torch' not in sys.modules and 'pandas' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
 

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,8 @@ from fatbench.store.stages import Store
 from fatbench.suite import (
     calls,
     cells,
-    cost,
     duration,
-    facts,
     files,
-    formulas,
     memoise,
     signatures,
     sources,
@@ -124,25 +120,6 @@ def test_axes_are_laid_on_only_where_they_change(grid: files.Suite, monkeypatch:
     assert sum(id(over) in labels for over in laid) == 99
 
 
-def test_what_is_known_of_parts_is_not_found_again_for_every_cell(
-    grid: files.Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cell with other images, whose parts are those of another cell: one line is evaluated, that of images."""
-    plan = grid.plan()
-    one, two = ({**plan.cells[0].spec, "train": train} for train in (60, 70))
-    cost.cell_work(replace(plan.cells[0], spec=cells.canonical(one)), plan)
-    evaluated, looked = calls_of(monkeypatch, formulas, "_formula"), calls_of(monkeypatch, facts, "refusals")
-    assert cost.cell_work(replace(plan.cells[0], spec=cells.canonical(two)), plan).forward > 0
-    assert [(call.kind, label) for call, label, _ in evaluated] == [("Partition", "Each")]  # of so many images
-    assert [call.kind for call, *_ in looked] == ["Experiment"]
-    evaluated.clear()
-    longer = cells.canonical({**two, "algorithm": {**two["algorithm"], "rounds": 11}})
-    cost.cell_work(replace(plan.cells[0], spec=longer), plan)
-    assert [(call.kind, label) for call, label, _ in evaluated] == [
-        ("Algorithm", label) for label in ("Forward", "Backward", "Up", "Down", "Steps", "Deploys")
-    ]
-
-
 def test_what_tells_speeds_apart_is_found_once_for_all_cells(
     grid: files.Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,12 +158,6 @@ def test_a_mistake_is_found_again_where_it_is_made_again(tmp_path: Path) -> None
     for place in ("first", "second"):
         with pytest.raises(SpecError, match=f"^{place}: eps: .*greater than or equal to 0"):
             calls.check("Attack", LocatedMap({"name": "fgsm", "eps": -1}, at=place), place)
-
-
-def test_an_expression_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = calls_of(monkeypatch, formulas, "_value")
-    assert [formulas.evaluate("a + 1020304", lambda name: 2) for _ in range(5)] == [1020306] * 5
-    assert len(compiled) == 3  # the sum and its two terms
 
 
 def test_the_second_list_of_suites_expands_nothing(grid: files.Suite, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,20 +7,21 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import members
 import pytest
 
 from fatbench import testing
 from fatbench.suite import signatures
 
-# Who needs the files of a data set, points in the plane, or a block that a manipulation adds says so in its docstring.
-ELSEWHERE = re.compile(r"Refuse if .*(data\.name|channels !=|manipulation\.name)")
+# Who needs the files of a data set, points in the plane, or a block that a manipulation adds refuses all others.
+ELSEWHERE = {"test_images_of_cifar10", "points_in_the_plane", "imprinted"}
 # Of the networks those that are not of many millions.
 NETWORKS = {*testing.SMALL, "mcmahan_cnn", "leaf_cnn"}
 MEMBERS = [
     (kind, name)
     for kind in testing.PROPERTIES
     for name in signatures.names(kind)
-    if not ELSEWHERE.search(signatures.describe(kind, name).doc) and (kind != "Model" or name in NETWORKS)
+    if not ELSEWHERE & members.refusals(kind, name) and (kind != "Model" or name in NETWORKS)
 ]
 
 
@@ -31,6 +32,7 @@ def test_every_member_keeps_the_contract(kind: str, name: str) -> None:
 
 
 HEAD = """
+from fatbench.suite.entry import AlgorithmEntry, Entry, ModelEntry, Passes
 import numpy as np
 import torch
 from dataclasses import replace
@@ -92,8 +94,9 @@ BROKEN = [
      "    for result in fedavg(problem, state, rounds=rounds, aggregator=aggregator, local=local):\n"
      "        yield replace(result, state=replace(result.state, server={'best': 0.3}))",
      "ALGORITHMS", "resumes with the same bytes", "state.server['best'] is of type float; a checkpoint keeps tensors"),
-    ("miscounts", "def f(shape, classes):\n    '''One layer.\n\n    Parameters: 7\n    '''\n"
-     "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(shape[0] * shape[1] * shape[2], classes))",
+    ("miscounts", "def seven(shape, classes):\n    return 7\n\n\ndef layer(shape, classes):\n    '''One layer.'''\n"
+     "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(shape[0] * shape[1] * shape[2], classes))\n\n"
+     "f = ModelEntry(layer, parameters=seven)",
      "MODELS", "logits and parameters as declared", "3076 parameters, declared are 7"),
 ]  # fmt: skip
 
@@ -188,12 +191,7 @@ def embedding(shape, classes, *, base: Model):
 
 
 def f(model, x, y, generator):
-    '''Cross-entropy.
-
-    Forward: 1
-    Backward: 1
-    EXAMPLE
-    '''
+    '''Cross-entropy.'''
     model.train()
     model.embed
     logits = model(x)
@@ -201,25 +199,22 @@ def f(model, x, y, generator):
 
 
 def g(problem, state, *, rounds: Count, aggregator: Aggregator, local: Local):
-    '''FedAvg.
-
-    EXAMPLE
-    '''
+    '''FedAvg.'''
     if not hasattr(problem.model, "embed"):
         raise ValueError("no embedding")
     yield from fedavg(problem, state, rounds=rounds, aggregator=aggregator, local=local)
 
 
-OBJECTIVES = {"close": f}
-ALGORITHMS = {"embedded": g}
+OBJECTIVES = {"close": Entry(f, passes=Passes(1, 1)EXAMPLE)}
+ALGORITHMS = {"embedded": AlgorithmEntry(gEXAMPLE)}
 MODELS = {"embedding": embedding}
 """
 
 
-@pytest.mark.parametrize("base", ["", ", base: small_cnn", ", base: {name: small_cnn, width: 4}"])
+@pytest.mark.parametrize("base", ["", ", 'base': 'small_cnn'", ", 'base': {'name': 'small_cnn', 'width': 4}"])
 def test_a_method_with_a_network_of_its_own_names_it(plugin: Callable[[str], Path], base: str) -> None:
     """By its example, and the network's base by its name, with settings, or not at all."""
-    text = OWN_NETWORK.replace("EXAMPLE", f"Example: {{model: {{name: embedding{base}}}}}")
+    text = OWN_NETWORK.replace("EXAMPLE", f", example={{'model': {{'name': 'embedding'{base}}}}}")
     file = plugin(HEAD.replace("Local,", "Local, Model,") + text)
     broken = {name: lines for _, name, _, lines in testing.check(file)}
     assert broken == {"close": [], "embedded": [], "embedding": []}
@@ -230,7 +225,7 @@ def test_a_network_that_no_example_names_is_asked_for(plugin: Callable[[str], Pa
     broken = {name: lines for _, name, _, lines in testing.check(file)}
     assert broken["close"] and not broken["embedding"]
     assert len(broken["embedded"]) == len(testing.PROPERTIES["Algorithm"])
-    assert all("no embedding; a docstring line such as 'Example: {model: " in line for line in broken["embedded"])
+    assert all("no embedding; an entry's example, such as {'model': " in line for line in broken["embedded"])
 
 
 def test_a_plug_in_on_the_command_line(

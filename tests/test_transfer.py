@@ -45,18 +45,12 @@ from torch import nn
 
 from fatbench.data import Dataset
 from fatbench.engine.rounds import Cost, Round, State, Stats, Update
+from fatbench.suite.entry import AlgorithmEntry, DataEntry, Images, ModelEntry, Work
 from fatbench.suite.types import Count, Local, NonNegative
 
 
 def two_pixels(root, *, inverted: bool = False):
-    """Images of two pixels, the training images one step brighter than the test images.
-
-    Train: 4
-    Test: 4
-    Classes: 2
-    Side: 2
-    Channels: 1
-    """
+    """Images of two pixels, the training images one step brighter than the test images."""
     x = numpy.array([[153, 166], [230, 140], [51, 89], [115, 26]], dtype=numpy.uint8)
     x = numpy.repeat(x.reshape(4, 1, 1, 2), 2, axis=2)
     y = numpy.array([1, 1, 0, 0])
@@ -74,21 +68,12 @@ class Looks(nn.Module):
 
 
 def looks(shape, classes, *, left: NonNegative = 0.0, right: NonNegative = 0.0):
-    """Above the middle?
-
-    Parameters: 2
-    """
+    """Above the middle?"""
     return Looks(left, right)
 
 
 def still(problem, state, *, rounds: Count, local: Local, sends: bool = True):
-    """Nobody learns anything; client 0 comes back as Left, client 1 as Right.
-
-    Forward: 0
-    Backward: 0
-    Up: 1
-    Down: 1
-    """
+    """Nobody learns anything; client 0 comes back as Left, client 1 as Right."""
     for t in range(state.round, rounds):
         stats = Stats(loss=0.0, loss_released=0.0, accuracy=1.0, steps=0, momentum_steps=0.0, batches=1)
         sent = [{"at": torch.tensor(one)} if sends else {} for one in ([1.0, 0.0], [0.0, 1.0])]
@@ -97,9 +82,17 @@ def still(problem, state, *, rounds: Count, local: Local, sends: bool = True):
         yield Round(t, state.model, updates, None, state, Cost())
 
 
-DATASETS = {"two_pixels": two_pixels}
-MODELS = {"looks": looks}
-ALGORITHMS = {"still": still}
+def two(shape, classes):
+    return 2
+
+
+def nothing(cell):
+    return Work()
+
+
+DATASETS = {"two_pixels": DataEntry(two_pixels, images=Images(4, 4, 2, 2, 1))}
+MODELS = {"looks": ModelEntry(looks, parameters=two)}
+ALGORITHMS = {"still": AlgorithmEntry(still, work=nothing)}
 '''
 SUITE = """
 name: moved

@@ -17,8 +17,9 @@ from fatbench.models import MODELS, logit_parameters
 from fatbench.models.heads import ClsVisHead, cross_covariance, power_normalised
 from fatbench.models.pretrained import from_file
 from fatbench.models.t2t import Performer, sinusoids
-from fatbench.suite import calls, formulas
+from fatbench.suite import calls
 from fatbench.suite import weights as naming
+from fatbench.suite.entry import ask
 
 HEADS = ("cls", "vis", "cls_vis")
 SMALL = {
@@ -425,11 +426,11 @@ def test_published_size(name: str, settings: dict[str, int], count: int) -> None
     ],
 )
 def test_plan_counts_the_parameters(name: str, settings: dict[str, object]) -> None:
-    """The docstring's lines, read from the source as `fatbench plan` does, against the model."""
+    """What the entry says, as `fatbench plan` asks it, against the model."""
     spec = calls.check("Model", {"name": name, **settings})
     with torch.device("meta"):
         model = MODELS[name]((3, 224, 224), 10, **settings)
-    counted = formulas.formula(calls.call("Model", spec), "Parameters", channels=3, side=224, classes=10)
+    counted = ask(MODELS[name].parameters, calls.call("Model", spec).bound, (3, 224, 224), 10)
     assert counted == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 

@@ -457,5 +457,5 @@ def planned(
     chosen = name if isinstance(name, Suite) else files.load(str(name))
     if preset is None and store is not None:
         preset = progress.preset_run(chosen, store)
-    plan = chosen.plan(preset or "paper", seeds, where)
+    plan = chosen.plan(preset or "paper", seeds, where, refuse=False)
     return chosen, plan if store is None else progress.with_stored_attacks(chosen, plan, store)

@@ -85,7 +85,7 @@ def _name(id: str, runs: Sequence[Mapping[str, Any]]) -> str:
         from fatbench.suite import files  # slow: nothing else here reads a suite
 
         try:
-            cells = files.load(suite).plan(preset).cells if not files.is_path(suite) else []
+            cells = files.load(suite).plan(preset, refuse=False).cells if not files.is_path(suite) else []
         except FatbenchError:
             continue
         for cell in cells:

@@ -55,7 +55,7 @@ def _wanted_by(
 
     chosen, rows, texts = files.load(name), dict[str, dict[str, Any]](), dict[str, None]()
     for preset in chosen.presets():
-        specs = [cell.spec for cell in chosen.plan(preset).to_run()]
+        specs = [cell.spec for cell in chosen.plan(preset, refuse=False).to_run()]
         needed = [data for spec in specs for data in (spec["data"], spec.get("auxiliary")) if data]
         for said, data in sorted({format_call.brief("Data", data): data for data in needed}.items()):
             row = known.get(data["name"])

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from fatbench.runner.progress import CellProgress
     from fatbench.store.stages import StageRow
     from fatbench.suite.cells import Plan
-    from fatbench.suite.cost import Work
     from fatbench.suite.duration import Estimate
+    from fatbench.suite.entry import Work
     from fatbench.suite.files import Suite
     from fatbench.suite.schedule import Schedule
 
@@ -132,7 +132,7 @@ def suite(chosen: Suite) -> None:
     for axis, labels in chosen.axes().items():
         console.print(f"  {axis}: {', '.join(labels)}")
     for preset in chosen.presets():
-        plan = chosen.plan(preset)
+        plan = chosen.plan(preset, refuse=False)
         seeds = sorted({cell.spec["seed"] for cell in plan.cells})
         counted = f": {len(plan.to_run())} cells, seeds {', '.join(map(str, seeds))}"
         console.print(Text.assemble((f"\npreset {preset}", "bold"), counted, f"\n  {plan.note}" if plan.note else ""))

@@ -89,7 +89,7 @@ def _described(suite: Suite) -> dict[str, Any]:
     """What `suite show` says, by name."""
     presets = {}
     for preset in suite.presets():
-        plan = suite.plan(preset)
+        plan = suite.plan(preset, refuse=False)
         presets[preset] = {
             "cells": len(plan.to_run()),
             "seeds": sorted({cell.spec["seed"] for cell in plan.cells}),

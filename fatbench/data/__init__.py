@@ -7,13 +7,15 @@ numpy comes with the first reader that is called. `catalogue` has the facts, `di
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fatbench import settings
 from fatbench.data.disk import prepare, status, verify, weights_status
 from fatbench.errors import SpecError
+from fatbench.suite.entry import DataEntry, Images
 from fatbench.suite.first_images import First
 from fatbench.suite.types import Count, Fraction, Natural
 
@@ -57,12 +59,6 @@ def cifar10(root: Path, *, variant: str | None = None) -> Dataset:
 
     Reads root/cifar-10-batches-py/{data_batch_1..5,test_batch}, or unpacks root/cifar-10-python.tar.gz. The files are
     pickles and are read without executing anything. Source: Krizhevsky 2009.
-
-    Train: 50000
-    Test: 10000
-    Classes: 10
-    Side: 32
-    Channels: 3
     """
     from fatbench.data import cifar, common
 
@@ -74,12 +70,6 @@ def cifar100(root: Path, *, variant: str | None = None) -> Dataset:
 
     Reads root/cifar-100-python/{train,test}, or unpacks root/cifar-100-python.tar.gz, as `cifar10` does.
     Source: Krizhevsky 2009.
-
-    Train: 50000
-    Test: 10000
-    Classes: 100
-    Side: 32
-    Channels: 3
     """
     from fatbench.data import cifar, common
 
@@ -91,12 +81,6 @@ def svhn(root: Path, *, variant: str | None = None) -> Dataset:
 
     Reads {train,test}_32x32.mat in root, root/svhn or root/SVHN. The published label 10 is the digit 0.
     Source: Netzer et al. 2011.
-
-    Train: 73257
-    Test: 26032
-    Classes: 10
-    Side: 32
-    Channels: 3
     """
     from fatbench.data import arrays, common
 
@@ -119,13 +103,6 @@ def celeba(
     set to `seed`. `split: json` takes LEAF's own train/*.json and test/*.json, in root/celeba or root/celeba/data.
     Images come from img_align_celeba, a folder or the published zip; they have no published checksum, the lists do.
     Source: Caldas et al. 2018 (LEAF); paper: 455 clients (SFAT Table 19), which draw is not stated.
-
-    Train: about None if split == 'json' else round(sample * 200288) - round(sample * (0.1 * 200288 + 0.45 * 9343))
-    Test: about None if split == 'json' else round(sample * (0.1 * 200288 + 0.45 * 9343))
-    Classes: 2
-    Side: 84
-    Channels: 3
-    Parts: writers
     """
     from fatbench.data import common, folders
 
@@ -134,17 +111,19 @@ def celeba(
     return common.finish("celeba", variant, folders.load_celeba(root, split, sample, least, seed))
 
 
+def sampled(*, split: str, sample: float) -> Images:
+    """LEAF's sample, about; of its own files only these know."""
+    if split == "json":
+        return Images(None, None, 2, 84, 3, about=True)
+    test = round(sample * (0.1 * 200_288 + 0.45 * 9343))
+    return Images(round(sample * 200_288) - test, test, 2, 84, 3, about=True)
+
+
 def mnist(root: Path, *, variant: str | None = None) -> Dataset:
     """MNIST: 60,000 + 10,000 grey images of 28x28 in 10 classes.
 
     Reads root/MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz|.xz]; of several, the .gz. The checksums are
     those of the uncompressed content. Source: LeCun et al. 1998.
-
-    Train: 60000
-    Test: 10000
-    Classes: 10
-    Side: 28
-    Channels: 1
     """
     from fatbench.data import arrays, common
 
@@ -156,12 +135,6 @@ def fashion_mnist(root: Path, *, variant: str | None = None) -> Dataset:
 
     Reads root/FashionMNIST/raw/..., the same files as `mnist`, or those of the Debian package dataset-fashion-mnist in
     /usr/share/datasets/fashion-mnist. Source: Xiao et al. 2017.
-
-    Train: 60000
-    Test: 10000
-    Classes: 10
-    Side: 28
-    Channels: 1
     """
     from fatbench.data import arrays, common
 
@@ -175,17 +148,16 @@ def cinic10(root: Path, first: First = (None, None), *, enlarge: bool = False, v
     validation images after the training images. The unpacked images have no published checksums: their numbers are
     checked. Their order is that of a hash of their names, so that the first n are a fair sample.
     Source: Darlow et al. 2018.
-
-    Train: 180000 if enlarge else 90000
-    Test: 90000
-    Classes: 10
-    Side: 32
-    Channels: 3
     """
     from fatbench.data import common, folders
 
     counts = (180_000 if enlarge else 90_000, 90_000)
     return common.finish("cinic10", variant, folders.load_cinic(root, enlarge, first), counts)
+
+
+def perhaps_enlarged(*, enlarge: bool) -> Images:
+    """CINIC-10 with its validation images, or without."""
+    return Images(180_000 if enlarge else 90_000, 90_000, 10, 32, 3)
 
 
 def image_folder(
@@ -196,16 +168,20 @@ def image_folder(
     Classes are the folders of train in the order of their names. Every image becomes RGB (16 bits of grey are scaled)
     and, where it is not `size` x `size` already, is resized (bicubic) without cropping. The order is that of a hash of
     class and file name, so that the first n are a fair sample.
-
-    Train: about count(path, "train/*/*")
-    Test: about count(path, "test/*/*")
-    Classes: count(path, "train/*/")
-    Side: size
-    Channels: 3
     """
     from fatbench.data import common, folders
 
     return common.finish("image_folder", variant, folders.load_image_folder(root, path, size, first))
+
+
+def counted_files(*, path: str, size: int) -> Images:
+    """As many as there are files in the folder now."""
+    folder = settings.data_folder() / Path(path).expanduser()
+
+    def count(pattern: str) -> int | None:
+        return sum(not file.name.startswith(".") for file in folder.glob(pattern)) or None
+
+    return Images(count("train/*/*"), count("test/*/*"), count("train/*/"), size, 3, about=True)
 
 
 def torchvision(
@@ -225,14 +201,16 @@ def torchvision(
     `train`, else `split`, gives both parts; of a class without one, every fifth image of a class is a test image. A
     part sorted by class takes the order of a hash, so that the first n are a fair sample. Other settings go to the
     class: {name: torchvision, dataset: EMNIST, split: letters, ...}. It reads its files in `root`, and fetches nothing.
-
-    Side: size
-    Channels: 1 if grey else 3
     """
     from fatbench.data import common, packages
 
     loaded = packages.load_torchvision(root, dataset, size, grey, (train_split, test_split), settings)
     return common.finish("torchvision", variant, loaded)
+
+
+def of_a_size(*, size: int, grey: bool) -> Images:
+    """What the suite says of images whose number only the package knows."""
+    return Images(side=size, channels=1 if grey else 3)
 
 
 def huggingface(
@@ -255,9 +233,6 @@ def huggingface(
     become RGB, or grey, and are resized (bicubic) to `size` x `size` without cropping. A split that is sorted by class
     takes the order of a hash, so that the first n are a fair sample. `root` is not used: the package fetches into its
     own cache. Needs `pip install datasets`.
-
-    Side: size
-    Channels: 1 if grey else 3
     """
     from fatbench.data import common, packages
 
@@ -271,13 +246,6 @@ def digits(root: Path, *, variant: str | None = None) -> Dataset:
     Every fifth image of each class is a test image (355), the rest train (1,442). Values 0..16 become 0..255.
     `root` is not used. Source: Alpaydin and Kaynak 1998 (the test set of the UCI collection).
     Its 13 writers: who wrote which image is not published / here: the images in file order, cut into 13 equal parts.
-
-    Train: 1442
-    Test: 355
-    Classes: 10
-    Side: 8
-    Channels: 1
-    Parts: writers
     """
     from fatbench.data import arrays, common
 
@@ -290,29 +258,23 @@ def plane(root: Path, *, variant: str | None = None) -> Dataset:
     The wave is y = 1/2 + sin(2 pi x) / 5. Points lie evenly (the R2 sequence), none closer than 1/20 to the wave in y;
     the first 500 of each class, of which every fifth is a test point. Rounded to 1/255. `root` is not used.
     Source: ours, for SFAT's toy of two clients (Zhu et al. 2023, Figure 5; differences: sfat-toy); Roberts 2018 for R2.
-
-    Train: 800
-    Test: 200
-    Classes: 2
-    Side: 1
-    Channels: 2
     """
     from fatbench.data import arrays, common
 
     return common.finish("plane", variant, arrays.load_plane())
 
 
-DATASETS = {
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "svhn": svhn,
-    "celeba": celeba,
-    "mnist": mnist,
-    "fashion_mnist": fashion_mnist,
-    "cinic10": cinic10,
-    "image_folder": image_folder,
-    "torchvision": torchvision,
-    "huggingface": huggingface,
-    "digits": digits,
-    "plane": plane,
+DATASETS: dict[str, Callable[..., Dataset]] = {
+    "cifar10": DataEntry(cifar10, images=Images(50_000, 10_000, 10, 32, 3)),
+    "cifar100": DataEntry(cifar100, images=Images(50_000, 10_000, 100, 32, 3)),
+    "svhn": DataEntry(svhn, images=Images(73_257, 26_032, 10, 32, 3)),
+    "celeba": DataEntry(celeba, images=sampled, parts=("writers",)),
+    "mnist": DataEntry(mnist, images=Images(60_000, 10_000, 10, 28, 1)),
+    "fashion_mnist": DataEntry(fashion_mnist, images=Images(60_000, 10_000, 10, 28, 1)),
+    "cinic10": DataEntry(cinic10, images=perhaps_enlarged),
+    "image_folder": DataEntry(image_folder, images=counted_files),
+    "torchvision": DataEntry(torchvision, images=of_a_size),
+    "huggingface": DataEntry(huggingface, images=of_a_size),
+    "digits": DataEntry(digits, images=Images(1442, 355, 10, 8, 1), parts=("writers",)),
+    "plane": DataEntry(plane, images=Images(800, 200, 2, 1, 2)),
 }

@@ -23,13 +23,7 @@ from fatbench.engine.rounds import Problem, Tensors
 
 
 def natural(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-    """No attack: the images (B, C, H, W) as they are.
-
-    Role: natural
-    Forward: 0
-    Backward: 0
-    Float32: tf32, bf16
-    """
+    """No attack: the images (B, C, H, W) as they are."""
     return x
 
 

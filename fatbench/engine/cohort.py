@@ -13,6 +13,7 @@ from fatbench.engine.local import Client, LocalTraining, broadcast_loss, train_c
 from fatbench.engine.randomness import numpy_generator
 from fatbench.engine.rounds import Cost, Problem, Tensors, Update
 from fatbench.settings import STACKED
+from fatbench.suite.entry import Passes, passes
 
 
 def draw_cohort(problem: Problem, round: int, participation: float) -> list[int]:
@@ -76,17 +77,30 @@ def step_divisors(updates: Sequence[Update], lr: float, divisor: str) -> list[fl
     return [lr * (updates[-1] if divisor == "released" else update).stats.steps for update in updates]
 
 
-def cost(updates: Sequence[Update], local: LocalTraining, broadcast: Tensors, up: int = 1, down: int = 1) -> Cost:
+def cost(
+    updates: Sequence[Update],
+    local: LocalTraining,
+    broadcast: Tensors,
+    up: int = 1,
+    down: int = 1,
+    locals: Mapping[int, LocalTraining] | None = None,
+) -> Cost:
     """What the round cost; `up` and `down` count models on the wire per participant.
 
-    Image passes are those of the objective, counted from the suite's settings, so they are added by the experiment,
-    which knows them.
+    locals: settings of clients that have others. A client that measured the broadcast model computed its objective once
+    more, without a step.
     """
+    trained, measured = Passes(), Passes()
+    for update in updates:
+        one = passes((locals or {}).get(update.client, local).objective)
+        trained += update.n * local.epochs * one
+        if update.stats.broadcast_loss is not None:
+            measured += update.n * (one + Passes(0, -1))
     size = sum(value.numel() * value.element_size() for value in broadcast.values())
     return Cost(
         gradient_steps=sum(u.stats.steps for u in updates),
-        forward=sum(u.n for u in updates) * local.epochs,
-        backward=sum(u.n for u in updates) * local.epochs,
+        forward=trained.forward + measured.forward,
+        backward=trained.backward + measured.backward,
         bytes_up=up * size * len(updates),
         bytes_down=down * size * len(updates),
     )

@@ -20,6 +20,7 @@ from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Number, Problem, Round, State
 from fatbench.engine.setup import Setup
 from fatbench.errors import SpecError
+from fatbench.suite.entry import Entry
 from fatbench.suite.types import (
     Algorithm,
     Attack,
@@ -42,7 +43,6 @@ class Diverged(ArithmeticError):
 def experiment(
     ready: Setup,
     state: State,
-    passes: tuple[float, float],
     *,
     seed: Natural,
     data: Data,
@@ -76,10 +76,7 @@ def experiment(
     whose first `auxiliary_n` training images the server has, unlabelled; per_class: accuracies by class too;
     diagnostic: what else is measured when the monitor runs; diagnostic_every: of these rounds only its multiples, and
     the last; malicious: clients that deviate. A cell with malicious clients whose training diverges is a result, see
-    `_diverged`. `passes` are forward and backward image passes per training image of one local epoch.
-
-    Fractions: train_accuracy, holdout_accuracy, holdout_gap, natural, monitor, val_natural, val_monitor,
-        natural_class, monitor_class, val_natural_class, val_monitor_class, edge_natural
+    `_diverged`.
     """
     settings = algorithm.keywords  # type: ignore[attr-defined]
     rounds = settings["rounds"]
@@ -98,8 +95,8 @@ def experiment(
             *measures.named(count, result.metrics),
             *measures.named(count, result.mixing.metrics if result.mixing else {}),
             Number("gradient_steps", result.cost.gradient_steps, count),
-            Number("forward", result.cost.forward * passes[0], count),
-            Number("backward", result.cost.backward * passes[1], count),
+            Number("forward", result.cost.forward, count),
+            Number("backward", result.cost.backward, count),
             Number("bytes_up", result.cost.bytes_up, count),
             Number("bytes_down", result.cost.bytes_down, count),
             Number("seconds", seconds, count),
@@ -187,4 +184,12 @@ def _diverged(ready: Setup, round: int, rounds: int, monitored: bool, n: int | N
     return numbers
 
 
-EXPERIMENTS = {"cell": experiment}
+EXPERIMENTS = {
+    "cell": Entry(
+        experiment,
+        fractions=(
+            "train_accuracy", "holdout_accuracy", "holdout_gap", "natural", "monitor", "val_natural", "val_monitor",
+            "natural_class", "monitor_class", "val_natural_class", "val_monitor_class", "edge_natural",
+        ),
+    )
+}  # fmt: skip

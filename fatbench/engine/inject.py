@@ -46,7 +46,7 @@ def _inner(function: Callable[..., Any]) -> dict[str, tuple[Callable[..., Any], 
 @functools.cache
 def _offered(function: Callable[..., Any], setting: str) -> tuple[str, ...] | None:
     """What a function of the kind that the annotation of a setting names may ask for."""
-    kind = str(getattr(function, "__annotations__", {}).get(setting)).removesuffix(" | None")
+    kind = str(getattr(inspect.unwrap(function), "__annotations__", {}).get(setting)).removesuffix(" | None")
     return OFFERS.get(kind, ()) if kind in TABLES else None
 
 

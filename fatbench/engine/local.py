@@ -26,6 +26,7 @@ from fatbench.engine.optimizers import Descent, Moments, step
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Stats, Tensors, Update
 from fatbench.suite.cost import epochs_in_round
+from fatbench.suite.entry import Entry
 from fatbench.suite.types import Count, Fraction, Momentum, Natural, NonNegative, Objective, Positive, Proximal, Rate
 
 
@@ -38,12 +39,7 @@ class LocalTraining:
     round. momentum is SGD's; its buffer starts at zero every round. weight_decay is added to the gradient (AdamW
     shrinks the weights). clip: the gradient is scaled to at most this norm. proximal: a term added to the gradient that
     pulls towards the broadcast weights (FedProx). warmup: the objective of the first `warmup_rounds` rounds, such as
-    fewer adversarial images, or AT before AWP; plan and rounds count image passes as if there were none.
-
-    Forward: epochs * objective
-    Backward: epochs * objective
-    Refuse if warmup_rounds and warmup is None: warmup_rounds: 'warmup' does not say on which objective
-    Refuse if not warmup_rounds and warmup is not None: warmup: 'warmup_rounds' does not say for how many rounds
+    fewer adversarial images, or AT before AWP.
     """
 
     batch: Count
@@ -63,13 +59,35 @@ class LocalTraining:
 
     def at(self, round: int) -> LocalTraining:
         """The settings of round `round`, counted from 0: the rate has fallen, and the number of epochs."""
-        epochs = epochs_in_round(self.epochs, self.epochs_factor, self.epochs_every, round)
-        objective = self.warmup if self.warmup is not None and round < self.warmup_rounds else self.objective
-        return replace(self, lr=self.lr * self.lr_decay**round, epochs=epochs, objective=objective)
+        lr, epochs, objective = self.lr * self.lr_decay**round, self.epochs_in(round), self.objective_in(round)
+        return replace(self, lr=lr, epochs=epochs, objective=objective)
+
+    def epochs_in(self, round: int) -> int:
+        """How many epochs a round has."""
+        return epochs_in_round(self.epochs, self.epochs_factor, self.epochs_every, round)
+
+    def objective_in(self, round: int) -> Objective:
+        """What a round trains on."""
+        return self.warmup if self.warmup is not None and round < self.warmup_rounds else self.objective
 
     def descent(self, plain: bool = False) -> Descent:
         """The optimizer of a round."""
         return Descent(self.optimizer, self.lr, self.momentum, self.weight_decay, self.clip, plain)
+
+
+def _warmup_has_an_objective(*, warmup_rounds: int, warmup: Objective | None) -> str | None:
+    if warmup_rounds and warmup is None:
+        return "warmup_rounds: 'warmup' does not say on which objective"
+    return None
+
+
+def _warmup_has_rounds(*, warmup_rounds: int, warmup: Objective | None) -> str | None:
+    if not warmup_rounds and warmup is not None:
+        return "warmup: 'warmup_rounds' does not say for how many rounds"
+    return None
+
+
+LOCAL = Entry(LocalTraining, refuse=(_warmup_has_an_objective, _warmup_has_rounds))
 
 
 def trainable(model: nn.Module) -> list[str]:

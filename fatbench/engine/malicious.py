@@ -13,9 +13,9 @@ they are its threat model. Whatever comes after, aggregation, drift, logs, trans
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from fatbench.engine.mapped import in_memory
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Problem, Tensors, Update
 from fatbench.models import logit_parameters
-from fatbench.suite.formulas import evaluate, lines
+from fatbench.suite.entry import AggregatorEntry, ask, entry_of
 from fatbench.suite.types import Adversary, Clients, Objective
 
 
@@ -99,13 +99,12 @@ def _descending(
 
 
 def bears(aggregator: Callable[..., Any] | None, cohort: int) -> bool:
-    """Whether an aggregator with its settings says, in its line `Bears:`, that it bears a malicious client."""
+    """Whether an aggregator with its settings says, in its entry, that it bears a malicious client."""
     if aggregator is None:
         return False
-    function = getattr(aggregator, "func", aggregator)
-    settings = {name: one.default for name, one in inspect.signature(aggregator).parameters.items()}
-    texts = lines(inspect.getdoc(function) or "", "Bears:")
-    return any(evaluate(text, lambda name, *path: {**settings, "cohort": cohort}[name]) > 0 for text in texts)
+    entry = entry_of(aggregator)
+    bears = entry.bears if isinstance(entry, AggregatorEntry) else None
+    return bears is not None and ask(bears, aggregator, SimpleNamespace(cohort=cohort)) > 0
 
 
 def sent(

@@ -110,9 +110,9 @@ class Mixing:
 class Cost:
     """What a round cost, counted, not estimated."""
 
-    gradient_steps: int = 0
-    forward: int = 0  # image passes
-    backward: int = 0
+    gradient_steps: float = 0
+    forward: float = 0  # image passes
+    backward: float = 0
     bytes_up: int = 0
     bytes_down: int = 0
 

@@ -49,10 +49,8 @@ def adfl(
     Artifacts: adfl_images (m, C, channels, H, W) uint8, adfl_cross p (m, m, C), adfl_weights (m,), in the order of the
     updates, whose clients are adfl_clients (m,).
 
-    Example: {steps: 2}
     Source: Danilenka et al. 2022; differences: adfl-images, adfl-scores. Start, steps and step are not stated there.
 
-    Fractions: adfl_hit
     """
     problem = context.problem
     side = problem.images.shape[-2:] if problem.size is None else (problem.size, problem.size)

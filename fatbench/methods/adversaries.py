@@ -17,6 +17,8 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor
 
+from fatbench.suite.entry import Entry
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Natural, NonNegative, Positive, Probability, Real
 
 # --- data ---------------------------------------------------------------------------------------------------------
@@ -50,9 +52,6 @@ def badnets(
     Source: Gu et al. 2017 (BadNets); 5 pixels and a fraction of 0.32 are FLPoison's.
 
     Knows: its own data
-    Example: {target: 0}
-    Refuse if target >= classes: target: class {target} of {classes}, counted from 0
-    Refuse if size >= side: size: a square of {size} pixels on images of {side} x {side}
     """
     if size >= min(images.shape[2:]):
         raise ValueError(f"badnets: a square of {size} pixels on images of {images.shape[2]} x {images.shape[3]}")
@@ -69,6 +68,16 @@ def patched(images: Tensor, size: int) -> Tensor:
     images = images.clone()
     images[..., -size:, -size:] = 1.0 if images.is_floating_point() else 255
     return images
+
+
+def class_of_the_data(cell: Facts, *, target: int) -> str | None:
+    return f"target: class {target} of {cell.classes}, counted from 0" if target >= cell.classes else None
+
+
+def square_inside_the_image(cell: Facts, *, size: int) -> str | None:
+    if size >= cell.side:
+        return f"size: a square of {size} pixels on images of {cell.side} x {cell.side}"
+    return None
 
 
 # --- training -----------------------------------------------------------------------------------------------------
@@ -136,9 +145,6 @@ def alie(
     Source: Baruch et al. 2019. paper: mean + z std or - / here: -, as in EPFL's code; Blades and FLPoison have +.
 
     Knows: the honest updates of the round
-    Refuse if not z and 2 * malicious > cohort: z: nothing bounds the z of a majority; set it
-    Refuse if not z and 2 * (cohort // 2 + 1 - malicious) >= cohort - malicious: z: {malicious} malicious clients of
-        {cohort} give z <= 0, the honest mean; set z or have more malicious clients
     """
     if z is None:
         honest = len(others)
@@ -147,6 +153,22 @@ def alie(
         z = max(statistics.NormalDist().inv_cdf(quantile), 0.0) if quantile > 0 else 0.0
     deviation = others.std(0) if len(others) > 1 else torch.zeros_like(update)
     return others.mean(0) + (z if sign == "plus" else -z) * deviation
+
+
+def bounded_z(cell: Facts, *, z: float | None) -> str | None:
+    if not z and 2 * cell.malicious > cell.cohort:
+        return "z: nothing bounds the z of a majority; set it"
+    return None
+
+
+def positive_z(cell: Facts, *, z: float | None) -> str | None:
+    honest = cell.cohort - cell.malicious
+    if not z and 2 * (cell.cohort // 2 + 1 - cell.malicious) >= honest:
+        return (
+            f"z: {cell.malicious} malicious clients of {cell.cohort} give z <= 0, the honest mean; set z or have more "
+            "malicious clients"
+        )
+    return None
 
 
 def min_max(update: Tensor, others: Tensor, *, tolerance: Positive = 0.01) -> Tensor:
@@ -199,12 +221,12 @@ def masking(update: Tensor, broadcast: Tensor, last_layer: Tensor, *, temperatur
 
 ADVERSARIES: dict[str, Callable[..., Any]] = {
     "label_flip": label_flip,
-    "badnets": badnets,
+    "badnets": Entry(badnets, refuse=(class_of_the_data, square_inside_the_image), example={"target": 0}),
     "sign_flip_gradients": sign_flip_gradients,
     "sign_flip": sign_flip,
     "gaussian_upload": gaussian_upload,
     "ipm": ipm,
-    "alie": alie,
+    "alie": Entry(alie, refuse=(bounded_z, positive_z)),
     "min_max": min_max,
     "model_replacement": model_replacement,
     "masking": masking,

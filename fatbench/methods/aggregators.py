@@ -28,16 +28,24 @@ from fatbench.engine.mixing import last_layer_cosines, normalised
 from fatbench.engine.rounds import Context, Mixing, Tensors, Update
 from fatbench.methods.adfl import adfl
 from fatbench.methods.robust_aggregators import (
+    any_minority,
     bulyan,
     centred_clipping,
     coordinate_median,
+    enough_for_bulyan,
+    enough_for_krum,
     geometric_median,
+    keeps_of_the_round,
     krum,
     multi_krum,
     norm_clipping,
+    so_many,
+    some_are_left,
     trimmed_mean,
 )
 from fatbench.models import logit_parameters
+from fatbench.suite.entry import AggregatorEntry
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Momentum, NonNegative, Positive, Probability, Real
 
 RankBy = Literal["nk_weighted", "mean_loss", "released"]
@@ -94,7 +102,6 @@ def sfat(
     [0.1, 0.4, 0.5]
 
     Source: Zhu et al. 2023, section 4.3 and Algorithm 1; methods: SFAT; differences: sfat-normaliser, sfat-ranking.
-    Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     factor = (1 + alpha) / (1 - alpha)
     return _slack("sfat", updates, context, factor, top=top, rank_by=rank_by, first_round=first_round)
@@ -115,7 +122,6 @@ def sfat_annealed(
     1.2 (SVHN) to 1.0. ValueError: top > m / 2.
 
     Source: Zhu et al. 2023, Table 12; methods: SFAT.
-    Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     start = (1 + alpha) / (1 - alpha)
     factor = start - (start - 1) * context.round / max(context.rounds - 1, 1)
@@ -137,7 +143,6 @@ def resfat_deemph(
     ValueError: top > m / 2.
 
     Source: Zhu et al. 2023, Table 10 (r = 0.8, 0.6); differences: resfat-readings.
-    Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     return _slack("resfat_deemph", updates, context, r, top=top, rank_by=rank_by, first_round=first_round)
 
@@ -156,12 +161,17 @@ def resfat_up_large(
     As `sfat` but for the direction; not the same as `resfat_deemph`. ValueError: top > m / 2.
 
     Source: Zhu et al. 2023, section 5.1, Fig. 4 middle; differences: resfat-readings. The release cannot do this.
-    Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     factor = (1 + alpha) / (1 - alpha)
     return _slack(
         "resfat_up_large", updates, context, factor, top=top, rank_by=rank_by, first_round=first_round, largest=True
     )
+
+
+def at_most_half(cell: Facts, *, top: int) -> str | None:
+    if 2 * top > cell.cohort:
+        return f"top: {top} is more than half of the {cell.cohort} clients of a round"
+    return None
 
 
 def _slack(
@@ -232,10 +242,6 @@ def two_level(
     [0.333, 0.167, 0.25, 0.25]
 
     Source: ours, for the setting of Hong et al. 2023; methods: SFAT.
-    Example: {adversarial: 2}
-    Refuse if top > adversarial / 2: top: {top} is more than half of the {adversarial} clients that train adversarially
-    Refuse if algorithm.adversarial and adversarial != algorithm.adversarial: adversarial: {adversarial} here, and
-        {algorithm.adversarial} in the algorithm
     """
     factor = (1 + alpha) / (1 - alpha)
     groups = [[k for k, u in enumerate(updates) if (u.client < adversarial) == first] for first in (True, False)]
@@ -265,6 +271,19 @@ def two_level(
 # --- SFAT as released --------------------------------------------------------------------------------------------
 
 
+def at_most_half_of_adversarial(*, top: int, adversarial: int) -> str | None:
+    if 2 * top > adversarial:
+        return f"top: {top} is more than half of the {adversarial} clients that train adversarially"
+    return None
+
+
+def as_in_the_algorithm(cell: Facts, *, adversarial: int) -> str | None:
+    trained = cell.algorithm.get("adversarial")
+    if trained and trained != adversarial:
+        return f"adversarial: {adversarial} here, and {trained} in the algorithm"
+    return None
+
+
 def sfat_released(updates: Sequence[Update], context: Context, *, r: Positive, top: Count) -> Mixing:
     """SFAT as the authors' code computes it: weights that do not sum to 1 in most rounds. Improper.
 
@@ -279,7 +298,6 @@ def sfat_released(updates: Sequence[Update], context: Context, *, r: Positive, t
     `updates` must be in the order in which the participants were drawn.
 
     Source: ZFancy/SFAT utils.py:122-138, SFAT.py:108-178; differences: sfat-released-sum, sfat-batchnorm.
-    Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     return _released(updates, context, r, top, [1.0] * len(updates))
 
@@ -293,7 +311,6 @@ def sfat_unequal_released(updates: Sequence[Update], context: Context, *, r: Pos
     Source: ZFancy/SFAT utils.py:142-160; differences: sfat-unequal. Round 0 [not described]: FedAvg by
     samples.
 
-    Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     fractions = normalised([float(update.n) for update in updates])
     return _released(updates, context, r, top, [fraction * len(updates) for fraction in fractions])
@@ -321,7 +338,6 @@ def fedavg_shrink(updates: Sequence[Update], context: Context, *, r: Positive, t
     updates, tensors named "bn" included, but favours no client. What `sfat_released` gains beyond this is the slack.
 
     Source: ours; differences: sfat-released-sum.
-    Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     released = sfat_released(updates, context, r=r, top=top)
     assert released.norm is not None
@@ -396,7 +412,6 @@ def afl(
     `memory["lambda"]` and starts at N_k / N. Participants without any weight at all are mixed by samples.
 
     Source: Mohri et al. 2019; differences: fedtorch-afl. Nothing published to compare with (differences: sfat-afl).
-    Forward: 1
     """
     if "lambda" in context.memory:
         fraction = [float(x) for x in context.memory["lambda"].tolist()]
@@ -431,7 +446,6 @@ def q_ffl(updates: Sequence[Update], context: Context, broadcast_losses: Sequenc
     of batch normalisation left out (by their name, running_mean and running_var).
 
     Source: Li et al. 2020 (q-FFL, Algorithm 2); differences: fedtorch-afl. Nothing published to compare with.
-    Forward: 1
     """
     losses = [max(loss, 1e-10) for loss in broadcast_losses]
     largest = max(losses)  # numerator and divisor are both divided by largest^q, which may be out of range
@@ -466,26 +480,30 @@ def _softmax(exponents: Sequence[float], factors: Sequence[float] | None = None)
 AGGREGATORS: dict[str, Callable[..., Mixing]] = {
     "samples": samples,
     "uniform": uniform,
-    "sfat": sfat,
-    "sfat_annealed": sfat_annealed,
-    "two_level": two_level,
-    "resfat_deemph": resfat_deemph,
-    "resfat_up_large": resfat_up_large,
-    "sfat_released": sfat_released,
-    "sfat_unequal_released": sfat_unequal_released,
-    "fedavg_shrink": fedavg_shrink,
+    "sfat": AggregatorEntry(sfat, refuse=(at_most_half,)),
+    "sfat_annealed": AggregatorEntry(sfat_annealed, refuse=(at_most_half,)),
+    "two_level": AggregatorEntry(
+        two_level, refuse=(at_most_half_of_adversarial, as_in_the_algorithm), example={"adversarial": 2}
+    ),
+    "resfat_deemph": AggregatorEntry(resfat_deemph, refuse=(at_most_half,)),
+    "resfat_up_large": AggregatorEntry(resfat_up_large, refuse=(at_most_half,)),
+    "sfat_released": AggregatorEntry(sfat_released, refuse=(at_most_half,)),
+    "sfat_unequal_released": AggregatorEntry(sfat_unequal_released, refuse=(at_most_half,)),
+    "fedavg_shrink": AggregatorEntry(fedavg_shrink, refuse=(at_most_half,)),
     "fedsoftbetter": fedsoftbetter,
     "fedsoftbetter_released": fedsoftbetter_released,
     "fedwavg": fedwavg,
-    "adfl": adfl,
+    "adfl": AggregatorEntry(adfl, example={"steps": 2}, fractions=("adfl_hit",)),
     "afl": afl,
     "q_ffl": q_ffl,
-    "coordinate_median": coordinate_median,
-    "trimmed_mean": trimmed_mean,
-    "krum": krum,
-    "multi_krum": multi_krum,
-    "bulyan": bulyan,
-    "geometric_median": geometric_median,
-    "norm_clipping": norm_clipping,
-    "centred_clipping": centred_clipping,
+    "coordinate_median": AggregatorEntry(coordinate_median, bears=any_minority),
+    "trimmed_mean": AggregatorEntry(trimmed_mean, refuse=(some_are_left,), bears=so_many),
+    "krum": AggregatorEntry(krum, refuse=(enough_for_krum,), bears=so_many, example={"byzantine": 0}),
+    "multi_krum": AggregatorEntry(
+        multi_krum, refuse=(enough_for_krum, keeps_of_the_round), bears=so_many, example={"byzantine": 0}
+    ),
+    "bulyan": AggregatorEntry(bulyan, refuse=(enough_for_bulyan,), bears=so_many, example={"byzantine": 0}),
+    "geometric_median": AggregatorEntry(geometric_median, bears=any_minority),
+    "norm_clipping": AggregatorEntry(norm_clipping, bears=any_minority, fractions=("clipped",)),
+    "centred_clipping": AggregatorEntry(centred_clipping, bears=any_minority, fractions=("clipped",)),
 }

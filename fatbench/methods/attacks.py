@@ -33,9 +33,17 @@ from fatbench.engine.accuracy import natural
 from fatbench.engine.fast.draws import Streams, normal, uniform
 from fatbench.engine.gradients import Loss, cross_entropy, gradient_of, part_of, predict
 from fatbench.engine.outcomes import right
-from fatbench.methods.corruptions import cifar10_c, corruption
-from fatbench.methods.packages import AttackError, autoattack, torchattacks
+from fatbench.methods.corruptions import cifar10_c, corruption, five_severities, test_images_of_cifar10
+from fatbench.methods.packages import (
+    AttackError,
+    autoattack,
+    four_classes,
+    if_every_image_survives,
+    radius_in_the_pixel_range,
+    torchattacks,
+)
 from fatbench.models.dual_norm import use_statistics
+from fatbench.suite.entry import AttackEntry, Passes
 from fatbench.suite.types import Attack, Count, NonNegative, Radius
 
 Uphill = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -48,9 +56,6 @@ def fgsm(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, 
 
     (B, C, H, W) in [0, 1] to the same, as every attack here. Goodfellow, Shlens and Szegedy 2015 (arXiv 1412.6572),
     section 4.
-
-    Forward: 1
-    Backward: 1
     """
     return _ascend(_uphill(model, cross_entropy, x, generator), y, x, _Cube.around(x, eps, eps), 1)
 
@@ -63,9 +68,6 @@ def fgsm_sfat(
     Zhu et al. 2023, eval_pgd.py, FGSM (differences: sfat-fgsm). CIFAR: eps 8/255, step 8/255. SVHN: eps 4/255, step
     1/255, a quarter of the radius, so a much weaker attack than `fgsm`. The paper has the step of training and a random
     start; the label that the file prints says "without random start". Published FGSM numbers compare with this only.
-
-    Forward: 1
-    Backward: 1
     """
     x_start = _uniform_start(x, eps, generator)
     return _ascend(_uphill(model, cross_entropy, x, generator), y, x_start, _Cube.around(x, eps, step), 1)
@@ -100,10 +102,6 @@ def pgd(
     >>> x_adv = pgd(model, x, y, torch.Generator(), eps=0.1, step=0.06, steps=2, start="none")
     >>> [round(value, 2) for value in x_adv.flatten().tolist()]
     [0.4, 1.0]
-
-    Forward: steps
-    Backward: steps
-    Refuse if norm == 'Linf' and max(eps, step) > 1: eps and step are parts of the pixel range: 8/255, not 8
     """
     if start == "uniform":
         x_start = _uniform_start(x, eps, generator, norm)
@@ -116,6 +114,12 @@ def pgd(
     if early_stop:
         return _until_wrong(model, uphill, y, x_start, ball, steps)
     return _ascend(uphill, y, x_start, ball, steps)
+
+
+def in_the_pixel_range(*, eps: float, step: float, norm: str) -> str | None:
+    if norm == "Linf" and max(eps, step) > 1:
+        return "eps and step are parts of the pixel range: 8/255, not 8"
+    return None
 
 
 def pgd_kl(
@@ -132,9 +136,6 @@ def pgd_kl(
 
     Zhang et al. 2019 (arXiv 1901.08573), Algorithm 1. The labels are not used. There is no setting for the start: at
     x itself the divergence is zero and so is its gradient.
-
-    Forward: steps + 1
-    Backward: steps
     """
     # Detached, not made under no_grad: inside autocast that leaves half-precision copies of the weights without history
     # in autocast's cache (PyTorch issues 65766, 112583; mended in 2.15), and a loss made in the same autocast region,
@@ -147,6 +148,10 @@ def pgd_kl(
 
     x_start = _gaussian_start(x, generator)
     return _ascend(_uphill(model, divergence, x, generator), target, x_start, _Cube.around(x, eps, step), steps)
+
+
+def clean_and_every_step(*, steps: int) -> Passes:
+    return Passes(steps + 1, steps)
 
 
 def cw(
@@ -168,9 +173,6 @@ def cw(
     its loss). torchattacks' CW is another attack, in L2. At kappa 50 the maximum practically never cuts in.
     `early_stop`:
     see the module; with "any" the passes are at most those below.
-
-    Forward: steps
-    Backward: steps
     """
 
     def margin(logits: Tensor, y: Tensor) -> Tensor:
@@ -183,6 +185,10 @@ def cw(
     if early_stop:
         return _until_wrong(model, uphill, y, x_start, ball, steps)
     return _ascend(uphill, y, x_start, ball, steps)
+
+
+def every_step(*, steps: int) -> Passes:
+    return Passes(steps, steps)
 
 
 def dual(
@@ -201,9 +207,6 @@ def dual(
     `all:a+b` counts the images that withstand both. A network without two statistics is attacked as ever.
     Hong et al. 2023 (FedRBN): the released test attacks and predicts by the clean statistics, its validation attacks
     through the others.
-
-    Forward: attack
-    Backward: attack
     """
     use_statistics(model, attacked=through == "attacked")
     x_adv: Tensor = attack(model, x, y, generator)
@@ -328,15 +331,23 @@ def _wrong(model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Tensor:
 
 
 ATTACKS: dict[str, Callable[..., Tensor]] = {
-    "natural": natural,
-    "fgsm": fgsm,
-    "fgsm_sfat": fgsm_sfat,
-    "pgd": pgd,
-    "pgd_kl": pgd_kl,
-    "cw": cw,
-    "autoattack": autoattack,
+    "natural": AttackEntry(natural, passes=Passes(), role="natural", float32=("tf32", "bf16")),
+    "fgsm": AttackEntry(fgsm, passes=Passes(1, 1)),
+    "fgsm_sfat": AttackEntry(fgsm_sfat, passes=Passes(1, 1)),
+    "pgd": AttackEntry(pgd, passes=every_step, refuse=(in_the_pixel_range,)),
+    "pgd_kl": AttackEntry(pgd_kl, passes=clean_and_every_step),
+    "cw": AttackEntry(cw, passes=every_step),
+    "autoattack": AttackEntry(
+        autoattack,
+        passes=if_every_image_survives,
+        refuse=(radius_in_the_pixel_range, four_classes),
+        float32=("bf16",),
+        packages=("autoattack", "pyautoattack"),
+    ),
     "dual": dual,
-    "torchattacks": torchattacks,
-    "corruption": corruption,
-    "cifar10_c": cifar10_c,
+    "torchattacks": AttackEntry(torchattacks, packages=("torchattacks",), example={"attack": "PGD", "steps": 1}),
+    "corruption": AttackEntry(corruption, passes=Passes(), refuse=(five_severities,), role="corruption"),
+    "cifar10_c": AttackEntry(
+        cifar10_c, passes=Passes(), refuse=(five_severities, test_images_of_cifar10), role="corruption"
+    ),
 }

@@ -17,6 +17,7 @@ from torch import Generator, Tensor, nn
 from fatbench.engine.fast.draws import clients_of, normal, uniform
 from fatbench.errors import MachineError
 from fatbench.settings import data_folder
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count
 
 SEVERITIES: dict[str, tuple[float, ...]] = {  # of 32 x 32 images: hendrycks/robustness, make_cifar_c.py
@@ -45,10 +46,6 @@ def corruption(
     those for images of 32 x 32. `severity: [1, 3, 5]` makes three columns, and `mean:NAME` their mean.
 
     Source: Hendrycks and Dietterich 2019 (arXiv 1903.12261).
-    Role: corruption
-    Forward: 0
-    Backward: 0
-    Refuse if severity > 5: severity: {severity}, of 1 to 5
     """
     return CORRUPTIONS[kind](x, SEVERITIES[kind][severity - 1], generator).clamp(0, 1)
 
@@ -73,11 +70,6 @@ def cifar10_c(
     are for validation. MachineError: the file is missing, or holds other than 50,000 images of 32 x 32.
 
     Source: Hendrycks and Dietterich 2019 (arXiv 1903.12261).
-    Role: corruption
-    Forward: 0
-    Backward: 0
-    Refuse if severity > 5: severity: {severity}, of 1 to 5
-    Refuse if data.name != 'cifar10' or side != 32: {name} has the test images of cifar10 at 32 x 32, not of {data.name}
     """
     import numpy
 
@@ -91,6 +83,16 @@ def cifar10_c(
     rows = 10_000 * (severity - 1) + index.cpu().numpy()
     images = torch.from_numpy(stored[rows]).permute(0, 3, 1, 2)
     return torch.empty_like(x).copy_(images.to(x) / 255)
+
+
+def five_severities(*, severity: int) -> str | None:
+    return f"severity: {severity}, of 1 to 5" if severity > 5 else None
+
+
+def test_images_of_cifar10(cell: Facts) -> str | None:
+    if cell.data.name != "cifar10" or cell.side != 32:
+        return f"cifar10_c has the test images of cifar10 at 32 x 32, not of {cell.data.name}"
+    return None
 
 
 def _gaussian_noise(x: Tensor, strength: float, generator: Generator) -> Tensor:

@@ -33,6 +33,8 @@ from torch.func import functional_call
 
 from fatbench.engine.randomness import generator
 from fatbench.methods.accountants import gaussian_epsilon, laplace_epsilon, sampled_gaussian_epsilon
+from fatbench.suite.entry import Entry
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Momentum, NonNegative, Positive
 
 Gradient = dict[str, Tensor]
@@ -74,13 +76,18 @@ def fixed_position(part: Gradient, at: Upload) -> tuple[Gradient, Mask]:
     ValueError: no parameter is called pos_embed.
 
     Source: Lu et al. 2022 (APRIL), section 5; the comparison of Sawada et al. 2024.
-    Refuse if 'patches' not in model.parts: {name} withholds learned positions, which this model has not: {{name: vit}}
     """
     positions = [name for name in part if name.endswith("pos_embed")]
     if not positions:
         raise ValueError("fixed_position: the model has no learned positions (no parameter named pos_embed)")
     mask = {name: torch.zeros_like(part[name], dtype=torch.bool) for name in positions}
     return _masked(part, mask), mask
+
+
+def learned_positions(cell: Facts) -> str | None:
+    if "patches" not in cell.model.parts:
+        return "fixed_position withholds learned positions, which this model has not: {name: vit}"
+    return None
 
 
 def random_binary(
@@ -172,7 +179,6 @@ def dpsgd(
     The gradient that it is given is not used.
 
     Source: Abadi et al. 2016, algorithm 1.
-    Refuse if algorithm.local: dpsgd clips the gradient of each example: leave out local training
     """
     each = examples.gradients()
     length = torch.stack([each[name].double().flatten(1).norm(dim=1) for name in gradient]).norm(dim=0)
@@ -184,6 +190,12 @@ def dpsgd(
     return _noisy(mean, at, torch.ones(()), noise * clip / examples.expected, "gaussian"), None
 
 
+def one_gradient_of_examples(cell: Facts) -> str | None:
+    if cell.algorithm.get("local"):
+        return "dpsgd clips the gradient of each example: leave out local training"
+    return None
+
+
 def soteria(part: Gradient, at: Upload, examples: Examples, *, fraction: Momentum) -> tuple[Gradient, Mask]:
     """Send zero for the `fraction` of the last layer's columns whose features say most of the image.
 
@@ -192,7 +204,6 @@ def soteria(part: Gradient, at: Upload, examples: Examples, *, fraction: Momentu
     what it reads without a defence (differences: soteria-features).
 
     Source: Sun et al. 2021 (Soteria), as its program approximates it.
-    Refuse if algorithm.local: soteria looks at the features of one gradient: leave out local training
     """
     _check_fraction("soteria", fraction)
     layer = next(name for name in reversed(list(part)) if part[name].dim() == 2)
@@ -213,6 +224,12 @@ def soteria(part: Gradient, at: Upload, examples: Examples, *, fraction: Momentu
     sent = part[layer].clone()
     sent[:, dropped] = 0
     return {**part, layer: sent}, None
+
+
+def one_gradient_of_features(cell: Facts) -> str | None:
+    if cell.algorithm.get("local"):
+        return "soteria looks at the features of one gradient: leave out local training"
+    return None
 
 
 def _check_fraction(name: str, withheld: float) -> None:
@@ -264,14 +281,14 @@ def _noisy(gradient: Gradient, at: Upload, factor: Tensor, scale: float, kind: s
 
 DEFENCES: dict[str, Callable[..., tuple[Gradient, Mask]]] = {
     "none": none,
-    "fixed_position": fixed_position,
+    "fixed_position": Entry(fixed_position, refuse=(learned_positions,)),
     "random_binary": random_binary,
     "locked_binary": locked_binary,
     "gaussian": gaussian,
     "laplace": laplace,
     "pruning": pruning,
-    "dpsgd": dpsgd,
-    "soteria": soteria,
+    "dpsgd": Entry(dpsgd, refuse=(one_gradient_of_examples,)),
+    "soteria": Entry(soteria, refuse=(one_gradient_of_features,)),
 }
 
 

@@ -11,6 +11,7 @@ round.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -22,13 +23,15 @@ from fatbench.engine.gradients import logits_of
 from fatbench.engine.local import load, pixels, precision_context
 from fatbench.engine.outcomes import right
 from fatbench.engine.rounds import Metrics, Problem, Round
-from fatbench.methods.adversaries import patched
+from fatbench.methods.adversaries import class_of_the_data, patched, square_inside_the_image
 from fatbench.methods.inversions import image_measures
 from fatbench.methods.inversions.decoder import feature_inversion
 from fatbench.methods.inversions.matching import matching
 from fatbench.methods.inversions.upload import Observation, gradients
 from fatbench.methods.svcca import activations
 from fatbench.methods.svcca import svcca as correlation
+from fatbench.suite.entry import Entry, PrivacyEntry
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Blocks, Count, Fraction, Natural, Pairs
 
 
@@ -54,14 +57,8 @@ def svcca(
     take part in the round is left out, and so is a number that activations without variance do not have.
     ValueError: the model has not so many blocks, or n images are too few for its width.
 
-    Example: {blocks: "1", pairs: "0-1,0-server", n: 20}
     Source: Aldahdooh et al. 2022, Figures 3 and 20-25, where clients count from 1 (differences: svcca-clients);
     Raghu et al. 2017.
-
-    Refuse if n <= 2 * model.dim: n: {n} images are too few for a model of width {model.dim}
-    Refuse if max(numbers(blocks)) > model.depth: blocks: block {max(numbers(blocks))} of a model with
-        {model.depth} blocks
-    Refuse if max(numbers(pairs)) >= clients: pairs: client {max(numbers(pairs))} of {clients} (counted from 0)
     """
     states = {"server": result.state.model, **{f"c{u.client}": u.model for u in result.updates}}
     wanted = [tuple(_name(side) for side in pair.split("-")) for pair in pairs.split(",")]
@@ -91,6 +88,30 @@ def svcca(
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
+def enough_images(cell: Facts, *, n: int) -> str | None:
+    width = cell.model.get("dim")
+    if width is not None and n <= 2 * width:
+        return f"n: {n} images are too few for a model of width {width}"
+    return None
+
+
+def blocks_of_the_model(cell: Facts, *, blocks: str) -> str | None:
+    last, depth = max(_numbers(blocks)), cell.model.get("depth")
+    if depth is not None and last > depth:
+        return f"blocks: block {last} of a model with {depth} blocks"
+    return None
+
+
+def clients_of_the_cell(cell: Facts, *, pairs: str) -> str | None:
+    last = max(_numbers(pairs), default=0)
+    return f"pairs: client {last} of {cell.clients} (counted from 0)" if last >= cell.clients else None
+
+
+def _numbers(text: str) -> list[int]:
+    """The whole numbers in a text such as "0-3,0-server"."""
+    return [int(part) for part in re.findall(r"\d+", text)]
+
+
 def leakage(
     problem: Problem,
     result: Round,
@@ -116,13 +137,7 @@ def leakage(
     Numbers, means over the target_clients: psnr (dB), ssim, correlation, identification (is the example the likeliest
     of the first `candidates` training images); and leak_grey_psnr, leak_grey_ssim for a flat grey reconstruction.
 
-    Example: {target_clients: 2, steps: 2, width: 2, candidates: 4}
-    Threat: bound
-    Labels: used
     Source: ours; Tao et al. 2022 name the question as a limitation. Geiping et al. 2020 for the gradient.
-    Refuse if side < 11: reconstructions are compared by SSIM, whose window is 11 x 11; images are {side} x {side}
-
-    Fractions: leak_identification, leak_initial_identification
     """
     update = result.updates[0]
     chosen = problem.shards[update.client][:target_clients]
@@ -155,6 +170,12 @@ def leakage(
     return found
 
 
+def window_of_ssim(cell: Facts) -> str | None:
+    if cell.side < 11:
+        return f"reconstructions are compared by SSIM, whose window is 11 x 11; images are {cell.side} x {cell.side}"
+    return None
+
+
 def boundaries(
     problem: Problem,
     result: Round,
@@ -173,10 +194,6 @@ def boundaries(
     client's model moves them. The number boundary_apart is the fraction of the grid on which clients disagree.
 
     Source: Zhu et al. 2023, Figure 5 (b, c); differences: sfat-toy.
-    Refuse if channels != 2 or side != 1 or classes != 2: boundaries: {classes} classes of {channels} x {side} x {side}
-        images, not 2 classes of points in the plane (2 x 1 x 1)
-    Refuse if points < 2: points: a grid of {points} x {points}
-    Fractions: boundary_apart
     """
     steps = torch.linspace(0, 1, points, device=images.device)
     y, x = torch.meshgrid(steps.flip(0), steps, indexing="ij")
@@ -200,6 +217,19 @@ def boundaries(
     return found
 
 
+def points_in_the_plane(cell: Facts) -> str | None:
+    if (cell.channels, cell.side, cell.classes) != (2, 1, 2):
+        return (
+            f"boundaries: {cell.classes} classes of {cell.channels} x {cell.side} x {cell.side} images, not 2 classes "
+            "of points in the plane (2 x 1 x 1)"
+        )
+    return None
+
+
+def two_points_a_side(*, points: int) -> str | None:
+    return f"points: a grid of {points} x {points}" if points < 2 else None
+
+
 def backdoor(
     problem: Problem,
     result: Round,
@@ -217,10 +247,6 @@ def backdoor(
     without a global one. ValueError: every test image is of the target's class.
 
     Source: Gu et al. 2017 (BadNets).
-    Fractions: backdoor_success, backdoor_none
-    Example: {target: 0}
-    Refuse if target >= classes: target: class {target} of {classes}, counted from 0
-    Refuse if size >= side: size: a square of {size} pixels on images of {side} x {side}
     """
     others = images[labels != target]
     if not len(others):
@@ -239,8 +265,24 @@ def _name(side: str) -> str:
 
 
 DIAGNOSTICS: dict[str, Callable[..., Any]] = {
-    "svcca": svcca,
-    "leakage": leakage,
-    "boundaries": boundaries,
-    "backdoor": backdoor,
+    "svcca": Entry(
+        svcca,
+        refuse=(enough_images, blocks_of_the_model, clients_of_the_cell),
+        example={"blocks": "1", "pairs": "0-1,0-server", "n": 20},
+    ),
+    "leakage": PrivacyEntry(
+        leakage,
+        threat="bound",
+        labels=True,
+        refuse=(window_of_ssim,),
+        fractions=("leak_identification", "leak_initial_identification"),
+        example={"target_clients": 2, "steps": 2, "width": 2, "candidates": 4},
+    ),
+    "boundaries": Entry(boundaries, refuse=(points_in_the_plane, two_points_a_side), fractions=("boundary_apart",)),
+    "backdoor": Entry(
+        backdoor,
+        refuse=(class_of_the_data, square_inside_the_image),
+        fractions=("backdoor_success", "backdoor_none"),
+        example={"target": 0},
+    ),
 }

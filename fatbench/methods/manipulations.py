@@ -17,6 +17,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from fatbench.methods.inversions.labels import head_of
+from fatbench.suite.entry import PrivacyEntry
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count
 
 Tensors = dict[str, Tensor]
@@ -44,8 +46,6 @@ def fishing(
 
     Source: Wen et al. 2022, section 3.1. breaching writes 0.5 into row c, which gives no gradient behind a LayerNorm
     (differences: fishing-row).
-    Threat: F
-    Labels: used
     """
     weight, bias = head_of(model)
     found = labels.bincount(minlength=len(weights[bias])).double()
@@ -60,10 +60,14 @@ def dead_heads(model: nn.Module, weights: Tensors, generator: Generator) -> Mani
     """Every client but the target gets a last layer of zeros: the sum of the backbones' gradients is the target's.
 
     Source: Pasquini, Francati and Ateniese 2022 (model inconsistency), with the last layer in place of a ReLU.
-    Threat: F
-    Refuse if algorithm.aggregate < 2: dead_heads silences the other clients of a sum: aggregate: 2 or more
     """
     return Manipulated(model, dict(weights), _dead(model, weights))
+
+
+def a_sum_of_several(cell: Facts) -> str | None:
+    if cell.algorithm.get("aggregate", 2) < 2:
+        return "dead_heads silences the other clients of a sum: aggregate: 2 or more"
+    return None
 
 
 def imprint(
@@ -85,8 +89,6 @@ def imprint(
 
     ValueError: q . x is the same for all of the server's images.
     Source: Fowl et al. 2022 (Robbing the Fed); differences: imprint-readout.
-    Threat: G
-    Refuse if bins < 2: bins: an imprint block needs two bins or more
     """
     flat = images.flatten(1)
     size = flat.shape[1]
@@ -101,6 +103,10 @@ def imprint(
     target = {f"imprint.{name}": value.clone() for name, value in block.state_dict().items()}  # training changes them
     target |= {f"network.{name}": value for name, value in weights.items()}
     return Manipulated(whole, target, target, {"sparse": torch.tensor(kind == "sparse")})
+
+
+def two_bins(*, bins: int) -> str | None:
+    return "bins: an imprint block needs two bins or more" if bins < 2 else None
 
 
 class Imprint(nn.Module):
@@ -143,7 +149,7 @@ def _dead(model: nn.Module, weights: Tensors) -> Tensors:
 
 
 MANIPULATIONS: dict[str, Callable[..., Manipulated]] = {
-    "fishing": fishing,
-    "dead_heads": dead_heads,
-    "imprint": imprint,
+    "fishing": PrivacyEntry(fishing, threat="F", labels=True),
+    "dead_heads": PrivacyEntry(dead_heads, threat="F", refuse=(a_sum_of_several,)),
+    "imprint": PrivacyEntry(imprint, threat="G", refuse=(two_bins,)),
 }

@@ -28,6 +28,7 @@ from fatbench.engine.fast.draws import clients_of, per_client, subset, uniform
 from fatbench.engine.gradients import predict
 from fatbench.methods.attacks import pgd
 from fatbench.models.dual_norm import attacked
+from fatbench.suite.entry import Entry, Passes, ProximalEntry, passes
 from fatbench.suite.types import Attack, NonNegative, Positive, Probability, Radius
 
 
@@ -35,9 +36,6 @@ def standard(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator)
     """Standard training: CE(f(x), y).
 
     x (B, C, H, W) in [0, 1] and y (B,) to the loss, a scalar, and correct (B,) bool, as every objective here.
-
-    Forward: 1
-    Backward: 1
     """
     model.train()
     return _cross_entropy(model, x, y, generator)
@@ -47,11 +45,12 @@ def at(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, at
     """Adversarial training: CE(f(x_adv), y) with x_adv from the attack.
 
     Madry et al. 2018 (arXiv 1706.06083), equation 2.1; Zhu et al. 2023: pgd with 10 steps.
-
-    Forward: attack + 1
-    Backward: attack + 1
     """
     return _cross_entropy(model, _adversarial(model, x, y, generator, attack), y, generator)
+
+
+def attack_and_one(*, attack: Attack) -> Passes:
+    return passes(attack) + 1
 
 
 def trades(
@@ -61,9 +60,6 @@ def trades(
 
     Zhang et al. 2019 (arXiv 1901.08573), Algorithm 1; its inner attack is pgd_kl. SFAT's paper does not give beta, its
     code has 6.
-
-    Forward: attack + 2
-    Backward: attack + 2
     """
 
     def loss(adversarial: Tensor, clean: Tensor, y: Tensor) -> Tensor:
@@ -74,6 +70,10 @@ def trades(
     return per_client(loss, generator, adversarial, clean, y), _correct(adversarial, y)
 
 
+def attack_and_two(*, attack: Attack) -> Passes:
+    return passes(attack) + 2
+
+
 def mart(
     model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, attack: Attack, beta: NonNegative = 6.0
 ) -> tuple[Tensor, Tensor]:
@@ -82,9 +82,6 @@ def mart(
     Wang et al. 2020 (ICLR, "Improving adversarial robustness requires revisiting misclassified examples"), Algorithm 1.
     Boosted CE = CE(f(x_adv), y) - log(1 - max_{j != y} p_j(x_adv)). Its inner attack is pgd with start "gaussian".
     The constants 1.0001, 1.0000001 and 1e-12 that keep the logarithms and the weight positive are its code's.
-
-    Forward: attack + 2
-    Backward: attack + 2
     """
 
     def loss(adversarial: Tensor, clean: Tensor, y: Tensor) -> Tensor:
@@ -114,9 +111,6 @@ def mixed_at(
     Aldahdooh et al. 2022 (FAT with transformers): ratio 0.5, B 24, pgd with 7 steps. One forward over the
     mixed batch, so that batch norm, where a model has it, sees both kinds together. The passes are exact where ratio B
     is whole.
-
-    Forward: ratio * attack + 1
-    Backward: ratio * attack + 1
     """
     each = len(x) // len(clients_of(generator))
     count = math.floor(ratio * each + 1e-9)  # 0.29 * 100 is 28.999999999999996 in floats, and means 29
@@ -126,6 +120,10 @@ def mixed_at(
         x = x.index_put((chosen,), x_adv)
     model.train()
     return _cross_entropy(model, x, y, generator)
+
+
+def part_attacked(*, attack: Attack, ratio: float) -> Passes:
+    return ratio * passes(attack) + 1
 
 
 def mixfat(
@@ -144,11 +142,6 @@ def mixfat(
     weighted: (1 - ratio) CE(f(x), y) + ratio CE(f(x_adv), y), two forwards. sum: CE(f(x), y) + CE(f(x_adv), y), which
     has no ratio. `mixed_at` is the fourth way, "replace". Zizzo et al. 2020 (arXiv 2012.01791) is the first of them;
     its ratio, and which way is its own, could not be read. The passes of append are exact where ratio B is whole.
-
-    Example: {mix: weighted}
-    Refuse if mix == 'sum' and ratio != 0.5: ratio: a sum has none
-    Forward: ratio * (attack + 1) + 1 if mix == 'append' else attack + 2
-    Backward: ratio * (attack + 1) + 1 if mix == 'append' else attack + 2
     """
     if mix != "append":
         clean_weight, weight = (1.0, 1.0) if mix == "sum" else (1.0 - ratio, ratio)
@@ -175,6 +168,14 @@ def mixfat(
     return losses, torch.cat([of_each[:, images:], of_each[:, count:images]], 1).flatten()
 
 
+def appended_or_both(*, attack: Attack, ratio: float, mix: str) -> Passes:
+    return ratio * (passes(attack) + 1) + 1 if mix == "append" else passes(attack) + 2
+
+
+def sum_without_ratio(*, mix: str, ratio: float) -> str | None:
+    return "ratio: a sum has none" if mix == "sum" and ratio != 0.5 else None
+
+
 def dual_at(
     model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, attack: Attack, ratio: Probability = 0.5
 ) -> tuple[Tensor, Tensor]:
@@ -182,9 +183,6 @@ def dual_at(
 
     f_c and f_n normalise by the statistics of clean and of attacked images; see `fatbench.models.dual_norm`. Hong et
     al. 2023 (FedRBN), ratio 0.5 in their code. On another network it is `mixfat` with mix: weighted.
-
-    Forward: attack + 2
-    Backward: attack + 2
     """
 
     def loss(adversarial: Tensor, clean: Tensor, y: Tensor) -> Tensor:
@@ -215,9 +213,6 @@ def n_fgsm_at(
     The step is not projected on the ball, only on the box, so an image may move by (k + 1) eps. Jorge et al. 2022
     (arXiv 2202.01181). Their code attacks in train mode; here in eval mode, as every objective. FGSM-RS needs no
     function: it is `at` with {name: pgd, step: 10/255, steps: 1} at eps 8/255.
-
-    Forward: 2
-    Backward: 2
     """
 
     def attack(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
@@ -243,9 +238,6 @@ def awp_at(
     pass that gives g leave the running ones alone. gamma 0 is `at`; Wu et al. 2020 (arXiv 2004.05884) have 0.01, the
     federated code NUDTPingLuo/FedLAT 0.005 from round 10 on, for every tensor, here from the first. Clients train one
     by one: a norm is that of one client's layer.
-
-    Forward: attack + 2
-    Backward: attack + 2
     """
     x_adv = _adversarial(model, x, y, generator, attack)
     weights = {name: w for name, w in model.named_parameters() if w.requires_grad and w.dim() > 1}
@@ -278,9 +270,6 @@ def boundary_at(
     weights and divergence could not be read: `logits` is the form of a public adaptation, beta that of its scripts.
 
     Source: KevinHaoo/FedBEAT src/utils/robust/dbfat/losses.py:57-77.
-    Example: {weight: logits}
-    Forward: attack + 2
-    Backward: attack + 1
     """
 
     def loss(logits: Tensor, before: Tensor, y: Tensor) -> Tensor:
@@ -294,6 +283,10 @@ def boundary_at(
     x_adv = _adversarial(model, x, y, generator, attack)
     logits, before = predict(model, x_adv), predict(broadcast, x_adv).detach()
     return per_client(loss, generator, logits, before, y), _correct(logits, y)
+
+
+def attack_and_two_forward(*, attack: Attack) -> Passes:
+    return passes(attack) + Passes(2, 1)
 
 
 # --- by the client's class counts ---------------------------------------------------------------------------------
@@ -314,9 +307,6 @@ def calfat(
     The inner attack sees the calibrated logits too; CalFAT's is pgd_kl. Prediction and evaluation use f alone. A class
     that the client lacks counts as `missing` examples, because log 0 has no value; 1 is the authors'. Chen et al. 2022
     (arXiv 2205.14926); the formula is that of its code without the code's temperature: `calfat_released`.
-
-    Forward: attack + 1
-    Backward: attack + 1
     """
     shift = class_counts.where(class_counts > 0, missing).log()
     with _shifted(model, shift):
@@ -332,8 +322,6 @@ def calfat_released(
     1 example. What else the code does (plain mean of models, learning rate, split) is for a suite to say.
 
     Source: cc233/CalFAT utils.py:98-102, 216-245.
-    Forward: attack + 1
-    Backward: attack + 1
     """
     tenth = 0.1 * (class_counts.clamp(min=1) + 1e-7).log()
     with _shifted(model, tenth):
@@ -359,8 +347,6 @@ def margin_at(
     a paper names: those could not be read.
 
     Source: KarhouTam/FL-bench src/client/fedlc.py:14-34 (the margin); ours (with AT).
-    Forward: attack + 1
-    Backward: attack + 1
     """
     with _shifted(model, -tau * class_counts.clamp(min=1e-8) ** -0.25):
         return at(model, x, y, generator, attack=attack)
@@ -412,10 +398,12 @@ def squared(weights: list[Tensor], broadcast: list[Tensor], round: int, *, mu: N
     """FedProx: the gradient of (mu / 2) ||w - w_t||^2 over all weights, mu (w - w_t).
 
     Li et al. 2020 (arXiv 1812.06127), equation 2. Aldahdooh et al. 2022 (mu 0.1); differences: fedprox-forms.
-
-    Rate: mu
     """
     return list(torch._foreach_mul(torch._foreach_sub(weights, broadcast), mu))
+
+
+def pull(*, mu: float) -> float:
+    return mu
 
 
 def norm_per_tensor(
@@ -435,22 +423,22 @@ def norm_per_tensor(
 
 
 OBJECTIVES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
-    "standard": standard,
-    "at": at,
-    "trades": trades,
-    "mart": mart,
-    "mixed_at": mixed_at,
-    "mixfat": mixfat,
-    "dual_at": dual_at,
-    "n_fgsm_at": n_fgsm_at,
-    "awp_at": awp_at,
-    "boundary_at": boundary_at,
-    "calfat": calfat,
-    "calfat_released": calfat_released,
-    "margin_at": margin_at,
+    "standard": Entry(standard, passes=Passes(1, 1)),
+    "at": Entry(at, passes=attack_and_one),
+    "trades": Entry(trades, passes=attack_and_two),
+    "mart": Entry(mart, passes=attack_and_two),
+    "mixed_at": Entry(mixed_at, passes=part_attacked),
+    "mixfat": Entry(mixfat, passes=appended_or_both, refuse=(sum_without_ratio,), example={"mix": "weighted"}),
+    "dual_at": Entry(dual_at, passes=attack_and_two),
+    "n_fgsm_at": Entry(n_fgsm_at, passes=Passes(2, 2)),
+    "awp_at": Entry(awp_at, passes=attack_and_two),
+    "boundary_at": Entry(boundary_at, passes=attack_and_two_forward, example={"weight": "logits"}),
+    "calfat": Entry(calfat, passes=attack_and_one),
+    "calfat_released": Entry(calfat_released, passes=attack_and_one),
+    "margin_at": Entry(margin_at, passes=attack_and_one),
 }
 
 PROXIMALS: dict[str, Callable[..., list[Tensor]]] = {
-    "squared": squared,
+    "squared": ProximalEntry(squared, rate=pull),
     "norm_per_tensor": norm_per_tensor,
 }

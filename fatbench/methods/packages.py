@@ -30,6 +30,8 @@ from fatbench.engine.memory import out_of_memory
 from fatbench.engine.randomness import forked
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import foreign, signatures
+from fatbench.suite.entry import Passes
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import NonNegative
 from fatbench.version import __version__
 
@@ -69,13 +71,6 @@ def autoattack(
     broke the network itself says. Square asks nothing about an image that a query leaves as it is (`_asked_once`).
     The passes below are at most: those of an image that withstands every stage, in float32 and with 10 classes or more
     (of "plus", with 10: untargeted FAB asks for a gradient of every class).
-
-    Package: autoattack, pyautoattack
-    Float32: bf16
-    Forward: 4048 if version == 'rand' else 9788 if version == 'plus' else 7865
-    Backward: 4040 if version == 'rand' else 7819 if version == 'plus' else 1910
-    Refuse if norm == 'Linf' and eps > 1: eps is a part of the pixel range: 8/255, not 8
-    Refuse if classes < 4: AutoAttack's targeted losses need at least 4 classes, {data.name} has {classes}
     """
     if eps == 0:
         return x
@@ -140,6 +135,27 @@ def _told(perturb: Callable[..., Any], name: str, tell: Callable[[str, int], Non
         return perturb(x, *rest, **more)
 
     return run
+
+
+def if_every_image_survives(*, version: str) -> Passes:
+    match version:
+        case "rand":
+            return Passes(4048, 4040)
+        case "plus":
+            return Passes(9788, 7819)
+    return Passes(7865, 1910)
+
+
+def radius_in_the_pixel_range(*, norm: str, eps: float) -> str | None:
+    if norm == "Linf" and eps > 1:
+        return "eps is a part of the pixel range: 8/255, not 8"
+    return None
+
+
+def four_classes(cell: Facts) -> str | None:
+    if cell.classes < 4:
+        return f"AutoAttack's targeted losses need at least 4 classes, {cell.data.name} has {cell.classes}"
+    return None
 
 
 STAGES: dict[str, tuple[str, dict[str, Any]]] = {  # an attribute of the package's class, and what is set on it
@@ -247,9 +263,6 @@ def torchattacks(
     no such attack or setting; AutoAttack (10 APGD steps instead of 100: use `autoattack`); what the package raises, in
     one line. The passes are not known.
 
-    Package: torchattacks
-
-    Example: {attack: PGD, steps: 1}
     """
     if not foreign.installed("torchattacks"):
         raise AttackError(foreign.needed("torchattacks", "torchattacks"))
@@ -295,11 +308,11 @@ def torchattacks(
 def implementation(name: str) -> str:
     """The code behind a registered attack, with its version: "fatbench 0.1.0", "pyautoattack 0.2.0", a plugin's file.
 
-    A docstring's line `Package: a, b` says that the code is that package's, the first of them that is installed.
+    Where its entry names packages the code is that of the first of them that is installed.
     SpecError: no attack is named so.
     """
     signature = signatures.describe("Attack", name)
-    named = foreign.packages(signature.doc)
+    named = foreign.packages(signature)
     if not named:
         ours = Path(signature.file).resolve().is_relative_to(Path(__file__).resolve().parents[1])
         return f"fatbench {__version__}" if ours else Path(signature.file).name

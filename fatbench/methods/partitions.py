@@ -24,6 +24,8 @@ import numpy
 from numpy.typing import NDArray
 
 from fatbench.engine.randomness import numpy_generator
+from fatbench.suite.entry import PartitionEntry
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Fraction, Natural, NonNegative, Positive
 
 Labels = NDArray[Any]
@@ -36,11 +38,14 @@ def iid(labels: Labels, rng: numpy.random.Generator, writers: Labels | None, *, 
     """Equal random parts of N // clients examples each; the remainder of the division is left out.
 
     Source: Zhu et al. 2023, released `cifar_iid`. ValueError: more clients than examples.
-    Each: images // clients
     """
     size = _chunk("iid", labels, clients)
     order = rng.permutation(len(labels))
     return [_sorted(order[k * size : (k + 1) * size]) for k in range(clients)]
+
+
+def equal_parts(images: int, *, clients: int) -> int:
+    return images // clients
 
 
 def classes_per_client(
@@ -61,8 +66,6 @@ def classes_per_client(
 
     Paper: "randomly selected classes"; here as in the partitioner it names, FedTorch's, which is deterministic.
     Source: Aldahdooh et al. 2022; differences: classes-partition. ValueError: fewer examples than slices.
-
-    Refuse if classes > data.classes: classes: {classes} of {data.classes} classes
     """
     size = _chunk("classes_per_client", labels, clients, classes)
     labels = numpy.asarray(labels)
@@ -72,6 +75,10 @@ def classes_per_client(
     order = numpy.argsort(labels, kind="stable")
     slices = order[: clients * classes * size].reshape(classes, clients, size)
     return [_sorted(slices[:, k].ravel()) for k in range(clients)]
+
+
+def classes_of_the_data(cell: Facts, *, classes: int) -> str | None:
+    return f"classes: {classes} of {cell.classes} classes" if classes > cell.classes else None
 
 
 def shah(
@@ -94,10 +101,6 @@ def shah(
 
     Source: Shah et al. 2021; differences: sfat-skew. Here: a stable sort and a seeded generator; not so in the release.
     ValueError: more clients than examples, or (clients - 1) * skew >= 100.
-    Each: images // clients
-
-    Refuse if own_fraction is None and (clients - 1) * skew >= 100: skew: (clients - 1) * skew must be below 100, got
-        ({clients} - 1) * {skew}
     """
     size = _chunk("shah", labels, clients)
     if own_fraction is None and (clients - 1) * skew >= 100:
@@ -115,6 +118,12 @@ def shah(
         for d, part in enumerate(numpy.split(chunk, cuts)):
             shards[(j + d) % clients].append(part)
     return [_sorted(numpy.concatenate(parts)) for parts in shards]
+
+
+def part_of_its_own(*, clients: int, skew: float, own_fraction: float | None) -> str | None:
+    if own_fraction is None and (clients - 1) * skew >= 100:
+        return f"skew: (clients - 1) * skew must be below 100, got ({clients} - 1) * {skew:g}"
+    return None
 
 
 def unequal_shards(
@@ -147,7 +156,6 @@ def unequal_shards(
     | SVHN 50-16700, K=10 | clients 10, shards 1465, max_shards 1465, split_seed 1492 | shards 1445, split_seed 4113 |
 
     Here: at least one shard each, where the release can leave a client without data.
-    Example: {shards: 6}
     Source: Zhu et al. 2023, released `*_noniid_unequal`, after McMahan et al. 2017; differences: sfat-unequal.
     ValueError: more clients than shards, or shards that ask for more examples than there are.
     """
@@ -234,11 +242,8 @@ def by_writer(
     Writers with fewer are left out. `clients` draws that many of the writers without replacement, as LEAF's user
     fraction does (455 in Zhu et al. 2023, Table 19); None takes all.
 
-    Example: {min_images: 1}
     Source: Caldas et al. 2018. ValueError: a data set without writers, or fewer writers with
     min_images examples than clients.
-
-    Refuse if 'writers' not in data.parts: by_writer: {data.name} does not say who wrote which example
     """
     if writers is None:
         raise ValueError("by_writer: this data set does not say who wrote (or who is on) an image")
@@ -254,6 +259,12 @@ def by_writer(
     order = numpy.argsort(owner)
     starts = numpy.concatenate([[0], numpy.cumsum(sizes)])
     return [_sorted(order[starts[k] : starts[k + 1]]) for k in kept]
+
+
+def known_writers(cell: Facts) -> str | None:
+    if "writers" not in cell.data.parts:
+        return f"by_writer: {cell.data.name} does not say who wrote which example"
+    return None
 
 
 # Danilenka et al. 2022, Table 1: the probabilities of labels 0 .. 9. Of its other two runs only where the mass lies.
@@ -288,8 +299,6 @@ def label_table(
     Not stated there: the tables of runs 2 and 3 (here the printed one,
     rolled until its three common labels are 0, 1, 2 and 7, 8, 9), and how many examples of a label a holder gets.
     ValueError: a label above 9, more labels per client than occur, or a label with fewer examples than holders.
-
-    Refuse if classes > data.classes: classes: {classes} of {data.classes} classes
     """
     labels = numpy.asarray(labels)
     if labels.max() > 9:
@@ -335,12 +344,8 @@ def group_skew(
     (1 - p) / (groups - 1); inside a group all clients are equally likely. p = 1 / groups is IID, in FedVKD 0.1 with 10
     groups of one client each, against its 0.2. Every example is handed out; sizes are random.
 
-    Example: {groups: 2}
     Source: Tao et al. 2022, after Fang et al. 2020. Not stated: the classes of a group (differences: fedvkd-groups).
     ValueError: more groups than clients or classes, one group with p below 1, or a client that gets nothing.
-
-    Refuse if groups > min(clients, data.classes): groups: {groups} groups of {data.classes} classes and {clients}
-        clients: at least one each
     """
     labels = numpy.asarray(labels)
     classes = int(labels.max()) + 1
@@ -360,6 +365,12 @@ def group_skew(
     return [numpy.flatnonzero(owner == k).astype(numpy.int64) for k in range(clients)]
 
 
+def one_class_and_client_each(cell: Facts, *, groups: int, clients: int) -> str | None:
+    if groups > min(clients, cell.classes):
+        return f"groups: {groups} groups of {cell.classes} classes and {clients} clients: at least one each"
+    return None
+
+
 def _chunk(name: str, labels: Labels, clients: int, slices: int = 1) -> int:
     size = len(labels) // (clients * slices)
     if size == 0:
@@ -373,12 +384,12 @@ def _sorted(indices: NDArray[Any]) -> NDArray[numpy.int64]:
 
 
 PARTITIONS: dict[str, Callable[..., Shards]] = {
-    "iid": iid,
-    "classes_per_client": classes_per_client,
-    "shah": shah,
-    "unequal_shards": unequal_shards,
+    "iid": PartitionEntry(iid, each=equal_parts),
+    "classes_per_client": PartitionEntry(classes_per_client, refuse=(classes_of_the_data,)),
+    "shah": PartitionEntry(shah, each=equal_parts, refuse=(part_of_its_own,)),
+    "unequal_shards": PartitionEntry(unequal_shards, example={"shards": 6}),
     "dirichlet": dirichlet,
-    "by_writer": by_writer,
-    "label_table": label_table,
-    "group_skew": group_skew,
+    "by_writer": PartitionEntry(by_writer, refuse=(known_writers,), example={"min_images": 1}),
+    "label_table": PartitionEntry(label_table, refuse=(classes_of_the_data,)),
+    "group_skew": PartitionEntry(group_skew, refuse=(one_class_and_client_each,), example={"groups": 2}),
 }

@@ -29,6 +29,7 @@ from torch import Tensor
 from fatbench.engine.local import trainable
 from fatbench.engine.mixing import mix
 from fatbench.engine.rounds import Context, Mixing, Tensors, Update
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Natural, Positive
 
 # --- what each coordinate says ------------------------------------------------------------------------------------
@@ -40,7 +41,6 @@ def coordinate_median(updates: Sequence[Update], context: Context) -> Mixing:
     Float buffers are medians too.
 
     Source: Yin et al. 2018 (ICML).
-    Bears: (cohort - 1) // 2
     """
     return _by_coordinate(updates, context, lambda values: _middle(values.sort(0).values))
 
@@ -51,8 +51,6 @@ def trimmed_mean(updates: Sequence[Update], context: Context, *, byzantine: Natu
     byzantine 0 is `uniform`. Float buffers are trimmed too.
 
     Source: Yin et al. 2018 (ICML).
-    Bears: byzantine
-    Refuse if 2 * byzantine >= cohort: byzantine: twice {byzantine} of {cohort} clients of a round leaves none
     """
     left = _fewer(updates, byzantine, "trimmed_mean", 2 * byzantine + 1)
     return _by_coordinate(
@@ -68,10 +66,6 @@ def bulyan(updates: Sequence[Update], context: Context, *, byzantine: Natural) -
     averaged in the same way over the chosen clients.
 
     Source: Mhamdi et al. 2018 (arXiv 1802.07927).
-    Example: {byzantine: 0}
-    Bears: byzantine
-    Refuse if 4 * byzantine + 3 > cohort: byzantine: Bulyan needs {4 * byzantine + 3} clients in a round to bear
-        {byzantine} malicious ones, and there are {cohort}
     """
     f = _fewer(updates, byzantine, "bulyan", 4 * byzantine + 3)
     kept = by_number(updates)
@@ -127,10 +121,6 @@ def krum(updates: Sequence[Update], context: Context, *, byzantine: Natural) -> 
     Several libraries square the squared distances, or return a sum.
 
     Source: Blanchard et al. 2017 (arXiv 1703.02757).
-    Example: {byzantine: 0}
-    Bears: byzantine
-    Refuse if 2 * byzantine + 2 >= cohort: byzantine: Krum needs {2 * byzantine + 3} clients in a round to bear
-        {byzantine} malicious ones, and there are {cohort}
     """
     return _multi_krum("krum", updates, context, byzantine, 1)
 
@@ -139,11 +129,6 @@ def multi_krum(updates: Sequence[Update], context: Context, *, byzantine: Natura
     """The mean of the `keep` uploads with the least Krum scores; without `keep`, of m - `byzantine`.
 
     Source: Blanchard et al. 2017 (arXiv 1703.02757).
-    Example: {byzantine: 0}
-    Bears: byzantine
-    Refuse if 2 * byzantine + 2 >= cohort: byzantine: Krum needs {2 * byzantine + 3} clients in a round to bear
-        {byzantine} malicious ones, and there are {cohort}
-    Refuse if keep is not None and keep > cohort: keep: {keep} of {cohort} clients of a round
     """
     return _multi_krum("multi_krum", updates, context, byzantine, keep)
 
@@ -177,7 +162,6 @@ def geometric_median(
     which trusts a client's word. Steps end early where the sum falls by less than a millionth.
 
     Source: Pillutla et al. 2019 (arXiv 1912.13445).
-    Bears: (cohort - 1) // 2
     """
     kept = by_number(updates)
     gram = _gram(updates, kept, context)
@@ -222,8 +206,6 @@ def norm_clipping(updates: Sequence[Update], context: Context, *, bound: Positiv
     Float buffers are plain means. Metric: clipped, the fraction of uploads that were longer.
 
     Source: Sun et al. 2019 (arXiv 1911.07963).
-    Bears: (cohort - 1) // 2
-    Fractions: clipped
     """
     kept = by_number(updates)
     u = _flat(updates, kept, context)
@@ -243,8 +225,6 @@ def centred_clipping(
     clients here do not.
 
     Source: Karimireddy et al. 2021 (arXiv 2012.10333).
-    Bears: (cohort - 1) // 2
-    Fractions: clipped
     """
     kept = by_number(updates)
     u = _flat(updates, kept, context)
@@ -281,6 +261,46 @@ def _moved(updates: Sequence[Update], context: Context, kept: Sequence[int], by:
         for name, part in zip(names, parts, strict=True)
     }
     return replace(mixing, model={**mixing.model, **moved}, metrics={**mixing.metrics, "clipped": clipped})
+
+
+# --- how many malicious clients each bears ------------------------------------------------------------------------
+
+
+def any_minority(cell: Facts) -> int:
+    return (cell.cohort - 1) // 2
+
+
+def so_many(*, byzantine: int) -> int:
+    return byzantine
+
+
+def some_are_left(cell: Facts, *, byzantine: int) -> str | None:
+    if 2 * byzantine >= cell.cohort:
+        return f"byzantine: twice {byzantine} of {cell.cohort} clients of a round leaves none"
+    return None
+
+
+def enough_for_bulyan(cell: Facts, *, byzantine: int) -> str | None:
+    return _too_few("Bulyan", cell, byzantine, 4 * byzantine + 3)
+
+
+def enough_for_krum(cell: Facts, *, byzantine: int) -> str | None:
+    return _too_few("Krum", cell, byzantine, 2 * byzantine + 3)
+
+
+def _too_few(name: str, cell: Facts, byzantine: int, least: int) -> str | None:
+    if cell.cohort < least:
+        return (
+            f"byzantine: {name} needs {least} clients in a round to bear {byzantine} malicious ones, and there are "
+            f"{cell.cohort}"
+        )
+    return None
+
+
+def keeps_of_the_round(cell: Facts, *, keep: int | None) -> str | None:
+    if keep is not None and keep > cell.cohort:
+        return f"keep: {keep} of {cell.cohort} clients of a round"
+    return None
 
 
 # --- all of them --------------------------------------------------------------------------------------------------

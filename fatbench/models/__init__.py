@@ -3,9 +3,8 @@
     MODELS["nin"]((3, 32, 32), 10, width=192)      -> nn.Module, (B, 3, 32, 32) in [0, 1] to logits (B, 10)
 
 Normalisation, where a model has any, is inside it: attacks work in [0, 1]. Weights are drawn from torch's global
-generator, which the engine seeds. The lines `Parameters:` of a docstring add up to the number of trainable parameters
-in terms of the settings and of `channels`, `size` (the side of the image) and `classes`; `fatbench plan` reads them
-without importing torch. A vision transformer is a backbone and a head, put together in `transformer.Transformer`.
+generator, which the engine seeds. A vision transformer is a backbone and a head, put together in
+`transformer.Transformer`.
 """
 
 from __future__ import annotations
@@ -14,17 +13,44 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fatbench.models.edge import edge_resnet, edge_resnet8, edge_vit, whole_edge, whole_resnet, whole_vit
-from fatbench.models.efficientnet import efficientnet_lite0
-from fatbench.models.leaf_cnn import leaf_cnn
-from fatbench.models.mcmahan_cnn import mcmahan_cnn
-from fatbench.models.mlp import mlp
-from fatbench.models.nin import nin
-from fatbench.models.resnet import resnet18
-from fatbench.models.small_cnn import small_cnn
-from fatbench.models.t2t import t2t
-from fatbench.models.tnt import tnt
-from fatbench.models.vit import vit
+from fatbench.models.edge import (
+    edge_resnet,
+    edge_resnet8,
+    edge_resnet8_parameters,
+    edge_resnet_parameters,
+    edge_vit,
+    edge_vit_parameters,
+    features_tiled,
+    resnet8_edge,
+    shallow_edge,
+    trained_by_edges,
+    whole_edge,
+    whole_edge_parameters,
+    whole_resnet,
+    whole_resnet_parameters,
+    whole_vit,
+    whole_vit_parameters,
+)
+from fatbench.models.efficientnet import efficientnet_lite0, efficientnet_lite0_parameters
+from fatbench.models.leaf_cnn import leaf_cnn, leaf_cnn_parameters
+from fatbench.models.mcmahan_cnn import mcmahan_cnn, mcmahan_cnn_parameters
+from fatbench.models.mlp import mlp, mlp_parameters
+from fatbench.models.nin import nin, nin_parameters
+from fatbench.models.resnet import resnet18, resnet18_parameters
+from fatbench.models.shapes import (
+    at_least_2,
+    at_least_4,
+    at_least_8,
+    equal_heads,
+    no_batch_of_one_at_8,
+    no_batch_of_one_at_32,
+    tiled,
+)
+from fatbench.models.small_cnn import small_cnn, small_cnn_parameters
+from fatbench.models.t2t import t2t, t2t_parameters
+from fatbench.models.tnt import tnt, tnt_parameters
+from fatbench.models.vit import vit, vit_parameters
+from fatbench.suite.entry import ModelEntry
 
 
 def logit_parameters(model: nn.Module) -> list[str]:
@@ -44,20 +70,98 @@ def logit_parameters(model: nn.Module) -> list[str]:
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    "nin": nin,
-    "small_cnn": small_cnn,
-    "resnet18": resnet18,
-    "efficientnet_lite0": efficientnet_lite0,
-    "leaf_cnn": leaf_cnn,
-    "mcmahan_cnn": mcmahan_cnn,
-    "mlp": mlp,
-    "vit": vit,
-    "tnt": tnt,
-    "t2t": t2t,
-    "edge_vit": edge_vit,
-    "whole_vit": whole_vit,
-    "edge_resnet": edge_resnet,
-    "edge_resnet8": edge_resnet8,
-    "whole_edge": whole_edge,
-    "whole_resnet": whole_resnet,
+    "nin": ModelEntry(nin, parameters=nin_parameters, refuse=(at_least_4,)),
+    "small_cnn": ModelEntry(
+        small_cnn, parameters=small_cnn_parameters, refuse=(at_least_8,), parts=("batch normalisation",)
+    ),
+    "resnet18": ModelEntry(
+        resnet18,
+        parameters=resnet18_parameters,
+        refuse=(
+            at_least_8,
+            no_batch_of_one_at_8,
+        ),
+        parts=("batch normalisation",),
+    ),
+    "efficientnet_lite0": ModelEntry(
+        efficientnet_lite0,
+        parameters=efficientnet_lite0_parameters,
+        refuse=(
+            at_least_8,
+            no_batch_of_one_at_32,
+        ),
+        parts=("batch normalisation",),
+    ),
+    "leaf_cnn": ModelEntry(
+        leaf_cnn,
+        parameters=leaf_cnn_parameters,
+        refuse=(
+            at_least_2,
+            no_batch_of_one_at_8,
+        ),
+        parts=("batch normalisation",),
+    ),
+    "mcmahan_cnn": ModelEntry(mcmahan_cnn, parameters=mcmahan_cnn_parameters, refuse=(at_least_4,)),
+    "mlp": ModelEntry(mlp, parameters=mlp_parameters),
+    "vit": ModelEntry(
+        vit,
+        parameters=vit_parameters,
+        refuse=(
+            tiled,
+            equal_heads,
+        ),
+        parts=("patches",),
+    ),
+    "tnt": ModelEntry(
+        tnt,
+        parameters=tnt_parameters,
+        refuse=(
+            tiled,
+            equal_heads,
+        ),
+    ),
+    "t2t": ModelEntry(
+        t2t,
+        parameters=t2t_parameters,
+        refuse=(
+            tiled,
+            equal_heads,
+        ),
+    ),
+    "edge_vit": ModelEntry(
+        edge_vit,
+        parameters=edge_vit_parameters,
+        edge=shallow_edge,
+        refuse=(
+            features_tiled,
+            equal_heads,
+            trained_by_edges,
+        ),
+        parts=("edge", "server", "distillation head", "batch normalisation"),
+    ),
+    "whole_vit": ModelEntry(
+        whole_vit,
+        parameters=whole_vit_parameters,
+        refuse=(
+            features_tiled,
+            equal_heads,
+        ),
+        parts=("batch normalisation",),
+    ),
+    "edge_resnet": ModelEntry(
+        edge_resnet,
+        parameters=edge_resnet_parameters,
+        edge=shallow_edge,
+        refuse=(trained_by_edges,),
+        parts=("edge", "server", "batch normalisation"),
+    ),
+    "edge_resnet8": ModelEntry(
+        edge_resnet8,
+        parameters=edge_resnet8_parameters,
+        edge=resnet8_edge,
+        refuse=(trained_by_edges,),
+        parts=("edge", "server", "batch normalisation"),
+    ),
+    "whole_edge": ModelEntry(whole_edge, parameters=whole_edge_parameters, parts=("batch normalisation",)),
+    "whole_resnet": ModelEntry(whole_resnet, parameters=whole_resnet_parameters, parts=("batch normalisation",)),
 }

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from fatbench.models.resnet import BasicBlock
-from fatbench.models.shapes import image_side
+from fatbench.models.shapes import image_side, untiled
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count
 
 Shape = tuple[int, int, int]
@@ -54,16 +55,6 @@ def edge_vit(
 
     Source: Tao et al. 2022, section 3.3; Touvron et al. 2021 for the two tokens. The projection stands on the server,
     so that what crosses the wire is the extractor's output, as the paper's equations have it.
-    Parameters: width*(stem*stem*channels+36*width+10)
-    Parameters: width*(2688*width+140)+(8*width+1)*classes
-    Parameters: dim*(patch*patch*width+7+depth*(12*dim+13))+2*(dim+1)*classes
-    Parameters: dim*(side*4//(3*stem-5)//patch)*(side*4//(3*stem-5)//patch)
-    Parts: edge, server, distillation head, batch normalisation
-    Refuse if side * 4 // (3 * stem - 5) % patch: patch: patches of {patch}x{patch} do not tile images of
-        {side * 4 // (3 * stem - 5)}x{side * 4 // (3 * stem - 5)} (see 'size')
-    Refuse if dim % heads: dim: {dim} is not a multiple of its {heads} attention heads
-    Refuse if 'edge' not in algorithm.parts: {algorithm.name} trains a model that is trained whole
-        (whole_vit?), not {name}
     """
     extractor = _shallow(shape, width, stem, "edge_vit")
     server = _vit(
@@ -88,13 +79,6 @@ def whole_vit(
     Settings, shapes and errors as in `edge_vit`.
 
     Source: Tao et al. 2022, section 4.1.
-    Parameters: width*(stem*stem*channels+36*width+10)
-    Parameters: dim*(patch*patch*width+7+depth*(12*dim+13))+2*(dim+1)*classes
-    Parameters: dim*(side*4//(3*stem-5)//patch)*(side*4//(3*stem-5)//patch)
-    Refuse if side * 4 // (3 * stem - 5) % patch: patch: patches of {patch}x{patch} do not tile images of
-        {side * 4 // (3 * stem - 5)}x{side * 4 // (3 * stem - 5)} (see 'size')
-    Refuse if dim % heads: dim: {dim} is not a multiple of its {heads} attention heads
-    Parts: batch normalisation
     """
     extractor = _shallow(shape, width, stem, "whole_vit")
     server = _vit(
@@ -122,12 +106,6 @@ def edge_resnet(
     or smaller than 8 x 8, an edge that emits another shape than the server takes.
 
     Source: Tao et al. 2022, section 4.1 ("ResNet-109", "ResNet-113"); He et al. 2020; differences: fedvkd-layers.
-    Parameters: width*(stem*stem*channels+36*width+10)
-    Parameters: width*(2688*width+140)+(8*width+1)*classes
-    Parameters: planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84))+(16*planes+1)*classes
-    Parts: edge, server, batch normalisation
-    Refuse if 'edge' not in algorithm.parts: {algorithm.name} trains a model that is trained whole
-        (whole_resnet?), not {name}
     """
     extractor = _shallow(shape, width, stem, "edge_resnet")
     server = _bottlenecks(
@@ -155,11 +133,6 @@ def edge_resnet8(
     ValueError: images not square, an edge that emits another shape than the server takes.
 
     Source: He et al. 2020, in the form of FedML's `resnet8_56` and `resnet56_server`.
-    Parameters: width*(9*channels+35*width+34)+(4*width+1)*classes
-    Parameters: planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84))+(16*planes+1)*classes
-    Parts: edge, server, batch normalisation
-    Refuse if 'edge' not in algorithm.parts: {algorithm.name} trains a model that is trained whole
-        (whole_resnet?), not {name}
     """
     image_side("edge_resnet8", shape, 4)
     extractor = nn.Sequential(OrderedDict(_stem(shape[0], width, 3)))
@@ -182,9 +155,6 @@ def whole_resnet(
     Settings, shapes and errors as in `edge_resnet`. 113 = 109 + 4, but the extractor has five convolutions.
 
     Source: Tao et al. 2022, section 4.1; differences: fedvkd-layers.
-    Parameters: width*(stem*stem*channels+36*width+10)
-    Parameters: planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84))+(16*planes+1)*classes
-    Parts: batch normalisation
     """
     extractor = _shallow(shape, width, stem, "whole_resnet")
     return Whole(
@@ -200,11 +170,85 @@ def whole_edge(shape: Shape, classes: int, *, width: Count = 64, stem: Literal[3
     Settings, shapes and errors as in `edge_vit`.
 
     Source: Tao et al. 2022, Figure 5.
-    Parameters: width*(stem*stem*channels+36*width+10)
-    Parameters: width*(2688*width+140)+(8*width+1)*classes
-    Parts: batch normalisation
     """
     return Whole(_shallow(shape, width, stem, "whole_edge"), _rest(width, classes), ("server.fc",))
+
+
+def edge_vit_parameters(shape: Shape, classes: int, *, width: int, stem: int, dim: int, depth: int, patch: int) -> int:
+    """How many weights train, of edge and server."""
+    server = _vit_size(_side_on_the_wire(shape[1], stem) // patch, classes, width, dim, depth, patch)
+    return _shallow_size(shape[0], width, stem) + _rest_size(width, classes) + server
+
+
+def whole_vit_parameters(shape: Shape, classes: int, *, width: int, stem: int, dim: int, depth: int, patch: int) -> int:
+    """How many weights train."""
+    server = _vit_size(_side_on_the_wire(shape[1], stem) // patch, classes, width, dim, depth, patch)
+    return _shallow_size(shape[0], width, stem) + server
+
+
+def edge_resnet_parameters(shape: Shape, classes: int, *, width: int, stem: int, planes: int, blocks: int) -> int:
+    """How many weights train, of edge and server."""
+    return shallow_edge(shape, classes, width=width, stem=stem)[0] + _bottlenecks_size(classes, width, planes, blocks)
+
+
+def edge_resnet8_parameters(shape: Shape, classes: int, *, width: int, planes: int, blocks: int) -> int:
+    """How many weights train, of edge and server."""
+    return resnet8_edge(shape, classes, width=width)[0] + _bottlenecks_size(classes, width, planes, blocks)
+
+
+def whole_resnet_parameters(shape: Shape, classes: int, *, width: int, stem: int, planes: int, blocks: int) -> int:
+    """How many weights train."""
+    return _shallow_size(shape[0], width, stem) + _bottlenecks_size(classes, width, planes, blocks)
+
+
+def whole_edge_parameters(shape: Shape, classes: int, *, width: int, stem: int) -> int:
+    """How many weights train."""
+    return _shallow_size(shape[0], width, stem) + _rest_size(width, classes)
+
+
+def shallow_edge(shape: Shape, classes: int, *, width: int, stem: int) -> tuple[int, int]:
+    """The edge of `edge_vit` and `edge_resnet`."""
+    features = width * _side_on_the_wire(shape[1], stem) ** 2
+    return _shallow_size(shape[0], width, stem) + _rest_size(width, classes), features
+
+
+def resnet8_edge(shape: Shape, classes: int, *, width: int) -> tuple[int, int]:
+    """The edge of `edge_resnet8`."""
+    return width * (9 * shape[0] + 35 * width + 34) + (4 * width + 1) * classes, width * shape[1] ** 2
+
+
+def _shallow_size(channels: int, width: int, stem: int) -> int:
+    return width * (stem * stem * channels + 36 * width + 10)
+
+
+def _rest_size(width: int, classes: int) -> int:
+    return width * (2688 * width + 140) + (8 * width + 1) * classes
+
+
+def _vit_size(tokens: int, classes: int, width: int, dim: int, depth: int, patch: int) -> int:
+    blocks = depth * (12 * dim + 13)
+    return dim * (patch * patch * width + 7 + blocks + tokens * tokens) + 2 * (dim + 1) * classes
+
+
+def _bottlenecks_size(classes: int, width: int, planes: int, blocks: int) -> int:
+    later = (blocks - 1) * (357 * planes + 84)
+    return planes * (5 * width + 473 * planes + 140 + later) + (16 * planes + 1) * classes
+
+
+def _side_on_the_wire(side: int, stem: int) -> int:
+    """Of the features that an edge emits."""
+    return side * 4 // (3 * stem - 5)
+
+
+def features_tiled(cell: Facts, *, stem: int, patch: int) -> str | None:
+    return untiled(patch, _side_on_the_wire(cell.side, stem))
+
+
+def trained_by_edges(cell: Facts) -> str | None:
+    if "edge" not in cell.algorithm.parts:
+        whole = "whole_vit" if "distillation head" in cell.model.parts else "whole_resnet"
+        return f"{cell.algorithm.name} trains a model that is trained whole ({whole}?), not {cell.model.name}"
+    return None
 
 
 class Whole(nn.Module):

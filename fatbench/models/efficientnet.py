@@ -29,17 +29,17 @@ def efficientnet_lite0(shape: tuple[int, int, int], classes: int, *, weights: We
     reached or read.
 
     Source: Tan and Le 2019, in the form of TensorFlow's release of the Lite networks (2020).
-    Parameters: 288*channels + 3370144 + (1280+1)*classes
-    Parts: batch normalisation
-    Refuse if side < 8: efficientnet_lite0: needs images of at least 8x8, got {side}x{side}
-    Refuse if side <= 32 and last_batch == 1: efficientnet_lite0: a client's last batch has one example, which batch
-        normalisation cannot train on at {side}x{side}: set another 'batch', 'train' or number of clients
     """
     image_side("efficientnet_lite0", shape, 8)
     model = EfficientNet(shape[0], classes)
     if weights is not None:
         load_pretrained("efficientnet_lite0", model, weights, "tf_efficientnet_lite0", renamed=timm_names)
     return model
+
+
+def efficientnet_lite0_parameters(shape: tuple[int, int, int], classes: int) -> int:
+    """How many weights train."""
+    return 288 * shape[0] + 3_370_144 + (1280 + 1) * classes
 
 
 class EfficientNet(nn.Module):

@@ -131,3 +131,13 @@ def build(head: str, dim: int, classes: int, *, d1: int | None, d2: int | None, 
         d2 = d2 or 24 + 24 * (dim >= 384)
         return ClsVisHead(dim, classes, d1, d2, norm, start)
     return {"cls": ClsHead, "vis": VisHead}[head](dim, classes)
+
+
+def cls_vis_parameters(classes: int, *, dim: int, head: str, d1: int | None, d2: int | None, head_norm: str) -> int:
+    """How many weights of a head train beyond those of the class token's linear layer."""
+    if head != "cls_vis":
+        return 0
+    first = d1 or 48 + 16 * (dim >= 384) + 32 * (dim >= 448)
+    second = d2 or 24 + 24 * (dim >= 384)
+    normed = dim + 2 * (head_norm != "none")
+    return first * (normed + 1) + second * normed + classes + first * second * classes

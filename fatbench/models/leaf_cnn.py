@@ -19,13 +19,15 @@ def leaf_cnn(shape: tuple[int, int, int], classes: int, *, width: Count = 32) ->
     ValueError: images not square or smaller than 2 x 2.
 
     Source: Caldas et al. 2018 (LEAF), models/celeba/cnn.py. Zhu et al. 2023 do not say which model they used.
-    Parameters: 9*channels*width + 27*width*width + 12*width + (width*((side+15)//16)*((side+15)//16)+1)*classes
-    Parts: batch normalisation
-    Refuse if side < 2: leaf_cnn: needs images of at least 2x2, got {side}x{side}
-    Refuse if side <= 8 and last_batch == 1: leaf_cnn: a client's last batch has one example, which batch normalisation
-        cannot train on at {side}x{side}: set another 'batch', 'train' or number of clients
     """
     return LeafCNN(shape[0], image_side("leaf_cnn", shape, 2), classes, width)
+
+
+def leaf_cnn_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
+    """How many weights train."""
+    channels, side, _ = shape
+    last = width * ((side + 15) // 16) ** 2
+    return 9 * channels * width + 27 * width * width + 12 * width + (last + 1) * classes
 
 
 class LeafCNN(nn.Module):

@@ -18,10 +18,15 @@ def mcmahan_cnn(shape: tuple[int, int, int], classes: int, *, width: Count = 32)
     ValueError: images not square or smaller than 4 x 4.
 
     Source: McMahan et al. 2017, section 3. Danilenka et al. 2022 do not say which model they used.
-    Parameters: (25*channels + 50*width + 19)*width + 32*width*width*(side//4)*(side//4) + (16*width+1)*classes
-    Refuse if side < 4: mcmahan_cnn: needs images of at least 4x4, got {side}x{side}
     """
     return McMahanCNN(shape[0], image_side("mcmahan_cnn", shape, 4), classes, width)
+
+
+def mcmahan_cnn_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
+    """How many weights train."""
+    channels, side, _ = shape
+    hidden = 32 * width * width * (side // 4) ** 2
+    return (25 * channels + 50 * width + 19) * width + hidden + (16 * width + 1) * classes
 
 
 class McMahanCNN(nn.Module):

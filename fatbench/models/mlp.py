@@ -16,8 +16,13 @@ def mlp(shape: tuple[int, int, int], classes: int, *, width: Count = 64) -> nn.M
     PyTorch's.
 
     Source: Zhu et al. 2023, Figure 5 (b, c), where the width is not stated (differences: sfat-toy).
-    Parameters: (channels*side*side + 1)*width + (width + 1)*classes
     """
     return nn.Sequential(
         nn.Flatten(), nn.Linear(math.prod(shape), width), nn.ReLU(), nn.Linear(width, classes)
     )  # fmt: skip
+
+
+def mlp_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
+    """How many weights train."""
+    channels, side, _ = shape
+    return (channels * side * side + 1) * width + (width + 1) * classes

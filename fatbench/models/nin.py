@@ -28,13 +28,18 @@ def nin(
     ValueError: images not square or smaller than 4 x 4, width below 2.
 
     Source: Lin et al. 2014; Zhu et al. 2023, Table 6 and its released models.py.
-    Parameters: width*(25*channels+12*width+6) + (width+1)*(classes+5*width//6) + width//2*(25*width+1+5*width//6)
-    Refuse if side < 4: nin: needs images of at least 4x4, got {side}x{side}
     """
     image_side("nin", shape, 4)
     if width < 2:
         raise ValueError(f"nin: width must be at least 2, got {width}")
     return NIN(shape[0], classes, width, init)
+
+
+def nin_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
+    """How many weights train."""
+    middle = 5 * width // 6
+    first = width * (25 * shape[0] + 12 * width + 6)
+    return first + (width + 1) * (classes + middle) + width // 2 * (25 * width + 1 + middle)
 
 
 class NIN(nn.Module):

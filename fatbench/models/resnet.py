@@ -25,15 +25,15 @@ def resnet18(
     The layers are called bn1, bn2 and shortcut.1 as in the release, because `sfat_released` goes by their names.
 
     Source: He et al. 2016 in the form of the SFAT release's models.py.
-    Parameters: 9*channels*width + 2724*width*width + 150*width + (8*width+1)*classes
-    Parts: batch normalisation
-    Refuse if side < 8: resnet18: needs images of at least 8x8, got {side}x{side}
-    Refuse if side <= 8 and last_batch == 1: resnet18: a client's last batch has one example, which batch normalisation
-        cannot train on at {side}x{side}: set another 'batch', 'train' or number of clients
     """
     image_side("resnet18", shape, 8)
     network = ResNet(shape[0], classes, width)
     return with_dual_norm(network) if norm == "dual" else network
+
+
+def resnet18_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
+    """How many weights train."""
+    return 9 * shape[0] * width + 2724 * width * width + 150 * width + (8 * width + 1) * classes
 
 
 class BasicBlock(nn.Module):

@@ -26,12 +26,16 @@ def small_cnn(
     The layers are called batchnorm1_1 and so on as in the release, because `sfat_released` goes by their names.
 
     Source: Zhu et al. 2023, Table 6 and its released models.py.
-    Parameters: width*(9*channels+198*width+328+4*classes+(12*width+16)*(side//8)*(side//8)) + 168 + classes
-    Parts: batch normalisation
-    Refuse if side < 8: small_cnn: needs images of at least 8x8, got {side}x{side}
     """
     network = SmallCNN(shape[0], image_side("small_cnn", shape, 8), classes, width)
     return with_dual_norm(network) if norm == "dual" else network
+
+
+def small_cnn_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
+    """How many weights train."""
+    channels, side, _ = shape
+    last = (12 * width + 16) * (side // 8) ** 2
+    return width * (9 * channels + 198 * width + 328 + 4 * classes + last) + 168 + classes
 
 
 class SmallCNN(nn.Module):

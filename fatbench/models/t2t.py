@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fatbench.models import heads as heads_module
+from fatbench.models.heads import cls_vis_parameters
 from fatbench.models.pretrained import load_pretrained
 from fatbench.models.transformer import Transformer, check_grid, check_heads
 from fatbench.suite.types import Count, Weights
@@ -61,13 +62,6 @@ def t2t(
     odd, weights of another model. MachineError: weights that cannot be read.
 
     Source: Yuan et al. 2021 and yitu-opensource/T2T-ViT, models/t2t_vit.py; Aldahdooh et al. 2022, Tables 1-3.
-    Parameters: token_dim*(147*channels + 33*token_dim + 34) + 98*channels + (9*token_dim+1)*dim
-    Parameters: depth*((2*mlp+4)*dim*dim + (mlp+6)*dim) + 3*dim + (dim+1)*classes
-    Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(dim + 2*(head_norm != "none") + 1)
-    Parameters: (head == "cls_vis")*((d2 or 24 + 24*(dim >= 384))*(dim + 2*(head_norm != "none")) + classes)
-    Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(d2 or 24 + 24*(dim >= 384))*classes
-    Refuse if side % patch: patch: patches of {patch}x{patch} do not tile images of {side}x{side} (see 'size')
-    Refuse if dim % heads: dim: {dim} is not a multiple of its {heads} attention heads
     """
     if patch % 4 or patch > 28:
         raise ValueError(f"t2t: patch must be 4, 8, 12, 16, 20, 24 or 28, got {patch}")
@@ -86,6 +80,29 @@ def t2t(
     if weights is not None:
         load_pretrained("t2t", model, weights, None, position="pos_embed")
     return model
+
+
+def t2t_parameters(
+    shape: tuple[int, int, int],
+    classes: int,
+    *,
+    dim: int,
+    token_dim: int,
+    depth: int,
+    mlp: int,
+    head: str,
+    d1: int | None,
+    d2: int | None,
+    head_norm: str,
+) -> int:
+    """How many weights train."""
+    channels = shape[0]
+    tokens = token_dim * (147 * channels + 33 * token_dim + 34) + 98 * channels + (9 * token_dim + 1) * dim
+    blocks = depth * ((2 * mlp + 4) * dim * dim + (mlp + 6) * dim) + 3 * dim
+    head_layers = (dim + 1) * classes + cls_vis_parameters(
+        classes, dim=dim, head=head, d1=d1, d2=d2, head_norm=head_norm
+    )
+    return tokens + blocks + head_layers
 
 
 class T2T(nn.Module):

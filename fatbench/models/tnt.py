@@ -7,6 +7,7 @@ from typing import Literal
 from torch import nn
 
 from fatbench.models import heads as heads_module
+from fatbench.models.heads import cls_vis_parameters
 from fatbench.models.pretrained import load_pretrained
 from fatbench.models.transformer import Transformer, check_grid, check_heads
 from fatbench.suite.types import Count, Weights
@@ -55,15 +56,6 @@ def tnt(
     multiple of its heads, weights of another model. MachineError: weights that cannot be reached or read.
 
     Source: Han et al. 2021; Aldahdooh et al. 2022, Tables 1-3.
-    Parameters: (49*channels+1)*inner + pixels*pixels*inner*(dim+3) + dim*((side//patch)*(side//patch) + 7)
-    Parameters: depth*(12*inner*inner + 10*inner + pixels*pixels*inner*(dim+2) + (2*mlp+4)*dim*dim + (mlp+8)*dim)
-    Parameters: legacy*depth*(2*inner - 2*pixels*pixels*inner - dim)
-    Parameters: (dim+1)*classes
-    Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(dim + 2*(head_norm != "none") + 1)
-    Parameters: (head == "cls_vis")*((d2 or 24 + 24*(dim >= 384))*(dim + 2*(head_norm != "none")) + classes)
-    Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(d2 or 24 + 24*(dim >= 384))*classes
-    Refuse if side % patch: patch: patches of {patch}x{patch} do not tile images of {side}x{side} (see 'size')
-    Refuse if dim % heads: dim: {dim} is not a multiple of its {heads} attention heads
     """
     from timm.models.tnt import TNT  # here, because it takes seconds
 
@@ -99,3 +91,31 @@ def tnt(
         published = TIMM.get((patch, pixels, dim, inner, depth, heads, inner_heads, mlp, legacy))
         load_pretrained("tnt", model, weights, published, position="patch_pos")
     return model
+
+
+def tnt_parameters(
+    shape: tuple[int, int, int],
+    classes: int,
+    *,
+    patch: int,
+    pixels: int,
+    dim: int,
+    inner: int,
+    depth: int,
+    mlp: int,
+    legacy: bool,
+    head: str,
+    d1: int | None,
+    d2: int | None,
+    head_norm: str,
+) -> int:
+    """How many weights train."""
+    channels, side, _ = shape
+    words = pixels * pixels * inner
+    embedding = (49 * channels + 1) * inner + words * (dim + 3) + dim * ((side // patch) ** 2 + 7)
+    block = 12 * inner * inner + 10 * inner + words * (dim + 2) + (2 * mlp + 4) * dim * dim + (mlp + 8) * dim
+    blocks = depth * (block + legacy * (2 * inner - 2 * words - dim))
+    head_layers = (dim + 1) * classes + cls_vis_parameters(
+        classes, dim=dim, head=head, d1=d1, d2=d2, head_norm=head_norm
+    )
+    return embedding + blocks + head_layers

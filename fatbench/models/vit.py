@@ -7,6 +7,7 @@ from typing import Literal
 from torch import nn
 
 from fatbench.models import heads as heads_module
+from fatbench.models.heads import cls_vis_parameters
 from fatbench.models.pretrained import load_pretrained
 from fatbench.models.transformer import Transformer, check_grid, check_heads
 from fatbench.suite.types import Count, Weights
@@ -47,14 +48,6 @@ def vit(
     MachineError: weights that cannot be reached or read.
 
     Source: Dosovitskiy et al. 2021; Aldahdooh et al. 2022, Tables 1-3.
-    Parameters: dim*(channels*patch*patch + (side//patch)*(side//patch) + 5) + (dim+1)*classes
-    Parameters: depth*((2*mlp+4)*dim*dim + (mlp+9)*dim)
-    Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(dim + 2*(head_norm != "none") + 1)
-    Parameters: (head == "cls_vis")*((d2 or 24 + 24*(dim >= 384))*(dim + 2*(head_norm != "none")) + classes)
-    Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(d2 or 24 + 24*(dim >= 384))*classes
-    Parts: patches
-    Refuse if side % patch: patch: patches of {patch}x{patch} do not tile images of {side}x{side} (see 'size')
-    Refuse if dim % heads: dim: {dim} is not a multiple of its {heads} attention heads
     """
     from timm.models.vision_transformer import VisionTransformer  # here, because it takes seconds
 
@@ -80,3 +73,26 @@ def vit(
     if weights is not None:
         load_pretrained("vit", model, weights, TIMM.get((patch, dim, depth, heads, mlp)), position="pos_embed")
     return model
+
+
+def vit_parameters(
+    shape: tuple[int, int, int],
+    classes: int,
+    *,
+    patch: int,
+    dim: int,
+    depth: int,
+    mlp: int,
+    head: str,
+    d1: int | None,
+    d2: int | None,
+    head_norm: str,
+) -> int:
+    """How many weights train."""
+    channels, side, _ = shape
+    embedding = dim * (channels * patch * patch + (side // patch) ** 2 + 5)
+    blocks = depth * ((2 * mlp + 4) * dim * dim + (mlp + 9) * dim)
+    head_layers = (dim + 1) * classes + cls_vis_parameters(
+        classes, dim=dim, head=head, d1=d1, d2=d2, head_norm=head_norm
+    )
+    return embedding + blocks + head_layers

@@ -19,7 +19,7 @@ from fatbench.runner.oom_retry import with_oom_retry
 from fatbench.runner.stage import claim, demand_same_inputs, failed, ready_for, renewed, with_some_kernel
 from fatbench.store import doubt_names
 from fatbench.store.doubt_names import IN_ROUNDS, PREFIX
-from fatbench.suite import calls, facts, formulas, plugins
+from fatbench.suite import calls, cost, facts, plugins
 from fatbench.suite.cells import Evaluation
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
     turn.notify(Event(job.cell, stage.name, "start", position, total))
     attack = calls.build("Attack", evaluation.attack)
     allowed, seen = ball(attack), Seen(**begun.record.get("seen", {}) if position else {})
-    cost = sum(formulas.passes(calls.call("Attack", evaluation.attack))) + 1
+    an_image = cost.attack_passes(evaluation.attack).total + 1
     begin = time.perf_counter()
 
     def tell(name: str, standing: int) -> None:
@@ -232,7 +232,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
             reader.tell()
             store.commit(run, round=position, outcomes=chunk, record={**record, "seen": asdict(seen)})
             so_far = sum(int(part.sum()) for part in bits) / position
-            images_passed = cost * len(correct)
+            images_passed = an_image * len(correct)
             turn.notify(Event(job.cell, stage.name, "progress", position, total, images_passed, accuracy=so_far))
             if position < total and turn.stop():
                 store.release(run)

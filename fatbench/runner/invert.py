@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fatbench.errors import MachineError, SpecError
 from fatbench.suite import calls, threats
-from fatbench.suite.formulas import lines
 from fatbench.suite.located import LocatedMap
 
 if TYPE_CHECKING:
@@ -222,7 +221,7 @@ def invert(task: InversionTask, loaded: CheckedUpdate, chosen: Sequence[calls.Ca
             if task.inversions:
                 raise SpecError(f"--inversion {one['name']}: {error}") from None
             continue
-        used = "used" in lines(one.signature.doc, "Labels:")
+        used = threats.uses_labels(one)
         labels = ("given" if task.labels else "recovered") if used else "unused"
         settings = {k: v for k, v in calls.without_defaults(one).items() if k != "name"}
         name = one["name"] + (f" ({', '.join(f'{k}: {v}' for k, v in settings.items())})" if settings else "")

@@ -157,7 +157,9 @@ def preset_run(suite: Suite, store: Store) -> str | None:
         return found
     if not store.any_cell():
         return None
-    return next((p for p in suite.presets() if store.known(cell.id for cell in suite.plan(p).cells)), None)
+    return next(
+        (p for p in suite.presets() if store.known(cell.id for cell in suite.plan(p, refuse=False).cells)), None
+    )
 
 
 def with_stored_attacks(suite: Suite, plan: Plan, store: Store) -> Plan:
@@ -176,7 +178,7 @@ def with_stored_attacks(suite: Suite, plan: Plan, store: Store) -> Plan:
         return plan
     seeds = list(dict.fromkeys(int(cell.spec["seed"]) for cell in plan.cells))
     labels = {name.rpartition("-")[0] for _, name in here}
-    every = suite.plan(plan.preset, seeds, attacks=[label for label in named if label in labels])
+    every = suite.plan(plan.preset, seeds, attacks=[label for label in named if label in labels], refuse=False)
     more = {cell.id: [one for one in cell.evaluations if (cell.id, one.id) in here] for cell in every.cells}
     added = tuple(label for label in every.added if any(one.label == label for found in more.values() for one in found))
     cells = [

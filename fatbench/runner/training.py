@@ -98,14 +98,13 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
     checkpoints.sweep(folder, digests)
     log.info("train: from round %d of %d on %s", state.round, rounds, machine.device)
     notify(Event(job.cell, "train", "start", state.round, rounds))
-    passes = cost.passes(job.spec["algorithm"])
     pending: list[Number] = []
     models: dict[int, Any] = {}  # round -> (its model, the clients' own tensors), of rounds that count, not yet written
     artifacts: dict[int, Any] = {}
     clients: dict[int, Any] = {}  # round -> the clients' models before averaging, where transfers ask for them
     every = machine.checkpoint_seconds
     committed, wait = time.monotonic(), every
-    for result, numbers in experiment(ready, state, passes, **bound):
+    for result, numbers in experiment(ready, state, **bound):
         count = result.index + 1
         if count == state.round + 1:
             checkpoints.demand_tensors(result.state)  # before what a checkpoint would lose is computed

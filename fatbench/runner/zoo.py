@@ -115,7 +115,7 @@ def names(found: Sequence[Network]) -> dict[str, Network]:
         key = one.suite, one.preset
         if key not in plans:
             try:
-                plans[key] = files.load(one.suite).plan(one.preset)
+                plans[key] = files.load(one.suite).plan(one.preset, refuse=False)
             except FatbenchError:
                 plans[key] = None
         plan = plans[key]

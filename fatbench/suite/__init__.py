@@ -7,7 +7,7 @@ perturbation  norm and radius that a task gives to attacks which state none; con
 signatures  what a suite may call, read from the source of the functions; types: what a setting may be
 calls       a mapping of a suite, checked, with the signature of what it calls; from it the function is built
 memoise     what was found out of a part that cells share
-formulas    the expressions in docstrings; facts: what is known of a cell, and what refuses it; cost: its work
+entry       what a table says of a function; facts: what is known of a cell, and what refuses it; cost: its work
 
 Functions of other folders import `fatbench.suite.types`, so this file imports nothing. What runs a cell, stores it or
 reports it does not belong here, nor does an aggregator about one method: that stands in the method's docstring.

@@ -21,6 +21,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import sources, types, weights
+from fatbench.suite.entry import Entry, entry_of
 from fatbench.suite.located import LocatedMap
 from fatbench.suite.memoise import memoised, memoised_part
 from fatbench.suite.signatures import CLASSES, REQUIRED, TABLES, Setting, Signature, describe, names
@@ -44,6 +45,15 @@ class Call(dict[str, Any]):
         return self.signature.kind
 
     @property
+    def name(self) -> str:
+        return self.signature.name
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What the entry of its function says that it is made of, or trains apart."""
+        return tuple(getattr(entry(self.signature), "parts", ()))
+
+    @property
     def nested(self) -> dict[str, Call]:
         """The calls among its settings, of those that are set."""
         return {name: value for name, value in self.items() if isinstance(value, Call)}
@@ -52,6 +62,11 @@ class Call(dict[str, Any]):
     def wrapped(self) -> Call | None:
         """Of a function around another of its kind, that one."""
         return next((inner for inner in self.nested.values() if inner.kind == self.kind), None)
+
+    @functools.cached_property
+    def bound(self) -> Any:
+        """`build` of it, once."""
+        return build(self.kind, self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
@@ -236,9 +251,16 @@ def function(signature: Signature) -> Any:
     if signature.kind in CLASSES:
         module, name = CLASSES[signature.kind]
         return getattr(importlib.import_module(module), name)
+    return entry(signature).function
+
+
+def entry(signature: Signature) -> Entry:
+    """What the table of a registered function says of it; imports the module, or runs the plug-in, that holds it."""
+    if signature.kind in CLASSES:
+        return entry_of(function(signature))
     module, table = TABLES[signature.kind]
     holder = sources.load(signature.plugin) if signature.plugin else importlib.import_module(module)
-    return getattr(holder, table)[signature.name]
+    return entry_of(getattr(holder, table)[signature.name])
 
 
 def without_defaults(call: Call) -> dict[str, Any]:

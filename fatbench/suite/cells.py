@@ -23,7 +23,6 @@ from fatbench.suite import (
     calls,
     confounders,
     facts,
-    formulas,
     input_limits,
     model,
     perturbation,
@@ -32,6 +31,7 @@ from fatbench.suite import (
     weights,
 )
 from fatbench.suite.contents import Contents
+from fatbench.suite.entry import AlgorithmEntry
 from fatbench.suite.located import LocatedMap, merge
 from fatbench.suite.model import Condition, Evaluate, GridSpec, Key, Preset, Transfer
 
@@ -89,9 +89,9 @@ class Evaluation:
         return tuple(self.stage(round, precision) for precision in PRECISIONS)
 
     def computes_in(self, precision: str) -> str:
-        """The attack's own precision in a run in this one: float32 where a line `Float32:` of its function says so."""
-        texts = formulas.lines(calls.call("Attack", self.attack).signature.doc, "Float32:")
-        return "fp32" if precision in " ".join(texts).split(", ") else precision
+        """The attack's own precision in a run in this one: float32 where the entry of its function says so."""
+        entry = calls.call("Attack", self.attack).signature.entry or {}
+        return "fp32" if precision in entry.get("float32", ()) else precision
 
 
 @dataclass(frozen=True)
@@ -176,16 +176,16 @@ def _identity(short: Mapping[str, Any]) -> str:
 
 def canonical(spec: Mapping[str, Any], place: str = "cell") -> calls.Call:
     """The canonical form of one cell, every default filled in and checked. SpecError names file, line and key."""
-    return _canonical(spec if isinstance(spec, LocatedMap) else LocatedMap(spec), place, None)[0]
+    return _canonical(spec if isinstance(spec, LocatedMap) else LocatedMap(spec), place, None, refuse=True)
 
 
-def _canonical(spec: LocatedMap, place: str, like: calls.Checked | None) -> tuple[calls.Call, dict[str, Any]]:
-    """The canonical form and what is known of it. like: another cell, see `calls.check_cell`."""
+def _canonical(spec: LocatedMap, place: str, like: calls.Checked | None, refuse: bool) -> calls.Call:
+    """The canonical form. like: another cell, see `calls.check_cell`."""
     full = calls.check_cell(spec, place, like)
-    _fits_its_data(full, place)
-    known = facts.of_cell(full)
-    facts.refuse(full, full, place, known)
-    return full, known
+    if refuse:
+        _fits_its_data(full, place)
+        facts.refuse(full, full, place)
+    return full
 
 
 def _fits_its_data(spec: Mapping[str, Any], place: str) -> None:
@@ -233,7 +233,8 @@ def _can_be_malicious(spec: Mapping[str, Any], place: str) -> None:
     algorithm = spec["algorithm"]
     while algorithm.wrapped is not None:
         algorithm = algorithm.wrapped
-    sends = "aggregator" in algorithm or ("local" in algorithm and formulas.formula(algorithm, "Up", batches=1))
+    entry = calls.entry(algorithm.signature)
+    sends = "aggregator" in algorithm or (isinstance(entry, AlgorithmEntry) and entry.aggregates)
     for attack in spec["malicious"].nested.values():
         if not sends and "images" not in attack.signature.asks:
             raise SpecError(
@@ -259,6 +260,7 @@ def expand(
     only: Condition | None = None,
     points: Collection[tuple[tuple[str, str], ...]] | None = None,
     attacks: Sequence[str] = (),
+    refuse: bool = True,
 ) -> Plan:
     """All grid points of a suite's preset as checked cells, in the order of the file; see `files.Suite.plan`.
 
@@ -315,12 +317,12 @@ def expand(
         here, evaluations = asked_at[hold, str(allowed)]
         own = confounders.written(key, axes, overrides)
         for begin, begun, of_these in _begun(spec, seeds, origin, preset):
-            first, known = _checked(begun, place, file, like)
+            first = _checked(begun, place, file, like, refuse)
             like = begun, first
-            if contents.threat is not None:
+            if refuse and contents.threat is not None:
                 threats.refuse(first, contents.threat, begun, contents.place("threat"))
-            for one in evaluations:
-                facts.refuse(calls.call("Attack", one.attack), first, f"{place}: evaluate: {one.label}", known)
+            for one in evaluations if refuse else ():
+                facts.refuse(calls.call("Attack", one.attack), first, f"{place}: evaluate: {one.label}")
             _can_choose(asked.checkpoints, first, place)
             if begin is not None:
                 _same_network(begin, first, place)
@@ -382,10 +384,10 @@ def _same_network(begin: Cell, spec: Mapping[str, Any], place: str) -> None:
         raise SpecError(f"{place}: model: weights: cell {begin.id} has seen images of {one} channels, here are {other}")
 
 
-def _checked(spec: LocatedMap, place: str, file: Path, like: calls.Checked | None) -> tuple[calls.Call, dict[str, Any]]:
+def _checked(spec: LocatedMap, place: str, file: Path, like: calls.Checked | None, refuse: bool) -> calls.Call:
     """`_canonical`; an error that names a line of what the suite extends names the point of the grid too."""
     try:
-        return _canonical(spec, place, like)
+        return _canonical(spec, place, like, refuse)
     except SpecError as error:
         if str(file) not in str(error):
             error.args = (f"{error} [{place}]",)

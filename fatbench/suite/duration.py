@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from fatbench.errors import FatbenchError
-from fatbench.suite import cost, facts, formulas
-from fatbench.suite.calls import call
+from fatbench.suite import cost, facts
 from fatbench.suite.cells import Cell, Evaluation, Plan, digest
 from fatbench.suite.memoise import memoised_part
 from fatbench.suite.schedule import Length
@@ -102,7 +101,7 @@ def speeds(timed: Iterable[Timed]) -> Speeds:
 
     for one in timed:
         try:
-            each = sum(formulas.passes(call("Attack", one.attack))) + 1 if one.attack else 0.0
+            each = cost.attack_passes(one.attack).total + 1 if one.attack else 0.0
             cost.monitoring(one.spec)
         except FatbenchError:
             continue
@@ -219,5 +218,5 @@ def _attack(spec: Mapping[str, Any], one: Evaluation, models: float, known: Spee
             a_pass = known.autoattack.get(place, a_pass)
         if a_pass is None:
             return None
-        each = a_pass * (sum(formulas.passes(call("Attack", one.attack))) + 1)
+        each = a_pass * (cost.attack_passes(one.attack).total + 1)
     return models * (n * each + known.around[1])

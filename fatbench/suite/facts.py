@@ -1,97 +1,54 @@
-"""What is known of a cell before it runs, and the lines by which a function refuses one.
+"""What is known of a cell before it runs, and whether its functions refuse it.
 
-A line of a docstring, `Refuse if <condition>: <message>`, is evaluated for every cell that calls the function, before
-anything is imported. Its names are, the first that fits:
+    refuse(call, cell, place)     SpecError where the entry of a call's function, or of one nested in it, says why
 
-* the function's own settings; of a nested call, `attack.name` or `attack.steps`,
-* `clients`, `cohort` (clients of a round), `malicious` (those of an average round, rounded down), `images` (training
-  images left), `last_batch` (examples of a client's last batch of an epoch), `classes`, `side` (of an image, in
-  pixels), `channels`,
-* the settings of the cell: `model.depth`, `model.parts`, `data.name`, `data.classes`, `algorithm.parts`, `auxiliary`.
-
-A line `Bears: <expression>` of an aggregator is how many malicious clients of a round it is made for; more are refused.
-
-What is not known refuses nothing. `{...}` in the message is an expression, and `{{` a brace. A function that a plug-in
-brings refuses in the same way.
+A function of an entry gets a `Facts`; what only the files of a data set know raises `Unknown`, and refuses nothing.
 """
 
 from __future__ import annotations
 
-import re
+import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, get_args
 
 from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite import calls
 from fatbench.suite.calls import Call, call
-from fatbench.suite.formulas import UNKNOWN, evaluate, formula, lines, member, named, unreadable
-from fatbench.suite.memoise import memoised_part
-from fatbench.suite.signatures import Signature, describe, names
+from fatbench.suite.entry import AggregatorEntry, DataEntry, Images, ModelEntry, PartitionEntry, Role, Unknown, ask
+from fatbench.suite.signatures import describe, names
 from fatbench.suite.types import number
 
-DATA = {"data", "auxiliary"}  # settings of a cell that are data sets
 
-
-@dataclass(frozen=True)
-class Data:
-    """What the docstring of a data set says of it; None if it does not say, or only the files know."""
-
-    train: int | None  # images
-    test: int | None
-    classes: int | None
-    side: int | None  # pixels
-    channels: int | None
-    about: bool = False  # `train` and `test` are about right: a line that begins with "about"
-
-
-def of_data(spec: Mapping[str, Any]) -> Data:
-    """The facts of a data set, from the lines Train, Test, Classes, Side and Channels of its function."""
+def of_data(spec: Mapping[str, Any]) -> Images:
+    """What the entry of a data set says of it."""
     data = call("Data", spec)
-    if _counts_files(data):
-        return _of_data(data)
-    found: Data = memoised_part("facts", "Data", data, lambda: _of_data(data))
-    return found
-
-
-def _counts_files(data: Call) -> bool:
-    """Whether files, which come and go, decide what is known of a data set."""
-    return "count(" in data.signature.doc
-
-
-def _of_data(data: Call) -> Data:
-    def fact(label: str) -> int | None:
-        value = formula(data, label)
-        return None if value is None else int(value)
-
-    doc = data.signature.doc
-    about = any(text.startswith("about ") for label in ("Train:", "Test:") for text in lines(doc, label))
-    return Data(fact("Train"), fact("Test"), fact("Classes"), fact("Side"), fact("Channels"), about)
+    entry = calls.entry(data.signature)
+    if not isinstance(entry, DataEntry):
+        return Images()
+    return entry.images if isinstance(entry.images, Images) else ask(entry.images, data.bound)
 
 
 def fractions() -> frozenset[str]:
-    """The metrics that are fractions, printed as per cent, from the lines `Fractions:` of what a cell may call."""
+    """The metrics that are fractions, printed as per cent, of what a cell may call."""
     kinds = ("Experiment", "Algorithm", "Aggregator", "Diagnostic")
-    texts = [text for kind in kinds for name in names(kind) for text in lines(describe(kind, name).doc, "Fractions:")]
-    return frozenset(metric.strip() for text in texts for metric in text.split(","))
-
-
-ROLES = ("natural", "corruption", "attack")
+    entries = [describe(kind, name).entry or {} for kind in kinds for name in names(kind)]
+    return frozenset(metric for entry in entries for metric in entry.get("fractions", ()))
 
 
 def role(attack: Mapping[str, Any]) -> str:
-    """What an attack of a suite is, by the line `Role:` of its function, or of the one that it wraps; else "attack".
+    """What an attack of a suite is, by the entry of its function, or of the one that it wraps; else "attack".
 
     "natural" leaves images as they are, a "corruption" changes them without looking at a model. SpecError: no such
     role.
     """
-    found = call("Attack", attack)
-    said = lines(found.signature.doc, "Role:")
-    if not said:
-        return role(found.wrapped) if found.wrapped is not None else "attack"
-    if said[0] not in ROLES:
-        place = f"{found.signature.file}:{found.signature.line}"
-        raise SpecError(f"{place}: 'Role: {said[0]}': expected {', '.join(ROLES)}{did_you_mean(said[0], ROLES)}")
-    return said[0]
+    own, roles = call("Attack", attack), get_args(Role)
+    said = (own.signature.entry or {}).get("role", "attack" if own.wrapped is None else role(own.wrapped))
+    if said not in roles:
+        place = f"{own.signature.file}:{own.signature.line}"
+        raise SpecError(f"{place}: role '{said}': expected {', '.join(roles)}{did_you_mean(said, roles)}")
+    return str(said)
 
 
 def cohort(spec: Mapping[str, Any]) -> int:
@@ -112,34 +69,123 @@ def training_images(cell: Mapping[str, Any]) -> int | None:
     return cell["train"] or (have - cell.get("train_from", 0) if have else None)
 
 
-def of_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of a canonical cell by their names in an expression; UNKNOWN where only the files know."""
-    data = of_data(cell["data"])
-    clients, liars = cell["partition"].get("clients"), len(malicious(cell))
-    total = training_images(cell)
-    known = {
-        "malicious": liars * cohort(cell) // clients if clients else None if liars else 0,
-        "clients": clients,
-        "cohort": cohort(cell) if clients else None,
-        "images": total - cell["validation"] if total else None,
-        "last_batch": last_batch(cell, total - cell["validation"])
-        if total and (cell["train"] or not data.about)
-        else None,
-        "classes": data.classes,
-        "side": cell["size"] or data.side,
-        "channels": data.channels,
-    }
-    return {name: UNKNOWN if value is None else value for name, value in known.items()}
+class Facts:
+    """What is known of a canonical cell before it runs. Unknown: only the files of its data set know."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self.spec = spec
+        self._data = of_data(spec["data"])
+        self.data = call("Data", spec["data"])
+        self.validation = int(spec["validation"])
+
+    @property
+    def clients(self) -> int:
+        """Clients among which the partition divides the images."""
+        return _known(self.spec["partition"].get("clients"), "clients")
+
+    @property
+    def cohort(self) -> int:
+        """Clients of a round."""
+        return _known(self.clients and cohort(self.spec), "cohort")
+
+    @property
+    def malicious(self) -> int:
+        """Malicious clients of an average round, rounded down."""
+        liars = len(malicious(self.spec))
+        return liars * self.cohort // self.clients if liars else 0
+
+    @property
+    def images(self) -> int:
+        """Training images that are left when the held-out ones are taken."""
+        return _known(training_images(self.spec), "images") - self.validation
+
+    @property
+    def client_images(self) -> float:
+        """Of a client of average size, without what it holds out."""
+        return self.images / self.clients * (1 - float(number(self.spec["client_holdout"])))
+
+    @property
+    def last_batch(self) -> int:
+        """Examples of a client's last batch of an epoch, where every client has as many."""
+        known = self.spec["train"] or not self._data.about
+        return _known(last_batch(self.spec, self.images) if known else None, "last_batch")
+
+    @property
+    def classes(self) -> int:
+        return _known(self._data.classes, "classes")
+
+    @property
+    def side(self) -> int:
+        """Of an image, in pixels."""
+        return _known(self.spec["size"] or self._data.side, "side")
+
+    @property
+    def channels(self) -> int:
+        return _known(self._data.channels, "channels")
+
+    @property
+    def algorithm(self) -> Call:
+        return call("Algorithm", _known(self.spec.get("algorithm"), "algorithm"))
+
+    @property
+    def model(self) -> Call:
+        return call("Model", _known(self.spec.get("model"), "model"))
+
+    @property
+    def auxiliary(self) -> Call | None:
+        """The data set of the server's unlabelled images."""
+        return None if self.spec.get("auxiliary") is None else call("Data", self.spec["auxiliary"])
+
+    @property
+    def auxiliary_images(self) -> int:
+        known = None if self.auxiliary is None else of_data(self.auxiliary).train
+        return _known(self.spec.get("auxiliary_n") or known, "auxiliary_images")
+
+    @property
+    def parameters(self) -> float:
+        """Weights of the model; nan: its entry does not say."""
+        entry = calls.entry(self.model.signature)
+        if not isinstance(entry, ModelEntry) or entry.parameters is None:
+            return math.nan
+        return float(ask(entry.parameters, self.model.bound, (self.channels, self.side, self.side), self.classes))
+
+    @property
+    def edge(self) -> tuple[int, int]:
+        """(weights at a client, numbers that it sends of an image), of a model of an edge and a server."""
+        entry = calls.entry(self.model.signature)
+        if not isinstance(entry, ModelEntry) or entry.edge is None:
+            raise Unknown("edge")
+        shape = self.channels, self.side, self.side
+        edge: tuple[int, int] = ask(entry.edge, self.model.bound, shape, self.classes)
+        return edge
+
+    @property
+    def size(self) -> float:
+        """Bytes of the model's weights; nan as for `parameters`."""
+        return 4 * self.parameters
+
+
+T = TypeVar("T")
+
+
+def _known(value: T | None, name: str) -> T:
+    if value is None:
+        raise Unknown(name)
+    return value
 
 
 def last_batch(cell: Mapping[str, Any], images: int) -> int | None:
     """Examples of a client's last batch in an epoch, where every client has as many examples of so many images.
 
-    The line `Each:` of a partition says how many. None: it does not, or clients do not train by `local`.
+    The entry of a partition says how many. None: it does not, or clients do not train by `local`.
     """
     batch = (cell.get("algorithm", {}).get("local") or {}).get("batch")
-    each = formula(call("Partition", cell["partition"]), "Each", images=images) if batch else None
-    if not each or not batch:
+    partition = call("Partition", cell["partition"])
+    entry = calls.entry(partition.signature)
+    if not batch or not isinstance(entry, PartitionEntry) or entry.each is None:
+        return None
+    each = ask(entry.each, partition.bound, images)
+    if not each:
         return None
     left = int(each) - int(float(number(cell["client_holdout"])) * int(each))
     return (left - 1) % int(batch) + 1
@@ -147,99 +193,41 @@ def last_batch(cell: Mapping[str, Any], images: int) -> int | None:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A `Refuse if` line that is true of a cell."""
+    """Why a function does not run in a cell."""
 
     place: str  # of the call: "algorithm: aggregator"
     kind: str
     name: str
-    condition: str
+    condition: str  # the function of the entry that says so
     reason: str
 
 
-def refuse(call: Call, cell: Mapping[str, Any], place: str, known: dict[str, Any] | None = None) -> None:
-    """SpecError: this call, or one nested in it, has a `Refuse if` line that is true of the cell.
-
-    known: `of_cell(cell)`, if the caller has it already.
-    """
-    here = of_cell(cell) if known is None else known
-    if call.kind != "Experiment" and _fine(call, cell, here):
-        return
-    for found in refusals(call, cell, here, place):
-        raise SpecError(f"{found.place}: {found.reason}")
+def refuse(call: Call, cell: Mapping[str, Any], place: str) -> None:
+    """SpecError: the function of this call, or of one nested in it, refuses the cell."""
+    for refusal in refusals(call, Facts(cell), place):
+        raise SpecError(f"{refusal.place}: {refusal.reason}")
 
 
-_READABLE: set[tuple[str, str, str]] = set()  # (kind, name, line) whose message has been evaluated once
-
-
-def refusals(call: Call, cell: Mapping[str, Any], facts: Mapping[str, Any], place: str) -> Iterator[Refusal]:
-    """Every line that is true of the cell, of this call and of those nested in it. facts: `of_cell(cell)`."""
-    kind, signature = call.kind, call.signature
-
-    def lookup(name: str, *path: str) -> Any:
-        if name == "name":
-            return signature.name
-        if name in call:
-            return member(call[name], path)
-        if name in facts and not path:
-            return facts[name]
-        if name in cell:
-            return member(cell[name], path)
-        names = [*(setting.name for setting in signature.settings), *facts, *cell]
-        raise ValueError(f"no setting or fact is named '{name}'{did_you_mean(name, names)}")
-
-    def shown(match: re.Match[str]) -> str:
-        if match[0] in ("{{", "}}"):
-            return match[0][0]
-        value = evaluate(match[1], lookup)
-        return f"{value:g}" if isinstance(value, float) else str(value)
-
-    for line in _refusing(signature):
-        condition, colon, message = line.partition(": ")
-        try:
-            if not colon:
-                raise ValueError("write 'Refuse if <condition>: <message>'")
-            value = evaluate(condition, lookup)
-            refused = value is not UNKNOWN and bool(value)
-            if not refused and (kind, signature.name, line) in _READABLE:
-                continue
-            reason = re.sub(r"\{\{|\}\}|\{([^{}]*)\}", shown, message)
-            _READABLE.add((kind, signature.name, line))
-        except (ValueError, TypeError) as error:
-            raise unreadable(signature, f"Refuse if {line}", error) from None
-        if refused:
-            yield Refusal(place, kind, signature.name, condition, reason)
+def refusals(call: Call, cell: Facts, place: str) -> Iterator[Refusal]:
+    """What refuses the cell, of this call and of those nested in it."""
+    if call.kind != "Experiment":
+        for condition, reason in reasons(call, cell):
+            yield Refusal(place, call.kind, call.name, condition, reason)
     for name, inner in call.nested.items():
-        if not _fine(inner, cell, facts):
-            yield from refusals(inner, cell, facts, f"{place}: {name}" if place else name)
+        yield from refusals(inner, cell, f"{place}: {name}" if place else name)
 
 
-def _refusing(signature: Signature) -> list[str]:
-    """The lines `<condition>: <message>` of a function."""
-    bears = "malicious > {0}: {{malicious}} malicious clients of {{cohort}}, {1} bears at most {{{0}}}"
-    own = [bears.format(f"({each})", signature.name) for each in lines(signature.doc, "Bears:")]
-    return [*lines(signature.doc, "Refuse if"), *own]
-
-
-def _fine(part: Call, cell: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    """Whether no line of a part is true of the cell: asked again only where what its lines read is another."""
-    names: frozenset[str] = memoised_part("reads", part.kind, part, lambda: _reads(part))
-    read = [facts[name] if name in facts else cell.get(name) for name in names]
-    given = [(type(each), each) if type(each) in (int, str) else id(each) for each in read]
-
-    def find() -> tuple[Any, bool]:  # what was read is kept too, so that nothing else can have its id
-        return read, not any(refusals(part, cell, facts, ""))
-
-    data = names & DATA
-    if any(isinstance(cell.get(name), Call) and _counts_files(cell[name]) for name in data):
-        return find()[1]
-    return bool(memoised_part("fine", part.kind, part, find, *given)[1])
-
-
-def _reads(part: Call) -> frozenset[str]:
-    """The names in the lines of a call, and of those nested in it, that are none of their settings."""
-    found: set[str] = set()
-    for line in _refusing(part.signature):
-        condition, _, message = line.partition(": ")
-        for text in (condition, *re.findall(r"\{([^{}]*)\}", message)):
-            found |= named(text) - part.keys()
-    return frozenset(found.union(*map(_reads, part.nested.values())))
+def reasons(call: Call, cell: Facts) -> Iterator[tuple[str, str]]:
+    """(function, reason) of what the entry of a call's function refuses in a cell. What is unknown refuses nothing."""
+    entry = calls.entry(call.signature)
+    for refuse in entry.refuse:
+        with contextlib.suppress(Unknown):
+            reason = ask(refuse, call.bound, cell)
+            if reason is not None:
+                yield refuse.__name__, reason
+    if isinstance(entry, AggregatorEntry) and entry.bears is not None:
+        with contextlib.suppress(Unknown):
+            most = ask(entry.bears, call.bound, cell)
+            if cell.malicious > most:
+                liars = f"{cell.malicious} malicious clients of {cell.cohort}"
+                yield entry.bears.__name__, f"{liars}, {call.name} bears at most {most}"

@@ -89,20 +89,22 @@ class Suite:
         seeds: Sequence[int] | None = None,
         where: str | None = None,
         attacks: Sequence[str] = (),
+        refuse: bool = True,
     ) -> Plan:
         """The cells and evaluations of a preset. SpecError: no such preset, invalid cell; NothingMatched: `where`.
 
         attacks: names of `standard_attacks.TITLES`, or of the suite, that every cell is evaluated with as well.
+        refuse: False where results are read: no function is asked whether it can run in a cell, so none is imported.
         """
-        cells = functools.partial(
-            expand, self.name, self.contents, self.file, preset, seeds, _Origins(self).cell, attacks=attacks
-        )
+        origin = _Origins(self, refuse=refuse).cell
+        asked = self.name, self.contents, self.file, preset, seeds, origin
+        cells = functools.partial(expand, *asked, attacks=attacks, refuse=refuse)
         try:
             plan = cells()
         except SpecError:
             if self.plain is None or not where:
                 raise
-            wanted = self.plain.plan(preset, seeds, where, attacks).cells  # a setting may fit these alone
+            wanted = self.plain.plan(preset, seeds, where, attacks, refuse).cells  # a setting may fit these alone
             plan = cells(points={tuple(cell.key.items()) for cell in wanted})
         return select(plan, where) if where else plan
 
@@ -110,7 +112,8 @@ class Suite:
 class _Origins:
     """The cells that the weights of a suite's cells come from: {suite: NAME, axis: label, ...}, each planned once."""
 
-    def __init__(self, suite: Suite, below: tuple[tuple[str, str], ...] = ()) -> None:
+    def __init__(self, suite: Suite, below: tuple[tuple[str, str], ...] = (), *, refuse: bool) -> None:
+        self.refuse = refuse  # see `Suite.plan`
         self.suite, self.below = suite, below  # below: (suite, labels) of what asks for the weights of what asks ...
         self.known: dict[tuple[str, str, str], list[Cell]] = {}
 
@@ -140,8 +143,9 @@ class _Origins:
             for axis, label in labels.items():
                 model.known_label(model.known_axis(axis, other.axes()), label, other.axes())
             only = {axis: [label] for axis, label in labels.items()}
-            further = _Origins(other, (*self.below, said))
-            cells = expand(other.name, other.contents, other.file, preset, None, further.cell, only=only).cells
+            further = _Origins(other, (*self.below, said), refuse=self.refuse).cell
+            asked = other.name, other.contents, other.file, preset, None, further
+            cells = expand(*asked, only=only, refuse=self.refuse).cells
         except (SpecError, ValueError) as error:
             raise SpecError(f"{place}: {error}") from None
         keys = list({tuple(cell.key.items()): cell.key for cell in cells}.values())

@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib.util
 
 from fatbench.errors import MachineError
-from fatbench.suite import formulas
 from fatbench.suite.calls import Call
+from fatbench.suite.signatures import Signature
 
 EXTRAS = {"torchattacks": "fatbench[attacks]"}  # package -> what pip installs, where that is another name
 
 
-def packages(doc: str) -> list[str]:
-    """The packages that a docstring's line `Package: a, b` names, any of which will do; none: the code is ours."""
-    return [name.strip() for line in formulas.lines(doc, "Package:") for name in line.split(",")]
+def packages(signature: Signature) -> tuple[str, ...]:
+    """The packages that a function's entry names, any of which will do; none: the code is ours."""
+    return tuple((signature.entry or {}).get("packages", ()))
 
 
 def installed(package: str) -> bool:
@@ -24,7 +24,7 @@ def installed(package: str) -> bool:
 
 def check(call: Call, place: str) -> None:
     """MachineError: the package of a function, or of one nested in it, is not installed."""
-    wanted = packages(call.signature.doc)
+    wanted = packages(call.signature)
     if wanted and not any(map(installed, wanted)):
         raise MachineError(f"{place}: {needed(call.signature.name, wanted[-1])}")
     for inner in call.nested.values():

@@ -8,8 +8,9 @@ from typing import Any
 
 from fatbench.errors import FatbenchError
 from fatbench.settings import available_memory
-from fatbench.suite import cost, facts, formulas
+from fatbench.suite import cost, facts
 from fatbench.suite.calls import call
+from fatbench.suite.entry import Work
 from fatbench.suite.first_images import wanted
 
 COPIES = 4  # of a network: the global one, the next, the one that trains, and its gradients
@@ -34,18 +35,16 @@ def need(spec: Mapping[str, Any]) -> MemoryNeed | None:
     data, size = facts.of_data(spec["data"]), cost.parameters(spec)
     if not (data.train and data.side and data.channels) or size is None:
         return None
-    algorithm = call("Algorithm", spec["algorithm"])
+    work = cost.training(spec) or Work()
     first = wanted(spec["train"], spec["test"], spec["train_from"]) if _asks(spec["data"]) else (None, None)
     images = (first[0] or data.train) + (first[1] or data.test or 0)
-    bytes_up = 4 * size * (formulas.formula(algorithm, "Up", batches=1) or 0.0)
     optimizer = cost.local(spec["algorithm"])
     moments = 2 if optimizer.get("optimizer", "sgd") != "sgd" else float(optimizer.get("momentum") or 0) > 0
-    clients = spec["partition"].get("clients") or 1
     return MemoryNeed(
         data=images * data.channels * data.side**2,
         network=4 * size * (COPIES + moments),
-        uploads=bytes_up * facts.cohort(spec),
-        state=max(0.0, bytes_up - 4 * size) * clients,
+        uploads=work.bytes_up / spec["algorithm"]["rounds"],
+        state=max(0.0, work.disk - 4 * size),
     )
 
 

@@ -152,7 +152,7 @@ def version(file: Path) -> dict[str, Any]:
 
 
 def _record(file: Path, names: Iterable[str]) -> dict[str, Any]:
-    functions = {name: signatures.entry(*name.split(" ", 1)) for name in sorted(names)}
+    functions = {name: signatures.function_name(*name.split(" ", 1)) for name in sorted(names)}
     digests = {name: reached.digest(file, function) for name, function in functions.items()}
     return {**version(file), "names": list(digests), "reached": digests, **registered.source(file)}
 

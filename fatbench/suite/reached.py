@@ -3,7 +3,7 @@
     digest(file, "near_median")     another one if the function or a helper of it changes, the same for a new neighbour
 
 Names are followed through the file and its local modules (see `fatbench.suite.sources`). Comments, layout and
-docstrings do not count, but for the lines of a docstring that the program reads. What an import may do by itself always
+docstrings do not count. What an import may do by itself always
 counts: calls, conditions, decorators, assignments to something's attributes. Where names cannot be followed (`global`,
 star imports, `eval`), the whole file does.
 """
@@ -17,10 +17,8 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fatbench.suite import formulas, sources
+from fatbench.suite import sources
 
-# lines that costs, refusals and the names of stages have
-READ = ("Forward:", "Backward:", "Up:", "Down:", "Rate:", "Package:", "Float32:", "Refuse if")
 OPAQUE = {"exec", "eval", "compile", "globals", "locals", "vars", "importlib", "__import__", "__doc__"}
 HARMLESS = {  # decorators that leave the rest of the program alone
     "torch.no_grad", "torch.inference_mode", "functools.cache", "functools.lru_cache", "functools.wraps",
@@ -195,11 +193,9 @@ class _Walk:
 
 
 def _text(statement: ast.stmt) -> str:
-    """A statement without comments, layout, and without the parts of its docstrings that only people read."""
+    """A statement without comments, layout, and without docstrings."""
     statement = copy.deepcopy(statement)
     for node in ast.walk(statement):
-        if isinstance(node, Definition) and (doc := ast.get_docstring(node)) is not None:
-            kept = [f"{start} {line}" for start in READ for line in formulas.lines(doc, start)]
-            node.body[:1] = [ast.Expr(ast.Constant("\n".join(kept)))] if kept else []
-            node.body = node.body or [ast.Pass()]
+        if isinstance(node, Definition) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
     return ast.unparse(statement)

@@ -2,7 +2,7 @@
 
 Every extensible module ends in a table, `AGGREGATORS = {"sfat": sfat, ...}`. The keyword-only arguments of a function
 in it are its settings: name, type (an annotation from `fatbench.suite.types`, a Literal, bool or str) and default. The
-docstring's first line says what it is; lines such as `Forward: <expression>` are read by `fatbench.suite.formulas`.
+docstring's first line says what it is. What more is said of it stands in an entry around it (`fatbench.suite.entry`).
 
 A setting may also name a settings class, a frozen dataclass in CLASSES. Its fields are settings, and a suite writes
 them as a mapping without a name. Plug-ins extend the tables, never the classes.
@@ -16,7 +16,10 @@ them as a mapping without a name. Plug-ins extend the tables, never the classes.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +57,7 @@ CLASSES = {
 
 # What the engine calls a function of each kind with, by position ...
 FIXED = {
-    "Experiment": ("ready", "state", "passes"),
+    "Experiment": ("ready", "state"),
     "Data": ("root",),
     "Partition": ("labels", "rng", "writers"),
     "Model": ("shape", "classes"),
@@ -87,6 +90,9 @@ ADVERSARIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "update": (("update",), ("others", "broadcast", "last_layer", "malicious", "round", "generator")),
 }
 
+
+# Begins of docstring lines that entries have taken the place of.
+FORMER = ("Refuse if", "Bears:", "Forward:", "Backward:", "Fractions:", "Deploys:", "Role:", "Float32:", "Threat:")
 
 REQUIRED: Any = object()
 
@@ -125,6 +131,7 @@ class Signature:
         str, ...
     ] = ()  # parameters after the FIXED ones of its kind: what it wants of OFFERS; of an adversary all
     plugin: Path | None = None  # the file whose table has it, if that is not ours
+    entry: Mapping[str, Any] | None = None  # the literals of its `fatbench.suite.entry`; None: it has none
 
     @functools.cached_property
     def by_name(self) -> dict[str, Setting]:
@@ -141,8 +148,8 @@ def _module_file(module: str) -> Path:
     return file if file.exists() else (PACKAGE / relative).with_suffix(".py")
 
 
-def _table(tree: ast.Module, table: str) -> dict[str, str]:
-    """The entries of the module-level dict literal named `table`: key -> name of the function."""
+def _table(tree: ast.Module, table: str) -> dict[str, ast.expr]:
+    """The module-level dict literal named `table`: key -> the function's name, or an entry around it."""
     for statement in tree.body:
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict() as value) if name == table:
@@ -153,18 +160,56 @@ def _table(tree: ast.Module, table: str) -> dict[str, str]:
                 continue
         entries = {}
         for key, function in zip(value.keys, value.values, strict=True):
-            if not (isinstance(key, ast.Constant) and isinstance(function, ast.Name)):
-                raise SpecError(f'table {table}: every entry must be written "name": function')
-            entries[str(key.value)] = function.id
+            if not (isinstance(key, ast.Constant) and (isinstance(function, ast.Name) or _is_entry(function))):
+                raise SpecError(f'table {table}: write "name": function, or "name": AggregatorEntry(function, ...)')
+            entries[str(key.value)] = function
         return entries
     return {}
 
 
-def _definition(tree: ast.Module, name: str, file: Path) -> tuple[ast.FunctionDef | ast.ClassDef, Path]:
-    """The definition of `name` in a module, or in the module of ours or beside it that it is imported from."""
+def _is_entry(value: ast.expr | None) -> bool:
+    """Whether an expression is `AggregatorEntry(function, ...)` or the like."""
+    return (
+        isinstance(value, ast.Call)
+        and ast.unparse(value.func).rpartition(".")[2].endswith("Entry")
+        and [type(argument) for argument in value.args] == [ast.Name]
+    )
+
+
+def _literals(call: ast.Call, tree: ast.Module) -> dict[str, Any]:
+    """The fields of an entry that can be read without running its module; an imported `threat` as "module:name"."""
+    found = {}
+    for keyword in call.keywords:
+        with contextlib.suppress(ValueError):
+            if keyword.arg == "threat" and isinstance(keyword.value, ast.Name):
+                found["threat"] = _imported_from(tree, keyword.value.id)
+            else:
+                found[str(keyword.arg)] = ast.literal_eval(keyword.value)
+    return found
+
+
+def _imported_from(tree: ast.Module, name: str) -> str | None:
+    """ "module:name" of what a module imports under a name."""
+    for statement in tree.body:
+        if isinstance(statement, ast.ImportFrom):
+            for alias in statement.names:
+                if (alias.asname or alias.name) == name:
+                    return f"{statement.module}:{alias.name}"
+    return None
+
+
+def _definition(tree: ast.Module, name: str, file: Path) -> tuple[ast.FunctionDef | ast.ClassDef | ast.Call, Path]:
+    """The definition of `name` in a module, or in the module of ours or beside it that it is imported from.
+
+    A call is that of an entry.
+    """
     for statement in tree.body:
         if isinstance(statement, ast.FunctionDef | ast.ClassDef) and statement.name == name:
             return statement, file
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=assigned)], value=ast.Call() as value) if assigned == name:
+                if _is_entry(value):
+                    return value, file
         if isinstance(statement, ast.ImportFrom) and statement.module:
             for alias in statement.names:
                 if (alias.asname or alias.name) == name and (origin := _origin(file, statement)):
@@ -181,11 +226,25 @@ def _origin(file: Path, statement: ast.ImportFrom) -> Path | None:
     return next(reversed([*sources.imported(file, bare)]), None)
 
 
-def _function_signature(kind: str, name: str, function: str, file: Path, plugin: Path | None = None) -> Signature:
-    """One entry of a table. SpecError: no such function, or one that the engine could not call."""
-    node, origin = _definition(sources.tree(file), function, file)
+def _function(value: ast.expr, file: Path) -> tuple[ast.Name, ast.Call | None, Path]:
+    """What a table maps a name to: the function's name, its entry if it has one, and the file that has both."""
+    if isinstance(value, ast.Name):
+        with contextlib.suppress(SpecError):
+            definition, file_of_entry = _definition(sources.tree(file), value.id, file)
+            if isinstance(definition, ast.Call):
+                return _function(definition, file_of_entry)
+        return value, None, file
+    assert isinstance(value, ast.Call)
+    assert isinstance(value.args[0], ast.Name)
+    return value.args[0], value, file
+
+
+def _function_signature(kind: str, name: str, value: ast.expr, file: Path, plugin: Path | None = None) -> Signature:
+    """One line of a table. SpecError: no such function, or one that the engine could not call."""
+    function, entry, file = _function(value, file)
+    node, origin = _definition(sources.tree(file), function.id, file)
     if not isinstance(node, ast.FunctionDef):
-        raise SpecError(f"{file}: '{function}' is in the table but is not a function of this module")
+        raise SpecError(f"{file}: '{function.id}' is in the table but is not a function of this module")
     arguments = node.args
     settings = tuple(
         _setting(argument.arg, argument.annotation, default, origin)
@@ -195,7 +254,13 @@ def _function_signature(kind: str, name: str, function: str, file: Path, plugin:
     if kind == "Algorithm":
         _says_how_it_trains(name, settings, f"{origin}:{node.lineno}")
     free = arguments.kwarg is not None
-    return Signature(kind, name, ast.get_docstring(node) or "", settings, free, str(origin), node.lineno, asks, plugin)
+    doc, literals = ast.get_docstring(node) or "", None if entry is None else _literals(entry, sources.tree(file))
+    if former := re.search(rf"^({'|'.join(FORMER)}) +\S", doc, re.MULTILINE):
+        raise SpecError(
+            f"{origin}:{node.lineno}: the docstring of '{name}' has a line '{former[1]} ...', which says nothing any "
+            f'more: say it in the table, "{name}": {kind}Entry({function.id}, ...), see docs/functions.md'
+        )
+    return Signature(kind, name, doc, settings, free, str(origin), node.lineno, asks, plugin, literals)
 
 
 def _asks(kind: str, name: str, node: ast.FunctionDef, place: str) -> tuple[str, ...]:
@@ -325,11 +390,11 @@ def plugins() -> tuple[Path, ...]:
 
 
 @functools.cache
-def _entries(kind: str) -> dict[str, tuple[str, Path]]:
-    """name -> (its function, the file whose table has it)."""
+def _entries(kind: str) -> dict[str, tuple[ast.expr, Path]]:
+    """name -> (its function or entry, the file whose table has it)."""
     module, table = TABLES[kind]
     files = (_module_file(module), *_PLUGINS)
-    found: dict[str, tuple[str, Path]] = {}
+    found: dict[str, tuple[ast.expr, Path]] = {}
     for file in files:
         for name, entry in _table(sources.tree(file), table).items():
             found.setdefault(name, (entry, file))
@@ -361,14 +426,14 @@ def _kind(lower: str) -> str:
     return next(kind for kind in TABLES if kind.lower() == lower)
 
 
-def entry(kind: str, name: str) -> str:
+def function_name(kind: str, name: str) -> str:
     """The function behind a name of a table; the kind as a plug-in's record has it, in lower case."""
-    return _entries(_kind(kind))[name][0]
+    return _function(*_entries(_kind(kind))[name])[0].id
 
 
 def plugin_of(kind: str, name: str) -> Path | None:
     """The plug-in that brings a name, if one does; the kind as for `entry`."""
-    _, file = _entries(_kind(kind)).get(name, ("", None))
+    file = _entries(_kind(kind)).get(name, (None, None))[1]
     return file if file in _PLUGINS else None
 
 

@@ -47,7 +47,7 @@ class Sizes:
         said = f"{self.code} {suite.file.resolve()} {suite.contents.node!r}"
         key = hashlib.sha256(said.encode()).hexdigest()
         if key not in self.known:
-            self.known[key] = self.new[key] = {p: len(suite.plan(p).to_run()) for p in suite.presets()}
+            self.known[key] = self.new[key] = {p: len(suite.plan(p, refuse=False).to_run()) for p in suite.presets()}
         return self.known[key]
 
     def keep(self) -> None:

@@ -13,12 +13,13 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fatbench.errors import SpecError
+from fatbench.errors import FatbenchError, SpecError
 
 INSTALLED = ("site-packages", "dist-packages")
 
@@ -151,5 +152,8 @@ def load(file: Path) -> Any:
         del sys.modules[name]
         if isinstance(error, SystemExit):
             raise SpecError(f"plugin {file}: it ends the program when it is run: SystemExit: {error}") from None
-        raise
+        if not isinstance(error, Exception) or isinstance(error, FatbenchError):
+            raise
+        lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == str(file)]
+        raise SpecError(f"plugin {file}:{lines[-1] if lines else 1}: {type(error).__name__}: {error}") from error
     return module

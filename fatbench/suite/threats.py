@@ -1,9 +1,8 @@
 """Threat models by their letters: what an attacker must know or do, as each attack declares it.
 
-A line `Threat: <letter>` of a docstring says what a function takes for granted; `Threat: B if latent else A` where a
-setting decides. `Threat: bound` marks what no attacker can do, such as choosing by the original. A cell needs what its
-algorithm and all that it calls need together. A second line, `Labels: used` or `Labels: unused`, says whether an
-inversion reads the labels of the images.
+The entry of a function says by a letter what it takes for granted, `threat="B"`, or by a function of its settings.
+"bound" marks what no attacker can do, such as choosing by the original. A cell needs what its algorithm and all that it
+calls need together.
 
 Letters: Carletti et al. 2025 (SoK: Gradient Inversion Attacks in Federated Learning, USENIX Security). Everybody sees
 the update, the architecture, the weights that were sent and the number of examples.
@@ -11,12 +10,14 @@ the update, the architecture, the weights that were sent and the number of examp
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from fatbench.errors import SpecError
+from fatbench.suite import calls
 from fatbench.suite.calls import Call, call
-from fatbench.suite.formulas import UNKNOWN, evaluate, lines, member, unreadable
 from fatbench.suite.located import LocatedMap
 
 Letter = Literal["A", "B", "C", "D", "E", "F", "G", "H"]
@@ -48,31 +49,26 @@ def _parts(part: Call) -> Iterator[Call]:
 
 
 def letter(part: Call) -> str | None:
-    """What one call needs, by the lines `Threat:` of its docstring; None: it has none."""
+    """What one call needs, by the entry of its function; None: it says nothing."""
+    said = (part.signature.entry or {}).get("threat")
+    if said is None and part.signature.plugin is not None:
+        said = getattr(calls.entry(part.signature), "threat", None)
+    elif isinstance(said, str) and ":" in said:
+        said = pkgutil.resolve_name(said)
+    return said(**{name: part[name] for name in inspect.signature(said).parameters}) if callable(said) else said
 
-    def lookup(name: str, *path: str) -> Any:
-        if name in KNOWS or name == BOUND:
-            return name
-        if name in part:
-            return member(part[name], path)
-        raise ValueError(f"it has no setting '{name}', and no threat model has that name")
 
-    for text in lines(part.signature.doc, "Threat:"):
-        try:
-            value = evaluate(text, lookup)
-        except (ValueError, TypeError) as error:
-            raise unreadable(part.signature, f"Threat: {text}", error) from None
-        if value is not UNKNOWN:
-            return str(value)
-    return None
+def uses_labels(part: Call) -> bool:
+    """Whether an inversion reads the labels of the images."""
+    return bool((part.signature.entry or {}).get("labels"))
 
 
 def _needed(spec: Mapping[str, Any]) -> list[tuple[Call, str]]:
     """The calls of a cell's algorithm and diagnostic that declare a threat model, and which."""
     if "evaluated" in spec:  # a model that was trained elsewhere
         return []
-    calls = [call("Algorithm", spec["algorithm"])]
-    return [(part, needs) for one in calls for part in _parts(one) if (needs := letter(part)) is not None]
+    parts = _parts(call("Algorithm", spec["algorithm"]))
+    return [(part, needs) for part in parts if (needs := letter(part)) is not None]
 
 
 def of_cell(spec: Mapping[str, Any]) -> dict[str, str]:
@@ -84,7 +80,7 @@ def of_cell(spec: Mapping[str, Any]) -> dict[str, str]:
     needed = _needed(spec)
     if not needed:
         return {}
-    used = any("used" in lines(part.signature.doc, "Labels:") for part, _ in needed)
+    used = any(uses_labels(part) for part, _ in needed)
     source = spec["algorithm"].get("labels_from", "client")
     labels = ("given" if source == "client" else "recovered") if used else "unused"
     return {"threat": covering([letter for _, letter in needed]), "labels": labels}

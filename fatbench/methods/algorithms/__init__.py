@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-from fatbench.methods.algorithms.centralized import centralized
-from fatbench.methods.algorithms.fedaux import fedaux
-from fatbench.methods.algorithms.fedavg import fedavg
-from fatbench.methods.algorithms.fedavg_mixed import fedavg_mixed
-from fatbench.methods.algorithms.fedavg_validated import fedavg_validated
-from fatbench.methods.algorithms.fedbn import fedbn
-from fatbench.methods.algorithms.fedgate import fedgate
-from fatbench.methods.algorithms.fedgkt import fedgkt
-from fatbench.methods.algorithms.fednova import fednova
-from fatbench.methods.algorithms.fedrbn import fedrbn
-from fatbench.methods.algorithms.fedsgd import fedsgd
-from fatbench.methods.algorithms.fedvkd import fedvkd
-from fatbench.methods.algorithms.fltrust import fltrust
-from fatbench.methods.algorithms.gradient_inversion import gradient_inversion
-from fatbench.methods.algorithms.scaffold import scaffold
-from fatbench.methods.algorithms.scaffold_sfat import scaffold_sfat
+from fatbench.methods.algorithms.centralized import CENTRALIZED
+from fatbench.methods.algorithms.fedaux import FEDAUX
+from fatbench.methods.algorithms.fedavg import FEDAVG
+from fatbench.methods.algorithms.fedavg_mixed import FEDAVG_MIXED
+from fatbench.methods.algorithms.fedavg_validated import FEDAVG_VALIDATED
+from fatbench.methods.algorithms.fedbn import FEDBN
+from fatbench.methods.algorithms.fedgate import FEDGATE
+from fatbench.methods.algorithms.fedgkt import FEDGKT
+from fatbench.methods.algorithms.fednova import FEDNOVA
+from fatbench.methods.algorithms.fedrbn import FEDRBN
+from fatbench.methods.algorithms.fedsgd import FEDSGD
+from fatbench.methods.algorithms.fedvkd import FEDVKD
+from fatbench.methods.algorithms.fltrust import FLTRUST
+from fatbench.methods.algorithms.gradient_inversion import GRADIENT_INVERSION
+from fatbench.methods.algorithms.scaffold import SCAFFOLD
+from fatbench.methods.algorithms.scaffold_sfat import SCAFFOLD_SFAT
 
 ALGORITHMS = {
-    "fedavg": fedavg,
-    "fedavg_validated": fedavg_validated,
-    "fedavg_mixed": fedavg_mixed,
-    "fedbn": fedbn,
-    "fedrbn": fedrbn,
-    "fltrust": fltrust,
-    "scaffold": scaffold,
-    "scaffold_sfat": scaffold_sfat,
-    "fedgate": fedgate,
-    "fednova": fednova,
-    "fedgkt": fedgkt,
-    "fedvkd": fedvkd,
-    "fedaux": fedaux,
-    "fedsgd": fedsgd,
-    "gradient_inversion": gradient_inversion,
-    "centralized": centralized,
+    "fedavg": FEDAVG,
+    "fedavg_validated": FEDAVG_VALIDATED,
+    "fedavg_mixed": FEDAVG_MIXED,
+    "fedbn": FEDBN,
+    "fedrbn": FEDRBN,
+    "fltrust": FLTRUST,
+    "scaffold": SCAFFOLD,
+    "scaffold_sfat": SCAFFOLD_SFAT,
+    "fedgate": FEDGATE,
+    "fednova": FEDNOVA,
+    "fedgkt": FEDGKT,
+    "fedvkd": FEDVKD,
+    "fedaux": FEDAUX,
+    "fedsgd": FEDSGD,
+    "gradient_inversion": GRADIENT_INVERSION,
+    "centralized": CENTRALIZED,
 }

@@ -13,6 +13,9 @@ from fatbench.engine.cohort import cost, train_cohort
 from fatbench.engine.local import Client, LocalTraining, copied, load, train, trainable
 from fatbench.engine.optimizers import packed, unpacked
 from fatbench.engine.rounds import Memory, Mixing, Problem, Round, State, Update
+from fatbench.methods.algorithms.work import clients_train, moments_of
+from fatbench.suite.entry import AlgorithmEntry, Work
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Local
 
 
@@ -29,14 +32,6 @@ def centralized(
     The momentum buffer starts at zero every round, as that of a client does in the rows it is compared with; with
     `moments: released` it is kept over the whole run (Centralized_AT.py; differences: sfat-centralised). Needs a
     partition with one client.
-
-    Forward: rounds * local
-    Backward: rounds * local
-    Up: 0
-    Down: 0
-    Refuse if clients != 1: {name} needs 'partition: {{name: iid, clients: 1}}'
-    Refuse if moments == 'released' and local.proximal is not None: local: proximal: nothing is broadcast that it could
-        pull towards
     """
     for t in range(state.round, rounds):
         now = local.at(t)
@@ -59,6 +54,24 @@ def centralized(
         state = after
 
 
+def work(cell: Facts, *, rounds: int, local: LocalTraining, moments: str) -> Work:
+    """Nothing crosses."""
+    kept = cell.size * moments_of(local) if moments == "released" else 0.0
+    return clients_train(cell, local, rounds) + Work(disk=kept)
+
+
+def one_client(cell: Facts) -> str | None:
+    """Everything is in one shard."""
+    return "centralized needs 'partition: {name: iid, clients: 1}'" if cell.clients != 1 else None
+
+
+def no_pull_over_the_run(*, moments: str, local: LocalTraining) -> str | None:
+    """Without rounds there are no broadcast weights."""
+    if moments == "released" and local.proximal is not None:
+        return "local: proximal: nothing is broadcast that it could pull towards"
+    return None
+
+
 def _going_on(problem: Problem, state: State, t: int, local: LocalTraining) -> tuple[Update, Memory]:
     """A round that goes on with the optimizer's moments of the last: (what is trained, its moments)."""
     model = load(problem, state.model)
@@ -68,3 +81,6 @@ def _going_on(problem: Problem, state: State, t: int, local: LocalTraining) -> t
     client = Client(problem, state.model, 0, t)
     after, said = train(client, model, [parameters[name] for name in names], local, moments=before)
     return Update(0, client.n, copied(model), said), packed(after, names)
+
+
+CENTRALIZED = AlgorithmEntry(centralized, work=work, refuse=(one_client, no_pull_over_the_run), aggregates=False)

@@ -31,13 +31,16 @@ import torch
 from torch import Tensor
 
 from fatbench.engine.cohort import cost, draw_cohort, train_cohort
-from fatbench.engine.local import copied, gradients_of, load, pixels, precision_context, trainable
+from fatbench.engine.local import LocalTraining, copied, gradients_of, load, pixels, precision_context, trainable
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.optimizers import Descent, packed, step, unpacked
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Context, Metrics, Problem, Round, State, Update
 from fatbench.methods.algorithms.auxiliary import certainty, divide, pretrain, represent
 from fatbench.methods.algorithms.distillation import divergence
+from fatbench.methods.algorithms.work import federated, server_trains
+from fatbench.suite.entry import AlgorithmEntry, Work
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Aggregator, Count, Fraction, Local, Natural, Positive, Rate
 
 
@@ -70,13 +73,6 @@ def fedaux(
     release. The numbers server_forward, server_backward and server_steps count the server's work (SimCLR in round 1
     too), the others the clients'. Bytes: models, and once all scores; the auxiliary images are public and not counted.
     ValueError: auxiliary images missing, too few, or of another shape than the training images.
-
-    Example: {distillation_batch: 8}
-    Forward: rounds * participation * local
-    Backward: rounds * participation * local
-    Up: 1
-    Down: 1
-    Refuse if not auxiliary: auxiliary: {name} needs unlabelled images: name a data set
     """
     distil, negatives = divide(problem, "fedaux")
     names = trainable(problem.model)
@@ -132,13 +128,13 @@ def fedaux(
                         losses.append(loss.detach())
             theta = copied(model)
             metrics["distillation_loss"] = float(torch.stack(losses).mean())
-        passes = len(distil) * distillation_epochs
-        simclr = 2 * len(distil) + 2 * len(negatives) if t == 0 else 0
-        metrics["server_steps"] = float(len(losses))
-        metrics["server_forward"] = float(
-            passes + (len(distil) * len(updates) if passes else 0) + pretrain_epochs * simclr
-        )
-        metrics["server_backward"] = float(passes + pretrain_epochs * simclr)
+        taught, public, first = len(distil) * distillation_epochs, len(distil) + len(negatives), float(t == 0)
+        simclr = first * pretrain_epochs * 2 * public
+        represented = first * (public + sum(map(len, problem.shards)))
+        asked = len(distil) * len(updates) if taught else 0  # of the clients' models
+        metrics["server_steps"] = len(losses) + first * pretrain_epochs * -(-public // pretrain_batch)
+        metrics["server_forward"] = taught + asked + simclr + represented
+        metrics["server_backward"] = taught + simclr
 
         spent = cost(updates, now, state.model)
         if t == 0:
@@ -149,6 +145,38 @@ def fedaux(
         yield Round(t, state.model, updates, mixing, after, spent, metrics=metrics)
         del updates, mixing  # before the next round sends as much
         state, metrics = after, {}
+
+
+def work(
+    cell: Facts,
+    *,
+    rounds: int,
+    aggregator: Aggregator,
+    local: LocalTraining,
+    pretrain_epochs: int,
+    pretrain_batch: int,
+    distillation_epochs: int,
+    distillation_batch: int,
+) -> Work:
+    """SimCLR before the first round sees two views of every image; then each round's clients teach the server.
+
+    Features of the clients' images and of the auxiliary ones are computed once, for the scores.
+    """
+    images = cell.auxiliary_images
+    distil = 0.8 * images
+    pretrained = server_trains(images, pretrain_epochs, pretrain_batch, 1)
+    pretrained = replace(pretrained, forward=2 * pretrained.forward, backward=2 * pretrained.backward)
+    scored = Work(forward=images + cell.clients * cell.client_images, bytes_up=4 * cell.clients * distil)
+    taught = server_trains(distil, distillation_epochs, distillation_batch, rounds)
+    taught += Work(forward=rounds * cell.cohort * distil * bool(distillation_epochs))
+    kept = Work(disk=2 * cell.size * bool(distillation_epochs) + 4 * cell.clients * distil)
+    clients = federated(cell, rounds=rounds, local=local, aggregator=aggregator)
+    return clients + pretrained + scored + taught + kept
+
+
+def auxiliary_images(cell: Facts) -> str | None:
+    """The server has images."""
+    return None if cell.auxiliary else "auxiliary: fedaux needs unlabelled images: name a data set"
 
 
 def ensemble(
@@ -162,3 +190,6 @@ def ensemble(
             logits = torch.cat([model(pixels(problem, part)).float() for part in images.split(batch)])
         total += scores[update.client].unsqueeze(1) * logits
     return total / sum(scores[update.client] for update in updates).unsqueeze(1)  # type: ignore[union-attr]
+
+
+FEDAUX = AlgorithmEntry(fedaux, work=work, refuse=(auxiliary_images,), example={"distillation_batch": 8})

@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from fatbench.engine.cohort import cost, draw_cohort, train_cohort
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State
+from fatbench.methods.algorithms.work import federated
+from fatbench.suite.entry import AlgorithmEntry
 from fatbench.suite.types import Aggregator, Count, Fraction, Local
 
 
@@ -55,11 +57,6 @@ def fedavg(
     >>> (result,) = fedavg(problem, start, rounds=1, aggregator=uniform, local=local)
     >>> round(result.state.model["weight"].item(), 6)
     0.5
-
-    Forward: rounds * participation * local
-    Backward: rounds * participation * local
-    Up: 1
-    Down: 1
     """
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
@@ -72,3 +69,6 @@ def fedavg(
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model))
         del updates, mixing  # before the next round sends as much
         state = after
+
+
+FEDAVG = AlgorithmEntry(fedavg, work=federated)

@@ -20,8 +20,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fatbench.engine.cohort import cost, draw_cohort, train_cohort
+from fatbench.engine.local import LocalTraining
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State
+from fatbench.methods.algorithms.work import models_cross, no_more_than_clients, two_kinds_train
+from fatbench.suite.entry import AlgorithmEntry, Work
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Aggregator, Count, Fraction, Local, Objective
 
 
@@ -36,17 +40,7 @@ def fedavg_mixed(
     adversarial: Count,
     participation: Fraction = 1.0,
 ) -> Iterator[Round]:
-    """Federated averaging; clients 0 to `adversarial` - 1 train on the objective of `local`, the others on `standard`.
-
-    The plan and the round count image passes as if all clients trained as the adversarial ones, so at most.
-
-    Forward: rounds * participation * local
-    Backward: rounds * participation * local
-    Up: 1
-    Down: 1
-    Example: {adversarial: 1, standard: standard}
-    Refuse if adversarial > clients: adversarial: {adversarial} of {clients} clients
-    """
+    """Federated averaging; clients 0 to `adversarial` - 1 train by `local`, the others on `standard`."""
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
         now = local.at(t)
@@ -56,6 +50,19 @@ def fedavg_mixed(
         memory = state.server.get("aggregator", {})
         mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, now.lr))
         after = State(t + 1, mix(updates, mixing, state.model, problem.model), {"aggregator": mixing.memory})
-        yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model))
+        spent = cost(updates, now, state.model, locals=locals)
+        yield Round(t, state.model, updates, mixing, after, spent)
         del updates, mixing  # before the next round sends as much
         state = after
+
+
+def work(
+    cell: Facts, *, rounds: int, aggregator: Aggregator, local: LocalTraining, standard: Objective, adversarial: int
+) -> Work:
+    """Each client by its own objective."""
+    return two_kinds_train(cell, local, standard, adversarial, rounds, aggregator) + models_cross(cell, rounds)
+
+
+FEDAVG_MIXED = AlgorithmEntry(
+    fedavg_mixed, work=work, refuse=(no_more_than_clients,), example={"adversarial": 1, "standard": "standard"}
+)

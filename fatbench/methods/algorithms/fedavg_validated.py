@@ -26,8 +26,12 @@ from torch import Tensor
 
 from fatbench.engine.accuracy import accuracy, natural
 from fatbench.engine.cohort import cost, draw_cohort, train_cohort
+from fatbench.engine.local import LocalTraining
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Metrics, Problem, Round, State, Tensors
+from fatbench.methods.algorithms.work import federated
+from fatbench.suite.entry import AlgorithmEntry, Work
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Aggregator, Count, Fraction, Local
 
 
@@ -45,13 +49,6 @@ def fedavg_validated(
 
     The validators measure every new model: its mean cross-entropy on all their images, clean. Metrics:
     validation_loss, and lr, the rate of the round. ValueError: no client is left to train.
-
-    Example: {validators: 1}
-    Forward: rounds * participation * local
-    Backward: rounds * participation * local
-    Up: 1
-    Down: 1
-    Refuse if validators >= clients: validators: {validators} of {clients} clients leave none to train
     """
     clients = len(problem.shards) - validators
     if clients < 1:
@@ -69,9 +66,24 @@ def fedavg_validated(
         loss, heard = _validate(problem, problem.shards[clients:], model, t, heard)
         metrics: Metrics = {"validation_loss": loss, "lr": now.lr}
         after = State(t + 1, model, {"aggregator": mixing.memory, "validation": dict(heard)})
-        yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model), metrics=metrics)
+        spent = cost(updates, now, state.model)
+        spent = replace(spent, forward=spent.forward + sum(map(len, problem.shards[clients:])))
+        yield Round(t, state.model, updates, mixing, after, spent, metrics=metrics)
         del updates, mixing  # before the next round sends as much
         state = after
+
+
+def work(cell: Facts, *, rounds: int, aggregator: Aggregator, local: LocalTraining, validators: int) -> Work:
+    """The validators look at every new model."""
+    looking = Work(forward=rounds * validators * cell.client_images)
+    return federated(cell, rounds=rounds, local=local, aggregator=aggregator) + looking
+
+
+def some_train(cell: Facts, *, validators: int) -> str | None:
+    """A client is left to train."""
+    if validators >= cell.clients:
+        return f"validators: {validators} of {cell.clients} clients leave none to train"
+    return None
 
 
 def _validate(problem: Problem, held: list[Tensor], model: Tensors, t: int, heard: Tensors) -> tuple[float, Tensors]:
@@ -87,3 +99,6 @@ def _validate(problem: Problem, held: list[Tensor], model: Tensors, t: int, hear
         "least": torch.tensor(min(loss, least), dtype=torch.float64),
         "passed": torch.tensor(passed, dtype=torch.float64),
     }
+
+
+FEDAVG_VALIDATED = AlgorithmEntry(fedavg_validated, work=work, refuse=(some_train,), example={"validators": 1})

@@ -24,6 +24,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fatbench.engine.cohort import cost, draw_cohort, train_cohort
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State
+from fatbench.methods.algorithms.work import federated
+from fatbench.suite.entry import AlgorithmEntry
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Aggregator, Count, Fraction, Local
 
 
@@ -40,14 +43,6 @@ def fedbn(
 
     The aggregator sees whole models, and its weights are used without batch normalisation, which is neither sent nor
     counted as sent. ValueError: the network has no batch normalisation.
-
-    Forward: rounds * participation * local
-    Backward: rounds * participation * local
-    Up: 1
-    Down: 1
-    Deploys: clients
-    Refuse if 'batch normalisation' not in model.parts and model.head != 'cls_vis': {name} needs a network with
-        batch normalisation, and {model.name} has no line `Parts: batch normalisation`
     """
     names = normalisation(problem.model)
     if not names:
@@ -73,6 +68,14 @@ def fedbn(
         state = after
 
 
+def normalised_network(cell: Facts) -> str | None:
+    """There is batch normalisation to keep."""
+    if "batch normalisation" not in cell.model.parts and cell.model.get("head") != "cls_vis":
+        what = f"{cell.model.name} has no part 'batch normalisation'"
+        return f"fedbn needs a network with batch normalisation, and {what}"
+    return None
+
+
 def normalisation(model: nn.Module) -> list[str]:
     """The names of the parameters and buffers of batch normalisation."""
     return [
@@ -81,3 +84,6 @@ def normalisation(model: nn.Module) -> list[str]:
         if isinstance(module, _BatchNorm)
         for name in module.state_dict()
     ]
+
+
+FEDBN = AlgorithmEntry(fedbn, work=federated, refuse=(normalised_network,), deploys=True)

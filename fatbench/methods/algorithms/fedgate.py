@@ -24,9 +24,12 @@ from typing import Literal
 import torch
 
 from fatbench.engine.cohort import cost, draw_cohort, step_divisors, train_cohort
-from fatbench.engine.local import trainable
+from fatbench.engine.local import LocalTraining, trainable
 from fatbench.engine.mixing import aggregate, mix, scaled
 from fatbench.engine.rounds import Context, Problem, Round, State, Tensors, Update
+from fatbench.methods.algorithms.work import clients_train, models_cross
+from fatbench.suite.entry import AlgorithmEntry, Work
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Aggregator, Count, Fraction, Local, Rate
 
 
@@ -46,11 +49,6 @@ def fedgate(
     Only trainable parameters are tracked. `divisor: literal` is lr tau_k whatever the momentum, `released` that of the
     last client for all, as FedTorch has it. A client reads theta-bar off the next broadcast, so nothing crosses the
     wire besides the models; with server_lr other than 1 it has to be sent.
-
-    Forward: rounds * participation * local
-    Backward: rounds * participation * local
-    Up: 1
-    Down: 1
     """
     names = trainable(problem.model)
     zeros = {name: torch.zeros_like(state.model[name]) for name in names}
@@ -79,6 +77,16 @@ def fedgate(
         state = after
 
 
+def work(cell: Facts, *, rounds: int, aggregator: Aggregator, local: LocalTraining, server_lr: float) -> Work:
+    """The server keeps the tracked gradients of every client that ever took part."""
+    training = clients_train(cell, local, rounds, aggregator=aggregator)
+    tracked = 4 * cell.parameters * min(cell.clients, rounds * cell.cohort)
+    return training + models_cross(cell, rounds, down=1 if server_lr == 1 else 2) + Work(disk=tracked)
+
+
 def _tracked(delta: Tensors, mean: Tensors, update: Update, s_k: float) -> Tensors:
     """delta_k + (theta-bar - y_k) / S_k."""
     return {name: delta[name] + (mean[name] - update.model[name]) / s_k for name in delta}
+
+
+FEDGATE = AlgorithmEntry(fedgate, work=work)

@@ -29,8 +29,8 @@ from typing import Literal
 import torch
 from torch.nn import functional as F
 
-from fatbench.engine.local import copied, gradients_of, load, precision_context, trainable
-from fatbench.engine.optimizers import packed, step, unpacked
+from fatbench.engine.local import LocalTraining, copied, gradients_of, load, precision_context, trainable
+from fatbench.engine.optimizers import ServerTraining, packed, step, unpacked
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Cost, Problem, Round, State, Update
 from fatbench.methods.algorithms.distillation import (
@@ -46,6 +46,9 @@ from fatbench.methods.algorithms.distillation import (
     uploads,
     wire,
 )
+from fatbench.methods.algorithms.work import distillation, edge_and_server, nothing_is_broadcast
+from fatbench.suite.entry import AlgorithmEntry, Work, passes
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Attack, Count, Local, NonNegative, Positive, Server
 
 
@@ -78,14 +81,6 @@ def fedgkt(
     count the server's work, the others the edges'. Bytes are those of Update.extra (a label is an int64) and of the
     logits down; test images are not sent.
     ValueError: a model without an edge and a server.
-
-    Forward: rounds * local
-    Backward: rounds * local
-    Deploys: clients
-    Parts: edge, server
-    Refuse if local.proximal is not None: local: proximal: it pulls towards the broadcast weights, and no edge
-        receives any
-    Refuse if 'edge' not in model.parts: {name} trains a model of an edge and a server (edge_vit, ...), not {model.name}
     """
     check_model("fedgkt", problem.model)
     names = [name for name in trainable(problem.model) if name.startswith("server.")]
@@ -131,7 +126,7 @@ def fedgkt(
             server={"optimizer": packed(moments, names)},
             clients={k: {**own, "knowledge": knowledge(sent, k, taught)} for k, (own, _) in trained.items()},
         )
-        examples = len(sent.ids)
+        examples, one = len(sent.ids), passes(now.objective)
         yield Round(
             t,
             state.model,
@@ -140,8 +135,8 @@ def fedgkt(
             after,
             Cost(
                 sum(stats.steps for _, stats in trained.values()),
-                examples * now.epochs,
-                examples * now.epochs,
+                examples * (now.epochs * one.forward + 1),  # and what is sent
+                examples * now.epochs * one.backward,
                 up,
                 down,
             ),
@@ -150,3 +145,28 @@ def fedgkt(
         )
         state = after
         del sent, extra, inputs  # the features, before those of the next round are made
+
+
+def work(
+    cell: Facts,
+    *,
+    rounds: int,
+    local: LocalTraining,
+    server: ServerTraining,
+    server_attack: Attack | None,
+    server_logits: str,
+    features: str,
+) -> Work:
+    """An edge answers with logits."""
+    clean, answer = server_logits == "clean", 4 * cell.classes
+    return distillation(cell, rounds, local, server, server_attack, clean=clean, features=features, answer=answer)
+
+
+FEDGKT = AlgorithmEntry(
+    fedgkt,
+    work=work,
+    refuse=(nothing_is_broadcast, edge_and_server),
+    deploys=True,
+    aggregates=False,
+    parts=("edge", "server"),
+)

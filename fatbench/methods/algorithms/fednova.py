@@ -25,6 +25,8 @@ from fatbench.engine.cohort import cost, draw_cohort, train_cohort
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State
+from fatbench.methods.algorithms.work import federated
+from fatbench.suite.entry import AlgorithmEntry, ProximalEntry, entry_of
 from fatbench.suite.types import Aggregator, Count, Fraction, Local
 
 
@@ -41,13 +43,6 @@ def fednova(
 
     With equal numbers of steps it is FedAvg. BatchNorm buffers are averaged with p_k as in FedAvg. A proximal term has
     to be linear: one whose docstring gives its `Rate:`, the factor of w - theta^t.
-
-    Forward: rounds * participation * local
-    Backward: rounds * participation * local
-    Up: 1
-    Down: 1
-    Refuse if local.proximal is not None and local.proximal.rate is None: {name} divides by how far a client's steps
-        can move, and the pull of {local.proximal.name} is not proportional to the distance (squared is)
     """
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
@@ -73,6 +68,19 @@ def fednova(
         state = after
 
 
+def proportional_pull(*, local: LocalTraining) -> str | None:
+    """How far steps move is known in closed form."""
+    if local.proximal is None:
+        return None
+    term = entry_of(local.proximal)
+    if isinstance(term, ProximalEntry) and term.rate is not None:
+        return None
+    return (
+        "fednova divides by how far a client's steps can move, and the pull of "
+        f"{term.function.__name__} is not proportional to the distance (squared is)"
+    )
+
+
 def travelled(steps: int, local: LocalTraining) -> float:
     """||a_k||_1: how far so many steps move under a gradient of one, in units of the rate.
 
@@ -88,3 +96,6 @@ def travelled(steps: int, local: LocalTraining) -> float:
         v = local.momentum * v + 1.0 + back
         x += v
     return x
+
+
+FEDNOVA = AlgorithmEntry(fednova, work=federated, refuse=(proportional_pull,))

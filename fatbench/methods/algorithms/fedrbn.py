@@ -26,9 +26,13 @@ import torch
 from torch.nn import functional as F
 
 from fatbench.engine.cohort import cost, draw_cohort, train_cohort
+from fatbench.engine.local import LocalTraining
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State, Tensors
 from fatbench.methods.algorithms.fedbn import normalisation
+from fatbench.methods.algorithms.work import models_cross, no_more_than_clients, two_kinds_train
+from fatbench.suite.entry import AlgorithmEntry, Work
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Aggregator, Count, Fraction, Local, Objective
 
 
@@ -47,17 +51,7 @@ def fedrbn(
 
     The objective of `local` is `dual_at`. Deployed are the clients' models, which predict by the clean statistics
     unless an evaluation says otherwise (attack `dual`). Without AT users among those that have taken part nothing is
-    propagated. The plan and the round count image passes as if all clients were AT users, so at most. ValueError: the
-    network has no two statistics.
-
-    Forward: rounds * participation * local
-    Backward: rounds * participation * local
-    Up: 1
-    Down: 1
-    Deploys: clients
-    Example: {adversarial: 1, standard: standard}
-    Refuse if adversarial > clients: adversarial: {adversarial} of {clients} clients
-    Refuse if model.norm != 'dual': {name} needs a network with `norm: dual` (small_cnn, resnet18), not {model.name}
+    propagated. ValueError: the network has no two statistics.
     """
     names = normalisation(problem.model)
     if not any(name.endswith("attacked_mean") for name in names):
@@ -81,9 +75,24 @@ def fedrbn(
             {"aggregator": mixing.memory},
             {k: {"normalisation": tensors} for k, tensors in own.items()},
         )
-        yield Round(t, state.model, updates, mixing, after, cost(updates, now, shared), own=own)
+        yield Round(t, state.model, updates, mixing, after, cost(updates, now, shared, locals=locals), own=own)
         del updates, mixing  # before the next round sends as much
         state = after
+
+
+def work(
+    cell: Facts, *, rounds: int, aggregator: Aggregator, local: LocalTraining, standard: Objective, adversarial: int
+) -> Work:
+    """Each client by its own objective."""
+    training = two_kinds_train(cell, local, standard, adversarial, rounds, aggregator)
+    return training + models_cross(cell, rounds)
+
+
+def two_statistics(cell: Facts) -> str | None:
+    """The network has the statistics that are propagated."""
+    if cell.model.get("norm") != "dual":
+        return f"fedrbn needs a network with `norm: dual` (small_cnn, resnet18), not {cell.model.name}"
+    return None
 
 
 def propagated(own: Mapping[int, Tensors], sources: Sequence[int]) -> dict[int, Tensors]:
@@ -106,3 +115,12 @@ def similarity(to: Tensors, of: Sequence[Tensors]) -> torch.Tensor:
     names = [name for name in to if name.endswith(("running_mean", "running_var"))]
     alike = [torch.stack([F.cosine_similarity(one[name], to[name], 0) for name in names]).mean() for one in of]
     return (100 * torch.stack(alike)).softmax(0)
+
+
+FEDRBN = AlgorithmEntry(
+    fedrbn,
+    work=work,
+    refuse=(no_more_than_clients, two_statistics),
+    deploys=True,
+    example={"adversarial": 1, "standard": "standard"},
+)

@@ -38,6 +38,8 @@ from fatbench.engine.optimizers import Descent, Moments, masked_adam, packed, un
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Cost, Memory, Metrics, Mixing, Problem, Round, State, Stats, Tensors, Update
 from fatbench.methods.defences import Examples, Guarantee, Spent, Upload, guarantee
+from fatbench.suite.entry import AlgorithmEntry, Passes, Work, passes
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Defence, Fraction, Objective, Rate
 
 
@@ -72,12 +74,6 @@ def fedsgd(
     updated_fraction, the fraction that 0, 1, ... rounds moved (with `steps` null that is Fig. 6: epochs). Artifact
     update_counts: the same as numbers of entries. ValueError: the model has batch normalisation, whose statistics are
     no gradient.
-
-    Forward: rounds * objective
-    Backward: rounds * objective
-    Up: batches
-    Down: batches
-    Fractions: never_updated, updated_fraction
     """
     if any(isinstance(module, _BatchNorm) for module in problem.model.modules()):
         raise ValueError("fedsgd: clients upload gradients only, and this model has batch normalisation")
@@ -113,7 +109,7 @@ def fedsgd(
             weights, moments, here = _server_step(weights, moments, names, uploads, Descent(optimizer, lr), count)
             moved |= here
             theta = {**theta, **_named(weights, theta, names)}
-            cost = _add(cost, uploads, sent, names)
+            cost = _add(cost, uploads, sent, names, passes(objective))
         rounds_moved = dict(state.server.get("rounds", {}))
         for name, here in _named(moved, theta, names).items():
             before = rounds_moved.get(name, torch.zeros_like(here, dtype=torch.int16))
@@ -137,6 +133,16 @@ def fedsgd(
         yield Round(t, sent, updates, mixing, after, cost, metrics=numbers)
         del uploads, updates, last  # before the next round sends as much
         state = after
+
+
+def work(cell: Facts, *, rounds: int, batch: int, objective: Objective, steps: int | None, optimizer: str) -> Work:
+    """A gradient crosses for every batch; the server keeps the moments of Adam and counts of updates."""
+    one, batches = passes(objective), math.ceil(cell.client_images / batch)
+    taken = batches if steps is None else steps
+    images = rounds * cell.clients * (cell.client_images if steps is None else steps * min(batch, cell.client_images))
+    each = rounds * cell.clients * taken * cell.size
+    kept = cell.size * (2 + 2 * (optimizer == "adam"))
+    return Work(rounds * cell.clients * taken, images * one.forward, images * one.backward, each, each, kept)
 
 
 def _spent(problem: Problem, defence: Any, sampling: str, batch: int, steps: int, delta: float) -> Guarantee | None:
@@ -264,16 +270,16 @@ def _apart(moments: Moments, like: Tensors, names: Sequence[str]) -> Moments:
     }
 
 
-def _add(cost: Cost, uploads: list[Update], sent: Tensors, names: list[str]) -> Cost:
-    """The cost of one more step: the whole gradient up, a bit an entry for a mask, the weights down."""
+def _add(cost: Cost, uploads: list[Update], sent: Tensors, names: list[str], one: Passes) -> Cost:
+    """The cost of one more step, `one` of an image: the gradient up, a bit an entry for a mask, the weights down."""
     down = sum(value.numel() * value.element_size() for value in sent.values()) * len(uploads)
     gradients = sum(sent[name].numel() * sent[name].element_size() for name in names) * len(uploads)
     bits = sum(m.numel() for u in uploads for m in u.extra.get("mask", {}).values())
     images = sum(u.n for u in uploads)
     return Cost(
         cost.gradient_steps + len(uploads),
-        cost.forward + images,
-        cost.backward + images,
+        cost.forward + images * one.forward,
+        cost.backward + images * one.backward,
         cost.bytes_up + gradients + -(-bits // 8),
         cost.bytes_down + down,
     )
@@ -284,3 +290,6 @@ def _with_stats(k: int, sums: Tensor, wire: Memory) -> Update:
     loss, right, n = sums.double().sum(0).tolist()
     steps = len(sums)
     return Update(k, int(n), {}, Stats(loss / n, loss / steps, right / n, steps, float(steps), steps), wire)
+
+
+FEDSGD = AlgorithmEntry(fedsgd, work=work, aggregates=False, fractions=("never_updated", "updated_fraction"))

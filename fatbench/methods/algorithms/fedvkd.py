@@ -30,8 +30,8 @@ from typing import Any, Literal
 import torch
 from torch.nn import functional as F
 
-from fatbench.engine.local import copied, gradients_of, load, precision_context, trainable
-from fatbench.engine.optimizers import packed, step, unpacked
+from fatbench.engine.local import LocalTraining, copied, gradients_of, load, precision_context, trainable
+from fatbench.engine.optimizers import ServerTraining, packed, step, unpacked
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Cost, Problem, Round, State, Update
 from fatbench.methods.algorithms.distillation import (
@@ -46,6 +46,9 @@ from fatbench.methods.algorithms.distillation import (
     uploads,
     wire,
 )
+from fatbench.methods.algorithms.work import INT64, distillation, edge_and_server, nothing_is_broadcast
+from fatbench.suite.entry import AlgorithmEntry, Work, passes
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Attack, Count, Local, NonNegative, Positive, Server
 
 
@@ -68,16 +71,6 @@ def fedvkd(
     Settings, counted work and bytes as in `fedgkt`, except that an edge uploads its answers (int64) in place of logits
     and that the weight decay of the server is AdamW's. ValueError: a model without an edge and a server, or whose
     server has no distillation head.
-
-    Forward: rounds * local
-    Backward: rounds * local
-    Deploys: clients
-    Parts: edge, server, distillation head
-    Refuse if local.proximal is not None: local: proximal: it pulls towards the broadcast weights, and no edge
-        receives any
-    Refuse if 'edge' not in model.parts: {name} trains a model of an edge and a server (edge_vit, ...), not {model.name}
-    Refuse if 'distillation head' not in model.parts: {name} needs a server with a distillation head:
-        edge_vit
     """
     check_model("fedvkd", problem.model)
     if not hasattr(problem.model.get_submodule("server"), "head_dist"):
@@ -123,7 +116,7 @@ def fedvkd(
             server={"optimizer": packed(moments, names)},
             clients={k: {**own, "knowledge": knowledge(sent, k, taught)} for k, (own, _) in trained.items()},
         )
-        examples = len(sent.ids)
+        examples, one = len(sent.ids), passes(now.objective)
         yield Round(
             t,
             state.model,
@@ -132,8 +125,8 @@ def fedvkd(
             after,
             Cost(
                 sum(stats.steps for _, stats in trained.values()),
-                examples * now.epochs,
-                examples * now.epochs,
+                examples * (now.epochs * one.forward + 1),  # and what is sent
+                examples * now.epochs * one.backward,
                 up,
                 down,
             ),
@@ -142,3 +135,35 @@ def fedvkd(
         )
         state = after
         del sent, extra, inputs  # the features, before those of the next round are made
+
+
+def work(
+    cell: Facts,
+    *,
+    rounds: int,
+    local: LocalTraining,
+    server: ServerTraining,
+    server_attack: Attack | None,
+    server_logits: str,
+    features: str,
+) -> Work:
+    """An edge answers with a class."""
+    clean = server_logits == "clean"
+    return distillation(cell, rounds, local, server, server_attack, clean=clean, features=features, answer=INT64)
+
+
+def distillation_head(cell: Facts) -> str | None:
+    """The server learns from the edges' answers apart."""
+    if "distillation head" not in cell.model.parts:
+        return "fedvkd needs a server with a distillation head: edge_vit"
+    return None
+
+
+FEDVKD = AlgorithmEntry(
+    fedvkd,
+    work=work,
+    refuse=(nothing_is_broadcast, edge_and_server, distillation_head),
+    deploys=True,
+    aggregates=False,
+    parts=("edge", "server", "distillation head"),
+)

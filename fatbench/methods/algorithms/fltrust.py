@@ -17,6 +17,7 @@ Cao et al. 2021, algorithm 2, with a server's learning rate of 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -24,9 +25,12 @@ import torch
 from torch import Tensor
 
 from fatbench.engine.cohort import cost, draw_cohort, train_cohort
-from fatbench.engine.local import trainable
+from fatbench.engine.local import LocalTraining, trainable
 from fatbench.engine.mixing import mix
 from fatbench.engine.rounds import Metrics, Mixing, Problem, Round, State, Tensors
+from fatbench.methods.algorithms.work import clients_train, models_cross
+from fatbench.suite.entry import AlgorithmEntry, Work, passes
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Fraction, Local
 
 
@@ -48,14 +52,6 @@ def fltrust(
     out.
 
     Source: Cao et al. 2021 (arXiv 2012.13995).
-    Example: {root: 5}
-    Fractions: trusted
-    Forward: rounds * (participation + root / images) * local
-    Backward: rounds * (participation + root / images) * local
-    Up: 1
-    Down: 1
-    Refuse if root > validation: root: {name} needs {root} images of the server's own, and 'validation' holds out
-        {validation}
     """
     images, labels = problem.held_out or (problem.images[:0], problem.labels[:0])
     if len(images) < root:
@@ -74,16 +70,33 @@ def fltrust(
         after = State(t + 1, model if trusted else state.model)
         metrics: Metrics = {"trusted": sum(weight > 0 for weight in mixing.weights) / len(updates)}
         metrics |= {} if trusted else {"doubt_no_update_was_trusted": 1.0}
-        spent, passes = cost(updates, now, state.model), root * now.epochs
+        spent, by_server = cost(updates, now, state.model), root * now.epochs * passes(now.objective)
         spent = replace(
             spent,
             gradient_steps=spent.gradient_steps + own.stats.steps,
-            forward=spent.forward + passes,
-            backward=spent.backward + passes,
+            forward=spent.forward + by_server.forward,
+            backward=spent.backward + by_server.backward,
         )
         yield Round(t, state.model, updates, mixing, after, spent, metrics=metrics)
         del updates, mixing, own  # before the next round sends as much
         state = after
+
+
+def work(cell: Facts, *, rounds: int, local: LocalTraining, root: int) -> Work:
+    """The server trains as a client with `root` images."""
+    root_share = root / cell.client_images
+    server = replace(clients_train(cell, local, rounds, cohort=1), disk=0.0) * root_share
+    steps = sum(local.epochs_in(t) for t in range(rounds)) * math.ceil(root / local.batch)
+    training = clients_train(cell, local, rounds) + replace(server, gradient_steps=steps)
+    return training + models_cross(cell, rounds)
+
+
+def enough_held_out(cell: Facts, *, root: int) -> str | None:
+    """The images of the server are held out."""
+    if root > cell.validation:
+        what = f"fltrust needs {root} images of the server's own"
+        return f"root: {what}, and 'validation' holds out {cell.validation}"
+    return None
 
 
 def trust(models: Sequence[Tensors], own: Tensors, broadcast: Tensors, names: Sequence[str]) -> Mixing:
@@ -105,3 +118,6 @@ def trust(models: Sequence[Tensors], own: Tensors, broadcast: Tensors, names: Se
         for score, length in zip(scores, lengths, strict=True)
     ]
     return Mixing(weights, broadcast=1 - sum(weights))
+
+
+FLTRUST = AlgorithmEntry(fltrust, work=work, refuse=(enough_held_out,), fractions=("trusted",), example={"root": 5})

@@ -33,7 +33,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fatbench.engine.inject import asks
-from fatbench.engine.local import pixels
+from fatbench.engine.local import LocalTraining, pixels
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Cost, Metrics, Problem, Round, State, Tensors
 from fatbench.methods.defences import Upload
@@ -43,7 +43,10 @@ from fatbench.methods.inversions.labels import head_of, label_counts, restored
 from fatbench.methods.inversions.target_client import ClientImages, TargetClient, sent, update
 from fatbench.methods.inversions.upload import Observation, recovered_labels
 from fatbench.methods.manipulations import Manipulated
+from fatbench.methods.threat_models import of_gradient_inversion
 from fatbench.models import logit_parameters
+from fatbench.suite.entry import AlgorithmEntry, Passes, Work, passes
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Defence, Inversion, Local, Manipulation, NonNegative, Objective
 
 SMALL = 32  # the side at which reconstructions are compared besides their own, and candidates always
@@ -97,22 +100,6 @@ def gradient_inversion(
 
     ValueError: fewer images than are needed; local training of a model with batch normalisation.
 
-    Example: {batch: 1, target_clients: 2, candidates: 4, inversion: patch_ls}
-    Threat: F if block0 == 'bare' or observed_rounds > 1 and weights == 'fixed' else C if labels_from == 'counts' else A
-    Steps: 0
-    Forward: rounds * target_clients * aggregate * batch
-        * (local or (1 + (observed_rounds - 1) * (weights == "moving"))) / images
-    Backward: rounds * target_clients * aggregate * batch
-        * (local or (1 + (observed_rounds - 1) * (weights == "moving"))) / images
-    Refuse if side < 11: reconstructions are compared by SSIM, whose window is 11 x 11; images are {side} x {side}
-    Refuse if weights == 'moving' and (local or manipulation): weights: moving is for gradients at the honest weights;
-        leave out local and manipulation
-    Refuse if rounding and local: rounding is for gradients: local training takes the images as they are
-    Refuse if local and local.batch > batch: local: a batch of {local.batch}, and a client has {batch} images (batch)
-    Refuse if aggregate > 1 and not manipulation and observed_rounds > 1: aggregate is for one observed round
-
-    Fractions: identification, identification_ci, identification_low, identification_high, label_recovery, label_counts
-    Fractions: recovered, recovered_ci
     """
     model = without_block0_norm(problem.model) if block0 == "bare" else problem.model
     if local is not None and any(isinstance(module, _BatchNorm) for module in model.modules()):
@@ -189,18 +176,79 @@ def gradient_inversion(
         for name in ("psnr", "correlation32", "identification"):
             numbers[f"{name}_client"] = dict(enumerate(found[name].tolist(), start=t * target_clients))
         state = State(t + 1, {}, moments)
-        images = group * (observed_rounds if weights == "moving" else 1) * (1 if local is None else local.epochs)
-        cost = Cost(0, images, images, 0, 0)
+        sent_by_all = group * _own_passes(objective, local, observed_rounds, weights)
+        spent = sent_by_all + target_clients * batch * passes(inversion)
         yield Round(
             t,
             theta,
             [],  # no client trains, and what was sent has been inverted
             None,
             state,
-            cost,
+            Cost(0, spent.forward, spent.backward, 0, 0),
             metrics=numbers,
             artifacts=_best_pair(reconstructions, originals),
         )
+
+
+def work(
+    cell: Facts,
+    *,
+    rounds: int,
+    objective: Objective,
+    inversion: Inversion,
+    batch: int,
+    target_clients: int,
+    observed_rounds: int,
+    weights: str,
+    local: LocalTraining | None,
+    aggregate: int,
+) -> Work:
+    """The updates that are observed, and what the inversion takes of each target's images. Nothing is stored."""
+    own = aggregate * _own_passes(objective, local, observed_rounds, weights)
+    spent = rounds * target_clients * batch * (own + passes(inversion))
+    return Work(0, spent.forward, spent.backward)
+
+
+def _own_passes(objective: Objective, local: LocalTraining | None, observed_rounds: int, weights: str) -> Passes:
+    """What an image takes of its client."""
+    if local is not None:
+        return local.epochs * passes(local.objective)
+    return (observed_rounds if weights == "moving" else 1) * passes(objective)
+
+
+def window_of_ssim(cell: Facts) -> str | None:
+    """Images are as large as what they are compared by."""
+    if cell.side < 11:
+        return f"reconstructions are compared by SSIM, whose window is 11 x 11; images are {cell.side} x {cell.side}"
+    return None
+
+
+def moving_and_honest(*, weights: str, local: LocalTraining | None, manipulation: Manipulation | None) -> str | None:
+    """Weights move by gradients."""
+    if weights == "moving" and (local or manipulation):
+        return "weights: moving is for gradients at the honest weights; leave out local and manipulation"
+    return None
+
+
+def rounding_of_gradients(*, rounding: bool, local: LocalTraining | None) -> str | None:
+    """Only images of gradients are rounded."""
+    if rounding and local:
+        return "rounding is for gradients: local training takes the images as they are"
+    return None
+
+
+def local_batch_of_the_client(*, local: LocalTraining | None, batch: int) -> str | None:
+    """A client has the images of its batch."""
+    if local and local.batch > batch:
+        return f"local: a batch of {local.batch}, and a client has {batch} images (batch)"
+    return None
+
+
+def one_sum(*, aggregate: int, manipulation: Manipulation | None, observed_rounds: int) -> str | None:
+    """A sum is observed once, unless the server silences the others."""
+    if aggregate > 1 and not manipulation and observed_rounds > 1:
+        return "aggregate is for one observed round"
+    return None
 
 
 def _changing(problem: Problem, manipulation: Callable[..., Manipulated], own: Tensor) -> Callable[..., Manipulated]:
@@ -359,3 +407,23 @@ def _added(before: Tensor | None, values: Tensor) -> Tensor:
 
 def _bytes(images: Tensor) -> Tensor:
     return (images.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+GRADIENT_INVERSION = AlgorithmEntry(
+    gradient_inversion,
+    work=work,
+    refuse=(window_of_ssim, moving_and_honest, rounding_of_gradients, local_batch_of_the_client, one_sum),
+    aggregates=False,
+    threat=of_gradient_inversion,
+    fractions=(
+        "identification",
+        "identification_ci",
+        "identification_low",
+        "identification_high",
+        "label_recovery",
+        "label_counts",
+        "recovered",
+        "recovered_ci",
+    ),
+    example={"batch": 1, "target_clients": 2, "candidates": 4, "inversion": "patch_ls"},
+)

@@ -29,9 +29,12 @@ from typing import Literal
 import torch
 
 from fatbench.engine.cohort import cost, draw_cohort, step_divisors, train_cohort
-from fatbench.engine.local import trainable
+from fatbench.engine.local import LocalTraining, trainable
 from fatbench.engine.mixing import aggregate, mix, scaled
 from fatbench.engine.rounds import Context, Problem, Round, State, Tensors, Update
+from fatbench.methods.algorithms.work import clients_train, models_cross
+from fatbench.suite.entry import AlgorithmEntry, Work
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Aggregator, Count, Fraction, Local, Rate
 
 
@@ -52,11 +55,6 @@ def scaffold(
     Only trainable parameters carry variates. `divisor: literal` is lr tau_k whatever the momentum, `released` that of
     the last client for all. `variates: released`: the server changes c after each client, so that those later in the
     round subtract another c than they trained with.
-
-    Forward: rounds * participation * local
-    Backward: rounds * participation * local
-    Up: 2
-    Down: 2
     """
     names = trainable(problem.model)
     zeros = {name: torch.zeros_like(state.model[name]) for name in names}
@@ -90,6 +88,16 @@ def scaffold(
         state = after
 
 
+def work(cell: Facts, *, rounds: int, aggregator: Aggregator, local: LocalTraining) -> Work:
+    """Models and variates cross; the server keeps c, and c_k of every client that ever took part."""
+    training = clients_train(cell, local, rounds, aggregator=aggregator)
+    variates = 4 * cell.parameters * (1 + min(cell.clients, rounds * cell.cohort))
+    return training + models_cross(cell, rounds, up=2, down=2) + Work(disk=variates)
+
+
 def _change(update: Update, broadcast: Tensors, c: Tensors, s_k: float) -> Tensors:
     """c_k+ - c_k = (theta^t - y) / S_k - c."""
     return {name: (broadcast[name] - update.model[name]) / s_k - c[name] for name in c}
+
+
+SCAFFOLD = AlgorithmEntry(scaffold, work=work)

@@ -26,6 +26,8 @@ from fatbench.engine.cohort import cost, draw_cohort, train_cohort
 from fatbench.engine.local import trainable
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State
+from fatbench.methods.algorithms.scaffold import work as scaffold_work
+from fatbench.suite.entry import AlgorithmEntry
 from fatbench.suite.types import Aggregator, Count, Fraction, Local
 
 
@@ -40,13 +42,7 @@ def scaffold_sfat(
     copy_start: bool = False,
     buffers: bool = False,
 ) -> Iterator[Round]:
-    """The released SCAFFOLD variant: weight-space correction, variates divided by the number of participants.
-
-    Forward: rounds * participation * local
-    Backward: rounds * participation * local
-    Up: 2
-    Down: 2
-    """
+    """The released SCAFFOLD variant: weight-space correction, variates divided by the number of participants."""
     floats = [name for name, value in state.model.items() if value.is_floating_point()]
     names = floats if buffers else trainable(problem.model)
     # released: S = lr * (initial model) with lr = 1e-4, so in units of displacement the copy is the model times 1e-4
@@ -81,3 +77,6 @@ def scaffold_sfat(
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model, up=2, down=2))
         del trained, updates, mixing, shift  # before the next round sends as much
         state = after
+
+
+SCAFFOLD_SFAT = AlgorithmEntry(scaffold_sfat, work=scaffold_work)

@@ -24,39 +24,71 @@ as many as it has examples (april_opt), or several guesses (oracle). Nothing her
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from torch import Tensor
 
 from fatbench.methods.inversions.april import april
-from fatbench.methods.inversions.april_opt import april_opt
-from fatbench.methods.inversions.imprint import imprint
-from fatbench.methods.inversions.masked import masked
+from fatbench.methods.inversions.april_opt import april_opt, every_step
+from fatbench.methods.inversions.imprint import imprint, imprinted
+from fatbench.methods.inversions.masked import masked, patches_without_prior, prior_if_any
 from fatbench.methods.inversions.matching import matching
-from fatbench.methods.inversions.oracle import oracle
-from fatbench.methods.inversions.patch_ls import patch_ls
-from fatbench.methods.inversions.patch_span import patch_span
-from fatbench.methods.inversions.simulated import simulated
+from fatbench.methods.inversions.oracle import oracle, patches_if_read, prior_if_read
+from fatbench.methods.inversions.patch_ls import patch_ls, patches_of_the_solver, prior_of_the_solver
+from fatbench.methods.inversions.patch_span import patch_span, prior_within_the_image
+from fatbench.methods.inversions.simulated import at_most_50_steps, simulated, steps_of_sgd
+from fatbench.methods.inversions.upload import learned_positions, too_few_equations
+from fatbench.methods.threat_models import of_patch_ls
+from fatbench.suite.entry import InversionEntry, entry_of
 
 INVERSIONS: dict[str, Callable[..., Tensor]] = {
-    "april": april,
-    "april_opt": april_opt,
-    "matching": matching,
-    "patch_ls": patch_ls,
-    "patch_span": patch_span,
-    "masked": masked,
-    "oracle": oracle,
-    "imprint": imprint,
-    "simulated": simulated,
+    "april": InversionEntry(
+        april, threat="A", refuse=(learned_positions,), reads=("pos_embed", "blocks.0.attn.qkv.weight")
+    ),
+    "april_opt": InversionEntry(
+        april_opt, passes=every_step, threat="B", labels=True, refuse=(learned_positions,), example={"steps": 2}
+    ),
+    "matching": InversionEntry(matching, passes=every_step, threat="B", labels=True, example={"steps": 2}),
+    "patch_ls": InversionEntry(
+        patch_ls,
+        threat=of_patch_ls,
+        refuse=(learned_positions, patches_of_the_solver, prior_of_the_solver),
+        reads=("patch_embed.proj.weight", "pos_embed"),
+    ),
+    "patch_span": InversionEntry(
+        patch_span,
+        threat="B",
+        labels=True,
+        refuse=(learned_positions, too_few_equations, prior_within_the_image),
+        reads=("patch_embed.proj.weight", "pos_embed"),
+        example={"latent": 6, "iterations": 2},
+    ),
+    "masked": InversionEntry(
+        masked,
+        threat="B",
+        refuse=(learned_positions, patches_without_prior, prior_if_any),
+        reads=("patch_embed.proj.weight", "pos_embed"),
+        example={"latent": 6, "iterations": 1},
+    ),
+    "oracle": InversionEntry(
+        oracle,
+        threat="bound",
+        refuse=(learned_positions, patches_if_read, prior_if_read),
+        reads=("patch_embed.proj.weight", "pos_embed", "blocks.0.attn.qkv.weight"),
+        example={"latent": 6},
+    ),
+    "imprint": InversionEntry(imprint, threat="G", refuse=(imprinted,), reads=("imprint.weight", "imprint.bias")),
+    "simulated": InversionEntry(
+        simulated,
+        threat="C",
+        labels=True,
+        refuse=(steps_of_sgd, at_most_50_steps),
+        example={"iterations": 2},
+    ),
 }
 
 
 def reads_of(inversion: Callable[..., Tensor]) -> tuple[str, ...] | None:
-    """The ends of the names of the gradients that an inversion reads, from the line `Reads:` of its docstring.
-
-    None: it has no such line and is given all of them.
-    """
-    doc = getattr(inversion, "func", inversion).__doc__ or ""
-    line = re.search(r"^\s*Reads: (.+)$", doc, re.MULTILINE)
-    return tuple(line[1].replace(",", " ").split()) if line else None
+    """The ends of the names of the gradients that an inversion reads; None: it is given all of them."""
+    entry = entry_of(inversion)
+    return entry.reads or None if isinstance(entry, InversionEntry) else None

@@ -55,12 +55,6 @@ def april(
     bias / here: the pseudo-inverse, the bias taken off first. `cut`: singular values of A below `cut` times the largest
     count as zero; 0: those below rounding. ValueError: no learned positions, no joint weight of
     queries, keys, values.
-
-    Threat: A
-    Labels: unused
-    Reads: pos_embed, blocks.0.attn.qkv.weight
-    Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
-        {{name: vit}}
     """
     at = geometry(observed[0], shape, "april")
     weights = {name: value.double() for name, value in observed[0].weights.items() if value.is_floating_point()}

@@ -20,6 +20,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fatbench.methods.inversions.upload import POSITION, Observation, Tensors, differentiable, find
+from fatbench.suite.entry import Passes
 from fatbench.suite.types import Count, NonNegative, Rate
 
 
@@ -42,12 +43,6 @@ def april_opt(
     All the gradients of the upload are matched. `zeros`: withheld entries are matched as zeros, or left out (the
     attacker who knows the mask). `latent`: search `latent` x `latent` images behind bilinear upsampling. ValueError: no
     learned positions.
-
-    Example: {steps: 2}
-    Threat: B
-    Labels: used
-    Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
-        {{name: vit}}
     """
     model.eval()
     for s in observed:
@@ -81,6 +76,11 @@ def april_opt(
         return reconstruction().detach().clamp(0, 1).float()
 
     return torch.stack([one(v) for v in range(len(observed[0].labels))])
+
+
+def every_step(*, steps: int) -> Passes:
+    """A pass, its gradient by the weights, and the gradient of that by the image."""
+    return Passes(steps, 2 * steps)
 
 
 def distance(found: Tensors, target: Tensors, kept: Tensors, alpha: float) -> Tensor:

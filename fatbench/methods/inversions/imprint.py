@@ -13,6 +13,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from fatbench.methods.inversions.upload import Observation, find
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import NonNegative
 
 WEIGHT, BIAS = "imprint.weight", "imprint.bias"
@@ -32,11 +33,6 @@ def imprint(
     grey. A bin with several images shows a mixture. Several rounds are averaged.
 
     The released readouts subtract the wrong neighbour (differences: imprint-readout). ValueError: no imprint block.
-    Threat: G
-    Labels: unused
-    Reads: imprint.weight, imprint.bias
-    Refuse if not algorithm.manipulation or algorithm.manipulation.name != 'imprint':
-        {name} reads the block that a manipulation puts in front: manipulation: {{name: imprint}}
     """
     sent = observed[0].gradient
     names = [find(sent, end, "imprint", "the gradient of an imprint block") for end in (WEIGHT, BIAS)]
@@ -51,3 +47,11 @@ def imprint(
     empty = chosen.abs() <= least * b.abs().amax(1, keepdim=True)
     images = torch.where(empty[:, :, None], torch.full_like(images, 0.5), images)
     return images.unflatten(2, shape).nan_to_num(0.5, 1, 0).clamp(0, 1).float()
+
+
+def imprinted(cell: Facts) -> str | None:
+    manipulation = cell.algorithm.get("manipulation")
+    if not manipulation or manipulation.name != "imprint":
+        what = "reads the block that a manipulation puts in front: manipulation: {name: imprint}"
+        return f"imprint {what}"
+    return None

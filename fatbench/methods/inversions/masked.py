@@ -43,8 +43,11 @@ from fatbench.methods.inversions.upload import (
     shown,
     to_images,
     token_gradient,
+    too_few_equations,
+    too_large_a_prior,
     up,
 )
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Natural, Positive
 
 # Prior variances of a normalised image (0.5 is one standard deviation of ours): of pixels, and behind the upsampling of
@@ -96,20 +99,6 @@ def masked(
     square; `rank`: principal components of A.
 
     ValueError: nothing of the gradient of the positions was sent; too many unknowns, as in `patch_ls`.
-
-    Example: {latent: 6, iterations: 1}
-    Threat: B
-    Labels: unused
-    Reads: patch_embed.proj.weight, pos_embed
-    Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
-        {{name: vit}}
-    Refuse if not latent and model.dim < (side // model.patch) ** 2:
-        {name}: images of {side} pixels are {(side // model.patch) ** 2} unknown patches, and a model of width
-        {model.dim} gives a system of rank {min((side // model.patch) ** 2, model.dim)}; take a wider model, larger
-        patches, or an upsampling prior
-    Refuse if latent**2 > min((side // model.patch) ** 2, model.dim) * model.patch ** 2:
-        {name}: latent: {latent} is {latent**2} unknowns a channel, and the system has rank at most
-        {min((side // model.patch) ** 2, model.dim) * model.patch ** 2}
     """
     at = geometry(observed[0], shape, "masked")
     determined(at, latent, "masked")
@@ -130,6 +119,14 @@ def masked(
             X = _alternate(known, u, low, high, iterations=iterations, inner=inner, floor=floor, rank=rank)[None]
         reconstructions.append(shown(to_images(X, at), model))
     return torch.cat(reconstructions)
+
+
+def patches_without_prior(cell: Facts, *, latent: int | None) -> str | None:
+    return None if latent else too_few_equations(cell)
+
+
+def prior_if_any(cell: Facts, *, latent: int | None) -> str | None:
+    return too_large_a_prior(cell, latent) if latent else None
 
 
 def _merged(observed: Sequence[Observation], at: Geometry) -> list[System]:

@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fatbench.engine.optimizers import Descent, Moments, step
 from fatbench.methods.inversions.upload import Observation, Tensors, differentiable
+from fatbench.suite.entry import Passes
 from fatbench.suite.types import Count, NonNegative, Rate
 
 
@@ -38,10 +39,6 @@ def matching(
     matched; `tv` weighs the mean absolute difference of neighbouring pixels. `zeros`: entries that are zero are matched
     as zeros, or left out (the attacker who knows that a defence withholds some). The labels are those of the
     observation: told, or restored from the update.
-
-    Threat: B
-    Labels: used
-    Example: {steps: 2}
     """
     model.eval()
     reconstructions = []
@@ -65,6 +62,11 @@ def matching(
                 x.clamp_(0, 1)
         reconstructions.append(x)
     return torch.stack(reconstructions)
+
+
+def every_step(*, steps: int) -> Passes:
+    """A pass, its gradient by the weights, and the gradient of that by the image."""
+    return Passes(steps, 2 * steps)
 
 
 def _angle(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, target: Tensors, zeros: str) -> Tensor:

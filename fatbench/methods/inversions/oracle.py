@@ -21,8 +21,11 @@ from fatbench.methods.inversions.upload import (
     rows,
     shown,
     to_images,
+    too_few_equations,
+    too_large_a_prior,
     up,
 )
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count
 
 STRENGTHS = (1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
@@ -44,20 +47,6 @@ def oracle(
     largest eigenvalue; april: seven cut-offs of the singular values. Every measure takes the best of the P
     reconstructions.
     ValueError: as the attack.
-
-    Example: {latent: 6}
-    Threat: bound
-    Labels: unused
-    Reads: patch_embed.proj.weight, pos_embed, blocks.0.attn.qkv.weight
-    Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
-        {{name: vit}}
-    Refuse if of != 'april' and model.dim < (side // model.patch) ** 2:
-        {name}: images of {side} pixels are {(side // model.patch) ** 2} unknown patches, and a model of width
-        {model.dim} gives a system of rank {min((side // model.patch) ** 2, model.dim)}; take a wider model, larger
-        patches, or an upsampling prior
-    Refuse if of != 'april' and latent**2 > min((side // model.patch) ** 2, model.dim) * model.patch ** 2:
-        {name}: latent: {latent} is {latent**2} unknowns a channel, and the system has rank at most
-        {min((side // model.patch) ** 2, model.dim) * model.patch ** 2}
     """
     if of == "april":
         return torch.cat([april(observed, model, shape, generator, cut=cut) for cut in CUTS], 1)
@@ -69,3 +58,11 @@ def oracle(
     patches = [filtered(A, M, solver, strength)[0] for solver in ("ridge", "tsvd") for strength in STRENGTHS]
     patches += [up(z, u) for z in latent_all(A, M, u, STRENGTHS)]
     return torch.cat([shown(to_images(x, at), model) for x in patches], 1)
+
+
+def patches_if_read(cell: Facts, *, of: str) -> str | None:
+    return too_few_equations(cell) if of != "april" else None
+
+
+def prior_if_read(cell: Facts, *, of: str, latent: int) -> str | None:
+    return too_large_a_prior(cell, latent) if of != "april" else None

@@ -37,8 +37,11 @@ from fatbench.methods.inversions.upload import (
     to_images,
     to_patches,
     token_gradient,
+    too_few_equations,
+    too_large_a_prior,
     up,
 )
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, NonNegative
 
 EPS = torch.finfo(torch.float64).eps
@@ -70,19 +73,6 @@ def patch_ls(
     taken off the update first, which needs the client's rate, decay, momentum and number of steps.
 
     ValueError: no learned positions; more patches than the model is wide, or more latent pixels than equations.
-
-    Threat: C if decay == 'corrected' else B if solver == 'box' or solver == 'tv' or solver == 'upsample' else A
-    Labels: unused
-    Reads: patch_embed.proj.weight, pos_embed
-    Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
-        {{name: vit}}
-    Refuse if solver != 'upsample' and model.dim < (side // model.patch) ** 2:
-        {name}: images of {side} pixels are {(side // model.patch) ** 2} unknown patches, and a model of width
-        {model.dim} gives a system of rank {min((side // model.patch) ** 2, model.dim)}; take a wider model, larger
-        patches, or an upsampling prior
-    Refuse if solver == 'upsample' and latent**2 > min((side // model.patch) ** 2, model.dim) * model.patch ** 2:
-        {name}: latent: {latent} is {latent**2} unknowns a channel, and the system has rank at most
-        {min((side // model.patch) ** 2, model.dim) * model.patch ** 2}
     """
     at = geometry(observed[0], shape, "patch_ls")
     if decay == "corrected":
@@ -95,6 +85,14 @@ def patch_ls(
     if solver in ("box", "tv"):
         return shown(_split(A, M, at, model, solver=solver, strength=strength, iterations=iterations), model)
     return shown(to_images(filtered(A, M, solver, strength)[0], at), model)
+
+
+def patches_of_the_solver(cell: Facts, *, solver: str) -> str | None:
+    return too_few_equations(cell) if solver != "upsample" else None
+
+
+def prior_of_the_solver(cell: Facts, *, solver: str, latent: int) -> str | None:
+    return too_large_a_prior(cell, latent) if solver == "upsample" else None
 
 
 def _without_decay(s: Observation) -> Observation:

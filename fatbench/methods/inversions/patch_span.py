@@ -28,6 +28,7 @@ from fatbench.methods.inversions.upload import (
     bilinear,
     geometry,
     gradients,
+    needed,
     normalisation,
     patch_gradient,
     rows,
@@ -35,6 +36,7 @@ from fatbench.methods.inversions.upload import (
     to_images,
     up,
 )
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Positive
 
 SPREADS = (
@@ -56,22 +58,9 @@ def patch_span(
 ) -> Tensor:
     """The image behind the upsampling whose patches lie in the row space of the patch gradient: (V, 1, C, H, W).
 
-    Example: {latent: 6, iterations: 2}
     Reads the gradient of the patch embedding alone, the mean of several rounds at the same weights. Singular values
     below `cut` times the largest do not count as span. Of the lengths and signs of the answer the one whose own
     gradient is most like what was sent. ValueError: more patches than the span could tell from anything.
-
-    Threat: B
-    Labels: used
-    Reads: patch_embed.proj.weight, pos_embed
-    Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
-        {{name: vit}}
-    Refuse if model.dim < (side // model.patch) ** 2:
-        {name}: images of {side} pixels are {(side // model.patch) ** 2} unknown patches, and a model of width
-        {model.dim} gives a system of rank {min((side // model.patch) ** 2, model.dim)}; take a wider model, larger
-        patches, or an upsampling prior
-    Refuse if latent > side: {name}: a prior of {latent} pixels a side is larger than the images of {side}: latent is at
-        most {side}
     """
     at = geometry(observed[0], shape, "patch_span")
     M = torch.stack([patch_gradient(s.gradient, "patch_span") for s in observed]).double().mean(0)
@@ -88,6 +77,13 @@ def patch_span(
     reconstructions = torch.stack([shown(to_images(up(0.5 * s / std.mean(), u), at), model) for s in spread])
     likeness = torch.stack([_likeness(observed[0], model, reconstruction) for reconstruction in reconstructions])
     return reconstructions[likeness.argmax(0), torch.arange(len(M))]
+
+
+def prior_within_the_image(cell: Facts, *, latent: int) -> str | None:
+    if latent > cell.side:
+        prior = f"a prior of {latent} pixels a side is larger than the images of {cell.side}"
+        return needed(cell, f"{prior}: latent is at most {cell.side}")
+    return None
 
 
 def _likeness(observed: Observation, model: nn.Module, reconstructions: Tensor) -> Tensor:

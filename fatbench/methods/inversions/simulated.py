@@ -33,6 +33,7 @@ from fatbench.engine.local import LocalTraining
 from fatbench.engine.optimizers import Descent, Moments, step
 from fatbench.methods.inversions.image_measures import mse
 from fatbench.methods.inversions.upload import Observation, Tensors
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Fraction, NonNegative, Positive, Rate
 
 FILTERS = 96  # of the random convolutions behind `inv`
@@ -59,14 +60,6 @@ def simulated(
     N is the number of labels of an upload. Adam from normal noise; the rate is multiplied by `lr_decay` every 20
     iterations. A gradient counts as one step. Of several rounds the first is used. The attacker knows the client's
     rate, epochs, batch, momentum and weight decay. ValueError: Adam, or more than 50 steps.
-
-    Example: {iterations: 2}
-    Threat: C
-    Labels: used
-    Refuse if algorithm.local and algorithm.local.optimizer != 'sgd': {name} simulates steps of SGD
-    Refuse if algorithm.local and algorithm.local.epochs * (algorithm.batch // algorithm.local.batch) > 50:
-        {name}: {algorithm.local.epochs * (algorithm.batch // algorithm.local.batch)} local steps, whose graphs do not
-        fit the memory; at most 50
     """
     model.eval()
     first = observed[0]
@@ -105,6 +98,19 @@ def simulated(
                 moments = step([x], [slope], moments, Descent("adam", lr * lr_decay ** (i // 20)))
         answers.append(_aligned(x.detach()))
     return torch.stack(answers).nan_to_num(0.5, 1, 0).clamp(0, 1).float()
+
+
+def steps_of_sgd(cell: Facts) -> str | None:
+    local = cell.algorithm.get("local")
+    return "simulated simulates steps of SGD" if local and local["optimizer"] != "sgd" else None
+
+
+def at_most_50_steps(cell: Facts) -> str | None:
+    local = cell.algorithm.get("local")
+    taken = local["epochs"] * (cell.algorithm["batch"] // local["batch"]) if local else 0
+    if taken > 50:
+        return f"simulated: {taken} local steps, whose graphs do not fit the memory; at most 50"
+    return None
 
 
 def steps(

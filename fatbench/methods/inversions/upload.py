@@ -26,6 +26,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fatbench.engine.inject import granted
 from fatbench.engine.local import LocalTraining
 from fatbench.methods.defences import Examples, Upload
+from fatbench.suite.entry import Unknown
+from fatbench.suite.facts import Facts
 
 Tensors = dict[str, Tensor]
 PATCH, POSITION = "patch_embed.proj.weight", "pos_embed"
@@ -153,6 +155,47 @@ def geometry(observed: Observation, shape: tuple[int, int, int], method: str) ->
             f"the model has {position.shape[-2]} positions"
         )
     return Geometry(channels, grid, patch, prefix, width)
+
+
+def learned_positions(cell: Facts) -> str | None:
+    if "patches" not in cell.model.parts:
+        what = "a transformer with a patch embedding and learned positions: {name: vit}"
+        return f"{cell.algorithm['inversion'].name} needs {what}"
+    return None
+
+
+def needed(cell: Facts, what: str) -> str:
+    """A reason that begins with the name of the cell's inversion."""
+    return f"{cell.algorithm['inversion'].name}: {what}"
+
+
+def patches(cell: Facts) -> tuple[int, int, int]:
+    """(patches of an image, width of the model, pixels of a patch and channel)."""
+    side, width = cell.model.get("patch"), cell.model.get("dim")
+    if side is None or width is None:
+        raise Unknown("patches")
+    return (cell.side // side) ** 2, width, side**2
+
+
+def too_few_equations(cell: Facts) -> str | None:
+    """Why the gradient of the patch embedding does not determine the patches; None: it does."""
+    unknown, width, _ = patches(cell)
+    if width >= unknown:
+        return None
+    return needed(
+        cell,
+        f"images of {cell.side} pixels are {unknown} unknown patches, and a model of width {width} gives a system of "
+        f"rank {width}; take a wider model, larger patches, or an upsampling prior",
+    )
+
+
+def too_large_a_prior(cell: Facts, latent: int) -> str | None:
+    """Why the gradient of the patch embedding does not determine an upsampled image; None: it does."""
+    unknown, width, pixels = patches(cell)
+    rank = min(unknown, width) * pixels
+    if latent**2 <= rank:
+        return None
+    return needed(cell, f"latent: {latent} is {latent**2} unknowns a channel, and the system has rank at most {rank}")
 
 
 def token_gradient(tensors: Tensors, at: Geometry, method: str) -> Tensor:

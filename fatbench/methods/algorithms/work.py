@@ -1,0 +1,150 @@
+"""What training costs, counted before it runs: the parts that algorithms add up in the `work` of their entries.
+
+    def work(cell: Facts, *, rounds: int, local: LocalTraining) -> Work:
+        return clients_train(cell, local, rounds) + models_cross(cell, rounds)
+
+Clients are of average size, and cohorts of the size that most rounds have. Every `work` is compared with what hooks on
+the network and on the optimizer count (tests/test_work.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from fatbench.engine.inject import asks
+from fatbench.engine.local import LocalTraining
+from fatbench.engine.optimizers import ServerTraining
+from fatbench.suite.entry import Work, passes
+from fatbench.suite.facts import Facts
+
+INT64 = 8  # bytes of a label
+
+
+def clients_train(
+    cell: Facts,
+    local: LocalTraining,
+    rounds: int,
+    *,
+    cohort: float | None = None,
+    aggregator: Callable[..., Any] | None = None,
+) -> Work:
+    """`cohort` clients a round, all of the round's unless given, for their epochs; the model is stored.
+
+    aggregator: one that asks for `broadcast_losses` has each of them compute its objective once more, without a step.
+    """
+    m = cell.cohort if cohort is None else cohort
+    measured = aggregator is not None and asks(aggregator, "broadcast_losses")
+    total, images = Work(disk=cell.size), m * cell.client_images
+    at = Counter((local.epochs_in(t), local.objective_in(t)) for t in range(rounds))
+    for (epochs, objective), times in at.items():
+        one = passes(objective)
+        steps = m * epochs * math.ceil(cell.client_images / local.batch)
+        total += times * Work(steps, images * epochs * one.forward, images * epochs * one.backward)
+        if measured:  # the loss itself has no backward pass
+            total += times * Work(forward=images * one.forward, backward=images * (one.backward - 1))
+    return total
+
+
+def two_kinds_train(
+    cell: Facts,
+    local: LocalTraining,
+    standard: Callable[..., Any],
+    adversarial: int,
+    rounds: int,
+    aggregator: Callable[..., Any],
+) -> Work:
+    """Clients 0 to `adversarial` - 1 train on the objective of `local`, the others on `standard`."""
+    some = cell.cohort * adversarial / cell.clients
+    plain = replace(local, objective=standard, warmup=None, warmup_rounds=0)
+    first = clients_train(cell, local, rounds, cohort=some, aggregator=aggregator)
+    others = clients_train(cell, plain, rounds, cohort=cell.cohort - some, aggregator=aggregator)
+    return first + replace(others, disk=0.0)
+
+
+def models_cross(cell: Facts, rounds: int, *, up: float = 1, down: float = 1) -> Work:
+    """So many models up and down for every client of a round."""
+    each = rounds * cell.cohort * cell.size
+    return Work(bytes_up=up * each, bytes_down=down * each)
+
+
+def federated(cell: Facts, *, rounds: int, local: LocalTraining, aggregator: Callable[..., Any]) -> Work:
+    """FedAvg: the clients of a round train, one model goes to each and comes back."""
+    return clients_train(cell, local, rounds, aggregator=aggregator) + models_cross(cell, rounds)
+
+
+def server_trains(images: float, epochs: int, batch: int, rounds: int) -> Work:
+    """A network on the server, once through `images` an epoch."""
+    each = rounds * epochs * images
+    return Work(rounds * epochs * math.ceil(images / batch), each, each)
+
+
+def moments_of(how: LocalTraining | ServerTraining) -> int:
+    """Numbers that an optimizer keeps for each weight."""
+    return 1 if how.optimizer == "sgd" else 2
+
+
+# --- distillation between edges and a server ----------------------------------------------------------------------
+
+
+def distillation(
+    cell: Facts,
+    rounds: int,
+    local: LocalTraining,
+    server: ServerTraining,
+    attack: Callable[..., Any] | None,
+    *,
+    clean: bool,
+    features: str,
+    answer: float,
+) -> Work:
+    """FedGKT and its kind: the edges train, send features, answers and labels of all images; the server trains on them.
+
+    clean: the server sends the logits of one more pass. An attack moves the server's images through both networks.
+    answer: bytes of an edge's answer to an image.
+    """
+    images = cell.clients * cell.client_images
+    edge, sent_numbers = cell.edge
+    each = sent_numbers * (2 if features == "bfloat16" else 4)
+    edges = clients_train(cell, local, rounds, cohort=cell.clients)
+    sent = Work(
+        forward=rounds * images,
+        bytes_up=rounds * images * (each + answer + INT64),
+        bytes_down=rounds * images * 4 * cell.classes,
+    )
+    taught = server_trains(images, server.epochs, server.batch, rounds) + Work(forward=rounds * images * clean)
+    if attack is not None:
+        one, attacked = passes(attack), rounds * server.epochs * images
+        taught += Work(forward=attacked * (one.forward + 1), backward=attacked * one.backward)
+    knowledge = images * (INT64 + 4 * cell.classes)
+    stored = (
+        cell.clients * 4 * edge * (1 + moments_of(local))
+        + knowledge
+        + 4 * (cell.parameters - edge) * moments_of(server)
+    )
+    return edges + sent + taught + Work(disk=stored)
+
+
+# --- refusals that several share ----------------------------------------------------------------------------------
+
+
+def no_more_than_clients(cell: Facts, *, adversarial: int) -> str | None:
+    """There are as many adversarial clients."""
+    return f"adversarial: {adversarial} of {cell.clients} clients" if adversarial > cell.clients else None
+
+
+def edge_and_server(cell: Facts) -> str | None:
+    """The model has an edge and a server."""
+    if "edge" not in cell.model.parts:
+        return f"{cell.algorithm.name} trains a model of an edge and a server (edge_vit, ...), not {cell.model.name}"
+    return None
+
+
+def nothing_is_broadcast(*, local: LocalTraining) -> str | None:
+    """No edge has weights of the server to be pulled to."""
+    if local.proximal is not None:
+        return "local: proximal: it pulls towards the broadcast weights, and no edge receives any"
+    return None

@@ -1,0 +1,113 @@
+"""What an algorithm's plan and log say of its work, against hooks on the network and calls of the optimizer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fatbench.engine import experiment, measures, optimizers
+from fatbench.engine.local import pixels
+from fatbench.engine.setup import Runtime, setup
+from fatbench.suite import calls, cells, cost, files
+
+Spec = dict[str, Any]
+
+
+def of_suite(suite: str, algorithm: str, **changes: Any) -> Spec:
+    """A smoke cell without what only looks at it."""
+    plan = files.load(suite).plan("smoke")
+    spec = next(cell.spec for cell in plan.cells if cell.spec["algorithm"]["name"] == algorithm)
+    plain = {**spec, "monitor": None, "diagnostic": None, "algorithm": {**spec["algorithm"], **changes}}
+    return cells.canonical(plain)
+
+
+def leaves(network: nn.Module, x: Tensor) -> nn.Module:
+    """The first layer with weights that a pass reaches."""
+    order: list[nn.Module] = []
+    hooks = [
+        module.register_forward_hook(lambda module, *_: order.append(module))
+        for module in network.modules()
+        if [*module.parameters(recurse=False)] and not [*module.children()]
+    ]
+    with torch.no_grad():
+        network.eval()(x)
+    for hook in hooks:
+        hook.remove()
+    return order[0]
+
+
+def counted(spec: Spec, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], Counter[str]]:
+    """(what really happens, what the log says): steps, and images forward and backward."""
+    bound = calls.bind_cell(spec, root)
+    ready = setup(Runtime(root, torch.device("cpu"), path="loop"), **bound)
+    real: Counter[str] = Counter()
+
+    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        images = len(inputs[0])
+        real["forward"] += images
+        if output.requires_grad:
+            output.register_hook(lambda gradient: real.update({"backward": images}))
+
+    model = ready.problem.model
+    x = pixels(ready.problem, ready.problem.images[:2])
+    parts = [model]
+    if spec["algorithm"]["name"] in ("fedvkd", "fedgkt"):
+        parts = [model.get_submodule("extractor"), model.get_submodule("server")]
+        firsts = [leaves(parts[0], x), leaves(parts[1], parts[0].eval()(x))]
+    else:
+        firsts = [leaves(model, x)]
+    hooks = [first.register_forward_hook(hook) for first in firsts]
+    for name, step in dict(optimizers.OPTIMIZERS).items():
+
+        def counting(*given: Any, step: Any = step) -> Any:
+            real["steps"] += 1
+            return step(*given)
+
+        monkeypatch.setitem(optimizers.OPTIMIZERS, name, counting)
+    monkeypatch.setattr(measures, "footprint", lambda *given, **more: {})
+    log: Counter[str] = Counter()
+    try:
+        for _, numbers in experiment.experiment(ready, ready.initial, **bound):
+            for number in numbers:
+                if number.client < 0:
+                    log[number.metric] += number.value  # type: ignore[assignment]
+    finally:
+        for one in hooks:
+            one.remove()
+    said = {
+        "steps": log["gradient_steps"] + log["server_steps"],
+        "forward": log["forward"] + log["server_forward"],
+        "backward": log["backward"] + log["server_backward"],
+    }
+    return real, Counter(said)
+
+
+@pytest.mark.parametrize(
+    ("suite", "algorithm", "changes"),
+    [
+        ("fat-baselines", "fedavg", {}),
+        ("fat-baselines", "fedavg", {"aggregator": {"name": "afl", "gamma": 0.01}}),
+        ("fat-baselines", "fedavg_mixed", {}),
+        ("fat-baselines", "fedrbn", {}),
+        ("adfl-cifar10", "fedavg_validated", {}),
+        ("privacy-robust", "centralized", {}),
+        ("fedvkd-cifar10", "fedvkd", {}),
+        ("fedvkd-cifar10", "fedgkt", {}),
+        ("fedvkd-cifar10", "fedaux", {"pretrain_epochs": 1}),
+    ],
+)
+def test_plan_and_log_are_what_is_counted(
+    suite: str, algorithm: str, changes: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = of_suite(suite, algorithm, **changes)
+    real, log = counted(spec, tmp_path, monkeypatch)
+    plan = cost.training(spec)
+    assert plan is not None
+    for what, planned in (("steps", plan.gradient_steps), ("forward", plan.forward), ("backward", plan.backward)):
+        assert log[what] == pytest.approx(real[what], rel=0.01), f"log, {what}"
+        assert planned == pytest.approx(real[what], rel=0.05), f"plan, {what}"  # clients of average size
