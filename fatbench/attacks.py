@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fatbench.errors import SpecError
 from fatbench.suite import calls, facts, signatures
-from fatbench.suite.formulas import UNKNOWN
 from fatbench.suite.located import LocatedMap
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     Model = nn.Module | Callable[[Tensor], Tensor]
 
 Fraction = float | str  # 0.031, "0.031" or "8/255"
-OF_IMAGES = ("classes", "side", "channels", "images")  # what an attack may refuse, and a batch does not say
 ROUNDINGS = 8  # of a float in [0, 1], that normalising and back again may add
 
 
@@ -112,7 +110,7 @@ def attack(
     """
     place = f"attacks.{name}"
     spec = calls.check("Attack", LocatedMap({"name": name, **settings}, at=place), place)
-    facts.refuse(spec, {"data": {"name": UNKNOWN}}, place, dict.fromkeys(OF_IMAGES, UNKNOWN))
+    facts.refuse(spec, {}, place)  # of a batch no fact of a cell is known
     if restarts < 1:
         raise SpecError(f"{place}: restarts: expected 1 or more, got {restarts!r}")
     import torch

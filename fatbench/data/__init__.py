@@ -112,7 +112,7 @@ def celeba(
 
 
 def sampled(*, split: str, sample: float) -> Images:
-    """LEAF's sample, about; of its own files only these know."""
+    """LEAF's sample, about; the number of its json files is unknown."""
     if split == "json":
         return Images(None, None, 2, 84, 3, about=True)
     test = round(sample * (0.1 * 200_288 + 0.45 * 9343))

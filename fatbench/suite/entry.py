@@ -1,6 +1,6 @@
 """What a table says of a function beside the function itself: which cells it refuses, what it costs, how it is tried.
 
-A table maps names to functions, or to entries where there is more to say than the signature does:
+A table maps names to functions, or to entries that say more than the signature:
 
     AGGREGATORS = {
         "samples": samples,

@@ -70,18 +70,17 @@ def training_images(cell: Mapping[str, Any]) -> int | None:
 
 
 class Facts:
-    """What is known of a canonical cell before it runs. Unknown: only the files of its data set know."""
+    """What is known of a canonical cell before it runs, or of a part of one. Unknown: only its files know."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self.spec = spec
-        self._data = of_data(spec["data"])
-        self.data = call("Data", spec["data"])
-        self.validation = int(spec["validation"])
+        self._data = of_data(spec["data"]) if "data" in spec else Images()
+        self.validation = int(spec.get("validation", 0))
 
     @property
     def clients(self) -> int:
         """Clients among which the partition divides the images."""
-        return _known(self.spec["partition"].get("clients"), "clients")
+        return _known(self.spec.get("partition", {}).get("clients"), "clients")
 
     @property
     def cohort(self) -> int:
@@ -97,7 +96,7 @@ class Facts:
     @property
     def images(self) -> int:
         """Training images that are left when the held-out ones are taken."""
-        return _known(training_images(self.spec), "images") - self.validation
+        return _known(training_images(self.spec) if "data" in self.spec else None, "images") - self.validation
 
     @property
     def client_images(self) -> float:
@@ -117,11 +116,15 @@ class Facts:
     @property
     def side(self) -> int:
         """Of an image, in pixels."""
-        return _known(self.spec["size"] or self._data.side, "side")
+        return _known(self.spec.get("size") or self._data.side, "side")
 
     @property
     def channels(self) -> int:
         return _known(self._data.channels, "channels")
+
+    @property
+    def data(self) -> Call:
+        return call("Data", _known(self.spec.get("data"), "data"))
 
     @property
     def algorithm(self) -> Call:

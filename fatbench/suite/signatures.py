@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fatbench.errors import SpecError, UnknownName, article, did_you_mean
+from fatbench.suite import entry as entries
 from fatbench.suite import memoise, sources
 
 PACKAGE = Path(__file__).parent.parent
@@ -256,9 +257,10 @@ def _function_signature(kind: str, name: str, value: ast.expr, file: Path, plugi
     free = arguments.kwarg is not None
     doc, literals = ast.get_docstring(node) or "", None if entry is None else _literals(entry, sources.tree(file))
     if former := re.search(rf"^({'|'.join(FORMER)}) +\S", doc, re.MULTILINE):
+        own = kind if hasattr(entries, f"{kind}Entry") else ""
         raise SpecError(
             f"{origin}:{node.lineno}: the docstring of '{name}' has a line '{former[1]} ...', which says nothing any "
-            f'more: say it in the table, "{name}": {kind}Entry({function.id}, ...), see docs/functions.md'
+            f'more: say it in the table, "{name}": {own}Entry({function.id}, ...), see docs/functions.md'
         )
     return Signature(kind, name, doc, settings, free, str(origin), node.lineno, asks, plugin, literals)
 

@@ -49,7 +49,7 @@ def _parts(part: Call) -> Iterator[Call]:
 
 
 def letter(part: Call) -> str | None:
-    """What one call needs, by the entry of its function; None: it says nothing."""
+    """What one call needs, by the entry of its function; None: no threat model."""
     said = (part.signature.entry or {}).get("threat")
     if said is None and part.signature.plugin is not None:
         said = getattr(calls.entry(part.signature), "threat", None)
