@@ -329,7 +329,8 @@ def test_counted_work() -> None:
     assert second.metrics.keys() == {"server_steps", "server_forward", "server_backward", "distillation_loss"}
     assert (second.metrics["server_steps"], second.metrics["server_forward"]) == (4, 32 + 48)
     assert second.metrics["server_backward"] == 32
-    assert first.metrics["server_forward"] == 32 + 48 + 3 * 40
+    scored = 20 + sum(map(len, on.shards))  # features of all images, once
+    assert first.metrics["server_forward"] == 32 + 48 + 3 * 40 + scored
     assert first.metrics["pretrain_loss"] > 0
     assert not torch.equal(first.broadcast["conv1.weight"], state.model["conv1.weight"])  # pretrained
 

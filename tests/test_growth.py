@@ -328,7 +328,7 @@ def cell(**more) -> dict:
 def test_memory_is_counted_from_the_suite_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     one = memory_need.need(cell())
     size = 4 * cost.parameters(cell())
-    assert one == memory_need.MemoryNeed(60_000 * 3072, size * 5, 2 * size * 5, size * 10)
+    assert one == memory_need.MemoryNeed(60_000 * 3072, size * 5, 2 * size * 5, size * 11)
     folder = {"name": "image_folder", "path": "nowhere", "size": 64}
     assert memory_need.need(cell(data=folder, train=40, test=10)) is None  # its classes are not known
     monkeypatch.setattr(memory_need, "available_memory", lambda: one.total - one.data - 1)

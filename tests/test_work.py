@@ -107,7 +107,7 @@ def test_plan_and_log_are_what_is_counted(
     spec = of_suite(suite, algorithm, **changes)
     real, log = counted(spec, tmp_path, monkeypatch)
     plan = cost.training(spec)
-    assert plan is not None
+    assert plan is not None and min(real.values()) > 0
     for what, planned in (("steps", plan.gradient_steps), ("forward", plan.forward), ("backward", plan.backward)):
         assert log[what] == pytest.approx(real[what], rel=0.01), f"log, {what}"
         assert planned == pytest.approx(real[what], rel=0.05), f"plan, {what}"  # clients of average size
