@@ -32,8 +32,9 @@ def render_csv(grids: Sequence[Grid]) -> str:
 def frame(grids: Sequence[Grid]) -> pandas.DataFrame:
     """One line for each number of each table, see `tidy.frame`; several seeds, n or doubts are separated by ";"."""
     numbers = (
-        (key, _shared(grid) | _line(column, value))
+        (key, shared | _line(column, value))
         for grid in grids
+        for shared in [_shared(grid)]  # asks every cell
         for row in grid.rows
         for key, column, value in _planned(grid, row)
     )
