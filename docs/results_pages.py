@@ -20,14 +20,18 @@ from contextlib import closing
 from pathlib import Path
 
 import jinja2
+import pandas
 from filelock import FileLock
 from tabulate import tabulate
 
 from benchmarks.table import number
 from fatbench import api, report
+from fatbench.cli.audit import text as audit_text
+from fatbench.report import audit
 from fatbench.report.numbers import compare, declared_tests, statistics
 from fatbench.report.numbers.compare import measured
 from fatbench.report.numbers.declared_tests import Declared
+from fatbench.report.numbers.frame import frame
 from fatbench.report.tables import number_format
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Value
@@ -215,6 +219,7 @@ class Pages:
         self.templates.globals.update(
             tests=self.tests, accuracies=self.accuracies, values=self.values, one_seed=self.one_seed, shown=shown,
             leak=self.leak, leaks=self.leaks, kept=self.kept,
+            audit=self.audit, audited=self.audited, spread=self.spread,
             bench=json.loads((RESULTS / "bench" / "bench-cpu.json").read_text(encoding="utf-8")), number=number,
         )  # fmt: skip
 
@@ -297,6 +302,24 @@ class Pages:
         found = store.measurements([*malicious], metrics=["weight"])
         weights = [row["value"] for row in found if 0 <= row["client"] < malicious[row["cell"]]]
         return shown(100 * sum(weight > 0 for weight in weights) / len(weights), 0)
+
+    def spread(self, name: str, method: str, baseline: str, metric: str) -> float:
+        """Standard deviation over seeds of the difference between two labels of a suite's axis `method`, in points."""
+        _, plan, store = self._plan(name, None, f"method in ['{method}', '{baseline}']")
+        numbers = frame(store, plan)
+        accuracies = numbers[(numbers["metric"] == metric) & (numbers["client"] < 0)]
+        by_method = accuracies.pivot(index="seed", columns="method", values="value")
+        return float(100 * (by_method[method] - by_method[baseline]).std())
+
+    @staticmethod
+    def audit(points: float | None = None) -> list[str]:
+        """What `fatbench audit` says of the papers' tables, in Markdown; points: the spread over seeds."""
+        return [audit_text(check, "markdown") for check in audit.audit(audit.published(), points)]
+
+    def audited(self, *names: str) -> str:
+        """What `fatbench audit` says of committed rows, file without its ending."""
+        numbers = pandas.concat([frame(self.stores[name]) for name in names], ignore_index=True)
+        return "\n\n".join(audit_text(check, "markdown") for check in audit.of_results(numbers))
 
     def leak(self, name: str, where: str) -> Leak:
         """What an attack makes of what is sent, from the filter of one cell."""

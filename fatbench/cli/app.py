@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from fatbench.cli import (
+    audit,
     cells,
     cleanup,
     compare,
@@ -116,6 +117,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "delete": cleanup.delete,
     "clean": cleanup.clean,
     "verify": verify.verify,
+    "audit": audit.audit,
     "submit": submit.submit,
     "models": models.models,
     "doctor": doctor,
