@@ -608,6 +608,7 @@ def test_attacks_as_objects_do_what_they_say(tmp_path: Path, monkeypatch: pytest
         ({"mean": 0.3}, "^mean and std go together"),
         ({"expect_natural": 95}, "^expect_natural: expected a fraction"),
         ({"model": {}}, "got a dict"),
+        ({"plugins": [flip]}, r"^plugins: expected files.*fatbench\.register"),
     ],
 )
 def test_a_mistake_is_told_in_the_words_of_the_call(change: dict[str, Any], said: str) -> None:

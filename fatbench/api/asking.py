@@ -79,7 +79,11 @@ def spoken(function: Callable[P, T]) -> Callable[P, T]:
 @contextlib.contextmanager
 def plugged(plugins: Plugins, db: Db = None) -> Iterator[None]:
     """These plug-ins, and those that are named elsewhere; an unknown name is answered as the commands do."""
-    naming.load([Path(file) for file in ([plugins] if isinstance(plugins, str | Path) else plugins)])
+    listed = [plugins] if isinstance(plugins, str | Path) else list(plugins)
+    for one in listed:
+        if not isinstance(one, str | Path):
+            raise SpecError(f"plugins: expected files, got {one!r}: fatbench.register(function, kind) takes a function")
+    naming.load([Path(file) for file in listed])
     try:
         yield
     except UnknownName as error:
