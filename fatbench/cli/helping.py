@@ -140,6 +140,10 @@ class OfSuites(Suggesting):
     """A group whose command `suite` need not be written: `fatbench run NAME` is `fatbench run NAME`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        if not args and ctx.info_name == "plan":  # what there is to plan
+            args = ["suite"]
+            ctx.obj = True
+            return super().parse_args(ctx, args)
         commands, said = self.list_commands(ctx), next((arg for arg in args if not arg.startswith("-")), None)
         ctx.obj = args and args[0] not in commands and said not in commands
         return super().parse_args(ctx, ["suite", *args] if ctx.obj else args)

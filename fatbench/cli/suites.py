@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fatbench.cli import completing
 from fatbench.cli.common import known_format, plan_of, print_json
 from fatbench.cli.options import (
     AttackPrecision,
@@ -289,8 +290,19 @@ def _time(
 
 
 def plan_suite(
-    name: Name,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Suite name, or path of a YAML file; without: every suite with its time.",
+            show_default=False,
+            autocompletion=completing.suites,
+        ),
+    ] = None,
     *,
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", metavar="TIME", help="Without a suite: what can be run in this time, such as 8h."),
+    ] = None,
     preset: Preset = None,
     smoke: Smoke = False,
     where: Where = None,
@@ -314,9 +326,12 @@ def plan_suite(
 ) -> None:
     """List the cells of a run and their cost: gradient steps, image passes, bytes, disk, time.
 
-    Example: fatbench plan sfat-cifar10 --preset quick --on h100
+    Without a suite, list what this machine can finish, the longest first.
+
+    Example: fatbench plan --budget 8h --on h100
     """
     from fatbench import settings
+    from fatbench.cli import budget as budgets
     from fatbench.cli import show
     from fatbench.runner import progress, versions
     from fatbench.suite import cost as planning
@@ -328,6 +343,15 @@ def plan_suite(
         raise SpecError(
             "--precision, --attack-precision and --path need --on; without it, times are those measured here"
         )
+    if name is None:
+        if where or seeds or override or attacks or calibrate or gpus or format == "json":
+            raise SpecError(
+                "these options are about one suite: fatbench plan NAME; without one: --budget, --on, --preset"
+            )
+        budgets.show(budget, on, "smoke" if smoke else preset, db)
+        return
+    if budget is not None:
+        raise SpecError("--budget says which suites fit: leave out the suite's name")
     plan = plan_of(named(name, override), preset, smoke, seeds, where, attacks)
     unseen = None
     if on is not None:

@@ -1,0 +1,104 @@
+"""`fatbench plan` without a suite: which suite and preset this machine, or a GPU, finishes in how long."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fatbench.errors import FatbenchError, NothingMatched, SpecError
+from fatbench.store.opening import opened
+
+HOURS = {"m": 1 / 60, "min": 1 / 60, "h": 1.0, "d": 24.0}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A preset of a suite, and how long its cells take that are not done."""
+
+    suite: str
+    preset: str
+    cells: int
+    done: int
+    seconds: float | None  # None: nothing comparable has run here
+    data: tuple[str, ...]  # data sets that it needs
+    title: str
+
+
+def hours(text: str) -> float:
+    """ "8h", "90m", "1.5d" in hours. SpecError: no such time."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(m|min|h|d)", text.strip())
+    if match is None:
+        raise SpecError(f"--budget: expected a time such as 8h, 90m or 2d, got '{text}'")
+    return float(match[1]) * HOURS[match[2]]
+
+
+def offers(on: str | None, preset: str | None, db: str | None) -> Iterator[Offer]:
+    """Every preset of every suite on the published images but smoke, with its time on one worker or on one GPU `on`.
+
+    preset: this one alone; of a GPU, whose time is counted network by network, it is `quick` unless another is named.
+    """
+    from fatbench import settings
+    from fatbench.runner import progress
+    from fatbench.store import timing
+    from fatbench.suite import duration, files
+    from fatbench.suite.papers import is_jpeg
+
+    with opened(db, new=True) as store:
+        measured = duration.speeds([] if store is None else timing.measured(store))
+        for name in files.available():
+            try:
+                suite = files.load(name)
+                wanted = [one for one in suite.presets() if one == preset or (preset is None and one != "smoke")]
+                plans = [suite.plan(one) for one in wanted]
+            except FatbenchError:  # `suite list` says what is wrong with it
+                continue
+            for plan in plans if not is_jpeg(name) else ():
+                if on is not None and sys.stderr.isatty():
+                    print(f"\x1b[2Kestimating {name}, preset {plan.preset}", end="\r", file=sys.stderr, flush=True)
+                known = measured
+                if on is not None:
+                    from fatbench.runner.gpu_estimates import speeds
+
+                    known = speeds(plan.to_run(), on, settings.precision(None), None, settings.AUTO)
+                left = duration.everything(plan) if store is None else progress.cells_left(plan, store)
+                time = duration.estimate(plan.to_run(), known, left)
+                data = tuple(sorted({cell.spec["data"]["name"] for cell in plan.cells}))
+                seconds = None if time.unknown else time.seconds
+                yield Offer(name, plan.preset, len(plan.to_run()), time.done, seconds, data, suite.title)
+
+
+def show(budget: str | None, on: str | None, preset: str | None, db: str | None) -> None:
+    """Print what fits, the longest first, and the commands to run it. NothingMatched: nothing does."""
+    from fatbench.cli.show import new_console, print_rows
+    from fatbench.cli.watch import duration
+    from fatbench.runner.executors.local import slots
+    from fatbench.runner.gpu_estimates import listed
+    from fatbench.runner.slots import gpu_name
+
+    most = None if budget is None else 3600 * hours(budget)
+    here = slots(None, None)
+    if on is None and (gpu := gpu_name(here[0])):
+        on = listed(gpu)
+    found = list(offers(on, preset or ("quick" if on else None), db))
+    where = f"one {on.upper()}, an estimate" if on else "one worker of this machine"
+    timed = [one for one in found if one.seconds is not None]
+    fit = [one for one in timed if one.done < one.cells and (most is None or (one.seconds or 0) <= most)]
+    unknown = len(found) - len(timed)
+    if fit:
+        rows = [
+            [one.suite, one.preset, str(one.cells - one.done), duration(one.seconds or 0), ", ".join(one.data)]
+            for one in sorted(fit, key=lambda one: -(one.seconds or 0))
+        ]
+        print_rows(new_console(), ("suite", "preset", "cells", "time", "data"), rows, ("cells", "time"))
+        print(
+            f"time on {where}; fatbench plan NAME --preset PRESET has the cells, fatbench run NAME --preset PRESET runs"
+        )
+    if unknown:
+        text = f"{unknown} presets: nothing comparable has run here; --on h100 estimates a GPU"
+        print(f"fatbench: {text}, fatbench plan NAME --calibrate measures this machine", file=sys.stderr)
+    if not fit:
+        least = min((one.seconds for one in timed if one.seconds), default=None)
+        more = "" if least is None else f"; the shortest takes {duration(least)}"
+        raise NothingMatched(f"no preset is known to fit{f' --budget {budget}' if budget else ''} on {where}{more}")
