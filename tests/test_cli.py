@@ -115,6 +115,19 @@ def test_help_fits_80_columns_and_has_an_example_that_the_command_takes(run, pla
     assert wrong == []
 
 
+def test_a_plan_without_a_suite_says_what_fits(run, place, monkeypatch):
+    monkeypatch.setattr("fatbench.suite.files.available", lambda: {"tiny": place / "tiny.yaml"})
+    code, out, _ = run("plan", "--budget", "90m", "--on", "h100", "--preset", "paper")
+    assert code == 0 and re.search(r"tiny +paper +2 +\d+ s +digits", out)
+    code, _, err = run("plan", "--budget", "0m", "--on", "h100", "--preset", "paper")
+    assert code == 3 and "the shortest takes" in err
+    assert run("plan")[0] == 3  # nothing has run here
+    assert run("plan", "--budget", "8x")[::2] == (
+        2,
+        "fatbench: --budget: expected a time such as 8h, 90m or 2d, got '8x'\n",
+    )
+
+
 def test_start_up_is_quick_and_without_torch():
     """The promise is 0.3 s on a quiet machine; processor time, with slack, is what a busy one can hold to."""
 

@@ -150,6 +150,8 @@ def test_shipped_rows_are_imported_and_what_is_left_is_counted(place, run):
     assert ["fatbench", "run", "my_one.yaml", "--preset", "cpu", "-k", "method=my_one"] in commands
     code, out, _ = run("status", "my_one.yaml", "--preset", "cpu", "--format", "json")
     assert json.loads(out)["cells"] == {"done": 46, "failed": 0, "running": 0, "todo": 59}
+    out = run("report", "my_one", "--preset", "cpu", "--table", "robust")[1]
+    assert re.findall(r"\| (\S+) \(own\) ", out) == ["my\\_one"]  # and no other row is marked
 
 
 @pytest.mark.nightly

@@ -140,7 +140,7 @@ class OfSuites(Suggesting):
     """A group whose command `suite` need not be written: `fatbench run NAME` is `fatbench run NAME`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        if not args and ctx.info_name == "plan":  # what there is to plan
+        if not args and ctx.info_name == "plan":  # every suite
             args = ["suite"]
             ctx.obj = True
             return super().parse_args(ctx, args)

@@ -155,7 +155,7 @@ def _measured(grid: Grid) -> tuple[Grid, list[str]]:
     vary = [axis for axis in grid.axes if len({row.key.get(axis, "") for row in grid.rows}) > 1] or grid.axes
     gone = [", ".join(filter(None, (row.key.get(axis, "") for axis in vary))) for row in grid.rows if row not in rows]
     gone += [column.label for c, column in enumerate(grid.columns) if c not in keep]
-    rows = [Row(row.key, [[group[c] for c in keep] for group in row.values]) for row in rows]
+    rows = [Row(row.key, [[group[c] for c in keep] for group in row.values], row.own) for row in rows]
     return replace(grid, rows=rows, columns=[grid.columns[c] for c in keep]), gone
 
 
@@ -163,7 +163,7 @@ def _stacked(grid: Grid) -> Grid:
     """The groups of columns one under another: their labels are those of a first axis."""
     axis = ", ".join(dict.fromkeys(axis for group in grid.groups for axis in group.key))
     rows = [
-        Row({axis: group.label, **row.key}, [row.values[g]])
+        Row({axis: group.label, **row.key}, [row.values[g]], row.own)
         for g, group in enumerate(grid.groups)
         for row in grid.rows
         if any(value.planned for value in row.values[g])

@@ -24,7 +24,7 @@ def escape(words: str) -> str:
 
 def _grid(grid: Grid) -> str:
     heads = [escape(axis) for axis in grid.axes]
-    rows = [[escape(row.key.get(axis, "")) for axis in grid.axes] for row in grid.rows]
+    rows = [[escape(label) for label in row.labels(grid.axes)] for row in grid.rows]
     for g, group in enumerate(grid.groups):
         for c, column in enumerate(grid.columns):
             heading = f"{group.label}: {column.label}" if group.label else column.label

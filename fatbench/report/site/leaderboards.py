@@ -238,12 +238,12 @@ def _board(task: Task, grid: Grid) -> Board | None:
     same = [(axis, said[0]) for axis, said in labels.items() if axis not in (*axes, "suite", "dataset")]
     same = [(axis, said) for axis, said in same if said not in ("", "none")]
     headings = [grid.columns[position].heading for position in alone]
-    rows = [Row(row.key, [[row.values[0][position] for position in keep]]) for row in rows]
+    rows = [Row(row.key, [[row.values[0][position] for position in keep]], row.own) for row in rows]
     grid = replace(grid, columns=[grid.columns[position] for position in keep], rows=rows)
     at = _strongest(grid)
     if grid.columns[at].metric == "identification":  # what counts stands first
         keep = [at, *(position for position in range(len(grid.columns)) if position != at)]
-        rows = [Row(row.key, [[row.values[0][position] for position in keep]]) for row in rows]
+        rows = [Row(row.key, [[row.values[0][position] for position in keep]], row.own) for row in rows]
         grid, at = replace(grid, columns=[grid.columns[position] for position in keep], rows=rows), 0
     sign = 1 if grid.columns[at].best == "min" else -1
 

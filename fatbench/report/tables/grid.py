@@ -101,6 +101,13 @@ class Row:
 
     key: Key
     values: list[list[Value]]  # [group][column]
+    own: bool = False  # a plug-in's function makes it, and not every row of the table
+
+    def labels(self, axes: Iterable[str]) -> list[str]:
+        """Its label of each axis, the last one marked where the row is one's own: "my_rule (own)"."""
+        found = [self.key.get(axis, "") for axis in axes]
+        last = max((i for i, label in enumerate(found) if label), default=None)
+        return [f"{label} (own)" if self.own and i == last else label for i, label in enumerate(found)]
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from fatbench.report.tables.grid_points import (
 )
 from fatbench.report.tables.notes import as_published, checkpoint, footnotes, notes
 from fatbench.store.stage_names import parsed
-from fatbench.suite import confounders, cost, facts, perturbation
+from fatbench.suite import confounders, cost, facts, perturbation, plugins
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.confounders import Confounder
 from fatbench.suite.external_models import SUITE as EVALUATED
@@ -175,6 +175,7 @@ def _grid(
 def _rows(request: _TableRequest) -> Iterator[Row]:
     """The rows of the plan's cells, each number beside the published one."""
     others = {heading: baselines(request.plan, request.minus(heading)) for heading in request.headings}
+    own = _own(request)
     for row_key in request.row_keys:
         client = dict(row_key).get(CLIENT, "") if request.axes != request.table.rows else ""
         values: list[list[Value]] = []
@@ -194,7 +195,18 @@ def _rows(request: _TableRequest) -> Iterator[Row]:
                 if value.planned:
                     _beside_published(value, heading, here[heading], source, request)
                 values[-1].append(value)
-        yield Row(dict(row_key), values)
+        yield Row(dict(row_key), values, own=row_key in own)
+
+
+def _own(request: _TableRequest) -> set[Names]:
+    """The rows that train by a function of a plug-in; none where all do."""
+    found = {
+        row
+        for (row, _), here in request.found.items()
+        for cells in here.values()
+        if any(plugins.files(cell.spec) for cell in cells[:1])  # seeds differ in nothing else
+    }
+    return found if len(found) < len(request.row_keys) else set()
 
 
 def _beside_published(

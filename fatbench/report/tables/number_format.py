@@ -88,7 +88,7 @@ def row_labels(grid: Grid) -> list[list[str]]:
     shown: list[list[str]] = []
     before: list[str] = []
     for row in grid.rows:
-        labels = [row.key.get(axis, "") for axis in grid.axes]
+        labels = row.labels(grid.axes)
         same = 0
         while same < len(labels) - 1 and before[same : same + 1] == [labels[same]]:
             same += 1
