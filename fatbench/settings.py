@@ -90,9 +90,20 @@ def database(flag: str | None = None) -> str:
     return url
 
 
-def precision(flag: str | None, devices: Sequence[str] = ()) -> Precision:
-    """What to compute in; fp32 by default. SpecError: no such precision; MachineError: not on one of these devices."""
+def precision(flag: str | None, devices: Sequence[str] = ()) -> Precision | Literal["auto"]:
+    """What to train in; auto by default: tf32 on a GPU that has it, else fp32, and attacks after training in fp32.
+
+    SpecError: no such precision; MachineError: not on one of these devices.
+    """
+    if setting("precision", flag) in (None, AUTO):
+        return "auto"
     return _precision("precision", flag, devices) or "fp32"
+
+
+def evaluation_precision(flag: str | None, devices: Sequence[str] = ()) -> Precision:
+    """What attacks compute in where nothing is trained; fp32 by default. Errors as of `precision`."""
+    chosen = precision(flag, devices)
+    return "fp32" if chosen == "auto" else chosen
 
 
 def attack_precision(flag: str | None, devices: Sequence[str] = ()) -> Precision | None:
@@ -103,7 +114,8 @@ def attack_precision(flag: str | None, devices: Sequence[str] = ()) -> Precision
 def _precision(key: str, flag: str | None, devices: Sequence[str]) -> Precision | None:
     chosen, option = setting(key, flag), f"--{key.replace('_', '-')}"
     if chosen not in (None, *PRECISIONS):
-        raise SpecError(f"{option}: expected fp32, tf32 or bf16, got '{chosen}'")
+        auto = "auto, " if key == "precision" else ""
+        raise SpecError(f"{option}: expected {auto}fp32, tf32 or bf16, got '{chosen}'")
     if chosen == "tf32" and "cpu" in devices:
         raise MachineError(f"{option} tf32 needs an NVIDIA GPU, and this would run on a CPU; use fp32 or bf16")
     return chosen  # type: ignore[return-value]

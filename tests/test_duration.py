@@ -204,6 +204,19 @@ def test_a_calibration_takes_one_cell_of_a_kind_and_none_that_is_known(plan: Pla
 # --- on a GPU that is not here ------------------------------------------------------------------------------------
 
 
+def test_the_default_on_a_gpu_trains_in_tf32_and_attacks_in_fp32() -> None:
+    """Hours of sfat-cifar10 on an H200: training and its monitor as under tf32, attacks as under fp32."""
+    plan = files.load("sfat-cifar10").plan()
+    auto, fp32, tf32 = (
+        gpu_estimates.speeds(plan.unique(), "h200", bits, None, "auto") for bits in ("auto", "fp32", "tf32")
+    )
+    assert (auto.training, auto.monitoring, auto.passes) == (tf32.training, tf32.monitoring, fp32.passes)
+    hours = [
+        duration.estimate(plan.unique(), one, duration.everything(plan)).seconds / 3600 for one in (auto, fp32, tf32)
+    ]
+    assert hours[2] < hours[0] < hours[1] / 3
+
+
 def on_a_gpu(precision: str, path: str) -> tuple[float, float]:
     """Seconds of an image pass of training, and of an attack, of a network of two layers on an A100."""
     model = SUITE.replace("{name: small_cnn, width: 4}", "{name: mlp, width: 100}").replace(
@@ -282,7 +295,13 @@ def test_a_gpu_is_known_by_what_its_driver_calls_it(driver: str, name: str | Non
 def test_a_run_on_a_gpu_says_what_is_chosen_and_what_would_be_faster() -> None:
     cells = files.load("sfat-cifar10").plan().unique()[:6]
     said = gpu_estimates.choices(cells, "NVIDIA H200", "fp32", None, "auto")
-    assert said.startswith(f"NVIDIA H200: --precision fp32, --path loop for {len(cells)} cells; estimated ")
+    begin = (
+        "NVIDIA H200: --precision fp32, --path loop for 6 cells (fast where starting a client's kernels takes longer"
+    )
+    assert said.startswith(begin) and "; estimated " in said
+    said = gpu_estimates.choices(cells, "NVIDIA H100", "tf32", "fp32", "auto", auto=True, gpus=8)
+    auto = "--precision auto (tf32 for training and its monitor; fp32 for attacks after training), --path fast for 6"
+    assert said.startswith(f"8 x NVIDIA H100: {auto}")
     assert "times as fast with --precision tf32" in said
     assert "times as fast with --precision bf16 --attack-precision tf32" in said  # AutoAttack is float32 under bf16
     assert gpu_estimates.choices(cells[:1], "NVIDIA H200", "bf16", "tf32", "fast") == (
@@ -296,6 +315,10 @@ def test_a_plan_says_its_time_on_a_gpu_that_is_not_here(plan: Plan, run: Run) ->
     assert "time left on one H200: about " in shown and "an estimate: operations and kernels were counted" in shown
     assert "on 2 GPUs of that kind: " in shown
     told = json.loads(run("plan", "suite", "short.yaml", "--on", "h200", "--format", "json")[1])
+    assert (
+        json.loads(run("plan", "suite", "short.yaml", "--on", "h200", "--precision", "auto", "--format", "json")[1])
+        == told
+    )
     assert told["on"] == "h200" and told["time"]["seconds"] > 0 and told["time"]["unknown"] == 0
     assert list(Path().glob("*.db")) == []
 
@@ -306,7 +329,7 @@ def test_a_plan_says_its_time_on_a_gpu_that_is_not_here(plan: Plan, run: Run) ->
         (["--on", "h20"], "--on: no GPU is known as 'h20' (did you mean 'h200'?) (known: h200, h100, "),
         (["--precision", "bf16"], "--precision, --attack-precision and --path need --on"),
         (["--on", "h200", "--calibrate"], "--on cannot be combined with --calibrate"),
-        (["--on", "h200", "--precision", "fp8"], "--precision: expected fp32, tf32 or bf16, got 'fp8'"),
+        (["--on", "h200", "--precision", "fp8"], "--precision: expected auto, fp32, tf32 or bf16, got 'fp8'"),
         (
             ["--on", "h200", "--path", "quick"],
             "--path: no path is named 'quick' (known: auto, fast, graphs, loop, reference)",

@@ -84,6 +84,9 @@ def test_on_a_gpu_float32_is_float32_and_has_the_same_bits_each_time(
     precision.exact(torch.device("cuda:1"), "fp32")
     assert asked == [((True,), {"warn_only": False})] and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert not cudnn.benchmark
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    precision.exact(torch.device("cuda:1"), "tf32")  # the default of training there is reproducible too
+    assert asked.pop() == ((True,), {"warn_only": False}) and not cudnn.benchmark
     precision.exact(torch.device("cuda:1"), "fp32", strict=False)
     assert asked.pop() == ((True,), {"warn_only": True})
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import threading
+import time
+from collections import Counter
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fatbench.runner import slots, start
 from fatbench.runner.executors import local
+from fatbench.runner.jobs import Event, Machine
 from fatbench.runner.run_options import RunOptions
 from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory
@@ -72,6 +79,10 @@ class _Nvml:
         memory._obj.free = 10 * (handle.value or 0)  # type: ignore[attr-defined]
         return 0
 
+    def nvmlDeviceGetCudaComputeCapability(self, handle: ctypes.c_void_p, major: object, minor: object) -> int:
+        major._obj.value = 6 + (handle.value or 0)  # type: ignore[attr-defined]
+        return 0
+
     def nvmlDeviceGetName(self, handle: ctypes.c_void_p, name: ctypes.Array[ctypes.c_char], size: int) -> int:
         name.value = b"NVIDIA H%d00" % (handle.value or 0)
         return 0
@@ -82,6 +93,8 @@ def test_free_memory_is_asked_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert [slots.free_memory(gpu) for gpu in range(3)] == [10, 20, None]
+    chosen = [slots.precision_for(device) for device in ("cpu", "cuda:0", "cuda:1", "cuda:2")]
+    assert chosen == ["fp32", "fp32", "tf32", "fp32"]  # a Volta, an Ampere, none
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1,GPU-7")
     assert [slots.free_memory(gpu) for gpu in range(3)] == [20, None, None]
     assert [slots.gpu_name(f"cuda:{gpu}") for gpu in range(2)] == ["NVIDIA H200", None]
@@ -99,48 +112,87 @@ def test_slots_follow_what_cells_used_before(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     plan = files.load("sfat-cifar10").plan("smoke")
     jobs = start.jobs_of(plan)[:6]
-    free = {0: 10 * GB, 1: 30 * GB}
+    free: dict[int, int | None] = {0: 10 * GB, 1: 30 * GB}
     monkeypatch.setattr(local, "gpu_count", lambda: 2)
-    monkeypatch.setattr(slots, "free_memory", free.get)
     with Store.open(str(tmp_path / "r.db"), create=True) as store:
         store.add_cell(jobs[0].cell, jobs[0].spec)
-        assert start.per_gpu_of(jobs, store) == {}
+        assert start.per_gpu_of(jobs, store, free) == {}
         run = store.claim(
             jobs[0].cell, "train", suite="s", total=1, provenance={"gpu_memory": 4 * GB, "device": "NVIDIA H200"}
         )
         assert run is not None
         assert gpu_memory(store, duration.kind) == {duration.kind(jobs[0].spec): 4 * GB}
         alike = [job for job in jobs if duration.kind(job.spec) == duration.kind(jobs[0].spec)]
-        fit = start.per_gpu_of(alike, store)
+        fit = start.per_gpu_of(alike, store, free)
     assert fit == {0: 1, 1: 5}
     assert local.slots("cuda", None, fit) == ["cuda:0", "cuda:1", "cuda:1", "cuda:1", "cuda:1", "cuda:1"]
     assert local.slots("cuda:1", 2, fit) == ["cuda:1", "cuda:1"]
     assert local.slots("cuda", None, 2) == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
 
 
-def test_a_first_run_measures_one_cell_of_a_kind_and_then_fills_the_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class _Recorder:
+    """Stands in for the processes of workers: tells the first round of each cell, and ends it when it is asked to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, used: int) -> None:
+        self.used, self.at_work, self.most = used, dict[str, str](), list[int]()
+        self.begun: list[tuple[str, str]] = []  # (device, cell), in the order in which they began
+        monkeypatch.setattr(local.processes, "start_process", self.start)
+        monkeypatch.setattr(local.processes, "take_early", lambda: None)
+        monkeypatch.setattr(local, "_judge", lambda *_: None)
+
+    def start(self, serve: object, machine: Machine, pipe: Connection) -> SimpleNamespace:
+        own = Connection(os.dup(pipe.fileno()))  # the other is closed where a process would have its own
+        thread = threading.Thread(target=self.serve, args=(machine, own), daemon=True)
+        thread.start()
+        return SimpleNamespace(
+            is_alive=thread.is_alive, join=thread.join, pid=os.getpid(), exitcode=0, kill=lambda: None
+        )
+
+    def serve(self, machine: Machine, pipe: Connection) -> None:
+        while (job := pipe.recv()) is not None:
+            self.begun.append((machine.device, job.cell))
+            self.at_work[job.cell] = machine.device
+            self.most.append(len(self.at_work))
+            with Store.open(machine.db) as store:
+                store.add_cell(job.cell, job.spec)
+                found = {"gpu_memory": self.used, "device": "NVIDIA H100"}
+                store.claim(job.cell, "train", suite="s", total=1, provenance=found)
+            time.sleep(0.3)  # every GPU has a cell by now
+            pipe.send(Event(job.cell, "train", "progress", 1, 100))
+            time.sleep(0.5)
+            del self.at_work[job.cell]
+            pipe.send("failed")
+
+
+@pytest.mark.parametrize(("used", "most"), [(40 * GB, 8), (20 * GB, 16)])
+def test_a_first_run_has_a_cell_on_every_gpu_at_once_and_more_when_the_first_rounds_say_that_they_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: int, most: int
 ) -> None:
-    """10 GB free, a cell takes 2 GB: the first runs alone, the other five three at a time."""
+    """Eight GPUs of 70 GB, 21 cells that take 40 or 20 GB: eight begin at once, and of the small ones then 8 more.
+
+    The sixteen are two, not three a GPU: `--jobs`.
+    """
     from fatbench.cli.watch import Watch
     from fatbench.suite import files
 
     monkeypatch.chdir(tmp_path)
-    jobs = start.jobs_of(files.load("sfat-cifar10").plan("smoke"))[:6]
-    monkeypatch.setattr(local, "gpu_count", lambda: 1)
-    monkeypatch.setattr(slots, "free_memory", lambda gpu: 10 * GB)
-    ran: list[tuple[int, int]] = []  # (cells, side by side)
-
-    def pretended(now, machine, places, *_, **__):  # type: ignore[no-untyped-def]
-        ran.append((len(now), len(places)))
-        with Store.open(machine.db) as store:
-            for job in now:
-                store.add_cell(job.cell, job.spec)
-                found = {"gpu_memory": 2 * GB, "device": "NVIDIA H200"}
-                store.claim(job.cell, "train", suite="s", total=1, provenance=found)
-        return {job.cell: "failed" for job in now}
-
-    monkeypatch.setattr(local, "run", pretended)
+    jobs = start.jobs_of(files.load("sfat-cifar10").plan("smoke"))
+    monkeypatch.setattr(local, "gpu_count", lambda: 8)
+    monkeypatch.setattr(slots, "free_memory", lambda gpu: 70 * GB)
+    workers = _Recorder(monkeypatch, used)
     with pytest.raises(SystemExit):
-        start.run(jobs, Watch("a run"), RunOptions(db="r.db", device="cuda"))
-    assert ran == [(1, 1), (5, 3)]
+        start.run(jobs, Watch("a run"), RunOptions(db="r.db", device="cuda", jobs=16))
+    assert {device for device, _ in workers.begun[:8]} == {f"cuda:{gpu}" for gpu in range(8)}
+    assert len({cell for _, cell in workers.begun}) == len(workers.begun) == 21 and max(workers.most) == most
+    assert max(Counter(device for device, _ in workers.begun).values()) <= 4
+
+
+def test_the_first_of_each_kind_is_before_all_others() -> None:
+    from fatbench.suite import duration, files
+
+    jobs = start.jobs_of(files.load("fat-baselines").plan("paper"))
+    ordered = start._each_kind_first(jobs)
+    kinds = [duration.kind(job.spec) for job in ordered]
+    many = len({*kinds})
+    assert many > 1 and len({*kinds[:many]}) == many and sorted(map(id, ordered)) == sorted(map(id, jobs))
+    assert [job.cell for job in start._each_kind_first(jobs[:1])] == [jobs[0].cell]

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from fatbench.engine.rounds import Cost, Mixing, Number, Round, State, Stats, Update
+from fatbench.errors import MachineError
 from fatbench.runner import attacking, checkpoints, stage, training, worker
 from fatbench.runner.heartbeat import Heartbeat
 from fatbench.runner.jobs import Event, Job, Machine, Turn
@@ -138,6 +139,43 @@ def test_what_is_not_trained_is_not_attacked(machine, store, monkeypatch) -> Non
 def test_every_part_writes_to_the_log_of_the_program() -> None:
     for part in (worker, stage, training, attacking):
         assert part.log is logging.getLogger("fatbench")
+
+
+def test_what_a_cell_was_begun_with_is_kept_wherever_it_is_resumed(machine, store, monkeypatch) -> None:
+    """Chosen by the machine where nothing is done, asked for by name where a person wants it so."""
+    monkeypatch.setattr(
+        "fatbench.runner.gpu_estimates.path_for", lambda spec, bits, gpu: {"tf32": "fast"}.get(bits, "loop")
+    )
+    monkeypatch.setattr(worker.slots, "has_tf32", lambda device: device == "cuda:0")
+    monkeypatch.setattr(worker, "gpu_name", lambda device: "")
+    auto = replace(machine, precision="auto", path="auto")
+
+    def chosen(device: str, **asked: Any) -> tuple[str, str]:
+        found = worker.computing(JOB, replace(auto, device=device, **asked), store)
+        return found.precision, found.path
+
+    store.add_cell(JOB.cell, JOB.spec)
+    for _ in range(2):  # also where it was claimed and no round was done
+        assert [chosen(device) for device in ("cpu", "cuda:0", "cuda:1")] == [
+            ("fp32", "loop"),
+            ("tf32", "fast"),
+            ("fp32", "loop"),
+        ]
+        run = store.claim(
+            JOB.cell, "train", suite="s", total=5, provenance={"precision": "tf32", "path": "fast", "device": "a GPU"}
+        )
+        if run is None:
+            break
+    run = store.runs([JOB.cell])[-1]["id"]
+    store.commit(run, round=2, checkpoint="state")
+    assert chosen("cuda:0") == ("tf32", "fast")
+    with pytest.raises(MachineError, match="begun in tf32, which is not here: go on on a GPU, or --precision fp32"):
+        chosen("cpu")
+    assert chosen("cpu", precision="fp32") == ("fp32", "fast") and chosen("cuda:0", path="loop") == ("tf32", "loop")
+    told: list[Event] = []
+    assert worker.work(JOB, auto, store, told.append) == "interrupted" and "begun in tf32" in told[0].message
+    store.finish(run, round=5)
+    assert chosen("cpu") == ("fp32", "loop")
 
 
 def test_which_path_suits_a_cell(machine, monkeypatch) -> None:
@@ -367,7 +405,7 @@ def test_what_training_commits_keeps_and_says_round_by_round(machine, store, mon
     assert own == {} and header["classes"] == "10"
     first, second = store.runs()
     assert [first.get("stack"), second.get("stack")] == [2, None]
-    assert [first.get("gpu_memory"), second.get("gpu_memory")] == [None, 7]
+    assert [first.get("gpu_memory"), second.get("gpu_memory")] == [7, 7]
     assert first["data"] == {"name": "x"} and first["weights"] == {**origin, "cell": "fedcba987654"}
     found = [m["round"] for m in store.measurements() if (m["metric"], m["client"]) == ("natural", -1)]
     assert found == [1, 2, 3, 4, 5]

@@ -10,7 +10,7 @@ import typer
 from fatbench import hub
 from fatbench.cli import completing
 from fatbench.errors import SpecError
-from fatbench.settings import PATHS, PRECISIONS
+from fatbench.settings import AUTO, PATHS, PRECISIONS
 
 Name = Annotated[
     str,
@@ -109,8 +109,8 @@ Precision = Annotated[
     str | None,
     typer.Option(
         "--precision",
-        help="fp32, tf32 (GPUs), or bf16; weights stay fp32.",
-        autocompletion=completing.one_of(*PRECISIONS),
+        help="auto (tf32 where a GPU has it, else fp32), fp32, tf32 or bf16.",
+        autocompletion=completing.one_of(AUTO, *PRECISIONS),
     ),
 ]
 AttackPrecision = Annotated[

@@ -156,7 +156,8 @@ def _run(theirs: Store, jobs: Sequence[Job], options: RunOptions, path: str | No
         was = _trained(theirs, one.cell)
         attacked = next((run["precision"] for run in theirs.runs([one.cell]) if run["stage"] != "train"), None)
         trained, way = was.get("precision"), path or str(was.get("path") or "loop")
-        alike.setdefault((options.precision or trained, options.precision or attacked, way), []).append(one)
+        asked = None if options.precision == "auto" else options.precision
+        alike.setdefault((asked or trained, asked or attacked, way), []).append(one)
     for (bits, attacks, way), these in alike.items():
         with Watch(f"again: {bits}, path {way}") as watch:
             start.run(these, watch, replace(options, precision=bits, attack_precision=attacks, path=way))

@@ -3,7 +3,7 @@
 | --precision | a forward pass and its gradient, in training and attacks | outcomes | the same bytes again |
 |---|---|---|---|
 | fp32 | float32 | float32 | yes |
-| tf32 | float32 whose products have 10 bits of mantissa; weights and sums are float32 | float32 | no |
+| tf32 | float32 whose products have 10 bits of mantissa; weights and sums are float32 | float32 | yes |
 | bf16 | bfloat16 under autocast; weights, the optimizer and AutoAttack are float32 | float32 | no |
 """
 
@@ -22,11 +22,11 @@ from fatbench.settings import Precision
 
 
 def exact(device: torch.device, precision: Precision, strict: bool = True) -> None:
-    """Have `device`, from now on this thread's, compute float32 as IEEE 754 has it; under fp32 the same bits each time.
+    """Have `device`, from now on this thread's, compute float32 as IEEE 754 has it, the same bits each time.
 
     By default cuDNN rounds what a float32 convolution multiplies to TF32, whose mantissa has 10 bits: a success of an
-    attack that only such a convolution sees would pass for one that float32 confirms. Deterministic kernels are chosen
-    under fp32 only, because they cost time. Without one torch raises (`without_kernel`), or with `strict` False
+    attack that only such a convolution sees would pass for one that float32 confirms. Under bf16, which is for speed,
+    kernels need not be deterministic. Elsewhere, without one, torch raises (`without_kernel`), or with `strict` False
     takes another; a warning would not do, it leaves the gradient of attention random where that need not be. Where the
     bytes do not matter cuDNN tries its kernels and keeps the fastest. Holds for the whole process; a CPU has nothing to
     set. MachineError: this machine has no TF32.
@@ -37,8 +37,8 @@ def exact(device: torch.device, precision: Precision, strict: bool = True) -> No
         return
     torch.cuda.set_device(device)
     _tf32(False)
-    torch.backends.cudnn.benchmark = precision != "fp32"
-    if precision != "fp32":
+    torch.backends.cudnn.benchmark = precision == "bf16"
+    if precision == "bf16":
         if torch.are_deterministic_algorithms_enabled():  # asking for the opposite imports torch's compiler
             torch.use_deterministic_algorithms(False)
     else:

@@ -87,7 +87,8 @@ def calibrated(plan: Plan, known: duration.Speeds, data: Path, seconds: float) -
     with tempfile.TemporaryDirectory(prefix="fatbench-") as folder:
         device = "cuda:0" if gpu_count() else "cpu"
         machine = Machine(
-            db=str(Path(folder) / "speed.db"), files=folder, data=str(data.absolute()), device=device, path="auto",
+            db=str(Path(folder) / "speed.db"), files=folder, data=str(data.absolute()), device=device,
+            precision="auto", attack_precision="fp32", path="auto",
             plugins=tuple(str(file) for file in signatures.plugins()),
         )  # fmt: skip
         with Store.open(machine.db, create=True):

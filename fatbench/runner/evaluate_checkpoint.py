@@ -44,7 +44,7 @@ def checkpoint(
         facts.refuse(attack, spec, "--attack")
         foreign.check(attack, "--attack")
     root = settings.data_folder(str(options.data) if options.data else None)
-    runtime = Runtime(root, torch.device(device), settings.precision(options.precision, [device]))
+    runtime = Runtime(root, torch.device(device), settings.evaluation_precision(options.precision, [device]))
     ready = setup(runtime, **calls.bind_cell(spec, root))
     _, *shape = pixels(ready.problem, ready.test[0][:1]).shape
     network = load(ready.problem, model)

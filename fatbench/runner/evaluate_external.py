@@ -216,7 +216,7 @@ def evaluate(
         files=str(settings.files_folder(url).absolute()),
         data=str(settings.data_folder(str(options.data) if options.data else None).absolute()),
         device=device,
-        precision=settings.precision(options.precision, [device]),
+        precision=settings.evaluation_precision(options.precision, [device]),
         path="reference",  # images as a plain script has them: not every network takes channels-last
         retry_failed=True,
         rerun_changed=True,  # one model at a time: what it asks for is computed, with what stands today
@@ -304,6 +304,7 @@ def _ready(external: ExternalModel, spec: Mapping[str, Any], machine: Machine) -
         return [numpy.arange(len(labels))]
 
     assert machine.path != "auto"
+    assert machine.precision != "auto"
     runtime = Runtime(Path(machine.data), torch.device(machine.device), machine.precision, machine.path)
     ready = setup(
         runtime, seed=spec["seed"], data=functools.partial(load, spec["data"]), partition=alone, model=model,

@@ -62,15 +62,32 @@ def listed(gpu: str) -> str | None:
     return next((word for word in re.split(r"[\s-]", gpu.lower()) if word in GPUS), None)
 
 
-def choices(cells: Sequence[Cell], gpu: str, precision: str, attacks: str | None, path: str) -> str:
-    """What a run on this GPU begins with, in a line: its path and precision, and what would be faster.
+def choices(
+    cells: Sequence[Cell],
+    gpu: str,
+    precision: str,
+    attacks: str | None,
+    path: str,
+    *,
+    auto: bool = False,
+    gpus: int = 1,
+) -> str:
+    """What a run on this GPU begins with, in a line: its path and precision, why, and what would be faster.
 
-    gpu: as its driver calls it; attacks: --attack-precision. Every cell is counted from its beginning.
+    gpu: as its driver calls it; attacks: --attack-precision; auto: the precision was chosen, not asked for; gpus: how
+    many there are of it. Every cell is counted from its beginning.
     """
     counts = Counter(path_for(cell.spec, precision, gpu) if path == settings.AUTO else path for cell in cells)
     chosen = ", ".join(f"--path {way} for {n} cells" for way, n in counts.most_common())
+    if path == settings.AUTO:
+        chosen += " (fast where starting a client's kernels takes longer than they compute)"
+    said = _said(precision, attacks)
+    if auto:
+        why = "training and its monitor" if precision == "tf32" else "training: the GPU is not known to have tf32"
+        said = f"--precision auto ({precision} for {why}; {attacks or precision} for attacks after training)"
+    said = f"{f'{gpus} x ' if gpus > 1 else ''}{gpu}: {said}, {chosen}"
     if (name := listed(gpu)) is None:
-        return f"{gpu}: {_said(precision, attacks)}, {chosen}; how fast it is, is not known"
+        return f"{said}; how fast it is, is not known"
 
     def seconds(bits: str, attacks: str | None) -> float:
         known = speeds(cells, name, bits, attacks, path)
@@ -82,7 +99,6 @@ def choices(cells: Sequence[Cell], gpu: str, precision: str, attacks: str | None
     mixed = seconds("bf16", "tf32")
     if 0 < mixed < 0.9 * min([now, *faster.values()]):
         lines.append(f"{now / mixed:.1f} times as fast with {_said('bf16', 'tf32')}")
-    said = f"{gpu}: {_said(precision, attacks)}, {chosen}"
     return said + (f"; estimated {', '.join(lines)}" if lines else "")
 
 
@@ -93,16 +109,19 @@ def _said(precision: str, attacks: str | None) -> str:
 def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None, path: str) -> Speeds:
     """What the cells would take there; of cells whose data set says no size before it is read, nothing.
 
-    attacks: the precision of the evaluation's attacks; None: as training. The monitor is counted as an attack.
+    precision: auto is tf32 with attacks in fp32. attacks: the precision of the evaluation's attacks; None: as training.
     SpecError: no GPU is known by this name, or no such path.
     """
     settings.path(path)
     if gpu not in GPUS:
         raise SpecError(f"--on: no GPU is known as '{gpu}'{did_you_mean(gpu, GPUS)} (known: {', '.join(GPUS)})")
+    if precision == settings.AUTO:
+        precision, attacks = "tf32", attacks or "fp32"
     attacks = attacks or precision
     rate, attacking, float32 = (FRACTION * GPUS[gpu][bits] for bits in (precision, attacks, "fp32"))
     training: dict[str, float] = {}
     passes: dict[str, float] = {}
+    monitoring: dict[str, float] = {}
     autoattack: dict[str, float] = {}  # which bf16 leaves in float32
     for cell in cells:
         net, spec = network(cell.spec), cell.spec
@@ -115,9 +134,10 @@ def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None,
         training[kind(spec)] = max(flops / rate, kernels * LAUNCH / at_once)
         chunk = min((one.batch for one in cell.evaluations), default=1)
         passes[net] = max(flops / attacking, kernels * LAUNCH / chunk, passes.get(net, 0.0))
+        monitoring[net] = max(flops / rate, kernels * LAUNCH / chunk, monitoring.get(net, 0.0))
         if attacks == "bf16":
             autoattack[net] = max(flops / float32, passes[net])
-    return Speeds(training=training, passes=passes, autoattack=autoattack)
+    return Speeds(training=training, passes=passes, autoattack=autoattack, monitoring=monitoring)
 
 
 def count(spec: Mapping[str, Any]) -> tuple[float, float] | None:

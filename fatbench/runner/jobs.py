@@ -58,7 +58,7 @@ class Machine:
     files: str
     data: str
     device: str = "cpu"
-    precision: Precision = "fp32"
+    precision: Precision | Literal["auto"] = "fp32"  # auto: a worker chooses for each cell that nothing is done of
     attack_precision: Precision | None = None  # of the evaluation; None: as precision
     strict: bool = True  # deterministic kernels only, where the precision has them; see `stage.with_some_kernel`
     path: LocalPath | Literal["auto"] = "loop"  # auto: a worker chooses for each cell

@@ -7,9 +7,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from fatbench.settings import Precision
+
 T = TypeVar("T")
 FRACTION = 0.9  # of the free memory that is dealt out
 CONTEXT = 600 << 20  # bytes that a process has on a GPU before its first tensor
+AMPERE = 8  # the first compute capability with TF32
 MOST = 8  # cells side by side; more do not make a GPU faster
 
 
@@ -50,6 +53,24 @@ def gpu_name(device: str) -> str | None:
         return None if library.nvmlDeviceGetName(handle, name, 96) else name.value.decode(errors="replace")
 
     return _asked(int(device.partition(":")[2] or 0), ask)
+
+
+def has_tf32(device: str) -> bool:
+    """Whether a GPU that torch calls "cuda:1" multiplies in TF32; False: a CPU, or its driver does not say."""
+    if not device.startswith("cuda"):
+        return False
+
+    def ask(library: ctypes.CDLL, handle: ctypes.c_void_p) -> int | None:
+        major, minor = ctypes.c_int(0), ctypes.c_int(0)
+        failed = library.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
+        return None if failed else major.value
+
+    return (_asked(int(device.partition(":")[2] or 0), ask) or 0) >= AMPERE
+
+
+def precision_for(device: str) -> Precision:
+    """What `--precision auto` trains in there, and looks at the model while it trains."""
+    return "tf32" if has_tf32(device) else "fp32"
 
 
 def _asked(gpu: int, ask: Callable[[ctypes.CDLL, ctypes.c_void_p], T | None]) -> T | None:

@@ -50,7 +50,7 @@ def claim(
     for file in others:
         log.warning("%s: this process has run %s, which the stage does not use", stage, file)
     made_by = produced_by(machine.device)
-    quick = machine.device.startswith("cuda") and machine.precision != "fp32"  # kernels are chosen by their speed
+    quick = machine.device.startswith("cuda") and machine.precision == "bf16"  # kernels are chosen by their speed
     return turn.store.claim(
         job.cell,
         stage,
@@ -118,7 +118,7 @@ def ready_for(job: Job, machine: Machine, trained: Path | None) -> tuple[dict[st
     device = torch.device(machine.device)
     torch.set_num_threads(machine.threads)
     bound = calls.bind_cell(job.spec, Path(machine.data), trained)
-    assert machine.path != "auto"  # the worker has chosen
+    assert machine.path != "auto" and machine.precision != "auto"  # the worker has chosen
     runtime = Runtime(Path(machine.data), device, machine.precision, machine.path, machine.microbatch, machine.strict)
     try:
         ready = setup(runtime, **bound)
@@ -151,6 +151,7 @@ def with_some_kernel(run: int, machine: Machine, store: Store, stage: Callable[[
         log.warning("not reproducible bit for bit: %s has no deterministic kernel", missing)
         store.describe_run(run, {"not_reproducible": f"{missing} has no deterministic kernel"})
         device = torch.device(machine.device)
+    assert machine.precision != "auto"
     exact(device, machine.precision, strict=False)
     try:
         return stage(replace(machine, strict=False))

@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -111,9 +112,11 @@ def run(
     chosen: Any = importlib.import_module(f"fatbench.runner.executors.{options.executor}")
     fit: Any = options.per_gpu or 1
     by_memory = options.per_gpu is None and options.executor == "local"
+    memory: dict[int, int | None] = {}  # free on each GPU before this run takes any
     if by_memory:
+        memory = _free_memory()
         with contextlib.suppress(NoDatabase), Store.open(url) as store:
-            fit = per_gpu_of(jobs, store)
+            fit = per_gpu_of(jobs, store, memory)
     slots = chosen.slots(options.device, options.jobs, fit, url)
     precision, path = settings.precision(options.precision, slots), settings.path(_path(options), slots)
     for file in sorted({file for job in jobs for file in plugins.files(job.spec, job.evaluations)}):
@@ -131,7 +134,7 @@ def run(
         _check_origins(left, known, files)
         if known is not None:
             done = [job.cell for job in jobs if before[job.cell] == "done"]
-            asked = precision if options.precision else None
+            asked = None if precision == settings.AUTO or not options.precision else precision
             attacks = settings.attack_precision(options.attack_precision, slots) if options.attack_precision else None
             for line in versions.asked_in_vain(done, known, asked, path, attacks):
                 watch.note(line)
@@ -148,7 +151,8 @@ def run(
         files=str(files),
         data=str(root.absolute()),
         precision=precision,
-        attack_precision=settings.attack_precision(options.attack_precision, slots),
+        attack_precision=settings.attack_precision(options.attack_precision, slots)
+        or ("fp32" if precision == settings.AUTO else None),
         path=path,
         microbatch=options.microbatch,
         retry_failed=options.retry_failed,
@@ -159,7 +163,7 @@ def run(
         plugins=tuple(str(file) for file in signatures.plugins()),
     )
     if options.executor == "local" and (gpu := next((slot for slot in slots if slot != "cpu"), None)) and left:
-        watch.note(_choices(left, gpu, machine))
+        watch.note(_choices(left, gpu, machine, len({*slots})))
     if (
         options.executor == "local" and left and "cpu" in slots
         and "bf16" in (machine.precision, machine.attack_precision) and provenance.emulates_bfloat16()
@@ -178,22 +182,36 @@ def run(
     watch.begin(jobs, before, slots if options.executor == "local" else [options.executor] * len(slots))
     with request, Store.open(url) as store:
         store.database.patience, store.database.stop = math.inf, request.ask  # type: ignore[method-assign]
-        # on a GPU one cell of each kind, and then as many side by side as its memory shows that there is room for
-        early = _unmeasured(left, store) if by_memory and "cpu" not in slots else []
-        open_, after = (early, [job for job in left if job not in early]) if early else (left, [])
+
+        def places(waiting: Sequence[Job]) -> Sequence[str]:
+            """Where there is room by now, as the first rounds say what memory these cells need; known places first."""
+            room = chosen.slots(options.device, options.jobs, per_gpu_of(waiting, store, memory), url)
+            if new := list((Counter(room) - Counter(slots)).elements()):
+                slots.extend(new[: len(waiting)])
+                watch.work_in(slots)
+            return slots
+
+        more: dict[str, Any] = {}
+        open_ = left
+        if (
+            by_memory and "cpu" not in slots
+        ):  # one cell on every GPU, of each kind one first, and then more side by side
+            open_, more = _each_kind_first(left), {"places": places}
         first = True
         while open_:
-            here = slots[: len(open_)]
-            statuses = chosen.run(open_, machine, here, see, request.ask, fail_fast=options.fail_fast, note=watch.note)
+            statuses = chosen.run(
+                open_,
+                machine,
+                slots[: len(open_)],
+                see,
+                request.ask,
+                fail_fast=options.fail_fast,
+                note=watch.note,
+                **more,
+            )
             ended = {*statuses.values()}
             if request.times or "blocked" in ended or (options.fail_fast and "failed" in ended):
                 break
-            if after:
-                slots = chosen.slots(options.device, options.jobs, per_gpu_of(left, store), url)[: len(after)]
-                watch.work_in(slots)
-                open_ = after + [job for job in open_ if statuses[job.cell] in ("elsewhere", "waiting")]
-                after = []
-                continue
             others = [job for job in open_ if statuses[job.cell] == "elsewhere"] if options.wait else []
             free = waiting.until_free(others, store, watch.note, request.ask)
             # attacks on models of other cells: those of this run are trained by now, others may be
@@ -242,29 +260,36 @@ def _path(options: RunOptions) -> str:
     return "loop" if options.path == settings.AUTO and options.microbatch is not None else options.path
 
 
-def _choices(jobs: Sequence[Job], gpu: str, machine: Machine) -> str:
+def _choices(jobs: Sequence[Job], gpu: str, machine: Machine, gpus: int) -> str:
     from fatbench.runner.gpu_estimates import choices
 
     cells = [Cell(job.cell, {}, job.spec, tuple(job.evaluations)) for job in jobs]
-    return choices(cells, gpu_name(gpu) or gpu, machine.precision, machine.attack_precision, machine.path)
+    auto = machine.precision == "auto"
+    bits = slots.precision_for(gpu) if machine.precision == "auto" else machine.precision
+    name = gpu_name(gpu) or gpu
+    return choices(cells, name, bits, machine.attack_precision, machine.path, auto=auto, gpus=gpus)
 
 
-def per_gpu_of(jobs: Sequence[Job], store: Store) -> dict[int, int]:
-    """GPU -> how many of these cells it takes side by side, from its free memory and what such cells used before."""
+def per_gpu_of(jobs: Sequence[Job], store: Store, free: Mapping[int, int | None]) -> dict[int, int]:
+    """GPU -> how many of these cells it takes side by side, from its free memory and what such cells used before.
+
+    free: the bytes of each GPU that were free before any of them ran.
+    """
     if not (known := gpu_memory(store, duration.kind)):
         return {}
     most = slots.used((job.spec for job in jobs), known, duration.kind)
-    return {gpu: slots.slots(slots.free_memory(gpu), most) for gpu in range(local.gpu_count())}
+    return {gpu: slots.slots(bytes_, most) for gpu, bytes_ in free.items()}
 
 
-def _unmeasured(jobs: Sequence[Job], store: Store) -> list[Job]:
-    """The first cell of each kind whose memory on a GPU is not known; none where no other cells are left to gain."""
-    known = gpu_memory(store, duration.kind)
-    first: dict[str, Job] = {}
-    for job in jobs:
-        first.setdefault(duration.kind(job.spec), job)
-    early = [job for kind, job in first.items() if kind not in known]
-    return early if len(early) < len(jobs) else []
+def _free_memory() -> dict[int, int | None]:
+    return {gpu: slots.free_memory(gpu) for gpu in range(local.gpu_count())}
+
+
+def _each_kind_first(jobs: Sequence[Job]) -> list[Job]:
+    """The cells in their order, the first of each kind before all others: what a GPU has room for goes by all kinds."""
+    kinds = {duration.kind(job.spec): job for job in reversed(jobs)}
+    first = {job.cell for job in kinds.values()}
+    return sorted(jobs, key=lambda job: job.cell not in first)
 
 
 def check_packages(jobs: Sequence[Job]) -> None:

@@ -125,6 +125,8 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
             clients[count] = transfer.client_models(result, many)
         if count == state.round + 1 and (stack := max((u.stats.stack for u in result.updates), default=1)) > 1:
             store.describe_run(run, {"stack": stack})
+        if count == state.round + 1 and (used := gpu_memory(machine.device)):
+            store.describe_run(run, {"gpu_memory": used})  # others may begin beside it: before the round is told
         images = series["forward"] + series["backward"]
         loss, accuracy = series.get("train_loss"), series.get("natural")
         notify(Event(job.cell, "train", "progress", count, rounds, images, loss=loss, accuracy=accuracy))

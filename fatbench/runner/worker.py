@@ -9,14 +9,14 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fatbench.data import decoded
-from fatbench.errors import Unavailable
-from fatbench.runner import checkpoints, reading, versions
+from fatbench.errors import MachineError, Unavailable
+from fatbench.runner import checkpoints, reading, slots, versions
 from fatbench.runner.attacking import attack_models
 from fatbench.runner.checkpoints import model_file
 from fatbench.runner.heartbeat import Heartbeat
@@ -46,8 +46,12 @@ def work(
     for file in machine.plugins:
         signatures.add_plugin(Path(file))
     job = resolved(job)
-    machine = replace(machine, heartbeat=Heartbeat(machine.time_limit), path=path_of(job, machine))
     store.add_cell(job.cell, job.spec)
+    try:
+        machine = replace(computing(job, machine, store), heartbeat=Heartbeat(machine.time_limit))
+    except MachineError as error:  # another machine can go on with it
+        notify(Event(job.cell, "train", "interrupted", message=str(error)))
+        return "interrupted"
     turn = Turn(job, store, Path(machine.files) / job.cell, notify, stop)
     handler = _log_to(turn.folder / "log.txt")
 
@@ -73,6 +77,30 @@ def work(
         log.removeHandler(handler)
         handler.close()
         gc.collect()
+
+
+def computing(job: Job, machine: Machine, store: Store) -> Machine:
+    """The machine with the precision and the path of a cell's training, where the run leaves them to the worker.
+
+    What is begun keeps both, wherever it is resumed. MachineError: this machine has not what it was begun with.
+    """
+    begun: Mapping[str, Any] = {}
+    if "auto" in (machine.precision, machine.path):
+        row = store.stages([job.cell]).get((job.cell, "train"))
+        if row is not None and row.round and row.status != "done":
+            begun = next((run for run in store.runs([job.cell]) if run["id"] == row.run), {})
+    bits, path = machine.precision, machine.path
+    if bits == "auto":
+        bits = begun.get("precision") or slots.precision_for(machine.device)
+        if bits == "tf32" and not slots.has_tf32(machine.device):
+            raise MachineError("its training was begun in tf32, which is not here: go on on a GPU, or --precision fp32")
+    if path == "auto":
+        path = begun.get("path") or path_of(job, replace(machine, precision=bits))
+        if path == "graphs" and not machine.device.startswith("cuda"):
+            raise MachineError(
+                "its training was begun with --path graphs, which needs a GPU: go on there, or --path fast"
+            )
+    return replace(machine, precision=bits, path=path)
 
 
 def path_of(job: Job, machine: Machine) -> LocalPath:

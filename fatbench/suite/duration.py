@@ -42,6 +42,7 @@ class Speeds:
     attacks: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (network, attack) -> an image
     passes: Mapping[str, float] = field(default_factory=dict)  # network -> an image pass of any attack
     autoattack: Mapping[str, float] = field(default_factory=dict)  # network -> one of AutoAttack, where it is another
+    monitoring: Mapping[str, float] = field(default_factory=dict)  # network -> one of the monitor, where it is another
     around: tuple[float, float] = (0.0, 0.0)  # what begins and ends a training, an attack
 
 
@@ -201,7 +202,8 @@ def _training(spec: Mapping[str, Any], fraction: float, known: Speeds) -> float 
 
 def _monitoring(spec: Mapping[str, Any], known: Speeds) -> float:
     """Looking at the model while it trains, at the pace of attacks, else of training."""
-    a_pass = known.passes.get(network(spec), known.training.get(kind(spec), 0.0))
+    net = network(spec)
+    a_pass = known.monitoring.get(net, known.passes.get(net, known.training.get(kind(spec), 0.0)))
     return a_pass * cost.monitoring(spec).image_passes
 
 

@@ -111,15 +111,18 @@ def run(
     fail_fast: bool = False,
     note: Callable[[str], None] = say,
     still: Callable[[Sequence[Job]], list[Job]] | None = None,
+    places: Callable[[Sequence[Job]], Sequence[str]] | None = None,
 ) -> dict[str, CellStatus]:
     """Work through `jobs`, a process a slot; status of each cell.
 
     still: of cells that wait, those that are to do by now, where others work on the same; asked before one is taken.
+    places: slots, these and more, for the cells that wait; asked after the first round of each cell.
     """
     context = multiprocessing.get_context("spawn")
     waiting = list(jobs)
     statuses: dict[str, CellStatus] = {}
     workers: dict[int, _Slot] = {}
+    begun: set[str] = set()  # cells with a round
     again: set[str] = set()  # cells that were begun once more
     every = _looks(machine)
     look = time.monotonic() + every
@@ -197,6 +200,13 @@ def run(
                     item = None
                 if isinstance(item, Event):
                     watch(slot, item)
+                    if (
+                        places is not None
+                        and (item.stage, item.kind) == ("train", "progress")
+                        and item.cell not in begun
+                    ):
+                        begun.add(item.cell)
+                        slots = places(waiting)
                     continue
                 if item is None:
                     del workers[slot]
