@@ -175,7 +175,7 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     ([*PLAN, "--format", "xml"], 2, "--format: no format is named 'xml' (known: json, text)"),
     ([*RUN, "--device", "tpu"], 2, "--device: expected auto, cpu, cuda or cuda:0,1, got 'tpu'"),
     ([*RUN, "--device", "cuda:7"], 5, "--device cuda:7: there is no GPU 7 here"),
-    ([*RUN, "--precision", "fp8"], 2, "--precision: expected fp32, tf32 or bf16, got 'fp8'"),
+    ([*RUN, "--precision", "fp8"], 2, "--precision: expected auto, fp32, tf32 or bf16, got 'fp8'"),
     (
         [*RUN, "--precision", "tf32", "--device", "cpu"],
         5,

@@ -478,7 +478,7 @@ def test_a_cell_has_so_much_time(jobs, machine, monkeypatch) -> None:
     """What was committed is kept, and a retry goes on from there."""
     job, place, heartbeats = jobs[0], replace(machine, checkpoint_seconds=0.0), list[Heartbeat]()
 
-    def heartbeat_of(together: bool, limit: float | None) -> Heartbeat:
+    def heartbeat_of(limit: float | None) -> Heartbeat:
         heartbeats.append(Heartbeat(limit))
         return heartbeats[-1]
 
@@ -487,7 +487,7 @@ def test_a_cell_has_so_much_time(jobs, machine, monkeypatch) -> None:
             assert heartbeats[-1].end > time.monotonic()
             heartbeats[-1].end = time.monotonic()
 
-    monkeypatch.setattr(worker, "heartbeat_of", heartbeat_of)
+    monkeypatch.setattr(worker, "Heartbeat", heartbeat_of)
     with Store.open(machine.db) as store:
         assert work(job, replace(place, time_limit=600.0), store, notify) == "failed"
         row = store.stages([job.cell])[job.cell, "train"]

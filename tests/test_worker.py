@@ -74,8 +74,8 @@ def test_a_turn_trains_and_attacks_and_after_a_damaged_model_both_once_more(
     place = replace(machine, path="auto", precision="tf32", attack_precision=attacks, plugins=("a.py",), time_limit=9.0)
     expected = replace(place, path="loop", heartbeat=heartbeat)
 
-    def beats(together: bool, limit: float | None) -> Heartbeat:
-        assert (together, limit) == (False, 9.0)
+    def beats(limit: float | None) -> Heartbeat:
+        assert limit == 9.0
         return heartbeat
 
     def train(turn: Turn, there: Machine) -> str:
@@ -104,7 +104,7 @@ def test_a_turn_trains_and_attacks_and_after_a_damaged_model_both_once_more(
         return "elsewhere"
 
     monkeypatch.setattr(worker.signatures, "add_plugin", added.append)
-    monkeypatch.setattr(worker, "heartbeat_of", beats)
+    monkeypatch.setattr(worker, "Heartbeat", beats)
     monkeypatch.setattr(worker, "train", train)
     monkeypatch.setattr(worker, "attack_models", attack)
     monkeypatch.setattr(worker.log, "disabled", True)
