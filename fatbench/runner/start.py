@@ -184,7 +184,7 @@ def run(
         store.database.patience, store.database.stop = math.inf, request.ask  # type: ignore[method-assign]
 
         def places(waiting: Sequence[Job]) -> Sequence[str]:
-            """Where there is room by now, as the first rounds say what memory these cells need; known places first."""
+            """The slots, and more where the first rounds have shown that these cells fit side by side."""
             room = chosen.slots(options.device, options.jobs, per_gpu_of(waiting, store, memory), url)
             if new := list((Counter(room) - Counter(slots)).elements()):
                 slots.extend(new[: len(waiting)])
