@@ -125,7 +125,7 @@ def test_clients_that_send_a_part_of_their_model(cell, tmp_path):
     spec = {**cell.spec, "algorithm": {"name": "parted", "rounds": 1, "local": local}}
     bound = calls.bind_cell(cells.canonical(spec), tmp_path)
     ready = setup(Runtime(tmp_path, torch.device("cpu")), **bound)
-    ((result, measured),) = experiment(ready, ready.initial, (1, 1), **bound)
+    ((result, measured),) = experiment(ready, ready.initial, **bound)
     assert all(update.model.keys() == result.broadcast.keys() for update in result.updates)
     (drift,) = (one.value for one in measured if one.metric == "drift_pre")
     moved = [

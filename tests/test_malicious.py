@@ -366,9 +366,11 @@ def test_an_aggregator_says_how_many_it_bears(tmp_path: Path, own_plugins: None)
     """Of three malicious clients in all, one takes part in an average round of five."""
     plugin = tmp_path / "krum.py"
     plugin.write_text(
-        "def krum(updates, context, *, bad: Count = 1):\n"
-        '    """Krum.\n\n    Bears: min(bad, (cohort - 3) // 2)\n    """\n'
-        "AGGREGATORS = {'my_krum': krum}\n"
+        "from fatbench.suite.entry import AggregatorEntry\n"
+        "from fatbench.suite.types import Count\n\n\n"
+        'def krum(updates, context, *, bad: Count = 1):\n    """Krum."""\n\n\n'
+        "def so_many(cell, *, bad):\n    return min(bad, (cell.cohort - 3) // 2)\n\n\n"
+        "AGGREGATORS = {'my_krum': AggregatorEntry(krum, bears=so_many)}\n"
     )
     signatures.add_plugin(plugin)
     algorithm = {**cell()["algorithm"], "aggregator": "my_krum"}
