@@ -775,6 +775,8 @@ def test_numbers_of_ones_own_are_a_table(tmp_path: Path) -> None:
         fatbench.Table.from_frame(runs, "methd", "pgd20")
     with pytest.raises(SpecError, match="two numbers of A, pgd20, 0"):
         fatbench.Table.from_frame(pandas.concat([runs, runs]), "method", "pgd20")
+    with pytest.raises(SpecError, match=r"Table\.from_frame"):
+        fatbench.Table([{"method": "A", "pgd20": 0.4}])  # type: ignore[list-item]
     with pytest.raises(SpecError, match="ends in"):
         table.save(tmp_path / "own.docx")
 

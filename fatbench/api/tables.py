@@ -26,6 +26,10 @@ class Table:
     grids: list[Grid]
     notes: str | None = None  # "none", "short" or "full"; None: what the format has by itself
 
+    def __post_init__(self) -> None:
+        if not all(isinstance(grid, Grid) for grid in self.grids):
+            raise SpecError("a Table of numbers of one's own is made by Table.from_frame(frame, rows=, columns=)")
+
     @classmethod
     @spoken
     def from_frame(
