@@ -52,7 +52,7 @@ def latex(text: str, folder: Path) -> None:
 
 
 def page(file: Path) -> None:
-    """page.png: a site from its top to the charts of the first leaderboard."""
+    """page.png: a page from its top to the charts of the first leaderboard."""
     quiet = ["--headless", "--no-sandbox", "--disable-gpu"]
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path="/usr/bin/chromium", args=quiet)
@@ -85,8 +85,8 @@ def main() -> None:
         fatbench("import", "results/sfat-jpeg75-cpu.jsonl", *db)
         terminal(fatbench("report", *SUITE, "--format", "terminal", *db, FORCE_COLOR="1", COLUMNS="112"))
         fatbench("site", "results/sfat-fashion-cpu.jsonl", "-o", str(folder / "site"))
-        page(folder / "site" / "index.html")
-        latex(fatbench("report", *SUITE, "--format", "latex", "--notes", "short", *db), folder)
+        page(folder / "site" / "sfat-fashion-cpu.html")
+        latex(fatbench("report", *SUITE, "--format", "latex", "--width", "text", "--notes", "short", *db), folder)
 
 
 if __name__ == "__main__":
