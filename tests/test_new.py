@@ -253,7 +253,7 @@ def test_every_command_of_the_tutorial_runs_and_every_edit_fits(tmp_path):
     assert "OLDER" not in last
     assert "kept as it is" in printed[6]
     assert "2 done, 0 failed, 0 running, 0 todo, 1 changed" in printed[7]
-    assert "| my\\_method |" in last
+    assert "| my\\_method (own) |" in last
     rows = [[line for line in text.splitlines() if line.startswith("| ")][1:] for text in (first, told, last)]
     assert rows[0] == rows[1]  # the table does not change with the file
     png = printed[5].strip()
