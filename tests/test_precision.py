@@ -17,7 +17,7 @@ import crew
 import pyautoattack
 import pytest
 import torch
-from sqlalchemy import update
+from sqlalchemy import text, update
 from torch import Tensor, nn
 
 from fatbench import report
@@ -437,6 +437,11 @@ def test_of_an_attack_in_two_precisions_every_view_reads_that_of_most_cells(
     jobs = [replace(job, evaluations=[job.evaluations[1]]) for job in jobs_of(plan)]
     for job in jobs:
         assert work(job, replace(machine, attack_precision="bf16"), store) == "done"
+    with store.database.reading() as connection:  # what was run has its labels
+        found = connection.execute(text("SELECT suite, method, attack, precision, labels FROM results")).all()
+    assert {tuple(row) for row in found} == {
+        ("attacked", "fedavg", "pgd2", "bf16", f'{{"rate":"{rate}"}}') for rate in ("low", "high")
+    } and len(found) == 4
     (twice, evaluation), stage = (jobs[0].cell, jobs[0].evaluations[0]), jobs[0].evaluations[0].stage(1)
     run = store.claim(twice, stage, suite="attacked", total=16, provenance={"precision": "fp32"})
     assert run is not None

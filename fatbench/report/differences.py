@@ -79,7 +79,7 @@ def of_plan(
     from fatbench.report import build_tables
 
     if plan.baseline is None:
-        raise SpecError(f"--differences: suite '{suite.name}' names no baseline (key 'baseline: {{axis: label}}')")
+        raise SpecError(f"--differences: suite '{suite.name}' names no baseline (key 'baseline: LABEL')")
     metrics = plan.metrics()
     if metric not in metrics:
         raise SpecError(f"--differences: suite '{suite.name}' evaluates no '{metric}'{did_you_mean(metric, metrics)}")

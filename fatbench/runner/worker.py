@@ -47,6 +47,7 @@ def work(
         signatures.add_plugin(Path(file))
     job = resolved(job)
     store.add_cell(job.cell, job.spec)
+    store.label(job.points)
     try:
         machine = replace(computing(job, machine, store), heartbeat=Heartbeat(machine.time_limit))
     except MachineError as error:  # another machine can go on with it

@@ -179,6 +179,8 @@ class Store:
     def label(self, given: Iterable[points.Point]) -> None:
         """Say at which points of which suites cells stand; of those that are in the database."""
         wanted = list(given)
+        if not wanted:
+            return
         with self.database.writing() as connection:
             lock(connection)
             known = _known(connection, {point.cell for point in wanted})
