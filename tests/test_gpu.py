@@ -334,7 +334,7 @@ def one_round(name: str, path: str, each: int, mode: Pretended, **more: Any) -> 
 
 # Those that train clients by the one door have another path through it.
 PATHS = [(name, path) for name, algorithm in ALGORITHMS.items()
-         for path in ("loop", *["fast"] * ("train_cohort" in algorithm.__globals__))]  # fmt: skip
+         for path in ("loop", *["fast"] * ("train_cohort" in algorithm.function.__globals__))]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "path"), PATHS)
