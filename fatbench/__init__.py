@@ -6,7 +6,7 @@
     fatbench.attacks.pgd(module, x, y, eps="8/255", step="2/255", steps=20)
     fatbench.load_data("cifar10", "train")                images and labels, as suites split them
     fatbench.partition(y, "dirichlet", clients=5)         whose images are whose, for a loop of yours
-    fatbench.aggregate("krum", uploads, malicious=1)      the next model of what the clients sent
+    fatbench.aggregate("krum", uploads, byzantine=1)      the next model of what the clients sent
     fatbench.register(my_function, "aggregator")          a method from a cell
     fatbench.make_suite("sfat-cifar10", methods={...})    a suite with it beside the others
 

@@ -409,20 +409,20 @@ def test_a_notebook_puts_a_plain_model_beside_a_suite_s_row(tmp_path: Path, monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["fatbench.api", "fatbench.attacks"])
-def test_examples_of_docstrings(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: None) -> None:
+def test_examples_of_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: None) -> None:
     import importlib
 
     monkeypatch.chdir(tmp_path)
-    found = [test for test in doctest.DocTestFinder().find(importlib.import_module(module)) if test.examples]
+    parts = ("running", "reading", "evaluating", "comparing", "parts", "tables")
+    modules = [importlib.import_module(f"fatbench.{name}") for name in (*(f"api.{part}" for part in parts), "attacks")]
+    found = [test for module in modules for test in doctest.DocTestFinder().find(module) if test.examples]
     # `run` first: the others read what it stored.
     found.sort(key=lambda test: not test.name.endswith(".run"))
     runner = doctest.DocTestRunner()
     for test in found:
         assert runner.run(test).failed == 0, test.name
-    names = {test.name.rsplit(".", 1)[1] for test in found}
-    if module == "fatbench.api":
-        assert names >= {"suites", "plan", "run", "results", "table", "evaluate"}
+    named = {test.name.rsplit(".", 1)[1] for test in found}
+    assert named >= {"suites", "plan", "run", "results", "table", "evaluate", "compare", "partition", "aggregate"}
 
 
 @pytest.mark.parametrize(

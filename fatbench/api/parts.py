@@ -108,7 +108,7 @@ def aggregate(
     aggregator asks for is not given.
 
     >>> import torch, fatbench
-    >>> fatbench.aggregate("trimmed_mean", [torch.tensor([value]) for value in (1.0, 2.0, 3.0, 90.0)], malicious=1)
+    >>> fatbench.aggregate("trimmed_mean", [torch.tensor([value]) for value in (1.0, 2.0, 3.0, 90.0)], byzantine=1)
     tensor([2.5000])
     """
     from fatbench.engine import own_uploads
