@@ -240,10 +240,10 @@ ROOMY = 110  # letters from which a line has room for loss and accuracy
 
 
 def _shared(labels: Sequence[str]) -> str:
-    """What several labels, parts with commas between them, all begin with: "CIFAR-10, Non-IID, "."""
+    """What several labels, parts with commas between them, all begin with: "CIFAR-10, Non-IID, ", but the last two."""
     if len({*labels}) < 2:
         return ""
-    parts = zip(*(label.split(", ")[:-1] for label in labels), strict=False)
+    parts = zip(*(label.split(", ")[:-2] for label in labels), strict=False)
     same = itertools.takewhile(lambda part: len({*part}) == 1, parts)
     return "".join(f"{part[0]}, " for part in same)
 
