@@ -254,7 +254,7 @@ MORE: dict[str, tuple[str, dict[str, object]]] = {  # another network, and setti
     "fedaux": ("small_cnn", {"privacy": "none", "distillation_lr": 1e-7}),
     "gradient_inversion": ("bare_vit", {"candidates": 10, "objective": objective("standard")}),
 }
-COHORT = [name for name, algorithm in ALGORITHMS.items() if "train_cohort" in algorithm.__globals__]
+COHORT = [name for name, algorithm in ALGORITHMS.items() if "train_cohort" in algorithm.function.__globals__]
 ALONE = [name for name in ALGORITHMS if name not in COHORT]  # gradients alone, or training of their own
 
 
@@ -291,7 +291,7 @@ def programs(name: str, path: str, monkeypatch: pytest.MonkeyPatch) -> list[Roun
         assert [u.stats.stack for u in updates] == [together[settings[u.client]] ** (path == "fast") for u in updates]
         return updates
 
-    monkeypatch.setitem(ALGORITHMS[name].__globals__, "train_cohort", watched)
+    monkeypatch.setitem(ALGORITHMS[name].function.__globals__, "train_cohort", watched)
     return rounds(name, path, 2, double=True)
 
 
