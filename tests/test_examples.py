@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import doctest
-import sys
 from types import ModuleType
 
 import pytest
 
 from fatbench.methods import aggregators, attacks
-from fatbench.methods.algorithms import ALGORITHMS
+from fatbench.methods.algorithms import fedavg
 
 DOCUMENTED = [
-    (aggregators, aggregators.AGGREGATORS["sfat"]),
-    (attacks, attacks.ATTACKS["pgd"]),
-    (sys.modules[ALGORITHMS["fedavg"].__module__], ALGORITHMS["fedavg"]),
+    (aggregators, aggregators.sfat),
+    (attacks, attacks.pgd),
+    (fedavg, fedavg.fedavg),
 ]
 
 

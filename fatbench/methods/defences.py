@@ -33,7 +33,7 @@ from torch.func import functional_call
 
 from fatbench.engine.randomness import generator
 from fatbench.methods.accountants import gaussian_epsilon, laplace_epsilon, sampled_gaussian_epsilon
-from fatbench.suite.entry import Entry
+from fatbench.suite.entry import Entry, entry_of
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Momentum, NonNegative, Positive
 
@@ -332,5 +332,5 @@ def guarantee(defence: Callable[..., tuple[Gradient, Mask]], spent: Spent, delta
 
     `delta` is what is asked for; Laplace noise needs none, and its guarantee has delta 0.
     """
-    known = GUARANTEES.get(getattr(defence, "func", defence))
+    known = GUARANTEES.get(entry_of(defence).function)
     return None if known is None else known(spent, delta, **getattr(defence, "keywords", {}))
