@@ -9,6 +9,7 @@ import os
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -356,7 +357,7 @@ def test_memory_that_a_data_set_takes_is_named_and_not_tried_again(
     def full(root: Path, *, variant: str | None = None) -> None:
         raise MemoryError("Unable to allocate 1.40 GiB")
 
-    monkeypatch.setitem(DATASETS, "cifar10", full)
+    monkeypatch.setitem(DATASETS, "cifar10", replace(DATASETS["cifar10"], function=full))
     with pytest.raises(MachineError, match=r"cifar10, 60,000 images, 0\.18 GB: out of memory \(Unable to allocate"):
         own.load({"name": "cifar10", "variant": None}, tmp_path)
     job = Job("a", cell(), [], ["last"], "s", "paper")
