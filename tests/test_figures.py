@@ -716,7 +716,7 @@ def test_reports_and_data_of_figures_import_neither_torch_nor_matplotlib(drawn: 
     code = (
         "import sys\n"
         "from fatbench.cli import app as cli\n"
-        "for line in ('plot --help', 'suite check drawn.yaml', 'report drawn.yaml', 'plot drawn.yaml --format csv'):\n"
+        "for line in ('plot --help', 'report drawn.yaml', 'plot drawn.yaml --format csv'):\n"
         "    sys.argv = ['fatbench', *line.split()]\n"
         "    try: cli.main()\n"
         "    except SystemExit as end: assert not end.code, line\n"

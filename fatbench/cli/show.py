@@ -199,7 +199,7 @@ def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: Estima
     else:
         console.print(
             "bytes uploaded, downloaded and on this disk: unknown, a data set or model does not say its size"
-            " (lines Classes, Side and Channels, or Parameters, of its docstring)"
+            " (images of its DataEntry, or parameters of its ModelEntry)"
         )
     if on is None and (said := memory_need.line(cell.spec for cell in cells)):
         console.print(said)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fatbench.engine import outcomes, precision
@@ -357,7 +356,8 @@ class _Logits(nn.Module):
             return logits
         fine = outcomes.classed(logits.detach())
         self.unclassed = ~fine.all() | self.unclassed
-        stand_in = F.one_hot(torch.full_like(fine, self.stands_in, dtype=torch.int64), logits.shape[1]).to(logits)
+        stand_in = torch.zeros_like(logits)
+        stand_in[:, self.stands_in] = 1
         return torch.where(fine[:, None], logits, stand_in)
 
     def _logits(self, x: Tensor) -> Tensor:

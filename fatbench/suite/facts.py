@@ -164,8 +164,11 @@ class Facts:
 
     @property
     def size(self) -> float:
-        """Bytes of the model's weights; nan as for `parameters`."""
-        return 4 * self.parameters
+        """Bytes of the model's weights; nan: its entry, or that of the data set, does not say."""
+        try:
+            return 4 * self.parameters
+        except Unknown:  # steps and passes are known all the same
+            return math.nan
 
 
 T = TypeVar("T")
