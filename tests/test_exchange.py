@@ -218,7 +218,7 @@ def test_a_finished_cell_imports_as_done(store: Store, other: Store, tmp_path: P
 
 
 # the program's own words, of which Hypothesis tries those that it finds in the source, have bounds
-names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8).filter(
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0\t\n\r"), min_size=1, max_size=8).filter(
     lambda name: not re.fullmatch("[a-z_-]{4,}", name) and not CONTROL.search(name)
 )
 values = st.floats(-1e100, 1e100)

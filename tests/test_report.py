@@ -437,7 +437,7 @@ def test_rows_that_do_not_compete_have_a_best_each(what: str, tmp_path: Path) ->
     if what != "data":
         shown = "    rows: [split, method]\n"
         together, said = ranks(text.replace(shown, f"{shown}    compare_across: [split, method]\n"))
-        assert together == ["", "", "", "°", ""]
+        assert together == ["", "°", "°", "", ""]  # 0.70 is of fewer seeds
         assert said.endswith("significantly better than every other measured number of a column")
 
 
@@ -1686,7 +1686,8 @@ tables:
 def test_no_format_imports_torch_or_a_plotting_library(tiny: Suite, tmp_path: Path) -> None:
     code = (
         "import sys; from fatbench import report; from fatbench.suite import files; s = files.load(sys.argv[1]);"
-        "g = report.build_tables(s, s.plan('paper'), None); [report.render(g, f) for f in report.FORMATS];"
+        "g = report.build_tables(s, s.plan('paper', refuse=False), None);"
+        "[report.render(g, f) for f in report.FORMATS];"
         "from fatbench.report.numbers import query;"
         "print([m for m in ('torch', 'matplotlib', 'altair') if m in sys.modules])"
     )

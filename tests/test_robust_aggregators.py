@@ -7,6 +7,8 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import members
 import pytest
@@ -275,8 +277,8 @@ def test_more_malicious_clients_than_an_aggregator_is_made_for_are_refused() -> 
         given = {"name": name, **({} if name == "coordinate_median" else {"byzantine": 2})}
         call = calls.call("Aggregator", calls.check("Aggregator", given))
         for malicious in (at_most, at_most + 1):
-            known = {"cohort": 11, "malicious": malicious}
-            found = [r.reason for r in facts.refusals(call, {}, known, "aggregator")]
+            known: Any = SimpleNamespace(cohort=11, malicious=malicious)
+            found = [r.reason for r in facts.refusals(call, known, "aggregator")]
             assert bool(found) == (malicious > at_most)
     assert found == ["6 malicious clients of 11, coordinate_median bears at most 5"]
 
@@ -307,14 +309,13 @@ REFUSED = [
 
 @pytest.mark.parametrize(("spec", "cohort", "message"), REFUSED)
 def test_too_many_malicious_clients_are_refused(spec: dict[str, object], cohort: int, message: str) -> None:
-    found = [
-        r.reason
-        for r in facts.refusals(calls.call("Aggregator", spec), {}, {"cohort": cohort, "malicious": 0}, "aggregator")
-    ]
+    def reasons(clients: int) -> list[str]:
+        cell: Any = SimpleNamespace(cohort=clients, malicious=0)
+        return [one.reason for one in facts.refusals(calls.call("Aggregator", spec), cell, "aggregator")]
+
+    found = reasons(cohort)
     assert found and message in found[0]
-    assert not [
-        *facts.refusals(calls.call("Aggregator", spec), {}, {"cohort": cohort + 1, "malicious": 0}, "aggregator")
-    ]
+    assert not reasons(cohort + 1)
 
 
 def test_too_few_clients_of_a_caller_of_ours() -> None:

@@ -157,7 +157,7 @@ def test_data_that_changed_in_place_is_attacked_anew(tmp_path: Path) -> None:
             values = numpy.random.default_rng(number).integers(0, 255, (8, 8), dtype=numpy.uint8)
             Image.fromarray(values).save(file)
         data = {"name": "image_folder", "path": "mine", "size": 8}
-        return evaluated(net, db, dataset=data, data=tmp_path, n=None, mean=(0.5,), std=(0.5,))
+        return evaluated(net, db, dataset=data, data_folder=tmp_path, n=None, mean=(0.5,), std=(0.5,))
 
     net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 10))
     first = images(0)

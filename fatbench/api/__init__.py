@@ -14,7 +14,7 @@ installed package names are there without it.
 from __future__ import annotations
 
 from fatbench.api.asking import in_python, known_choice, spoken
-from fatbench.api.comparing import Comparison, begins, compare
+from fatbench.api.comparing import Comparison, compare
 from fatbench.api.evaluating import CHECK, Evaluation, evaluate, judged
 from fatbench.api.making import make_suite, register
 from fatbench.api.parts import aggregate, load_data, partition
@@ -38,7 +38,7 @@ from fatbench.api.tables import Table
 from fatbench.store.opening import opened
 
 __all__ = [
-    "CHECK", "Comparison", "Evaluation", "Table", "aggregate", "begins", "compare", "evaluate", "export_results",
+    "CHECK", "Comparison", "Evaluation", "Table", "aggregate", "compare", "evaluate", "export_results",
     "grids_of", "import_results", "in_python", "judged", "known_choice", "list_models", "load_data", "load_model",
     "make_suite", "opened", "outcomes", "partition", "plan", "planned", "plot", "register", "results", "run", "spoken",
     "suites", "table", "take_in", "to_read", "with_table",

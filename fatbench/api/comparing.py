@@ -14,8 +14,9 @@ from fatbench.api.asking import Plugins, Seeds, Where, filter_text, known_choice
 from fatbench.api.reading import EMPTY, planned, to_read
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.report.numbers import compare as comparing
-from fatbench.store.opening import Db, opened
+from fatbench.store.opening import Db, cell_id, opened
 from fatbench.suite.files import Suite
+from fatbench.suite.folders import available
 from fatbench.suite.model import CHECKPOINTS
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def _of_stored(
             elif any(sign in side for side in (a, b) for sign in "=<>"):
                 raise SpecError(f"--suite: '{a}' and '{b}' are rows: name their suite with --suite")
             else:
-                one, other = begins(ours, a), begins(ours, b)
+                one, other = (cell_id(ours, cell, available()) for cell in (a, b))
                 pairs = [comparing.Pair("", int(ours.cells([one])[one].get("seed") or 0), one, other)]
         of_a = comparing.measured(ours, {pair.a for pair in pairs}, select)
         of_b = comparing.measured(theirs, {pair.b for pair in pairs}, select)
@@ -204,20 +205,3 @@ def _is_results(side: str) -> bool:
     if "://" in side and hub.address(Path(side)) is None:
         return True
     return os.path.isfile(whole_file.regular(Path(side)))  # which says no to a name too long for a file
-
-
-def begins(store: Store | None, cell: str) -> str:
-    """The id of the cell (or, written with "~", the replicate) whose id begins so. NothingMatched: none has.
-
-    SpecError: several have.
-    """
-    found = [] if store is None else store.begins(cell)
-    found = [cell] if cell in found else found
-    if not found:
-        from fatbench.suite import files
-
-        lists = f"fatbench status {cell if cell in files.available() else 'NAME'} lists the cells"
-        raise NothingMatched(f"no cell '{cell}' in the database ({lists})")
-    if len(found) > 1:
-        raise SpecError(f"'{cell}' could be any of {', '.join(sorted(found)[:8])}")
-    return found[0]

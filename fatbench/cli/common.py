@@ -136,9 +136,10 @@ def cell_in(store: Store | None, cell: str) -> str:
 
     SpecError: several have.
     """
-    from fatbench import api
+    from fatbench.store.opening import cell_id
+    from fatbench.suite.folders import available
 
-    return api.begins(store, cell)
+    return cell_id(store, cell, available())
 
 
 def write_text(file: Path, text: str, asked: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fatbench import hub, settings, whole_file
+from fatbench.errors import NothingMatched, SpecError
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -98,3 +99,18 @@ def _take_in(store: Store, place: str, copy: Path) -> None:
     with Store.open(place) as other:
         jsonl.export(other, copy)
     jsonl.import_(store, copy)
+
+
+def cell_id(store: Store | None, begin: str, suites: Collection[str]) -> str:
+    """The id of the cell (or, written with "~", the replicate) whose id begins so. NothingMatched: none has.
+
+    suites: names that a person may have meant. SpecError: several cells have.
+    """
+    ids = [] if store is None else store.begins(begin)
+    ids = [begin] if begin in ids else ids
+    if not ids:
+        lists = f"fatbench status {begin if begin in suites else 'NAME'} lists the cells"
+        raise NothingMatched(f"no cell '{begin}' in the database ({lists})")
+    if len(ids) > 1:
+        raise SpecError(f"'{begin}' could be any of {', '.join(sorted(ids)[:8])}")
+    return ids[0]
