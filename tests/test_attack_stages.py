@@ -445,7 +445,7 @@ def test_clean_images_say_what_is_doubtful_about_a_model(judged, machine, store,
     ready.doubts = {"c of d": 3.0}
     monkeypatch.setattr("fatbench.engine.plausible.doubts", lambda *given: asked.append(given) or ["a b"])
     at = turn(store, machine)
-    at = replace(at, job=replace(JOB, spec={"seed": 7, "evaluated": {"outputs": "logits"}}))
+    at = replace(at, job=replace(JOB, spec={**JOB.spec, "evaluated": {"outputs": "logits"}}))
     stage = begun(store, machine, NATURAL, record={**RECORD, "uploads_refused": 2})
     assert _attack(stage, at, _Loaded(ready, None, 3, {-1: M["first"]}), machine) == "done"
     numbers = found(store, stage.name)

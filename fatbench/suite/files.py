@@ -181,7 +181,7 @@ def locate(name: str) -> Path:
         own = own_files()
         if name in own:
             return Path(own[name])
-        beside = next((f"{name}{end}" for end in (".yaml", ".yml") if Path(f"{name}{end}").is_file()), None)
+        beside = next((f"{name}{end}" for end in (".yaml", ".yml") if os.path.isfile(f"{name}{end}")), None)
         meant = f" (did you mean '{beside}'?)" if beside else did_you_mean(name, [*known, *own])
         raise SpecError(f"no suite is named '{name}'{meant}")
     return known[name]
