@@ -318,7 +318,7 @@ def test_the_example_notebook_has_the_blocks_of_the_page() -> None:
     assert all(cell.outputs for cell in book.cells if cell.cell_type == "code")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_block_of_the_page_stands_alone_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside our results, after %reset: no block fails, tables come as HTML, and a mistake is two lines."""
     (tmp_path / "results").mkdir()
@@ -784,7 +784,7 @@ def test_numbers_of_ones_own_are_a_table(tmp_path: Path) -> None:
 USER = 'import fatbench\nfatbench.run("sfat-cifar10", prset="smoke")\nfatbench.evaluate(lambda x: x, datset="digits")\n'
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_type_checker_sees_a_misspelt_keyword(tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text(USER)
     done = subprocess.run(
