@@ -34,6 +34,7 @@ from fatbench.methods.attacks import ATTACKS
 from fatbench.methods.packages import implementation
 from fatbench.models import MODELS
 from fatbench.suite import calls, foreign, signatures
+from fatbench.suite.entry import entry_of
 
 torch.set_num_threads(1)
 
@@ -53,7 +54,7 @@ FREE = {"eps": "8/255", "alpha": "2/255", "steps": 3}
 
 def spec(name: str, **values: object) -> dict[str, object]:
     """A canonical call of the attack: every required setting from VALUES, `values` where the attack takes them."""
-    free = inspect.getfullargspec(ATTACKS[name]).varkw is not None
+    free = inspect.getfullargspec(entry_of(ATTACKS[name]).function).varkw is not None
     node: dict[str, object] = {**members.settings("Attack", name), **FREE} if free else {}
     for setting in signatures.describe("Attack", name).settings:
         if setting.name in values:
@@ -1092,7 +1093,7 @@ def test_implementation_by_a_package_that_is_not_here(monkeypatch: pytest.Monkey
 
 
 def test_implementation_of_a_plugin_is_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    signature = types.SimpleNamespace(file="/elsewhere/my_attacks.py", doc="")
+    signature = types.SimpleNamespace(file="/elsewhere/my_attacks.py", entry=None)
     monkeypatch.setattr(signatures, "describe", lambda kind, name: signature)
     assert implementation("mine") == "my_attacks.py"
 

@@ -12,8 +12,9 @@ from test_fast import TRAINED_WHOLE
 from fatbench.methods import robust_aggregators
 from fatbench.methods.aggregators import AGGREGATORS
 from fatbench.suite import files
+from fatbench.suite.entry import entry_of
 
-ROBUST = {name for name, one in AGGREGATORS.items() if one.__module__ == robust_aggregators.__name__}
+ROBUST = {name for name, one in AGGREGATORS.items() if entry_of(one).function.__module__ == robust_aggregators.__name__}
 Place = tuple[str, str]  # ("algorithm", "scaffold")
 
 
