@@ -3,8 +3,8 @@
     for check in audit(tables):     # a question, its answer, and the rows of the tables behind it
         print(check.question, check.answer, check.rows)
 
-Floor: a network that always says the most frequent class keeps its accuracy under any attack. Order: no attack of the
-chain leaves more images right than one that contains it. Spread: with the mean m of two runs and one of them, x, the
+Floor: a network that always says the most frequent class keeps its accuracy under any attack. Order: no attack
+leaves more images right than a weaker one. Spread: with the mean m of two runs and one of them, x, the
 deviation (over n) of both is |x - m|. Seeds: how many pairs of trainings find a gain with a power of 0.8 (paired t
 test, two-sided, 5 %). An accuracy is in points of 100; "printed" is what the paper's table says.
 """
@@ -39,7 +39,7 @@ GAINS = (  # table, column of methods, baseline, method, metrics
 )
 POWER, ALPHA = 0.8, 0.05
 MOST_SEEDS = 1000
-FEW = 5  # seeds of a good paper
+FEW = 5  # seeds that a paper can pay for
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def floor(tables: Mapping[str, pandas.DataFrame]) -> Check:
 
 
 def order(tables: Mapping[str, pandas.DataFrame]) -> Check:
-    """Rows in which an attack leaves more right than one that is contained in it."""
+    """Rows in which an attack leaves more images right than a weaker one of CHAINS."""
     lines, looked = [], 0
     for name, table in tables.items():
         for weak, strong in CHAINS:
