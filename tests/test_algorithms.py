@@ -87,6 +87,15 @@ def test_fedavg_is_the_mean_of_the_closed_forms():
     assert result.cost.bytes_up == result.cost.bytes_down == 3 * 2 * 4
 
 
+def test_local_only_is_every_client_alone():
+    """Three rounds of 4 steps are 12 from the first network on one's own image; nothing is sent or mixed."""
+    results = run("local_only", problem(), rounds=3)
+    for k, target in enumerate(A):
+        torch.testing.assert_close(results[-1].own[k]["w"], after(THETA, target, 12))
+    assert torch.equal(results[-1].state.model["w"], THETA)
+    assert results[-1].cost.bytes_up == results[-1].cost.bytes_down == 0
+
+
 def test_fedavg_weights_by_samples():
     result = run("fedavg", problem((1, 2, 5)))[0]
     expected = (after(THETA, A[0], 4) + 2 * after(THETA, A[1], 4) + 5 * after(THETA, A[2], 4)) / 8

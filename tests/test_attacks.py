@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import itertools
 import logging
 import random
 import subprocess
@@ -150,6 +151,39 @@ def test_pgd_starts() -> None:
     for start, image in expected.items():
         x_adv = attacks.pgd(conv(), x, y, generator(), eps=0.03, step=0.0, steps=1, start=start)  # type: ignore[arg-type]
         assert torch.allclose(x_adv, image, atol=1e-7), start
+
+
+# --- the worst case of a linear network ---------------------------------------------------------------------------
+
+
+def test_exact_linear_is_the_worst_corner_of_all() -> None:
+    """Three pixels, four classes: of the corners of ball and box the one with the least margin; box and ball cut."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model, x, y, eps = linear(*torch.randn(4, 3).tolist()), torch.rand(200, 1, 1, 3), torch.randint(4, (200,)), 0.3
+    x_adv = attacks.exact_linear(model, x, y, generator(), eps=eps)
+    assert x_adv.min() >= 0 and x_adv.max() <= 1 and (x_adv - x).abs().max() <= eps + 1e-6
+
+    def margins(images: Tensor) -> Tensor:
+        logits = model(images).detach()
+        right = logits.gather(1, y[:, None]).squeeze(1)
+        return right - logits.scatter(1, y[:, None], -torch.inf).amax(1)
+
+    low, high = (x - eps).clamp(min=0), (x + eps).clamp(max=1)
+    ends = [torch.tensor(bits).reshape(1, 1, 1, 3) for bits in itertools.product([False, True], repeat=3)]
+    least = torch.stack([margins(torch.where(end, high, low)) for end in ends]).amin(0)
+    torch.testing.assert_close(margins(x_adv), least)
+    pgd = attacks.pgd(model, x, y, generator(), eps=eps, step=0.1, steps=20)
+    robust, seen = ((margins(images) > 0).sum() for images in (x_adv, pgd))
+    assert 0 < robust <= seen < (margins(x) > 0).sum()
+
+
+def test_a_constant_network_falls_to_no_attack() -> None:
+    model, (x, y) = MODELS["constant"]((3, 6, 6), 4).eval(), batch(8)
+    model.logits.data = torch.tensor([0.0, 2.0, 0.0, 1.0])
+    for name in ("exact_linear", "pgd", "cw", "fgsm"):
+        x_adv = calls.build("Attack", spec(name))(model, x, y, generator())
+        assert model(x_adv).argmax(1).tolist() == [1] * 8 and x_adv.isfinite().all()
 
 
 # --- the L2 ball --------------------------------------------------------------------------------------------------
@@ -390,7 +424,7 @@ def test_a_part_of_small_images_has_more_of_them(size: tuple[int, int, int], par
     assert attacks.part_of(torch.empty(2, *size), nn.Identity()) == part
 
 
-@pytest.mark.parametrize("name", ["fgsm", "pgd", "pgd_kl", "cw"])
+@pytest.mark.parametrize("name", ["fgsm", "pgd", "pgd_kl", "cw", "exact_linear"])
 def test_a_batch_of_several_clients_is_never_split(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attacks, "part_of", lambda x, model: 5)
     model, (x, y) = Sizes(conv()), batch(12)

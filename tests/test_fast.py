@@ -60,6 +60,8 @@ SETTINGS = {
     "whole_edge": {"width": 4},
     "whole_resnet": {"width": 4, "planes": 4, "blocks": 1},
     "edge_resnet8": {"width": 4, "planes": 4, "blocks": 1},
+    "linear": {},
+    "constant": {},
 }
 LONG = {"efficientnet_lite0": pytest.mark.nightly}  # takes half a minute
 TRAINED_WHOLE = [model for model in models.MODELS if not model.startswith("edge_")]  # those are FedGKT's and FedVKD's

@@ -28,6 +28,8 @@ SMALL = {
     "whole_edge": {"width": 9},
     "whole_resnet": {"width": 9, "planes": 2, "blocks": 2},
     "efficientnet_lite0": {},
+    "linear": {},
+    "constant": {},
 }
 HEADS = [{"head": head, "head_norm": norm} for head in ("cls", "vis", "cls_vis") for norm in ("bn", "ln", "none")]
 OTHERS = {
@@ -44,6 +46,8 @@ OTHERS = {
     "whole_edge": [{"width": 7, "stem": 7}],
     "whole_resnet": [{"width": 7, "stem": 7, "planes": 3, "blocks": 1}],
     "efficientnet_lite0": [],
+    "linear": [],
+    "constant": [],
 }
 
 

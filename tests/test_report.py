@@ -1870,6 +1870,22 @@ def test_a_column_of_differences_with_the_interval_of_their_mean(tmp_path: Path)
     assert set(row["measured"]) == {"natural", "natural minus FAT"}
 
 
+def test_a_column_of_shares_lies_between_two_labels(tmp_path: Path) -> None:
+    """FAT is 0 %, Uniform 100 %, SFAT a quarter of the way; where one of the three lacks a seed the others' count."""
+    values = {**UNIFORM, ("Non-IID", ODD, 6): {"natural": 0.505}, ("Non-IID", ODD, 7): {"natural": 0.61}}
+    shares = GAINS.partition("    published")[0].replace("minus: {method: FAT}", "share: {method: [FAT, Uniform]}")
+    suite = written(tmp_path, SUITE + shares)
+    plan = suite.plan("paper")
+    for rows, seeds in ((values, (6, 7)), ({k: v for k, v in values.items() if k != ("Non-IID", "FAT", 7)}, (6,))):
+        [grid] = [one for one in build(suite, plan, rows_of(plan, rows)) if one.id == "G"]
+        found = at(grid, ODD, "gain")
+        assert (found.mean, found.seeds) == (pytest.approx(0.25), seeds)
+        assert at(grid, "FAT", "gain").mean == 0 and at(grid, "Uniform", "gain").mean == 1
+        assert "from FAT (0 %) to Uniform (100 %)" in notes(grid)["shares"]
+        line = next(line for line in markdown.render([grid]).splitlines() if line.startswith("| SFAT"))
+        assert line.split("|")[3].split()[0] == "25.00"
+
+
 def test_differences_need_the_same_seed_and_a_baseline(tmp_path: Path) -> None:
     one_seed = {key: value for key, value in UNIFORM.items() if key != ("Non-IID", "FAT", 7)}
     value = at(gains(tmp_path, one_seed), "Uniform", "gain")
@@ -1885,6 +1901,12 @@ def test_differences_need_the_same_seed_and_a_baseline(tmp_path: Path) -> None:
     [
         ("minus: {method: FAT}", "minus: {methd: FAT}", r"minus: .*no axis is named 'methd'|no axis is named 'methd'"),
         ("minus: {method: FAT}", "minus: {method: [FAT, Uniform]}", "method: expected one label, got FAT, Uniform"),
+        (
+            "minus: {method: FAT}",
+            "share: {method: FAT}",
+            "expected two labels of one axis, from and to",
+        ),
+        ("minus: {method: FAT}", "minus: {method: FAT}, share: {method: [FAT, Uniform]}", "either a difference"),
     ],
 )
 def test_a_column_of_differences_names_one_baseline(tmp_path: Path, old: str, new: str, message: str) -> None:

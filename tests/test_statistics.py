@@ -21,6 +21,7 @@ from fatbench.report.numbers.statistics import (
     over_seeds,
     paired,
     seeds_and_images,
+    share,
     wilcoxon,
     wilson,
 )
@@ -45,6 +46,19 @@ def test_three_seeds() -> None:
     assert (result.mean, result.std) == (2.0, 1.0)
     assert result.t_p == pytest.approx(1 - math.sqrt(12 / 14))
     assert result.wilcoxon_p == pytest.approx(2 / 8)
+
+
+def test_a_share_has_fiellers_interval() -> None:
+    """Its ends are the r for which part - r whole has a mean on the edge of significance at 5 %."""
+    parts, wholes = [1.0, 2.0, 2.5, 1.5, 0.5], [9.0, 11.0, 10.0, 12.0, 8.0]
+    found, interval = share(parts, wholes) or (None, None)
+    assert found == pytest.approx(0.15) and interval is not None and interval[0] < 0.15 < interval[1]
+    for r in interval:
+        rest = [a - r * b for a, b in zip(parts, wholes, strict=True)]
+        assert stats.ttest_1samp(rest, 0).pvalue == pytest.approx(0.05)
+    assert share([1.0], [4.0]) == (0.25, None)
+    assert share([1.0, 2.0], [1.0, -0.5]) == (6.0, None)  # the whole may be 0, and then any share is possible
+    assert share([], []) is None and share([1.0, 1.0], [1.0, -1.0]) is None
 
 
 def test_ties_and_zeros() -> None:

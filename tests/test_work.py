@@ -96,6 +96,7 @@ def counted(spec: Spec, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Co
         ("fat-baselines", "fedrbn", {}),
         ("adfl-cifar10", "fedavg_validated", {}),
         ("privacy-robust", "centralized", {}),
+        ("fat-bounds", "local_only", {}),
         ("fedvkd-cifar10", "fedvkd", {}),
         ("fedvkd-cifar10", "fedgkt", {}),
         ("fedvkd-cifar10", "fedaux", {"pretrain_epochs": 1}),

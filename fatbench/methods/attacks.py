@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from fatbench.engine import precision
 from fatbench.engine.accuracy import natural
 from fatbench.engine.fast.draws import Streams, normal, uniform
-from fatbench.engine.gradients import Loss, cross_entropy, gradient_of, part_of, predict
+from fatbench.engine.gradients import Loss, cross_entropy, gradient_asked, gradient_of, in_parts, part_of, predict
 from fatbench.engine.outcomes import right
 from fatbench.methods.corruptions import cifar10_c, corruption, five_severities, test_images_of_cifar10
 from fatbench.methods.packages import (
@@ -44,6 +44,7 @@ from fatbench.methods.packages import (
 )
 from fatbench.models.dual_norm import use_statistics
 from fatbench.suite.entry import AttackEntry, Passes
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Attack, Count, NonNegative, Radius
 
 Uphill = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -189,6 +190,47 @@ def cw(
 
 def every_step(*, steps: int) -> Passes:
     return Passes(steps, steps)
+
+
+def exact_linear(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, eps: Radius) -> Tensor:
+    """The worst corner of the L-infinity ball, cut by the box, for a network that is linear in its pixels: no search.
+
+    Against every other class c the margin z_y - z_c is least where each pixel goes eps against its slope, as far as
+    [0, 1] lets it; the class whose least margin is smallest decides. No attack finds less. Of another network it
+    is a step of size eps against each class, and exact of nothing; a suite refuses it there. The slopes of all classes
+    are one batched backward pass, which counts as one.
+
+    A pixel of 0.95 that makes class 1 bright can be raised by 0.05 only:
+
+    >>> model = lambda x: torch.cat([0 * x.flatten(1), 0.9 - x.flatten(1)], 1)
+    >>> x, y = torch.tensor([0.95, 0.7]).view(2, 1, 1, 1), torch.tensor([0, 1])
+    >>> [round(value, 2) for value in exact_linear(model, x, y, torch.Generator(), eps=0.2).flatten().tolist()]
+    [0.75, 0.9]
+    """
+
+    def corners(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            logits = predict(model, x.requires_grad_())
+            margins = logits.gather(1, y.unsqueeze(1)) - logits
+            each = torch.eye(logits.shape[1], dtype=logits.dtype, device=x.device).unsqueeze(1).expand(-1, len(x), -1)
+            with gradient_asked():
+                (slopes,) = torch.autograd.grad(margins, x, each, is_grads_batched=True)  # (classes, B, C, H, W)
+        x = x.detach()
+        moved = (x - eps * slopes.sign()).clamp(0, 1)
+        least = margins.detach() + ((moved - x) * slopes).flatten(2).sum(2).T
+        target = least.scatter(1, y.unsqueeze(1), torch.inf).argmin(1)
+        return (moved[target, torch.arange(len(x), device=x.device)],)
+
+    several = isinstance(generator, Streams)  # whose model maps images to clients by their places
+    (x_adv,) = in_parts(model, None if several else part_of(x, model), corners, x.detach(), y)
+    return torch.empty_like(x).copy_(x_adv)  # in the layout of x
+
+
+def linear_network(cell: Facts) -> str | None:
+    """The worst case of a network that bends is at no known corner."""
+    if "linear" not in cell.model.parts:
+        return f"exact_linear needs a network that is linear in its pixels, and {cell.model.name} has no part 'linear'"
+    return None
 
 
 def dual(
@@ -337,6 +379,9 @@ ATTACKS: dict[str, Callable[..., Tensor]] = {
     "pgd": AttackEntry(pgd, passes=every_step, refuse=(in_the_pixel_range,)),
     "pgd_kl": AttackEntry(pgd_kl, passes=clean_and_every_step),
     "cw": AttackEntry(cw, passes=every_step),
+    "exact_linear": AttackEntry(
+        exact_linear, passes=Passes(1, 1), refuse=(linear_network,), example={"model": {"name": "linear"}}
+    ),
     "autoattack": AttackEntry(
         autoattack,
         passes=if_every_image_survives,

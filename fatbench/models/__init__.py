@@ -33,6 +33,7 @@ from fatbench.models.edge import (
 )
 from fatbench.models.efficientnet import efficientnet_lite0, efficientnet_lite0_parameters
 from fatbench.models.leaf_cnn import leaf_cnn, leaf_cnn_parameters
+from fatbench.models.linear import constant, constant_parameters, linear, linear_parameters
 from fatbench.models.mcmahan_cnn import mcmahan_cnn, mcmahan_cnn_parameters
 from fatbench.models.mlp import mlp, mlp_parameters
 from fatbench.models.nin import nin, nin_parameters
@@ -103,6 +104,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     ),
     "mcmahan_cnn": ModelEntry(mcmahan_cnn, parameters=mcmahan_cnn_parameters, refuse=(at_least_4,)),
     "mlp": ModelEntry(mlp, parameters=mlp_parameters),
+    "linear": ModelEntry(linear, parameters=linear_parameters, parts=("linear",)),
+    "constant": ModelEntry(constant, parameters=constant_parameters, parts=("linear",)),
     "vit": ModelEntry(
         vit,
         parameters=vit_parameters,

@@ -10,6 +10,7 @@ PAPERS = {
     "adfl": "AdFL (Danilenka et al., arXiv 2022)",
     "april": "Random binary weights against gradient inversion (Sawada et al., arXiv 2024)",
     "fat-baselines": "Comparisons of our own",
+    "fat-bounds": "Comparisons of our own",
     "fat-byzantine": "Comparisons of our own",
     "privacy": "Comparisons of our own",
     "vit": "Networks that other suites begin with",

@@ -37,6 +37,26 @@ class Heading(Node):
     source: Annotated[str, PlainValidator(str)]
     where: Condition = Field(default={})
     minus: Condition = Field(default={})  # of a table: each number less that of the same point with these labels
+    share: Condition = Field(default={})  # of a table: its place on the way from the first of two labels to the second
+
+    @property
+    def relative(self) -> bool:
+        """Whether a number is made of those of other points too."""
+        return bool(self.minus or self.share)
+
+    @model_validator(mode="after")
+    def _one_relation(self) -> Heading:
+        if self.minus and self.share:
+            raise ValueError("a heading shows either a difference, 'minus', or a 'share'")
+        return self
+
+    @field_validator("share")
+    @classmethod
+    def _from_one_label_to_another(cls, share: Condition) -> Condition:
+        if share and [len(chosen) for chosen in share.values()] != [2]:
+            given = ", ".join(f"{axis}: {', '.join(chosen)}" for axis, chosen in share.items())
+            raise ValueError(f"expected two labels of one axis, from and to, got {given}")
+        return share
 
     @field_validator("minus")
     @classmethod
@@ -178,7 +198,7 @@ class Table(Displayed):
         found = {
             heading: str(
                 named.get(
-                    heading, "none" if one.minus or (default == "max" and "prior_std:" in one.source) else default
+                    heading, "none" if one.relative or (default == "max" and "prior_std:" in one.source) else default
                 )
             )
             for heading, one in info.data.get("sources", {}).items()
@@ -272,6 +292,8 @@ class Figure(Displayed):
         for heading, one in self.sources.items():
             if one.minus:
                 raise SpecError(f"{one.place('minus')}: {heading}: of a figure, 'minus' is a key beside 'series'")
+            if one.share:
+                raise SpecError(f"{one.place('share')}: {heading}: only a table shows shares")
         for heading, source in self.series.items():
             if wrong := _not_drawn(source, self.kind):
                 raise SpecError(f"{self.place('series', heading)}: {wrong}")

@@ -16,6 +16,7 @@ from fatbench.methods.algorithms.fedsgd import FEDSGD
 from fatbench.methods.algorithms.fedvkd import FEDVKD
 from fatbench.methods.algorithms.fltrust import FLTRUST
 from fatbench.methods.algorithms.gradient_inversion import GRADIENT_INVERSION
+from fatbench.methods.algorithms.local_only import LOCAL_ONLY
 from fatbench.methods.algorithms.scaffold import SCAFFOLD
 from fatbench.methods.algorithms.scaffold_sfat import SCAFFOLD_SFAT
 
@@ -36,4 +37,5 @@ ALGORITHMS = {
     "fedsgd": FEDSGD,
     "gradient_inversion": GRADIENT_INVERSION,
     "centralized": CENTRALIZED,
+    "local_only": LOCAL_ONLY,
 }

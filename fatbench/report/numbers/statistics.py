@@ -96,6 +96,28 @@ class Paired:
         return self.mean - half, self.mean + half
 
 
+def share(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, tuple[float, float] | None] | None:
+    """(mean of `parts` over the mean of `wholes`, its 95 % interval), paired by seed: Fieller 1954, Student's t.
+
+    The interval holds the r for which the mean of part - r whole is not significantly other than 0. It is None for one
+    seed, and where the mean of the wholes is not significantly other than 0. None: there is no seed, or that mean is 0.
+    """
+    n = len(wholes)
+    if not n or not (whole := sum(wholes) / n):
+        return None
+    part = sum(parts) / n
+    if n < 2:
+        return part / whole, None
+    squared = _t(n - 1, 0.05) ** 2 / n
+    each = [(a - part, b - whole) for a, b in zip(parts, wholes, strict=True)]
+    aa, ab, bb = (sum(one[i] * one[j] for one in each) / (n - 1) for i, j in ((0, 0), (0, 1), (1, 1)))
+    a, b, c = whole**2 - squared * bb, part * whole - squared * ab, part**2 - squared * aa  # a r^2 - 2 b r + c <= 0
+    if a <= 0:
+        return part / whole, None
+    half = math.sqrt(max(0.0, b * b - a * c))
+    return part / whole, ((b - half) / a, (b + half) / a)
+
+
 def paired(ours: Mapping[int, float], against: Mapping[int, float]) -> Paired | None:
     """The tests of numbers by seed, over the seeds that both have; None where these are fewer than two.
 

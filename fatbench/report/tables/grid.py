@@ -30,6 +30,7 @@ class Column:
     digits: int  # after the point
     where: Condition = field(default_factory=dict)  # the points its numbers are of, where the heading says so
     minus: Condition = field(default_factory=dict)  # the labels whose numbers are taken off, where it says so
+    share: Condition = field(default_factory=dict)  # the two labels between which a number lies, where it says so
     images: str = ""  # "n = 500" where other columns have more images
 
     @property
@@ -50,7 +51,7 @@ class Value:
     wanted: int = 0  # how many the plan asks for
     n: tuple[int, ...] = ()  # examples behind each measurement; more than one number = mixed
     values: tuple[float, ...] = ()  # one a seed
-    interval: tuple[float, float] | None = None  # of a difference: 95 % confidence interval of the mean over seeds
+    interval: tuple[float, float] | None = None  # of a difference or share: 95 % confidence interval over seeds
     behind: tuple[tuple[str, str], ...] = ()  # (cell, stage) whose outcomes they are, one a seed; none of training
     cells: tuple[str, ...] = ()  # all that the number stands for, one a seed, measured or not
     published: float | None = None
@@ -172,7 +173,9 @@ class Grid:
     @property
     def words(self) -> dict[str, str]:
         """Metric -> its heading, as notes say it."""
-        return in_words((column.heading, column.source) for column in self.columns if not column.minus)
+        return in_words(
+            (column.heading, column.source) for column in self.columns if not (column.minus or column.share)
+        )
 
     def all(self) -> Iterable[Value]:
         return (value for row in self.rows for group in row.values for value in group)

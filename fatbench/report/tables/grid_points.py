@@ -76,7 +76,7 @@ def _with_added(table: Table, plan: Plan) -> Table:
     conditions: list[Condition] = []  # of the accuracies that are there
     for heading, source in sources.items():
         condition = table.sources[heading].where
-        plain = source.text == source.metric and not table.sources[heading].minus
+        plain = source.text == source.metric and not table.sources[heading].relative
         if plain and source.metric in metrics and condition not in conditions:
             conditions.append(condition)
     more = {

@@ -7,7 +7,6 @@ Nothing here imports torch: a report on 10,000 cells answers in two seconds.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,25 +15,21 @@ from typing import Any
 
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.report.numbers import provenance
-from fatbench.report.numbers.doubts import Doubt, with_seeds
 from fatbench.report.numbers.measurements import (
     CLIENT,
     EVERY,
-    Measurement,
     Numbers,
     Source,
     clients,
-    mean_and_std,
     metric_names,
 )
 from fatbench.report.numbers.published import Lookup
-from fatbench.report.numbers.statistics import over_seeds, paired
+from fatbench.report.numbers.statistics import paired
 from fatbench.report.tables import significance
 from fatbench.report.tables.common_images import OnCommonImages
 from fatbench.report.tables.grid import Column, Grid, Group, PairedComparison, Row, Value, label
 from fatbench.report.tables.grid_points import (
     Names,
-    PointKey,
     TablePoints,
     absent,
     baselines,
@@ -44,7 +39,7 @@ from fatbench.report.tables.grid_points import (
     spread,
 )
 from fatbench.report.tables.notes import as_published, checkpoint, footnotes, notes
-from fatbench.store.stage_names import parsed
+from fatbench.report.tables.relative import difference, ends_of, placed, value_of
 from fatbench.suite import confounders, cost, facts, perturbation, plugins
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.confounders import Confounder
@@ -105,6 +100,10 @@ class _TableRequest:
     def minus(self, heading: str) -> Condition:
         """The labels of the point that the heading's numbers are differences from; empty: they are none."""
         return self.table.sources[heading].minus
+
+    def share(self, heading: str) -> Condition:
+        """The two labels between which the heading places a number, of one axis."""
+        return self.table.sources[heading].share
 
 
 def _grid(
@@ -175,6 +174,7 @@ def _grid(
 def _rows(request: _TableRequest) -> Iterator[Row]:
     """The rows of the plan's cells, each number beside the published one."""
     others = {heading: baselines(request.plan, request.minus(heading)) for heading in request.headings}
+    ends = {heading: ends_of(request.plan, request.share(heading)) for heading in request.headings}
     own = _own(request)
     for row_key in request.row_keys:
         client = dict(row_key).get(CLIENT, "") if request.axes != request.table.rows else ""
@@ -187,11 +187,12 @@ def _rows(request: _TableRequest) -> Iterator[Row]:
                 cells = [cell for cell in here.get(heading, ()) if measures(cell, source)]
                 if source.client == EVERY:
                     source = replace(source, client=request.client[client])
-                value = (
-                    _difference(cells, source, request.numbers, request.facts, others[heading], minus)
-                    if minus
-                    else _value(cells, source, request.numbers, request.facts)
-                )
+                if minus:
+                    value = difference(cells, source, request.numbers, request.facts, others[heading], minus)
+                elif ends[heading]:
+                    value = placed(cells, source, request.numbers, request.facts, ends[heading])
+                else:
+                    value = value_of(cells, source, request.numbers, request.facts)
                 if value.planned:
                     _beside_published(value, heading, here[heading], source, request)
                 values[-1].append(value)
@@ -219,7 +220,8 @@ def _beside_published(
         return
     said = {**point, SERIES: heading}
     value.published, value.published_std, value.published_flag = lookup.find(said, heading)
-    accuracy = None if request.minus(heading) else value.published  # a difference has no floor
+    relative = request.table.sources[heading].relative  # a difference has no floor
+    accuracy = None if relative else value.published
     floor = _no_better_than_a_constant(cells[0], source, accuracy)
     value.published_flag = "; ".join(filter(None, (value.published_flag, floor)))
     least, most = lookup.range(said, heading) or (None, None)
@@ -246,7 +248,7 @@ def _columns(request: _TableRequest, rows: Sequence[Row], percent_digits: int) -
     judged = [i for i, heading in enumerate(request.headings) if request.sources[heading].stage == "evaluation"]
     names = metric_names(request.sources.values())
     for position, heading in enumerate(request.headings):
-        source, minus = request.sources[heading], request.minus(heading)
+        source, minus, share = request.sources[heading], request.minus(heading), request.share(heading)
         given_plain = reference is not None and reference.unit == "plain" and heading in reference.values
         under = [group[position] for row in rows for group in row.values]
         plain = not source.fraction or given_plain
@@ -254,9 +256,11 @@ def _columns(request: _TableRequest, rows: Sequence[Row], percent_digits: int) -
         metric = names[source.text]
         if minus:
             metric += f" minus {', '.join(label for chosen in minus.values() for label in chosen)}"
+        if share:
+            metric += f" share from {' to '.join(*share.values())}"
         fewer = _fewer_images(rows, position, judged) if position in judged else ""
         where, best = request.table.conditions.get(heading, {}), request.table.best[heading]
-        columns.append(Column(heading, source, metric, best, unit, digits, where, minus, fewer))
+        columns.append(Column(heading, source, metric, best, unit, digits, where, minus, share, fewer))
     return columns
 
 
@@ -340,10 +344,11 @@ def _evaluated(cell: Cell, request: _TableRequest) -> Row:
         for (_, group), here in request.found.items()
         if any(one.spec["data"] == cell.spec["data"] for cells in here.values() for one in cells)
     }
-    shown = [None if request.minus(heading) else request.sources[heading] for heading in request.headings]
+    sources, headings = request.sources, request.table.sources
+    shown = [None if headings[heading].relative else sources[heading] for heading in request.headings]
     values = [
         [
-            _value([cell], source, request.numbers, request.facts)
+            value_of([cell], source, request.numbers, request.facts)
             if group in on_same_data and source is not None and source.stage == "evaluation"
             else Value(planned=False)
             for source in shown
@@ -370,97 +375,6 @@ def _attacks(columns: Iterable[Column], found: TablePoints) -> dict[str, list[di
                 if column.source.shows(evaluation) and attack not in known:
                     known.append(attack)
     return attacks
-
-
-def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: provenance.TableFacts) -> Value:
-    """Mean and spread over the seeds of one point."""
-    if not cells:
-        return Value(planned=False)
-    measured: list[tuple[int, Measurement]] = []
-    behind: list[tuple[str, str]] = []
-    doubted: dict[Doubt, list[int]] = {}
-    for cell in cells:
-        found = numbers.find(cell, source)
-        if found is None:
-            continue
-        seed = int(cell.spec["seed"])
-        for doubt in found.doubts:
-            doubted.setdefault(doubt, []).append(seed)
-        if math.isfinite(found.value):
-            measured.append((seed, found))
-            if source.stage == "evaluation" and source.client == -1:
-                behind.append((cell.id, found.stages[-1]))
-            what = source.metric if source.stage != "train" else ""
-            for stage in found.stages:
-                if source.stage in OVER:  # each under its own name
-                    what = parsed(stage).metric
-                origins = [(stage, numbers.origins(cell.id, stage))]
-                facts.add(cell.id, cell.spec["data"]["name"], what, found.n, origins)
-    doubts = with_seeds(doubted, [seed for seed, _ in measured], len(cells))
-    codes = frozenset(doubt.code for doubt in doubted)
-    ids = tuple(cell.id for cell in cells)
-    if not measured:
-        never = all(numbers.find(cell, source) is None and _never(cell, source, numbers) for cell in cells)
-        return Value(never=never, wanted=0 if never else len(cells), doubts=doubts, codes=codes, cells=ids)
-    values = tuple(found.value for _, found in measured)
-    mean, std = mean_and_std(values)
-    return Value(
-        mean=mean,
-        std=std,
-        seeds=tuple(seed for seed, _ in measured),
-        wanted=len(cells),
-        n=tuple(sorted({found.n for _, found in measured})),
-        values=values,
-        behind=tuple(behind),
-        cells=ids,
-        doubts=doubts,
-        codes=codes,
-    )
-
-
-def _never(cell: Cell, source: Source, numbers: Numbers) -> bool:
-    """Whether a number that is not there will not come: the checkpoint is not evaluated, or training lacks it."""
-    if source.stage == "train":
-        return (source.round or 0) > int(cell.spec["algorithm"]["rounds"]) or cell.id in numbers.trained
-    wanted = ("last", "best-test") if source.stage == "gap" else (numbers.select,)
-    return not set(wanted) <= {*numbers.checkpoints}
-
-
-def _difference(
-    cells: Sequence[Cell],
-    source: Source,
-    numbers: Numbers,
-    facts: provenance.TableFacts,
-    others: Mapping[PointKey, Cell],
-    minus: Condition,
-) -> Value:
-    """How much a point has more than another, seed by seed; nothing is planned where it is that other one."""
-    pairs = [(cell, other) for cell in cells if (other := others.get(point_key(cell, minus))) not in (None, cell)]
-    pairs = [(cell, other) for cell, other in pairs if other and not confounders.confounders([other, cell])]
-    ours = _value([cell for cell, _ in pairs], source, numbers, facts)
-    theirs = _value([other for _, other in pairs if other is not None], source, numbers, facts)
-    mine, less = (dict(zip(value.seeds, value.values, strict=True)) for value in (ours, theirs))
-    seeds = tuple(seed for seed in mine if seed in less)
-    if not seeds:
-        never = ours.never or theirs.never
-        return Value(
-            planned=ours.planned,
-            never=never,
-            wanted=ours.wanted,
-            doubts=ours.doubts,
-            codes=ours.codes,
-            cells=ours.cells,
-        )
-    values = tuple(mine[seed] - less[seed] for seed in seeds)
-    mean, std = mean_and_std(values)
-    test = paired(mine, less)
-    interval = None if test is None else test.interval
-    if source.fraction and len(ours.n) == 1 and ours.n[0] and (accuracies := over_seeds(values, ours.n[0])):
-        interval = accuracies.low, accuracies.high  # seeds that agree to the image are no interval of no width
-    return Value(
-        mean=mean, std=std, seeds=seeds, wanted=ours.wanted, n=ours.n, values=values, doubts=ours.doubts,
-        codes=ours.codes, cells=ours.cells, interval=interval,
-    )  # fmt: skip
 
 
 def _comparison_group(cell: Cell, source: Source, table: Table) -> tuple[str, str]:

@@ -86,6 +86,8 @@ def notes(
         yield "checkpoint", grid.checkpoint
     if any(column.minus for column in grid.columns):
         yield "differences", _differences(grid)
+    if any(column.share for column in grid.columns):
+        yield "shares", _shares(grid)
     if priors := [quoted(c.heading) for c in grid.columns if c.source.stage.startswith("prior")]:
         yield "clients", f"{_listed(priors)}: {PRIOR}"
     for stage, what in MEANINGS.items():
@@ -301,6 +303,17 @@ def _summary(comparisons: Sequence[PairedComparison]) -> str:
     most = max(left, key=lambda one: abs(one.test.mean))
     where = ", ".join((*most.key.values(), most.column.heading))
     return f"{said}, most {where}: {most.label} - {most.against} = {number_format.signed(most.test.mean, most.column)}"
+
+
+def _shares(grid: Grid) -> str:
+    """Between which labels the headings with `share` place their numbers."""
+    ways: dict[str, list[str]] = {}
+    for column in grid.columns:
+        for low, high in column.share.values():
+            ways.setdefault(f"from {low} (0 %) to {high} (100 %)", []).append(quoted(column.heading))
+    said = "; ".join(f"{', '.join(headings)}: {way}" for way, headings in ways.items())
+    interval = any(value.interval for value in grid.all())
+    return f"{said}, of means over the same seeds" + "; in brackets Fieller's 95 % interval over seeds" * interval
 
 
 def _differences(grid: Grid) -> str:

@@ -59,7 +59,7 @@ def entry(value: Value, column: Column) -> Entry:
     return Entry(
         value,
         number=(NEVER if value.never else MISSING) if mean is None else ours(mean, column),
-        spread=_interval(value.interval, column) if column.minus else _spread(value.std, column),
+        spread=_interval(value.interval, column) if column.minus or column.share else _spread(value.std, column),
         seeds=f"[{len(value.seeds)}/{value.wanted}]" if value.partial else "",
         published=""
         if paper is None
@@ -75,7 +75,8 @@ def _spread(std: float | None, column: Column) -> str:
 
 
 def _interval(interval: tuple[float, float] | None, column: Column) -> str:
-    return "" if interval is None else f"({signed(interval[0], column)} to {signed(interval[1], column)})"
+    ours = signed if column.minus else number
+    return "" if interval is None else f"({ours(interval[0], column)} to {ours(interval[1], column)})"
 
 
 def entries(grid: Grid, group: int, column: int) -> list[Entry]:

@@ -1,0 +1,52 @@
+"""Local training only: every client trains on its own data and nothing is sent, the lower reference of federation.
+
+| symbol | here | what |
+|---|---|---|
+| theta_k | state.clients[k] | client k's network; the initial one is the same for all |
+
+    for t = 0 .. T-1:
+        each: theta_k <- E epochs of SGD on the objective, from theta_k
+
+Deployed are the clients' networks, and an accuracy is their mean. The momentum buffer starts at zero every round, as in
+the rows that it is compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fatbench.engine.cohort import cost, train_cohort
+from fatbench.engine.local import LocalTraining
+from fatbench.engine.rounds import Mixing, Problem, Round, State
+from fatbench.methods.algorithms.work import clients_train
+from fatbench.suite.entry import AlgorithmEntry, Work
+from fatbench.suite.facts import Facts
+from fatbench.suite.types import Count, Local
+
+
+def local_only(problem: Problem, state: State, *, rounds: Count, local: Local) -> Iterator[Round]:
+    """Every client trains alone, for `rounds` times `local.epochs` epochs of its data."""
+    clients = [*range(len(problem.shards))]
+    for t in range(state.round, rounds):
+        now = local.at(t)
+        updates = train_cohort(problem, state.model, clients, t, now, own=state.clients)
+        own = {update.client: update.model for update in updates}
+        after = replace(state, round=t + 1, clients=own)
+        spent = replace(cost(updates, now, state.model), bytes_up=0, bytes_down=0)
+        yield Round(t, state.model, updates, Mixing([1 / len(clients)] * len(clients)), after, spent, own=own)
+        del updates  # before the next round trains as many
+        state = after
+
+
+def work(cell: Facts, *, rounds: int, local: LocalTraining) -> Work:
+    """Nothing crosses; the state after a round has the network of every client."""
+    return clients_train(cell, local, rounds) + Work(disk=cell.clients * cell.size)
+
+
+def nothing_to_pull_towards(*, local: LocalTraining) -> str | None:
+    """A proximal term pulls towards what was broadcast."""
+    return "local: proximal: nothing is broadcast that it could pull towards" if local.proximal is not None else None
+
+
+LOCAL_ONLY = AlgorithmEntry(local_only, work=work, refuse=(nothing_to_pull_towards,), deploys=True, aggregates=False)

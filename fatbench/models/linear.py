@@ -1,0 +1,47 @@
+"""The two networks that bound a table from below: one that is linear in the pixels, and one that looks at none."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+def linear(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """Softmax regression: one linear layer on the pixels as they are.
+
+    Maps (B, C, H, W) in [0, 1] to (B, classes). Its worst case in a ball has a closed form, the attack `exact_linear`.
+    Initial weights are PyTorch's.
+    """
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+def linear_parameters(shape: tuple[int, int, int], classes: int) -> int:
+    """How many weights train."""
+    channels, side, _ = shape
+    return (channels * side * side + 1) * classes
+
+
+def constant(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """The same logits for every image (B, C, H, W): trained, it always says the most frequent class.
+
+    Initial weights are 0. Its gradient by the images is 0, so that every attack runs and none finds anything.
+    """
+    return Constant(classes)
+
+
+def constant_parameters(shape: tuple[int, int, int], classes: int) -> int:
+    """How many weights train."""
+    return classes
+
+
+class Constant(nn.Module):
+    """One logit for each class."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits + 0 * x.flatten(1)[:, :1]
