@@ -21,6 +21,7 @@ from fatbench.report.figures import charts
 from fatbench.report.formats import html
 from fatbench.report.numbers import cell_facts, compare
 from fatbench.report.site import drilldown, leaderboards, pages
+from fatbench.runner import provenance
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -295,6 +296,21 @@ def test_results_of_a_suite_that_is_not_here_are_named_and_one_of_this_folder_is
     assert capsys.readouterr().out.split() == [str(tmp_path / file) for file in written]
 
 
+def test_pages_are_written_again_while_cells_run_and_the_index_is_opened_once(
+    hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Three looks without a running cell end it; the last pages no longer ask the browser for newer ones."""
+    seen, shown = [], []
+    index = tmp_path / "out" / "index.html"
+    monkeypatch.setattr("time.sleep", lambda seconds: seen.append('http-equiv="refresh"' in index.read_text()))
+    monkeypatch.setattr("webbrowser.open", shown.append)
+    arguments = (str(hostile.with_name("hostile.yaml")), "-o", str(tmp_path / "out"), "--watch", "--open")
+    assert run(monkeypatch, "site", *arguments, "--db", str(hostile.parent / "test.db")) == 0
+    assert seen == [True, True] and shown == [index.as_uri()]
+    assert 'http-equiv="refresh"' not in index.read_text()
+    assert capsys.readouterr().out.split()[0] == str(index)
+
+
 @pytest.mark.parametrize(("name", "where"), [("fat-byzantine", "adversary='IPM 0.5'"), ("privacy-robust", "")])
 def test_every_function_that_a_cell_calls_is_explained(name: str, where: str) -> None:
     """By the first line of its docstring: the attack of malicious clients, a defence and an inversion as well."""
@@ -343,7 +359,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     assert said == []
-    allowed = re.compile(r"file://.*/(\w[\w.-]*\.html|fatbench\.js)(#.*)?$|images/\w+\.png$|data:image/png")
+    allowed = re.compile(r"file://.*/(\w[\w.-]*\.html|fatbench\.js)([?#].*)?$|blob:|images/\w+\.png$|data:image/png")
     assert [url for url in asked if not allowed.match(url)] == []
 
 
@@ -380,6 +396,11 @@ def test_a_leaderboard_is_sorted_and_filtered(site: Path, opened: Callable[..., 
     page.locator(f"{board} >> [data-show]").select_option("published")
     assert page.locator(f"{board} >> .number .std:visible").count() == 0
     assert page.locator(f"{board} >> .pub:visible").count() >= 3
+    page.locator(f"{board} >> [data-show]").select_option("both")
+    page.locator(f"{board} >> [data-filter]").fill("cnn")
+    sent = opened(Path(page.url.removeprefix("file://").partition("?")[0]), f"?{page.url.partition('?')[2]}")
+    assert column(sent, board, 0) == column(page, board, 0) == sorted(column(sent, board, 0))
+    assert sent.locator(f"{board} >> th[aria-sort=ascending]").inner_text().strip() == "method"
 
 
 @pytest.mark.slow
@@ -488,6 +509,10 @@ def test_the_index_answers_first_then_leaderboards_then_suites_by_paper(site: Pa
     first = re.sub(r"\s+", " ", re.sub("<[^>]+>", " ", answers.split("<tr>")[2])).strip()
     assert first.startswith("3 methods against FAT, CIFAR-10, as JPEG slack changes accuracy under PGD-20 by at most")
     assert "SFAT (released weights) 19.60 AA" in first and re.search(r"SFAT − FAT −0\.44 .*to|−0\.44 SFAT − FAT", first)
+    days = [run["started"][:10] for line in (ROOT / "results" / "sfat-jpeg75-cpu.jsonl").read_text().splitlines()[1:]
+            for run in json.loads(line)["runs"]]  # fmt: skip
+    assert f"35 of 44 cells have run, the last on {max(days)}." in page
+    assert f"commit {provenance.short_version()}" in page and f'href="{html.DOCUMENTATION}"' in page
     order = [page.index(part) for part in ('class="overview"', 'id="leaderboards"', 'id="suites"')]
     assert order == sorted(order) and page.count('<details class="fold">') == answers.count('href="#board-')
     papers = re.findall(r'scope="rowgroup" colspan="6">(.*?) <a href="(.*?)"', page[order[-1] :])
@@ -501,7 +526,9 @@ def test_the_index_answers_first_then_leaderboards_then_suites_by_paper(site: Pa
 def test_tables_are_copied_headings_linked_and_the_index_is_short(site: Path, opened: Callable[..., Any]) -> None:
     """Three forms of a table; a link to a folded board opens it; the number that was followed is marked."""
     page = opened(site / "index.html")
-    assert page.evaluate("document.documentElement.scrollHeight") < 3000
+    assert page.locator("#suites tbody").first.is_hidden()
+    page.get_by_role("link", name="Suites", exact=True).click()
+    page.locator("#suites tbody").first.wait_for(state="visible")
     link = page.locator(".overview a").first
     link.click()
     board = page.locator(f"{link.get_attribute('href')} >> table")
@@ -516,6 +543,9 @@ def test_tables_are_copied_headings_linked_and_the_index_is_short(site: Path, op
         table.locator("button", has_text="Copied").wait_for()
         table.locator("button", has_text=f"Copy {form}").wait_for()
     assert copied["LaTeX"].startswith("% width: article") and r"\end{table}" in copied["LaTeX"]
+    with page.expect_download() as downloaded:
+        table.get_by_role("button", name="Download CSV").click()
+    assert Path(downloaded.value.path()).read_text(encoding="utf-8-sig") == copied["CSV"]
     assert "36.36 ±2.39" in copied["CSV"] and copied["Markdown"].splitlines()[1].startswith("|---|---")
     number = table.locator("a.number", has_text="23.00").first
     number.click()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +141,19 @@ def cell_in(store: Store | None, cell: str) -> str:
     from fatbench.suite.folders import available
 
     return cell_id(store, cell, available())
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[Callable[[str], None]]:
+    """What a command is doing, on the terminal of stderr while it takes time; yields what says the next thing."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield lambda said: None
+        return
+    with console.status(what, spinner="line") as status:
+        yield status.update
 
 
 def write_text(file: Path, text: str, asked: Path) -> None:

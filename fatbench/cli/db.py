@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from fatbench import whole_file
 from fatbench.cli import completing, publish
-from fatbench.cli.common import known_format, plan_in, print_json, write_text
+from fatbench.cli.common import known_format, plan_in, print_json, working, write_text
 from fatbench.cli.options import Db, Format, Preset, Smoke, output_folder
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.opening import opened
@@ -55,7 +56,8 @@ def export(
     from fatbench import api
 
     chosen = "smoke" if smoke else preset
-    api.export_results(sys.stdout if output is None else output, suite=name, preset=chosen, db=db)
+    with working("writing results") if output is not None else contextlib.nullcontext():
+        api.export_results(sys.stdout if output is None else output, suite=name, preset=chosen, db=db)
 
 
 EXPORTS = ("jsonl", "csv", "parquet", "robustbench", "croissant", "datasette")
@@ -169,7 +171,8 @@ def import_(
 
     known_format(format, ("text", "json"))
     bad: list[str] | None = [] if skip_bad else None
-    taken, differing = api.take_in(files, db, bad)
+    with working(f"reading {', '.join(map(str, files))}"):
+        taken, differing = api.take_in(files, db, bad)
     for message in bad or ():
         print(f"fatbench: skipped: {message}", file=sys.stderr)
     if format != "json":

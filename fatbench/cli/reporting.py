@@ -303,10 +303,11 @@ def report(
             print(f"fatbench: {place} does not exist: nothing has been run here, or --db is missing", file=sys.stderr)
         if format == "html" and store is not None:
             from fatbench.report.site import pages
+            from fatbench.runner import provenance
 
             found = [pages.Part(s, p, [shortened(grid, notes or "full") for grid in mine]) for s, p, mine in shown]
             kept = settings.files_folder(settings.database(db))
-            text = pages.page(pages.content(found, store, select=at, files=kept))
+            text = pages.page(pages.content(found, store, select=at, files=kept), provenance.short_version())
         else:
             text = "\ufeff" * bom + reporting.render(grids, format, **how)
     if output is None:

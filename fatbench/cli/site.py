@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+import webbrowser
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fatbench import whole_file
-from fatbench.cli.common import plan_in
+from fatbench.cli.common import plan_in, working
 from fatbench.cli.options import Db, Runs, Select, output_folder
 from fatbench.cli.reporting import checkpoint
 from fatbench.errors import FatbenchError, NothingMatched, SpecError
@@ -38,15 +39,16 @@ def site(
     ] = None,
     select: Select = "last",
     runs: Runs = "",
+    show: Annotated[bool, typer.Option("--open", help="Open the index in the browser.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Write the pages every minute while cells run; an open page follows.")
+    ] = False,
     db: Db = None,
 ) -> None:
     """Write HTML pages: leaderboards, tables, figures, and the runs behind every number.
 
     Example: fatbench site -o site
     """
-    from fatbench import settings
-    from fatbench.report.site import pages
-
     at = checkpoint(select)
     asked = what or []
     files = [Path(one) for one in asked if one == "-" or one.endswith(".jsonl")]
@@ -55,25 +57,60 @@ def site(
         raise SpecError(f"no such file: {missing}")
     if images is not None and not images.is_dir():
         raise SpecError(f"--images {images}: no such folder")
+    if watch and files:
+        raise SpecError(f"--watch: {files[0]} is a file of results; cells run in a database (--db)")
+    idle = 0
+    while True:
+        running = _write(files, suites, output, images, at, runs, db, EVERY if watch else 0)
+        if show:
+            webbrowser.open((output / "index.html").resolve().as_uri())
+            show = False
+        if not watch or (idle := 0 if running else idle + 1) == IDLE:
+            break
+        time.sleep(EVERY)
+    if watch:
+        _write(files, suites, output, images, at, runs, db, 0)  # pages that no longer ask for newer ones
+
+
+EVERY = 60  # seconds between two looks
+IDLE = 3  # looks: between two cells of a run there may be a moment without one
+
+
+def _write(
+    files: list[Path],
+    suites: list[str],
+    output: Path,
+    images: Path | None,
+    at: Checkpoint,
+    runs: str,
+    db: str | None,
+    every: int,
+) -> bool:
+    """Write the pages once; whether a cell of them runs. every: seconds after which a browser reads them again."""
+    from fatbench import settings
+    from fatbench.report.site import pages
+    from fatbench.runner import provenance
+
     with contextlib.ExitStack() as stack:
+        say = stack.enter_context(working("reading results"))
         store = stack.enter_context(_imported(files) if files else opened(db))
         if store is None:
             raise NothingMatched("the database has no results yet: fatbench run NAME")
         parts, problems = _parts(store, suites, at, runs)
         if not parts:
             raise NothingMatched("; ".join(problems) or "the database has no results yet: fatbench run NAME")
-        read = functools.partial(
-            pages.content,
-            store=store,
-            select=at,
-            files=None if files else settings.files_folder(settings.database(db)),
-            images=images,
-        )
-        written = pages.site(parts, read, output, problems)
+        folder = None if files else settings.files_folder(settings.database(db))
+
+        def read(some: Sequence[Part]) -> pages.Content:
+            say(f"page of {some[0].plan.suite}, of {len(parts)} suites" if len(some) == 1 else "index")
+            return pages.content(some, store, select=at, files=folder, images=images)
+
+        written = pages.site(parts, read, output, problems, provenance.short_version(), every)
     for problem in problems:
         print(f"fatbench: {problem}", file=sys.stderr)
     for file in written:
         print(file)
+    return any(part.counts.get("running") for part in parts)
 
 
 def _parts(store: Store, suites: list[str], at: Checkpoint, runs: str) -> tuple[list[Part], list[str]]:

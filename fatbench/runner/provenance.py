@@ -108,6 +108,12 @@ def code_version() -> dict[str, Any]:
     return {"commit": commit, "dirty": True, "diff": digest.hexdigest()}
 
 
+def short_version() -> str:
+    """The first letters of the commit of the code that runs, with "+" where something is not committed."""
+    code = code_version()
+    return f"{code['commit'][:12]}{'+' * code['dirty']}" if "release" not in code["commit"] else ""
+
+
 def _content(file: Path) -> bytes:
     try:
         return file.read_bytes()

@@ -17,6 +17,7 @@ from fatbench.report.tables.grid import Column, Grid, Value
 if TYPE_CHECKING:
     import jinja2
 
+DOCUMENTATION = "https://fatbench.readthedocs.io"
 Links = Mapping[tuple[str, ...], str]  # the cells behind a number -> the address of what is said of them
 
 
@@ -83,7 +84,7 @@ def framed(template: str, **content: Any) -> str:
 
     nothing = {
         "lead": "", "facts": [], "boards": [], "figures": [], "points": [], "places": [], "home": "", "script": "",
-        "data": {}, "label": "", "foot": "", "links": {}, "others": [],
+        "data": {}, "label": "", "foot": "", "every": 0, "documentation": DOCUMENTATION, "links": {}, "others": [],
         "policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'",
     }  # fmt: skip
     style = markupsafe.Markup(file("style.css"))

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from fatbench.store.stages import Store
 
 SCRIPT = "fatbench.js"
-FOOT = f"fatbench {__version__}, MIT licence"
 GENERATOR = '<meta name="generator" content="fatbench">'  # in every page that this program has written
 LABELLED = 12  # dots that have their names beside them
 IMAGES = 2_500_000  # characters of images on a page
@@ -129,19 +128,25 @@ def keep_within(places: Iterable[GridPoint], left: int) -> None:
 # --- one file, a folder ------------------------------------------------------------------------------------------
 
 
-def page(what: Content) -> str:
-    """One file that holds its script."""
+def page(what: Content, commit: str = "") -> str:
+    """One file that holds its script; commit: of the code that writes it."""
     script = _script()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {charts.hashed(script)}"
-    return _suite_page(what, f"<script>{script}</script>", policy)
+    return _suite_page(what, f"<script>{script}</script>", policy, commit, 0)
 
 
 def site(
-    parts: Sequence[Part], read: Callable[[Sequence[Part]], Content], folder: Path, problems: Sequence[str]
+    parts: Sequence[Part],
+    read: Callable[[Sequence[Part]], Content],
+    folder: Path,
+    problems: Sequence[str],
+    commit: str = "",
+    every: int = 0,
 ) -> list[Path]:
     """Write the folder: the files, the index first. Pages of ours that are none of them are removed.
 
-    read: `content` of some parts. SpecError: it cannot be written.
+    read: `content` of some parts; commit: of the code that writes; every: seconds after which a browser reads a page
+    again, or 0. SpecError: it cannot be written.
     """
     tag = f'<script src="{SCRIPT}"></script>'
     # a page on disk is of no origin: only the scheme can be named
@@ -155,7 +160,7 @@ def site(
         several.append(one)
         links |= {cells: f"{part.file}#{point.anchor}" for cells, point in one.points.items()}
         others = [(other.file, _name(other)) for other in parts if other is not part]
-        written[part.file] = _in_files(_suite_page(one, tag, policy, "index.html", others), image_files)
+        written[part.file] = _in_files(_suite_page(one, tag, policy, commit, every, "index.html", others), image_files)
     found = read(parts).boards if len(parts) > 1 else several[0].boards
     views = [_board(board, links) for board in found]
     papers: dict[str, list[dict[str, Any]]] = {}
@@ -168,15 +173,19 @@ def site(
         papers.setdefault(paper_of(part.plan.suite), []).append(row)
     planned = {cell.id.partition(SIGN)[0] for part in parts for cell in part.plan.cells}
     measured = frozenset[str]().union(*(part.measured for part in parts))
+    days = [run["started"][:10] for one in several for point in one.points.values() for run in point.runs]
+    last = f", the last on {max(days)}" if days else ""
     index = html.framed(
         "index.html",
         title="fatbench: results",
         heading="Results",
         lead="fatbench trains, attacks and compares methods of federated adversarial training, and keeps what produced"
-        f" every number. {len(parts)} suite{'s' * (len(parts) != 1)}: {len(measured)} of {len(planned)} cells have run."
+        f" every number. {len(parts)} suite{'s' * (len(parts) != 1)}: {len(measured)} of {len(planned)} cells have run"
+        f"{last}."
         " A cell is one experiment: data, split, model, method and seed.",
         label=_shared_label(board.grid for board in found),
-        foot=FOOT,
+        foot=_foot(commit),
+        every=every,
         overview=[_overview(board) for board in found],
         papers=papers,
         links=LINKS,
@@ -238,7 +247,19 @@ def _shared_label(grids: Iterable[Grid]) -> str:
     return labels.pop() if len(labels) == 1 else ""
 
 
-def _suite_page(what: Content, script: str, policy: str, home: str = "", others: Sequence[tuple[str, str]] = ()) -> str:
+def _foot(commit: str) -> str:
+    return f"fatbench {__version__}{f', commit {commit}' * bool(commit)}, MIT licence"
+
+
+def _suite_page(
+    what: Content,
+    script: str,
+    policy: str,
+    commit: str,
+    every: int,
+    home: str = "",
+    others: Sequence[tuple[str, str]] = (),
+) -> str:
     links = {cells: f"#{point.anchor}" for cells, point in what.points.items()}
     one = what.parts[0] if len(what.parts) == 1 else None
     names = [part.plan.suite for part in what.parts]
@@ -265,7 +286,8 @@ def _suite_page(what: Content, script: str, policy: str, home: str = "", others:
         label=_shared_label([grid for part in what.parts for grid in part.grids]),
         others=others,
         links=LINKS.get(paper_of(names[0]), {}) if one else {},
-        foot=FOOT,
+        foot=_foot(commit),
+        every=every,
         boards=[_board(board, links) for board in what.boards],
         tables=tables,
         figures=plots,

@@ -22,6 +22,11 @@ const value = (cell, shown) => {
   return text === undefined ? null : Number(text);
 };
 const FIRST = 12; // rows of a long leaderboard, until all are asked for
+const address = new URLSearchParams(location.search); // how the leaderboards of the page are sorted and filtered
+const keep = (name, text) => {
+  if (text) address.set(name, text); else address.delete(name);
+  history.replaceState(null, "", location.pathname + (String(address) && `?${address}`) + location.hash);
+};
 for (const board of all("[data-board]")) {
   const form = one(".controls", board), body = one("tbody", board), rows = all("tr", body), output = one("output", board);
   const heads = all("thead th", board), more = rows.length > FIRST + 3 ? one("[data-more]", board) : null;
@@ -33,6 +38,7 @@ for (const board of all("[data-board]")) {
     filter();
   });
   const shown = () => one("[data-show]", form)?.value ?? "both";
+  const controls = all("[data-filter], [data-axis], [data-show]", form).map((control) => [`${board.id}.${control.dataset.axis ?? ("show" in control.dataset ? "show" : "filter")}`, control]);
   const sort = () => {
     const at = heads.findIndex((head) => head.ariaSort);
     if (at < 0) return;
@@ -75,19 +81,34 @@ for (const board of all("[data-board]")) {
       head.ariaSort = next;
       sort();
       filter();
+      keep(`${board.id}.sort`, `${head.textContent.trim()} ${next}`);
     });
   }
-  form.addEventListener("input", () => { sort(); filter(); });
+  const first = Object.fromEntries(controls.map(([name, control]) => [name, control.value]));
+  form.addEventListener("input", () => {
+    sort();
+    filter();
+    for (const [name, control] of controls) keep(name, control.value === first[name] ? "" : control.value);
+  });
   if (more) { more.ariaExpanded = "false"; more.textContent = `All ${rows.length} rows`; }
+  for (const [name, control] of controls) if (address.has(name)) control.value = address.get(name);
+  const [, heading, order] = address.get(`${board.id}.sort`)?.match(/^(.*) (ascending|descending)$/) ?? [];
+  const asked = heading === undefined ? null : heads.find((head) => head.textContent.trim() === heading);
+  if (asked) for (const head of heads) head.ariaSort = head === asked ? order : null;
+  if ([...address.keys()].some((name) => name.startsWith(`${board.id}.`))) {
+    sort();
+    if (board.closest("details.fold")) board.closest("details.fold").open = true;
+  }
   filter();
 }
 
 // --- to take away: a table as LaTeX, CSV or Markdown
 const words = (cell) => cell.innerText.replace(/\s+/g, " ").trim();
 const grid = (table) => all("tr", table).filter((row) => !row.hidden).map((row) => all("th, td", row).flatMap((cell) => [words(cell), ...Array(cell.colSpan - 1).fill("")]));
+const plain = (text) => /^[=@+-](?![\d.])/.test(text) ? `'${text}` : text; // a name is no formula of a spreadsheet
 const forms = {
   LaTeX: (place) => one("details.source pre", place).textContent,
-  CSV: (place) => grid(one("table", place)).map((row) => row.map((cell) => /[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell).join(",")).join("\n") + "\n",
+  CSV: (place) => grid(one("table", place)).map((row) => row.map(plain).map((cell) => /[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell).join(",")).join("\n") + "\n",
   Markdown: (place) => { const [head, ...rows] = grid(one("table", place)).map((row) => `| ${row.map((cell) => cell.replaceAll("|", "\\|")).join(" | ")} |`);
     return [head, head.replace(/[^|]+/g, "---"), ...rows].join("\n") + "\n"; },
 };
@@ -107,6 +128,18 @@ for (const place of all("section.table, section.board")) {
     });
     bar.append(button);
   }
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "quiet";
+  button.textContent = "Download CSV";
+  button.addEventListener("click", () => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob(["\ufeff", forms.CSV(place)], { type: "text/csv" })); // the mark tells Excel of UTF-8
+    link.download = `${place.id}.csv`;
+    link.click();
+    URL.revokeObjectURL(link.href);
+  });
+  bar.append(button);
   (one(".side", place) ?? one(".scroll", place)).after(bar);
 }
 
