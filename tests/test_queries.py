@@ -10,15 +10,18 @@ from typing import Any
 
 import pandas
 import pytest
-from sqlalchemy import text
+from sqlalchemy import delete, text, update
 from typer.testing import CliRunner
 
 from fatbench.cli.app import app
 from fatbench.engine.rounds import Number
+from fatbench.report.numbers import sql_tables
 from fatbench.report.numbers.frame import frame
 from fatbench.report.numbers.shown_runs import shown
 from fatbench.report.numbers.sql_tables import judge
+from fatbench.store.integrity import Damaged
 from fatbench.store.points import Point
+from fatbench.store.schema import DOUBTS
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -129,6 +132,37 @@ def test_both_databases_answer_alike(tmp_path: Path, new_postgres: Callable[[], 
     assert all(rows[title] == [tuple(map(plain, row)) for row in rows_pg[title]] for title in QUERIES)
     assert {row["doubts"] for row in view if row["cell"] == "a"} == {"bf16, diverged"}
     assert rows["In which round trainings diverged"] == [("sfat-fashion", '{"split":"IID","method":"FAT"}', 6, 2.0)]
+
+
+def test_stored_doubts_that_do_not_follow_from_the_numbers_are_named_and_mended(tmp_path: Path) -> None:
+    db = str(tmp_path / "x.db")
+    with Store.open(db, create=True) as store:
+        small(store)
+        assert sql_tables.outdated(store) == {}
+        with store.database.writing() as connection:
+            connection.execute(delete(DOUBTS).where(DOUBTS.c.cell == "a", DOUBTS.c.code == "diverged"))
+            connection.execute(update(DOUBTS).where(DOUBTS.c.cell == "b").values(code="diverged"))
+        outdated = sql_tables.outdated(store)
+        assert outdated["a", "pgd20-x.bf16@2"] == (["bf16"], ["bf16", "diverged"])
+        assert outdated["b", "natural-x.bf16@2"] == (["diverged"], ["bf16"]) and len(outdated) == 6
+        sql_tables.judge(store, ["a", "b"])
+        assert sql_tables.outdated(store) == {}
+
+
+def test_db_check_names_stored_doubts_that_are_none(tmp_path: Path) -> None:
+    db = tmp_path / "copy.db"
+    rows = Path(__file__).parent.parent / "results" / "vit-s-half-jpeg75-cpu.jsonl"
+    assert CliRunner().invoke(app, ["import", str(rows), "--db", str(db)]).exit_code == 0
+    with sqlite3.connect(db) as connection:
+        connection.execute(
+            "INSERT INTO doubts SELECT cell, stage, 'chance', '', 0.1 FROM stages WHERE stage != 'train'"
+        )
+    connection.close()
+    check = ["db", "check", "--db", str(db)]
+    refused = CliRunner().invoke(app, check)
+    assert isinstance(refused.exception, Damaged) and "(chance; now none)" in str(refused.exception)
+    assert CliRunner().invoke(app, [*check, "--repair"]).exit_code == 0
+    assert CliRunner().invoke(app, check).exit_code == 0
 
 
 def plain(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -205,21 +206,48 @@ def db_backup(
         print(f"{file}: {size / 1e6:.1f} MB, {store.database.shown} as it was")
 
 
-def db_check(db: Db = None, format: Format = "text") -> None:
+def db_check(
+    repair: Annotated[bool, typer.Option("--repair", help="Store the doubts anew that differ.")] = False,
+    db: Db = None,
+    format: Format = "text",
+) -> None:
     """Check that the database is intact: its schema, the digest of every finished stage, accuracies and outcomes.
+
+    The doubts that SQL shows must be those that follow from the numbers.
 
     Example: fatbench db check
     """
     from fatbench import settings
+    from fatbench.report.numbers import sql_tables
     from fatbench.store import integrity
+    from fatbench.store.rows import counted
+    from fatbench.store.stages import Store
     from fatbench.suite.asked import contradiction
     from fatbench.suite.validate_import import identity
 
     known_format(format, ("text", "json"))
     url = settings.database(db)
     files = settings.files_folder(url)
+    rows = integrity.counts(url, identity, files, contradiction=contradiction)
+    with Store.open(url) as store:
+        outdated = sql_tables.outdated(store)
+        if outdated and repair:
+            sql_tables.judge(store, sorted({cell for cell, _ in outdated}))
+            print(f"fatbench: doubts of {counted({'evaluations': len(outdated)})} stored anew", file=sys.stderr)
+            rows = integrity.counts(url, contents=False)
+        elif outdated:
+            raise integrity.Damaged(f"{settings.shown_url(url)}: {_outdated(outdated)}")
     if format == "json":
-        rows = integrity.counts(url, identity, files, contradiction=contradiction)
         print_json({"database": settings.shown_url(url), "intact": True, "rows": rows})
     else:
-        print(integrity.check(url, identity, files, contradiction=contradiction))
+        print(integrity.intact(url, rows))
+
+
+def _outdated(outdated: Mapping[tuple[str, str], tuple[list[str], list[str]]]) -> str:
+    """Which evaluations have other doubts than are stored, as one sentence."""
+    each = [
+        f"{cell} {stage} ({', '.join(stored) or 'none'}; now {', '.join(computed) or 'none'})"
+        for (cell, stage), (stored, computed) in outdated.items()
+    ]
+    more = f" and {len(each) - 5} more" if len(each) > 5 else ""
+    return f"stored doubts are not those of the numbers: {'; '.join(each[:5])}{more} (fatbench db check --repair)"

@@ -65,7 +65,11 @@ def check(
     outcomes are read, a second for a thousand cells. contradiction: in what the name of a stage contradicts its
     settings.
     """
-    rows = counts(url, identify, files, contents, contradiction)
+    return intact(url, counts(url, identify, files, contents, contradiction))
+
+
+def intact(url: str, rows: Mapping[str, int]) -> str:
+    """What an intact database holds, by `counts`, in a sentence."""
     return f"{shown_url(url)} is intact (schema {SCHEMA}): {counted(rows)}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from sqlalchemy import select as sql
@@ -14,7 +14,7 @@ from fatbench.report.numbers.cell_rows import doubts_of
 from fatbench.report.numbers.shown_runs import chosen
 from fatbench.store import replicates
 from fatbench.store.rows import fetch
-from fatbench.store.schema import ASKED, POINTS
+from fatbench.store.schema import ASKED, DOUBTS, POINTS
 from fatbench.store.stages import Store
 
 
@@ -33,11 +33,37 @@ def judge(store: Store, cells: Iterable[str]) -> None:
     cells = list(cells)
     several = replicates.of(store.database, cells)
     ids = [id for cell in cells for id in several.get(cell, [cell])]
-    found: dict[str, list[tuple[str, str, str, float | None]]] = {id: [] for id in ids}
+    store.judge(_rows(store, ids), _shown(store, several))
+
+
+Row = tuple[str, str, str, float | None]  # of the table `doubts`: stage, code, against, value
+
+
+def _rows(store: Store, ids: Sequence[str]) -> dict[str, list[Row]]:
+    rows: dict[str, list[Row]] = {id: [] for id in ids}
     for (id, stage), why in doubts_of(ids, store).items():
-        rows = {(stage, one.code, one.against): None if math.isnan(one.value) else one.value for one in why}
-        found[id] = [*found[id], *((*key, value) for key, value in rows.items())]
-    store.judge(found, _shown(store, several))
+        of_stage = {(stage, one.code, one.against): None if math.isnan(one.value) else one.value for one in why}
+        rows[id] += [(*key, value) for key, value in of_stage.items()]
+    return rows
+
+
+def outdated(store: Store) -> dict[tuple[str, str], tuple[list[str], list[str]]]:
+    """(cell, stage) -> the codes of its doubts as stored, and as all that is stored of the cell gives them."""
+    ids = sorted(store.cells())
+    columns = (DOUBTS.c.cell, DOUBTS.c.stage, DOUBTS.c.code, DOUBTS.c.against, DOUBTS.c.value)
+    stored: dict[tuple[str, str], set[Row]] = {}
+    with store.database.reading() as connection:
+        for cell, *row in fetch(connection, sql(*columns), DOUBTS.c.cell, ids):
+            stored.setdefault((cell, row[0]), set()).add(tuple(row))
+    computed: dict[tuple[str, str], set[Row]] = {}
+    for cell, rows in _rows(store, ids).items():
+        for row in rows:
+            computed.setdefault((cell, row[0]), set()).add(row)
+    return {
+        key: (sorted(row[1] for row in stored.get(key, ())), sorted(row[1] for row in computed.get(key, ())))
+        for key in sorted(stored.keys() | computed.keys())
+        if stored.get(key) != computed.get(key)
+    }
 
 
 def _shown(store: Store, cells: Iterable[str]) -> dict[tuple[str, str, str], str]:
