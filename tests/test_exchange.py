@@ -674,7 +674,7 @@ def test_identities_are_checked_before_the_first_cell_and_again_as_each_is_taken
         import_(empty, file, identify=lambda spec: "a")
     assert empty.cells() == {}
     with pytest.raises(ExchangeError, match="cell b: its spec has the identity a"):
-        import_(empty, file, identify=lambda spec: "a", left_out=set())
+        import_(empty, file, identify=lambda spec: "a", checked=exchange.Checked((), {}))
     assert [*empty.cells()] == ["a"]
 
 
@@ -689,14 +689,14 @@ def test_bad_lines_are_named_and_left_out(store: Store, empty: Store, lines: lis
     whole = [text[0].replace("2", "5", 1), edited, "no\n", changed(other, lambda c: c.update(colour="red")), other]
     file = put(tmp_path, "".join(whole))
     bad: list[str] = []
-    assert exchange.check(empty, file, bad=bad) == {2, 3, 4}
+    assert exchange.check(empty, file, bad=bad).bad == {2, 3, 4}
     assert [message.removeprefix(str(file)) for message in bad] == [
         ":2: cell a train: loss of round 1 is 7.5 (n=0) there and 2.5 (n=0) here",
         ":3: not JSON (Expecting value at column 1)",
         ":4: colour: Extra inputs are not permitted",
         ": ends after 4 of 5 cells: it is truncated",
     ]
-    assert import_(empty, file, left_out={2, 3, 4})["new cells"] == 1
+    assert import_(empty, file, checked=exchange.Checked({2, 3, 4}, {}))["new cells"] == 1
     assert sorted(empty.cells()) == ["a", "b", "c"]
 
 
@@ -704,8 +704,7 @@ def test_an_import_waits_for_who_claims_a_stage_of_the_cell(store: Store, tmp_pa
     """On a server `claim` locks the cell's row, and so does an import; another cell's it does not wait for."""
     if store.database.path is not None:
         pytest.skip("SQLite has one writer")
-    store.add_cell("b", {"seed": 2})
-    attacked(store)
+    fill(store)
     file = put(tmp_path, exported(store, ["a"]))
     at = store.database._engine.url
     at = at.update_query_dict({"options": f"{at.query.get('options', '')} -c lock_timeout=200"})

@@ -10,6 +10,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,6 +73,47 @@ def test_the_end_of_a_stage_streams(tmp_path: Path) -> None:
         stream = io.StringIO()
         assert peak(lambda: jsonl.export(store, stream)) < 12  # of which the text is 4
         assert len(stream.getvalue()) > 1e6
+
+
+def test_cells_are_read_one_at_a_time(tmp_path: Path) -> None:
+    """For `db check`, which asks for a hundred."""
+    with Store.open(str(tmp_path / "a.db"), create=True) as store:
+        for cell in "abcdefgh":
+            store.add_cell(cell, {"seed": 0})
+            run = store.claim(cell, "train", suite="s", total=1, provenance={})
+            assert run is not None
+            store.finish(run, [Number("loss", k / 3, 1, 1, k) for k in range(400)], round=1)
+        with store.database.reading() as connection:
+            lines = partial(export_lines.lines, connection)
+            few, many = (peak(lambda n=n: [None for _ in lines([*"abcdefgh"[:n]])]) for n in (2, 8))
+    assert many < 1.3 * few
+
+
+def test_what_is_here_is_known_by_its_digests(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell or its replicate: no number of the database is read. One that was edited in the file is seen."""
+    store.finish(numbered(store, 3, 2), round=3)
+    file, read = tmp_path / "a.jsonl", []
+    jsonl.export(store, file)
+
+    def watched(module: Any, name: str) -> None:
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given: (read.append(name), real(*given))[1])
+
+    watched(jsonl.export_schema, "cell")
+    watched(jsonl, "_here")
+    known = {"cells": 1, "numbers already here": 6, "new numbers": 0, "new replicates": 0}
+    assert known.items() <= jsonl.import_(store, file).items() and not read
+    with Store.open(str(tmp_path / "other.db"), create=True) as other:
+        other.add_cell("a", {"seed": 0})
+        run = other.claim("a", "train", suite="s", total=3, provenance={})
+        assert run is not None
+        other.commit(run, numbers=[Number("loss", 7.0, 1, 1, 0)], round=1)
+        assert jsonl.import_(other, file)["new replicates"] == 1 and read
+        read.clear()
+        assert known.items() <= jsonl.import_(other, file).items() and not read
+    file.write_text(file.read_text().replace("[1,0,", "[1,5,", 1))
+    with pytest.raises(jsonl.ExchangeError, match="its digest is of other numbers or outcomes"):
+        jsonl.import_(store, file)
 
 
 def test_others_write_while_a_digest_is_made(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +338,9 @@ def test_show_reads_the_last_round_of_training_alone(
     monkeypatch.setattr(Store, "measurements", counted)
     _, text, _ = run("show", "a", "--db", db)
     assert len(asked[0]) == 61 and "180 further numbers" in text and "few" in text
-    assert '"client": 59' in run("show", "a", "--db", db, "--format", "json")[1] and len(asked[1]) == 181
+    shown = json.loads(run("show", "a", "--db", db, "--format", "json")[1])["numbers"]
+    assert [(row["round"], row["client"]) for row in shown[:2]] == [(1, 0), (1, 1)] and len(shown) == 181
+    assert not asked[1], "of JSON the numbers come one by one"
 
 
 def test_lines_of_many_clients_are_quantiles() -> None:

@@ -395,12 +395,12 @@ def take_in(sources: Sequence[Path], db: str | None, bad: list[str] | None) -> t
     from fatbench.suite.validate_import import identity
 
     with opened(db, new=True) as store:
-        left_out = [jsonl.check(store, one, identify=identity, contradiction=contradiction, bad=bad) for one in sources]
+        checked = [jsonl.check(store, one, identify=identity, contradiction=contradiction, bad=bad) for one in sources]
     taken, cells = [], set[str]()
     with Store.open(settings.database(db), create=True) as store:
-        for file, lines in zip(sources, left_out, strict=True):
-            summary = jsonl.import_(store, file, identify=identity, left_out=lines, taken=cells)
-            taken.append({"file": str(file), **summary, "invalid lines": len(lines)})
+        for file, lines in zip(sources, checked, strict=True):
+            summary = jsonl.import_(store, file, identify=identity, checked=lines, taken=cells)
+            taken.append({"file": str(file), **summary, "invalid lines": len(lines.bad)})
         for plan in labels.of_unlabelled(store):
             store.label(labels.points_of(plan))
         sql_tables.judge(store, sorted(cells))

@@ -51,30 +51,36 @@ def show_cell(
         id = cell_in(store, cell)
         assert store is not None
         spec = store.cells([id])[id]
-        last, earlier = (0, 0) if format == "json" else store.last_trained(id)
-        numbers = store.measurements([id], trained_from=last)
-        integrity.agree(numbers, store.database)
         runs = store.runs([id])
         stages = store.stages([id])
         others = cell_runs.runs_of_cell(store, id)
         why = cell_rows.doubts_of([id], store)
-    for number in numbers:
-        accuracy = number["metric"] == parsed(number["stage"]).metric
-        number["doubts"] = in_words(why.get((id, number["stage"]), ())) if accuracy else []
-    if format == "json":
-        for number in numbers:
-            del number["settings"]  # those of its stage
-        of_stages = [
-            {"stage": row.stage, "status": row.status, "round": row.round, "total": row.total, "settings": row.settings}
-            for row in stages.values()
-        ]
-        print_json(
-            {"cell": id, "spec": spec, "stages": of_stages, "numbers": numbers, "runs": runs, "replicates": others}
-        )
-    else:
-        show.cell(id, _name(id, runs), spec, stages, numbers, runs, earlier)
-        if others:
-            print(cell_runs.runs_as_text(others))
+
+        def doubted(number: dict[str, Any]) -> dict[str, Any]:
+            accuracy = number["metric"] == parsed(number["stage"]).metric
+            return number | {"doubts": in_words(why.get((id, number["stage"]), ())) if accuracy else []}
+
+        if format == "json":
+            evaluated = [stage for _, stage in stages if stage != "train"]
+            metrics = sorted({parsed(stage).metric for stage in evaluated})
+            integrity.agree(store.measurements([id], stages=evaluated, metrics=metrics), store.database)
+            rows = map(doubted, store.each_measurement(id))
+            shown = ({key: row[key] for key in row if key != "settings"} for row in rows)  # those of its stage
+            of_stages = [
+                {name: getattr(row, name) for name in ("stage", "status", "round", "total", "settings")}
+                for row in stages.values()
+            ]
+            print_json(
+                {"cell": id, "spec": spec, "stages": of_stages, "numbers": shown, "runs": runs, "replicates": others}
+            )
+            return
+        last, earlier = store.last_trained(id)
+        numbers = store.measurements([id], trained_from=last)
+        integrity.agree(numbers, store.database)
+        numbers = [doubted(number) for number in numbers]
+    show.cell(id, _name(id, runs), spec, stages, numbers, runs, earlier)
+    if others:
+        print(cell_runs.runs_as_text(others))
 
 
 def _name(id: str, runs: Sequence[Mapping[str, Any]]) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +26,22 @@ FIGURES = Path("results/figures")
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print one JSON object with its schema's version."""
-    print(json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=2))
+    """Print one JSON object with its schema's version; what an iterator in it gives is a list that is never held."""
+    value = {key: _Given(part) if isinstance(part, Iterator) else part for key, part in value.items()}
+    for text in json.JSONEncoder(indent=2).iterencode({"schema_version": SCHEMA_VERSION, **value}):
+        sys.stdout.write(text)
+    print()
+
+
+class _Given(list[Any]):
+    """A list for the encoder, which asks whether it is empty and then for one item after the other."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        super().__init__(itertools.islice(items, 1))
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.chain(super().__iter__(), self.items)
 
 
 SHORT = {"md": "markdown", "tex": "latex"}  # formats by the ending of their files

@@ -64,4 +64,4 @@ def of_unlabelled(store: Store) -> Iterator[Plan]:
     for suite, preset in sorted(map(tuple, wanted)):
         if files.with_settings(suite)[0] in files.available():  # never a path: a file would name plug-ins
             with suppress(FatbenchError):  # a preset or a setting of another version
-                yield files.load(suite).plan(preset)
+                yield files.load(suite).plan(preset, refuse=False)

@@ -35,8 +35,8 @@ def lines(
     out, for a stage may have millions (`rounds`).
     """
 
-    def by_cell(table: Any, *order: Any) -> dict[str, list[Any]]:
-        query = select(table).where(table.c.cell.in_(cells)).order_by(table.c.cell, *order)
+    def by_cell(table: Any, *order: Any, of: Sequence[str] = cells) -> dict[str, list[Any]]:
+        query = select(table).where(table.c.cell.in_(of)).order_by(table.c.cell, *order)
         if stages is not None and table is not RUNS:  # a number may name a run of another stage
             query = query.where(table.c.stage.in_(list(stages)))
         return {cell: list(group) for cell, group in groupby(connection.execute(query), lambda row: row.cell)}
@@ -44,9 +44,11 @@ def lines(
     runs = by_cell(RUNS, RUNS.c.stage, RUNS.c.started, RUNS.c.uid)
     rows = by_cell(STAGES, STAGES.c.stage)
     order = [NUMBERS.c[name] for name in ("stage", "round", "client", "metric")]
-    values = by_cell(NUMBERS, *order) if numbers else {}
     outcomes = by_cell(OUTCOME_CHUNKS, *OUTCOME_CHUNKS.primary_key)
-    for cell in connection.execute(select(CELLS).where(CELLS.c.id.in_(cells)).order_by(CELLS.c.id)):
+    for cell in connection.execute(select(CELLS).where(CELLS.c.id.in_(cells)).order_by(CELLS.c.id)).all():
+        values = (
+            by_cell(NUMBERS, *order, of=[cell.id]) if numbers else {}
+        )  # of one cell at a time: it may have millions
         mine = runs.get(cell.id, [])
         position = {run.id: number for number, run in enumerate(mine)}
         measured = {stage: list(group) for stage, group in groupby(values.get(cell.id, []), lambda row: row.stage)}

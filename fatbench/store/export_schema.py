@@ -229,7 +229,7 @@ def header(line: str, at: str) -> int:
             f"{at}: written by another fatbench (schema_version {str(value.get('schema_version'))[:20]};"
             f" this one reads {SCHEMA_VERSION})"
         )
-    return int(_read(_HEADER, _parsed(line, at), at).cells)
+    return int(_read(_HEADER, parsed(line, at), at).cells)
 
 
 def cell(
@@ -244,7 +244,7 @@ def cell(
     identify: the identity of a spec, which a cell's id must be. contradiction: in what a stage's name contradicts its
     settings.
     """
-    value = _parsed(line, at)
+    value = parsed(line, at)
     found: CellLine = _read(_CELL, value, at)
     if identify is not None:
         try:
@@ -308,7 +308,7 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number")
 
 
-def _parsed(line: str, at: str) -> dict[str, Any]:
+def parsed(line: str, at: str) -> dict[str, Any]:
     """One line as a JSON object. ExchangeError: it is none."""
     try:
         value = json.loads(line, parse_constant=_no_constant)

@@ -97,13 +97,16 @@ def counts(
     return found
 
 
+WHOLE = (CELLS, REPLICATES, STAGES, RUNS, POINTS, ASKED)  # what decides which cells and stages there are
+
+
 def whole_rows(connection: Connection, shown: str) -> None:
     """Damaged: what decides which cells and stages there are contradicts its keys, or a replicate is misnamed.
 
     What a stage says is covered by its digest. A server's tables are its own business.
     """
     if connection.dialect.name == "sqlite":
-        for table in (CELLS, REPLICATES, STAGES, RUNS, POINTS, ASKED):
+        for table in WHOLE:
             for (line,) in connection.exec_driver_sql(f"PRAGMA integrity_check({table.name})"):
                 if line != "ok":
                     raise Damaged(f"{shown} is damaged: {line} (fatbench db check)")
@@ -153,6 +156,8 @@ def _problems(connection: Connection) -> Iterator[str]:
         for (line,) in connection.exec_driver_sql("PRAGMA integrity_check(20)"):
             if line != "ok":
                 yield line
+        for part in WHOLE:
+            connection.exec_driver_sql(f"PRAGMA foreign_key_check({part.name})").all()  # refuses a damaged definition
         yield from _views(connection)
     yield from _schema(connection)
     yield from _orphans(connection)

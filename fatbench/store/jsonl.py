@@ -18,13 +18,15 @@ stands: "points": [{"suite": "sfat-mu", "preset": "quick", "labels": {"mu": "0.1
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import DataError, IntegrityError
@@ -35,7 +37,7 @@ from fatbench.store import export_lines, export_schema, integrity, leases, numbe
 from fatbench.store.database import lock
 from fatbench.store.export_schema import FORMAT, SCHEMA_VERSION, CellLine, ExchangeError, Stage, bits_of
 from fatbench.store.rows import batches, cell_row, dumps
-from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, REPLICATES, RUNS, STAGES
+from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, POINTS, REPLICATES, RUNS, STAGES
 from fatbench.store.stages import Store
 
 # --- export ------------------------------------------------------------------------------------------------------
@@ -126,6 +128,22 @@ def _stage_text(connection: Connection, line: Mapping[str, Any], number: int) ->
 BATCH = 100  # cells of a transaction: other processes can write between two of them
 
 
+class Known(NamedTuple):
+    """A line of which the database has every word."""
+
+    sha256: bytes  # of the line
+    cell: str
+    numbers: int
+    runs: tuple[str, ...]
+
+
+class Checked(NamedTuple):
+    """What `check` found: the bad lines by number, and those of which there is nothing to take in."""
+
+    bad: Collection[int]
+    known: Mapping[int, Known]
+
+
 def check(
     store: Store | None,
     file: str | Path,
@@ -133,14 +151,14 @@ def check(
     identify: Callable[[Mapping[str, Any]], str] | None = None,
     contradiction: Callable[[Mapping[str, Any]], str | None] | None = None,
     bad: list[str] | None = None,
-) -> set[int]:
-    """Look at every line of a file that `export` wrote and write nothing; the numbers of the lines that are bad.
+) -> Checked:
+    """Look at every line of a file that `export` wrote and write nothing: which are bad, and which are here already.
 
     store: the database that will take them in; None: it is not there yet. bad: what is wrong with each bad line is
     added to it; without it the first bad line is an ExchangeError. A file that is none of ours always is, and one that
     cannot be read is a MachineError. Other arguments as for `import_`.
     """
-    path, left_out = Path(file), set()
+    path, wrong, here = Path(file), set[int](), dict[int, Known]()
     seen: dict[str, int] = {}  # run -> the line it is in
     with read_parts(path) as (promised, numbered):
         count = 0
@@ -150,25 +168,28 @@ def check(
                     at = f"{path}:{number}"
                     count += 1
                     try:
-                        cell = export_schema.cell(line, at, identify, contradiction)
+                        known = None if connection is None else _known(connection, line, at)
+                        cell = export_schema.cell(line, at, identify, contradiction) if known is None else None
                         if count > promised:
                             raise ExchangeError(f"{at}: more cells than the {promised} that the first line promises")
-                        for run in cell.runs:
-                            if seen.setdefault(run.uid, number) != number:
-                                raise ExchangeError(f"{at}: run {run.uid} is also in line {seen[run.uid]}")
-                        if connection is not None:
+                        for uid in known.runs if known else [run.uid for run in cell.runs] if cell else ():
+                            if seen.setdefault(uid, number) != number:
+                                raise ExchangeError(f"{at}: run {uid} is also in line {seen[uid]}")
+                        if known is not None:
+                            here[number] = known._replace(runs=())
+                        elif connection is not None and cell is not None:
                             _contradiction(connection, cell, at)
                     except ExchangeError as error:
                         if bad is None:
                             raise
                         bad.append(str(error).removesuffix(NOTHING))
-                        left_out.add(number)
+                        wrong.add(number)
         if count < promised:
             short = f"{path}: ends after {count} of {promised} cells: it is truncated"
             if bad is None:
                 raise ExchangeError(short)
             bad.append(short)
-    return left_out
+    return Checked(wrong, here)
 
 
 def import_(
@@ -177,29 +198,30 @@ def import_(
     *,
     identify: Callable[[Mapping[str, Any]], str] | None = None,
     contradiction: Callable[[Mapping[str, Any]], str | None] | None = None,
-    left_out: Container[int] | None = None,
+    checked: Checked | None = None,
     taken: set[str] | None = None,
 ) -> dict[str, int]:
     """Take in a file that `export` wrote; counts of what was in it and what was new. Importing twice changes nothing.
 
     identify: the identity of a spec; a cell whose id is another is refused. contradiction: in what the name of a stage
-    contradicts its settings (`fatbench.suite.asked`). left_out: the lines that `check` found bad; without it the file
-    is checked first. taken: the ids of the file's cells are added to it. ExchangeError, and nothing written: not such
+    contradicts its settings (`fatbench.suite.asked`). checked: what `check` found; without it the file is checked
+    first. taken: the ids of the file's cells are added to it. ExchangeError, and nothing written: not such
     a file, damaged, or a number of the same run that is another here. A cell that has other numbers here, of other
     runs, is taken in as a replicate (`fatbench.store.replicates`). MachineError: the file cannot be read.
 
     BATCH cells are a transaction. Whoever is killed between two of them imports the file again.
     """
     path = Path(file)
-    left_out = check(store, path, identify=identify, contradiction=contradiction) if left_out is None else left_out
+    checked = check(store, path, identify=identify, contradiction=contradiction) if checked is None else checked
     what = ("cells", "new cells", "new replicates", "new stages", "new numbers", "numbers already here")
     counts = dict.fromkeys(what, 0)
     with read_parts(path) as (_, numbered):
         for part in numbered:
+            known = [checked.known[number] for number, line in part if _is(line, checked.known.get(number))]
             cells = [
                 (f"{path}:{number}", export_schema.cell(line, f"{path}:{number}", identify))
                 for number, line in part
-                if number not in left_out
+                if number not in checked.bad and not _is(line, checked.known.get(number))
             ]
             at, before = "", counts["cells"]
             try:
@@ -208,8 +230,10 @@ def import_(
                     for at, cell in cells:
                         take_in(connection, cell, at, counts, store.database.path)
                         counts["cells"] += 1
+                counts["cells"] += len(known)
+                counts["numbers already here"] += sum(one.numbers for one in known)
                 if taken is not None:
-                    taken |= {cell.cell for _, cell in cells}
+                    taken |= {cell.cell for _, cell in cells} | {one.cell for one in known}
             except (UnicodeEncodeError, DataError):
                 raise ExchangeError(f"{at}: text that cannot be stored{_after(before)}") from None
             except IntegrityError as error:
@@ -242,7 +266,7 @@ def read_parts(path: Path) -> Iterator[tuple[int, Iterator[list[tuple[int, str]]
 
 
 LINE = 2**26  # characters of a line: read as JSON it takes 25 times as much memory
-PART = 2**24  # characters that are held at a time, and the line that goes beyond
+PART = 2**20  # characters that are held at a time, and the line that goes beyond
 
 
 def _parts(stream: TextIO, path: Path) -> Iterator[list[tuple[int, str]]]:
@@ -259,6 +283,52 @@ def _parts(stream: TextIO, path: Path) -> Iterator[list[tuple[int, str]]]:
             part, held = [], 0
     if part:
         yield part
+
+
+_CELL = re.compile(r'\{"cell":"([^"\\]{1,190})"')  # how a line of `export` begins
+
+
+def _known(connection: Connection, text: str, at: str) -> Known | None:
+    """A line of which the database has every word; None: it is another, or not as `export` writes it.
+
+    Digests decide: a finished stage whose digest here is that of the line, and of what the line says, is the same.
+    """
+    begin = _CELL.match(text)
+    ids = replicates.here(connection, begin[1]) if begin else []
+    done = STAGES.c.cell.in_(ids) & (STAGES.c.status == "done")
+    query = select(STAGES.c.cell, STAGES.c.stage, STAGES.c.digest).where(done)
+    digests: dict[str, dict[str, str]] = {}
+    for id, stage, digest in connection.execute(query) if ids else ():
+        if digest and digest in text:
+            digests.setdefault(id, {})[stage] = digest
+    for id, own in digests.items():
+        line = export_schema.parsed(text, at)
+        try:
+            export_schema.fields(line)
+            same = [own[stage["stage"]] == stage["digest"] for stage in line["stages"]]
+            same += [run["stage"] in own for run in line["runs"]]
+            runs = tuple(run["uid"] for run in line["runs"])
+            if not all(same) or len(line["stages"]) > len(own) or any(export_lines.mismatches(line)):
+                continue
+        except (ArithmeticError, ExchangeError, LookupError, TypeError, ValueError):
+            return None  # whoever reads all of it says what is wrong
+        uids = set(connection.scalars(select(RUNS.c.uid).where(RUNS.c.cell == id)))
+        of_cell = select(POINTS.c.suite, POINTS.c.preset).where(POINTS.c.cell == line["cell"])
+        stand = {(suite, preset) for suite, preset in connection.execute(of_cell)}
+        points = {(point["suite"], point["preset"]) for point in line.get("points", ())}
+        if uids.issuperset(runs) and points <= stand:
+            numbers = sum(len(stage["numbers"]) for stage in line["stages"])
+            return Known(_sha256(text), line["cell"], numbers, runs)
+    return None
+
+
+def _sha256(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _is(text: str, known: Known | None) -> bool:
+    """Whether a line is still the one that was found to be here."""
+    return known is not None and known.sha256 == _sha256(text)
 
 
 def _contradiction(connection: Connection, cell: CellLine, at: str) -> None:

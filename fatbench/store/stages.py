@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, Protocol, Self, cast
@@ -493,6 +493,15 @@ class Store:
         names = [c.name for c in VIEW.c]
         with self.database.reading() as connection:
             return [dict(zip(names, row, strict=True)) for row in fetch(connection, query, VIEW.c.cell, cells)]
+
+    def each_measurement(self, cell: str) -> Iterator[dict[str, Any]]:
+        """The rows that `measurements` has of a cell, one by one: it may have millions."""
+        order = ("stage", "round", "client", "metric")
+        query = select(VIEW).where(VIEW.c.cell == cell).order_by(*(VIEW.c[name] for name in order))
+        names = [c.name for c in VIEW.c]
+        with self.database.reading() as connection:
+            for row in connection.execute(query, execution_options={"yield_per": 10_000}):
+                yield dict(zip(names, row, strict=True))
 
     @patient
     def last_trained(self, cell: str) -> tuple[int, int]:
