@@ -56,3 +56,12 @@ def test_a_name_that_no_cell_has() -> None:
     for where in ("momentun=0.9", "momentun!=0.9"):
         with pytest.raises(SpecError, match=r"-k: no cell has 'momentun' \(did you mean 'momentum'\?\)"):
             select(PLAN, where)
+
+
+@pytest.mark.parametrize(
+    "where", ["method in [FAT, SFTA]", "method=FAT or method=SFTA", "method not in [SFTA]", "lr=0.1 or not method=SFTA"]
+)
+def test_a_misspelt_label_beside_others_is_named_and_a_number_of_another_preset_is_not(where: str) -> None:
+    with pytest.raises(SpecError, match=r"method is never 'SFTA' \(did you mean 'SFAT'\?\)"):
+        select(PLAN, where)
+    assert len(select(PLAN, "seed in [0, 1, 2]").cells) == 4

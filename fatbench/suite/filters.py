@@ -27,7 +27,7 @@ def select(plan: Plan, where: str) -> Plan:
 
     A name is an axis, a setting by its dotted path, a call of the cell (`model`, `aggregator`: compared with its
     name), or `threat` and `labels` of an attack on privacy (`fatbench.suite.threats`).
-    SpecError: cannot be read, or an unknown name; NothingMatched: no cell is left.
+    SpecError: cannot be read, an unknown name, or a word that a name has in no cell; NothingMatched: no cell is left.
     """
     test, asked = _parse_filter(where)
     facts = _facts_of(plan)
@@ -35,13 +35,23 @@ def select(plan: Plan, where: str) -> Plan:
     cells = [cell for cell, one in zip(plan.cells, facts, strict=True) if test(one, known)]
     if not cells:
         text = f"-k '{where}' matches none of the {len(plan.unique())} cells of '{plan.suite}'"
-        raise NothingMatched(text + _never(plan, asked))
+        raise NothingMatched(text + _never(facts, asked))
+    if wrong := _never(facts, [(name, value) for name, value in asked if not (value == "none" or _is_number(value))]):
+        raise SpecError(f"-k '{where}'{wrong}")  # else a misspelt label is ignored
     return replace(plan, cells=cells, where=where)
 
 
-def _never(plan: Plan, asked: list[tuple[str, str]]) -> str:
+def _is_number(text: str) -> bool:
+    """Whether it is one: seeds and sizes are given generously, for presets that have fewer."""
+    try:
+        float(number(text))
+    except ValueError:
+        return False
+    return True
+
+
+def _never(facts: list[dict[str, str]], asked: list[tuple[str, str]]) -> str:
     """The tail of a message: the first value asked for that its name has in no cell, and what it could have been."""
-    facts = _facts_of(plan)
     for name, value in asked:
         have = {one[name] for one in facts if name in one}
         if value.lower() not in {one.lower() for one in have}:
