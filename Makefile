@@ -24,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE :=
 COLOUR := $(if $(NO_COLOR),,$(if $(MAKE_TERMOUT),FORCE_COLOR=1))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo site docs test bench gpu fidelity fuzz soak slurm scale mutants nightly check lint format golden results wheel constraints vega clean
+.PHONY: help env demo site docs test bench gpu fidelity fuzz soak slurm scale mutants nightly check lint format golden results wheel constraints clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -151,10 +151,6 @@ constraints: $(STAMP) ## newest versions that resolve, as the pins of constraint
 	    --python-version 3.11 --no-header --no-annotate \
 	    $(foreach name,requests urllib3 idna chardet charset-normalizer,--no-emit-package $(name)) >> constraints.new
 	@mv constraints.new constraints.txt
-
-vega: $(STAMP) ## the script of the pages' charts, for the version of Vega-Lite that Altair writes
-	@$(BIN)/python -c 'import altair, vl_convert; version = ".".join(altair.SCHEMA_VERSION[1:].split(".")[:2]); \
-	    print(vl_convert.javascript_bundle(None, version), end="")' > fatbench/report/figures/vega.js
 
 clean: ## remove the environment, the demo and the caches; results stay
 	@rm -rf $(VENV) $(DEMO) .rehearsal site build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

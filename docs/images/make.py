@@ -52,14 +52,12 @@ def latex(text: str, folder: Path) -> None:
 
 
 def page(file: Path) -> None:
-    """page.png: a page from its top to the charts of the first leaderboard."""
+    """page.png: a page from its top to the end of the first leaderboard."""
     quiet = ["--headless", "--no-sandbox", "--disable-gpu"]
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path="/usr/bin/chromium", args=quiet)
         shown = browser.new_page(viewport={"width": 1180, "height": 1400})
         shown.goto(file.as_uri())
-        for chart in range(2):
-            shown.locator(".chart").nth(chart).locator(".mark-symbol path").first.wait_for(state="attached")
         end = shown.locator(".board details").first.bounding_box()
         assert end is not None
         shown.screenshot(path=file.with_suffix(".png"), clip={"x": 0, "y": 0, "width": 1180, "height": end["y"]})
@@ -84,8 +82,8 @@ def main() -> None:
         db = ["--db", str(folder / "results.db")]
         fatbench("import", "results/sfat-jpeg75-cpu.jsonl", *db)
         terminal(fatbench("report", *SUITE, "--format", "terminal", *db, FORCE_COLOR="1", COLUMNS="112"))
-        fatbench("site", "results/sfat-fashion-cpu.jsonl", "-o", str(folder / "site"))
-        page(folder / "site" / "sfat-fashion-cpu.html")
+        fatbench("site", "results/fat-baselines-cpu.jsonl", "-o", str(folder / "site"))
+        page(folder / "site" / "fat-baselines-cpu.html")
         latex(fatbench("report", *SUITE, "--format", "latex", "--width", "text", "--notes", "short", *db), folder)
 
 

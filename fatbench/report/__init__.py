@@ -5,7 +5,7 @@
 | numbers | what is read from the database; statistical tests, flags, provenance, published values |
 | tables | a table before it is printed: which cell stands where, marks, notes |
 | formats | Markdown, LaTeX, HTML, CSV, JSON, terminal |
-| figures | curves, bars, matrices and images, drawn with matplotlib or as Vega-Lite |
+| figures | curves, bars, matrices and images, drawn with matplotlib: files, or inside a page |
 | site | pages to look at: leaderboards, tables, the runs of every number |
 
 Not here: anything that trains, attacks or writes to the database.

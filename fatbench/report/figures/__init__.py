@@ -1,1 +1,1 @@
-"""Figures: curves, bars, matrices and images, drawn with matplotlib or as Vega-Lite."""
+"""Figures: curves, bars, matrices and images, drawn with matplotlib: files, or inside a page."""

@@ -49,6 +49,14 @@ def _scaled(line: Line, value: float) -> float:
     return 100 * value if line.source.fraction else value
 
 
+def _last(line: Line, name: Names) -> str:
+    """What a line or a bar says of itself: its name and its last number."""
+    last = line.points[-1]
+    spread = "" if last.std is None else f" ±{_scaled(line, last.std):.3g}"
+    who = name(line) or ", ".join(line.key.values()) or line.heading
+    return f"{who}: {_scaled(line, last.mean):.4g}{spread}" + (f", round {last.round:g}" if last.round >= 1 else "")
+
+
 def curves(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
     """Means over the rounds or over the radii of an attack, a few in a band of one standard deviation over seeds."""
     banded = len(panel.lines) <= BANDS
@@ -59,15 +67,17 @@ def curves(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
         rounds = [point.round for point in line.points]
         means = [_scaled(line, point.mean) for point in line.points]
         spreads = [_scaled(line, point.std or 0.0) for point in line.points]
+        label = f"{name(line)}\n{_last(line, name)}"
         if len(rounds) < FEW:
             settings = {**line_settings(style), "marker": line_settings(style)["marker"] or "o"}
-            axes.errorbar(rounds, means, yerr=spreads if any(spreads) else None, elinewidth=0.8, **settings)
+            drawn, *_ = axes.errorbar(rounds, means, yerr=spreads if any(spreads) else None, elinewidth=0.8, **settings)
+            drawn.set_label(label)
             continue
-        axes.plot(rounds, means, markevery=max(1, len(rounds) // 8), **line_settings(style))
+        axes.plot(rounds, means, markevery=max(1, len(rounds) // 8), label=label, **line_settings(style))
         if any(spreads) and banded:
             low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
             high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
-            axes.fill_between(rounds, low, high, color=style.colour, alpha=0.18, linewidth=0)
+            axes.fill_between(rounds, low, high, color=style.colour, alpha=0.18, linewidth=0, label=label)
     radii = {point.round: point.radius for line in panel.lines for point in line.points if point.radius}
     if radii:
         swept = {point.swept for line in panel.lines for point in line.points}
@@ -95,11 +105,12 @@ def bars(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
         style, at = styles[name(line)], groups.index(group(line)) - 0.4 + (beside.index(name(line)) + 0.5) * width
         if line.points:
             last = line.points[-1]
-            axes.bar(
+            (bar,) = axes.bar(
                 at, _scaled(line, last.mean), width * 0.94, color=style.colour, hatch=HATCHES[style.style],
                 yerr=None if last.std is None else _scaled(line, last.std), edgecolor="white", linewidth=0,
                 error_kw={"elinewidth": 0.7, "ecolor": INK},
             )  # fmt: skip
+            bar.set_label(f"{name(line)}\n{_last(line, name)}")
             _seeds(axes, line, at, width)
         if line.published is not None:
             low, high = (_scaled(line, value) for value in line.published)

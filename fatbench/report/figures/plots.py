@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench import whole_file
 from fatbench.report.figures import panel_kinds
 from fatbench.report.figures.series import Line, Panel, Plot
-from fatbench.report.figures.styles import GREY, axis_label, handle, styles_of
+from fatbench.report.figures.styles import GREY, Names, Style, axis_label, handle, styles_of
 from fatbench.report.numbers.measurements import RANGE
 from fatbench.suite.model import Key
 from fatbench.suite.tables import SERIES
@@ -61,7 +61,7 @@ def draw(
                 figure.savefig(drawn, format=format, metadata=_metadata(plot, names, format))
             whole_file.write(file, drawn.getvalue(), f"-o {folder}", make_folder=True)
             if width is not None:
-                whole_file.write(file.with_suffix(".txt"), _caption(plot, names | _alike(panels)), f"-o {folder}")
+                whole_file.write(file.with_suffix(".txt"), _caption(plot, names | alike(panels)), f"-o {folder}")
             written.append(file)
     return written
 
@@ -179,7 +179,7 @@ def page_of(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None,
         width, columns = paper, min(columns, max(1, int(paper / NARROW)))
         rows = -(-len(tiles) // columns)
     weight = "bold" if plot.label else "normal"
-    everywhere = names | _alike(panels)
+    everywhere = names | alike(panels)
     cut = ", ".join(f"{axis} {label}" for axis, label in everywhere.items())
     title = "\n".join(
         panel_kinds.wrapped(text, width, 9, weight) for text in (plot.figure.title, cut, plot.label) if text
@@ -219,17 +219,10 @@ def page_of(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None,
         if kind == "boundaries":
             panel_kinds.boundaries(panel, said, axes, name, found, files)
             continue
-        KINDS[kind](panel, axes, name, found)
+        fill(plot, panel, axes, name, found, everywhere)
         axes.set_title(panel_kinds.wrapped(said, panel_kinds.WIDE, 8))
-        if not any(line.points for line in panel.lines):
-            axes.text(0.5, 0.5, "no measurements yet", transform=axes.transAxes, ha="center", color="#888888")
         if kind in ROWS:
-            axes.set_ylabel(panel.lines[0].source.indexed if panel.lines and kind == "raster" else "")
             continue
-        if axes.get_xlabel() == "round":
-            axes.set_xlabel(plot.figure.xlabel)
-        axes.set_yscale(plot.figure.scale)
-        axes.set_ylabel(_unit(plot, panel, titled=SERIES in panel.key and SERIES not in everywhere))
         same = _unit(plot, panel)
         if same in first:
             axes.sharey(first[same])  # panels of the same numbers are compared
@@ -242,9 +235,7 @@ def page_of(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None,
                 axes.set_ylabel("")
     for same, axes in first.items():
         axes.autoscale_view(scalex=False)  # what one panel shows, all that share its axis have room for
-        if same.endswith("(%)") or same == "per cent":  # an accuracy is from 0 to 100, whatever its spread
-            low, high = axes.get_ylim()
-            axes.set_ylim(max(low, -2), min(high, 102))
+        axes.set_ylim(bounded(axes.get_ylim(), same))
     ranges: list[Any] = [heat.get_clim() for heat in maps]
     for heat in maps:  # one scale, so that maps can be compared
         heat.set_clim(min(low for low, _ in ranges), max(high for _, high in ranges))
@@ -256,7 +247,28 @@ def page_of(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None,
     return figure
 
 
-def _alike(panels: Sequence[Panel]) -> Key:
+def fill(plot: Plot, panel: Panel, axes: Axes, name: Names, found: Mapping[str, Style], everywhere: Key) -> None:
+    """Draw what a panel holds, without files, and the words beside its axes; everywhere: labels that stand above."""
+    kind = plot.figure.kind
+    KINDS[kind](panel, axes, name, found)
+    if not any(line.points for line in panel.lines):
+        axes.text(0.5, 0.5, "no measurements yet", transform=axes.transAxes, ha="center", color="#888888")
+    if kind in ROWS:
+        axes.set_ylabel(panel.lines[0].source.indexed if panel.lines and kind == "raster" else "")
+        return
+    if axes.get_xlabel() == "round":
+        axes.set_xlabel(plot.figure.xlabel)
+    axes.set_yscale(plot.figure.scale)
+    axes.set_ylabel(_unit(plot, panel, titled=SERIES in panel.key and SERIES not in everywhere))
+
+
+def bounded(limits: tuple[float, float], unit: str) -> tuple[float, float]:
+    """The limits of a vertical axis: an accuracy is from 0 to 100, whatever its spread."""
+    low, high = limits
+    return (max(low, -2), min(high, 102)) if unit.endswith("(%)") or unit == "per cent" else (low, high)
+
+
+def alike(panels: Sequence[Panel]) -> Key:
     """The labels that all of several panels have: they stand above the page."""
     if len(panels) < 2:
         return {}

@@ -84,7 +84,7 @@ def framed(template: str, **content: Any) -> str:
 
     nothing = {
         "lead": "", "facts": [], "boards": [], "figures": [], "points": [], "places": [], "home": "", "script": "",
-        "data": {}, "label": "", "foot": "", "every": 0, "documentation": DOCUMENTATION, "links": {}, "others": [],
+        "label": "", "foot": "", "every": 0, "documentation": DOCUMENTATION, "links": {}, "others": [],
         "policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'",
     }  # fmt: skip
     style = markupsafe.Markup(file("style.css"))

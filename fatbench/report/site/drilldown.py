@@ -33,6 +33,16 @@ MOST = 60  # points of a curve
 LOG = 30  # lines of a log
 
 
+@dataclass(frozen=True)
+class Curve:
+    """A number over the rounds, seed by seed, in a square of 100."""
+
+    heading: str
+    rounds: tuple[int, int]  # first, last
+    ends: tuple[float, float]  # least, most
+    lines: list[tuple[str, str, float]]  # seed, "x,y x,y ...", its last value
+
+
 @dataclass
 class GridPoint:
     """One point of the grid."""
@@ -46,8 +56,7 @@ class GridPoint:
     seeds: list[tuple[int, str, str]] = field(default_factory=list)  # seed, cell, state
     settings: list[tuple[str, str, str]] = field(default_factory=list)  # what, the call, what it does
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    curves: list[tuple[str, str]] = field(default_factory=list)  # metric, heading
-    series: dict[str, Any] = field(default_factory=dict)  # metric -> {"title", "seeds": seed -> [rounds, values]}
+    curves: list[Curve] = field(default_factory=list)
     cost: list[tuple[str, str]] = field(default_factory=list)
     origins: list[tuple[str, str]] = field(default_factory=list)
     runs: list[dict[str, str]] = field(default_factory=list)
@@ -149,8 +158,7 @@ def _fill(
         rows = [row for cell in known for row in stages.get(cell, [])]
         point.settings = [*cell_facts.settings(specs[known[0]]), *_attacks(rows)]
         point.evaluations = _evaluations(here, int((specs[known[0]].get("algorithm") or {}).get("rounds") or 0))
-        point.series = _series(here, seeds)
-        point.curves = [(metric, said["heading"]) for metric, said in point.series.items()]
+        point.curves = _curves(here, seeds)
         point.cost = list(_cost(here))
         mine = [run for cell in known for run in runs.get(cell, [])]
         point.origins = list(_origins(mine))
@@ -234,7 +242,7 @@ def _in(label: str, precision: str) -> str:
 # --- curves ------------------------------------------------------------------------------------------------------
 
 
-def _series(here: Mapping[str, Any], seeds: Mapping[str, int]) -> dict[str, Any]:
+def _curves(here: Mapping[str, Any], seeds: Mapping[str, int]) -> list[Curve]:
     """The numbers of training over the rounds, at most MOST of each; fractions in per cent."""
     metrics = dict.fromkeys(
         metric
@@ -242,22 +250,30 @@ def _series(here: Mapping[str, Any], seeds: Mapping[str, int]) -> dict[str, Any]
         for metric, by_round in measured.get("train", {}).items()
         if len(by_round) > 1 and metric not in COSTS and not metric.endswith("_ci")
     )
-    order = sorted(metrics, key=lambda metric: FIRST.index(metric) if metric in FIRST else len(FIRST))
-    found = {}
-    for metric in order:
+    found = []
+    for metric in sorted(metrics, key=lambda metric: FIRST.index(metric) if metric in FIRST else len(FIRST)):
         fraction = Source.parse(f"train:{metric}").fraction
-        heading = metric.replace("_", " ") + (" (%)" if fraction else "")
-        by_seed = {}
+        by_seed: dict[str, dict[int, float]] = {}
         for cell, measured in here.items():
-            by_round = {at: v for at, (v, _) in measured.get("train", {}).get(metric, {}).items() if math.isfinite(v)}
-            if by_round:
-                rounds = thinned(sorted(by_round))
-                by_seed[str(seeds[cell])] = [
-                    rounds,
-                    [rounded(by_round[at] * (100 if fraction else 1)) for at in rounds],
-                ]
-        found[metric] = {"title": heading, "heading": heading, "seeds": by_seed}
+            by_round = measured.get("train", {}).get(metric, {})
+            finite = {at: v * (100 if fraction else 1) for at, (v, _) in by_round.items() if math.isfinite(v)}
+            if finite:
+                by_seed[str(seeds[cell])] = {at: finite[at] for at in thinned(sorted(finite))}
+        if by_seed:
+            found.append(_curve(metric.replace("_", " ") + (" (%)" if fraction else ""), by_seed))
     return found
+
+
+def _curve(heading: str, by_seed: Mapping[str, Mapping[int, float]]) -> Curve:
+    rounds = sorted({at for line in by_seed.values() for at in line})
+    values = [value for line in by_seed.values() for value in line.values()]
+    (first, last), (least, most) = (rounds[0], rounds[-1]), (min(values), max(values))
+
+    def placed(at: int, value: float) -> str:
+        return f"{100 * (at - first) / (last - first or 1):.4g},{100 - 100 * (value - least) / (most - least or 1):.4g}"
+
+    lines = [(s, " ".join(placed(*one) for one in line.items()), line[max(line)]) for s, line in by_seed.items()]
+    return Curve(heading, (first, last), (least, most), lines)
 
 
 def thinned(rounds: Sequence[Any]) -> list[Any]:
@@ -265,11 +281,6 @@ def thinned(rounds: Sequence[Any]) -> list[Any]:
     if len(rounds) <= MOST:
         return list(rounds)
     return [rounds[round(i * (len(rounds) - 1) / (MOST - 1))] for i in range(MOST)]
-
-
-def rounded(value: float) -> float:
-    """Four digits that matter: more cannot be seen in a chart."""
-    return float(f"{value:.4g}")
 
 
 # --- cost and provenance -----------------------------------------------------------------------------------------

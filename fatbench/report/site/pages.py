@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench import whole_file
-from fatbench.report.figures import charts, panel_kinds, series
+from fatbench.report.figures import inline, series
 from fatbench.report.formats import html, latex
 from fatbench.report.numbers.compare import signed
 from fatbench.report.site import drilldown
@@ -27,13 +26,13 @@ from fatbench.report.site import leaderboards as leaderboards
 from fatbench.report.site.drilldown import GridPoint
 from fatbench.report.site.leaderboards import Board
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Column, Grid, Row, Value
+from fatbench.report.tables.grid import Grid, Row
 from fatbench.store.replicates import SIGN
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.suite.cells import Plan
 from fatbench.suite.files import Suite
 from fatbench.suite.papers import LINKS, paper_of
-from fatbench.suite.tables import KEPT, SERIES
+from fatbench.suite.tables import KEPT
 from fatbench.version import __version__
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
 SCRIPT = "fatbench.js"
 GENERATOR = '<meta name="generator" content="fatbench">'  # in every page that this program has written
-LABELLED = 12  # dots that have their names beside them
 IMAGES = 2_500_000  # characters of images on a page
 Counts = Mapping[str, int]  # "measured", "failed", ... -> cells
 
@@ -131,7 +129,7 @@ def keep_within(places: Iterable[GridPoint], left: int) -> None:
 def page(what: Content, commit: str = "") -> str:
     """One file that holds its script; commit: of the code that writes it."""
     script = _script()
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {charts.hashed(script)}"
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {_hashed(script)}"
     return _suite_page(what, f"<script>{script}</script>", policy, commit, 0)
 
 
@@ -194,7 +192,6 @@ def site(
         places=[*([("Leaderboards", "#leaderboards")] if views else []), ("Suites", "#suites")],
         script=_safe(tag),
         policy=policy,
-        data=_data(found, [], [], links),
     )
     files = {SCRIPT: _script(), **written, "index.html": index}  # what the index links to is there before it
     for name, image in image_files.items():
@@ -296,13 +293,16 @@ def _suite_page(
         home=home,
         script=_safe(script),
         policy=policy,
-        data=_data(what.boards, plots, what.points.values(), links),
     )
 
 
+def _hashed(script: str) -> str:
+    """What a Content-Security-Policy calls a script that stands in the page."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
 def _script() -> str:
-    # the library's own names stay inside it
-    return f"(function () {{\n{charts.vega()}\n}})();\n{html.file('page.js')}"
+    return html.file("page.js")
 
 
 def _safe(markup: str) -> Any:
@@ -314,23 +314,6 @@ def _safe(markup: str) -> Any:
 
 def _slug(name: str) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in name)
-
-
-def _data(
-    boards: Iterable[Board],
-    plots: Iterable[Mapping[str, Any]],
-    places: Iterable[GridPoint],
-    links: html.Links,
-) -> dict[str, Any]:
-    """What the script reads: the charts' specifications and rows, the curves of each point."""
-    drawn = {board.id: chart for board in boards if (chart := _against(board, links))}
-    drawn |= {f"{board.id}-forest": chart for board in boards if (chart := _forest(board, links))}
-    return {
-        "colours": charts.COLOURS,
-        "spec": charts.lines("round", ""),
-        "charts": {**drawn, **{plot["id"]: plot["chart"] for plot in plots if plot["chart"]}},
-        "points": {point.anchor: point.series for point in places if point.series},
-    }
 
 
 # --- leaderboards ------------------------------------------------------------------------------------------------
@@ -356,21 +339,14 @@ def _board(board: Board, links: html.Links) -> dict[str, Any]:
         }
         for position, column in enumerate(grid.columns)
     ]
-    pair = _pair(board)
     published = f" Published: {grid.published_at}." * bool(grid.published_at)
-    title = "" if pair is None else f"{grid.columns[pair[1]].heading} against {grid.columns[pair[0]].heading}"
-    if title:
-        title += ": a dot for each row, ± standard deviation" + "; a ring for what is published" * (
-            grid.has_published and not grid.label
-        )
     return {
         "id": board.id, "title": board.title, "about": f"{board.about} Numbers: {WORDS[grid.select]}." + published,
         "label": grid.label, "region": f"{board.title} ({', '.join(board.suites)}, {board.preset})",
         "axes": board.axes, "choices": board.choices, "columns": columns, "rows": rows, "grid": grid,
-        "published": grid.has_published, "chart": _against(board, {}) is not None, "chart_title": title,
+        "published": grid.has_published,
         "latex": latex.render([replace(grid, rows=board.rows)]),
         "sentence": board.sentence.replace(" -", " \u2212"), "against": _heading(board),
-        "forest": _forest(board, {}) is not None,
     }  # fmt: skip
 
 
@@ -383,183 +359,31 @@ def _heading(board: Board) -> str:
 
 
 def _difference(board: Board, row: Row) -> dict[str, Any] | None:
-    """A row's difference from its baseline with its interval, in points."""
+    """A row's difference from its baseline with its interval, in points; places: 0, its ends and itself, of 100."""
     one = leaderboards.difference(board, row)
     if one is None or (test := one.comparison.test) is None:
         return None
+    ends = [end for other in board.differences if (t := other.comparison.test) for end in (t.low, t.high)]
+    low, high = min(0, *ends), max(0, *ends)
+    places = [
+        round(100 * (at - low) / (high - low or 1), 1) for at in (0, test.low, test.high, one.comparison.difference)
+    ]
     said = f"({signed(test.low)} to {signed(test.high)})".replace("-", "\u2212")
     return {"raw": one.comparison.difference, "number": signed(one.comparison.difference).replace("-", "\u2212"),
-            "interval": said}  # fmt: skip
-
-
-def _forest(board: Board, links: html.Links) -> dict[str, Any] | None:
-    """The differences of the rows from their baselines, in points: a dot and an interval a row."""
-    rows = []
-    for row in board.rows:
-        value = row.values[0][board.sorted_by]
-        one = leaderboards.difference(board, row)
-        if one is not None and one.comparison.test is not None:
-            name = ", ".join(label for axis in board.axes if (label := row.key.get(axis, "")))
-            low, high = 100 * one.comparison.test.low, 100 * one.comparison.test.high
-            rows.append([name, 0, 100 * one.comparison.difference, low, high, links.get(value.cells, "")])
-    if not rows:
-        return None
-    spec = charts.forest(_heading(board).partition(": ")[2], len(rows))
-    return {"spec": spec, "fields": (*charts.FIELDS, "href"), "panels": [rows], "names": []}
-
-
-def _pair(board: Board) -> tuple[int, int] | None:
-    """The columns of clean accuracy and of accuracy under the strongest attack, if there are both."""
-    names = [column.metric for column in board.grid.columns]
-    if "natural" not in names or names[board.sorted_by] == "natural":
-        return None
-    if board.grid.columns[board.sorted_by].unit != "percent":
-        return None
-    return names.index("natural"), board.sorted_by
-
-
-def _against(board: Board, links: html.Links) -> dict[str, Any] | None:
-    """Robust against clean accuracy, in per cent: a point a row, a ring what is published."""
-    if (pair := _pair(board)) is None:
-        return None
-    x, y = (board.grid.columns[position] for position in pair)
-    fields = ("name", "kind", "x", "mean", "low", "high", "left", "right", "href", "corner")
-    rows: list[list[Any]] = []
-    for row in board.rows:
-        a, b = (row.values[0][position] for position in pair)
-        name = ", ".join(label for axis in board.axes if (label := row.key.get(axis, "")))
-        if a.mean is not None and b.mean is not None:
-            href = links.get(b.cells, "")
-            rows.append([name, "measured", 100 * a.mean, 100 * b.mean, *_whisker(b, y), *_whisker(a, x), href])
-        if a.published is not None and b.published is not None and not board.grid.label:  # else not comparable
-            across, up = 100 * a.published, 100 * b.published
-            rows.append([name, "published", across, up, up, up, across, across, ""])
-    if not rows:
-        return None
-    corners, named = [0] * len(rows), set[int]()
-    if len(rows) <= LABELLED:  # the search for free corners is quadratic, and more names than these are unreadable
-        shown = [(min(row[low] for row in rows), max(row[high] for row in rows)) for low, high in ((6, 7), (4, 5))]
-        corners = charts.corners([(row[0], row[2], row[3]) for row in rows], *shown)
-        named = {corner for row, corner in zip(rows, corners, strict=True) if row[1] == "measured"}
-    rows = [[*row, corner] for row, corner in zip(rows, corners, strict=True)]
-    spec = charts.against(f"{x.heading} (%)", f"{y.heading} (%)", {str(row[1]) for row in rows}, named)
-    return {"spec": spec, "fields": fields, "panels": [rows], "names": []}
-
-
-def _whisker(value: Value, column: Column) -> tuple[float, float]:
-    assert value.mean is not None
-    scale, spread = (100.0 if column.unit == "percent" else 1.0), value.std or 0.0
-    return scale * (value.mean - spread), scale * (value.mean + spread)
+            "interval": said, "places": places}  # fmt: skip
 
 
 # --- figures -----------------------------------------------------------------------------------------------------
 
 
 def _figure(plot: series.Plot, id: str, images: list[str]) -> dict[str, Any]:
-    """A figure of the suite: its images, or a chart for each panel."""
-    panels = [panel for panel in plot.panels if any(line.points for line in panel.lines)]
-    chart = None
-    if panels and plot.figure.kind not in KEPT:
-        chart = (_heat if plot.figure.kind in ("raster", "matrix") else _chart)(plot, panels)
+    """A figure of the suite: its images, or what is drawn of each panel."""
+    drawn = None
+    if not plot.empty and plot.figure.kind not in KEPT:
+        drawn = inline.draw(plot, id)
     return {
         "id": id, "figure": plot.figure.id, "title": plot.figure.title, "label": plot.label,
-        "panels": [{"title": ", ".join(label for label in panel.key.values() if label)} for panel in panels],
-        "images": images, "notes": [note for note in plot.notes if note[0] != "suite"], "chart": chart,
+        "legend": drawn.legend if drawn else [],
+        "panels": [(title, _safe(svg)) for title, svg in drawn.panels] if drawn else [],
+        "images": images, "notes": [note for note in plot.notes if note[0] != "suite"],
     }  # fmt: skip
-
-
-def _heat(plot: series.Plot, panels: Sequence[series.Panel]) -> dict[str, Any]:
-    """A rectangle a number. Of a raster rounds along and an index down, with its sum; of a matrix headings along."""
-    rows: list[list[list[Any]]] = []
-    raster = plot.figure.kind == "raster"
-    for panel in panels:
-        lines = [line for line in panel.lines if line.points]
-        if raster:
-            lines = sorted(lines, key=lambda line: line.index or 0)
-            seed = min(seed for line in lines for point in line.points for seed in point.seeds)
-            rows.append([[f"{line.place}: {math.fsum(point.mean for point in line.points):.3g} in all", point.round,
-                          *[drilldown.rounded(point.values[point.seeds.index(seed)])] * 3]
-                         for line in lines for point in line.points if seed in point.seeds])  # fmt: skip
-        else:
-            rows.append([[panel_kinds.row_name(line), line.heading,
-                          *[drilldown.rounded((100 if line.source.fraction else 1) * line.points[-1].mean)] * 3]
-                         for line in lines])  # fmt: skip
-    first, every = panels[0].lines[0], [row for panel in rows for row in panel]
-    numbers = [row[2] for row in every]
-    size = max(len({row[0] for row in panel}) for panel in rows), len({row[1] for row in every})
-    if raster:
-        spec = charts.heat("round", first.source.indexed, size, max(*numbers, 1e-12))
-    else:
-        least, most = (0.0, 100.0) if first.source.fraction else (min(numbers), max(numbers))
-        spec = charts.heat("", "", size, most, least)
-    return {"spec": spec, "fields": charts.FIELDS, "panels": rows, "names": []}
-
-
-def _chart(plot: series.Plot, panels: Sequence[series.Panel]) -> dict[str, Any]:
-    """Lines or bars, a panel each, and one legend."""
-    figure = plot.figure
-    shown = [line for panel in plot.panels for line in panel.lines if line.points]
-    styles = {line_name(plot, line): (0, 0) for line in shown}
-    parts = {line_name(plot, line): _parts(plot, line) for line in shown}
-    # where two parts vary, the first is the colour and the second the dashes
-    varying = [i for i in range(3) if len({part[i] for part in parts.values()}) > 1]
-    for name, part in parts.items():
-        seen = [list(dict.fromkeys(other[i] for other in parts.values())).index(part[i]) for i in varying[:2]]
-        two = len(varying) == 2 and len({other[varying[1]] for other in parts.values()}) <= len(charts.DASHES)
-        position = list(parts).index(name)
-        dashes = position % len(charts.DASHES)  # a line has its own dashes too: grey print has no colours
-        styles[name] = (seen[0], seen[1]) if two else (position, dashes)
-    headings = list(dict.fromkeys(line.heading for line in shown))
-    apart = SERIES in figure.panels  # panels of several units
-    unit = " (%)" if shown[0].source.fraction else ""
-    y = "" if apart else f"{headings[0]}{unit}" if len(headings) == 1 else figure.ylabel or unit.strip(" ()")
-    rows = [
-        [row for line in panel.lines if line.points for row in _rows(line, line_name(plot, line), figure.kind)]
-        for panel in panels
-    ]
-    every = [value for panel in rows for row in panel for value in row[2:] if value is not None]
-    low, high = min(every), max(every)
-    alike = not apart and len(rows) > 1 and low < high
-    if figure.kind == "lines":
-        over_radius = any(point.radius for line in shown for point in line.points)
-        x = "radius of the attack" if over_radius else figure.xlabel
-        log = figure.scale == "log"
-        spec = charts.lines(x, y, styles, log, not over_radius, (low, high) if alike and not log else None)
-    else:
-        indexed = next((line.source.indexed for line in shown if line.index is not None), "")
-        mark = "published" if figure.published else "formula"
-        spec = charts.bars(indexed, y, styles, (min(0, low), high) if alike else None, mark)
-    names = [[name, charts.colour_of(hue), dashes] for name, (hue, dashes) in styles.items()]
-    fields = charts.FIELDS if figure.kind == "lines" else charts.BARS
-    return {"spec": spec, "fields": fields, "panels": rows, "names": names}
-
-
-def _parts(plot: series.Plot, line: series.Line) -> tuple[str, str, str]:
-    """What tells a line from others: labels, heading, index; of a bar less what stands under it."""
-    lines = plot.figure.kind == "lines"
-    index = f"{line.source.indexed} {line.place}" if line.place else ""
-    labels = ", ".join(line.key.values()) if lines or index else ""
-    return labels, "" if SERIES in plot.figure.panels else line.heading, index if lines else ""
-
-
-def line_name(plot: series.Plot, line: series.Line) -> str:
-    """The name of a line in the legend: what varies."""
-    every = [_parts(plot, one) for panel in plot.panels for one in panel.lines if one.points]
-    part = _parts(plot, line)
-    said = [part[i] for i in range(3) if len({other[i] for other in every}) > 1]
-    return ", ".join(one for one in said if one) or line.heading
-
-
-def _rows(line: series.Line, name: str, kind: str) -> list[list[Any]]:
-    """(name, x, mean, low, high) of a line's points; of a bar its last, and the least and most of what is published."""
-    scale = 100.0 if line.source.fraction else 1.0
-    rows = []
-    for point in drilldown.thinned(line.points) if kind == "lines" else line.points[-1:]:
-        spread = point.std or 0.0
-        x: Any = point.round
-        if kind == "bars":
-            x = ", ".join(line.key.values()) if line.index is None else line.place
-        numbers = (drilldown.rounded(scale * v) for v in (point.mean, point.mean - spread, point.mean + spread))
-        published = [scale * v for v in line.published] if line.published else [None, None]
-        rows.append([name, x, *numbers, *(published if kind == "bars" else ())])
-    return rows

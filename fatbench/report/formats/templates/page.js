@@ -1,9 +1,8 @@
-/* Sorting, filtering, dialogs and charts. The page is whole without it: tables, notes and numbers stand in the HTML. */
+/* Sorting, filtering, dialogs. The page is whole without it: tables, notes and numbers stand in the HTML. */
 (() => {
 "use strict";
 const all = (what, where = document) => [...where.querySelectorAll(what)];
 const one = (what, where = document) => where.querySelector(what);
-const data = JSON.parse(one("#data").textContent);
 
 // --- light and dark: as the system is, until asked otherwise
 const root = document.documentElement, theme = one("#theme");
@@ -140,67 +139,13 @@ for (const place of all("section.table, section.board")) {
     URL.revokeObjectURL(link.href);
   });
   bar.append(button);
-  (one(".side", place) ?? one(".scroll", place)).after(bar);
+  one(".scroll", place).after(bar);
 }
 
-// --- charts: Vega-Lite, drawn as SVG when they come into sight; "currentColor" follows the theme and the printer
-const config = {
-  background: null, font: getComputedStyle(root).getPropertyValue("--sans"), view: { stroke: null },
-  axis: { labelColor: "currentColor", titleColor: "currentColor", tickColor: "currentColor", domainColor: "currentColor", gridColor: "currentColor",
-    gridOpacity: 0.12, domainOpacity: 0.5, tickOpacity: 0.5, labelFontSize: 11, titleFontSize: 11, titleFontWeight: "normal", labelOpacity: 0.8 },
-  legend: { labelColor: "currentColor", labelFontSize: 11, symbolType: "stroke" }, range: { category: data.colours },
-};
-const hidden = {}; // figure -> names that its legend has off
-const draw = async (element) => {
-  const { chart, panel, point } = element.dataset;
-  const spec = structuredClone(point ? data.spec : data.charts[chart].spec);
-  let rows;
-  if (point) {
-    const metric = one(`[data-curve="${point}"]`).value, curve = data.points[point][metric];
-    rows = Object.entries(curve.seeds).flatMap(([seed, [at, values]]) => at.map((x, i) => ({ name: `seed ${seed}`, x, mean: values[i] })));
-    for (const layer of spec.layer) if (layer.encoding.y) layer.encoding.y.title = curve.title;
-  } else {
-    const { panels, fields } = data.charts[chart];
-    rows = panels[panel].map((row) => Object.fromEntries(fields.map((field, i) => [field, row[i]])));
-    rows = rows.filter((row) => !hidden[chart]?.has(row.name));
-  }
-  const rounds = [...new Set(rows.map((row) => row.x))];
-  for (const { encoding: { x } } of spec.layer) if (x.axis?.format === "d" && rounds.length < 7) x.axis.values = rounds;
-  spec.datasets = { rows };
-  spec.width = element.clientWidth;
-  spec.autosize = { type: "fit-x", contains: "padding" };
-  spec.description = element.dataset.said ??= element.ariaLabel;
-  const result = await vegaEmbed(element, spec, { actions: false, renderer: "svg", ast: true, config, tooltip: { theme: "custom" } });
-  result.view.addEventListener("click", (_, item) => { if (item?.datum?.href) location.href = item.datum.href; });
-  for (const svg of all("svg", element)) svg.setAttribute("aria-hidden", "true");
-  element.dataset.drawn = "";
-};
-const seen = new IntersectionObserver((entries) => {
-  for (const entry of entries) if (entry.isIntersecting) { seen.unobserve(entry.target); draw(entry.target); }
-}, { rootMargin: "400px" });
-for (const element of all("[data-chart]")) seen.observe(element);
-let late = 0;
-addEventListener("resize", () => { clearTimeout(late); late = setTimeout(() => all("[data-drawn]").filter((e) => e.clientWidth).forEach(draw), 200); });
-addEventListener("beforeprint", () => { for (const element of all("[data-chart]:not([data-drawn])")) draw(element); });
-for (const legend of all("[data-legend]")) {
-  const id = legend.dataset.legend, { names } = data.charts[id];
-  hidden[id] = new Set();
-  if (names.length < 2) { legend.hidden = true; continue; }
-  for (const [text, colour, dashes] of names) {
-    const label = document.createElement("label"), box = document.createElement("input"), line = document.createElement("i");
-    box.type = "checkbox";
-    box.checked = true;
-    line.style.color = colour;
-    line.style.borderTopStyle = ["solid", "dashed", "dotted"][dashes] ?? "double";
-    label.append(box, line, text);
-    legend.append(label);
-    box.addEventListener("change", () => {
-      hidden[id][box.checked ? "delete" : "add"](text);
-      for (const element of all(`[data-chart="${id}"]`)) draw(element);
-    });
-  }
-}
-for (const select of all("[data-curve]")) select.addEventListener("input", () => draw(one(`[data-point="${select.dataset.curve}"]`)));
+// --- a legend takes lines away
+for (const box of all("[data-toggle]")) box.addEventListener("change", () => {
+  for (const line of all(`[data-line="${box.dataset.toggle}"]`, box.closest("section"))) line.style.display = box.checked ? "" : "none";
+});
 
 // --- what is behind a number: the address names it, so that it can be sent to somebody
 let opener = null, asked = "";  // the link that was followed, and the heading that its number stands under
@@ -215,7 +160,6 @@ const show = () => {
     dialog.showModal();
     dialog.scrollTop = 0;
     for (const row of all("tbody tr", dialog)) row.classList.toggle("asked", asked !== "" && one("th", row)?.textContent.trim() === asked);
-    for (const element of all("[data-point]:not([data-drawn])", dialog)) draw(element);
   }
 };
 for (const link of all("a.number")) link.addEventListener("click", () => {

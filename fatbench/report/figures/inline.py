@@ -1,0 +1,118 @@
+"""Figures inside a page: an SVG a panel, as `plots` draws it, in the ink of the page; a line says its last number.
+
+They need no script. Black is `currentColor`, so that a dark page shows it.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from fatbench.report.figures import plots
+from fatbench.report.figures.series import Plot
+from fatbench.report.figures.styles import MARKERS, Style, styles_of
+
+SIZE = (3.5, 2.4)  # inches of a panel
+ON_A_PAGE: dict[Any, Any] = {
+    "svg.fonttype": "none", "grid.color": "black", "grid.alpha": 0.15, "figure.facecolor": "none",
+    "axes.facecolor": "none", "savefig.facecolor": "none", "svg.image_inline": True,
+}  # fmt: skip
+MOST = 30  # entries of a legend
+SIGNS = dict(zip(MARKERS, "●■▲◆▼✚✖", strict=True))
+BORDERS = ("solid", "dashed", "dashed", "dotted", "dashed", "dotted", "dotted")  # CSS of `styles.STYLES`
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of a legend."""
+
+    name: str
+    colour: str
+    border: str  # CSS
+    sign: str  # of its marker
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure, ready for a page."""
+
+    legend: list[Entry]
+    panels: list[tuple[str, str]]  # title, SVG
+
+
+def draw(plot: Plot, prefix: str) -> Drawn:
+    """The panels of a plot that have a number; prefix: of the ids that are needed inside them."""
+    from matplotlib import rc_context, style
+    from matplotlib.figure import Figure
+
+    panels = [panel for panel in plot.panels if any(line.points for line in panel.lines)]
+    name, found, _ = styles_of(plot, panels)
+    alike = plots.alike(panels)
+    images = []
+    with style.context("default"), rc_context({**plots.FIXED, **ON_A_PAGE}):
+        figures = [Figure(figsize=SIZE, layout="constrained") for _ in panels]
+        axes = [figure.subplots() for figure in figures]
+        for panel, one in zip(panels, axes, strict=True):
+            plots.fill(plot, panel, one, name, found, alike)
+            one.set_title("")
+        for unit in dict.fromkeys(one.get_ylabel() for one in axes if plot.figure.kind not in plots.ROWS):
+            _share([one for one in axes if one.get_ylabel() == unit], unit)
+        for position, figure in enumerate(figures):
+            images.append(_svg(figure, f"{prefix}-{position}", list(found)))
+    titles = [", ".join(label for label in panel.key.values() if label) for panel in panels]
+    legend = [] if plot.figure.kind in plots.ROWS or not 1 < len(found) <= MOST else _legend(plot, found)
+    return Drawn(legend, list(zip(titles, images, strict=True)))
+
+
+def _share(axes: Sequence[Any], unit: str) -> None:
+    """Panels of the same numbers are compared: they have one vertical axis."""
+    limits = [plots.bounded(one.get_ylim(), unit) for one in axes]
+    for one in axes:
+        one.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+
+
+def _legend(plot: Plot, found: dict[str, Style]) -> list[Entry]:
+    from matplotlib.colors import to_hex
+
+    bars = plot.figure.kind == "bars"
+    return [
+        Entry(
+            name,
+            _ink(to_hex(look.colour)),
+            "solid" if bars else BORDERS[look.style],
+            "" if bars or look.marker is None else SIGNS[MARKERS[look.marker]],
+        )
+        for name, look in found.items()
+    ]
+
+
+def _ink(text: str) -> str:
+    return re.sub(r"(?i)#(000000|222222)\b", "currentColor", text)
+
+
+def _svg(figure: Any, prefix: str, names: Sequence[str]) -> str:
+    """The SVG of a panel without what would reach beyond it: styles, ids that others may have, its size."""
+    said: list[str] = []
+    axes = figure.axes[0]
+    containers = [artist for one in axes.containers for artist in one.get_children()]
+    for artist in dict.fromkeys([*axes.get_children(), *containers]):
+        name, _, words = str(artist.get_label()).partition("\n")
+        if words:
+            artist.set_gid(f"said-{len(said)}")
+            said.append(f'<g data-line="{names.index(name)}"><title>{escape(words)}</title>')
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    svg = drawn.getvalue()
+    svg = re.sub(
+        r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL
+    )
+    svg = re.sub(r'^<svg .*?viewBox="([^"]*)".*?>', r'<svg viewBox="\1" aria-hidden="true">', svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="said-(\d+)">', lambda found: said[int(found[1])], svg)
+    needed = set(re.findall(r'(?:url\(#|href="#)([\w-]+)', svg))
+    svg = re.sub(r' id="([^"]*)"', lambda found: f' id="{prefix}-{found[1]}"' if found[1] in needed else "", svg)
+    svg = re.sub(r'(url\(#|href="#)(?=[\w-]+)', rf"\g<1>{prefix}-", svg)
+    return _ink(re.sub(r"\s*\n\s*", "\n", svg))
