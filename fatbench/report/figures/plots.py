@@ -96,6 +96,7 @@ SAID = (
     "differences",
     "published",
     "incomplete",
+    "missing",
     "note",
     "perturbation",
 )  # notes that a caption has

@@ -29,7 +29,7 @@ from fatbench.report.tables.grid_points import (
 )
 from fatbench.report.tables.notes import data_note
 from fatbench.store.selection import PUBLISHED, WORDS, Checkpoint
-from fatbench.suite import perturbation
+from fatbench.suite import perturbation, plugins
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 from fatbench.suite.model import Key
@@ -62,6 +62,7 @@ class Line:
     wanted: int  # seeds that the plan asks for
     cells: tuple[str, ...]  # the cells behind it, in order of seeds
     published: tuple[float, float] | None = None  # (least, most) of what the paper gives
+    own: bool = False  # a plug-in's function makes it, and not every line of the figure
 
     @property
     def place(self) -> str:
@@ -187,6 +188,11 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
             if lookup is not None:
                 lines = [replace(line, published=_published(lookup, cells[0], line)) for line in lines]
             panel.lines.extend(lines)
+    mine = {cell.id for here in found.values() for cells in here.values() for cell in cells if plugins.files(cell.spec)}
+    own = {id(line) for panel in panels.values() for line in panel.lines if mine.intersection(line.cells)}
+    if len(own) < sum(len(panel.lines) for panel in panels.values()):
+        for panel in panels.values():
+            panel.lines[:] = [replace(line, own=id(line) in own) for line in panel.lines]
     cells_shown = {cell.id: cell for here in found.values() for cells in here.values() for cell in cells}
     for panel in panels.values():
         for line in panel.lines:
@@ -415,8 +421,21 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) ->
         yield from plot.facts.notes(words=words)
     if partial := sum(line.partial for line in lines):
         yield "incomplete", f"{partial} of {len(lines)} lines average fewer seeds than planned, at some rounds or all"
+    if missing := _missing(plot):
+        shown = ", ".join(missing[:MISSING]) + f" and {len(missing) - MISSING} others" * (len(missing) > MISSING)
+        yield "missing", f"no number of {shown}"
     if plot.figure.note:
         yield "note", plot.figure.note
+
+
+MISSING = 12  # names of a note
+
+
+def _missing(plot: Plot) -> list[str]:
+    """The lines that have no number, of panels in which others have: failed, or not run."""
+    panels = [panel for panel in plot.panels if any(line.points for line in panel.lines)]
+    empty = (line for panel in panels for line in panel.lines if not line.points and line.source.stage != "artifact")
+    return list(dict.fromkeys(", ".join(filter(None, line.key.values())) or line.heading for line in empty))
 
 
 FIELDS = (

@@ -79,7 +79,7 @@ def _parts(plot: Plot, lines: Sequence[Line]) -> list[Part]:
     axes = list(dict.fromkeys(axis for line in lines for axis in line.key))
 
     def of(axis: str) -> Part:
-        return lambda line: axis_label(axis, line.key.get(axis, ""))
+        return lambda line: axis_label(axis, line.key.get(axis, "")) + " (own)" * (line.own and axis == axes[-1])
 
     # the first axis stands beneath the bars; without axes the heading does
     parts = [of(axis) for axis in (axes[1:] if beneath else axes)]
@@ -114,7 +114,7 @@ def group(line: Line) -> str:
     """What stands beneath a bar: its index, else the label of the first axis of `lines`, else its heading."""
     if line.index is not None:
         return line.place
-    return next(iter(line.key.values()), line.heading)
+    return next((f"{label} (own)" if line.own else label for label in line.key.values()), line.heading)
 
 
 def _scale(fraction: float) -> Any:

@@ -108,6 +108,7 @@ def render_json(grids: Sequence[Grid]) -> str:
 
 def _table(grid: Grid) -> dict[str, Any]:
     """One table; each point of the grid is a row, its key holding the labels of row, group and heading."""
+    own = any(row.own for row in grid.rows)
     points: dict[tuple[int, tuple[tuple[str, str], ...]], list[tuple[Column, Value]]] = {}
     for position, row in enumerate(grid.rows):  # two models that were not trained here may have one name
         for key, column, value in _planned(grid, row):
@@ -115,6 +116,7 @@ def _table(grid: Grid) -> dict[str, Any]:
     rows = [
         {
             "key": dict(labels),
+            **({"own": grid.rows[position].own} if own else {}),
             "measured": {c.metric: _measured(v) for c, v in planned},
             "published": {
                 c.metric: {
@@ -130,7 +132,7 @@ def _table(grid: Grid) -> dict[str, Any]:
             "formula": {c.metric: v.published for c, v in planned if v.formula},
             **{key: [f"{c.metric}: {doubt}" for c, v in planned for doubt in v.doubts] for key in DOUBTS},
         }
-        for (_, labels), planned in points.items()
+        for (position, labels), planned in points.items()
     ]
     facts = grid.facts
     more: dict[str, Any] = {}
