@@ -26,8 +26,10 @@ from fatbench import report
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.report.figures import artifacts, forest, panel_kinds, plots, series, styles
+from fatbench.report.formats import records
 from fatbench.report.numbers import baseline, compare
 from fatbench.report.numbers.measurements import Numbers, Source, StoredResults
+from fatbench.report.tables import layout
 from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.cells import Cell, Plan
@@ -197,6 +199,22 @@ def test_missing_seeds_and_numbers_that_are_none(drawn: Suite) -> None:
     assert [(point.seeds, point.std is None) for point in points] == [((1, 2), False), ((1,), True)]
     assert points[1].mean == pytest.approx(0.3)
     assert dict(plot.notes)["incomplete"] == "2 of 8 lines average fewer seeds than planned, at some rounds or all"
+
+
+def test_a_line_without_a_number_is_named_and_ones_own_is_marked(drawn: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = drawn.plan()
+    rows = [r for r in rows_of(plan) if r["cell"] not in {c.id for c in plan.cells if c.key["method"] == "Uniform"}]
+    assert dict(plot_of(build(drawn, plan, rows), "curves").notes)["missing"] == "no number of Uniform"
+    assert "missing" not in dict(plot_of(build(drawn, plan, rows_of(plan)), "curves").notes)
+    uniform = {c.id: c.spec for c in plan.cells if c.key["method"] == "Uniform"}
+    monkeypatch.setattr("fatbench.suite.plugins.files", lambda spec: {Path("x.py")} if spec in uniform.values() else ())
+    plot = plot_of(build(drawn, plan, rows_of(plan)), "curves")
+    name, _, legend = styles.styles_of(plot, plot.panels)
+    assert {label for label in legend if "(own)" in label} == {"Uniform (own)"}
+    assert "(own)" not in name(line(plot, "clean", split="even", method="FAT"))
+    (table,) = layout.build(drawn, plan, Numbers(plan, StoredResults(rows_of(plan))))
+    marked = json.loads(records.render_json([table]))["tables"][0]["rows"]
+    assert {row["key"]["method"]: row["own"] for row in marked} == {"FAT": False, "Uniform": True}
 
 
 def test_the_database_gives_the_same_curves(drawn: Suite) -> None:

@@ -189,10 +189,10 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
                 lines = [replace(line, published=_published(lookup, cells[0], line)) for line in lines]
             panel.lines.extend(lines)
     mine = {cell.id for here in found.values() for cells in here.values() for cell in cells if plugins.files(cell.spec)}
-    own = {id(line) for panel in panels.values() for line in panel.lines if mine.intersection(line.cells)}
-    if len(own) < sum(len(panel.lines) for panel in panels.values()):
+    every = [line for panel in panels.values() for line in panel.lines]
+    if not all(mine.intersection(line.cells) for line in every):
         for panel in panels.values():
-            panel.lines[:] = [replace(line, own=id(line) in own) for line in panel.lines]
+            panel.lines[:] = [replace(line, own=bool(mine.intersection(line.cells))) for line in panel.lines]
     cells_shown = {cell.id: cell for here in found.values() for cells in here.values() for cell in cells}
     for panel in panels.values():
         for line in panel.lines:
