@@ -16,6 +16,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 
@@ -355,9 +356,25 @@ def _demand_printable(node: Any, place: str) -> None:
         raise SpecError(f"{place}: a control character (U+{ord(character[0]):04X})")
 
 
+class _Composer(Composer):
+    """ruamel's, which ends where a file is nested too deeply: its scanner takes the square of the depth."""
+
+    level = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.level += 1
+        if self.level > input_limits.LEVELS + 1:
+            raise RecursionError
+        node = super().compose_node(parent, index)
+        self.level -= 1
+        return node
+
+
 def _read(text: str, file: Path) -> LocatedMap:
     try:
-        tree = YAML(typ="rt", pure=True).load(text)
+        reader = YAML(typ="rt", pure=True)
+        reader.Composer = _Composer
+        tree = reader.load(text)
     except RecursionError:
         raise input_limits.too_deep(str(file)) from None
     except DuplicateKeyError as error:
