@@ -24,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE :=
 COLOUR := $(if $(NO_COLOR),,$(if $(MAKE_TERMOUT),FORCE_COLOR=1))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo site docs test bench gpu fidelity fuzz soak slurm scale mutants nightly check lint format golden results wheel constraints clean
+.PHONY: help env demo site docs test bench gpu fidelity fuzz soak slurm scale mutants nightly check lint format settings golden results wheel constraints clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -128,12 +128,17 @@ lint: $(STAMP) ## ruff, mypy, who imports whom, every suite file, and the Englis
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -c "from fatbench.suite import signatures as s; s.FILE.read_text() == s.shipped() or exit('$(SETTINGS) is not what functions say: make settings')"
 	@$(BIN)/fatbench suite check suites/*.yaml
 	@$(BIN)/python docs/check_words.py
 
 format: $(STAMP) ## put the code into the shape that lint asks for
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
+
+SETTINGS := fatbench/suite/settings.json
+settings: $(STAMP) ## what functions say of their settings, by which results are read without importing a method
+	@$(BIN)/python -c "from fatbench.suite import signatures as s; s.FILE.write_text(s.shipped())"
 
 golden: $(STAMP) ## write the files under tests/golden anew; look at the difference before committing it
 	@FATBENCH_UPDATE_GOLDEN=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -k golden

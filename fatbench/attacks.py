@@ -217,7 +217,7 @@ def _function(name: str) -> Callable[..., Any]:
     free = [kind("settings", kind.VAR_KEYWORD)] if known.free else []
     fixed = [kind(one, kind.POSITIONAL_OR_KEYWORD) for one in ("model", "x", "y")]
     called.__name__ = called.__qualname__ = name
-    called.__doc__ = known.doc
+    called.__doc__ = inspect.getdoc(calls.function(known))
     called.__signature__ = inspect.Signature([*fixed, *settings, *more, *free])  # type: ignore[attr-defined]
     return called
 

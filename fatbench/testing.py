@@ -386,7 +386,7 @@ def nothing_from_the_global_generators(kind: str, name: str) -> None:
 def weights_go_with_the_client(kind: str, name: str) -> None:
     """One finite weight an update; of a proper aggregator none is negative, they sum to 1, and go with the client."""
     bound = member(kind, name)
-    proper = "Improper." not in signatures.describe(kind, name).doc
+    proper = "Improper." not in (calls.function(signatures.describe(kind, name)).__doc__ or "")
     order, other = (2, 0, 1), (1, 2, 0)
     ours, theirs = (_aggregator(bound, order=one) for one in (order, other))
     for mixing in (ours, theirs):
@@ -659,7 +659,7 @@ def _answer() -> None:
     """What `in_a_fresh_process` starts."""
     plugins, functions, file = json.load(sys.stdin)
     for plugin in plugins:
-        signatures.add_plugin(Path(plugin), installed=True)
+        signatures.add_plugin(Path(plugin))
     Path(file).write_text(json.dumps(digests(functions)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import functools
 import inspect
 import json
 import os
@@ -671,7 +672,16 @@ def half(value: float) -> float:
     return value * LIMIT
 
 
-def first_alone(updates, context, *, share: float = 1.0):
+def decorated(function):
+    @functools.wraps(function)
+    def inner(*args, **settings):
+        return function(*args, **settings)
+
+    return inner
+
+
+@decorated
+def first_alone(updates, context, *, share: float = 2 * LIMIT):
     """All weight to the first client."""
     from fatbench.engine.rounds import Mixing
 
@@ -682,8 +692,6 @@ def test_a_function_from_a_cell_stands_beside_the_rows_of_a_suite(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its text, with what it reads, is in the database with its numbers; the other rows keep theirs."""
-    import functools
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     fork_workers(monkeypatch)
     base = ["samples", "uniform"]

@@ -12,6 +12,7 @@ import pytest
 from crew import ignore, never
 
 from fatbench.cli import app
+from fatbench.errors import SpecError
 from fatbench.runner import start
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import Event, Job, Machine
@@ -43,11 +44,13 @@ ATTACKS = {"blank": blank}
 @pytest.fixture(autouse=True)
 def loss_of_torch() -> Iterator[None]:
     """What the plug-in patches in this process is put back: other tests run here too."""
+    import torch
     from torch.nn import functional
 
     real = functional.cross_entropy
     yield
     functional.cross_entropy = real
+    torch.set_default_dtype(torch.float32)
 
 
 SUITE = """
@@ -92,7 +95,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def jobs(place: Path, attacks: str = OURS) -> list[Job]:
     (place / "mixed.yaml").write_text(SUITE.replace("ATTACKS", attacks))
     plugins.load()
-    return start.jobs_of(files.load("mixed.yaml").plan(refuse=False))  # what is hostile runs in workers, not here
+    return start.jobs_of(files.load("mixed.yaml").plan())
 
 
 def numbers(
@@ -104,8 +107,7 @@ def numbers(
     """
     folder = place / f"run{len(list(place.iterdir()))}"
     folder.mkdir()
-    files_ = tuple(str(file) for file in signatures.plugins())
-    machine = Machine(str(folder / "r.db"), str(folder), str(place), plugins=files_, **settings)  # type: ignore[arg-type]
+    machine = Machine(str(folder / "r.db"), str(folder), str(place), plugins=signatures.of_plugins(), **settings)  # type: ignore[arg-type]
     with Store.open(machine.db, create=True):
         pass
     outcomes = local.run(jobs, machine, ["cpu"] * slots, ignore, never)
@@ -168,12 +170,15 @@ def test_a_process_that_ran_a_plug_in_says_so_with_every_stage_that_does_not_use
 
 
 @pytest.mark.parametrize("where", ["in the function", "in the file"])
-def test_a_plug_in_that_ends_the_program_fails_its_cell_with_the_reason(place, where):
+def test_a_plug_in_that_ends_the_program_fails_its_cell_or_its_suite_with_the_reason(place, where):
     from fatbench.runner.worker import work
 
     text = HOSTILE.replace("    return Mixing(", "    raise SystemExit('no licence')\n    return Mixing(")
     if where == "in the file":
-        text = HOSTILE.replace("real =", "raise SystemExit('no licence')\nreal =")
+        (place / "hostile.py").write_text(HOSTILE.replace("real =", "raise SystemExit('no licence')\nreal ="))
+        with pytest.raises(SpecError, match="it ends the program when it is run: SystemExit: no licence"):
+            jobs(place)
+        return
     (place / "hostile.py").write_text(text)
     first, *_ = jobs(place)
     machine = Machine(str(place / "r.db"), str(place / "files"), str(place))

@@ -157,7 +157,7 @@ def test_mistakes_in_the_settings(place, toml, message):
     assert settings.TABLES == ("slurm",)
 
 
-def test_an_installed_package_announces_its_plug_in_and_is_not_imported(place, monkeypatch, capsys):
+def test_an_installed_package_is_imported_for_a_name_that_is_not_ours(place, monkeypatch, capsys):
     site = place / "site-packages"
     package = site / "their_package"
     package.mkdir(parents=True)
@@ -174,13 +174,16 @@ def test_an_installed_package_announces_its_plug_in_and_is_not_imported(place, m
     monkeypatch.syspath_prepend(site)
     importlib.invalidate_caches()
     plugins.load()
+    assert signatures.describe("Aggregator", "samples") and "their_package" not in sys.modules
+    assert "three" not in signatures.names("Aggregator")
+    said = "left out: entry point fatbench.plugins: their_package.tables: plugin"
+    assert said in (err := capsys.readouterr().err) and "ImportError: not for reading" in err
+    (package / "__init__.py").write_text("")
+    plugins.load()  # it was mended: read again
     assert signatures.describe("Aggregator", "three").plugin == package / "tables.py"
-    assert "their_package" not in sys.modules
     version = plugins.version(package / "tables.py")
     assert version["plugin"] == "their_package.tables"
     assert sorted(version["modules"]) == ["their_package/__init__.py", "their_package/part.py"]
-    (package / "__init__.py").write_text("")
-    plugins.load()  # it was edited: read again
     assert calls.function(signatures.describe("Aggregator", "three")).__module__ == "their_package.part"
     (info / "entry_points.txt").write_text("[fatbench.plugins]\nthree = their_package.none\n")
     plugins.load()
@@ -210,6 +213,7 @@ def test_a_broken_package_is_left_out_and_a_clash_matters_where_the_name_is_used
     monkeypatch.syspath_prepend(site)
     importlib.invalidate_caches()
     plugins.load()
+    signatures.names("Aggregator")
     said = capsys.readouterr().err
     assert "left out: entry point fatbench.plugins: three_of_four: plugin" in said and "four_of_four" in said
     for name in ("one_of_four", "two_of_four"):
@@ -241,12 +245,12 @@ def test_every_command_takes_plug_ins():
         assert option[0].multiple, path
 
 
-def test_planning_a_suite_runs_the_plug_in_and_reading_its_results_does_not(place):
+def test_reading_a_suite_runs_its_plug_in_and_what_was_mended_is_read_again(place):
     (place / "mine.py").write_text("raise RuntimeError('imported')\n" + AGGREGATOR)
-    suite = files.load("mine.yaml")
-    assert len(suite.plan(refuse=False).cells) == 2
-    with pytest.raises(SpecError, match=r"^plugin .*mine.py:1: RuntimeError: imported$"):
-        suite.plan()
+    with pytest.raises(SpecError, match=r"^mine.yaml:4: plugins: plugin .*mine.py:1: RuntimeError: imported$"):
+        files.load("mine.yaml")
+    (place / "mine.py").write_text(AGGREGATOR)
+    assert len(files.load("mine.yaml").plan().cells) == 2
 
 
 # --- what is read of one ------------------------------------------------------------------------------------------
@@ -279,9 +283,8 @@ def test_local_modules_are_found_in_every_form_of_import_and_through_each_other(
 def test_a_local_module_with_the_name_of_another_is_refused_when_it_would_be_run(place):
     (place / "helper.py").write_text("import json\n" + HELPER)
     (place / "json.py").write_text("")
-    plugins.load([Path("mine.py")])
     with pytest.raises(SpecError, match=r"json.py has the name of another module that is loaded already: rename it"):
-        calls.function(signatures.describe("Aggregator", "only"))
+        plugins.load([Path("mine.py")])
 
 
 def test_a_table_may_name_a_function_of_a_local_module(place):
@@ -316,8 +319,9 @@ def expected(*names: str) -> dict:
     read = {
         "aggregator only": [
             ": def only(updates, context):\n    return Mixing(first(len(updates)))",
-            ": fatbench.engine.rounds Mixing as Mixing",
-            ": helper first as first",
+            "Mixing is fatbench.engine.rounds.Mixing",
+            "fatbench.engine.rounds.Mixing",
+            "first is helper.first",
             "helper.py: def first(n):\n    return [1.0] + [0.0] * (n - 1)",
         ],
         "attack blank": [": def blank(model, x, y, generator):\n    return x * 0"],

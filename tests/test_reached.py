@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from fatbench.suite import reached, sources
 
 PLUGIN = '''"""A method."""
+import functools
 import numpy as np
 import torch
 from torch import nn
@@ -17,6 +20,7 @@ import helper as other_name
 import pack.part
 
 WIDTH = 3
+LEVELS = 255
 LIMITS = {"low": 0}
 
 
@@ -42,6 +46,38 @@ def whole(x):
     return pack.part.deep(x), np.array(x)
 
 
+def scaled(by):
+    def around(function):
+        @functools.wraps(function)
+        def inner(*args, **settings):
+            return by * function(*args, **settings)
+
+        return inner
+
+    return around
+
+
+@scaled(2)
+def decorated(updates, context, *, eps=8 / LEVELS):
+    return updates
+
+
+def power(q):
+    def powered(updates, context):
+        return updates**q
+
+    return powered
+
+
+class Weighted:
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, updates, context):
+        return self.by * updates
+
+
+made, bound, weighted = power(2), functools.partial(mine, top=3), Weighted(4.0)
 AGGREGATORS = {"mine": mine, "neighbour": neighbour}
 '''
 HELPER = "def first(x):\n    return second(x)\n\n\ndef second(x):\n    return x\n\n\ndef third(x):\n    return 3\n"
@@ -49,21 +85,25 @@ PART = "def deep(x):\n    return x\n\n\ndef shallow(x):\n    return x\n"
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "mine.py").write_text(PLUGIN)
     (tmp_path / "helper.py").write_text(HELPER)
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "__init__.py").write_text("")
     (tmp_path / "pack" / "part.py").write_text(PART)
-    return tmp_path
+    yield tmp_path
+    sources.delete(tmp_path / "mine.py")
 
 
-NAMES = ("mine", "neighbour", "Net", "whole")
+NAMES = ("mine", "neighbour", "Net", "whole", "decorated", "made", "bound", "weighted")
+ALL = " ".join(NAMES)
 
 
 def digests(place: Path) -> dict[str, str]:
     sources.delete(place / "mine.py")
-    return {name: reached.digest(place / "mine.py", name) for name in NAMES}
+    module = sources.load(place / "mine.py")
+    return {name: reached.digest(getattr(module, name), place / "mine.py") for name in NAMES}
 
 
 @pytest.mark.parametrize(
@@ -80,30 +120,37 @@ def digests(place: Path) -> dict[str, str]:
         ("mine.py", "AGGREGATORS", "@torch.no_grad()\ndef new(x):\n    return 1\n\n\nAGGREGATORS", ""),
         ("mine.py", "AGGREGATORS", "class New(nn.Module):\n    size = 1\n\n\nAGGREGATORS", ""),
         ("helper.py", "def third", "def fourth(x):\n    return 4\n\n\ndef third", ""),
+        ("mine.py", "AGGREGATORS", "def f(x):\n    global WIDTH\n    return x\n\n\nAGGREGATORS", ""),
+        ("mine.py", "AGGREGATORS", "@functools.cache\ndef f(x):\n    return x\n\n\nAGGREGATORS", ""),
         # what a function reads
-        ("mine.py", "WIDTH = 3", "WIDTH = 4", "mine"),
-        ("mine.py", "top=1", "top=2", "mine"),
+        ("mine.py", "WIDTH = 3", "WIDTH = 4", "mine bound"),
+        ("mine.py", "WIDTH = 3", "WIDTH = abs(-3)", "mine bound"),
+        ("mine.py", "top=1", "top=2", "mine bound"),
         ("mine.py", '"low": 0', '"low": 1', "neighbour Net"),
         ("mine.py", "width = 2", "width = 3", "Net"),
         ("mine.py", "import numpy as np", "import torch as np", "whole"),
-        ("mine.py", "import first", "import second as first", "mine"),
-        ("mine.py", "WIDTH = 3", "WIDTH = 3\nWIDTH += 1", "mine neighbour Net whole"),
-        ("helper.py", "return x", "return -x", "mine"),
+        ("mine.py", "import first", "import second as first", "mine bound"),
+        ("helper.py", "return x", "return -x", "mine bound"),
         ("helper.py", "return 3", "return 4", "neighbour Net"),
-        ("pack/part.py", "def shallow(x):\n    return x", "def shallow(x):\n    return -x", "whole"),
+        ("pack/part.py", "def shallow(x):\n    return x", "def shallow(x):\n    return -x", ""),
+        ("pack/part.py", "def deep(x):\n    return x", "def deep(x):\n    return -x", "whole"),
+        # objects: a decorator and what it is given, a computed default, a closure, bound settings, an attribute
+        ("mine.py", "by * function", "function", "decorated"),
+        ("mine.py", "@scaled(2)", "@scaled(3)", "decorated"),
+        ("mine.py", "LEVELS = 255", "LEVELS = 256", "decorated"),
+        ("mine.py", "power(2)", "power(3)", "made"),
+        ("mine.py", "updates**q", "updates ** (q + 1)", "made"),
+        ("mine.py", "top=3", "top=4", "bound"),
+        ("mine.py", "Weighted(4.0)", "Weighted(5.0)", "weighted"),
+        ("mine.py", "self.by * updates", "updates", "weighted"),
         # what an import may do, and names that cannot be followed
-        ("mine.py", "AGGREGATORS", "torch.set_num_threads(1)\nAGGREGATORS", "mine neighbour Net whole"),
-        ("mine.py", "AGGREGATORS", "torch.set_default_dtype(torch.float64)\nAGGREGATORS", "mine neighbour Net whole"),
-        ("mine.py", "WIDTH = 3", "WIDTH = torch.set_default_dtype(torch.half) or 3", "mine neighbour Net whole"),
-        ("helper.py", "def third", "torch.set_default_dtype(torch.half)\ndef third", "mine neighbour Net whole"),
-        ("mine.py", "AGGREGATORS", "nn.functional.relu = mine\nAGGREGATORS", "mine neighbour Net whole"),
-        ("mine.py", "AGGREGATORS", "if True:\n    WIDTH = 5\nAGGREGATORS", "mine neighbour Net whole"),
-        ("mine.py", "AGGREGATORS", "@register\ndef f(x):\n    pass\nAGGREGATORS", "mine neighbour Net whole"),
-        ("mine.py", "AGGREGATORS", "def f(x):\n    global WIDTH\nAGGREGATORS", "mine neighbour Net whole"),
-        ("mine.py", "AGGREGATORS", "from helper import *\nAGGREGATORS", "mine neighbour Net whole"),
-        ("mine.py", "AGGREGATORS", "def f(x):\n    return eval(x)\nAGGREGATORS", "mine neighbour Net whole"),
-        ("helper.py", "def third", "print(1)\n\n\ndef third", "mine neighbour Net whole"),
-        ("pack/__init__.py", "", "import os\nos.environ['A'] = '1'\n", "mine neighbour Net whole"),
+        ("mine.py", "WIDTH = 3", "WIDTH = 3\nWIDTH += 1", ALL),
+        ("mine.py", "AGGREGATORS", "torch.get_num_threads()\nAGGREGATORS", ALL),
+        ("mine.py", "AGGREGATORS", "nn.functional.relu = nn.functional.relu\nAGGREGATORS", ALL),
+        ("mine.py", "AGGREGATORS", "if True:\n    WIDTH = 5\nAGGREGATORS", ALL),
+        ("mine.py", "AGGREGATORS", "def f(x):\n    return eval(x)\nAGGREGATORS", ALL),
+        ("helper.py", "def third", "print(1)\n\n\ndef third", ALL),
+        ("pack/__init__.py", "", "import os\nos.environ.get('A')\n", ALL),
     ],
 )  # fmt: skip
 def test_a_digest_changes_with_what_is_reached(place: Path, file: str, was: str, now: str, changed: str) -> None:
@@ -116,5 +163,5 @@ def test_a_digest_changes_with_what_is_reached(place: Path, file: str, was: str,
 
 
 def test_modules_that_import_each_other_end(place: Path) -> None:
-    (place / "helper.py").write_text("from mine import mine\n" + HELPER.replace("return second(x)", "return mine(x)"))
+    (place / "helper.py").write_text(HELPER.replace("return second(x)", "import mine\n    return mine(x)"))
     assert len(set(digests(place).values())) == len(NAMES)

@@ -1,20 +1,18 @@
-"""The registry: settings read from source, canonical forms, identities."""
+"""The registry: settings read from functions, canonical forms, identities."""
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
-import inspect
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 
 from fatbench.errors import SpecError
-from fatbench.suite import calls, cells, cost, entry, files, signatures
+from fatbench.suite import calls, cells, cost, entry, files, signatures, sources, types
 from fatbench.suite.located import LocatedMap
 from fatbench.suite.signatures import OFFERS
 
@@ -70,35 +68,12 @@ def test_build_binds_numbers_and_nested_calls():
     assert objective.keywords["attack"].keywords["steps"] == 10
 
 
-def test_every_member_of_every_table_is_described_and_is_that_function():
-    """The source says what importing says: same names, same keyword-only settings, a summary line."""
-    for kind, (module, table) in signatures.TABLES.items():
-        entries = getattr(importlib.import_module(module), table)
-        assert signatures.names(kind) == list(entries)
-        for name, function in entries.items():
-            signature = signatures.describe(kind, name)
-            parameters = inspect.signature(function).parameters.values()
-            assert [(s.name, s.annotation, s.default) for s in signature.settings] == [
-                (one.name, one.annotation, signatures.REQUIRED if one.default is one.empty else one.default)
-                for one in parameters
-                if one.kind is one.KEYWORD_ONLY
-            ]
-            assert signature.summary.endswith(".") or signature.summary, f"{kind} {name} has no docstring"
-            said = vars(entry.entry_of(function))
-            literals = {key: value for key, value in (signature.entry or {}).items() if key != "threat"}
-            assert literals == {key: said[key] for key in literals}
-
-
-def test_every_settings_class_is_described_and_is_that_class():
-    """The source says what importing says: a frozen dataclass with these fields and defaults."""
-    for kind, (module, name) in signatures.CLASSES.items():
-        signature = signatures.describe(kind)
-        fields = dataclasses.fields(getattr(importlib.import_module(module), name))
-        assert [s.name for s in signature.settings] == [field.name for field in fields]
-        assert [None if s.default is signatures.REQUIRED else s.default for s in signature.settings] == [
-            None if field.default is dataclasses.MISSING else field.default for field in fields
-        ]
-        assert signature.summary
+def test_the_file_of_settings_is_what_the_functions_say():
+    """By it results are read without importing a method (regenerate: make settings)."""
+    now = signatures.shipped()
+    assert signatures.FILE.read_text() == now
+    assert json.loads(now).keys() == {*signatures.TABLES, *signatures.CLASSES}
+    assert all(one["summary"] for table in json.loads(now).values() for one in table.values())
 
 
 def test_golden_defaults_never_change():
@@ -174,19 +149,17 @@ def tiny(tmp_path, monkeypatch, own_plugins):
     """A settings class `Tiny`, and an algorithm `twice` that has one."""
     (tmp_path / "tinyclass.py").write_text(TINY.replace(", Tiny", ""))
     (tmp_path / "caller.py").write_text(TINY[: TINY.index("@")] + CALLER)
-    find = signatures._module_file
-    monkeypatch.setattr(
-        signatures, "_module_file", lambda m: tmp_path / "tinyclass.py" if m == "tinyclass" else find(m)
-    )
     monkeypatch.setitem(signatures.CLASSES, "Tiny", ("tinyclass", "TinyTraining"))
+    monkeypatch.setattr(types, "Tiny", Annotated[Any, types.Kind("Tiny")], raising=False)
+    monkeypatch.setitem(signatures.NAMES, "Tiny", types.Tiny)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(signatures._ours(), "Tiny", {"tiny": signatures.described_class("Tiny")})
     signatures.add_plugin(tmp_path / "caller.py")
     yield
     sys.modules.pop("tinyclass", None)
-    signatures._class_signature.cache_clear()
 
 
-def test_a_settings_class_is_read_from_its_source_without_its_methods(tiny):
+def test_a_settings_class_is_described_without_its_methods(tiny):
     signature = signatures.describe("Tiny")
     assert [(s.name, s.annotation) for s in signature.settings] == [
         ("epochs", "Count"), ("objective", "Objective"), ("lr", "Positive"), ("noise", "Radius"), ("shuffle", "bool"),
@@ -194,7 +167,6 @@ def test_a_settings_class_is_read_from_its_source_without_its_methods(tiny):
     assert [s.default for s in signature.settings][2:] == [0.1, 0.0, True]
     assert signature.settings[0].default is signatures.REQUIRED
     assert (signature.name, signature.summary) == ("tiny", "A client's training, for a test.")
-    assert "tinyclass" not in sys.modules
 
 
 def test_a_settings_class_is_a_mapping_without_a_name(tiny):
@@ -282,18 +254,28 @@ def test_a_function_says_what_it_asks_for_by_the_names_of_its_further_parameters
             "bad.py:1: the aggregator 'f' is called with (updates, context), but takes (updates, broadcast_losses)",
         ),
         (
-            "def f(problem, state, *, local: Local): ...\nALGORITHMS = {'f': f}\n",
+            "def f(problem, state, *, local: 'Local'): ...\nALGORITHMS = {'f': f}\n",
             "bad.py:1: the algorithm 'f' needs a setting 'rounds: Count'",
         ),
         (
-            "def f(problem, state, *, rounds: Count): ...\nALGORITHMS = {'f': f}\n",
+            "def f(problem, state, *, rounds: 'Count'): ...\nALGORITHMS = {'f': f}\n",
             "bad.py:1: the algorithm 'f' needs a setting 'local: Local', or 'batch: Count' if clients only",
         ),
         ("class F: ...\nAGGREGATORS = {'f': F}\n", "'F' is in the table but is not a function"),
         (
-            "def f(model, x, y, generator, *,\n      eps=8 / 255): ...\nATTACKS = {'f': f}\n",
-            "bad.py:2: the default of 'eps', 8 / 255, is not a literal: use a number",
+            "def f(model, x, y, generator, *,\n      eps=[1]): ...\nATTACKS = {'f': f}\n",
+            "bad.py:1: the default of 'eps', [1], is none that a suite can say: use a number",
         ),
+        (
+            "def f(updates, context, *, top: 'Cuont' = 1): ...\nAGGREGATORS = {'f': f}\n",
+            "bad.py:1: the type of 'top', 'Cuont': name 'Cuont' is not defined",
+        ),
+        (
+            "from fatbench.suite.entry import AggregatorEntry\ndef f(updates, context, *, top: int): ...\n"
+            "def half(cell, *, tpo): ...\nAGGREGATORS = {'f': AggregatorEntry(f, refuse=(half,))}\n",
+            "bad.py:3: 'half' asks for 'tpo', which is none of the settings of 'f' (did you mean 'top'?)",
+        ),
+        ("AGGREGATORS = {1: print}\n", "AGGREGATORS: expected a dict of functions by name"),
     ],
 )
 def test_what_is_not_offered_is_refused_with_the_plugin(tmp_path, text, message):
@@ -309,6 +291,7 @@ def test_a_function_around_another_costs_what_that_costs(tmp_path, own_plugins):
     """Image passes, bytes, and the batch that a run makes smaller when memory is short."""
     plugin = tmp_path / "around.py"
     plugin.write_text(
+        "from fatbench.suite.types import Algorithm, Count, Objective\n"
         "def f(problem, state, *, rounds: Count, inner: Algorithm): ...\nALGORITHMS = {'f': f}\n"
         "def g(model, x, y, generator, *, inner: Objective): ...\nOBJECTIVES = {'g': g}\n"
     )
@@ -383,6 +366,89 @@ def test_a_plugin_extends_the_tables(tmp_path):
         "assert calls.build('Aggregator', spec)([1, 2], None).weights == [1.0, 0.0]\n"
     )
     subprocess.run([sys.executable, "-c", script, str(plugin)], check=True)
+
+
+OBJECTS = """
+import functools
+from dataclasses import dataclass
+from typing import Annotated
+from annotated_types import Ge, Le
+from fatbench.engine.rounds import Mixing
+from fatbench.suite.entry import AggregatorEntry
+from fatbench.suite.types import Aggregator, Positive, Radius
+
+LEVELS = 255
+
+
+def doubled(function):
+    @functools.wraps(function)
+    def inner(*args, **settings):
+        return Mixing([2 * weight for weight in function(*args, **settings).weights])
+    return inner
+
+
+@doubled
+def decorated(updates, context, *, eps: Radius = 8 / LEVELS, few: Annotated[int, Ge(1), Le(3)] = 2):
+    \"\"\"Decorated.\"\"\"
+    return Mixing([eps] * few)
+
+
+def power(q):
+    def powered(updates, context, *, p: Positive | None = q, inner: Aggregator | None = None):
+        return Mixing([float(p)])
+    return powered
+
+
+class Weighted:
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, updates, context, *, r: Positive = 2.0):
+        return Mixing([self.by * r])
+
+
+AGGREGATORS = {
+    "decorated": AggregatorEntry(decorated),
+    **{f"power_{q}": power(q) for q in (1, 2)},
+    "weighted": Weighted(3.0),
+    "bound": functools.partial(decorated, eps=0.5),
+}
+"""
+
+
+def test_what_is_registered_may_be_any_object_that_can_be_called(tmp_path, own_plugins):
+    """Decorated, with a computed default and a type of its own; made in a loop; an object; with settings bound.
+
+    Another process knows them by what it is told, and imports nothing to look at them.
+    """
+    plugin = tmp_path / "objects.py"
+    plugin.write_text(OBJECTS)
+    signatures.add_plugin(plugin)
+    assert signatures.names("Aggregator")[-5:] == ["decorated", "power_1", "power_2", "weighted", "bound"]
+    assert calls.check("Aggregator", "decorated") == {"name": "decorated", "eps": 8 / 255, "few": 2}
+    assert signatures.describe("Aggregator", "decorated").summary == "Decorated."
+    power = calls.check("Aggregator", {"name": "power_2", "inner": {"name": "power_1", "p": "1/2"}})
+    assert power == {"name": "power_2", "p": 2, "inner": {"name": "power_1", "p": "1/2", "inner": None}}
+    with pytest.raises(SpecError, match="few: should be less than or equal to 3, got 4"):
+        calls.check("Aggregator", {"name": "decorated", "few": 4})
+
+    def weights(name: str, **settings: Any) -> list[float]:
+        return calls.build("Aggregator", calls.check("Aggregator", {"name": name, **settings}))([], None).weights
+
+    assert weights("decorated", eps="1/4") == [0.5, 0.5]
+    assert weights("power_1") == [1.0] and weights("power_2") == [2.0]
+    assert weights("weighted") == [6.0]
+    assert weights("bound", few=1) == [1.0]
+
+    said = json.loads(json.dumps(signatures.of_plugins()))
+    signatures.drop_plugins([plugin])
+    sources.delete(plugin)
+    signatures.add_described({**said, str(plugin): said[str(plugin)]})
+    assert calls.without_defaults(calls.call("Aggregator", power)) == {
+        "name": "power_2", "inner": {"name": "power_1", "p": "1/2"}
+    }  # fmt: skip
+    assert plugin not in sources._LOADED
+    assert calls.build("Aggregator", {"name": "decorated", "eps": "1/4", "few": 3})([], None).weights == [0.5] * 3
 
 
 @pytest.mark.parametrize(

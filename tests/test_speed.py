@@ -21,11 +21,7 @@ from fatbench.store.stages import Store
 from fatbench.suite import (
     calls,
     cells,
-    duration,
     files,
-    memoise,
-    signatures,
-    sources,
 )
 from fatbench.suite.located import LocatedMap
 from fatbench.suite.sizes import Sizes
@@ -91,20 +87,6 @@ def test_a_file_that_many_suites_extend_is_parsed_once(monkeypatch: pytest.Monke
 # --- plans -------------------------------------------------------------------------------------------------------
 
 
-def test_what_did_not_change_between_points_is_not_checked_again(
-    grid: files.Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """90 points: 90 algorithms, 9 local settings; data, partition, model, objective, aggregator, 2 attacks once."""
-    memoise.clear()
-    checked = calls_of(monkeypatch, calls, "_checked")
-    assert len(grid.plan().cells) == 180
-    kinds = [kind for kind, _, _ in checked]
-    assert {kind: kinds.count(kind) for kind in kinds} == {
-        "Data": 1, "Partition": 1, "Model": 1, "Algorithm": 90, "Local": 9, "Objective": 1, "Aggregator": 1,
-        "Attack": 2,
-    }  # fmt: skip
-
-
 def test_axes_are_laid_on_only_where_they_change(grid: files.Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     """9 labels of the first axis and 90 of the second, not 180."""
     laid: list[Any] = []
@@ -118,33 +100,6 @@ def test_axes_are_laid_on_only_where_they_change(grid: files.Suite, monkeypatch:
     grid.plan()
     labels = [id(patch) for axis in grid.contents.axes.values() for patch in axis.values()]
     assert sum(id(over) in labels for over in laid) == 99
-
-
-def test_what_tells_speeds_apart_is_found_once_for_all_cells(
-    grid: files.Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """180 cells with one network at one batch size, and two attacks: four digests, not 180 times so many."""
-    plan = grid.plan()
-    memoise.clear()
-    digests = calls_of(monkeypatch, duration, "digest")
-    one = plan.cells[0].spec
-    known = duration.Speeds({duration.kind(one): 1e-3}, passes={duration.network(one): 1e-3})
-    found = duration.estimate(plan.unique(), known, duration.everything(plan))
-    assert found.seconds > 0 and found.unknown == 0
-    assert len(digests) == 4
-    assert duration.estimate(plan.unique(), duration.Speeds(), duration.everything(plan)).unknown == 180
-
-
-def test_of_the_files_of_methods_those_are_parsed_that_a_suite_names(
-    grid: files.Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sources.tree.cache_clear()
-    signatures.drop_plugins([])  # and so what was read
-    parsed = calls_of(monkeypatch, sources.ast, "parse")
-    grid.plan()
-    names = {Path(file[0]).name for _, *file in parsed if file}
-    assert {"fedavg.py", "small_cnn.py", "attacks.py"} <= names
-    assert not {"scaffold.py", "fedsgd.py", "vit.py", "t2t.py"} & names
 
 
 def test_a_part_that_suits_one_cell_is_refused_in_another(grid: files.Suite) -> None:

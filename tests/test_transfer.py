@@ -145,7 +145,7 @@ def place(tmp_path, monkeypatch):
 
 
 def machine(folder: Path, **more) -> Machine:
-    here = tuple(str(file) for file in signatures.plugins())
+    here = signatures.of_plugins()
     return Machine(db=str(folder / "r.db"), files=str(folder / "files"), data=str(folder), plugins=here, **more)
 
 

@@ -71,7 +71,8 @@ def test_a_turn_trains_and_attacks_and_after_a_damaged_model_both_once_more(
 ) -> None:
     """Attacks in their own precision. The log is this thread's, and a disk that takes none of it ends nothing."""
     heartbeat, seen, added, parts, events = Heartbeat(), [], [], [], list[Event]()
-    place = replace(machine, path="auto", precision="tf32", attack_precision=attacks, plugins=("a.py",), time_limit=9.0)
+    known = {"a.py": {}}
+    place = replace(machine, path="auto", precision="tf32", attack_precision=attacks, plugins=known, time_limit=9.0)
     expected = replace(place, path="loop", heartbeat=heartbeat)
 
     def beats(limit: float | None) -> Heartbeat:
@@ -103,7 +104,7 @@ def test_a_turn_trains_and_attacks_and_after_a_damaged_model_both_once_more(
             raise checkpoints.DamagedCheckpoint("it is damaged")
         return "elsewhere"
 
-    monkeypatch.setattr(worker.signatures, "add_plugin", added.append)
+    monkeypatch.setattr(worker.signatures, "add_described", added.append)
     monkeypatch.setattr(worker, "Heartbeat", beats)
     monkeypatch.setattr(worker, "train", train)
     monkeypatch.setattr(worker, "attack_models", attack)
@@ -115,7 +116,7 @@ def test_a_turn_trains_and_attacks_and_after_a_damaged_model_both_once_more(
         assert all(part() is None and handler.stream is None for part, handler in parts)
     finally:
         gc.enable()
-    assert seen == [None, False, "interrupted", True] and added == [Path("a.py")]
+    assert seen == [None, False, "interrupted", True] and added == [{"a.py": {}}]
     lines = Path(machine.files, JOB.cell, "log.txt").read_text(encoding="utf-8").splitlines()
     assert [line.split(" ", 2)[2] for line in lines] == [
         "INFO küche", "WARNING it is damaged: training begins again from round 0", "INFO küche",

@@ -28,7 +28,7 @@ from fatbench.engine.gradients import NoGradient, gradient_asked, part_of, predi
 from fatbench.engine.memory import out_of_memory
 from fatbench.engine.randomness import forked
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import foreign, signatures
+from fatbench.suite import calls, foreign, signatures
 from fatbench.suite.entry import Passes
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import NonNegative
@@ -313,8 +313,8 @@ def implementation(name: str) -> str:
     signature = signatures.describe("Attack", name)
     named = foreign.packages(signature)
     if not named:
-        ours = Path(signature.file).resolve().is_relative_to(Path(__file__).resolve().parents[1])
-        return f"fatbench {__version__}" if ours else Path(signature.file).name
+        file = Path(signatures.place_of(calls.function(signature)).rpartition(":")[0])
+        return f"fatbench {__version__}" if file.is_relative_to(Path(__file__).parents[1]) else file.name
     package = next(filter(foreign.installed, named), ", ".join(named))
     try:
         return f"{package} {importlib.metadata.version(package)}"

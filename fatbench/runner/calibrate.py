@@ -89,7 +89,7 @@ def calibrated(plan: Plan, known: duration.Speeds, data: Path, seconds: float) -
         machine = Machine(
             db=str(Path(folder) / "speed.db"), files=folder, data=str(data.absolute()), device=device,
             precision="auto", attack_precision="fp32", path="auto",
-            plugins=tuple(str(file) for file in signatures.plugins()),
+            plugins=signatures.of_plugins(),
         )  # fmt: skip
         with Store.open(machine.db, create=True):
             pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -67,7 +67,7 @@ class Machine:
     rerun_changed: bool = False  # begin again what other inputs than those of now have answered
     checkpoint_seconds: float = 30.0
     threads: int = 1
-    plugins: tuple[str, ...] = ()
+    plugins: Mapping[str, Any] = field(default_factory=dict)  # as `signatures.of_plugins` gives them
     lease: float = LEASE  # seconds without progress after which another process may take a stage over
     time_limit: float | None = None  # seconds that a turn at a cell may take
     heartbeat: Heartbeat | None = None  # of the cell in hand, made there

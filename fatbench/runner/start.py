@@ -160,7 +160,7 @@ def run(
         checkpoint_seconds=checkpoint_seconds,
         lease=lease,
         time_limit=limit,
-        plugins=tuple(str(file) for file in signatures.plugins()),
+        plugins=signatures.of_plugins(),
     )
     if options.executor == "local" and (gpu := next((slot for slot in slots if slot != "cpu"), None)) and left:
         watch.note(_choices(left, gpu, machine, len({*slots})))

@@ -43,8 +43,7 @@ def work(
     `stop` is asked after every round and every chunk of an evaluation; when it says so, the work so far is committed.
     """
     reading.watch()
-    for file in machine.plugins:
-        signatures.add_plugin(Path(file))
+    signatures.add_described(machine.plugins)
     job = resolved(job)
     store.add_cell(job.cell, job.spec)
     store.label(job.points)

@@ -4,9 +4,8 @@ files       finds a suite, reads its YAML with the line of every key, lays it ov
 contents    the structure of the file, of parts in model and tables; located: mappings that know their lines
 cells       every point of the grid as a checked cell with an identity; filters: which of them
 perturbation  norm and radius that a task gives to attacks which state none; confounders: what compared rows differ in
-signatures  what a suite may call, read from the source of the functions; types: what a setting may be
+signatures  what a suite may call, and the settings of each; types: what a setting may be
 calls       a mapping of a suite, checked, with the signature of what it calls; from it the function is built
-memoise     what was found out of a part that cells share
 entry       what a table says of a function; facts: what is known of a cell, and what refuses it; cost: its work
 
 Functions of other folders import `fatbench.suite.types`, so this file imports nothing. What runs a cell, stores it or

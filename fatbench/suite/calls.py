@@ -15,15 +15,14 @@ import importlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import sources, types, weights
-from fatbench.suite.entry import Entry, entry_of
+from fatbench.suite.entry import Entry, entry_of, in_table
 from fatbench.suite.located import LocatedMap
-from fatbench.suite.memoise import memoised, memoised_part
 from fatbench.suite.signatures import CLASSES, REQUIRED, TABLES, Setting, Signature, describe, names
 
 Checked = tuple[Mapping[str, Any], Mapping[str, Any]]  # settings as they were written, and their canonical form
@@ -79,22 +78,8 @@ def check(kind: str, node: Any, place: str = "") -> Call:
     """The canonical form of `node`, a mapping {name: ..., setting: value}: defaults filled in, values checked.
 
     A bare string is short for {name: string}. The mapping of a settings class has no name. SpecError: unknown name or
-    key, missing key, wrong type or range. What was checked before is not checked again: the result is shared.
+    key, missing key, wrong type or range.
     """
-    found: Call = memoised("check", kind, node, lambda: _checked(kind, node, place))
-    return found
-
-
-def check_cell(node: Mapping[str, Any], place: str = "", like: Checked | None = None) -> Call:
-    """The canonical form of a cell. SpecError as for `check`.
-
-    like: another cell; what this one shares with that one is not checked again.
-    """
-    signature = describe("Experiment")
-    return Call(signature, _settings(signature, node, place, like))
-
-
-def _checked(kind: str, node: Any, place: str) -> Call:
     if kind in CLASSES:
         if not isinstance(node, Mapping):
             raise SpecError(f"{place or kind.lower()}: expected a mapping of settings, got {_shown(node)}")
@@ -115,6 +100,15 @@ def _checked(kind: str, node: Any, place: str) -> Call:
         {k: v for k, v in node.items() if k != "name"}, getattr(node, "where", None), getattr(node, "at", "")
     )
     return Call(signature, {"name": signature.name, **_settings(signature, rest, place)})
+
+
+def check_cell(node: Mapping[str, Any], place: str = "", like: Checked | None = None) -> Call:
+    """The canonical form of a cell. SpecError as for `check`.
+
+    like: another cell; what this one shares with that one is not checked again.
+    """
+    signature = describe("Experiment")
+    return Call(signature, _settings(signature, node, place, like))
 
 
 def _settings(signature: Signature, node: Mapping[str, Any], place: str, like: Checked | None = None) -> dict[str, Any]:
@@ -146,27 +140,21 @@ def _settings(signature: Signature, node: Mapping[str, Any], place: str, like: C
     return canonical
 
 
+@functools.cache
 def _defaults(signature: Signature) -> dict[str, Any]:
     """The canonical defaults of a function's settings."""
-    found: dict[str, Any] = memoised(
-        "defaults", signature.kind, (signature.file, signature.line, signature.name), lambda: {
-            setting.name: _value(setting, setting.default, setting.name)
-            for setting in signature.settings
-            if setting.default is not REQUIRED
-        },
-    )  # fmt: skip
-    return found
+    return {
+        setting.name: _value(setting, setting.default, setting.name)
+        for setting in signature.settings
+        if setting.default is not REQUIRED
+    }
 
 
 def _value(setting: Setting, value: Any, place: str) -> Any:
     if setting.kind is not None:
         return None if setting.optional and value is None else check(setting.kind, value, place)
-    return memoised("value", setting.annotation, value, lambda: _plain_value(setting, value, place))
-
-
-def _plain_value(setting: Setting, value: Any, place: str) -> Any:
     try:
-        read = _adapter(setting.annotation).validate_python(value)
+        read = setting.adapter.validate_python(value)
     except ValidationError as error:
         problem = error.errors()[0]
         what = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
@@ -176,12 +164,6 @@ def _plain_value(setting: Setting, value: Any, place: str) -> Any:
     if isinstance(read, float) and not math.isfinite(read):
         raise SpecError(f"{place}: should be a finite number, got {_shown(value)}")
     return read
-
-
-@functools.cache
-def _adapter(annotation: str) -> TypeAdapter[Any]:
-    names = {**vars(types), "Literal": Literal}
-    return TypeAdapter(eval(annotation, names), config=ConfigDict(strict=True))
 
 
 def _place(node: Mapping[str, Any], key: str, fallback: str) -> str:
@@ -243,6 +225,7 @@ def bind_cell(spec: Mapping[str, Any], root: Path, trained: Path | None = None) 
 def _is_number(annotation: str) -> bool:
     return annotation.removesuffix(" | None") in {
         "Real", "Positive", "Rate", "NonNegative", "Radius", "Probability", "Fraction", "Momentum", "Count", "Natural",
+        "float", "int",
     }  # fmt: skip
 
 
@@ -260,7 +243,7 @@ def entry(signature: Signature) -> Entry:
         return entry_of(function(signature))
     module, table = TABLES[signature.kind]
     holder = sources.load(signature.plugin) if signature.plugin else importlib.import_module(module)
-    return entry_of(getattr(holder, table)[signature.name])
+    return in_table(getattr(holder, table)[signature.name])
 
 
 def without_defaults(call: Call) -> dict[str, Any]:
@@ -283,11 +266,5 @@ def without_defaults(call: Call) -> dict[str, Any]:
         elif setting.annotation == "Weights | None":
             short[key] = weights.content(value)
         else:
-            short[key] = _shortened(value) if isinstance(value, Call) else value
+            short[key] = without_defaults(value) if isinstance(value, Call) else value
     return short
-
-
-def _shortened(call: Call) -> dict[str, Any]:
-    """`without_defaults` of a part that cells share."""
-    found: dict[str, Any] = memoised_part("short", call.kind, call, lambda: without_defaults(call))
-    return found

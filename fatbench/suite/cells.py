@@ -90,7 +90,7 @@ class Evaluation:
 
     def computes_in(self, precision: str) -> str:
         """The attack's own precision in a run in this one: float32 where the entry of its function says so."""
-        entry = calls.call("Attack", self.attack).signature.entry or {}
+        entry = calls.call("Attack", self.attack).signature.entry
         return "fp32" if precision in entry.get("float32", ()) else precision
 
 

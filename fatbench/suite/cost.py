@@ -67,7 +67,7 @@ def training(spec: Mapping[str, Any]) -> Work | None:
 
 def deploys(spec: Mapping[str, Any]) -> int:
     """How many models are attacked after a round."""
-    several = (call("Algorithm", spec["algorithm"]).signature.entry or {}).get("deploys", False)
+    several = call("Algorithm", spec["algorithm"]).signature.entry.get("deploys", False)
     return int(spec["partition"].get("clients") or 1) if several else 1
 
 

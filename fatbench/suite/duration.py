@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from fatbench.errors import FatbenchError
 from fatbench.suite import cost, facts
 from fatbench.suite.cells import Cell, Evaluation, Plan, digest
-from fatbench.suite.memoise import memoised_part
 from fatbench.suite.schedule import Length
 
 
@@ -59,19 +58,13 @@ class Estimate:
 def network(spec: Mapping[str, Any]) -> str:
     """What the speed of an attack is valid for: the same model on images of the same data set."""
     given = spec["data"]["name"], spec.get("size")
-    found: str = memoised_part(
-        "network", "Model", spec["model"], lambda: digest([_shape(spec["model"]), *given])[:12], *given
-    )
-    return found
+    return digest([_shape(spec["model"]), *given])[:12]
 
 
 def kind(spec: Mapping[str, Any]) -> str:
     """What a measured speed of training is valid for: the same network at the same batch size."""
     given = spec["data"]["name"], spec.get("size"), cost.local(spec["algorithm"]).get("batch")
-    found: str = memoised_part(
-        "kind", "Model", spec["model"], lambda: digest([_shape(spec["model"]), *given])[:12], *given
-    )
-    return found
+    return digest([_shape(spec["model"]), *given])[:12]
 
 
 def _shape(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,8 +74,7 @@ def _shape(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def _attacking(attack: Mapping[str, Any]) -> str:
     """What tells an attack from others."""
-    found: str = memoised_part("digest", "Attack", attack, lambda: digest(attack))
-    return found
+    return digest(attack)
 
 
 def speeds(timed: Iterable[Timed]) -> Speeds:

@@ -17,7 +17,7 @@ a cell before it runs, and by keyword any setting of the method, as the method i
         return None
 
 What only the files of a data set know raises `Unknown` when it is asked for: then no cell is refused, and a cost is
-unknown. Of the other fields literals are read without importing the table's module.
+unknown.
 """
 
 from __future__ import annotations
@@ -213,6 +213,11 @@ class AlgorithmEntry(PrivacyEntry):
 
 
 _ENTRIES: dict[Callable[..., Any], Entry] = {}
+
+
+def in_table(value: Any) -> Entry:
+    """The entry of what a table maps a name to."""
+    return value if isinstance(value, Entry) else _ENTRIES.get(value) or Entry(value)
 
 
 def entry_of(function: Callable[..., Any]) -> Entry:

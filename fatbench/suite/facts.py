@@ -17,7 +17,7 @@ from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import calls
 from fatbench.suite.calls import Call, call
 from fatbench.suite.entry import AggregatorEntry, DataEntry, Images, ModelEntry, PartitionEntry, Role, Unknown, ask
-from fatbench.suite.signatures import describe, names
+from fatbench.suite.signatures import known, place_of
 from fatbench.suite.types import number
 
 
@@ -33,8 +33,8 @@ def of_data(spec: Mapping[str, Any]) -> Images:
 def fractions() -> frozenset[str]:
     """The metrics that are fractions, printed as per cent, of what a cell may call."""
     kinds = ("Experiment", "Algorithm", "Aggregator", "Diagnostic")
-    entries = [describe(kind, name).entry or {} for kind in kinds for name in names(kind)]
-    return frozenset(metric for entry in entries for metric in entry.get("fractions", ()))
+    signatures = [signature for kind in kinds for signature in known(kind).values()]
+    return frozenset(metric for signature in signatures for metric in signature.entry.get("fractions", ()))
 
 
 def role(attack: Mapping[str, Any]) -> str:
@@ -44,10 +44,12 @@ def role(attack: Mapping[str, Any]) -> str:
     role.
     """
     own, roles = call("Attack", attack), get_args(Role)
-    said = (own.signature.entry or {}).get("role", "attack" if own.wrapped is None else role(own.wrapped))
+    said = own.signature.entry.get("role", "attack" if own.wrapped is None else role(own.wrapped))
     if said not in roles:
-        place = f"{own.signature.file}:{own.signature.line}"
-        raise SpecError(f"{place}: role '{said}': expected {', '.join(roles)}{did_you_mean(said, roles)}")
+        raise SpecError(
+            f"{place_of(calls.function(own.signature))}: role '{said}': expected {', '.join(roles)}"
+            f"{did_you_mean(said, roles)}"
+        )
     return str(said)
 
 

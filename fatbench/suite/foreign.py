@@ -13,7 +13,7 @@ EXTRAS = {"torchattacks": "fatbench[attacks]"}  # package -> what pip installs, 
 
 def packages(signature: Signature) -> tuple[str, ...]:
     """The packages that a function's entry names, any of which will do; none: the code is ours."""
-    return tuple((signature.entry or {}).get("packages", ()))
+    return tuple(signature.entry.get("packages", ()))
 
 
 def installed(package: str) -> bool:

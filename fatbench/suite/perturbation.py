@@ -24,9 +24,12 @@ KEY = "perturbation"
 OF_TRAINING = ("step", "steps")  # what `training` may have
 
 
+RADIUS: TypeAdapter[float] = TypeAdapter(types.NonNegative)
+
+
 def _radius(value: Any) -> Any:
     try:
-        TypeAdapter(types.NonNegative).validate_python(value)
+        RADIUS.validate_python(value)
     except ValidationError:
         raise ValueError(f"expected a radius such as 8/255 or 0.1, got {value!r}") from None
     return value

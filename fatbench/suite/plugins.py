@@ -2,7 +2,8 @@
 
 A plug-in is a Python file with any of the tables in `signatures.TABLES`. It is named by `plugins:` in a suite file,
 by `--plugin`, in FATBENCH_PLUGIN (several are separated as in PATH), by `plugin` in fatbench.toml, or by an installed
-package under the entry point `fatbench.plugins`. All of them add up. Its source is read here and not imported.
+package under the entry point `fatbench.plugins`. All of them add up. A file is imported as soon as it is named, a
+package when a suite asks for a name that is not ours.
 
 The provenance of a run holds a record of each plug-in that the run used:
 
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench import settings
 from fatbench.errors import SpecError
-from fatbench.suite import reached, registered, signatures, sources
+from fatbench.suite import calls, reached, registered, signatures, sources
 from fatbench.suite.calls import Call, call
 
 if TYPE_CHECKING:
@@ -52,9 +53,9 @@ def load(files: Iterable[Path] = ()) -> None:
             file = _source(module)
             if file is None:
                 raise SpecError("the module's source is not found")
-            signatures.add_plugin(file.resolve(), installed=True)
+            signatures.add_installed(file.resolve(), functools.partial(_left_out, place))
         except (SpecError, ImportError, ValueError) as error:
-            _warn(f"{place}: {error}")
+            _left_out(place, error)
     for place, file in [*settings.plugins(), *(("--plugin", file) for file in files)]:
         add(file, place)
     for file in edited:
@@ -71,10 +72,14 @@ def add(file: Path, place: str) -> None:
         raise SpecError(f"{place}: {error}" if place else str(error)) from None
 
 
-@functools.cache
-def _warn(text: str) -> None:
+def _left_out(place: str, error: Exception) -> None:
     """A line on stderr, once in a process."""
-    print(f"fatbench: left out: {text}", file=sys.stderr)
+    if (text := f"fatbench: left out: {place}: {error}") not in _TOLD:
+        _TOLD.add(text)
+        print(text, file=sys.stderr)
+
+
+_TOLD: set[str] = set()
 
 
 def _installed() -> Iterator[tuple[str, str]]:
@@ -152,9 +157,14 @@ def version(file: Path) -> dict[str, Any]:
 
 
 def _record(file: Path, names: Iterable[str]) -> dict[str, Any]:
-    functions = {name: signatures.function_name(*name.split(" ", 1)) for name in sorted(names)}
-    digests = {name: reached.digest(file, function) for name, function in functions.items()}
+    digests = {name: _reached(file, sources.version(file), *name.split(" ", 1)) for name in sorted(names)}
     return {**version(file), "names": list(digests), "reached": digests, **registered.source(file)}
+
+
+@functools.cache
+def _reached(file: Path, version: sources.Version, kind: str, name: str) -> str:
+    signature = signatures.known(signatures.kind_of(kind))[name]
+    return reached.digest(calls.function(signature), file)
 
 
 def loaded_version(record: Record) -> dict[str, Any] | None:

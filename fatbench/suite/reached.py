@@ -1,78 +1,175 @@
-"""What a function of a plug-in reaches: its own text, and that of everything it may read or call in local files.
+"""Which version of a plug-in's function it is: a digest of its text, and of what it names in its own files.
 
-    digest(file, "near_median")     another one if the function or a helper of it changes, the same for a new neighbour
+    digest(near_median, file)     another one if it, a helper or a constant of it is edited; not for a neighbour
 
-Names are followed through the file and its local modules (see `fatbench.suite.sources`). Comments, layout and
-docstrings do not count. What an import may do by itself always
-counts: calls, conditions, decorators, assignments to something's attributes. Where names cannot be followed (`global`,
-star imports, `eval`), the whole file does.
+The function is an object: decorated, made by another function, a `functools.partial`. Its names are followed through
+its globals, its closure and its defaults into the plug-in and its local modules (see `fatbench.suite.sources`).
+Comments, layout and docstrings do not count. Statements that do more than bind names when a
+module is imported always count. Where names cannot be followed (`eval`, `globals()`), the whole file does.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import functools
 import hashlib
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
 
 from fatbench.suite import sources
 
 OPAQUE = {"exec", "eval", "compile", "globals", "locals", "vars", "importlib", "__import__", "__doc__"}
-HARMLESS = {  # decorators that leave the rest of the program alone
-    "torch.no_grad", "torch.inference_mode", "functools.cache", "functools.lru_cache", "functools.wraps",
-    "dataclass", "dataclasses.dataclass", "property", "staticmethod", "classmethod",
-}  # fmt: skip
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def digest(file: Path, name: str) -> str:
-    """SHA-256 of what the module-level `name` of a plug-in reaches. Errors as for `sources.version`."""
-    return _digest(file, name, sources.version(file))
-
-
-@functools.cache
-def _digest(file: Path, name: str, version: sources.Version) -> str:
+def digest(function: Any, file: Path) -> str:
+    """SHA-256 of what a function of a plug-in reaches in its files. Errors as for `sources.version`."""
     walk = _Walk(file)
-    walk.enter(file)
-    walk.name(file, name)
+    for path in walk.files:
+        walk.importing(path)
+    walk.value(function)
     return hashlib.sha256("\0".join(sorted(walk.texts)).encode()).hexdigest()
 
 
-@dataclass
-class _Module:
-    """A file's statements by the names that they bind, and those that count whoever is asked for."""
+class _Walk:
+    """From a value to all that it reaches; `texts` says what was found where."""
 
-    bound: dict[str, list[ast.stmt]] = field(default_factory=dict)
-    acting: list[ast.stmt] = field(default_factory=list)
-    opaque: bool = False
+    def __init__(self, file: Path) -> None:
+        start = sources.root(file)
+        self.files = {file: "", **{start / path: path for path, _ in sources.version(file).modules}}
+        self.texts: set[str] = set()
+        self.seen: dict[Any, Any] = {}  # key -> the object itself, so that no other takes its id
 
+    def again(self, value: Any, *more: Any) -> bool:
+        """Whether this was asked before."""
+        key = (id(value), *more)
+        known = key in self.seen
+        self.seen[key] = value
+        return known
 
-@functools.cache
-def _module(tree: ast.Module) -> _Module:
-    found = _Module(opaque=any(_is_opaque(node) for node in ast.walk(tree)))
-    for statement in tree.body:
-        if isinstance(statement, Definition):
-            names = [statement.name]
-        elif isinstance(statement, ast.Import | ast.ImportFrom):
-            names = [alias.asname or alias.name.partition(".")[0] for alias in statement.names]
+    def importing(self, file: Path) -> None:
+        """What a module does when it is imported, but binding names."""
+        tree = sources.tree(file)
+        opaque = any(isinstance(node, ast.Name) and node.id in OPAQUE for node in ast.walk(tree))
+        for statement in tree.body:
+            if opaque or _acts(statement):
+                self.texts.add(f"{self.files[file]}: {_text(statement)}")
+
+    def value(self, value: Any, name: str = "") -> None:
+        if isinstance(value, bool | int | float | str | bytes | None):
+            self.texts.add(f"{name} = {value!r}")
+        elif self.again(value) or isinstance(value, ModuleType):
+            return
+        elif isinstance(value, FunctionType):
+            self.function(value)
+        elif isinstance(value, type):
+            self.type(value)
+        elif isinstance(value, functools.partial):
+            for place, part in (*enumerate((value.func, *value.args)), *value.keywords.items()):
+                self.value(part, f"{name}.{place}")
+        elif isinstance(value, Mapping):
+            for key, part in value.items():
+                self.value(part, f"{name}.{key}")
+        elif isinstance(value, list | tuple):
+            for place, part in enumerate(value):
+                self.value(part, f"{name}.{place}")
+        elif hasattr(value, "__wrapped__"):  # functools.cache
+            self.value(value.__wrapped__)
+        elif isinstance(value, MethodType):
+            self.value((value.__self__, value.__func__))
         else:
-            names = [n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-        for name in names:
-            found.bound.setdefault(name, []).append(statement)
-        if found.opaque or _acts(statement):
-            found.acting.append(statement)
-    return found
+            self.type(type(value))
+            if self.file_of(type(value)) is not None:
+                self.value(vars(value), name)
+
+    def function(self, function: FunctionType) -> None:
+        """Its text, what is bound to it, and what it reads of its module."""
+        code, name = function.__code__, function.__qualname__
+        for key, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # of a function that is being defined
+                self.value(cell.cell_contents, f"{name}.{key}")
+        self.value(function.__defaults__ or (), name)
+        self.value(function.__kwdefaults__ or {}, name)
+        file = Path(code.co_filename)
+        if file not in self.files:
+            self.texts.add(f"{function.__module__}.{name}")
+            return
+        for node in ast.walk(sources.tree(file)):
+            if isinstance(node, ast.Lambda | Definition) and _line(node) == code.co_firstlineno:
+                self.node(file, node, function.__globals__, {*_read(code)})
+
+    def file_of(self, value: type) -> Path | None:
+        """The plug-in's file that defines a class."""
+        file = Path(getattr(sys.modules.get(value.__module__), "__file__", None) or "")
+        return file if file in self.files else None
+
+    def type(self, value: type) -> None:
+        """The text of a class, and what it reads."""
+        self.texts.add(f"{value.__module__.partition('_plugin_')[0]}.{value.__qualname__}")
+        if (file := self.file_of(value)) is not None:
+            for node in ast.walk(sources.tree(file)):
+                if isinstance(node, ast.ClassDef) and node.name == value.__name__:
+                    self.node(file, node, vars(sys.modules[value.__module__]))
+
+    def node(self, file: Path, node: ast.AST, space: Mapping[str, Any], read: set[str] | None = None) -> None:
+        """The text of a piece of a file, and what its names stand for; read: those that are no locals, if known."""
+        self.texts.add(f"{self.files[file]}: {_text(node)}")
+        names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+        attributes = {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
+        self.names(file, names if read is None else names & read, attributes, space)
+
+    def names(self, file: Path, names: set[str], attributes: set[str], space: Mapping[str, Any]) -> None:
+        """What names of a module stand for; of a local module among them, its members that are read."""
+        for name in names & space.keys():
+            value = space[name]
+            if isinstance(value, ModuleType):
+                self.texts.add(f"{name} is {value.__name__}")
+                inner = Path(value.__file__ or "")
+                if inner in self.files and not self.again(value, frozenset(attributes)):
+                    self.names(inner, attributes, attributes, vars(value))
+            elif isinstance(value, FunctionType | type):
+                own = value.__module__.partition("_plugin_")[0]
+                self.texts.add(f"{name} is {own}.{value.__qualname__}")
+                self.value(value)
+            else:
+                self.constant(file, name, space)
+
+    def constant(self, file: Path, name: str, space: Mapping[str, Any]) -> None:
+        """The statements that bind a name of a module, or of the one that it is imported from."""
+        for statement in sources.tree(file).body:
+            if isinstance(statement, ast.ImportFrom):
+                for alias in statement.names:
+                    if (alias.asname or alias.name) == name:
+                        self.texts.add(f"{name} is {statement.module}.{alias.name}")
+                        for path in [one for one in sources.imported(file, statement) if one in self.files][-1:]:
+                            module = sys.modules.get(sources.module_name(path))
+                            self.constant(path, alias.name, vars(module) if module else {})
+            elif not isinstance(statement, Definition) and name in _bound(statement) and not self.again(statement):
+                self.node(file, statement, space)
+            elif isinstance(statement, Definition) and statement.name == name:  # decorated: no function any more
+                self.value(space.get(name))
 
 
-def _is_opaque(node: ast.AST) -> bool:
-    match node:
-        case ast.Global() | ast.ImportFrom(names=[ast.alias(name="*")]):
-            return True
-        case ast.Attribute(value=ast.Name(id="sys"), attr="modules"):
-            return True
-    return isinstance(node, ast.Name) and node.id in OPAQUE
+def _read(code: CodeType) -> Iterator[str]:
+    """The names of globals and attributes that a function, or one within it, reads."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _read(inner)
+
+
+def _line(node: Any) -> int:
+    """Where Python says that a function begins: at its first decorator."""
+    return min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 def _acts(statement: ast.stmt) -> bool:
@@ -80,122 +177,19 @@ def _acts(statement: ast.stmt) -> bool:
     match statement:
         case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Expr(value=ast.Constant()):
             return False
-        case ast.FunctionDef() | ast.AsyncFunctionDef():
-            defaults = [*statement.args.defaults, *statement.args.kw_defaults]
-            return _decorated(statement) or any(_calls(default) for default in defaults)
-        case ast.ClassDef():
-            outside = [*statement.bases, *statement.keywords]
-            return (
-                _decorated(statement)
-                or any(map(_calls, outside))
-                or any(map(_acts, statement.body))
-                or bool(statement.keywords)
-            )
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return False
         case ast.Assign():
-            return _calls(statement.value) or not all(isinstance(target, ast.Name) for target in statement.targets)
+            return not all(isinstance(target, ast.Name | ast.Tuple) for target in statement.targets)
         case ast.AnnAssign():
-            return _calls(statement.value) or not isinstance(statement.target, ast.Name)
+            return not isinstance(statement.target, ast.Name)
     return True
 
 
-def _calls(node: ast.AST | None) -> bool:
-    return node is not None and any(isinstance(part, ast.Call | ast.NamedExpr) for part in ast.walk(node))
-
-
-def _decorated(definition: Definition) -> bool:
-    used = [d.func if isinstance(d, ast.Call) else d for d in definition.decorator_list]
-    return any(ast.unparse(decorator) not in HARMLESS for decorator in used)
-
-
-class _Walk:
-    """From a name to all that it reaches; `texts` says what was found where."""
-
-    def __init__(self, plugin: Path) -> None:
-        self.plugin = plugin
-        self.texts: set[str] = set()
-        self.seen: set[tuple[Path, str | ast.stmt]] = set()
-        self.entered: set[Path] = set()
-
-    def enter(self, file: Path) -> _Module:
-        """A module that is imported: what acts in it, and in the local modules that it imports itself."""
-        module = _module(sources.tree(file))
-        if file not in self.entered:
-            self.entered.add(file)
-            for statement in sources.tree(file).body:
-                if isinstance(statement, ast.Import | ast.ImportFrom):
-                    for path in sources.imported(file, statement):
-                        self.enter(path)
-            for place, statement in enumerate(module.acting):
-                self.statement(file, statement, f"{place}: ")
-        return module
-
-    def whole(self, file: Path) -> None:
-        self.enter(file)
-        for statement in sources.tree(file).body:
-            self.statement(file, statement)
-
-    def name(self, file: Path, name: str, attribute: str | None = None) -> None:
-        """What a module-level name is bound to; of a local module that it stands for, the attribute if it is known."""
-        if (file, f"{name}.{attribute}") in self.seen:
-            return
-        self.seen.add((file, f"{name}.{attribute}"))
-        for statement in self.enter(file).bound.get(name, ()):
-            if isinstance(statement, ast.Import | ast.ImportFrom):
-                self.imported(file, statement, name, attribute)
-            else:
-                self.statement(file, statement)
-
-    def imported(self, file: Path, statement: ast.Import | ast.ImportFrom, name: str, attribute: str | None) -> None:
-        (alias,) = [a for a in statement.names if (a.asname or a.name.partition(".")[0]) == name][-1:]
-        module = f"{'.' * statement.level}{statement.module or ''}" if isinstance(statement, ast.ImportFrom) else None
-        self.texts.add(f"{self.place(file)}: {module} {alias.name} as {name}")
-        if isinstance(statement, ast.Import):
-            files = [*sources.imported(file, ast.Import([alias]))]
-            if files and (alias.asname or "." not in alias.name):
-                self.member(files[-1], attribute)
-            else:
-                for path in files:
-                    self.whole(path)
-            return
-        bare = [*sources.imported(file, ast.ImportFrom(statement.module, [], statement.level))]
-        files = [*sources.imported(file, ast.ImportFrom(statement.module, [alias], statement.level))]
-        if set(files) - set(bare):  # the name is that of a module
-            self.member(files[-1], attribute)
-        elif bare:
-            self.member(bare[-1], alias.name)
-
-    def member(self, file: Path, name: str | None) -> None:
-        """A name of a local module; all of it where the name is not known or not found."""
-        if name is not None and name in self.enter(file).bound:
-            self.name(file, name)
-        else:
-            self.whole(file)
-
-    def statement(self, file: Path, statement: ast.stmt, before: str = "") -> None:
-        """A statement's text, and what it reads."""
-        if (file, statement) in self.seen:
-            return
-        self.seen.add((file, statement))
-        self.texts.add(f"{self.place(file)}: {before}{_text(statement)}")
-        nested: set[int] = set()
-        for node in ast.walk(statement):  # an attribute comes before what it is of
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                nested.add(id(node.value))
-                self.name(file, node.value.id, node.attr)
-            elif isinstance(node, ast.Name) and id(node) not in nested:
-                self.name(file, node.id)
-            elif isinstance(node, ast.Import | ast.ImportFrom):
-                for path in sources.imported(file, node):
-                    self.whole(path)
-
-    def place(self, file: Path) -> str:
-        return "" if file == self.plugin else file.relative_to(sources.root(self.plugin)).as_posix()
-
-
-def _text(statement: ast.stmt) -> str:
-    """A statement without comments, layout, and without docstrings."""
-    statement = copy.deepcopy(statement)
-    for node in ast.walk(statement):
-        if isinstance(node, Definition) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-    return ast.unparse(statement)
+def _text(node: ast.AST) -> str:
+    """A piece of a file without comments, layout, and without docstrings."""
+    node = copy.deepcopy(node)
+    for inner in ast.walk(node):
+        if isinstance(inner, Definition) and ast.get_docstring(inner) is not None:
+            inner.body = inner.body[1:] or [ast.Pass()]
+    return ast.unparse(node)

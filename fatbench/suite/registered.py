@@ -137,6 +137,7 @@ def text_of(function: Callable[..., Any]) -> str:
 
 def _write(function: Any, found: dict[str, str]) -> None:
     """The text of a function or class into `found`, after those of what it reads."""
+    function = inspect.unwrap(function)  # its text has its decorators
     name = getattr(function, "__name__", "")
     try:
         text = textwrap.dedent(inspect.getsource(function))

@@ -1,4 +1,4 @@
-"""What a suite may call: the tables of functions, read from their source without importing them.
+"""What a suite may call: the tables of functions, and the settings of each, read with `inspect.signature`.
 
 Every extensible module ends in a table, `AGGREGATORS = {"sfat": sfat, ...}`. The keyword-only arguments of a function
 in it are its settings: name, type (an annotation from `fatbench.suite.types`, a Literal, bool or str) and default. The
@@ -7,29 +7,38 @@ docstring's first line says what it is. What more is said of it stands in an ent
 A setting may also name a settings class, a frozen dataclass in CLASSES. Its fields are settings, and a suite writes
 them as a mapping without a name. Plug-ins extend the tables, never the classes.
 
-    describe("Attack", "pgd")      -> Signature, from the source alone
+    describe("Attack", "pgd")      -> its Signature
     describe("Local")              -> the Signature of a settings class
+    described("Attack", "mine", mine)      -> that of a function, from itself
 
-`fatbench.suite.calls` checks a suite's mapping against a signature.
+Signatures of ours are kept in settings.json, which `make settings` writes: results are read without importing torch.
+A plug-in is imported when it is added. `fatbench.suite.calls` checks a suite's mapping against a signature.
 """
 
 from __future__ import annotations
 
-import ast
-import contextlib
+import dataclasses
 import functools
+import importlib
+import inspect
+import json
 import re
-from collections.abc import Mapping
+import sys
+import typing
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal
+
+from pydantic import ConfigDict, TypeAdapter
 
 from fatbench.errors import SpecError, UnknownName, article, did_you_mean
 from fatbench.suite import entry as entries
-from fatbench.suite import memoise, sources
+from fatbench.suite import sources, types
 
 PACKAGE = Path(__file__).parent.parent
-
+FILE = Path(__file__).with_name("settings.json")
 # kind (the annotation) -> (module, name of its table)
 TABLES = {
     "Experiment": ("fatbench.engine.experiment", "EXPERIMENTS"),
@@ -100,11 +109,12 @@ REQUIRED: Any = object()
 
 @dataclass(frozen=True)
 class Setting:
-    """One keyword-only argument: its name, its annotation as written, its default (REQUIRED where it has none)."""
+    """One keyword-only argument: its name, its annotation as text, its default (REQUIRED where it has none)."""
 
     name: str
     annotation: str
     default: Any
+    type: Any = dataclasses.field(default=None, compare=False)  # evaluated, where it is none of fatbench.suite.types
 
     @functools.cached_property
     def kind(self) -> str | None:
@@ -116,158 +126,163 @@ class Setting:
     def optional(self) -> bool:
         return self.annotation.endswith(" | None")
 
+    @property
+    def adapter(self) -> TypeAdapter[Any]:
+        """What checks a plain value."""
+        return _adapter(self.annotation) if self.type is None else TypeAdapter(self.type, config=STRICT)
 
-@dataclass(frozen=True)
+
+STRICT = ConfigDict(strict=True)
+NAMES = {**vars(types), "Literal": Literal}  # what annotations are written in
+
+
+@functools.cache
+def _adapter(annotation: str) -> TypeAdapter[Any]:
+    return TypeAdapter(eval(annotation, NAMES), config=STRICT)
+
+
+@dataclass(frozen=True, eq=False)
 class Signature:
-    """What the source says of one registered function, or of a settings class (named by its kind in lower case)."""
+    """What is known of one registered function, or of a settings class (named by its kind in lower case)."""
 
     kind: str
     name: str
-    doc: str
+    summary: str  # the docstring's first line
     settings: tuple[Setting, ...]
-    free: bool  # takes **settings, checked only when it is called (a torchattacks attack)
-    file: str
-    line: int
-    asks: tuple[
-        str, ...
-    ] = ()  # parameters after the FIXED ones of its kind: what it wants of OFFERS; of an adversary all
+    free: bool = False  # takes **settings, checked only when it is called (a torchattacks attack)
+    asks: tuple[str, ...] = ()  # parameters after the FIXED ones of its kind: of OFFERS; of an adversary all
+    entry: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # plain fields of its `fatbench.suite.entry`
     plugin: Path | None = None  # the file whose table has it, if that is not ours
-    entry: Mapping[str, Any] | None = None  # the literals of its `fatbench.suite.entry`; None: it has none
 
     @functools.cached_property
     def by_name(self) -> dict[str, Setting]:
         return {setting.name: setting for setting in self.settings}
 
-    @property
-    def summary(self) -> str:
-        return self.doc.strip().splitlines()[0] if self.doc.strip() else ""
+
+# --- what a function says of itself -------------------------------------------------------------------------------
 
 
-def _module_file(module: str) -> Path:
-    relative = Path(*module.split(".")[1:])
-    file = PACKAGE / relative / "__init__.py"
-    return file if file.exists() else (PACKAGE / relative).with_suffix(".py")
-
-
-def _table(tree: ast.Module, table: str) -> dict[str, ast.expr]:
-    """The module-level dict literal named `table`: key -> the function's name, or an entry around it."""
-    for statement in tree.body:
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict() as value) if name == table:
-                pass
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Dict() as value) if name == table:
-                pass
-            case _:
-                continue
-        entries = {}
-        for key, function in zip(value.keys, value.values, strict=True):
-            if not (isinstance(key, ast.Constant) and (isinstance(function, ast.Name) or _is_entry(function))):
-                raise SpecError(f'table {table}: write "name": function, or "name": AggregatorEntry(function, ...)')
-            entries[str(key.value)] = function
-        return entries
-    return {}
-
-
-def _is_entry(value: ast.expr | None) -> bool:
-    """Whether an expression is `AggregatorEntry(function, ...)` or the like."""
-    return (
-        isinstance(value, ast.Call)
-        and ast.unparse(value.func).rpartition(".")[2].endswith("Entry")
-        and [type(argument) for argument in value.args] == [ast.Name]
-    )
-
-
-def _literals(call: ast.Call, tree: ast.Module) -> dict[str, Any]:
-    """The fields of an entry that can be read without running its module; an imported `threat` as "module:name"."""
-    found = {}
-    for keyword in call.keywords:
-        with contextlib.suppress(ValueError):
-            if keyword.arg == "threat" and isinstance(keyword.value, ast.Name):
-                found["threat"] = _imported_from(tree, keyword.value.id)
-            else:
-                found[str(keyword.arg)] = ast.literal_eval(keyword.value)
-    return found
-
-
-def _imported_from(tree: ast.Module, name: str) -> str | None:
-    """ "module:name" of what a module imports under a name."""
-    for statement in tree.body:
-        if isinstance(statement, ast.ImportFrom):
-            for alias in statement.names:
-                if (alias.asname or alias.name) == name:
-                    return f"{statement.module}:{alias.name}"
-    return None
-
-
-def _definition(tree: ast.Module, name: str, file: Path) -> tuple[ast.FunctionDef | ast.ClassDef | ast.Call, Path]:
-    """The definition of `name` in a module, or in the module of ours or beside it that it is imported from.
-
-    A call is that of an entry.
-    """
-    for statement in tree.body:
-        if isinstance(statement, ast.FunctionDef | ast.ClassDef) and statement.name == name:
-            return statement, file
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=assigned)], value=ast.Call() as value) if assigned == name:
-                if _is_entry(value):
-                    return value, file
-        if isinstance(statement, ast.ImportFrom) and statement.module:
-            for alias in statement.names:
-                if (alias.asname or alias.name) == name and (origin := _origin(file, statement)):
-                    return _definition(sources.tree(origin), alias.name, origin)
-    raise SpecError(f"{file}: '{name}' is not defined in this module")
-
-
-def _origin(file: Path, statement: ast.ImportFrom) -> Path | None:
-    """The file that a name is imported from; None: it is neither ours nor beside `file`."""
-    assert statement.module is not None
-    if statement.level == 0 and statement.module.split(".")[0] == "fatbench":
-        return _module_file(statement.module)
-    bare = ast.ImportFrom(statement.module, [], statement.level)
-    return next(reversed([*sources.imported(file, bare)]), None)
-
-
-def _function(value: ast.expr, file: Path) -> tuple[ast.Name, ast.Call | None, Path]:
-    """What a table maps a name to: the function's name, its entry if it has one, and the file that has both."""
-    if isinstance(value, ast.Name):
-        with contextlib.suppress(SpecError):
-            definition, file_of_entry = _definition(sources.tree(file), value.id, file)
-            if isinstance(definition, ast.Call):
-                return _function(definition, file_of_entry)
-        return value, None, file
-    assert isinstance(value, ast.Call)
-    assert isinstance(value.args[0], ast.Name)
-    return value.args[0], value, file
-
-
-def _function_signature(kind: str, name: str, value: ast.expr, file: Path, plugin: Path | None = None) -> Signature:
-    """One line of a table. SpecError: no such function, or one that the engine could not call."""
-    function, entry, file = _function(value, file)
-    node, origin = _definition(sources.tree(file), function.id, file)
-    if not isinstance(node, ast.FunctionDef):
-        raise SpecError(f"{file}: '{function.id}' is in the table but is not a function of this module")
-    arguments = node.args
-    settings = tuple(
-        _setting(argument.arg, argument.annotation, default, origin)
-        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    )
-    asks = _asks(kind, name, node, f"{origin}:{node.lineno}")
+def described(kind: str, name: str, value: Any, plugin: Path | None = None) -> Signature:
+    """The signature of what a table maps a name to. SpecError: no function, or one that the engine could not call."""
+    entry = entries.in_table(value)
+    function = entry.function
+    if not callable(function) or isinstance(function, type):
+        shown = getattr(function, "__name__", function)
+        raise SpecError(f"plugin {plugin}: '{shown}' is in the table but is not a function")
+    settings, place = settings_of(function), place_of(function)
+    asks = _asks(kind, name, function, place)
     if kind == "Algorithm":
-        _says_how_it_trains(name, settings, f"{origin}:{node.lineno}")
-    free = arguments.kwarg is not None
-    doc, literals = ast.get_docstring(node) or "", None if entry is None else _literals(entry, sources.tree(file))
+        _says_how_it_trains(name, settings, place)
+    free = any(one.kind is one.VAR_KEYWORD for one in inspect.signature(function).parameters.values())
+    if not free:
+        _asks_for_settings(name, entry, settings)
+    doc = inspect.getdoc(plain(function)) or ""
     if former := re.search(rf"^({'|'.join(FORMER)}) +\S", doc, re.MULTILINE):
         own = kind if hasattr(entries, f"{kind}Entry") else ""
         raise SpecError(
-            f"{origin}:{node.lineno}: the docstring of '{name}' has a line '{former[1]} ...', which says nothing any "
-            f'more: say it in the table, "{name}": {own}Entry({function.id}, ...), see docs/functions.md'
+            f"{place}: the docstring of '{name}' has a line '{former[1]} ...', which says nothing any more: say it in "
+            f'the table, "{name}": {own}Entry({plain(function).__name__}, ...), see docs/functions.md'
         )
-    return Signature(kind, name, doc, settings, free, str(origin), node.lineno, asks, plugin, literals)
+    return Signature(kind, name, _first_line(doc), settings, free, asks, _plain_fields(entry), plugin)
 
 
-def _asks(kind: str, name: str, node: ast.FunctionDef, place: str) -> tuple[str, ...]:
+def described_class(kind: str) -> Signature:
+    """The signature of a settings class: the fields of its dataclass."""
+    module, name = CLASSES[kind]
+    own = getattr(importlib.import_module(module), name)
+    return Signature(kind, kind.lower(), _first_line(inspect.getdoc(own) or ""), settings_of(own))
+
+
+def settings_of(function: Callable[..., Any]) -> tuple[Setting, ...]:
+    """The keyword-only arguments of a function, or the fields of a settings class.
+
+    SpecError: an annotation that cannot be evaluated, or a default that no suite could say.
+    """
+    space = vars(sys.modules[function.__module__]) if isinstance(function, type) else plain(function).__globals__
+    found = []
+    for one in inspect.signature(function).parameters.values():
+        if not isinstance(function, type) and one.kind is not one.KEYWORD_ONLY:
+            continue
+        default = REQUIRED if one.default is one.empty else one.default
+        if default is not REQUIRED and not isinstance(default, bool | int | float | str | Mapping | None):
+            raise SpecError(
+                f"{place_of(function)}: the default of '{one.name}', {default!r}, is none that a suite can say: use a "
+                "number, a string, True, False or None, or no default, so that the suite gives it"
+            )
+        found.append(_setting(one.name, one.annotation, default, space, function))
+    return tuple(found)
+
+
+def _setting(name: str, annotation: Any, default: Any, space: Mapping[str, Any], function: Any) -> Setting:
+    if annotation is inspect.Parameter.empty:
+        return Setting(name, "Any", default, Any)
+    evaluated, text = annotation, ""
+    try:
+        while isinstance(evaluated, str):
+            text, evaluated = evaluated, eval(evaluated, {**NAMES, **space})
+    except Exception as error:
+        raise SpecError(f"{place_of(function)}: the type of '{name}', {annotation}: {error}") from None
+    text = text or _spelled(evaluated)
+    try:
+        known = eval(text, NAMES) == evaluated
+    except Exception:
+        text = _spelled(evaluated)
+        known = False
+    return Setting(name, text, default, None if known else evaluated)
+
+
+def _spelled(annotation: Any) -> str:
+    """An evaluated annotation as a suite's author would write it: "Radius", "Positive | None", "Literal['a', 'b']"."""
+    if (known := next((name for name, one in _marked() if one == annotation), None)) is not None:
+        return known
+    parts = typing.get_args(annotation)
+    if typing.get_origin(annotation) in (typing.Union, UnionType):
+        return " | ".join(map(_spelled, parts))
+    if typing.get_origin(annotation) is Literal:
+        return f"Literal[{', '.join(map(repr, parts))}]"
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _spelled(parts[0])
+    return "None" if annotation is type(None) else getattr(annotation, "__name__", str(annotation))
+
+
+def _marked() -> Iterator[tuple[str, Any]]:
+    return ((name, one) for name, one in vars(types).items() if hasattr(one, "__metadata__"))
+
+
+def plain(function: Callable[..., Any]) -> Any:
+    """The function under decorators and `functools.partial`; of an object, its `__call__`."""
+    inner = inspect.unwrap(function)
+    if isinstance(inner, functools.partial):
+        return plain(inner.func)
+    return inner if hasattr(inner, "__code__") or isinstance(inner, type) else plain(type(inner).__call__)
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """ "file:line"."""
+    code = getattr(plain(function), "__code__", None)
+    return inspect.getsourcefile(plain(function)) or "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _first_line(doc: str) -> str:
+    return doc.strip().partition("\n")[0]
+
+
+def _plain_fields(entry: entries.Entry) -> dict[str, Any]:
+    """The fields of an entry that say more than their default, and are plain data; a threat as "module:function"."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(entry):
+        value = getattr(entry, field.name)
+        if field.name == "threat" and callable(value):
+            found["threat"] = f"{value.__module__}:{value.__name__}"
+        elif isinstance(value, str | bool | tuple) and value != field.default and field.name != "refuse":
+            found[field.name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def _asks(kind: str, name: str, function: Callable[..., Any], place: str) -> tuple[str, ...]:
     """The parameters beyond those that every function of the kind has. SpecError: too few, or one not offered."""
-    parameters = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+    every = inspect.signature(function).parameters.values()
+    parameters = [one.name for one in every if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     fixed, offered = FIXED[kind], OFFERS.get(kind, ())
     if kind == "Adversary":
         first = parameters[0] if parameters else ""
@@ -278,7 +293,7 @@ def _asks(kind: str, name: str, node: ast.FunctionDef, place: str) -> tuple[str,
                 f"{begin}{did_you_mean(first, ADVERSARIES)}"
             )
         fixed, offered = ADVERSARIES[first]
-    if node.args.vararg is None and (
+    if all(one.kind is not one.VAR_POSITIONAL for one in every) and (
         len(parameters) < len(fixed) or any(p in offered and p not in fixed for p in parameters[: len(fixed)])
     ):
         raise SpecError(
@@ -307,141 +322,194 @@ def _says_how_it_trains(name: str, settings: tuple[Setting, ...], place: str) ->
         )
 
 
-def _setting(name: str, annotation: ast.expr | None, default: ast.expr | None, file: Path) -> Setting:
-    """SpecError: the default is no literal, which is all that can be read without running the file."""
-    kind = ast.unparse(annotation) if annotation else "Any"
-    if default is None:
-        return Setting(name, kind, REQUIRED)
-    try:
-        return Setting(name, kind, ast.literal_eval(default))
-    except ValueError:
-        raise SpecError(
-            f"{file}:{default.lineno}: the default of '{name}', {ast.unparse(default)}, is not a literal: use a "
-            "number, a string, True, False or None, or no default, so that the suite gives it"
-        ) from None
+def _asks_for_settings(name: str, entry: entries.Entry, settings: tuple[Setting, ...]) -> None:
+    """SpecError: a function of an entry asks for what is none of the settings."""
+    known = [setting.name for setting in settings]
+    fields = [value for key, value in vars(entry).items() if key != "function" and callable(value)]
+    for said in (*entry.refuse, *fields):
+        for one in inspect.signature(said).parameters.values():
+            if one.kind is one.KEYWORD_ONLY and one.name not in known:
+                raise SpecError(
+                    f"{place_of(said)}: '{said.__name__}' asks for '{one.name}', which is none of the settings of "
+                    f"'{name}'{did_you_mean(one.name, known)}"
+                )
+
+
+# --- the tables ---------------------------------------------------------------------------------------------------
+
+Said = dict[str, Any]  # a signature as JSON
+
+
+def shipped() -> str:
+    """What settings.json has to say, from the functions themselves, a line each; imports all of them."""
+    every = {kind: [described_class(kind)] for kind in CLASSES}
+    for kind, (module, table) in TABLES.items():
+        own = getattr(importlib.import_module(module), table)
+        every[kind] = [described(kind, name, value) for name, value in own.items()]
+    kinds = []
+    for kind, signatures in every.items():
+        lines = ",\n".join(f"  {json.dumps(one.name)}: {json.dumps(as_json(one))}" for one in signatures)
+        kinds.append(f' "{kind}": {{\n{lines}\n }}')
+    return "{\n" + ",\n".join(kinds) + "\n}\n"
+
+
+def as_json(signature: Signature) -> Said:
+    """A signature as plain data; a setting is [annotation] or [annotation, default]."""
+    settings = {
+        one.name: [one.annotation] if one.default is REQUIRED else [one.annotation, one.default]
+        for one in signature.settings
+    }
+    said = {"summary": signature.summary, "settings": settings, "free": signature.free, "asks": list(signature.asks),
+            "entry": signature.entry}  # fmt: skip
+    return {key: value for key, value in said.items() if value}
+
+
+def _from_json(kind: str, name: str, said: Said, plugin: Path | None = None) -> Signature:
+    settings = tuple(
+        Setting(own, annotation, *(default or [REQUIRED]))
+        for own, (annotation, *default) in said.get("settings", {}).items()
+    )
+    asks = tuple(said.get("asks", ()))
+    return Signature(kind, name, said.get("summary", ""), settings, "free" in said, asks, said.get("entry", {}), plugin)
 
 
 @functools.cache
-def _class_signature(kind: str) -> Signature:
-    """The settings class of a kind: the annotated fields of its body."""
-    module, name = CLASSES[kind]
-    node, file = _definition(sources.tree(_module_file(module)), name, _module_file(module))
-    assert isinstance(node, ast.ClassDef)
-    settings = tuple(
-        _setting(field.target.id, field.annotation, field.value, file)
-        for field in node.body
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-    )
-    return Signature(kind, kind.lower(), ast.get_docstring(node) or "", settings, False, str(file), node.lineno)
+def _ours() -> dict[str, dict[str, Signature]]:
+    said = json.loads(FILE.read_text(encoding="utf-8"))
+    return {kind: {name: _from_json(kind, name, one) for name, one in table.items()} for kind, table in said.items()}
 
 
-_PLUGINS: list[Path] = []
-_INSTALLED: set[Path] = set()  # those of packages
+_PLUGINS: dict[Path, dict[str, dict[str, Signature]]] = {}  # file -> kind -> name
+_INSTALLED: dict[Path, Callable[[SpecError], None] | None] = {}  # of packages -> what hears of an error; None: imported
 
 
-def add_plugin(file: Path, installed: bool = False) -> None:
-    """Let the tables of a Python file extend ours.
+def add_plugin(file: Path) -> None:
+    """Import a Python file and let its tables extend ours.
 
-    SpecError: unreadable, no table in it, a name already taken, or a function that the engine could not call. Of an
-    installed package a name that is taken is an error where it is used; a name of ours stays ours.
+    SpecError: unreadable, an error while it is imported, no table in it, a name already taken, or a function that the
+    engine could not call.
     """
     if file in _PLUGINS:
         return
+    _PLUGINS[file] = {}  # what it reads while it is imported is read by a plug-in
     try:
-        tree = sources.tree(file)
+        _PLUGINS[file] = _tables(file)
+        if file not in _INSTALLED:
+            _refuse_taken(file)
+    except BaseException:
+        del _PLUGINS[file]
+        sources.delete(file)
+        raise
+
+
+def add_installed(file: Path, left_out: Callable[[SpecError], None]) -> None:
+    """Let the tables of an installed package's file extend ours, once a name is asked for that is not ours.
+
+    A name that is taken is an error where it is used; a name of ours stays ours. left_out: hears what `add_plugin`
+    would raise.
+    """
+    if file not in _PLUGINS:
+        _INSTALLED[file] = left_out
+
+
+def add_described(plugins: Mapping[str, Mapping[str, Mapping[str, Said]]]) -> None:
+    """Know the plug-ins of another process, as `of_plugins` gave them there; each is imported when it is called."""
+    for name, tables in plugins.items():
+        file = Path(name)
+        _PLUGINS.setdefault(file, {kind: {own: _from_json(kind, own, said, file) for own, said in table.items()}
+                                   for kind, table in tables.items()})  # fmt: skip
+
+
+def of_plugins() -> dict[str, dict[str, dict[str, Said]]]:
+    """The plug-ins in use, for other processes: file -> kind -> name -> signature."""
+    return {
+        str(file): {kind: {name: as_json(one) for name, one in table.items()} for kind, table in tables.items()}
+        for file, tables in _PLUGINS.items()
+    }
+
+
+def _tables(file: Path) -> dict[str, dict[str, Signature]]:
+    try:
         sources.version(file)
     except OSError as error:
         raise SpecError(f"plugin {file}: {error.strerror or error}") from None
     except (SyntaxError, ValueError) as error:
         raise SpecError(f"plugin {file}: {error}") from None
-    found = False
-    for kind, (_, table) in TABLES.items():
-        for name, function in _table(tree, table).items():
-            found = True
-            if (holders := _holders(kind, name)) and not installed and not _INSTALLED.intersection(holders):
-                other = next(filter(None, holders), None)
-                where = f" in {other}" if other else ""
-                raise SpecError(f"plugin {file}: there is already {article(kind.lower())} named '{name}'{where}")
-            _function_signature(kind, name, function, file)
-    if not found:
-        tables = ", ".join(table for _, table in TABLES.values())
-        raise SpecError(f"plugin {file}: it defines none of {tables}")
-    _PLUGINS.append(file)
-    if installed:
-        _INSTALLED.add(file)
-    _clear()
-
-
-def drop_plugins(files: list[Path]) -> None:
-    """Take plug-ins out again."""
-    _INSTALLED.difference_update(files)
-    _PLUGINS[:] = [file for file in _PLUGINS if file not in files]
-    _clear()
-
-
-def _clear() -> None:
-    """Of what was read from sources, what a plug-in may change."""
-    _entries.cache_clear()
-    _signature.cache_clear()
-    memoise.clear()
-
-
-def plugins() -> tuple[Path, ...]:
-    """The plug-in files in use, for other processes to add."""
-    return tuple(_PLUGINS)
-
-
-@functools.cache
-def _entries(kind: str) -> dict[str, tuple[ast.expr, Path]]:
-    """name -> (its function or entry, the file whose table has it)."""
-    module, table = TABLES[kind]
-    files = (_module_file(module), *_PLUGINS)
-    found: dict[str, tuple[ast.expr, Path]] = {}
-    for file in files:
-        for name, entry in _table(sources.tree(file), table).items():
-            found.setdefault(name, (entry, file))
+    module = sources.load(file)
+    found: dict[str, dict[str, Signature]] = {}
+    for kind, (ours, table) in TABLES.items():
+        own = getattr(module, table, None)
+        if own is None or own is getattr(sys.modules.get(ours), table, None):
+            continue
+        if not (isinstance(own, Mapping) and all(isinstance(name, str) for name in own)):
+            raise SpecError(f'plugin {file}: {table}: expected a dict of functions by name, {{"name": function}}')
+        found[kind] = {name: described(kind, name, value, file) for name, value in own.items()}
+    if not any(found.values()):
+        raise SpecError(f"plugin {file}: it defines none of {', '.join(table for _, table in TABLES.values())}")
     return found
+
+
+def _refuse_taken(file: Path) -> None:
+    for kind, table in _PLUGINS[file].items():
+        for name in table:
+            others = [other for other in _holders(kind, name) if other != file]
+            if others and not any(other in _INSTALLED for other in others):
+                where = f" in {others[0]}" if others[0] else ""
+                raise SpecError(f"plugin {file}: there is already {article(kind.lower())} named '{name}'{where}")
 
 
 def _holders(kind: str, name: str) -> list[Path | None]:
     """The plug-ins that bring a name; None: it is ours."""
-    module, table = TABLES[kind]
-    own: list[Path | None] = [None] if name in _table(sources.tree(_module_file(module)), table) else []
-    return own + [file for file in _PLUGINS if name in _table(sources.tree(file), table)]
+    ours: list[Path | None] = [None] if name in _ours()[kind] else []
+    return ours + [file for file, tables in _PLUGINS.items() if name in tables.get(kind, ())]
 
 
-@functools.cache
-def _signature(kind: str, name: str) -> Signature:
-    """Read when it is asked for: a suite names few of the files that a table imports from."""
-    known = _entries(kind)
-    if name not in known:
-        raise UnknownName(f"no {kind.lower()} is named '{name}'{did_you_mean(name, known)}", f"{kind.lower()} {name}")
-    function, file = known[name]
-    holders = _holders(kind, name)
-    if len(holders) > 1 and holders[0] is not None:  # a name of ours stays ours
-        both = " and ".join(map(str, holders))
-        raise SpecError(f"{kind.lower()} '{name}' is in {both}: uninstall one, or leave one plug-in out")
-    return _function_signature(kind, name, function, file, None if file == _module_file(TABLES[kind][0]) else file)
+def drop_plugins(files: list[Path]) -> None:
+    """Take plug-ins out again."""
+    for file in files:
+        _PLUGINS.pop(file, None)
+        _INSTALLED.pop(file, None)
 
 
-def _kind(lower: str) -> str:
-    return next(kind for kind in TABLES if kind.lower() == lower)
+def plugins() -> tuple[Path, ...]:
+    """The plug-in files in use."""
+    return tuple(_PLUGINS)
 
 
-def function_name(kind: str, name: str) -> str:
-    """The function behind a name of a table; the kind as a plug-in's record has it, in lower case."""
-    return _function(*_entries(_kind(kind))[name])[0].id
+def known(kind: str) -> dict[str, Signature]:
+    """The functions of a kind, of ours and of the plug-ins that are in use."""
+    found = dict(_ours()[kind])
+    for tables in _PLUGINS.values():
+        for name, signature in tables.get(kind, {}).items():
+            found.setdefault(name, signature)
+    return found
+
+
+def _with_installed(kind: str) -> dict[str, Signature]:
+    """`known`, of installed packages too."""
+    for file, left_out in _INSTALLED.items():
+        if left_out is not None:
+            _INSTALLED[file] = None
+            try:
+                add_plugin(file)
+            except SpecError as error:
+                left_out(error)
+    return known(kind)
 
 
 def plugin_of(kind: str, name: str) -> Path | None:
-    """The plug-in that brings a name, if one does; the kind as for `entry`."""
-    file = _entries(_kind(kind)).get(name, (None, None))[1]
-    return file if file in _PLUGINS else None
+    """The plug-in that brings a name, if one does; the kind in lower case, as a plug-in's record has it."""
+    return signature.plugin if (signature := known(kind_of(kind)).get(name)) is not None else None
+
+
+def kind_of(lower: str) -> str:
+    """ "Aggregator" of "aggregator"."""
+    return next(kind for kind in TABLES if kind.lower() == lower)
 
 
 def names(kind: str) -> list[str]:
     """The names a suite may use for this kind, in the order of the table."""
-    return list(_entries(kind))
+    return list(_with_installed(kind))
 
 
 def describe(kind: str, name: str = "", place: str = "") -> Signature:
@@ -450,8 +518,15 @@ def describe(kind: str, name: str = "", place: str = "") -> Signature:
     SpecError: no such name.
     """
     if kind in CLASSES:
-        return _class_signature(kind)
-    try:
-        return _signature(kind, "cell" if kind == "Experiment" else name)
-    except UnknownName as error:
-        raise UnknownName(f"{place}: {error}" if place else str(error), error.entry) from None
+        return _ours()[kind][kind.lower()]
+    name = "cell" if kind == "Experiment" else name
+    if (own := _ours()[kind].get(name)) is not None:
+        return own
+    every = _with_installed(kind)
+    if name not in every:
+        error = f"no {kind.lower()} is named '{name}'{did_you_mean(name, every)}"
+        raise UnknownName(f"{place}: {error}" if place else error, f"{kind.lower()} {name}")
+    if len(holders := _holders(kind, name)) > 1:
+        both = " and ".join(map(str, holders))
+        raise SpecError(f"{kind.lower()} '{name}' is in {both}: uninstall one, or leave one plug-in out")
+    return every[name]

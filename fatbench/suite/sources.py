@@ -8,6 +8,7 @@ the plug-in is a module of it. Of an installed package only its own modules are 
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -24,10 +25,15 @@ from fatbench.errors import FatbenchError, SpecError
 INSTALLED = ("site-packages", "dist-packages")
 
 
-@functools.cache
+_READ: dict[Path, bytes] = {}
+_LOADED: dict[Path, Any] = {}
+
+
 def read(file: Path) -> bytes:
     """A file's content as it was when it was first asked for: what is checked, hashed and run is the same text."""
-    return file.read_bytes()
+    if file not in _READ:
+        _READ[file] = file.read_bytes()
+    return _READ[file]
 
 
 @functools.cache
@@ -104,10 +110,14 @@ def local_modules(file: Path, parsed: Callable[[Path], ast.Module]) -> list[Path
 def delete(*files: Path) -> None:
     """Read these plug-ins again when they are next asked for, and run them anew."""
     for file in files:
-        for path, _ in version(file).modules:
-            sys.modules.pop(module_name(root(file) / path), None)
-    for cached in (read, tree, version, load):
-        cached.cache_clear()
+        _LOADED.pop(file, None)
+        with contextlib.suppress(OSError, SyntaxError, ValueError):
+            for path, _ in version(file).modules:
+                sys.modules.pop(module_name(root(file) / path), None)
+                _READ.pop(root(file) / path, None)
+        _READ.pop(file, None)
+    tree.cache_clear()
+    version.cache_clear()
 
 
 def edited(file: Path) -> bool:
@@ -124,9 +134,17 @@ def run_here() -> frozenset[Path]:
     return frozenset(_RUN)
 
 
-@functools.cache
 def load(file: Path) -> Any:
-    """The module of a plug-in, run. SpecError: a local module has the name of another module, or was edited since."""
+    """The module of a plug-in, run once.
+
+    SpecError: an error while it runs, or a local module that has the name of another module, or was edited since.
+    """
+    if file not in _LOADED:
+        _LOADED[file] = _load(file)
+    return _LOADED[file]
+
+
+def _load(file: Path) -> Any:
     start = root(file)
     for path, _ in version(file).modules:
         module = sys.modules.get(module_name(start / path))
@@ -139,7 +157,19 @@ def load(file: Path) -> Any:
     if str(start) not in sys.path:
         sys.path.insert(0, str(start))
     _RUN.add(file)
-    if file.parent != start:
+    try:
+        return _run(file)
+    except SystemExit as error:
+        raise SpecError(f"plugin {file}: it ends the program when it is run: SystemExit: {error}") from None
+    except FatbenchError:
+        raise
+    except Exception as error:
+        lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == str(file)]
+        raise SpecError(f"plugin {file}:{lines[-1] if lines else 1}: {type(error).__name__}: {error}") from error
+
+
+def _run(file: Path) -> Any:
+    if file.parent != root(file):
         return importlib.import_module(module_name(file))
     name = f"fatbench_plugin_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, file)
@@ -148,12 +178,7 @@ def load(file: Path) -> Any:
     sys.modules[name] = module  # dataclasses look their module up
     try:
         exec(compile(read(file), str(file), "exec"), module.__dict__)
-    except BaseException as error:
+    except BaseException:
         del sys.modules[name]
-        if isinstance(error, SystemExit):
-            raise SpecError(f"plugin {file}: it ends the program when it is run: SystemExit: {error}") from None
-        if not isinstance(error, Exception) or isinstance(error, FatbenchError):
-            raise
-        lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == str(file)]
-        raise SpecError(f"plugin {file}:{lines[-1] if lines else 1}: {type(error).__name__}: {error}") from error
+        raise
     return module

@@ -50,17 +50,16 @@ def _parts(part: Call) -> Iterator[Call]:
 
 def letter(part: Call) -> str | None:
     """What one call needs, by the entry of its function; None: no threat model."""
-    said = (part.signature.entry or {}).get("threat")
-    if said is None and part.signature.plugin is not None:
-        said = getattr(calls.entry(part.signature), "threat", None)
-    elif isinstance(said, str) and ":" in said:
-        said = pkgutil.resolve_name(said)
+    said = part.signature.entry.get("threat")
+    if isinstance(said, str) and ":" in said:
+        plugin = part.signature.plugin is not None  # the module of one of ours imports no method
+        said = getattr(calls.entry(part.signature), "threat", None) if plugin else pkgutil.resolve_name(said)
     return said(**{name: part[name] for name in inspect.signature(said).parameters}) if callable(said) else said
 
 
 def uses_labels(part: Call) -> bool:
     """Whether an inversion reads the labels of the images."""
-    return bool((part.signature.entry or {}).get("labels"))
+    return bool(part.signature.entry.get("labels"))
 
 
 def _needed(spec: Mapping[str, Any]) -> list[tuple[Call, str]]:

@@ -1,13 +1,13 @@
 """The types a setting in a suite file may have: each is a Python type with a range, checked before anything runs.
 
-A function's keyword-only arguments are its settings; their annotations name the types below. They are read from the
-source (`fatbench.suite.signatures`), so that a suite is checked without importing torch.
+A function's keyword-only arguments are its settings; their annotations name the types below.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -86,24 +86,32 @@ def _weights(text: str) -> str:
 
 Weights = Annotated[str, AfterValidator(_weights)]  # of a model: timm, a known name, or a file with its digest
 
+
+@dataclass(frozen=True)
+class Kind:
+    """Marks an annotation as that of a call."""
+
+    name: str
+
+
 # Settings that are themselves calls, {name: ..., key: value}: the annotation says in which table the name is looked up.
 # Inside the called function the value is a callable that already holds its settings.
-Attack = Callable[..., Any]
-Objective = Callable[..., Any]
-Aggregator = Callable[..., Any]
-Proximal = Callable[..., Any]
-Partition = Callable[..., Any]
-Model = Callable[..., Any]
-Algorithm = Callable[..., Any]
-Data = Callable[..., Any]
-Augment = Callable[..., Any]
-Diagnostic = Callable[..., Any]
-Defence = Callable[..., Any]
-Inversion = Callable[..., Any]
-Adversary = Callable[..., Any]
-Manipulation = Callable[..., Any]
+Attack = Annotated[Callable[..., Any], Kind("Attack")]
+Objective = Annotated[Callable[..., Any], Kind("Objective")]
+Aggregator = Annotated[Callable[..., Any], Kind("Aggregator")]
+Proximal = Annotated[Callable[..., Any], Kind("Proximal")]
+Partition = Annotated[Callable[..., Any], Kind("Partition")]
+Model = Annotated[Callable[..., Any], Kind("Model")]
+Algorithm = Annotated[Callable[..., Any], Kind("Algorithm")]
+Data = Annotated[Callable[..., Any], Kind("Data")]
+Augment = Annotated[Callable[..., Any], Kind("Augment")]
+Diagnostic = Annotated[Callable[..., Any], Kind("Diagnostic")]
+Defence = Annotated[Callable[..., Any], Kind("Defence")]
+Inversion = Annotated[Callable[..., Any], Kind("Inversion")]
+Adversary = Annotated[Callable[..., Any], Kind("Adversary")]
+Manipulation = Annotated[Callable[..., Any], Kind("Manipulation")]
 
 # Settings that are a mapping without a name: an instance of the settings class that `signatures.CLASSES` names.
-Local = Any
-Server = Any
-Malicious = Any
+Local = Annotated[Any, Kind("Local")]
+Server = Annotated[Any, Kind("Server")]
+Malicious = Annotated[Any, Kind("Malicious")]

@@ -165,8 +165,7 @@ def main(folder: Path) -> int:
             f"fatbench: {folder} {what}: the run is over, or the job's environment was not passed on", file=sys.stderr
         )
         return 2
-    for file in plan.machine.plugins:
-        signatures.add_plugin(Path(file))
+    signatures.add_described(plan.machine.plugins)
     return Work(folder, plan, db)()
 
 
