@@ -325,7 +325,7 @@ def gpu() -> Iterator[Pretended]:
         "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
         "device": lambda device: contextlib.nullcontext(),
-        "set_device": lambda device: None,
+        "set_device": _set_device,
         "current_device": lambda: 0,
         "mem_get_info": lambda device=None: (free, free),
         "memory_allocated": lambda device=None: 0,

@@ -68,6 +68,7 @@ def tensors(results: Any) -> list[Tensor]:
 
 def capture(function: Callable[[], Tensor], generators: Sequence[Generator], pool: Any = None) -> tuple[Tape, Tensor]:
     """As `graphs.capture`. To be written down operations must run here: what they changed is put back."""
+    generators = [*generators, torch.default_generator]  # which a GPU's graphs know without being told
     positions = [generator.get_state() for generator in generators]
     tape = Tape(generators)
     with tape:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -21,7 +21,8 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fatbench.engine import precision
-from fatbench.engine.inject import granted
+from fatbench.engine.graphs import Recordings
+from fatbench.engine.inject import asks, granted
 from fatbench.engine.optimizers import Descent, Moments, step
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Stats, Tensors, Update
@@ -190,18 +191,19 @@ class Batch:
     y: Tensor  # (B,) int64
 
 
-def batches(problem: Problem, k: int, round: int, local: LocalTraining) -> Iterator[Batch]:
-    """All batches of client k's round, by the streams "order" and "augment"."""
+def orders(problem: Problem, k: int, round: int, local: LocalTraining) -> Iterator[tuple[int, Tensor]]:
+    """(epoch, positions in the shard) of all batches of client k's round, by the stream "order"."""
     shard = problem.shards[k]
     order = generator(problem.seed, "order", round, k)
-    views = generator(problem.seed, "augment", round, k, device=problem.device)
     for epoch in range(local.epochs):
         for rows in torch.randperm(len(shard), generator=order).to(shard.device).split(local.batch):
-            chosen = shard[rows]
-            x, y = pixels(problem, problem.images[chosen]), problem.labels[chosen]
-            if problem.augment is not None:
-                x = problem.augment(x, views)
-            yield Batch(epoch, rows, x, y)
+            yield epoch, rows
+
+
+def examples(problem: Problem, chosen: Tensor, views: Generator) -> tuple[Tensor, Tensor]:
+    """The images `chosen` (B,) as training sees them, (B, C, H, W) in [0, 1], and their labels (B,)."""
+    x = pixels(problem, problem.images[chosen])
+    return x if problem.augment is None else problem.augment(x, views), problem.labels[chosen]
 
 
 def train(
@@ -215,37 +217,80 @@ def train(
     after_step: Callable[[], None] = lambda: None,
     loss_of: Callable[[Batch], Tensor] | None = None,
     broadcast: Callable[[], nn.Module] | None = None,
+    recordings: Recordings | None = None,
 ) -> tuple[Moments, Stats]:
     """A client's training of `weights`, in place; the optimizer's moments after it, and what the client reports.
 
     `network` maps images (B, C, H, W) to logits (B, classes) by these weights. gradient: what is done to the gradients
     before a step; after_step: what is done to the weights after it; loss_of: added to the objective's loss, after its
-    last forward pass. The objective may ask for what `offers` names.
+    last forward pass. The objective may ask for what `offers` names. recordings: the step is recorded there and
+    replayed; then all that the functions read is held there, and moments begin at zero.
     """
     problem, k, round = client.problem, client.k, client.round
-    moments = moments or {}
-    how = local.descent(plain=problem.path == "reference")
-    noise = client.stream("attack")
-    asked = granted(local.objective, offers(problem, k, broadcast))
+    shard, how = problem.shards[k], local.descent(plain=problem.path == "reference")
+    noise, views = client.stream("attack"), client.stream("augment")
+    given = offers(problem, k, broadcast)
     correct = torch.zeros((), device=problem.device)
+    moments = moments or {}
+    if recordings is not None:
+        noise, views = recordings.stream("attack", noise), recordings.stream("augment", views)
+        given = held(given, recordings)
+        [correct] = recordings.hold("correct", [correct])
+        moments = {"velocity": recordings.hold("velocity", [torch.zeros_like(w) for w in weights])}
+    asked = granted(local.objective, given)
+
+    def one(chosen: Tensor, epoch: int = 0, rows: Tensor | None = None) -> Tensor:
+        """A step on the images `chosen` (B,); its loss."""
+        nonlocal moments
+        x, y = pixels(problem, problem.images[chosen]), problem.labels[chosen]
+        if problem.augment is not None:
+            x = problem.augment(x, views)
+        with precision_context(problem):
+            loss, hits = local.objective(network, x, y, noise, **asked)
+        if loss_of is not None:
+            assert rows is not None
+            loss = loss + loss_of(Batch(epoch, rows, x, y))
+        gradients = gradients_of(problem, loss, weights)
+        with torch.no_grad():
+            moments = step(weights, gradient(gradients), moments, how)
+            after_step()
+            correct.add_(hits.sum())
+        return loss.detach()
+
+    take = one if recordings is None else recordings.step(_recorded_as(client, local, network, weights, how), one)
     with forked(problem.seed, "dropout", round, k, device=problem.device):
         losses: list[Tensor] = []
         sizes: list[int] = []
-        for batch in batches(problem, k, round, local):
-            with precision_context(problem):
-                loss, hits = local.objective(network, batch.x, batch.y, noise, **asked)
-            if loss_of is not None:
-                loss = loss + loss_of(batch)
-            gradients = gradients_of(problem, loss, weights)
-            with torch.no_grad():
-                moments = step(weights, gradient(gradients), moments, how)
-                after_step()
-            correct += hits.sum()
-            if batch.epoch == local.epochs - 1:
-                losses.append(loss.detach())
-                sizes.append(len(batch.y))
+        order = generator(problem.seed, "order", round, k)
+        for epoch in range(local.epochs):
+            for rows in torch.randperm(len(shard), generator=order).to(shard.device).split(local.batch):
+                loss = take(shard[rows]) if recordings is not None else one(shard[rows], epoch, rows)
+                if epoch == local.epochs - 1:
+                    losses.append(loss)
+                    sizes.append(len(rows))
     means = torch.stack(losses).double().tolist()
     return moments, stats(local, client.n, means, sizes, float(correct))
+
+
+def _recorded_as(
+    client: Client, local: LocalTraining, network: nn.Module, weights: Sequence[Tensor], how: Descent
+) -> Hashable:
+    """What a recorded step has in it: whoever differs in one of these needs a recording of its own."""
+    problem = client.problem
+    own = (id(problem.images), id(problem.labels), problem.precision, problem.size, problem.augment)
+    places = (network, *(tensor.data_ptr() for tensor in weights))
+    added = (tuple(client.gradient_shift), tuple(client.weight_shift))
+    pulled = None if local.proximal is None else (local.proximal, client.round)  # it may ask which round it is
+    return own, places, added, pulled, local.objective, how
+
+
+def held(given: Mapping[str, Callable[[], Any]], recordings: Recordings) -> Mapping[str, Callable[[], Any]]:
+    """The offers, each in the same place for every client."""
+    return {
+        **given,
+        "class_counts": lambda: recordings.hold("class_counts", [given["class_counts"]()])[0],
+        "broadcast": lambda: recordings.copy("broadcast", given["broadcast"]()),
+    }
 
 
 def offers(
@@ -284,9 +329,14 @@ def train_client(client: Client, local: LocalTraining) -> Update:
     model = load(client.problem, client.broadcast)
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     weights: list[Tensor] = list(named.values())
-    theta = [client.broadcast[name] for name in named]
+    theta = [client.broadcast[name] for name in named] if local.proximal is not None else []
     added = [client.gradient_shift[name] for name in named] if client.gradient_shift else []
     entries = model.state_dict() if client.weight_shift else {}  # shares storage with the model
+    shifts = list(client.weight_shift.values())
+    recordings = recordings_for(client.problem, local)
+    if recordings is not None:
+        theta, added = recordings.hold("theta", theta), recordings.hold("added", added)
+        shifts = recordings.hold("shifts", shifts)
 
     def gradient(gradients: list[Tensor]) -> list[Tensor]:
         if local.proximal is not None:
@@ -294,11 +344,22 @@ def train_client(client: Client, local: LocalTraining) -> Update:
         return list(torch._foreach_add(gradients, added)) if added else gradients
 
     def after_step() -> None:
-        for name, shift in client.weight_shift.items():
+        for name, shift in zip(client.weight_shift, shifts, strict=True):
             entries[name].sub_(shift)
 
-    _, said = train(client, model, weights, local, gradient=gradient, after_step=after_step, broadcast=frozen(model))
+    _, said = train(client, model, weights, local, gradient=gradient, after_step=after_step, broadcast=frozen(model),
+                    recordings=recordings)  # fmt: skip
     return Update(client.k, client.n, copied(model), said)
+
+
+def recordings_for(problem: Problem, local: LocalTraining) -> Recordings | None:
+    """Where the steps of this training are recorded; None: they are not.
+
+    Adam counts its steps on the host, and what asks for `client` has a number in its kernels.
+    """
+    if problem.path != "recorded" or local.optimizer != "sgd" or asks(local.objective, "client"):
+        return None
+    return problem.recordings or Recordings()
 
 
 def broadcast_loss(client: Client, local: LocalTraining) -> float:

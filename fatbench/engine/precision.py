@@ -35,7 +35,8 @@ def exact(device: torch.device, precision: Precision, strict: bool = True) -> No
         raise MachineError("--precision tf32 needs an NVIDIA GPU (Ampere or newer); use fp32 or bf16")
     if device.type != "cuda":
         return
-    torch.cuda.set_device(device)
+    if device.index is not None:  # "cuda" is the current one
+        torch.cuda.set_device(device)
     _tf32(False)
     torch.backends.cudnn.benchmark = precision == "bf16"
     if precision == "bf16":

@@ -39,7 +39,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 
-from fatbench.engine.fast import graphs
+from fatbench.engine import graphs
 from fatbench.engine.fast.channels import ChannelStack, stacks_by_channels
 from fatbench.engine.fast.draws import Streams, uniform
 from fatbench.engine.footprint import footprint

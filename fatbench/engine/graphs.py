@@ -1,0 +1,109 @@
+"""Steps recorded as CUDA graphs: a GPU repeats all kernels of a step at the price of launching one.
+
+    recorded = record(step, generators)
+    loss = recorded(i, j, batch)        what step(i, j, batch) does and gives
+
+A step may be recorded if all it reads and changes are tensors that stay where they are, if it waits for nothing, and if
+it draws from `generators` alone. The first calls of each shape run as they are: kernels are chosen then, and what is
+made once is made. Then one is recorded, and replayed from there on. A replay draws what the step would have drawn.
+
+On no GPU has this run yet. The tests replay steps on a CPU, operation by operation, by a tape that refuses what a
+capture would refuse.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+MOST_STEPS = 4  # of different settings: a round of FedProx has its own
+PLAIN_CALLS = 3  # of a shape before it is recorded: a recording costs as much as some of them
+
+
+class Recordings:
+    """The recorded steps of a problem's clients, and the tensors that they read: where they are, every client's go."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, list[Tensor]] = {}
+        self.streams: dict[str, Generator] = {}
+        self.copies: dict[str, nn.Module] = {}
+        self.steps: dict[Hashable, Callable[[Tensor], Tensor]] = {}
+
+    def hold(self, name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The values of `tensors`, in the same place for every client."""
+        own = self.held.setdefault(name, [])
+        if [t.shape for t in own] != [t.shape for t in tensors]:
+            own[:] = [t.detach().clone() for t in tensors]
+        for place, value in zip(own, tensors, strict=True):
+            place.copy_(value)
+        return own
+
+    def stream(self, name: str, generator: Generator) -> Generator:
+        """A generator that draws what `generator`, at its beginning, would draw; the same one for every client."""
+        own = self.streams.setdefault(name, Generator(generator.device))
+        return own.manual_seed(generator.initial_seed())
+
+    def copy(self, name: str, model: nn.Module) -> nn.Module:
+        """A frozen copy of the model in eval mode, in the same place for every client."""
+        if name not in self.copies:
+            self.copies[name] = copy.deepcopy(model).eval().requires_grad_(False)
+        else:
+            self.copies[name].load_state_dict(model.state_dict())
+        return self.copies[name]
+
+    def step(self, key: Hashable, step: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+        """The recorded step of this key: the first one's, because all read and change the same tensors."""
+        if key not in self.steps:
+            if len(self.steps) == MOST_STEPS:
+                del self.steps[next(iter(self.steps))]
+            self.steps[key] = record(step, list(self.streams.values()))
+        return self.steps[key]
+
+
+def record(step: Callable[..., Tensor], generators: Sequence[Generator]) -> Callable[..., Tensor]:
+    """`step(..., batch)`, replayed where it comes often enough; `batch` is copied to where the recording reads it."""
+    calls: Counter[tuple[Any, ...]] = Counter()
+    known: dict[tuple[Any, ...], tuple[Tensor, Any, Tensor]] = {}  # where the batch goes, the graph, its result
+
+    def recorded(*arguments: Any) -> Tensor:
+        *clients, batch = arguments
+        key = (*clients, len(batch))
+        calls[key] += 1
+        if calls[key] <= PLAIN_CALLS:
+            return step(*arguments)
+        if key not in known:
+            own = batch.clone()
+            pool = next(iter(known.values()))[1].pool() if known else None
+            known[key] = (own, *capture(lambda: step(*clients, own), generators, pool))
+        own, graph, result = known[key]
+        own.copy_(batch)
+        graph.replay()
+        return result.clone()
+
+    return recorded
+
+
+def recording() -> bool:
+    """Whether kernels are recorded here and now: then nothing may be asked of the device."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def capture(function: Callable[[], Tensor], generators: Sequence[Generator], pool: Any) -> tuple[Any, Tensor]:
+    """(the graph of the kernels of `function`, the tensor that its result is in). Nothing is computed here.
+
+    pool: the memory of another graph, which may take it over: of a replay only the result is wanted, and that at once.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with warnings.catch_warnings():  # from torch 2.12 on generators register themselves, and this only warns
+        warnings.simplefilter("ignore")
+        for generator in generators:
+            graph.register_generator_state(generator)
+    with torch.cuda.graph(graph, pool=pool):
+        result = function()
+    return graph, result
