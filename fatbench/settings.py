@@ -30,10 +30,9 @@ KEYS = (
 TABLES = ("slurm",)
 Precision = Literal["fp32", "tf32", "bf16"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
-LocalPath = Literal["reference", "loop", "fast", "graphs", "recorded"]  # of local training, see `fatbench.engine.local`
+LocalPath = Literal["reference", "loop", "fast", "graphs"]  # of local training, see `fatbench.engine.local`
 AUTO = "auto"  # the path that suits the cell and the device, see `fatbench.runner.gpu_estimates`
 PATHS: tuple[str, ...] = (AUTO, *get_args(LocalPath))
-STACKED = ("fast", "graphs")  # those that train the clients of a round as one program
 LIBPQ = re.compile(r"(?i)(^|\s)(host|hostaddr|port|dbname|user|password|passfile|service|sslmode)\s*=")
 
 
@@ -126,7 +125,7 @@ def path(chosen: str, devices: Sequence[str] = ()) -> LocalPath | Literal["auto"
     if chosen not in PATHS:
         raise SpecError(f"--path: no path is named '{chosen}'{did_you_mean(chosen, PATHS)}")
     if chosen == "graphs" and "cpu" in devices:
-        raise MachineError("--path graphs needs an NVIDIA GPU, and this would run on a CPU; use --path fast")
+        raise MachineError("--path graphs needs an NVIDIA GPU, and this would run on a CPU; use --path loop")
     return chosen  # type: ignore[return-value]
 
 

@@ -306,6 +306,11 @@ def _moved(model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     return model
 
 
+def _set_device(device: Any) -> None:
+    if torch.device(device).index is None:
+        raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
+
+
 @contextlib.contextmanager
 def gpu() -> Iterator[Pretended]:
     """A GPU in this process: `torch.device("cuda")` for whatever is called inside."""

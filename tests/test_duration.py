@@ -262,15 +262,15 @@ def test_a_path_is_chosen_by_what_takes_longer() -> None:
     spec = files.load("sfat-cifar10").plan().cells[0].spec
     small = {**spec, "model": {"name": "mlp", "width": 100}}
     large = files.load("fat-transformers-iid").plan().cells[0].spec
-    assert gpu_estimates.path_for(small, "fp32", "NVIDIA H200") == "fast"
+    assert gpu_estimates.path_for(small, "fp32", "NVIDIA H200") == "graphs"
     assert gpu_estimates.path_for(large, "fp32", "NVIDIA H200") == "loop"
     assert gpu_estimates.path_for(small, "fp32", None) == "loop"  # on a CPU
     # between the two lies NIN: on an H200 it is the arithmetic of float32 that takes longer, in bfloat16 the kernels
-    assert [gpu_estimates.path_for(spec, bits, "NVIDIA H200") for bits in ("fp32", "bf16")] == ["loop", "fast"]
+    assert [gpu_estimates.path_for(spec, bits, "NVIDIA H200") for bits in ("fp32", "bf16")] == ["loop", "graphs"]
     # a batch of 32 images that a client with 8 cannot fill: its kernels take longer to start
     few = {**spec, "train": 8 * spec["partition"]["clients"] + spec["validation"]}
     assert cost.images_at_once(few) == 8 < cost.images_at_once(spec) == 32
-    assert gpu_estimates.path_for(few, "fp32", "NVIDIA H200") == "fast"
+    assert gpu_estimates.path_for(few, "fp32", "NVIDIA H200") == "graphs"
     assert gpu_estimates.path_for(spec, "bf16", "Tesla T4") == gpu_estimates.path_for(spec, "bf16", "NVIDIA L4")
 
 
@@ -279,7 +279,7 @@ def test_a_worker_chooses_for_each_cell(monkeypatch: pytest.MonkeyPatch) -> None
     (job, *_) = start.jobs_of(files.load("sfat-cifar10").plan())
     small = replace(job, spec={**job.spec, "model": {"name": "mlp", "width": 100}})
     auto = Machine("", "", "", "cuda:1", path="auto")
-    assert (worker.path_of(small, auto), worker.path_of(job, auto)) == ("fast", "loop")
+    assert (worker.path_of(small, auto), worker.path_of(job, auto)) == ("graphs", "loop")
     assert worker.path_of(small, replace(auto, device="cpu")) == "loop"
     assert worker.path_of(small, replace(auto, path="graphs")) == "graphs"
 
@@ -295,12 +295,10 @@ def test_a_gpu_is_known_by_what_its_driver_calls_it(driver: str, name: str | Non
 def test_a_run_on_a_gpu_says_what_is_chosen_and_what_would_be_faster() -> None:
     cells = files.load("sfat-cifar10").plan().unique()[:6]
     said = gpu_estimates.choices(cells, "NVIDIA H200", "fp32", None, "auto")
-    begin = (
-        "NVIDIA H200: --precision fp32, --path loop for 6 cells (fast where starting a client's kernels takes longer"
-    )
+    begin = "NVIDIA H200: --precision fp32, --path loop for 6 cells (graphs where starting the kernels takes longer"
     assert said.startswith(begin) and "; estimated " in said
     said = gpu_estimates.choices(cells, "NVIDIA H100", "tf32", "fp32", "auto", auto=True, gpus=8)
-    auto = "--precision auto (tf32 for training and its monitor; fp32 for attacks after training), --path fast for 6"
+    auto = "--precision auto (tf32 for training and its monitor; fp32 for attacks after training), --path graphs for 6"
     assert said.startswith(f"8 x NVIDIA H100: {auto}")
     assert "times as fast with --precision tf32" in said
     assert "times as fast with --precision bf16 --attack-precision tf32" in said  # AutoAttack is float32 under bf16

@@ -1,55 +1,53 @@
-"""Steps recorded and replayed (`--path graphs`), by a tape on the CPU: each number is that of `--path fast`.
-
-A GPU's own part, `graphs.capture`, has run nowhere: only its calls are checked, on a pretended module.
-"""
+"""Steps recorded and replayed (`--path graphs`), by a tape on the CPU: each number is that of `--path loop`."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
-import members
 import pytest
 import tape
 import torch
-from test_fast import TRAINED_WHOLE, local, problem, same, train
+from test_fast import TRAINED_WHOLE, local, problem, train
 from torch import Generator, Tensor, nn
 
-from fatbench.engine.fast import clients, graphs
-from fatbench.engine.local import Client
-from fatbench.engine.rounds import Problem
+from fatbench.engine import graphs
+from fatbench.engine.cohort import train_cohort
+from fatbench.engine.inject import asks
+from fatbench.engine.rounds import Problem, Update
 from fatbench.errors import MachineError
 from fatbench.methods import aggregators, augmentations, objectives
 from fatbench.runner import start
 from fatbench.runner.run_options import RunOptions
 
-SHARDS = (58, 58, 38, 7)  # in batches of four: of all four once, of three eight times, of two five times, and rests
+SHARDS = (58, 58, 38, 7)  # in batches of four and a rest of two or three
 
 
 @pytest.fixture
-def taped(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def taped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Recording by a tape; how many operations each recording has."""
     sizes: list[int] = []
-    busy: list[bool] = []
 
     def capture(function, generators, pool):  # type: ignore[no-untyped-def]
-        busy.append(True)
-        try:
-            graph, result = tape.capture(function, generators)
-        finally:
-            busy.pop()
-        assert (pool is None) == (not sizes)  # the graphs of a stack share their memory
+        graph, result = tape.capture(function, generators)
+        assert (pool is None) == (not sizes)  # the graphs of a step share their memory
         sizes.append(len(graph.operations))
         return graph, result
 
     monkeypatch.setattr(graphs, "capture", capture)
-    monkeypatch.setattr(graphs, "recording", lambda: bool(busy))
-    yield sizes
+    return sizes
 
 
 def on(model: str | nn.Module, path: str, **changes: object) -> Problem:
-    return replace(problem(model, path, SHARDS), **changes)
+    return replace(problem(model, "loop", SHARDS), path=path, recordings=graphs.Recordings(), **changes)
+
+
+def equal(ours: list[Update], theirs: list[Update]) -> None:
+    """To the last bit: what is replayed are the same kernels on the same numbers."""
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.stats == other.stats
+        assert all(torch.equal(one.model[name], value) for name, value in other.model.items())
 
 
 # A network of each kind: convolutions, batch norm, attention, both. The others' own operations test_fast runs, too.
@@ -60,23 +58,31 @@ KINDS = ("nin", "small_cnn", "resnet18", "mlp", "vit", "whole_edge")
     "model", [pytest.param(name, marks=() if name in KINDS else pytest.mark.nightly) for name in TRAINED_WHOLE]
 )
 def test_a_replayed_step_is_the_step(model: str, taped: list[int]) -> None:
-    """Draws of dropout and attack, statistics of batch norm, momentum, counts."""
-    results = [train(on(model, path), local(), (0, 1, 2, 3)) for path in ("fast", "graphs")]
-    same(results[1], results[0])
-    assert len(taped) == 2 and min(taped) > 100  # batches of four of the three, and of the two larger ones
+    """Draws of dropout and attack, statistics of batch norm, momentum, counts; one recording for four clients."""
+    equal(*(train(on(model, path), local(), (0, 1, 2, 3)) for path in ("graphs", "loop")))
+    assert len(taped) == 1 and taped[0] > 50
+
+
+def test_a_recording_stays_for_the_rounds_to_come(taped: list[int]) -> None:
+    problems = {path: on("small_cnn", path) for path in ("graphs", "loop")}
+    start = {name: value.clone() for name, value in problems["loop"].model.state_dict().items()}
+    how = local()
+    for round in range(4):
+        equal(*(train_cohort(own, start, [0, 3], round, how) for own in problems.values()))
+    assert len(taped) == 3  # batches of four, and the rests of two and of three
 
 
 @pytest.mark.parametrize("name", [name for name in objectives.OBJECTIVES if name != "at"])
 def test_every_objective(name: str, taped: list[int]) -> None:
-    same(*(train(on("nin", path), local(name), (0, 1, 2, 3)) for path in ("graphs", "fast")))
-    assert len(taped) == 2 or not members.stacks(name)
+    equal(*(train(on("small_cnn", path), local(name), (0, 1, 2, 3)) for path in ("graphs", "loop")))
+    assert len(taped) == (not asks(objectives.OBJECTIVES[name], "client"))
 
 
 @pytest.mark.parametrize("model", ["small_cnn", pytest.param("vit", marks=pytest.mark.nightly)])
-def test_all_that_a_algorithm_asks_and_several_epochs(model: str, taped: list[int]) -> None:
+def test_all_that_an_algorithm_asks_and_several_epochs(model: str, taped: list[int]) -> None:
     """Clipping, a proximal term, shifts, the loss of theta^t, augmentation, in bf16: from one recording a shape."""
     results = []
-    for path in ("graphs", "fast"):
+    for path in ("graphs", "loop"):
         own = on(model, path, augment=functools.partial(augmentations.crop_flip, padding=1), precision="bf16")
         floats = {name: value for name, value in own.model.state_dict().items() if value.is_floating_point()}
         shifts = {k: {name: 1e-3 * (k + 1) * torch.ones_like(v) for name, v in floats.items()} for k in range(4)}
@@ -92,13 +98,18 @@ def test_all_that_a_algorithm_asks_and_several_epochs(model: str, taped: list[in
                 aggregator=aggregators.AGGREGATORS["afl"],
             )
         )
-    same(*results)
-    assert len(taped) == 2  # in two epochs
+    equal(*results)
+    assert len(taped) == 2  # batches of four, and the rests of two, in two epochs
+
+
+@pytest.mark.parametrize("changes", [{"optimizer": "adam"}, {"objective": lambda *given: objectives.standard(*given)}])
+def test_what_the_host_has_a_part_in_is_not_recorded(changes: dict[str, Any], taped: list[int]) -> None:
+    equal(*(train(on("mlp", path), replace(local(), **changes), (0, 1)) for path in ("graphs", "loop")))
+    assert not taped
 
 
 def test_what_comes_seldom_is_not_recorded(taped: list[int]) -> None:
-    short = problem("nin", "graphs", (11, 11, 11))
-    train(short, local(), (0, 1, 2))  # two batches of four and one of three
+    train(replace(problem("nin", "loop", (11,)), path="graphs"), local(), (0,))  # two batches of four, one of three
     assert not taped
 
 
@@ -130,9 +141,9 @@ def test_a_tape_computes_nothing_when_it_records_and_draws_anew_when_it_replays(
 
 
 def test_a_replay_reads_the_batch_it_is_given_and_gives_a_result_that_stays(taped: list[int]) -> None:
-    recorded = graphs.record(lambda i, j, batch: batch.float().mean().reshape(1) + i + j, [])
-    losses = [recorded(1, 2, torch.tensor([n, n])) for n in range(6)]
-    assert [float(loss) for loss in losses] == [3, 4, 5, 6, 7, 8] and len(taped) == 1
+    recorded = graphs.record(lambda batch: batch.float().mean().reshape(1), [])
+    losses = [recorded(torch.tensor([n, n])) for n in range(6)]
+    assert [float(loss) for loss in losses] == [0, 1, 2, 3, 4, 5] and len(taped) == 1
 
 
 def test_the_capture_of_a_gpu_names_every_generator_and_records_inside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,16 +175,5 @@ def test_the_capture_of_a_gpu_names_every_generator_and_records_inside(monkeypat
 
 
 def test_on_a_cpu_it_is_refused_before_any_work() -> None:
-    with pytest.raises(MachineError, match=r"--path graphs needs an NVIDIA GPU.* use --path fast"):
+    with pytest.raises(MachineError, match=r"--path graphs needs an NVIDIA GPU.* use --path loop"):
         start.run([], start.Observer, RunOptions(path="graphs", device="cpu"))  # type: ignore[arg-type]
-
-
-def test_a_stack_that_draws_from_a_strange_generator_is_found_before_it_is_recorded(taped: list[int]) -> None:
-    def careless(model: nn.Module, x: Tensor, y: Tensor, noise: Generator) -> tuple[Tensor, Tensor]:
-        return objectives.standard(model, x + 0.01 * torch.rand(x.shape), y, noise)
-
-    with pytest.raises(clients.CannotStack, match="draw from a generator shared by clients"):
-        own = on("nin", "graphs")
-        start_of = {name: value.clone() for name, value in own.model.state_dict().items()}
-        clients.train([Client(own, start_of, k, 0) for k in (0, 1)], replace(local(), objective=careless))
-    assert not taped

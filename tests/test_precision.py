@@ -73,12 +73,12 @@ def test_on_a_gpu_float32_is_float32_and_has_the_same_bits_each_time(
         setattr(module, name, True)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back as it was
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: device.index + 1)
     asked: list[Any] = []
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *a, **k: asked.append((a, k)))
     precision.exact(torch.device("cpu"), "fp32")
     assert cudnn.allow_tf32 and cublas.allow_tf32 and not asked
-    precision.exact(torch.device("cuda:1"), "bf16")
+    precision.exact(torch.device("cuda"), "bf16")  # the current one, which has no index
     assert not cudnn.allow_tf32 and not cublas.allow_tf32 and not asked
     assert cudnn.benchmark
     precision.exact(torch.device("cuda:1"), "fp32")

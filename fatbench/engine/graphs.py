@@ -1,14 +1,16 @@
 """Steps recorded as CUDA graphs: a GPU repeats all kernels of a step at the price of launching one.
 
-    recorded = record(step, generators)
-    loss = recorded(i, j, batch)        what step(i, j, batch) does and gives
+    recordings = Recordings()
+    weights, noise = recordings.hold("weights", own), recordings.stream("attack", client.stream("attack"))
+    take = recordings.step(key, step)
+    loss = take(batch)                  what step(batch) does and gives
 
 A step may be recorded if all it reads and changes are tensors that stay where they are, if it waits for nothing, and if
-it draws from `generators` alone. The first calls of each shape run as they are: kernels are chosen then, and what is
-made once is made. Then one is recorded, and replayed from there on. A replay draws what the step would have drawn.
+it draws from the streams of the recordings and the device's own generator alone. The first calls of each shape run as
+they are: kernels are chosen then, and what is made once is made. Then one is recorded, and replayed from there on, for
+every client and round. A replay draws what the step would have drawn.
 
-On no GPU has this run yet. The tests replay steps on a CPU, operation by operation, by a tape that refuses what a
-capture would refuse.
+The tests replay steps on a CPU, operation by operation, by a tape that refuses what a capture would refuse.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class Recordings:
             self.copies[name].load_state_dict(model.state_dict())
         return self.copies[name]
 
-    def step(self, key: Hashable, step: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    def step(self, key: Hashable, step: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """The recorded step of this key: the first one's, because all read and change the same tensors."""
         if key not in self.steps:
             if len(self.steps) == MOST_STEPS:
@@ -66,32 +68,26 @@ class Recordings:
         return self.steps[key]
 
 
-def record(step: Callable[..., Tensor], generators: Sequence[Generator]) -> Callable[..., Tensor]:
-    """`step(..., batch)`, replayed where it comes often enough; `batch` is copied to where the recording reads it."""
-    calls: Counter[tuple[Any, ...]] = Counter()
-    known: dict[tuple[Any, ...], tuple[Tensor, Any, Tensor]] = {}  # where the batch goes, the graph, its result
+def record(step: Callable[[Tensor], Tensor], generators: Sequence[Generator]) -> Callable[[Tensor], Tensor]:
+    """`step(batch)`, replayed where it comes often enough; `batch` is copied to where the recording reads it."""
+    calls: Counter[int] = Counter()
+    known: dict[int, tuple[Tensor, Any, Tensor]] = {}  # length -> where the batch goes, the graph, its result
 
-    def recorded(*arguments: Any) -> Tensor:
-        *clients, batch = arguments
-        key = (*clients, len(batch))
+    def recorded(batch: Tensor) -> Tensor:
+        key = len(batch)
         calls[key] += 1
         if calls[key] <= PLAIN_CALLS:
-            return step(*arguments)
+            return step(batch)
         if key not in known:
             own = batch.clone()
             pool = next(iter(known.values()))[1].pool() if known else None
-            known[key] = (own, *capture(lambda: step(*clients, own), generators, pool))
+            known[key] = (own, *capture(lambda: step(own), generators, pool))
         own, graph, result = known[key]
         own.copy_(batch)
         graph.replay()
         return result.clone()
 
     return recorded
-
-
-def recording() -> bool:
-    """Whether kernels are recorded here and now: then nothing may be asked of the device."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def capture(function: Callable[[], Tensor], generators: Sequence[Generator], pool: Any) -> tuple[Any, Tensor]:

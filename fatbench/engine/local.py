@@ -3,8 +3,8 @@
 One loop that reads like the papers' (`train`), over batches that are drawn by named streams. It can lay tensors out in
 two ways (`Problem.path`): "reference", contiguous NCHW and one tensor after the other; "loop", channels_last (see
 `memory_format`) and all tensors at once. They agree to rounding. "fast" trains many clients as one program
-(`fatbench.engine.fast`) and is "loop" in all else; "graphs" is "fast" with recorded steps. Nothing inside a step waits
-for the device.
+(`fatbench.engine.fast`) and is "loop" in all else; "graphs" is "loop" with recorded steps, to the last bit. Nothing
+inside a step waits for the device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -192,12 +193,19 @@ class Batch:
 
 
 def orders(problem: Problem, k: int, round: int, local: LocalTraining) -> Iterator[tuple[int, Tensor]]:
-    """(epoch, positions in the shard) of all batches of client k's round, by the stream "order"."""
+    """(epoch, positions in the shard) of every batch of client k's round, by the stream "order"."""
     shard = problem.shards[k]
     order = generator(problem.seed, "order", round, k)
     for epoch in range(local.epochs):
         for rows in torch.randperm(len(shard), generator=order).to(shard.device).split(local.batch):
             yield epoch, rows
+
+
+def batches(problem: Problem, k: int, round: int, local: LocalTraining) -> Iterator[Batch]:
+    """All batches of client k's round, by the streams "order" and "augment"."""
+    views = generator(problem.seed, "augment", round, k, device=problem.device)
+    for epoch, rows in orders(problem, k, round, local):
+        yield Batch(epoch, rows, *examples(problem, problem.shards[k][rows], views))
 
 
 def examples(problem: Problem, chosen: Tensor, views: Generator) -> tuple[Tensor, Tensor]:
@@ -231,20 +239,18 @@ def train(
     noise, views = client.stream("attack"), client.stream("augment")
     given = offers(problem, k, broadcast)
     correct = torch.zeros((), device=problem.device)
-    moments = moments or {}
+    after: Moments = moments or {}
     if recordings is not None:
         noise, views = recordings.stream("attack", noise), recordings.stream("augment", views)
         given = held(given, recordings)
         [correct] = recordings.hold("correct", [correct])
-        moments = {"velocity": recordings.hold("velocity", [torch.zeros_like(w) for w in weights])}
+        after = {"velocity": recordings.hold("velocity", [torch.zeros_like(w) for w in weights])}
     asked = granted(local.objective, given)
 
     def one(chosen: Tensor, epoch: int = 0, rows: Tensor | None = None) -> Tensor:
         """A step on the images `chosen` (B,); its loss."""
-        nonlocal moments
-        x, y = pixels(problem, problem.images[chosen]), problem.labels[chosen]
-        if problem.augment is not None:
-            x = problem.augment(x, views)
+        nonlocal after
+        x, y = examples(problem, chosen, views)
         with precision_context(problem):
             loss, hits = local.objective(network, x, y, noise, **asked)
         if loss_of is not None:
@@ -252,7 +258,7 @@ def train(
             loss = loss + loss_of(Batch(epoch, rows, x, y))
         gradients = gradients_of(problem, loss, weights)
         with torch.no_grad():
-            moments = step(weights, gradient(gradients), moments, how)
+            after = step(weights, gradient(gradients), after, how)
             after_step()
             correct.add_(hits.sum())
         return loss.detach()
@@ -261,21 +267,19 @@ def train(
     with forked(problem.seed, "dropout", round, k, device=problem.device):
         losses: list[Tensor] = []
         sizes: list[int] = []
-        order = generator(problem.seed, "order", round, k)
-        for epoch in range(local.epochs):
-            for rows in torch.randperm(len(shard), generator=order).to(shard.device).split(local.batch):
-                loss = take(shard[rows]) if recordings is not None else one(shard[rows], epoch, rows)
-                if epoch == local.epochs - 1:
-                    losses.append(loss)
-                    sizes.append(len(rows))
+        for epoch, rows in orders(problem, k, round, local):
+            loss = one(shard[rows], epoch, rows) if recordings is None else take(shard[rows])
+            if epoch == local.epochs - 1:
+                losses.append(loss)
+                sizes.append(len(rows))
     means = torch.stack(losses).double().tolist()
-    return moments, stats(local, client.n, means, sizes, float(correct))
+    return after, stats(local, client.n, means, sizes, float(correct))
 
 
 def _recorded_as(
     client: Client, local: LocalTraining, network: nn.Module, weights: Sequence[Tensor], how: Descent
 ) -> Hashable:
-    """What a recorded step has in it: whoever differs in one of these needs a recording of its own."""
+    """What a recorded step has in it: whoever differs in one of these needs another recording."""
     problem = client.problem
     own = (id(problem.images), id(problem.labels), problem.precision, problem.size, problem.augment)
     places = (network, *(tensor.data_ptr() for tensor in weights))
@@ -355,11 +359,24 @@ def train_client(client: Client, local: LocalTraining) -> Update:
 def recordings_for(problem: Problem, local: LocalTraining) -> Recordings | None:
     """Where the steps of this training are recorded; None: they are not.
 
-    Adam counts its steps on the host, and what asks for `client` has a number in its kernels.
+    A replay repeats kernels and nothing that the host did: Adam counts its steps there, what asks for `client` has a
+    number from there, and what else a function from outside fatbench does there is unknown.
     """
-    if problem.path != "recorded" or local.optimizer != "sgd" or asks(local.objective, "client"):
+    functions = [one for one in (local.objective, local.proximal, problem.augment) if one is not None]
+    if problem.path != "graphs" or local.optimizer != "sgd" or asks(local.objective, "client"):
+        return None
+    if not all(map(_is_ours, functions)):
         return None
     return problem.recordings or Recordings()
+
+
+def _is_ours(function: Callable[..., Any]) -> bool:
+    """Whether a function, and every function among its settings, is in this package."""
+    settings = getattr(function, "keywords", {}).values()
+    own = inspect.getmodule(getattr(function, "func", function))
+    return (
+        own is not None and own.__name__.startswith("fatbench.") and all(_is_ours(f) for f in settings if callable(f))
+    )
 
 
 def broadcast_loss(client: Client, local: LocalTraining) -> float:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fatbench.engine import memory, microbatch
+from fatbench.engine.graphs import Recordings
 from fatbench.engine.inject import granted
 from fatbench.engine.malicious import Malicious, deal
 from fatbench.engine.mapped import in_memory, on
@@ -108,6 +109,7 @@ def setup(
     problem = Problem(
         network, images, labels, shards, dataset.classes, seed, runtime.device, runtime.precision, runtime.path, size,
         augment, unlabelled, malicious,
+        Recordings() if runtime.path == "graphs" else None,
         held_out if validation else None,
     )  # fmt: skip
     start = {name: value.detach().clone() for name, value in network.state_dict().items()}

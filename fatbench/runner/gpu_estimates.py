@@ -45,7 +45,7 @@ GPUS: dict[str, dict[str, float]] = {
 def path_for(spec: Mapping[str, Any], precision: str, gpu: str | None) -> settings.LocalPath:
     """The path that `auto` stands for on a GPU that its driver calls `gpu`, "NVIDIA H200"; None: on a CPU.
 
-    "fast" where starting the kernels of one client's batch takes longer than their arithmetic; on a CPU, and for data
+    "graphs" where starting the kernels of one client's batch takes longer than their arithmetic; on a CPU, and for data
     of unknown shape, "loop". A GPU that is not in `GPUS` counts as the slowest there. It is counted, not timed, so the
     same cell takes the same path whenever it is run or resumed on a GPU of this kind.
     """
@@ -54,7 +54,7 @@ def path_for(spec: Mapping[str, Any], precision: str, gpu: str | None) -> settin
     name = listed(gpu)
     rate = GPUS[name][precision] if name else min(rates[precision] for rates in GPUS.values())
     flops, kernels = found
-    return "fast" if kernels * LAUNCH > cost.images_at_once(spec) * flops / (FRACTION * rate) else "loop"
+    return "graphs" if kernels * LAUNCH > cost.images_at_once(spec) * flops / (FRACTION * rate) else "loop"
 
 
 def listed(gpu: str) -> str | None:
@@ -80,7 +80,7 @@ def choices(
     counts = Counter(path_for(cell.spec, precision, gpu) if path == settings.AUTO else path for cell in cells)
     chosen = ", ".join(f"--path {way} for {n} cells" for way, n in counts.most_common())
     if path == settings.AUTO:
-        chosen += " (fast where starting a client's kernels takes longer than they compute)"
+        chosen += " (graphs where starting the kernels takes longer than they compute)"
     said = _said(precision, attacks)
     if auto:
         why = "training and its monitor" if precision == "tf32" else "training: the GPU is not known to have tf32"
@@ -130,7 +130,7 @@ def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None,
         flops, kernels = found
         batch = cost.images_at_once(spec)
         way = path_for(spec, precision, gpu) if path == settings.AUTO else path
-        at_once = batch * facts.cohort(spec) if way in settings.STACKED else batch
+        at_once = batch * facts.cohort(spec) if way == "fast" else batch
         training[kind(spec)] = max(flops / rate, kernels * LAUNCH / at_once)
         chunk = min((one.batch for one in cell.evaluations), default=1)
         passes[net] = max(flops / attacking, kernels * LAUNCH / chunk, passes.get(net, 0.0))

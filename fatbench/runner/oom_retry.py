@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.engine.memory import out_of_memory
 from fatbench.errors import FatbenchError
-from fatbench.settings import STACKED
 
 if TYPE_CHECKING:
     from fatbench.runner.jobs import CellStatus, Machine
@@ -50,7 +49,7 @@ def with_oom_retry(
     log.warning("out of memory (%s): trying again with at most %d images in the network at once", said, parts)
     describe({"microbatch": parts, "out_of_memory": said})
     try:
-        return do(replace(machine, microbatch=parts, path="loop" if machine.path in STACKED else machine.path))
+        return do(replace(machine, microbatch=parts, path="reference" if machine.path == "reference" else "loop"))
     except Exception as error:
         if out_of_memory(error):
             raise OutOfMemory(f"{said}; even with {parts} images in the network at once") from None

@@ -98,7 +98,7 @@ def computing(job: Job, machine: Machine, store: Store) -> Machine:
         path = begun.get("path") or path_of(job, replace(machine, precision=bits))
         if path == "graphs" and not machine.device.startswith("cuda"):
             raise MachineError(
-                "its training was begun with --path graphs, which needs a GPU: go on there, or --path fast"
+                "its training was begun with --path graphs, which needs a GPU: go on there, or --path loop"
             )
     return replace(machine, precision=bits, path=path)
 

@@ -39,7 +39,6 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 
-from fatbench.engine import graphs
 from fatbench.engine.fast.channels import ChannelStack, stacks_by_channels
 from fatbench.engine.fast.draws import Streams, uniform
 from fatbench.engine.footprint import footprint
@@ -219,7 +218,6 @@ def train(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool 
             correct[i:j] += hits.unflatten(0, (j - i, length)).sum(1)
         return loss.detach()
 
-    take = graphs.record(step, [*masks, *noise, *views]) if clients[0].problem.path == "graphs" else step
     with forked(problem.seed, "dropout", clients[0].round, device=problem.device):
         for epoch in range(local.epochs):
             last = epoch == local.epochs - 1
@@ -228,7 +226,7 @@ def train(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool 
                  for shard, n, g in zip(shards, sizes, order, strict=True)], batch_first=True,
             )  # fmt: skip
             for start, length, i, j in groups(sizes, local.batch):
-                loss = take(i, j, orders[i:j, start : start + length].flatten())
+                loss = step(i, j, orders[i:j, start : start + length].flatten())
                 if last:
                     losses.append(loss)
                     parts.append((length, i, j))
@@ -381,11 +379,11 @@ def _objective(
     asked: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
     """The objective's loss (K,) and hits (K * B,). CannotStack: as for `train`."""
-    before = None if graphs.recording() else _positions(noise)  # then they were asked in the calls before
+    before = _positions(noise)
     loss, hits = local.objective(model, x, y, noise, **asked)
     if loss.shape != (len(noise.clients),):
         raise CannotStack(f"the objective gives a loss of shape {tuple(loss.shape)}, not one per client")
-    if before is not None and before != _positions(noise):
+    if before != _positions(noise):
         raise CannotStack("model, attack or objective draw from a generator shared by clients; use --path loop")
     return loss, hits
 
