@@ -760,6 +760,7 @@ def test_a_plain_figure_has_its_width_no_notes_and_one_axis_and_a_caption_beside
     caption = Path("there/drawn-curves-smoke.txt").read_text()
     assert caption.startswith("Accuracy. SMOKE PRESET - not comparable with published numbers.")
     assert "Seeds 1" in caption and "commit" not in caption and "machine" not in caption
+    assert b"STIXGeneral" in Path(run(*asked, "--plain", "--serif", "--format", "pdf")[1].split()[0]).read_bytes()
     assert run(*asked, "--width", "column") == (2, "", "fatbench: --width needs --plain\n")
     assert (
         "--width: expected column, text, or 1 to 40 inches, got 'wide'" in run(*asked, "--plain", "--width", "wide")[2]

@@ -67,6 +67,8 @@ def test_classes_per_client_slices() -> None:
     """Labels 1 1 0 0 2 2 2, 3 clients of 1 class: slices of 2 of the stable order 2 3 0 1 4 5 6; example 6 is left."""
     parts = shards("classes_per_client", numpy.array([1, 1, 0, 0, 2, 2, 2]), clients=3, classes=1)
     assert [part.tolist() for part in parts] == [[2, 3], [0, 1], [4, 5]]
+    held = [sum(map(bool, h)) for h in histograms(CIFAR, shards("classes_per_client", CIFAR, clients=3, classes=2))]
+    assert held == [5, 6, 4]  # slices that cut classes: more of them than asked for
 
 
 def test_classes_per_client_permuted() -> None:

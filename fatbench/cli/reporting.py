@@ -364,6 +364,7 @@ def plot(
             autocompletion=completing.one_of("column", "text"),
         ),
     ] = None,
+    serif: Annotated[bool, typer.Option("--serif", help="Letters as in most papers (Times).")] = False,
     select: Select = "last",
     preset: Preset = None,
     smoke: Smoke = False,
@@ -397,7 +398,8 @@ def plot(
                 chosen, plan = plan_in(name, preset, smoke, seeds, where, store)
                 if store is None:
                     raise NothingMatched(f"nothing has been measured yet of '{name}'")
-                print(reporting.draw_forest(plan, store, output or FIGURES, format, select=at, width=inches))
+                place = output or FIGURES
+                print(reporting.draw_forest(plan, store, place, format, select=at, width=inches, serif=serif))
         return
     with opened(db) as store:
         if cell is not None:
@@ -437,7 +439,7 @@ def plot(
     if not some:
         about = f"the figures of '{called}' show ({plots[0].preset})" if plots else f"'{called}' shows"
         raise NothingMatched(f"nothing has been measured yet of what {about}")
-    for path in reporting.draw(some, output or FIGURES, format, files, inches):
+    for path in reporting.draw(some, output or FIGURES, format, files, inches, serif):
         print(path)
 
 

@@ -61,8 +61,11 @@ def classes_per_client(
 
     No draw is made: with CIFAR-10's balanced labels, 5 clients and 2 classes, client 0 holds classes 0 and 5, client 1
     holds 1 and 6, and so on. `class_perm_seed` sorts the classes in a random order instead. A slice has
-    N // (clients * classes) examples; the last few examples of the sorted order are left out. Where labels are not
-    balanced, slices cut classes, so that a client may hold a little of a further class.
+    N // (clients * classes) examples; the last few examples of the sorted order are left out.
+
+    A client holds as many classes as `classes` says only where each slice lies within a class. Three clients with 2
+    hold 5, 6 and 4 of CIFAR-10's ten classes. Where labels are not balanced, slices cut classes, so that a client may
+    hold a little of further ones: five clients with 2 hold 3 to 5 of ten classes in 10,000 drawn labels.
 
     Paper: "randomly selected classes"; here as in the partitioner it names, FedTorch's, which is deterministic.
     Source: Aldahdooh et al. 2022; differences: classes-partition. ValueError: fewer examples than slices.

@@ -250,16 +250,21 @@ def unknown(plots: Sequence[Plot], plan: Plan, store: Store | None) -> list[str]
 
 
 def draw(
-    plots: Sequence[Plot], folder: Path, format: str, files: Path | None = None, width: float | None = None
+    plots: Sequence[Plot],
+    folder: Path,
+    format: str,
+    files: Path | None = None,
+    width: float | None = None,
+    serif: bool = False,
 ) -> list[Path]:
     """Write figures as files, see `plots.draw`."""
     from fatbench.report.figures import plots as drawing
 
-    return drawing.draw(plots, folder, format, files, width)
+    return drawing.draw(plots, folder, format, files, width, serif)
 
 
 def draw_forest(
-    plan: Plan, store: Store, folder: Path, format: str, *, select: Checkpoint, width: float | None
+    plan: Plan, store: Store, folder: Path, format: str, *, select: Checkpoint, width: float | None, serif: bool = False
 ) -> Path:
     """Write the forest plot of a suite: its methods against the baseline. NothingMatched: nothing can be compared."""
     from fatbench.report.figures import forest
@@ -274,4 +279,4 @@ def draw_forest(
         raise NothingMatched(f"'{plan.suite}', preset {plan.preset}, has no two methods with the same evaluation")
     preset = "" if plan.preset == "paper" else f"-{plan.preset}"
     what = forest.Forest(found, plan.metrics(), label(plan), format, width)
-    return forest.draw(what, f"{plan.suite}-{forest.ID}{preset}", folder)
+    return forest.draw(what, f"{plan.suite}-{forest.ID}{preset}", folder, serif)

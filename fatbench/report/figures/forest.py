@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fatbench import whole_file
 from fatbench.report.figures.panel_kinds import wrapped
-from fatbench.report.figures.plots import FIXED, TEXT
+from fatbench.report.figures.plots import FIXED, SERIF, TEXT
 from fatbench.report.figures.styles import COLOURS, GREY
 from fatbench.report.numbers.baseline import Difference
 from fatbench.report.numbers.compare import attack_name
@@ -50,11 +50,11 @@ class Forest:
         return f"{label}Differences in points; dot: mean over {several} seeds, full if 0 is excluded; {interval}."
 
 
-def draw(what: Forest, name: str, folder: Path) -> Path:
-    """Write the plot; returns its file."""
+def draw(what: Forest, name: str, folder: Path, serif: bool = False) -> Path:
+    """Write the plot, in the letters of a paper if `serif`; returns its file."""
     from matplotlib import rc_context, style
 
-    with style.context("default"), rc_context(FIXED):
+    with style.context("default"), rc_context(SERIF if serif else FIXED):
         figure, drawn = figure_of(what), io.BytesIO()
         figure.savefig(drawn, format=what.format, metadata={"CreationDate": None} if what.format == "pdf" else None)
     file = folder / f"{name}.{what.format}"

@@ -38,16 +38,25 @@ FIXED: dict[Any, Any] = {  # whatever the reader's own matplotlibrc says
 }  # fmt: skip
 
 
+SERIF = {**FIXED, "font.family": "STIXGeneral", "mathtext.fontset": "stix"}  # as Times, of most papers
+
+
 COLUMN, TEXT = 234 / 72.27, 487 / 72.27  # inches of one and of two columns of a paper, whose points are TeX's
 NARROW = 1.5  # inches that a panel of a paper needs
 
 
 def draw(
-    plots: Sequence[Plot], folder: Path, format: str, files: Path | None = None, width: float | None = None
+    plots: Sequence[Plot],
+    folder: Path,
+    format: str,
+    files: Path | None = None,
+    width: float | None = None,
+    serif: bool = False,
 ) -> list[Path]:
     """Write the plots into a folder: the files, in order. files: where the cells' own folders with artifacts are.
 
     width: in inches, of a figure for a paper: no title and no notes, and a text file beside it has its caption.
+    serif: in the letters of a paper.
     MachineError: the disk is full; SpecError: the folder cannot be written.
     """
     from matplotlib import rc_context, style
@@ -56,7 +65,7 @@ def draw(
     for plot in plots:
         for names, panels in paged(plot):
             file = folder / f"{_file_name(plot, names)}.{format}"
-            with style.context("default"), rc_context(FIXED):
+            with style.context("default"), rc_context(SERIF if serif else FIXED):
                 figure, drawn = page_of(plot, names, panels, files, width), io.BytesIO()
                 figure.savefig(drawn, format=format, metadata=_metadata(plot, names, format))
             whole_file.write(file, drawn.getvalue(), f"-o {folder}", make_folder=True)
