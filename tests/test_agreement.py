@@ -135,6 +135,7 @@ class Results:
         stages = change.get("stages", {"pgd20-0a@1": 0.5})
         train = [Number("natural", change.get("natural", 0.5), 1, n=8), Number("seconds", hash(name) % 7, 1)]
         train += [Number("natural_class", value, 1, 4, k) for k, value in enumerate(change.get("classes", ()))]
+        train += [Number("monitor", 0.5, 1, n=8)] * bool(change.get("monitor"))
         for stage, value in {"train": None, **stages}.items():
             run = self.store.claim("a", stage, suite="s", total=1, provenance={}, settings=settings if value else None)
             assert run is not None
@@ -164,5 +165,7 @@ def test_every_finished_number_is_compared_or_named(tmp_path: Any) -> None:
     ]  # fmt: skip
     doubtful = Results(tmp_path, "doubtful", flags=["doubt_gradients_vanish"]).store
     assert "the doubt 'doubt_gradients_vanish' of pgd20 (last) of cell a" in apart(here, doubtful, "a")[1]
-    for store in (here, other, doubtful):
+    series = Results(tmp_path, "series", monitor=True).store  # no best round is recorded: it follows from the series
+    assert "pgd20 (best-test)" in [number.metric for number in apart(series, series, "a")[0]]
+    for store in (here, other, doubtful, series):
         store.close()

@@ -28,7 +28,7 @@ from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.report.figures import artifacts, forest, panel_kinds, plots, series, styles
 from fatbench.report.formats import records
 from fatbench.report.numbers import baseline, compare
-from fatbench.report.numbers.measurements import Numbers, Source, StoredResults
+from fatbench.report.numbers.measurements import Numbers, Source
 from fatbench.report.tables import layout
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -138,7 +138,7 @@ def rows_of(plan: Plan) -> list[dict[str, Any]]:
 
 def build(suite: Suite, plan: Plan, rows: list[Any]) -> list[series.Plot]:
     """The figures of a suite, filled with these measurements."""
-    return series.build(suite, plan, Numbers(plan, StoredResults(rows)))
+    return series.build(suite, plan, Numbers(plan, rows))
 
 
 def plot_of(found: list[series.Plot], id: str) -> series.Plot:
@@ -212,7 +212,7 @@ def test_a_line_without_a_number_is_named_and_ones_own_is_marked(drawn: Suite, m
     name, _, legend = styles.styles_of(plot, plot.panels)
     assert {label for label in legend if "(own)" in label} == {"Uniform (own)"}
     assert "(own)" not in name(line(plot, "clean", split="even", method="FAT"))
-    (table,) = layout.build(drawn, plan, Numbers(plan, StoredResults(rows_of(plan))))
+    (table,) = layout.build(drawn, plan, Numbers(plan, rows_of(plan)))
     marked = json.loads(records.render_json([table]))["tables"][0]["rows"]
     assert {row["key"]["method"]: row["own"] for row in marked} == {"FAT": False, "Uniform": True}
 

@@ -33,8 +33,9 @@ from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError
 from fatbench.report.figures import series
 from fatbench.report.formats import html, latex, markdown, records, terminal
-from fatbench.report.numbers import cell_rows, doubts, provenance
-from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, StoredResults, in_words, metric_names
+from fatbench.report.numbers import cell_rows, compare, doubts, provenance
+from fatbench.report.numbers.frame import frame
+from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, in_words, metric_names
 from fatbench.report.tables import layout, number_format
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Column, Grid, Value
@@ -130,7 +131,7 @@ def build(
     suite: Suite, plan: Plan, rows: Any, select: Any = "last", published: bool = True, **stored: Any
 ) -> list[Grid]:
     """The tables of a suite, filled with these measurements."""
-    numbers = Numbers(plan, StoredResults(list(rows), **stored), select)
+    numbers = Numbers(plan, list(rows), select, **stored)
     return layout.build(suite, plan, numbers, published=published)
 
 
@@ -1522,6 +1523,13 @@ def test_the_database_gives_the_same_tables(tiny: Suite, tmp_path: Path, select:
         images = {"outcomes": cell_rows.outcomes([cell.id for cell in plan.unique()], store)}
         every = build(tiny, plan, store.measurements(), select, runs=store.runs(), **images)
         expected = build(tiny, plan, rows, select, **images)
+        compared = compare.measured(store, [cell.id for cell in plan.cells], select)
+        framed = frame(store, plan).set_index(["cell", "stage", "metric", "client"])["value"]
+        behind = [pair for grid in found for v in grid.all() for pair in zip(v.behind, v.values, strict=False)]
+        for (cell, stage), value in behind:  # a table, `compare` and the frame have one number, also of the best round
+            metric, evaluation, *_ = parsed(stage)
+            assert compared[cell][evaluation].value == value == framed[cell, stage, metric, -1]
+        assert behind
     for name in ("markdown", "json", "csv"):
         assert report.render(found, name) == report.render(expected, name)
         assert report.render(every, name) == report.render(expected, name)
@@ -1805,7 +1813,7 @@ def test_a_figure_calls_it_a_formula_too(name: str, id: str) -> None:
          "value": 0.5, "n": None, "suite": name, "preset": "paper"}
         for cell in plan.cells for heading in figure.series for client in (0, 1)
     ]  # fmt: skip
-    [plot] = series.build(suite, plan, Numbers(plan, StoredResults(rows)), [figure])
+    [plot] = series.build(suite, plan, Numbers(plan, rows), [figure])
     assert [what for what, _ in plot.notes if what in ("published", "formula")] == ["formula"]
     lines = list(csv.DictReader(io.StringIO(series.render_csv([plot]))))
     assert lines and {line["published"] for line in lines} == {""} and any(line["formula"] for line in lines)

@@ -92,21 +92,21 @@ def build_tables(
     evaluated: models that were not trained here (`evaluated.beside`), as further rows of each table. digits:
     after the point of percentages; images: "all" of each attack, or those in "common".
     """
-    from fatbench.report.numbers.measurements import Numbers, StoredResults
+    from fatbench.report.numbers.measurements import Numbers
     from fatbench.report.tables.grid_points import with_added
     from fatbench.report.tables.layout import build
 
     suite = with_added(suite, plan)
 
     if store is None:
-        empty = Numbers(plan, StoredResults(), select)
-        return build(suite, plan, empty, published=published, digits=digits)
+        return build(suite, plan, Numbers(plan, select=select), published=published, digits=digits)
     from fatbench.report.numbers import compare, declared_tests, query, shown_runs
 
     evaluated = shown_runs.shown(replace(plan, cells=list(evaluated), resolved=False), store).cells
     plan = shown_runs.shown(plan, store)
     every = replace(plan, cells=[*plan.cells, *evaluated])
-    numbers = Numbers(every, query.gather(suite, every, store, select), select)
+    sources = [text for table in suite.tables for text in table.values.values()]
+    numbers = query.numbers_of_sources(sources, every, store, select)
     grids = build(suite, plan, numbers, published=published, evaluated=evaluated, digits=digits, images=images)
     for grid in grids:
         if said := shown_runs.note(store, [id for _, id in grid.points]):
@@ -203,16 +203,18 @@ def build_figures(
     """The figures of a suite, or the one with an id, with what the database has. SpecError: no such figure."""
     from fatbench.report.figures import series
     from fatbench.report.numbers import query, shown_runs
-    from fatbench.report.numbers.measurements import Numbers, StoredResults
+    from fatbench.report.numbers.measurements import Numbers
 
     ids = [figure.id for figure in suite.figures]
     if only is not None and only not in ids:
         raise SpecError(f"suite '{suite.name}' has no figure '{only}'{did_you_mean(only, [*ids, 'forest'])}")
     wanted = [figure for figure in suite.figures if only in (None, figure.id)]
     if store is None:
-        return series.build(suite, plan, Numbers(plan, StoredResults(), select), wanted)
+        return series.build(suite, plan, Numbers(plan, select=select), wanted)
     plan = shown_runs.shown(plan, store)
-    return series.build(suite, plan, Numbers(plan, query.gather_series(wanted, plan, store, select), select), wanted)
+    sources = [text for figure in wanted for text in figure.series.values()]
+    numbers = query.numbers_of_sources(sources, plan, store, select, curves=True)
+    return series.build(suite, plan, numbers, wanted)
 
 
 def drawable(plots: Sequence[Plot], files: Path) -> list[Plot]:
@@ -241,7 +243,7 @@ def unknown(plots: Sequence[Plot], plan: Plan, store: Store | None) -> list[str]
         if text.startswith("train:")
         and not any(line.points for panel in plot.panels for line in panel.lines if line.heading == heading)
     }
-    known = query.logged(plan, store) if lacking and store is not None else []
+    known = [metric for metric, _ in query.logged_clients(plan, store)] if lacking and store is not None else []
     return [
         f"figure {id}: {heading}: nothing is logged as '{metric}'{did_you_mean(metric, known)}"
         for id, heading, metric in sorted(lacking)

@@ -82,16 +82,21 @@ class Evaluation:
 
     def stage(self, round: int, precision: str = "fp32") -> str:
         """Where the outcomes of a round's model are, if the attack computed in this precision."""
-        return f"{self.id}{'' if precision == 'fp32' else f'.{precision}'}@{round}"
+        return self.stages(round)[PRECISIONS.index(precision)]
 
     def stages(self, round: int) -> tuple[str, ...]:
         """Where they may be: one name for each precision, float32 first."""
-        return tuple(self.stage(round, precision) for precision in PRECISIONS)
+        return _stages(self.id, round)
 
     def computes_in(self, precision: str) -> str:
         """The attack's own precision in a run in this one: float32 where the entry of its function says so."""
         entry = calls.call("Attack", self.attack).signature.entry
         return "fp32" if precision in entry.get("float32", ()) else precision
+
+
+@functools.lru_cache(1024)  # a report asks for those of each of 10,000 cells
+def _stages(evaluation: str, round: int) -> tuple[str, ...]:
+    return tuple(f"{evaluation}{'' if one == 'fp32' else f'.{one}'}@{round}" for one in PRECISIONS)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.report.figures import series
 from fatbench.report.numbers import query
-from fatbench.report.numbers.measurements import Numbers
 from fatbench.report.tables.grid_points import sweeps
 from fatbench.store.selection import Checkpoint
 from fatbench.suite import model
@@ -202,7 +201,9 @@ def curves(store: Store, cell: str, y: Sequence[str], select: Checkpoint = "last
 
 def series_of(suite: Suite, plan: Plan, store: Store, figures: Sequence[Figure], select: Checkpoint) -> list[Plot]:
     """`series.build` with what the database has for these figures."""
-    return series.build(suite, plan, Numbers(plan, query.gather_series(figures, plan, store, select), select), figures)
+    sources = [text for figure in figures for text in figure.series.values()]
+    numbers = query.numbers_of_sources(sources, plan, store, select, curves=True)
+    return series.build(suite, plan, numbers, figures)
 
 
 def _named(plots: Sequence[Plot], cell: str) -> list[Plot]:

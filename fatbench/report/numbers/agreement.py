@@ -14,7 +14,7 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from fatbench.report.numbers.compare import Measured, label, measured
+from fatbench.report.numbers.compare import label, measured
 from fatbench.report.numbers.statistics import binomial_tail
 from fatbench.store.consistency import FRACTIONS
 from fatbench.store.doubt_names import PREFIX
@@ -76,10 +76,9 @@ def apart(theirs: Store, ours: Store, cell: str) -> tuple[list[Apart], list[str]
         for evaluation in sorted(there.keys() & here.keys()):
             one, other = there[evaluation], here[evaluation]
             name = f"{label(evaluation)} ({checkpoint})"
-            both = [_stage(store, cell, evaluation, m, checkpoint) for store, m in ((theirs, one), (ours, other))]
-            compared.add(both[0])
+            compared.add(one.stage)
             if one.outcomes is None or other.outcomes is None or one.outcomes[1] != other.outcomes[1]:
-                missing.append(f"{both[0]} of cell {cell}: its outcomes are not of the same images")
+                missing.append(f"{one.stage} of cell {cell}: its outcomes are not of the same images")
                 continue
             (bits, total), (own, _) = one.outcomes, other.outcomes
             images = (bits & ~own).bit_count(), (own & ~bits).bit_count(), total
@@ -87,7 +86,7 @@ def apart(theirs: Store, ours: Store, cell: str) -> tuple[list[Apart], list[str]
             found.append(
                 Apart(cell, name, one.value, other.value, far, images, precisions=(one.precision, other.precision))
             )
-            sides = numbers[0].get(both[0], {}), numbers[1].get(both[1], {})
+            sides = numbers[0].get(one.stage, {}), numbers[1].get(other.stage, {})
             more, without = _series(cell, f" of {name}", sides, label(evaluation))
             beside += more
             missing += [f"{what} of cell {cell}" for what in without]
@@ -96,14 +95,6 @@ def apart(theirs: Store, ours: Store, cell: str) -> tuple[list[Apart], list[str]
     done = (name for name, row in stages.items() if row.status == "done" and name not in compared)
     missing += [f"{name} of cell {cell}" for name in done]
     return [*found, *beside, *more], missing
-
-
-def _stage(store: Store, cell: str, evaluation: str, one: Measured, checkpoint: str) -> str:
-    """The name of the stage that an evaluation at a checkpoint was read from."""
-    record = store.stages([cell])[cell, "train"].record
-    last = int(store.cells([cell])[cell]["algorithm"]["rounds"])
-    at = last if checkpoint == "last" else int(record[checkpoint]["round"])
-    return f"{evaluation}{'' if one.precision == 'fp32' else f'.{one.precision}'}@{at}"
 
 
 def _numbers(store: Store, cell: str) -> dict[str, Numbers]:

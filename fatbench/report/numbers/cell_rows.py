@@ -15,6 +15,7 @@ from fatbench.report.numbers.doubts import Doubt, Doubts, Outcomes, doubts
 from fatbench.store.consistency import impossible
 from fatbench.store.rows import batches
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
+from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
 from fatbench.store.stage_names import parsed
 
 if TYPE_CHECKING:
@@ -105,6 +106,29 @@ def _without_images(
         else:
             found[cell, stage] = [Doubt("no_outcomes")]
     return found
+
+
+def rounds_of(specs: Mapping[str, Mapping[str, Any]], store: Store, checkpoint: Checkpoint) -> dict[str, int]:
+    """Cell -> the round whose model a checkpoint is, of the cells of which it is known. specs: of the cells, by id.
+
+    The train stage has recorded the best rounds; those of another program may lack it and have the series alone.
+    """
+    if checkpoint == "last":
+        return {cell: int(spec["algorithm"]["rounds"]) for cell, spec in specs.items()}
+    rounds, lacking = {}, []
+    query = sql(STAGES.c.cell, STAGES.c.record).where(STAGES.c.stage == "train")
+    for cell, text in fetch(store, query, STAGES.c.cell, specs):
+        record = json.loads(text)
+        if checkpoint in record:
+            rounds[cell] = int(record[checkpoint]["round"])
+        else:
+            lacking.append(cell)
+    series: dict[str, dict[int, float]] = {}
+    monitored = (NUMBERS.c.metric == MONITORED[checkpoint]) & (NUMBERS.c.client == -1)
+    for row in numbers_of(lacking, store, (NUMBERS.c.stage == "train") & monitored):
+        series.setdefault(row["cell"], {})[row["round"]] = row["value"]
+    best = {cell: checkpoint_round(by_round) for cell, by_round in series.items()}
+    return rounds | {cell: round for cell, round in best.items() if round is not None}
 
 
 _COLUMNS = ("cell", "stage", "round", "client", "metric", "value", "n")

@@ -16,9 +16,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import select as sql
+
 from fatbench.errors import DatabaseError, NothingMatched, SpecError, did_you_mean
 from fatbench.report.numbers import statistics
-from fatbench.report.numbers.cell_rows import doubts_of, numbers_of, outcomes
+from fatbench.report.numbers.cell_rows import doubts_of, fetch, numbers_of, outcomes, rounds_of
 from fatbench.report.numbers.doubts import NOT_ABOVE, Doubt, with_seeds
 from fatbench.report.numbers.provenance import attacked_in
 from fatbench.report.numbers.shown_runs import chosen
@@ -27,7 +29,7 @@ from fatbench.settings import PRECISIONS
 from fatbench.store import inputs
 from fatbench.store.consistency import disagreement
 from fatbench.store.replicates import SIGN
-from fatbench.store.schema import NUMBERS
+from fatbench.store.schema import NUMBERS, STAGES
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.store.stage_names import parsed
 from fatbench.suite import confounders, filters
@@ -62,6 +64,7 @@ class Measured:
     precision: str = "fp32"  # of the attack
     doubts: tuple[Doubt, ...] = ()
     inputs: inputs.Inputs = field(default_factory=dict)  # what answered it, see `fatbench.store.inputs`
+    stage: str = ""  # the stage that it was read from
 
 
 @dataclass(frozen=True)
@@ -198,17 +201,12 @@ def measured(store: Store, cells: Collection[str], select: Checkpoint) -> dict[s
     Of one in several precisions that in which most of the cells are, then the highest, as in tables. DatabaseError: an
     accuracy is not the mean of its outcomes.
     """
-    stages = store.stages(sorted(cells))
-    specs = store.cells(sorted(cells)) if select == "last" else {}
-    rounds: dict[str, int] = {}
-    for (cell, name), row in stages.items():
-        if name == "train" and (select == "last" or select in row.record):
-            at = specs[cell]["algorithm"]["rounds"] if select == "last" else row.record[select]["round"]
-            rounds[cell] = int(at)
+    rounds = rounds_of(store.cells(sorted(cells)), store, select)
+    finished = sql(STAGES.c.cell, STAGES.c.stage).where(STAGES.c.status == "done", STAGES.c.stage != "train")
     done = {
         (cell, name): parsed(name)
-        for (cell, name), row in stages.items()
-        if row.status == "done" and parsed(name).metric and parsed(name).round == rounds.get(cell)
+        for cell, name in fetch(store, finished, STAGES.c.cell, rounds)
+        if parsed(name).metric and parsed(name).round == rounds[cell]
     }
     bits_of = outcomes(sorted(cells), store)
     why = doubts_of(sorted(cells), store, bits_of)
@@ -228,7 +226,7 @@ def measured(store: Store, cells: Collection[str], select: Checkpoint) -> dict[s
             raise DatabaseError(f"{store.database.shown}: cell {cell} {number['stage']}: {said} (fatbench db check)")
         each = (bits, total) if n and total and total % n == 0 else None
         key = cell, number["stage"]
-        found[cell][evaluation] = Measured(value, n, each, precision, why.get(key, ()), answered.get(key, {}))
+        found[cell][evaluation] = Measured(value, n, each, precision, why.get(key, ()), answered.get(key, {}), key[1])
     return {cell: dict(sorted(evaluations.items())) for cell, evaluations in found.items()}
 
 

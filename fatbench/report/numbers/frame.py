@@ -28,7 +28,7 @@ from sqlalchemy import select as sql
 from fatbench.report.numbers import cell_rows
 from fatbench.report.numbers.doubts import in_words
 from fatbench.store import integrity
-from fatbench.store.rows import fetch
+from fatbench.store.rows import batches, fetch
 from fatbench.store.schema import CELLS, OUTCOME_CHUNKS, REPLICATES, ROUND_METRICS, RUNS, STAGES, VALUES
 from fatbench.store.stage_names import parsed
 from fatbench.suite import format_call
@@ -49,86 +49,98 @@ def frame(store: Store | None, plan: Plan | None = None) -> pandas.DataFrame:
     outcomes.
     """
     points: dict[str, dict[tuple[tuple[str, str], ...], None]] | None = None
+    axes: list[str] = []
     if plan is not None:
         points = {}
         for cell in plan.cells:
             points.setdefault(cell.id, {})[tuple(cell.key.items())] = None
-    numbers = pandas.DataFrame(columns=list(COLUMNS)) if store is None else _measured(store, points)
-    if points is None:
-        return numbers.drop(columns="stored", errors="ignore")
-    axes = list(dict.fromkeys(axis for keys in points.values() for key in keys for axis, _ in key))
+        axes = list(dict.fromkeys(axis for keys in points.values() for key in keys for axis, _ in key))
     names = {axis: f"axis:{axis}" if axis in COLUMNS else axis for axis in axes}
-    labels = [
-        {"stored": id, **{names[axis]: label for axis, label in key}} for id, keys in points.items() for key in keys
-    ]
-    if numbers.empty:
-        return pandas.DataFrame(columns=["cell", *names.values(), *COLUMNS[1:]])
-    found = numbers.merge(pandas.DataFrame(labels), on="stored", how="inner")
-    return found[["cell", *names.values(), *COLUMNS[1:]]]
+    columns = ["cell", *names.values(), *COLUMNS[1:]]
+    values = pandas.DataFrame() if store is None else _values(store, points)
+    if store is None or values.empty:
+        return pandas.DataFrame(columns=columns)
+    heads = _with_facts(store, _heads(store, points))
+    accuracies = heads.loc[heads["metric"] == heads["label"], ["id", "stored", "stage", "metric"]]
+    rows = values[values["client"] == -1].merge(accuracies, left_on="round_metric", right_on="id")
+    integrity.agree(_rows(rows), store.database)
+    place = pandas.Index(heads["id"]).get_indexer(values["round_metric"])
+    metric = pandas.factorize(heads["metric"], sort=True)[0][place]
+    order = np.lexsort([metric, values["client"], heads["rank"].to_numpy()[place]])
+    if points is not None:
+        labels = [
+            {"stored": id, **{names[axis]: label for axis, label in key}} for id, keys in points.items() for key in keys
+        ]
+        heads = heads.merge(pandas.DataFrame(labels), on="stored")
+    numbers = values.iloc[order].merge(heads, left_on="round_metric", right_on="id")
+    return numbers[columns]
 
 
-def _measured(store: Store, cells: Iterable[str] | None) -> pandas.DataFrame:
-    """The rows of some cells, or of all, by cell, stage, round, client and metric."""
-    cells = None if cells is None else list(cells)
-    heads = _read(store, sql(*(ROUND_METRICS.c[name] for name in HEAD)), ROUND_METRICS.c.cell, cells, HEAD)
+def _values(store: Store, cells: Iterable[str] | None) -> pandas.DataFrame:
+    """Every value of some cells, or of all, with the id of what it shares with others."""
     joined = VALUES.join(ROUND_METRICS, VALUES.c.round_metric == ROUND_METRICS.c.id)
     columns = ("round_metric", "client", "value", "n")
-    values = sql(*(VALUES.c[name] for name in columns)).select_from(joined)
-    numbers = _read(store, values, ROUND_METRICS.c.cell, cells, columns)
-    if numbers.empty:
-        return pandas.DataFrame(columns=["stored", *COLUMNS])
-    heads = _with_facts(store, heads, sorted(heads["cell"].unique()))
-    place = pandas.Index(heads["id"]).get_indexer(numbers["round_metric"])
-    for column in heads.columns.drop("id"):
-        numbers[column] = heads[column].to_numpy()[place]
-    accuracy = (numbers["metric"] == numbers["label"]).to_numpy()
-    numbers["doubts"] = np.where(accuracy, numbers["doubts"], "")
-    integrity.agree(_rows(numbers[accuracy & (numbers["client"] == -1)]), store.database)
-    order = [numbers[name].to_numpy() for name in ("metric", "client", "round", "stage", "stored")]
-    sorted_codes = [pandas.factorize(keys, sort=True)[0] for keys in order]
-    return numbers.iloc[np.lexsort(sorted_codes)][["stored", *COLUMNS]].reset_index(drop=True)
+    numbers = _read(store, sql(*(VALUES.c[name] for name in columns)).select_from(joined), ROUND_METRICS.c.cell, cells)
+    types = {"round_metric": "int64", "client": "int64", "value": "float64", "n": "int64"}
+    return pandas.DataFrame(np.array(numbers, dtype=float).reshape(-1, 4), columns=list(columns)).astype(types)
+
+
+def _heads(store: Store, cells: Iterable[str] | None) -> pandas.DataFrame:
+    """What the numbers of one metric of one round of a stage share; `rank` is the place of the round among all."""
+    query = sql(*(ROUND_METRICS.c[name] for name in HEAD))
+    heads = pandas.DataFrame.from_records(_read(store, query, ROUND_METRICS.c.cell, cells), columns=list(HEAD))
+    codes = [pandas.factorize(heads[name], sort=True)[0] for name in ("cell", "stage", "round")]
+    rank = np.ravel_multi_index(codes, [int(code.max()) + 1 for code in codes])
+    return heads.assign(rank=rank)
 
 
 HEAD = ("id", "cell", "stage", "round", "metric", "run", "created")
 
 
-def _with_facts(store: Store, heads: pandas.DataFrame, cells: list[str]) -> pandas.DataFrame:
-    """What all numbers of a metric of one round share, with what is known of their cell, their stage and their run."""
-    runs = _read(store, sql(*(RUNS.c[name] for name in ("id", *OF_RUN))), RUNS.c.cell, cells, ("run", *OF_RUN))
-    stages = _read(store, sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings), STAGES.c.cell, cells, STAGE)
-    attacks = {text: format_call.full(json.loads(text)) for text in stages["attack"].dropna().unique()}
-    stages["attack"] = stages["attack"].map(attacks).astype(object).where(stages["attack"].notna(), None)
-    keys = [*zip(stages["cell"], stages["stage"], strict=True)]
-    why = cell_rows.doubts_of(cells, store)
-    texts = {key: "; ".join(in_words(found)) for key, found in why.items()}
-    stages["doubts"] = [texts.get(key, "") for key in keys]
-    counted = sql(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage, func.sum(OUTCOME_CHUNKS.c.n))
-    counted = counted.group_by(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage)
-    with store.database.reading() as connection:
+def _with_facts(store: Store, heads: pandas.DataFrame) -> pandas.DataFrame:
+    """The same with what is known of their cell, their stage and their run."""
+    cells = sorted(heads["cell"].unique())
+    with store.database.reading() as connection:  # rows of SQLAlchemy: a database may have no truth values
+        made = list(fetch(connection, sql(*(RUNS.c[name] for name in ("id", *OF_RUN))), RUNS.c.cell, cells))
+        judged = list(fetch(connection, sql(*(STAGES.c[name] for name in (*STAGE, "settings"))), STAGES.c.cell, cells))
+        counted = sql(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage, func.sum(OUTCOME_CHUNKS.c.n))
+        counted = counted.group_by(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage)
         kept = {(cell, stage): int(n) for cell, stage, n in fetch(connection, counted, OUTCOME_CHUNKS.c.cell, cells)}
         seeds = dict(map(tuple, fetch(connection, sql(CELLS.c.id, CELLS.c.seed), CELLS.c.id, cells)))
-    stages["outcomes"] = [kept.get(key, 0) for key in keys]
-    stages["label"] = [parsed(stage).metric or None for stage in stages["stage"]]
+        copies = {row.id: row for row in fetch(connection, sql(REPLICATES), REPLICATES.c.id, cells)}
+    attacks = {text: format_call.full(json.loads(text)) for text in {row.settings for row in judged} - {None}}
+    why = cell_rows.doubts_of(cells, store)
+    rows = [
+        (cell, stage, attacks.get(text), "; ".join(in_words(why.get((cell, stage), ()))), kept.get((cell, stage), 0),
+         parsed(stage).metric or None)
+        for cell, stage, text in judged
+    ]  # fmt: skip
+    stages = pandas.DataFrame.from_records(rows, columns=[*STAGE, "attack", "doubts", "outcomes", "label"])
+    of_cells = pandas.DataFrame.from_records(
+        [
+            (id, copies[id].cell, int(copies[id].number), seeds.get(id)) if id in copies else (id, id, 0, seeds.get(id))
+            for id in cells
+        ],
+        columns=["stored", "cell", "replicate", "seed"],
+    )
+    runs = pandas.DataFrame.from_records([tuple(row) for row in made], columns=["run", *OF_RUN])
     heads = heads.merge(stages, on=["cell", "stage"], how="left").merge(runs, on="run", how="left")
-    heads["stored"], heads["seed"] = heads["cell"], heads["cell"].map(seeds)
+    heads = heads.rename(columns={"cell": "stored"}).merge(of_cells, on="stored", how="left")
+    heads["doubts"] = heads["doubts"].where(heads["metric"] == heads["label"], "")
+    return heads
+
+
+STAGE = ("cell", "stage")
+
+
+def _read(store: Store, query: Any, key: Any, cells: Iterable[str] | None) -> list[tuple[Any, ...]]:
+    """The driver's rows of a query on texts and numbers: SQLAlchemy's cost twice as much."""
     with store.database.reading() as connection:
-        found = {row.id: row for row in fetch(connection, sql(REPLICATES), REPLICATES.c.id, cells)}
-    first = {id: row.cell for id, row in found.items()}
-    number = {id: int(row.number) for id, row in found.items()}
-    heads["cell"] = heads["stored"].map(lambda id: first.get(id, id))
-    return heads.assign(replicate=heads["stored"].map(lambda id: number.get(id, 0)))
-
-
-STAGE = ("cell", "stage", "attack")
-
-
-def _read(store: Store, query: Any, key: Any, cells: Iterable[str] | None, columns: Iterable[str]) -> pandas.DataFrame:
-    with store.database.reading() as connection:
-        rows = [tuple(row) for row in fetch(connection, query, key, cells)]
-    return pandas.DataFrame.from_records(rows, columns=list(columns))
+        parts = [query] if cells is None else (query.where(key.in_(part)) for part in batches(cells))
+        return [row for part in parts for row in connection.execute(part).cursor.fetchall()]
 
 
 def _rows(numbers: pandas.DataFrame) -> list[Mapping[str, Any]]:
-    columns = ("cell", "stage", "metric", "client", "value", "n")
-    shown = numbers.assign(cell=numbers["stored"])[list(columns)].astype(object)
-    return [dict(zip(columns, row, strict=True)) for row in shown.itertuples(index=False, name=None)]
+    columns = {"cell": "stored", "stage": "stage", "metric": "metric", "client": "client", "value": "value", "n": "n"}
+    texts = [numbers[name].tolist() for name in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*texts, strict=True)]

@@ -6,8 +6,9 @@ import functools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fatbench.report.numbers import provenance
@@ -162,23 +163,6 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-@dataclass
-class StoredResults:
-    """What the database has of a plan's cells, as far as tables and figures need it.
-
-    rows: measurements (cell, stage, metric, round, client, value, n; with device, precision, commit, ... or a
-    `provenance` mapping). A round that `rounds` lacks is found in the rows of stage "train".
-    """
-
-    rows: list[Mapping[str, Any]] = field(default_factory=list)
-    rounds: dict[tuple[str, str], int] = field(default_factory=dict)  # (cell, "best-test" or "best-val") -> round
-    runs: list[Mapping[str, Any]] | None = None  # what ran, with its provenance; None: what the rows say
-    outcomes: Outcomes | None = None
-    failed: frozenset[str] = frozenset()  # cells of which something failed, and was not run again since
-    trained: frozenset[str] = frozenset()  # cells whose training is done
-    doubts: Doubts | None = None  # about evaluations; None: what these rows and the plan say
-
-
 @dataclass(slots=True)
 class Measurement:
     """One seed's number at one place of a table."""
@@ -189,37 +173,33 @@ class Measurement:
     doubts: tuple[Doubt, ...] = ()
 
 
-class Stages:
-    """Names of evaluation stages; an evaluation's hash is computed once, however many cells ask for it."""
-
-    def __init__(self) -> None:
-        self._by_content: dict[str, str] = {}
-        self._by_object: dict[int, tuple[Evaluation, str]] = {}  # holds the object, so that its id stays its own
-        self._names: dict[tuple[str, int], tuple[str, ...]] = {}
-
-    def of(self, evaluation: Evaluation, round: int) -> tuple[str, ...]:
-        """`evaluation.stages(round)`."""
-        known = self._by_object.get(id(evaluation))
-        if known is None:
-            content = repr(evaluation)
-            if content not in self._by_content:
-                self._by_content[content] = evaluation.id
-            known = self._by_object[id(evaluation)] = evaluation, self._by_content[content]
-        names = self._names.get((known[1], round))
-        if names is None:
-            names = self._names[known[1], round] = evaluation.stages(round)
-        return names
-
-
 class Numbers:
-    """The measurements of a plan, by cell, stage, metric, round and client."""
+    """What is measured of a plan's cells, as far as tables and figures need it, by cell, stage, metric, round, client.
 
-    def __init__(self, plan: Plan, stored: StoredResults, select: Checkpoint = "last") -> None:
-        self.select, self.known, self.outcomes, self.failed = select, stored.rounds, stored.outcomes, stored.failed
-        self.trained, self.checkpoints = stored.trained, tuple(plan.checkpoints)
-        self.stages = Stages()
+    rows: measurements (cell, stage, metric, round, client, value, n; with device, precision, commit, ... or a
+    `provenance` mapping). rounds: (cell, "best-test" or "best-val") -> round; one that it lacks is found in the rows of
+    stage "train". runs: what ran, with its provenance; None: what the rows say. failed: cells of which something
+    failed and was not run again since. trained: cells whose training is done. judged: the doubts about evaluations;
+    None: what these rows and the plan say.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rows: Collection[Mapping[str, Any]] = (),
+        select: Checkpoint = "last",
+        *,
+        rounds: Mapping[tuple[str, str], int] = MappingProxyType({}),
+        runs: Iterable[Mapping[str, Any]] | None = None,
+        outcomes: Outcomes | None = None,
+        failed: frozenset[str] = frozenset(),
+        trained: frozenset[str] = frozenset(),
+        judged: Doubts | None = None,
+    ) -> None:
+        self.select, self.known, self.outcomes, self.failed = select, rounds, outcomes, failed
+        self.trained, self.checkpoints = trained, tuple(plan.checkpoints)
         self.by_key: dict[tuple[str, str, str, int, int], tuple[float, int]] = {}
-        self.measured = Counter(row["stage"] for row in stored.rows)  # stage -> numbers of all cells
+        self.measured = Counter(row["stage"] for row in rows)  # stage -> numbers of all cells
         self.by_client: dict[tuple[str, str], list[float]] = {}  # (cell, metric) -> one a client, over all rounds
         # (cell, metric, round) -> the value and n of each client, class or epoch
         self.indexed: dict[tuple[str, str, int], list[tuple[float, int]]] = {}
@@ -232,7 +212,7 @@ class Numbers:
         # (cell, stage), or (None, stage) where all cells share the origin -> an ordered set
         self.provenance: dict[tuple[str | None, str], dict[provenance.Origin, None]] = {}
         monitored = set(MONITORED.values())
-        for row in stored.rows:
+        for row in rows:
             cell, stage, metric = row["cell"], row["stage"], row["metric"]
             round, client = row["round"], row.get("client", -1)
             self.by_key[cell, stage, metric, round, client] = (row["value"], row.get("n") or 0)
@@ -245,11 +225,10 @@ class Numbers:
                     self.by_client.setdefault((cell, metric), []).append(row["value"])
             elif metric == PRIOR:
                 self.priors.setdefault((cell, stage), {})[client] = row["value"]
-            if stored.runs is None:
+            if runs is None:
                 self.provenance.setdefault((cell, stage), {})[origins.of(row)] = None
-        known = stored.doubts
-        self.doubts = doubts(stored.rows, *_attacks_and_data(plan), self.outcomes) if known is None else known
-        for run in stored.runs or ():
+        self.doubts = doubts(rows, *_attacks_and_data(plan), outcomes) if judged is None else judged
+        for run in runs or ():
             self.provenance.setdefault((run["cell"], run["stage"]), {})[origins.of(run)] = None
 
     def origins(self, cell: str, stage: str) -> Iterable[provenance.Origin]:
@@ -345,7 +324,7 @@ class Numbers:
             for evaluation in cell.evaluations:
                 here = {
                     stage: row
-                    for stage in self.stages.of(evaluation, round)
+                    for stage in evaluation.stages(round)
                     if (row := self.by_key.get((cell.id, stage, evaluation.label, round, -1)))
                 }
                 if here:  # attacked in several precisions: that in which most cells are, else the highest

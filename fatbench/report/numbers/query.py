@@ -12,71 +12,87 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select as sql
 
-from fatbench.report.numbers.cell_rows import doubts_of, fetch, numbers_of, outcomes
+from fatbench.report.numbers.cell_rows import doubts_of, fetch, numbers_of, outcomes, rounds_of
 from fatbench.report.numbers.doubts import Doubt, Doubts
-from fatbench.report.numbers.measurements import ENDS, EVERY, PRIOR, RANGE, Source, Stages, StoredResults
+from fatbench.report.numbers.measurements import ENDS, EVERY, PRIOR, RANGE, Numbers, Source
 from fatbench.store import integrity
 from fatbench.store.schema import NUMBERS, RUNS, STAGES
-from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
+from fatbench.store.selection import Checkpoint
 from fatbench.store.stage_names import parsed
 from fatbench.suite import asked
-from fatbench.suite.tables import OVER
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Evaluation, Plan
-    from fatbench.suite.files import Suite
-    from fatbench.suite.tables import Figure
 
 
-def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> StoredResults:
-    """The numbers, checkpoints and runs that the suite's tables need of the plan's cells."""
-    sources = [Source.parse(text) for table in suite.tables for text in table.values.values()]
+def numbers_of_sources(
+    texts: Iterable[str], plan: Plan, store: Store, select: Checkpoint, *, curves: bool = False
+) -> Numbers:
+    """The numbers, checkpoints and runs that sources of a suite need of the plan's cells.
+
+    curves: whether the numbers of training are those of every round; else of the rounds that the sources name.
+    """
+    sources = [Source.parse(text) for text in texts]
     cells = [cell.id for cell in plan.unique()]
-    evaluated = any(s.stage in ("evaluation", *OVER) or s.stage.startswith("prior") for s in sources)
-    checkpoints = {select} if evaluated else set()
+    evaluated = any(source.stage not in ("train", "artifact") for source in sources)
+    checkpoints: set[Checkpoint] = {select} if evaluated else set()
     if any(source.stage == "gap" for source in sources):
         checkpoints |= {"best-test", "last"}
-    found = StoredResults(outcomes=outcomes(cells, store))
-    stages = _evaluated(found, plan, cells, store, checkpoints, sources)
-    metrics = {source.metric for source in sources if source.stage == "train"}
+    specs = {cell.id: cell.spec for cell in plan.cells}
+    rounds: dict[tuple[str, str], int] = {
+        (cell, checkpoint): round
+        for checkpoint in checkpoints
+        for cell, round in rounds_of(specs, store, checkpoint).items()
+    }
+    rows, stages = _evaluated(rounds, plan, store, sources)
+    training = NUMBERS.c.stage == "train"
+    trained = [source for source in sources if source.stage == "train"]
+    metrics = {source.metric for source in trained}
     if metrics:
-        # Without "@round" a training number is the last round's: of some suites that is one row in a hundred.
-        ends = {int(cell.spec["algorithm"]["rounds"]) for cell in plan.cells}
-        at = {r for s in sources if s.stage == "train" for r in ([s.round] if s.round else ends)}
-        here = (NUMBERS.c.stage == "train") & NUMBERS.c.metric.in_(sorted(metrics)) & NUMBERS.c.round.in_(sorted(at))
-        found.rows += numbers_of(cells, store, here)
+        where = training & NUMBERS.c.metric.in_(sorted(metrics))
+        if not curves:
+            # Without "@round" a training number is the last round's: of some suites that is one row in a hundred.
+            ends = {int(cell.spec["algorithm"]["rounds"]) for cell in plan.cells}
+            where &= NUMBERS.c.round.in_(sorted({r for s in trained for r in ([s.round] if s.round else ends)}))
+        clients = {source.client for source in trained}
+        if clients.isdisjoint({EVERY, RANGE}):
+            where &= NUMBERS.c.client.in_(sorted(clients))
+        rows += numbers_of(cells, store, where)
         of_intervals = {f"{base}_client" for base, _, end in (m.rpartition("_") for m in metrics) if end in ENDS}
         if of_intervals:
-            found.rows += numbers_of(cells, store, (NUMBERS.c.stage == "train") & NUMBERS.c.metric.in_(of_intervals))
-    found.runs = _runs(cells, store, stages)
-    if checkpoints:
-        found.doubts = _other_attacks(plan, cells, store, stages, doubts_of(cells, store, found.outcomes))
-    trained = sql(STAGES.c.cell).where((STAGES.c.stage == "train") & (STAGES.c.status == "done"))
-    found.trained = frozenset(row.cell for row in fetch(store, trained, STAGES.c.cell, cells if metrics else ()))
+            rows += numbers_of(cells, store, training & NUMBERS.c.metric.in_(of_intervals))
+    done = sql(STAGES.c.cell).where((STAGES.c.stage == "train") & (STAGES.c.status == "done"))
     broken = sql(STAGES.c.cell).where(STAGES.c.status == "failed").distinct()
-    found.failed = frozenset(row.cell for row in fetch(store, broken, STAGES.c.cell, cells))
-    return found
+    bits = outcomes(cells, store)
+    return Numbers(
+        plan,
+        rows,
+        select,
+        rounds=rounds,
+        runs=_runs(cells, store, stages),
+        outcomes=bits,
+        failed=frozenset(row.cell for row in fetch(store, broken, STAGES.c.cell, cells)),
+        trained=frozenset(row.cell for row in fetch(store, done, STAGES.c.cell, cells if metrics else ())),
+        judged=_other_attacks(plan, cells, store, stages, doubts_of(cells, store, bits)) if evaluated else {},
+    )
 
 
 def _evaluated(
-    found: StoredResults,
-    plan: Plan,
-    cells: Sequence[str],
-    store: Store,
-    checkpoints: Iterable[Checkpoint],
-    sources: Iterable[Source],
-) -> set[str]:
-    """Read the numbers of evaluations at some checkpoints into `found`: the names of their stages."""
-    found.rounds = _rounds(cells, store, checkpoints)
-    names, evaluations, stages = Stages(), _evaluations(plan), set()
-    for round, there in _by_round(plan, found.rounds, checkpoints).items():
-        names_here = {name for evaluation in evaluations for name in names.of(evaluation, round)}
-        rows = numbers_of(there, store, NUMBERS.c.stage.in_(sorted(names_here)) & _clients(sources))
-        integrity.agree(rows, store.database)
-        found.rows += rows
-        stages |= names_here
-    return stages
+    rounds: Mapping[tuple[str, str], int], plan: Plan, store: Store, sources: Iterable[Source]
+) -> tuple[list[Mapping[str, Any]], set[str]]:
+    """The numbers of evaluations at some checkpoints, and the names of their stages."""
+    by_round: dict[int, set[str]] = {}  # a database finds a few stages of each cell faster than all
+    for (cell, _), round in rounds.items():
+        by_round.setdefault(round, set()).add(cell)
+    rows: list[Mapping[str, Any]] = []
+    evaluations, stages = _evaluations(plan), set[str]()
+    for round, cells in by_round.items():
+        names = {name for evaluation in evaluations for name in evaluation.stages(round)}
+        rows += numbers_of(cells, store, NUMBERS.c.stage.in_(sorted(names)) & _clients(sources))
+        stages |= names
+    integrity.agree(rows, store.database)
+    return rows, stages
 
 
 def _other_attacks(plan: Plan, cells: Sequence[str], store: Store, stages: Collection[str], why: Doubts) -> Doubts:
@@ -96,28 +112,6 @@ def _other_attacks(plan: Plan, cells: Sequence[str], store: Store, stages: Colle
     return found
 
 
-def gather_series(figures: Sequence[Figure], plan: Plan, store: Store, select: Checkpoint = "last") -> StoredResults:
-    """The numbers over all rounds, those of evaluations, and the runs, that figures need of the plan's cells."""
-    cells = [cell.id for cell in plan.unique()]
-    wanted: dict[str, set[int]] = {}
-    sources = [Source.parse(text) for figure in figures for text in figure.series.values()]
-    for source in sources:
-        if source.stage == "train":
-            wanted.setdefault(source.metric, set()).add(source.client)
-    found = StoredResults(outcomes=outcomes(cells, store))
-    stages: set[str] = set()
-    if any(source.stage not in ("train", "artifact") for source in sources):
-        stages = _evaluated(found, plan, cells, store, {select}, sources)
-        found.doubts = _other_attacks(plan, cells, store, stages, doubts_of(cells, store, found.outcomes))
-    found.runs = _runs(cells, store, stages)
-    for metric, clients in wanted.items():
-        here = (NUMBERS.c.stage == "train") & (NUMBERS.c.metric == metric)
-        found.rows += numbers_of(
-            cells, store, here if {EVERY, RANGE} & clients else here & NUMBERS.c.client.in_(sorted(clients))
-        )
-    return found
-
-
 def _clients(sources: Iterable[Source]) -> Any:
     """Of an evaluation the numbers of single clients only where a source asks: there may be a thousand of each."""
     sources = list(sources)
@@ -125,17 +119,6 @@ def _clients(sources: Iterable[Source]) -> Any:
         return NUMBERS.c.client >= -1
     overall = NUMBERS.c.client == -1
     return overall | (NUMBERS.c.metric == PRIOR) if any(s.stage.startswith("prior") for s in sources) else overall
-
-
-def logged(plan: Plan, store: Store) -> list[str]:
-    """The names of all numbers that training has logged of the plan's cells."""
-    query = sql(NUMBERS.c.metric).where(NUMBERS.c.stage == "train").distinct()
-    return sorted({row.metric for row in fetch(store, query, NUMBERS.c.cell, [cell.id for cell in plan.unique()])})
-
-
-def overall(cells: Sequence[str], store: Store) -> list[Mapping[str, Any]]:
-    """Every number of some cells that is not about one client."""
-    return numbers_of(cells, store, NUMBERS.c.client == -1)
 
 
 def logged_clients(plan: Plan, store: Store) -> list[tuple[str, bool]]:
@@ -149,48 +132,6 @@ def _evaluations(plan: Plan) -> list[Evaluation]:
     """Every evaluation of a plan once; the seeds of a point share theirs."""
     by_point = {id(cell.evaluations): cell.evaluations for cell in plan.cells}
     return list({repr(e): e for evaluations in by_point.values() for e in evaluations}.values())
-
-
-def _by_round(
-    plan: Plan, rounds: Mapping[tuple[str, str], int], checkpoints: Iterable[str]
-) -> dict[int, dict[str, None]]:
-    """Round -> the cells with a checkpoint there: a database finds a few stages of each cell faster than all."""
-    found: dict[int, dict[str, None]] = {}
-    for cell in plan.unique():
-        for checkpoint in checkpoints:
-            at = int(cell.spec["algorithm"]["rounds"]) if checkpoint == "last" else rounds.get((cell.id, checkpoint))
-            if at is not None:
-                found.setdefault(at, {})[cell.id] = None
-    return found
-
-
-def _rounds(cells: Sequence[str], store: Store, checkpoints: Iterable[str]) -> dict[tuple[str, str], int]:
-    """The rounds of the best-* checkpoints, from the records of the train stages."""
-    wanted = [checkpoint for checkpoint in checkpoints if checkpoint in MONITORED]
-    if not wanted:
-        return {}
-    rounds = {}
-    lacking = []
-    query = sql(STAGES.c.cell, STAGES.c.record).where(STAGES.c.stage == "train")
-    for cell, text in fetch(store, query, STAGES.c.cell, cells):
-        record = json.loads(text)
-        for checkpoint in wanted:
-            if checkpoint in record:
-                rounds[cell, checkpoint] = int(record[checkpoint]["round"])
-            else:
-                lacking.append(cell)
-    if lacking:  # results of another program, say, that have numbers but no record
-        metrics = [MONITORED[checkpoint] for checkpoint in wanted]
-        here = (NUMBERS.c.stage == "train") & NUMBERS.c.metric.in_(metrics) & (NUMBERS.c.client == -1)
-        series: dict[tuple[str, str], dict[int, float]] = {}
-        for row in numbers_of(lacking, store, here):
-            series.setdefault((row["cell"], row["metric"]), {})[row["round"]] = row["value"]
-        for checkpoint in wanted:
-            for cell in lacking:
-                best = checkpoint_round(series.get((cell, MONITORED[checkpoint]), {}))
-                if best is not None:
-                    rounds.setdefault((cell, checkpoint), best)
-    return rounds
 
 
 _PROVENANCE = (RUNS.c.device, RUNS.c.precision, RUNS.c.commit, RUNS.c.dirty, RUNS.c.versions, RUNS.c.extra)
