@@ -231,7 +231,7 @@ def test_a_contrast_of_methods_and_attacks(tmp_path: Path) -> None:
 
 
 def test_families_are_of_some_points_and_may_be_several(tmp_path: Path) -> None:
-    """`where` and `mean_over` by hand; Holm is over each family alone."""
+    """`where`, `mean_over` and `between` by hand; Holm is over each family alone."""
     suite = written(
         tmp_path,
         """\
@@ -246,11 +246,15 @@ tests:
     where: {dataset: SVHN}
     metrics: [natural]
     contrasts: {plain: {A: 1, B: -1}}
+  - family: interaction
+    metrics: [fgsm]
+    between: {dataset: [SVHN, CIFAR-10]}
+    contrasts: {plain: {A: 1, B: -1}}
 """,
     )
     plan = suite.plan("paper")
     of = pretended(plan)
-    first, second = (declared_tests.run(tests, plan, of) for tests in suite.tests)
+    first, second, third = (declared_tests.run(tests, plan, of) for tests in suite.tests)
     assert [one.row for one in first] == ["CIFAR-10", "SVHN", "mean over dataset"] and suite.margin == 2
     assert [(one.row, one.metric) for one in second] == [("", "natural")]
     for found in (first, second):
@@ -264,6 +268,10 @@ tests:
     assert first[2].test == contrast(parts)
     assert first[2].test is not None
     assert first[2].test.mean == pytest.approx(sum(one.test.mean for one in first[:2] if one.test) / 2)
+    assert [one.row for one in third] == ["SVHN - CIFAR-10"]
+    assert third[0].test == contrast(
+        [(-2 * weight if i < 2 else 2 * weight, of_it) for i, (weight, of_it) in enumerate(parts)]
+    )
     text = declared_tests.as_text(first, suite.tests[0], plan, "last")
     assert "\nbefore the run\n" in text and "plain mean over dataset fgsm" in " ".join(text.split())
 

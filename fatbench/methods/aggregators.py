@@ -101,7 +101,8 @@ def sfat(
     >>> [round(weight, 3) for weight in sfat(updates, context, alpha=1 / 3, top=1).weights]
     [0.1, 0.4, 0.5]
 
-    Source: Zhu et al. 2023, section 4.3 and Algorithm 1; methods: SFAT; differences: sfat-normaliser, sfat-ranking.
+    Source: Zhu et al. 2023, section 4.3 and Algorithm 1; methods: SFAT; differences: sfat-normaliser, sfat-ranking,
+    sfat-round0.
     """
     factor = (1 + alpha) / (1 - alpha)
     return _slack("sfat", updates, context, factor, top=top, rank_by=rank_by, first_round=first_round)

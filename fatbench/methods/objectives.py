@@ -141,7 +141,7 @@ def mixfat(
     append: the batch and floor(ratio B) adversarial versions of its first images in one forward, mean over all of them.
     weighted: (1 - ratio) CE(f(x), y) + ratio CE(f(x_adv), y), two forwards. sum: CE(f(x), y) + CE(f(x_adv), y), which
     has no ratio. `mixed_at` is the fourth way, "replace". Zizzo et al. 2020 (arXiv 2012.01791) is the first of them;
-    its ratio, and which way is its own, could not be read. The passes of append are exact where ratio B is whole.
+    its ratio, and which way is its own, is not known. The passes of append are exact where ratio B is whole.
     """
     if mix != "append":
         clean_weight, weight = (1.0, 1.0) if mix == "sum" else (1.0 - ratio, ratio)
@@ -267,7 +267,7 @@ def boundary_at(
 
     rho = 1 - max_c p_t,c(x_adv), without gradient, is the distance of an image. It multiplies the logits in the
     cross-entropy (weight: logits) or the cross-entropy (weight: loss). This is not DBFAT (Zhang et al. 2023), whose
-    weights and divergence could not be read: `logits` is the form of a public adaptation, beta that of its scripts.
+    weights and divergence are not here: `logits` is the form of a public adaptation, beta that of its scripts.
 
     Source: KevinHaoo/FedBEAT src/utils/robust/dbfat/losses.py:57-77.
     """
@@ -344,7 +344,7 @@ def margin_at(
 
     n_c is the client's examples of class c, 1e-8 where it has none: that class then leaves the softmax. tau 0 is `at`.
     The margin is FedLC's as public code has it, for clean training. This is not FatCC, nor any calibration of FAT that
-    a paper names: those could not be read.
+    a paper names.
 
     Source: KarhouTam/FL-bench src/client/fedlc.py:14-34 (the margin); ours (with AT).
     """

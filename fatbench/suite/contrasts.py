@@ -146,6 +146,7 @@ class Tests(Node):
     contrasts: Annotated[dict[str, Contrast], PlainValidator(_contrasts)] = Field(default={})
     headline: Annotated[tuple[str, str, str] | None, PlainValidator(_headline)] = None  # the one that is quoted
     mean_over: Annotated[str | None, AfterValidator(_known)] = None  # an axis; each contrast also as its mean over it
+    between: Condition = Field(default={})  # two labels of an axis; each contrast as its difference, first less second
 
     def named(self) -> list[str]:
         """The metrics that it names."""
@@ -157,6 +158,8 @@ class Tests(Node):
     def _family_of_contrasts(self) -> Tests:
         if self.contrasts and self.family is None:
             raise SpecError(f"{self.place('contrasts')}: contrasts are those of a family: name it with 'family'")
+        if self.between and [len(chosen) for chosen in self.between.values()] != [2]:
+            raise SpecError(f"{self.place('between')}: expected two labels of one axis, such as {{rule: [A, B]}}")
         if self.family is not None and not self.contrasts:
             raise SpecError(f"{self.place('family')}: a family without 'contrasts' declares nothing")
         return self

@@ -72,6 +72,7 @@ def run(tests: Tests, plan: Plan, of: Callable[[str], Mapping[str, Measured]]) -
         cells: dict[Side, dict[int, Cell]] = {}  # -> seed -> cell
         rows: dict[tuple[str, ...], None] = {}  # labels of the other axes
         means: dict[tuple[str, ...], dict[tuple[str, ...], None]] = {}  # and without that of `mean_over` -> with it
+        apart: dict[tuple[str, ...], dict[tuple[str, ...], float]] = {}  # and without that of `between` -> 1 or -1
         others = [axis for axis in varying if axis != contrast.axis]
         for cell in inside:
             row = tuple(cell.key[axis] for axis in others if axis in cell.key)
@@ -80,16 +81,24 @@ def run(tests: Tests, plan: Plan, of: Callable[[str], Mapping[str, Measured]]) -
             if tests.mean_over in others:
                 rest = tuple(cell.key[axis] for axis in others if axis in cell.key and axis != tests.mean_over)
                 means.setdefault(rest, {})[row] = None
-        groups = [(", ".join(row), [row]) for row in rows]
-        groups += [(", ".join((*rest, f"mean over {tests.mean_over}")), list(of_it)) for rest, of_it in means.items()]
+            for axis, (first, second) in tests.between.items():
+                if (label := cell.key.get(axis)) in (first, second):
+                    rest = tuple(cell.key[one] for one in others if one in cell.key and one != axis)
+                    apart.setdefault(rest, {})[row] = 1.0 if label == first else -1.0
+        groups = [(", ".join(row), {row: 1.0}) for row in rows]
+        for rest, of_it in means.items():
+            groups.append((", ".join((*rest, f"mean over {tests.mean_over}")), dict.fromkeys(of_it, 1 / len(of_it))))
+        if tests.between:
+            said = " - ".join(*tests.between.values())
+            groups = [(", ".join((*rest, said)), of_it) for rest, of_it in apart.items() if len(of_it) == 2]
         crossed = any(metric for _, metric in contrast.weights)
         for where, group in groups:
             for metric in [""] if crossed else metrics:
                 said = metric or ", ".join(dict.fromkeys(own for _, own in contrast.weights))
                 weights = {
-                    ((row, label), own or metric): weight / len(group)
+                    ((row, label), own or metric): weight * part
                     for (label, own), weight in contrast.weights.items()
-                    for row in group
+                    for row, part in group.items()
                 }
                 ids = frozenset(cell.id for side, _ in weights for cell in cells.get(side, {}).values())
                 found.append(_tested(Declared(name, contrast, where, said, ids), weights, cells, of))
