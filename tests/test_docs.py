@@ -18,7 +18,7 @@ KEY = r"[a-z0-9]+(?:-[a-z0-9]+)+"
 DIFFERENCES = re.compile(rf"\bdifferences: ({KEY}(?:,\s+{KEY})*)")
 METHODS = re.compile(r"(?<![A-Za-z] )\bmethods: (?!\w+\[)([^.,;:()\n\"]+)")
 PRIVATE = re.compile(r"\bP00\d\b|\bA-\d\d\b|\bmethods\.md \d")
-AUTHORS = re.compile(r"\b((?:Ben )?[A-Z][\w'-]+(?:(?:, [A-Z]\w+)*,? and [A-Z]\w+| et al\.)),? (\d{4})\b")
+AUTHORS = re.compile(r"\b((?:Ben |de |El )?[A-Z][\w'-]+(?:(?:, [A-Z]\w+)*,? and [A-Z]\w+| et al\.)),? (\d{4})\b")
 NAMED = re.compile(r"`([A-Za-z_]\w*)(?:\(([a-z0-9_, ]+)\))?`")
 
 

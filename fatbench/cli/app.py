@@ -20,6 +20,7 @@ import typer
 from fatbench.cli import (
     audit,
     cells,
+    cite,
     cleanup,
     compare,
     data,
@@ -118,6 +119,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "clean": cleanup.clean,
     "verify": verify.verify,
     "audit": audit.audit,
+    "cite": cite.cite,
     "submit": submit.submit,
     "models": models.models,
     "doctor": doctor,

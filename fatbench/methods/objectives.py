@@ -210,7 +210,7 @@ def n_fgsm_at(
 ) -> tuple[Tensor, Tensor]:
     """N-FGSM: adversarial training by one gradient step of size `step` (eps, unless given) from noise of k eps.
 
-    The step is not projected on the ball, only on the box, so an image may move by (k + 1) eps. Jorge et al. 2022
+    The step is not projected on the ball, only on the box, so an image may move by (k + 1) eps. de Jorge et al. 2022
     (arXiv 2202.01181). Their code attacks in train mode; here in eval mode, as every objective. FGSM-RS needs no
     function: it is `at` with {name: pgd, step: 10/255, steps: 1} at eps 8/255.
     """

@@ -65,7 +65,7 @@ def bulyan(updates: Sequence[Update], context: Context, *, byzantine: Natural) -
     After a choice, Krum scores the uploads that are left again; its neighbours are at least one. Float buffers are
     averaged in the same way over the chosen clients.
 
-    Source: Mhamdi et al. 2018 (arXiv 1802.07927).
+    Source: El Mhamdi et al. 2018 (arXiv 1802.07927).
     """
     f = _fewer(updates, byzantine, "bulyan", 4 * byzantine + 3)
     kept = by_number(updates)

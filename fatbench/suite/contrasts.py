@@ -159,7 +159,7 @@ class Tests(Node):
         if self.contrasts and self.family is None:
             raise SpecError(f"{self.place('contrasts')}: contrasts are those of a family: name it with 'family'")
         if self.between and [len(chosen) for chosen in self.between.values()] != [2]:
-            raise SpecError(f"{self.place('between')}: expected two labels of one axis, such as {{rule: [A, B]}}")
+            raise SpecError(f"{self.place('between')}: expected two labels of one axis, such as {{method: [A, B]}}")
         if self.family is not None and not self.contrasts:
             raise SpecError(f"{self.place('family')}: a family without 'contrasts' declares nothing")
         return self
