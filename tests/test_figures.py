@@ -201,6 +201,22 @@ def test_missing_seeds_and_numbers_that_are_none(drawn: Suite) -> None:
     assert dict(plot.notes)["incomplete"] == "2 of 8 lines average fewer seeds than planned, at some rounds or all"
 
 
+def test_bars_lie_where_the_names_of_their_groups_do_not_fit_side_by_side(drawn: Suite) -> None:
+    """A bar's length is its number; panels of the same numbers have one axis."""
+    long = [f"a method with a long name, {i}" for i in range(4)]
+    plan = drawn.plan()
+    plot = plot_of(build(drawn, plan, rows_of(plan)), "labels")
+    one = next(line for panel in plot.panels for line in panel.lines if line.points)
+    lines = [replace(one, key={"method": name}) for name in long]
+    high = [replace(line, points=[replace(line.points[-1], mean=0.9)]) for line in lines]
+    panels = [series.Panel({"split": "a"}, lines), series.Panel({"split": "b"}, high)]
+    lying = replace(plot, panels=panels, figure=plot.figure.model_copy(update={"panels": ["split"]}))
+    first, second, *_ = plots.page_of(lying, {}, panels, None).axes
+    assert [text.get_text() for text in first.get_yticklabels()] == long
+    assert {round(bar.get_width(), 6) for bar in second.patches} == {90.0}
+    assert first.get_xlim() == second.get_xlim() and first.get_xlabel() == second.get_xlabel() != ""
+
+
 def test_a_line_without_a_number_is_named_and_ones_own_is_marked(drawn: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = drawn.plan()
     rows = [r for r in rows_of(plan) if r["cell"] not in {c.id for c in plan.cells if c.key["method"] == "Uniform"}]

@@ -473,7 +473,9 @@ def test_hostile_names_run_nothing_and_a_failure_is_told(hostile: Path, opened: 
     assert chosen.locator(".panel").count() == 2 and judged.locator(".chart svg image").count() >= 1
     assert told.locator("title").count() == 2  # bars
     assert judged.locator("text", has_text="50.5").count() == 1  # natural, the mean of two seeds
-    assert seen.locator("img").evaluate("image => image.complete && image.naturalWidth > 500")
+    seen.locator("img").scroll_into_view_if_needed()  # it is read when it comes into sight
+    shown = "() => [...document.querySelectorAll('section.plot img')].at(-1).naturalWidth > 500"
+    page.wait_for_function(shown)
     assert HOSTILE in page.locator("h1").inner_text()
     for link in page.locator("section.table a.number").all():
         link.click()

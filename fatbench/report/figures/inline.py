@@ -59,8 +59,10 @@ def draw(plot: Plot, prefix: str) -> Drawn:
         for panel, one in zip(panels, axes, strict=True):
             plots.fill(plot, panel, one, name, found, alike)
             one.set_title("")
-        for unit in dict.fromkeys(one.get_ylabel() for one in axes if plot.figure.kind not in plots.ROWS):
-            _share([one for one in axes if one.get_ylabel() == unit], unit)
+        plots.share_across([one for one in axes if one.yaxis_inverted() and plot.figure.kind == "bars"])
+        upright = [] if plot.figure.kind in plots.ROWS else [one for one in axes if not one.yaxis_inverted()]
+        for unit in dict.fromkeys(one.get_ylabel() for one in upright):
+            _share([one for one in upright if one.get_ylabel() == unit], unit)
         for position, figure in enumerate(figures):
             images.append(_svg(figure, f"{prefix}-{position}", list(found)))
     titles = [", ".join(label for label in panel.key.values() if label) for panel in panels]

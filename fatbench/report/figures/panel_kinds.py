@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Styles = Mapping[str, Style]
 WIDE, HIGH = 2.6, 2.1  # inches of a panel
+LETTERS = 20  # of an inch of tick labels
 FEW = 4  # points of a line: fewer have whiskers in place of a band
 INK = "#222222"  # of seeds, whiskers and published numbers
 CLASSES = ("x", "o")  # marks of points of class 0 and of class 1
@@ -94,29 +95,37 @@ def curves(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
 def bars(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
     """Groups of bars at the last round that has the number; a dot a seed; what the paper says in black.
 
-    A group is an index, else a label of the first axis of `lines`, else a heading.
+    A group is an index, else a label of the first axis of `lines`, else a heading. Where the names of groups are too
+    long to stand side by side, the bars lie.
     """
     shown = (line for line in panel.lines if line.points or line.published)
     lines = sorted(shown, key=lambda line: line.index or 0)
     groups = list(dict.fromkeys(group(line) for line in lines))
     beside = list(dict.fromkeys(name(line) for line in lines))
-    width = 0.8 / max(1, len(beside))
+    width, flat = 0.8 / max(1, len(beside)), lies(panel)
+    bar_of, error = (axes.barh, "xerr") if flat else (axes.bar, "yerr")
     for line in lines:
         style, at = styles[name(line)], groups.index(group(line)) - 0.4 + (beside.index(name(line)) + 0.5) * width
         if line.points:
             last = line.points[-1]
-            (bar,) = axes.bar(
+            whisker: dict[str, Any] = {} if last.std is None else {error: _scaled(line, last.std)}
+            (bar,) = bar_of(
                 at, _scaled(line, last.mean), width * 0.94, color=style.colour, hatch=HATCHES[style.style],
-                yerr=None if last.std is None else _scaled(line, last.std), edgecolor="white", linewidth=0,
-                error_kw={"elinewidth": 0.7, "ecolor": INK},
+                edgecolor="white", linewidth=0, error_kw={"elinewidth": 0.7, "ecolor": INK}, **whisker,
             )  # fmt: skip
             bar.set_label(f"{name(line)}\n{_last(line, name)}")
-            _seeds(axes, line, at, width)
+            _seeds(axes, line, at, width, flat)
         if line.published is not None:
             low, high = (_scaled(line, value) for value in line.published)
-            axes.plot([at, at], [low, high], color="black", linewidth=2.2, marker="_", markersize=6, zorder=4)
+            ends = ([low, high], [at, at]) if flat else ([at, at], [low, high])
+            axes.plot(*ends, color="black", linewidth=2.2, marker="|" if flat else "_", markersize=6, zorder=4)
+    if flat:
+        axes.set_yticks(range(len(groups)), groups)
+        axes.set_ylim(len(groups) - 0.5, -0.5)
+        axes.grid(axis="y", visible=False)
+        return
     axes.set_xticks(range(len(groups)), groups)
-    room = 20 * axes.get_window_extent().width / axes.figure.dpi  # letters beside each other
+    room = LETTERS * axes.get_window_extent().width / axes.figure.dpi  # letters beside each other
     if max(map(len, groups), default=0) * len(groups) > room:  # side by side they would run into each other
         axes.tick_params(axis="x", rotation=90 if 4 * len(groups) > room else 30)
         for label in axes.get_xticklabels():
@@ -128,13 +137,20 @@ def bars(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
     axes.grid(axis="x", visible=False)
 
 
-def _seeds(axes: Axes, line: Line, at: float, width: float) -> None:
+def lies(panel: Panel) -> bool:
+    """Whether the bars of a panel lie: the names of their groups do not fit side by side."""
+    groups = {group(line) for line in panel.lines if line.points or line.published}
+    return max(map(len, groups), default=0) * len(groups) > LETTERS * WIDE
+
+
+def _seeds(axes: Axes, line: Line, at: float, width: float, flat: bool) -> None:
     """A dot for each of several seeds, beside each other in the order of the seeds."""
     values = [_scaled(line, value) for value in line.points[-1].values]
     if len(values) < 2:
         return
     positions = [at + (i - (len(values) - 1) / 2) * 0.5 * width / len(values) for i in range(len(values))]
-    axes.scatter(positions, values, s=5, facecolors="white", edgecolors=INK, linewidths=0.5, zorder=3)
+    where = (values, positions) if flat else (positions, values)
+    axes.scatter(*where, s=5, facecolors="white", edgecolors=INK, linewidths=0.5, zorder=3)
 
 
 def raster(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:

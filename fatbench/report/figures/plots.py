@@ -221,6 +221,7 @@ def page_of(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None,
         axes.set_axis_off()
     first: dict[str, Axes] = {}
     maps: list[AxesImage] = []
+    lying: list[Axes] = []
     for (panel, line), axes in zip(tiles, grid.flat, strict=False):
         if line is not None:
             maps += panel_kinds.tensor(plot, panel, line, everywhere, axes, files)
@@ -232,6 +233,9 @@ def page_of(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None,
         fill(plot, panel, axes, name, found, everywhere)
         axes.set_title(panel_kinds.wrapped(said, panel_kinds.WIDE, 8))
         if kind in ROWS:
+            continue
+        if kind == "bars" and panel_kinds.lies(panel):
+            lying.append(axes)
             continue
         same = _unit(plot, panel)
         if same in first:
@@ -246,6 +250,7 @@ def page_of(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None,
     for same, axes in first.items():
         axes.autoscale_view(scalex=False)  # what one panel shows, all that share its axis have room for
         axes.set_ylim(bounded(axes.get_ylim(), same))
+    share_across(lying)
     ranges: list[Any] = [heat.get_clim() for heat in maps]
     for heat in maps:  # one scale, so that maps can be compared
         heat.set_clim(min(low for low, _ in ranges), max(high for _, high in ranges))
@@ -268,8 +273,22 @@ def fill(plot: Plot, panel: Panel, axes: Axes, name: Names, found: Mapping[str, 
         return
     if axes.get_xlabel() == "round":
         axes.set_xlabel(plot.figure.xlabel)
+    said = _unit(plot, panel, titled=SERIES in panel.key and SERIES not in everywhere)
+    if kind == "bars" and panel_kinds.lies(panel):
+        axes.set_xlabel(said)
+        axes.set_xscale(plot.figure.scale)
+        axes.set_xlim(bounded(axes.get_xlim(), said))
+        return
     axes.set_yscale(plot.figure.scale)
-    axes.set_ylabel(_unit(plot, panel, titled=SERIES in panel.key and SERIES not in everywhere))
+    axes.set_ylabel(said)
+
+
+def share_across(lying: Sequence[Axes]) -> None:
+    """Panels of lying bars of the same numbers are compared: they have one horizontal axis."""
+    for said in dict.fromkeys(axes.get_xlabel() for axes in lying):
+        alike = [axes for axes in lying if axes.get_xlabel() == said]
+        for axes in alike:
+            axes.set_xlim(min(one.get_xlim()[0] for one in alike), max(one.get_xlim()[1] for one in alike))
 
 
 def bounded(limits: tuple[float, float], unit: str) -> tuple[float, float]:
