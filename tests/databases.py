@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import pwd
+import runpy
 import shutil
 import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
@@ -131,3 +133,14 @@ def other_url(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> str:
     if "://" not in url:
         return str(tmp_path / "elsewhere" / "y.db")
     return str(request.getfixturevalue("new_postgres")())
+
+
+@pytest.fixture(scope="session")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Any]]:
+    """The committed rows: file without its ending -> Store, to be read only; shared by all processes of a run."""
+    pages = runpy.run_path(str(Path(__file__).parent.parent / "docs" / "results_pages.py"))
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "rows"
+    folder.mkdir(exist_ok=True)
+    with closing(pages["Rows"](folder)) as rows:
+        yield rows

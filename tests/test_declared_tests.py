@@ -16,7 +16,6 @@ from fatbench.errors import SpecError
 from fatbench.report.numbers import declared_tests
 from fatbench.report.numbers.compare import Measured, points_up
 from fatbench.report.numbers.statistics import contrast, holm
-from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files, filters
 from fatbench.suite.cells import Cell, Plan
@@ -298,11 +297,8 @@ def test_cells_of_a_seed_in_different_precisions_are_not_tested(tmp_path: Path) 
 
 
 @pytest.fixture(scope="module")
-def db(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = str(tmp_path_factory.mktemp("declared") / "sfat.db")
-    with Store.open(path, create=True) as store:
-        jsonl.import_(store, RESULTS / "sfat-jpeg75-cpu.jsonl")
-    return path
+def db(committed: Mapping[str, Store]) -> str:
+    return str(committed["sfat-jpeg75-cpu"].database.path)
 
 
 def test_slack_and_shrink_of_the_committed_rows(db: str, run: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from typer.testing import CliRunner
 
 from fatbench.cli.app import app
 from fatbench.errors import SpecError
-from fatbench.store import jsonl
 from fatbench.store.stages import Store
 
 ROOT = Path(__file__).parent.parent
@@ -20,11 +20,8 @@ COMMAND = ["report", "fat-baselines", "--preset", "cpu", "--differences", "autoa
 
 
 @pytest.fixture(scope="module")
-def db(tmp_path_factory: pytest.TempPathFactory) -> str:
-    file = tmp_path_factory.mktemp("differences") / "f.db"
-    with Store.open(str(file), create=True) as store:
-        jsonl.import_(store, ROOT / "results" / "fat-baselines-cpu.jsonl")
-    return str(file)
+def db(committed: Mapping[str, Store]) -> str:
+    return str(committed["fat-baselines-cpu"].database.path)
 
 
 def printed(db: str, *options: str) -> str:

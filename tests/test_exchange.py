@@ -674,7 +674,7 @@ def test_identities_are_checked_before_the_first_cell_and_again_as_each_is_taken
         import_(empty, file, identify=lambda spec: "a")
     assert empty.cells() == {}
     with pytest.raises(ExchangeError, match="cell b: its spec has the identity a"):
-        import_(empty, file, identify=lambda spec: "a", checked=exchange.Checked((), {}))
+        import_(empty, file, identify=lambda spec: "a", checked=exchange.Checked((), {}, {}))
     assert [*empty.cells()] == ["a"]
 
 
@@ -696,7 +696,7 @@ def test_bad_lines_are_named_and_left_out(store: Store, empty: Store, lines: lis
         ":4: colour: Extra inputs are not permitted",
         ": ends after 4 of 5 cells: it is truncated",
     ]
-    assert import_(empty, file, checked=exchange.Checked({2, 3, 4}, {}))["new cells"] == 1
+    assert import_(empty, file, checked=exchange.Checked({2, 3, 4}, {}, {}))["new cells"] == 1
     assert sorted(empty.cells()) == ["a", "b", "c"]
 
 

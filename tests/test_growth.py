@@ -97,7 +97,7 @@ def test_what_is_here_is_known_by_its_digests(store: Store, tmp_path: Path, monk
 
     def watched(module: Any, name: str) -> None:
         real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *given: (read.append(name), real(*given))[1])
+        monkeypatch.setattr(module, name, lambda *given, **named: (read.append(name), real(*given, **named))[1])
 
     watched(jsonl.export_schema, "cell")
     watched(jsonl, "_here")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """What huggingface_hub asks for to commit a small file to a data set, and to fetch one; "me/results" is there."""
+    """What huggingface_hub asks for to commit and to fetch a small file; "me/results" and "me/network" are there."""
 
     files: dict[str, bytes]
     asked: list[str]
@@ -44,7 +45,7 @@ class Hub(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.asked.append(f"{self.command} {self.path} {self.headers.get('Authorization', '')}".strip())
-        if not self.path.startswith("/api/datasets/me/results/"):
+        if not self.path.startswith(("/api/datasets/me/results/", "/api/models/me/network/")):
             self.answer(404, b'{"error": "Repository not found"}', X_Error_Code="RepoNotFound")
         elif self.path.endswith("/preupload/main"):
             named = [one["path"] for one in json.loads(body)["files"]]
@@ -59,7 +60,7 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.asked.append(f"{self.command} {self.path}")
-        content = self.files.get(self.path.removeprefix("/datasets/me/results/resolve/main/"))
+        content = self.files.get(self.path.rpartition("/resolve/main/")[2])
         if content is None:
             self.answer(404, X_Error_Code="EntryNotFound")
         else:
@@ -105,6 +106,43 @@ def test_results_go_to_the_hub_and_come_back(server: tuple[type[Hub], str], tmp_
     done = fatbench("export", "--db", "a.db", "-o", "hf://datasets/you/results/x.jsonl")
     assert done.returncode == 5 and "hf://datasets/you/results/x.jsonl: HTTP 404: " in done.stderr
     assert "Traceback" not in done.stderr and sorted(os.listdir(tmp_path)) == ["a.db", "b.db", "few.jsonl", "hf"]
+
+
+NET = """
+from torch import nn
+
+
+def make():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
+
+
+def test_a_network_goes_to_the_hub_and_one_of_the_hub_is_attacked(
+    server: tuple[type[Hub], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any
+) -> None:
+    import huggingface_hub
+    import torch
+
+    handler, address = server
+    api, fetch = huggingface_hub.HfApi, huggingface_hub.hf_hub_download
+    monkeypatch.setattr(huggingface_hub, "HfApi", partial(api, endpoint=address, token="hf_mine"))
+    cached = partial(fetch, endpoint=address, cache_dir=tmp_path / "hf")
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", cached)
+    monkeypatch.chdir(tmp_path)
+    network = ("models", str(RESULTS / "vit-half-jpeg75-cpu.jsonl"), "--name", "vit-half-jpeg75")
+    there, weights = "hf://me/network/vit.safetensors", RESULTS / "weights"
+    assert run(*network, "--from", str(weights), "-o", there) == (0, "", "")
+    assert handler.files["vit.safetensors"] == (weights / "vit-half-jpeg75.safetensors").read_bytes()
+    assert any("/api/models/me/network/commit/main" in one for one in handler.asked)
+    Path("net.py").write_text(NET)
+    torch.save(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).state_dict(), "net.pt")
+    handler.files["net.pt"] = Path("net.pt").read_bytes()
+    Path("net.pt").unlink()
+    attack = ("--model", "net.py:make", "--dataset", "digits", "--attack", "natural", "-n", "20", "--device", "cpu")
+    code, out, err = run("evaluate", "hf://me/network/net.pt", *attack)
+    assert code == 0 and out.startswith("natural accuracy ") and "20 images" in out, err
+    code, _, err = run("evaluate", "hf://me/network/no.pt", *attack)
+    assert code == 5 and err.startswith("fatbench: hf://me/network/no.pt: HTTP 404: ") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,6 @@ SUITES = {
 def test_a_suite_that_stands_for_too_much_is_refused(name, place, monkeypatch, capsys):
     text, message = SUITES[name]
     Path("s.yaml").write_text(text)
-    files.parse.cache_clear()
     said = refused(monkeypatch, capsys, "plan", "suite", "s.yaml")
     assert message in said and "s.yaml" in said
 

@@ -7,8 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import latex_runs
 import pytest
@@ -18,24 +19,16 @@ Run = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The committed numbers of two suites in one database."""
-    from fatbench.store.jsonl import import_
-    from fatbench.store.stages import Store
-
-    file = tmp_path_factory.mktemp("results") / "all.db"
-    with Store.open(str(file), create=True) as store:
-        for name in ("adfl-mnist-jpeg", "sfat-jpeg75"):
-            import_(store, ROOT / "results" / f"{name}-cpu.jsonl")
-    return file
+@pytest.fixture
+def adfl(committed: Mapping[str, Any]) -> str:
+    return str(committed["adfl-mnist-jpeg-cpu"].database.path)
 
 
-def test_options_of_a_table(run: Run, results: Path) -> None:
+def test_options_of_a_table(run: Run, adfl: str) -> None:
     """Only the table asked for, one digit, and under it what --notes says."""
     shown = {}
     for notes in ("full", "short", "none"):
-        arguments = ("--table", "classes", "--digits", "1", "--notes", notes, "--format", "latex", "--db", str(results))
+        arguments = ("--table", "classes", "--digits", "1", "--notes", notes, "--format", "latex", "--db", adfl)
         code, shown[notes], _ = run("report", "adfl-mnist-jpeg", *arguments)
         assert code == 0
     assert shown["full"].count(r"\label{") == 1 and "tab:adfl-mnist-jpeg-classes" in shown["full"]
@@ -50,8 +43,9 @@ def test_options_of_a_table(run: Run, results: Path) -> None:
         assert "CPU PRESET - not comparable with published numbers" in text
 
 
-def test_notes_and_digits_in_markdown(run: Run, results: Path) -> None:
-    options = ("--digits", "0", "--notes", "short", "--no-published", "--format", "markdown", "--db", str(results))
+def test_notes_and_digits_in_markdown(run: Run, committed: Mapping[str, Any]) -> None:
+    db = str(committed["sfat-jpeg75-cpu"].database.path)
+    options = ("--digits", "0", "--notes", "short", "--no-published", "--format", "markdown", "--db", db)
     code, text, _ = run("report", "sfat-audit-jpeg75", *options)
     assert code == 0
     assert re.search(r"\| FAT +\| +36 ±2 \|", text) and ", paper" not in text
@@ -74,9 +68,9 @@ def test_notes_and_digits_in_markdown(run: Run, results: Path) -> None:
         (["--published", "below", "--format", "json"], "--published below: only latex and terminal place the paper's"),
     ],
 )  # fmt: skip
-def test_what_a_table_cannot_be(run: Run, results: Path, options: list[str], message: str) -> None:
+def test_what_a_table_cannot_be(run: Run, adfl: str, options: list[str], message: str) -> None:
     format = [] if "--format" in options else ["--format", "latex"]
-    code, out, said = run("report", "adfl-mnist-jpeg", *options, *format, "--db", str(results))
+    code, out, said = run("report", "adfl-mnist-jpeg", *options, *format, "--db", adfl)
     assert code == 2 and out == "" and message in said
 
 

@@ -22,6 +22,7 @@ from fatbench.store.jsonl import import_
 from fatbench.store.stages import Store
 
 RESULTS = Path(__file__).parent.parent / "results"
+WEIGHTS = str(RESULTS / "weights")
 Run = Callable[..., tuple[int, str, str]]
 NAMED = ("sfat-fashion", "--preset", "cpu")
 FILES = {
@@ -31,6 +32,7 @@ FILES = {
     "export datasette": ("export", "--format", "datasette"),
     "report": ("report", *NAMED),
     "outcomes": ("outcomes", "CELL"),
+    "models": ("models", str(RESULTS / "vit-half-jpeg75-cpu.jsonl"), "--name", "vit-half-jpeg75", "--from", WEIGHTS),
 }
 FOLDERS = {
     "export robustbench": ("export", "--format", "robustbench", "--suite", *NAMED),
@@ -42,7 +44,7 @@ FOLDERS = {
     "site": ("site",),
     "submit": ("submit", "results.jsonl"),
 }
-WITHOUT_DATABASE = ("invert", "submit")
+WITHOUT_DATABASE = ("invert", "models", "submit")
 
 
 @pytest.fixture(scope="module")

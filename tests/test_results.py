@@ -11,7 +11,6 @@ import re
 import runpy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 
 import pandas
@@ -38,20 +37,10 @@ FORMATS = {".md": "markdown", ".tex": "latex"}
 NAMES = sorted({table.stem for table in (RESULTS / "tables").iterdir()})
 
 
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Store]]:
-    """The committed rows; processes that share the tests share what they import."""
-    folder = tmp_path_factory.getbasetemp()
-    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "rows"
-    folder.mkdir(exist_ok=True)
-    with closing(PAGES["Rows"](folder)) as rows:
-        yield rows
-
-
 @pytest.mark.parametrize("page", sorted(file.name.removesuffix(".md.j2") for file in PAGES["TEMPLATES"].iterdir()))
-def test_pages_are_made_of_the_rows(page: str, stores: Mapping[str, Store]) -> None:
+def test_pages_are_made_of_the_rows(page: str, committed: Mapping[str, Store]) -> None:
     """If it fails: make results; look at the difference."""
-    assert (RESULTS / f"{page}.md").read_text(encoding="utf-8") == PAGES["Pages"](stores).page(page)
+    assert (RESULTS / f"{page}.md").read_text(encoding="utf-8") == PAGES["Pages"](committed).page(page)
 
 
 SHARED = ("sfat-bf16-cpu", "sfat-fp32-cpu", "sfat-jpeg75-cpu")  # files with runs of the same cells
@@ -73,11 +62,11 @@ def test_one_database_of_many_files_has_the_pages_numbers(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_golden_tables_are_made_of_the_rows(name: str, stores: Mapping[str, Store]) -> None:
+def test_golden_tables_are_made_of_the_rows(name: str, committed: Mapping[str, Store]) -> None:
     select = next(select for select in selection.WORDS if name.endswith(f"-{select}"))
     suite = files.load(name.removesuffix(f"-{select}"))
     file, preset = PAGES["rows_of"](name)
-    grids = report.build_tables(suite, suite.plan(preset), stores[file], select=select)
+    grids = report.build_tables(suite, suite.plan(preset), committed[file], select=select)
     for ending, format in FORMATS.items():
         table, text = RESULTS / "tables" / f"{name}{ending}", report.render(grids, format)
         if os.environ.get("FATBENCH_UPDATE_GOLDEN"):
@@ -89,9 +78,9 @@ FILES = sorted(rows.stem for rows in RESULTS.glob("*.jsonl"))
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_number_has_the_same_doubts_in_every_view(file: str, stores: Mapping[str, Store]) -> None:
+def test_a_number_has_the_same_doubts_in_every_view(file: str, committed: Mapping[str, Store]) -> None:
     """Table, page, frame, `compare`, `show`, `submit`, `status` and SQL say what `doubts_of` decides, and no more."""
-    store = stores[file]
+    store = committed[file]
     why = cell_rows.doubts_of(list(store.cells()), store)
     words = {key: in_words(found) for key, found in why.items()}
     for cell, stage, text in _doubts_of_the_frame(frame(store)):
@@ -140,9 +129,9 @@ def _doubts_of_the_frame(numbers: pandas.DataFrame) -> Iterator[tuple[str, str, 
     yield from numbers[accuracy][["cell", "stage", "doubts"]].itertuples(index=False, name=None)
 
 
-def test_a_training_that_diverged_is_said_to_have_wherever_its_numbers_stand(stores: Mapping[str, Store]) -> None:
+def test_a_training_that_diverged_is_said_to_have_wherever_its_numbers_stand(committed: Mapping[str, Store]) -> None:
     """The mean of updates with IPM 100 among them: 11.5 % in each of five seeds, which no test calls a method's."""
-    store = stores["fat-byzantine-cpu"]
+    store = committed["fat-byzantine-cpu"]
     plan = files.load("fat-byzantine").plan("cpu", None, "training=AT")
     pairs = [one for one in compare.rows(plan, "mean", "multi-Krum") if one.row == "IPM 100"]
     of = compare.measured(store, [cell.id for cell in plan.cells], "last").__getitem__
@@ -155,14 +144,14 @@ def test_a_training_that_diverged_is_said_to_have_wherever_its_numbers_stand(sto
     assert len(doubted) == 5 and (numbers[numbers["metric"] == "prior_accuracy"]["doubts"] == "").all()
 
 
-def test_every_committed_network_has_learned(stores: Mapping[str, Store]) -> None:
+def test_every_committed_network_has_learned(committed: Mapping[str, Store]) -> None:
     """But for those that the page on malicious clients says are destroyed: the mean of updates with IPM 100 in them."""
     below = {}
-    for file, store in stores.items():
+    for file, store in committed.items():
         why = cell_rows.doubts_of(list(store.cells()), store)
         below[file] = {cell for (cell, _), found in why.items() if NOT_LEARNED & {doubt.code for doubt in found}}
     assert len(below) > 10 and {file for file, found in below.items() if found} == {"fat-byzantine-cpu"}
-    specs = [stores["fat-byzantine-cpu"].cells()[cell] for cell in sorted(below["fat-byzantine-cpu"])]
+    specs = [committed["fat-byzantine-cpu"].cells()[cell] for cell in sorted(below["fat-byzantine-cpu"])]
     assert [spec["malicious"]["attack"] for spec in specs] == [{"name": "ipm", "epsilon": 100.0}] * 5
     assert {spec["algorithm"]["aggregator"]["name"] for spec in specs} == {"uniform"}
 
@@ -175,9 +164,9 @@ def test_every_committed_network_has_learned(stores: Mapping[str, Store]) -> Non
         ("fat-byzantine", "skew", "byzantine"),
     ],
 )  # fmt: skip
-def test_a_suite_is_quoted_with_one_sentence(name: str, preset: str, page: str, stores: Mapping[str, Store]) -> None:
+def test_a_suite_is_quoted_with_one_sentence(name: str, preset: str, page: str, committed: Mapping[str, Store]) -> None:
     """Report, `compare --tests` and the site say the same, and its digits stand on the page and in its index."""
-    store = stores[PAGES["rows_of"](name, preset)[0]]
+    store = committed[PAGES["rows_of"](name, preset)[0]]
     suite = files.load(name)
     plan = suite.plan(preset)
     of = compare.measured(store, [cell.id for cell in plan.cells], "last").__getitem__

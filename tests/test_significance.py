@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,6 @@ from fatbench.report.numbers import statistics
 from fatbench.report.site import drilldown
 from fatbench.report.tables import significance
 from fatbench.report.tables.grid import Value
-from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -167,11 +167,9 @@ def test_several_models_judge_an_image() -> None:
 
 
 @pytest.fixture(scope="module")
-def fashion(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def fashion(committed: Mapping[str, Store]) -> Store:
     """Five seeds of every method; under natural some are clearly below."""
-    store = Store.open(str(tmp_path_factory.mktemp("significance") / "r.db"), create=True)
-    jsonl.import_(store, RESULTS / "sfat-jpeg75-cpu.jsonl")
-    return store
+    return committed["sfat-jpeg75-cpu"]
 
 
 SUITE = """\
@@ -221,12 +219,11 @@ def test_a_table_that_asks_for_no_marks_has_neither(fashion: Store, tmp_path: Pa
     assert "marks" not in dict(grid.notes)
 
 
-def test_accuracies_by_class_are_not_tested(tmp_path: Path) -> None:
+def test_accuracies_by_class_are_not_tested(committed: Mapping[str, Store]) -> None:
     """AdFL's table by class: training logs numbers and no outcomes, so that nothing is bold."""
-    with Store.open(str(tmp_path / "r.db"), create=True) as store:
-        jsonl.import_(store, RESULTS / "adfl-mnist-jpeg-cpu.jsonl")
-        suite = files.load("adfl-mnist-jpeg")
-        found = {grid.id: grid for grid in report.build_tables(suite, suite.plan("cpu"), store)}
+    suite = files.load("adfl-mnist-jpeg")
+    tables = report.build_tables(suite, suite.plan("cpu"), committed["adfl-mnist-jpeg-cpu"])
+    found = {grid.id: grid for grid in tables}
     by_class = found["classes"]
     assert not any(value.rank for value in by_class.all())
     assert any("°" in value.marks for value in by_class.all())

@@ -16,6 +16,7 @@ from fatbench.cli import watch as watching
 from fatbench.cli.watch import Watch
 from fatbench.runner.jobs import Event, Summary
 from fatbench.runner.start import jobs_of
+from fatbench.store.database import NoDatabase
 from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.cells import Plan
@@ -173,6 +174,7 @@ def test_looking_at_runs_elsewhere_ends_when_nothing_is_left(
                         store.finish(run, round=10, record={"last": {"round": 10}})
 
     monkeypatch.setattr(time, "sleep", elsewhere)
+    Store.open(db, create=True).close()
     watching.watch_plan("two", lambda store: plan, db, 5.0)
     lines = [line[9:] for line in capsys.readouterr().out.splitlines()]
     head = "suite two, preset paper: "
@@ -188,9 +190,13 @@ def test_looking_ends_where_nothing_runs(
 ) -> None:
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
-    watching.watch_plan("two", lambda store: plan, str(tmp_path / "none.db"), 5.0)
+    db = str(tmp_path / "a.db")
+    Store.open(db, create=True).close()
+    watching.watch_plan("two", lambda store: plan, db, 5.0)
     assert waited == [5.0, 5.0]
     assert capsys.readouterr().err == "nothing runs; 2 cells to do: fatbench run two --preset paper\n"
+    with pytest.raises(NoDatabase, match=r"none\.db does not exist"):
+        watching.watch_plan("two", lambda store: plan, str(tmp_path / "none.db"), 5.0)
 
 
 def test_one_error_of_two_cells_is_said_once(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:

@@ -287,6 +287,8 @@ def watch_plan(name: str, chosen: Callable[[Store | None], Plan], db: str | None
 
     Ends when none is left, or when none has run for IDLE looks.
     """
+    with opened(db):
+        pass  # NoDatabase: it was named, and is misspelt
     console, idle = Console(markup=False), 0
     with Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live:
         while True:

@@ -237,15 +237,35 @@ def cell(
     at: str,
     identify: Callable[[Mapping[str, Any]], str] | None = None,
     contradiction: Callable[[Mapping[str, Any]], str | None] | None = None,
+    *,
+    sure: bool = False,
 ) -> CellLine:
     """A line as a cell. ExchangeError, with `at` and the place in the line: it is none, or contradicts itself, or a
     finished stage is not what its digest says.
 
     identify: the identity of a spec, which a cell's id must be. contradiction: in what a stage's name contradicts its
-    settings.
+    settings. sure: the same line has been read before without an error, which then is not looked for again.
     """
     value = parsed(line, at)
     found: CellLine = _read(_CELL, value, at)
+    if not sure:
+        _fits(found, value, at, identify, contradiction)
+    for stage in found.stages:
+        stage.numbers = [
+            (round, client, *doubt_names.translated(metric, value), n, run, created)
+            for round, client, metric, value, n, run, created in stage.numbers
+        ]
+    return found
+
+
+def _fits(
+    found: CellLine,
+    value: Mapping[str, Any],
+    at: str,
+    identify: Callable[[Mapping[str, Any]], str] | None,
+    contradiction: Callable[[Mapping[str, Any]], str | None] | None,
+) -> None:
+    """ExchangeError: what stands in a line does not fit together."""
     if identify is not None:
         try:
             identity = identify(found.spec)
@@ -274,12 +294,6 @@ def cell(
     for part, _ in export_lines.mismatches(value):
         said = "its digest is of other numbers or outcomes" if part.get("digest") else "a finished stage has no digest"
         raise ExchangeError(f"{at}: cell {found.cell} {part['stage']}: {said}; was the file edited?")
-    for stage in found.stages:
-        stage.numbers = [
-            (round, client, *doubt_names.translated(metric, value), n, run, created)
-            for round, client, metric, value, n, run, created in stage.numbers
-        ]
-    return found
 
 
 def fields(line: Mapping[str, Any]) -> None:

@@ -138,10 +138,13 @@ class Known(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What `check` found: the bad lines by number, and those of which there is nothing to take in."""
+    """What `check` found: the bad lines by number, those of which there is nothing to take in, and the SHA-256 of the
+    other good ones.
+    """
 
     bad: Collection[int]
     known: Mapping[int, Known]
+    good: Mapping[int, bytes]
 
 
 def check(
@@ -158,7 +161,7 @@ def check(
     added to it; without it the first bad line is an ExchangeError. A file that is none of ours always is, and one that
     cannot be read is a MachineError. Other arguments as for `import_`.
     """
-    path, wrong, here = Path(file), set[int](), dict[int, Known]()
+    path, wrong, here, good = Path(file), set[int](), dict[int, Known](), dict[int, bytes]()
     seen: dict[str, int] = {}  # run -> the line it is in
     with read_parts(path) as (promised, numbered):
         count = 0
@@ -179,6 +182,8 @@ def check(
                             here[number] = known._replace(runs=())
                         elif connection is not None and cell is not None:
                             _contradiction(connection, cell, at)
+                        if known is None:
+                            good[number] = _sha256(line)
                     except ExchangeError as error:
                         if bad is None:
                             raise
@@ -189,7 +194,7 @@ def check(
             if bad is None:
                 raise ExchangeError(short)
             bad.append(short)
-    return Checked(wrong, here)
+    return Checked(wrong, here, good)
 
 
 def import_(
@@ -217,12 +222,14 @@ def import_(
     counts = dict.fromkeys(what, 0)
     with read_parts(path) as (_, numbered):
         for part in numbered:
-            known = [checked.known[number] for number, line in part if _is(line, checked.known.get(number))]
-            cells = [
-                (f"{path}:{number}", export_schema.cell(line, f"{path}:{number}", identify))
-                for number, line in part
-                if number not in checked.bad and not _is(line, checked.known.get(number))
-            ]
+            known, cells = [], []
+            for number, line in part:
+                at, sha256 = f"{path}:{number}", _sha256(line)
+                if number in checked.known and checked.known[number].sha256 == sha256:
+                    known.append(checked.known[number])
+                elif number not in checked.bad:
+                    sure = checked.good.get(number) == sha256
+                    cells.append((at, export_schema.cell(line, at, identify, sure=sure)))
             at, before = "", counts["cells"]
             try:
                 with store.database.writing() as connection:
@@ -324,11 +331,6 @@ def _known(connection: Connection, text: str, at: str) -> Known | None:
 
 def _sha256(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
-
-
-def _is(text: str, known: Known | None) -> bool:
-    """Whether a line is still the one that was found to be here."""
-    return known is not None and known.sha256 == _sha256(text)
 
 
 def _contradiction(connection: Connection, cell: CellLine, at: str) -> None:
