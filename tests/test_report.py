@@ -1535,6 +1535,23 @@ def test_the_database_gives_the_same_tables(tiny: Suite, tmp_path: Path, select:
         assert report.render(every, name) == report.render(expected, name)
 
 
+def test_tables_and_compare_read_the_precision_of_most_cells(tiny: Suite, tmp_path: Path) -> None:
+    """PGD-20 in bfloat16 in all cells, in float32 in all but two, with more numbers beside it: cells are counted."""
+    plan = tiny.plan("paper")
+    rows = rows_of(plan, VALUES, best=3)
+    of_pgd20 = [row for row in rows if row["metric"] == "pgd20"]
+    bf16 = [{**row, "stage": row["stage"].replace("@", ".bf16@"), "value": row["value"] - 0.02} for row in of_pgd20]
+    beside = [{**row, "metric": name} for row in of_pgd20[2:] for name in ("chance", "seconds", "forward")]
+    rows = [row for row in rows if row not in of_pgd20[:2]] + bf16 + beside
+    with Store.open(str(tmp_path / "test.db"), create=True) as store:
+        fill(store, plan, rows, lambda cell: {})
+        grids = report.build_tables(tiny, plan, store)
+        compared = compare.measured(store, [cell.id for cell in plan.cells], "last")
+    behind = [pair for pair in (pair for grid in grids for v in grid.all() for pair in v.behind) if "pgd20" in pair[1]]
+    assert behind and all(".bf16@" in stage for _, stage in behind)
+    assert all(compared[cell][parsed(stage).evaluation].stage == stage for cell, stage in behind)
+
+
 def test_a_run_that_failed_counts_where_it_left_numbers(tiny: Suite, tmp_path: Path) -> None:
     """Training failed on machine A after round 1 and went on on B; on C it failed at once. A and B made the numbers."""
     plan = tiny.plan("paper")

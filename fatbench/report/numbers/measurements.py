@@ -15,6 +15,7 @@ from fatbench.report.numbers import provenance
 from fatbench.report.numbers.doubts import Doubt, Doubts, Outcomes, doubts
 from fatbench.report.numbers.statistics import wilson
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
+from fatbench.store.stage_names import parsed
 from fatbench.suite import facts
 from fatbench.suite.tables import OVER, SOURCE
 
@@ -199,7 +200,9 @@ class Numbers:
         self.select, self.known, self.outcomes, self.failed = select, rounds, outcomes, failed
         self.trained, self.checkpoints = trained, tuple(plan.checkpoints)
         self.by_key: dict[tuple[str, str, str, int, int], tuple[float, int]] = {}
-        self.measured = Counter(row["stage"] for row in rows)  # stage -> numbers of all cells
+        self.measured = Counter(  # stage -> cells that have its accuracy
+            row["stage"] for row in rows if row.get("client", -1) == -1 and row["metric"] == parsed(row["stage"]).metric
+        )
         self.by_client: dict[tuple[str, str], list[float]] = {}  # (cell, metric) -> one a client, over all rounds
         # (cell, metric, round) -> the value and n of each client, class or epoch
         self.indexed: dict[tuple[str, str, int], list[tuple[float, int]]] = {}
