@@ -22,8 +22,14 @@ def of_suite(suite: str, algorithm: str, **changes: Any) -> Spec:
     """A smoke cell without what only looks at it."""
     plan = files.load(suite).plan("smoke")
     spec = next(cell.spec for cell in plan.cells if cell.spec["algorithm"]["name"] == algorithm)
-    plain = {**spec, "monitor": None, "diagnostic": None, "algorithm": {**spec["algorithm"], **changes}}
-    return cells.canonical(plain)
+    changed = merge(spec["algorithm"], changes)
+    given = {key: value for key, value in changed.items() if value is not None}
+    return cells.canonical({**spec, "monitor": None, "diagnostic": None, "algorithm": given})
+
+
+def merge(under: Spec, over: Spec) -> Spec:
+    """`local` is changed key by key, other settings are replaced."""
+    return {**under, **over, **({"local": {**under["local"], **over["local"]}} if "local" in over else {})}
 
 
 def leaves(network: nn.Module, x: Tensor) -> nn.Module:
@@ -92,6 +98,12 @@ def counted(spec: Spec, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Co
     [
         ("fat-baselines", "fedavg", {}),
         ("fat-baselines", "fedavg", {"aggregator": {"name": "afl", "gamma": 0.01}}),
+        ("fat-baselines", "fedavg", {"local": {"warmup": {"name": "standard"}, "warmup_rounds": 1}}),
+        ("fat-baselines", "fedavg", {"name": "scaffold"}),
+        ("fat-baselines", "fedavg", {"name": "fednova"}),
+        ("fat-baselines", "fedavg", {"name": "fedgate"}),
+        ("fat-baselines", "fedavg", {"name": "fedbn"}),
+        ("fat-baselines", "fedavg", {"name": "fltrust", "root": 20, "aggregator": None}),
         ("fat-baselines", "fedavg_mixed", {}),
         ("fat-baselines", "fedrbn", {}),
         ("adfl-cifar10", "fedavg_validated", {}),
