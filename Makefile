@@ -128,7 +128,7 @@ lint: $(STAMP) ## ruff, mypy, who imports whom, every suite file, and the Englis
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
-	@$(BIN)/python -c "from fatbench.suite import signatures as s; s.FILE.read_text() == s.shipped() or exit('$(SETTINGS) is not what functions say: make settings')"
+	@$(BIN)/python -c "from fatbench.suite import signatures, sizes; [one.FILE.read_text() for one in (signatures, sizes)] == [signatures.shipped(), sizes.shipped()] or exit('fatbench/suite/*.json are not what functions and suites say: make settings')"
 	@$(BIN)/fatbench suite check suites/*.yaml
 	@$(BIN)/python docs/check_words.py
 
@@ -136,9 +136,9 @@ format: $(STAMP) ## put the code into the shape that lint asks for
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-SETTINGS := fatbench/suite/settings.json
-settings: $(STAMP) ## what functions say of their settings, by which results are read without importing a method
+settings: $(STAMP) ## fatbench/suite/*.json: what functions say of their settings, and how many cells suites have
 	@$(BIN)/python -c "from fatbench.suite import signatures as s; s.FILE.write_text(s.shipped())"
+	@$(BIN)/python -c "from fatbench.suite import sizes as s; s.FILE.write_text(s.shipped())"
 
 golden: $(STAMP) ## write the files under tests/golden anew; look at the difference before committing it
 	@FATBENCH_UPDATE_GOLDEN=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -k golden

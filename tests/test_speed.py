@@ -22,9 +22,9 @@ from fatbench.suite import (
     calls,
     cells,
     files,
+    sizes,
 )
 from fatbench.suite.located import LocatedMap
-from fatbench.suite.sizes import Sizes
 
 pytest_plugins = ("databases",)
 SUITES = Path(__file__).parent.parent / "suites"
@@ -115,29 +115,20 @@ def test_a_mistake_is_found_again_where_it_is_made_again(tmp_path: Path) -> None
             calls.check("Attack", LocatedMap({"name": "fgsm", "eps": -1}, at=place), place)
 
 
-def test_the_second_list_of_suites_expands_nothing(grid: files.Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Sizes()
-    assert first.of(grid) == {"paper": 180}
-    first.keep()
+def test_the_list_of_suites_reads_none_of_ours_and_counts_others(
+    grid: files.Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A suite of ours that was edited is another."""
     expanded = calls_of(monkeypatch, files, "expand")
-    assert Sizes().of(grid) == {"paper": 180}
-    assert expanded == []
-    Path("suites/grid.yaml").write_text(Path("suites/grid.yaml").read_text().replace("seeds: [0, 1]", "seeds: [0]"))
-    assert Sizes().of(files.load("suites/grid.yaml")) == {"paper": 90}
-    assert len(expanded) == 1
+    rows = {row["name"]: row["presets"] for row in sizes.listing()}
+    assert rows["grid"] == {"paper": 180} and len(expanded) == 1
+    assert rows["fat-byzantine"]["smoke"] == 63
+    monkeypatch.setattr(files, "locate", lambda name: Path("suites/grid.yaml"))
+    assert {row["presets"]["paper"] for row in sizes.listing()} == {180}
 
 
-def test_a_cache_that_is_damaged_or_cannot_be_written_changes_nothing(grid: files.Suite) -> None:
-    again = Sizes()
-    again.file.parent.mkdir(parents=True, exist_ok=True)
-    for content in ("{", "[]"):
-        again.file.write_text(content)
-        assert Sizes().of(grid) == {"paper": 180}
-    again.file.unlink()
-    again.file.mkdir()
-    last = Sizes()
-    assert last.of(grid) == {"paper": 180}
-    last.keep()
+def test_the_file_of_sizes_is_what_suites_say() -> None:
+    assert sizes.FILE.read_text() == sizes.shipped()  # make settings
 
 
 # --- what is printed ---------------------------------------------------------------------------------------------
