@@ -13,8 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fatbench.engine.randomness import numpy_generator
 from fatbench.methods.partitions import LABEL_TABLES, PARTITIONS, drawn_labels
 from fatbench.suite import signatures
+from fatbench.suite.entry import entry_of
 
 CIFAR = numpy.arange(50_000) % 10  # balanced, like CIFAR-10's labels
 # The published counts of SVHN's training labels 1 .. 9, 0, in that order: 73,257 together.
@@ -233,6 +235,16 @@ def test_dirichlet_draws_inside_a_class() -> None:
     first, _ = shards("dirichlet", labels, clients=2, alpha=1e6)
     for of_class in (first[first < 1000], first[first >= 1000] - 1000):
         assert 450 < len(of_class) < 550 and 200 < (of_class < 500).sum() < 300
+
+
+def test_a_split_of_its_own_seed_is_that_of_a_cell_with_this_seed() -> None:
+    """What `split` gives a cell of seed 4; another seed of the cell changes nothing."""
+    function = entry_of(PARTITIONS["dirichlet"]).function
+    first, second, cell = (
+        function(CIFAR, numpy_generator(seed, "partition"), None, clients=5, alpha=0.3, **more)
+        for seed, more in ((0, {"split_seed": 4}), (1, {"split_seed": 4}), (4, {}))
+    )
+    assert all(a.tolist() == b.tolist() == c.tolist() for a, b, c in zip(first, second, cell, strict=True))
 
 
 def test_dirichlet_minimum() -> None:

@@ -198,16 +198,19 @@ def dirichlet(
     clients: Count,
     alpha: Positive,
     min_size: Count = 10,
+    split_seed: Natural | None = None,
 ) -> Shards:
     """Each class is divided among the clients in proportions drawn from Dirichlet(alpha, ..., alpha).
 
     Small alpha: few clients hold most of a class; large alpha: near IID, with unequal sizes. Every example is handed
     out. The whole draw is repeated until every client has `min_size` examples, at most 1000 times.
+    `split_seed` s makes the split that of a cell with seed s, the same for every seed of the cell.
 
     Source: Hsu et al. 2019, in the form that is used most (Yurochkin et al. 2019): per class over clients, where Hsu
     et al. draw per client over classes and keep sizes equal. ValueError: fewer than clients * min_size examples, or
     no draw with min_size everywhere.
     """
+    rng = rng if split_seed is None else numpy_generator(split_seed, "partition")
     total = len(labels)
     if clients * min_size > total:
         raise ValueError(f"dirichlet: {clients} clients with at least {min_size} examples, but only {total} examples")

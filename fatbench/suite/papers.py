@@ -11,6 +11,7 @@ PAPERS = {
     "april": "Random binary weights against gradient inversion (Sawada et al., arXiv 2024)",
     "fat-baselines": "Comparisons of our own",
     "fat-bounds": "Comparisons of our own",
+    "fat-variance": "Comparisons of our own",
     "fat-byzantine": "Comparisons of our own",
     "privacy": "Comparisons of our own",
     "vit": "Networks that other suites begin with",
