@@ -186,6 +186,17 @@ def test_only_the_images_that_are_wanted_are_decoded_and_once(images: Path, deco
     assert every.fingerprint != data.fingerprint and len(every.train_images) > 10
 
 
+def test_what_was_not_used_for_a_month_goes_when_something_is_added(images: Path) -> None:
+    kept, cached = read_folder(images, 10, 6), settings.cache_folder() / "decoded"
+    read_folder(images, 12, 6)
+    (cached / ".decoding-killed").mkdir()
+    for place in cached.iterdir():
+        os.utime(place, (0, 0))
+    read_folder(images, 10, 6)  # is used
+    read_folder(images, 14, 6)
+    assert len(list(cached.iterdir())) == 2 and (read_folder(images, 10, 6).train_images == kept.train_images).all()
+
+
 def test_an_array_is_found_by_what_its_files_hold(images: Path, decodings: list[Path]) -> None:
     """A file that is replaced by another of its time and size is decoded anew; one with another name only is not."""
     before, count = read_folder(images), len(decodings)

@@ -1,7 +1,7 @@
 """Images of files, decoded once: an array in the cache folder, which every process that needs it maps into memory.
 
 An array is found by what its files hold, read in full: a file that is replaced is decoded anew, and times are not
-trusted. What is small is decoded by each process, and kept in none.
+trusted. What is small is decoded by each process, and kept in none. What was not used for 30 days is removed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -31,6 +32,7 @@ CHUNK = 64  # images a thread takes at a time
 SMALL = 64 << 20  # bytes of decoded images that each process may have for itself
 VERSION = b"1"  # of what an image becomes
 NAMED = 10  # damaged files in a message
+UNUSED = 30 * 86400  # seconds; what was not used for so long goes when something is added
 
 
 class Interrupted(Exception):
@@ -94,6 +96,7 @@ def decode(parts: Sequence[Sequence[Path]], size: int, *, resize: bool = True, f
     if total >= SMALL:
         with contextlib.suppress(OSError):
             cached.mkdir(parents=True, exist_ok=True)
+            _evict(cached)
             with tempfile.TemporaryDirectory(prefix=".decoding-", dir=cached) as made:
                 array = _made(Path(made) / "images.npy", shape)
                 _fill(array, files, size, resize, fetch)
@@ -126,11 +129,21 @@ def fingerprint(decoded: Decoded, classes: int, *labels: Labels | None) -> str:
 def _mapped(folder: Path, parts: Sequence[Sequence[Path]], sha256: str, size: int) -> Decoded:
     # copy on write: torch takes no array that cannot be written
     array = np.load(folder / "images.npy", mmap_mode="c")
+    with contextlib.suppress(OSError):
+        os.utime(folder)  # when it was used last
     if array.shape != (sum(map(len, parts)), 3, size, size) or array.dtype != np.uint8:
         raise ValueError(f"{folder}: another array")
     kept = folder / "doubts.json"
     doubts = dict(json.loads(kept.read_text())) if kept.is_file() else None
     return Decoded(_cut(array, parts), sha256, doubts, folder)
+
+
+def _evict(cached: Path) -> None:
+    """Remove what was not used for long; a process that maps it keeps it until it ends."""
+    for place in cached.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - place.stat().st_mtime > UNUSED:
+                shutil.rmtree(place)
 
 
 def _cut(array: Images, parts: Sequence[Sequence[Path]]) -> tuple[Images, ...]:
