@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pandas
 import pytest
+from PIL import Image
 from sqlalchemy import select
 from typer.testing import CliRunner
 
@@ -30,6 +31,7 @@ from fatbench.store.schema import DOUBTS
 from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
 from fatbench.suite import files
+from fatbench.suite.tables import KEPT
 
 RESULTS = Path(__file__).parent.parent / "results"
 PAGES = runpy.run_path(str(RESULTS.parent / "docs" / "results_pages.py"))
@@ -181,3 +183,29 @@ def test_a_suite_is_quoted_with_one_sentence(name: str, preset: str, page: str, 
     size = re.search(r"at most ([\d.]+) points|is ([\d.]+) points", found[1])
     told = "neither FedWAvg(1) nor FedAvg is above" if size is None else f"{size[1] or size[2]} points"
     assert all(told in " ".join(text.split()) for text in texts)
+
+
+FIGURES = sorted(file.stem for file in (RESULTS / "figures").glob("*.png") if "-forest-" not in file.stem)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drawn", FIGURES)
+def test_a_committed_figure_is_of_todays_suite_and_rows(drawn: str, stores: Mapping[str, Store]) -> None:
+    """Title, seeds and commits in the file are those of the rows. If not: fatbench plot SUITE --format png.
+
+    A figure of stored images can be drawn only where the images are, and is left as it was.
+    """
+    suite = files.load(max((name for name in files.available() if drawn.startswith(f"{name}-")), key=len))
+    id, _, preset = drawn.removeprefix(f"{suite.name}-").rpartition("-")
+    (figure,) = (one for one in suite.figures if one.id == id)
+    if figure.kind in KEPT:
+        return
+    plan = suite.plan(preset)
+    near = sorted(stores, key=lambda stem: stem.split("-")[0] != drawn.split("-")[0])
+    store = next(stores[stem] for stem in near if {cell.id for cell in plan.cells} & {*stores[stem].cells()})
+    (plot,) = report.build_figures(suite, plan, store, id)
+    with Image.open(RESULTS / "figures" / f"{drawn}.png") as image:
+        said = image.text
+    notes = dict(plot.notes)
+    assert said["Title"].startswith(figure.title)
+    assert all(f"{what}: {notes[what]}" in said["Description"] for what in ("seeds", "code"))
