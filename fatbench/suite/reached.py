@@ -129,7 +129,7 @@ class _Walk:
             value = space[name]
             if isinstance(value, ModuleType):
                 self.texts.add(f"{name} is {value.__name__}")
-                inner = Path(value.__file__ or "")
+                inner = Path(getattr(value, "__file__", None) or "")
                 if inner in self.files and not self.again(value, frozenset(attributes)):
                     self.names(inner, attributes, attributes, vars(value))
             elif isinstance(value, FunctionType | type):
