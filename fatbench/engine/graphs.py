@@ -2,13 +2,14 @@
 
     recordings = Recordings()
     weights, noise = recordings.hold("weights", own), recordings.stream("attack", client.stream("attack"))
-    take = recordings.step(key, step)
+    take = recordings.step(key, step, changed)
     loss = take(batch)                  what step(batch) does and gives
 
 A step may be recorded if all it reads and changes are tensors that stay where they are, if it waits for nothing, and if
 it draws from the streams of the recordings and the device's own generator alone. The first calls of each shape run as
 they are: kernels are chosen then, and what is made once is made. Then one is recorded, and replayed from there on, for
-every client and round. A replay draws what the step would have drawn.
+every client and round. A replay draws what the step would have drawn. Before it is used once, the step and its replay
+are run from the same state: where they differ by more than rounding, steps go on as they are, and the log says so.
 
 The tests replay steps on a CPU, operation by operation, by a tape that refuses what a capture would refuse.
 """
@@ -16,6 +17,7 @@ The tests replay steps on a CPU, operation by operation, by a tape that refuses 
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -24,7 +26,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
+log = logging.getLogger("fatbench")
+
 MOST_STEPS = 4  # of different settings: a round of FedProx has its own
+ROUNDING = 0.2  # bf16 kernels add up in another order each time, and an attack steps by the sign
 PLAIN_CALLS = 3  # of a shape before it is recorded: a recording costs as much as some of them
 
 
@@ -59,35 +64,76 @@ class Recordings:
             self.copies[name].load_state_dict(model.state_dict())
         return self.copies[name]
 
-    def step(self, key: Hashable, step: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """The recorded step of this key: the first one's, because all read and change the same tensors."""
+    def step(
+        self, key: Hashable, step: Callable[[Tensor], Tensor], changed: Sequence[Tensor]
+    ) -> Callable[[Tensor], Tensor]:
+        """The recorded step of this key: the first one's, because all read and change the same tensors, `changed`."""
         if key not in self.steps:
             if len(self.steps) == MOST_STEPS:
                 del self.steps[next(iter(self.steps))]
-            self.steps[key] = record(step, list(self.streams.values()))
+            self.steps[key] = record(step, list(self.streams.values()), changed)
         return self.steps[key]
 
 
-def record(step: Callable[[Tensor], Tensor], generators: Sequence[Generator]) -> Callable[[Tensor], Tensor]:
+def record(
+    step: Callable[[Tensor], Tensor], generators: Sequence[Generator], changed: Sequence[Tensor]
+) -> Callable[[Tensor], Tensor]:
     """`step(batch)`, replayed where it comes often enough; `batch` is copied to where the recording reads it."""
     calls: Counter[int] = Counter()
     known: dict[int, tuple[Tensor, Any, Tensor]] = {}  # length -> where the batch goes, the graph, its result
+    refused = False
 
     def recorded(batch: Tensor) -> Tensor:
-        key = len(batch)
-        calls[key] += 1
-        if calls[key] <= PLAIN_CALLS:
+        nonlocal refused
+        length = len(batch)
+        calls[length] += 1
+        if refused or calls[length] <= PLAIN_CALLS:
             return step(batch)
-        if key not in known:
+        if length not in known:
             own = batch.clone()
             pool = next(iter(known.values()))[1].pool() if known else None
-            known[key] = (own, *capture(lambda: step(own), generators, pool))
-        own, graph, result = known[key]
+            graph, result = capture(lambda: step(own), generators, pool)
+            loss, distance = checked(lambda: step(own), graph.replay, [*generators, _default(batch.device)], changed)
+            if refused := not distance <= ROUNDING:
+                log.warning("a recorded step is %.2g of itself away from the step: steps are not recorded", distance)
+            else:
+                known[length] = (own, graph, result)
+            return loss
+        own, graph, result = known[length]
         own.copy_(batch)
         graph.replay()
         return result.clone()
 
     return recorded
+
+
+def checked(
+    step: Callable[[], Tensor], replay: Callable[[], object], generators: Sequence[Generator], changed: Sequence[Tensor]
+) -> tuple[Tensor, float]:
+    """(The result of `step`, how far its replay is away, as a fraction of what the step changes): the step is done."""
+    before, positions = [t.clone() for t in changed], [generator.get_state() for generator in generators]
+    replay()
+    replayed = [t.clone() for t in changed]
+    with torch.no_grad():
+        for tensor, value in zip(changed, before, strict=True):
+            tensor.copy_(value)
+    for generator, position in zip(generators, positions, strict=True):
+        generator.set_state(position)
+    loss = step()
+
+    def distance(others: Sequence[Tensor]) -> float:
+        squares = [(a.double() - b.double()).square().sum() for a, b in zip(changed, others, strict=True)]
+        return float(torch.stack(squares).sum().sqrt())
+
+    away = distance(replayed)
+    return loss, away / moved if (moved := distance(before)) else float(away > 0)
+
+
+def _default(device: torch.device) -> Generator:
+    """The generator that layers such as dropout draw from; a graph knows it without being told."""
+    if device.type != "cuda":
+        return torch.default_generator
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
 def capture(function: Callable[[], Tensor], generators: Sequence[Generator], pool: Any) -> tuple[Any, Tensor]:

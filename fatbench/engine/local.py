@@ -263,7 +263,10 @@ def train(
             correct.add_(hits.sum())
         return loss.detach()
 
-    take = one if recordings is None else recordings.step(_recorded_as(client, local, network, weights, how), one)
+    take: Callable[[Tensor], Tensor] = one
+    if recordings is not None:
+        changed = [correct, *after["velocity"], *network.state_dict().values()]
+        take = recordings.step(_recorded_as(client, local, network, weights, how), one, changed)
     with forked(problem.seed, "dropout", round, k, device=problem.device):
         losses: list[Tensor] = []
         sizes: list[int] = []

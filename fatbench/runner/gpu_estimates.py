@@ -4,8 +4,8 @@ An image pass takes as long as its arithmetic or as starting its kernels, whiche
 
     seconds = max(operations / (FRACTION * rate), kernels * LAUNCH / images at once)
 
-Neither constant was measured on a GPU. It is arithmetic, to tell an hour from a week, and whether the clients of a
-round are better trained as one program (`--path auto`).
+The constants are of one NVIDIA H200 (results/bench/h200.md); for other GPUs they are taken to be the same. It is
+arithmetic, to tell an hour from a week, and whether steps are better recorded (`--path auto`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from fatbench.suite import calls, cost, facts
 from fatbench.suite.cells import Cell
 from fatbench.suite.duration import Speeds, estimate, kind, network
 
-FRACTION = 0.3  # of the rate of matrix products that a network reaches
-LAUNCH = 7e-6  # seconds of the host to start a kernel
+# Of the rate of matrix products: what NIN, SmallCNN, ResNet18 and ViT-S reached in batches of 24 to 500 images.
+FRACTION = {"fp32": 0.25, "tf32": 0.09, "bf16": 0.07}  # 0.19 to 0.45, 0.06 to 0.20, 0.03 to 0.15
+LAUNCH = 40e-6  # seconds of the host to start a kernel of the network, and what PyTorch does around it: 32 to 56
+REPLAYED = 5e-6  # seconds of the GPU to start a kernel of a recorded step
 
 # Operations a second of dense matrix products, from NVIDIA's data sheets (with sparsity they print twice as many).
 GPUS: dict[str, dict[str, float]] = {
@@ -54,7 +56,7 @@ def path_for(spec: Mapping[str, Any], precision: str, gpu: str | None) -> settin
     name = listed(gpu)
     rate = GPUS[name][precision] if name else min(rates[precision] for rates in GPUS.values())
     flops, kernels = found
-    return "graphs" if kernels * LAUNCH > cost.images_at_once(spec) * flops / (FRACTION * rate) else "loop"
+    return "graphs" if kernels * LAUNCH > cost.images_at_once(spec) * flops / (FRACTION[precision] * rate) else "loop"
 
 
 def listed(gpu: str) -> str | None:
@@ -118,7 +120,7 @@ def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None,
     if precision == settings.AUTO:
         precision, attacks = "tf32", attacks or "fp32"
     attacks = attacks or precision
-    rate, attacking, float32 = (FRACTION * GPUS[gpu][bits] for bits in (precision, attacks, "fp32"))
+    rate, attacking, float32 = (FRACTION[bits] * GPUS[gpu][bits] for bits in (precision, attacks, "fp32"))
     training: dict[str, float] = {}
     passes: dict[str, float] = {}
     monitoring: dict[str, float] = {}
@@ -131,7 +133,8 @@ def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None,
         batch = cost.images_at_once(spec)
         way = path_for(spec, precision, gpu) if path == settings.AUTO else path
         at_once = batch * facts.cohort(spec) if way == "fast" else batch
-        training[kind(spec)] = max(flops / rate, kernels * LAUNCH / at_once)
+        launch = REPLAYED if way == "graphs" else LAUNCH
+        training[kind(spec)] = max(flops / rate, kernels * launch / at_once)
         chunk = min((one.batch for one in cell.evaluations), default=1)
         passes[net] = max(flops / attacking, kernels * LAUNCH / chunk, passes.get(net, 0.0))
         monitoring[net] = max(flops / rate, kernels * LAUNCH / chunk, monitoring.get(net, 0.0))
