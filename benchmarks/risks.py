@@ -20,6 +20,7 @@ from fatbench.engine.accuracy import accuracy
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.fast import clients as fast
 from fatbench.engine.gradients import part_of
+from fatbench.engine.graphs import Recordings
 from fatbench.engine.local import Client, LocalTraining, copied, load, pixels
 from fatbench.engine.precision import exact, without_kernel
 from fatbench.engine.rounds import Problem, Tensors, Update
@@ -33,6 +34,10 @@ Found = dict[str, Any]
 TOGETHER = 3  # cells of the variant that trains several as one
 VARIANTS = {  # of a batch of NIN: path, precision, cells
     "loop fp32": ("loop", "fp32", 1),
+    "loop tf32": ("loop", "tf32", 1),
+    "graphs fp32": ("graphs", "fp32", 1),
+    "graphs tf32": ("graphs", "tf32", 1),
+    "graphs bf16": ("graphs", "bf16", 1),
     "fast fp32": ("fast", "fp32", 1),
     "fast fp32 together": ("fast", "fp32", TOGETHER),
     "fast tf32": ("fast", "tf32", 1),
@@ -55,6 +60,8 @@ def nin(bench: Bench, variant: str) -> Found:
     path, precision, cells = VARIANTS[variant]
     if precision == "tf32" and not bench.gpu:
         return {"said": "not here: a CPU has no TF32"}
+    if path == "graphs" and not bench.gpu:
+        return {"said": "not here: a CPU repeats no recorded steps"}
     exact(bench.device, precision)  # type: ignore[arg-type]
     clients, batch = (2, 4) if bench.quick else (5, 32)
     width = 8 if bench.quick else 192
@@ -64,10 +71,11 @@ def nin(bench: Bench, variant: str) -> Found:
         for _ in range(cells)
     ]
     start = copied(problems[0].model)
+    [first, *_] = problems = [replace(on, recordings=Recordings()) for on in problems]
 
     def step() -> Sequence[Update]:
-        if path == "loop":
-            return train_cohort(problems[0], start, range(clients), 0, local)
+        if path != "fast":
+            return train_cohort(first, start, range(clients), 0, local)
         return fast.train([Client(on, start, k, 0) for on in problems for k in range(clients)], local)
 
     wall(bench.device, step)  # kernels are chosen, memory is taken
@@ -90,36 +98,39 @@ def auto(bench: Bench) -> Found:
     network = built("nin", (3, 32, 32), width=8 if bench.quick else 192)
     start, said = copied(network), [f"auto takes {chosen}"]
     for clients, images in ((2, 4), (3, 2)) if bench.quick else ((5, 64), (100, 8)):
-        on = noise_problem(bench, network, [images] * clients, 32, "loop")
+        on = replace(noise_problem(bench, network, [images] * clients, 32, "loop"), recordings=Recordings())
         ways = {
             path: functools.partial(train_cohort, replace(on, path=path), start, range(clients), 0, local)
-            for path in ("loop", "fast")
+            for path in ("loop", "graphs" if bench.gpu else "fast")
         }
         interleaved(bench.device, ways, 1)  # kernels are chosen, memory is taken
-        faster = statistics.median(ratios(interleaved(bench.device, ways, bench.repeats(3)), "loop", "fast"))
-        said.append(f"fast is {faster:.2f} times as fast as loop with {clients} clients of {images} images")
+        other = [*ways][1]
+        faster = statistics.median(ratios(interleaved(bench.device, ways, bench.repeats(3)), "loop", other))
+        said.append(f"{other} is {faster:.2f} times as fast as loop with {clients} clients of {images} images")
     return {"said": "; ".join(said), "path": chosen}
 
 
 def recorded(bench: Bench, precision: Precision) -> Found:
-    """40 batches of five clients' AT of NIN on `--path graphs` against `--path fast`: time and weights."""
+    """40 batches of five clients' AT of NIN on `--path graphs` against `--path loop`: time and weights."""
     exact(bench.device, precision)
     clients, batches, batch, width = (2, 5, 4, 8) if bench.quick else (5, 40, 32, 192)
     local = LocalTraining(batch=batch, lr=0.01, momentum=0.9, objective=AT)
     network = built("nin", (3, 32, 32), width=width)
-    on = noise_problem(bench, network, [batches * batch] * clients, 32, "fast", precision)
+    on = noise_problem(bench, network, [batches * batch] * clients, 32, "loop", precision)
+    on = replace(on, recordings=Recordings())
     start, models = copied(network), dict[str, list[Tensors]]()
 
     def round_(path: LocalPath) -> None:
-        updates = fast.train([Client(replace(on, path=path), start, k, 0) for k in range(clients)], local)
+        updates = train_cohort(replace(on, path=path), start, range(clients), 0, local)
         models[path] = [update.model for update in updates]
 
-    round_("fast")  # kernels are chosen, memory is taken
-    seconds = {"fast": wall(bench.device, lambda: round_("fast"))}
+    round_("loop")  # kernels are chosen, memory is taken
+    seconds = {"loop": wall(bench.device, lambda: round_("loop"))}
     if not bench.gpu:
-        return {"said": f"fast {seconds['fast']:.2f} s; not here: a CPU repeats no recorded steps"}
+        return {"said": f"loop {seconds['loop']:.2f} s; not here: a CPU repeats no recorded steps"}
+    round_("graphs")  # steps are recorded
     seconds["graphs"] = wall(bench.device, lambda: round_("graphs"))
-    said = f"{seconds['fast'] / seconds['graphs']:.2f} times as fast; {apart(models, 'fast', 'graphs', start)}"
+    said = f"{seconds['loop'] / seconds['graphs']:.2f} times as fast; {apart(models, 'loop', 'graphs', start)}"
     return {"said": said, "seconds": seconds}
 
 
@@ -170,11 +181,12 @@ def vit_b_monitor(bench: Bench) -> Found:
 
 
 def row(bench: Bench, method: str) -> Found:
-    """Table 9's row of one local epoch: the training and the attacks of FAT or SFAT, in bf16 on the fast path."""
+    """Table 9's row of one local epoch: the training and the attacks of FAT or SFAT, in bf16 with recorded steps."""
     how = ("--smoke",) if bench.quick else ("--seeds", "0")
     where = ("-k", f"dataset=CIFAR-10 and E=1 and method={method}")
+    path = "graphs" if bench.gpu else "loop"
     program(fatbench("run", "suite", "sfat-local-epochs", *how, *where, "--device", bench.device.type, "--precision",
-                     "bf16", "--path", "fast", "--jobs", "1", "--db", f"{bench.folder}/row.db"))  # fmt: skip
+                     "bf16", "--path", path, "--jobs", "1", "--db", f"{bench.folder}/row.db"))  # fmt: skip
     preset = ("--preset", "smoke") if bench.quick else ()
     shown = program(fatbench("report", "sfat-local-epochs", *preset, "--db", f"{bench.folder}/row.db",
                              "--format", "markdown"))  # fmt: skip
