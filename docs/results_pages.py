@@ -22,6 +22,7 @@ from pathlib import Path
 import jinja2
 import pandas
 from filelock import FileLock
+from scipy.special import chdtri
 from tabulate import tabulate
 
 from benchmarks.table import number
@@ -39,6 +40,7 @@ from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files, threats
 from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.contrasts import Contrast
 from fatbench.suite.files import Suite
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -50,6 +52,7 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "april": ("april-jpeg75-cpu", "cpu"),
     "fat-transformers": ("fat-transformers-trained-jpeg75-cpu", "cpu"),
     "fat-baselines": ("fat-baselines-cpu", "cpu"),
+    "fat-bounds": ("fat-bounds-fmnist25", "fmnist25"),
     "fat-byzantine": ("fat-byzantine-cpu", "cpu"),
     "fedaux-imagenet": ("fedaux-imagenet-jpeg75-cpu", "cpu"),
     "fedvkd-robust": ("fedvkd-robust-cpu", "cpu"),
@@ -63,7 +66,8 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "sfat-": ("sfat-jpeg75-cpu", "cpu"),
 }
 HEADINGS = {"natural": "natural", "fgsm": "FGSM", "pgd7": "PGD-7", "pgd20": "PGD-20", "cw": "CW",
-            "autoattack": "AutoAttack", "prior_worst:pgd20": "PGD-20, worst client"}  # fmt: skip
+            "autoattack": "AutoAttack", "prior_worst:pgd20": "PGD-20, worst client",
+            "pgd20, exact": "PGD-20; linear: exact"}  # fmt: skip
 
 
 def rows_of(suite: str, preset: str | None = None) -> tuple[str, str]:
@@ -219,6 +223,8 @@ class Pages:
         self.templates.globals.update(
             tests=self.tests, accuracies=self.accuracies, values=self.values, one_seed=self.one_seed, shown=shown,
             leak=self.leak, leaks=self.leaks, kept=self.kept,
+            exploratory=self.exploratory, pilot=self.pilot, seeds_needed=audit.seeds_needed,
+            spread_interval=self.spread_interval,
             audit=self.audit, audited=self.audited, below=self.below, spread=self.spread,
             bench=json.loads((RESULTS / "bench" / "bench-cpu.json").read_text(encoding="utf-8")), number=number,
         )  # fmt: skip
@@ -247,6 +253,25 @@ class Pages:
         families = self._families(name, preset)
         said, found = families[0] if family is None else next(one for one in families if one[0] == family)
         return Family(found, said, where, digits)
+
+    def exploratory(self, name: str, pairs: list[tuple[str, str]]) -> Family:
+        """Differences that a suite does not declare, corrected as one family: ("FAT pgd20", "linear exact") of labels
+        with the metric of each.
+        """
+        suite, plan, store = self._plan(name, None, None)
+        of = measured(store, [cell.id for cell in plan.cells], "last").__getitem__
+        contrasts = {}
+        for pair in pairs:
+            (a, of_a), (b, of_b) = (side.rsplit(" ", 1) for side in pair)
+            contrasts[f"{a} - {b}"] = Contrast(str(suite.tests[0].axis), {(a, of_a): 1.0, (b, of_b): -1.0})
+        tests = suite.tests[0].model_copy(update={"contrasts": contrasts})
+        return Family(declared_tests.run(tests, plan, of), "exploratory", None, 1)
+
+    def pilot(self, name: str, preset: str, metric: str) -> dict[str, str]:
+        """Method -> accuracy in per cent at seed 0."""
+        numbers = frame(self.stores[rows_of(name, preset)[0]], files.load(name).plan(preset, [0]))
+        accuracies = numbers[(numbers["metric"] == metric) & (numbers["client"] < 0)]
+        return {method: shown(100 * value) for method, value in accuracies.set_index("method")["value"].items()}
 
     @functools.cache  # noqa: B019
     def values(self, name: str, table: str) -> dict[tuple[str, ...], dict[str, float | None]]:
@@ -310,6 +335,11 @@ class Pages:
         accuracies = numbers[(numbers["metric"] == metric) & (numbers["client"] < 0)]
         by_method = accuracies.pivot(index="seed", columns="method", values="value")
         return float(100 * (by_method[method] - by_method[baseline]).std())
+
+    @staticmethod
+    def spread_interval(sd: float, seeds: int) -> list[float]:
+        """The 95 % interval of a standard deviation of so many seeds, taken as normal."""
+        return [float(sd * ((seeds - 1) / chdtri(seeds - 1, tail)) ** 0.5) for tail in (0.025, 0.975)]
 
     @staticmethod
     def audit(points: float | None = None) -> list[str]:

@@ -488,6 +488,87 @@ def test_what_a_server_that_trains_adversarially_gains():
     assert f"sends {both:.0f} MB a round in place of {fedavg:.2f}." in choice
 
 
+def bounded(file: str) -> dict[str, dict[int, dict[str, Any]]]:
+    """Method -> seed -> cell, named as in the suite fat-bounds."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for cell in cells(file):
+        model, algorithm = cell["spec"]["model"]["name"], cell["spec"]["algorithm"]
+        federated = "CalFAT" if algorithm["local"]["objective"]["name"] == "calfat" else "FAT"
+        name = "pooled" if algorithm["name"] == "centralized" else federated
+        found.setdefault(name if model == "small_cnn" else model, {})[cell["spec"]["seed"]] = cell
+    return found
+
+
+def test_what_federation_costs() -> None:
+    """Against pooled training and a linear network's exact worst case; FAT has no AutoAttack at seed 11."""
+    found, text = bounded("fat-bounds-fmnist25.jsonl"), " ".join(page("bounds.md").replace("**", "").split())
+    right: dict[tuple[str, str], dict[int, np.ndarray]] = {}
+    for name, by_seed in found.items():
+        for seed, cell in sorted(by_seed.items()):
+            for stage in cell["stages"]:
+                if stage["status"] == "done" and (attack := stage["stage"].partition("-")[0]) != "train":
+                    right.setdefault((name, attack), {})[seed] = outcomes(cell, attack, 12)
+    for name in ("constant", "linear", "pooled", "FAT", "CalFAT"):
+        row = [spread([*right[name, a].values()]) for a in ("natural", "pgd20", "cw", "autoattack")]
+        exact = spread([*right[name, "exact"].values()]) if name in ("constant", "linear") else "--"
+        assert f"| {name} | {' | '.join(row)} | {exact} |" in text
+
+    def against(name: str, other: str, attack: str, exact: str = "") -> statistics.SeedsAndImages:
+        ours, theirs = right[name, attack], right[other, exact or attack]
+        seeds = sorted(ours.keys() & theirs.keys())
+        assert seeds == ([10, 12, 13, 14] if attack == "autoattack" else [10, 11, 12, 13, 14])
+        return crossed([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+
+    declared = {(name, attack): against(name, "FAT", attack)
+                for name in ("pooled", "CalFAT") for attack in ("natural", "autoattack")}  # fmt: skip
+    for ((name, attack), both), corrected in zip(
+        declared.items(), holm([*(both.p for both in declared.values()), *[1.0] * 6])[:4], strict=True
+    ):
+        heading = {"natural": "natural", "autoattack": "AutoAttack"}[attack]
+        assert f"| {name} - FAT | {heading} | {difference(both)} | {p(corrected)} |" in text
+    others = {(name, "FAT"): against(name, "FAT", "pgd20") for name in ("pooled", "CalFAT")}
+    others |= {(name, "linear"): against(name, "linear", "pgd20", "exact") for name in ("pooled", "CalFAT", "FAT")}
+    for ((name, other), both), corrected in zip(others.items(), holm([b.p for b in others.values()]), strict=True):
+        heading = "PGD-20" if other == "FAT" else "PGD-20; linear: exact"
+        assert f"| {name} - {other} | {heading} | {difference(both)} | {p(corrected)} |" in text
+    cost, strong, calfat, linear = (
+        others["pooled", "FAT"], declared["pooled", "autoattack"], others["CalFAT", "FAT"], others["FAT", "linear"]
+    )  # fmt: skip
+    below = f"FAT is {show(100 * cost.mean)} points below pooled training under PGD-20"
+    assert f"{below} (95 % interval {interval(cost)}; 5 seeds, 2,000 images)." in text
+    assert f"it is {show(100 * strong.mean)} points below ({interval(strong)}; 4 seeds, too few for a claim)." in text
+    assert calfat.low < 0 < calfat.high and linear.low > 0  # "not shown to differ", "above"
+    above = f"FAT is {show(100 * linear.mean)} points above a linear network's exact worst case"
+    assert f"{above} ({interval(linear)})" in text
+    each = [100 * float(right["CalFAT", "pgd20"][s].mean() - right["FAT", "pgd20"][s].mean()) for s in range(10, 15)]
+    sd = float(np.std(each, ddof=1))
+    low, high = (sd * (4 / stats.chi2.ppf(level, 4)) ** 0.5 for level in (0.975, 0.025))
+    assert f"spreads by {show(sd)} points under PGD-20 ({show(low)} to {show(high)}, 95 %)" in text
+    needed = re.search(r"takes (\d+) seeds \((\d+) to (\d+)\)", text)
+    assert needed is not None
+    for spread_, seeds in zip((sd, low, high), map(int, needed.groups()), strict=True):
+        assert t_power(2 / spread_, seeds - 1) < 0.8 <= t_power(2 / spread_, seeds)
+
+
+def t_power(effect: float, n: int) -> float:
+    """Of a two-sided t test at 5 % of n differences whose mean is so many standard deviations."""
+    most, shift = stats.t.ppf(0.975, n - 1), effect * n**0.5
+    return float(stats.nct.sf(most, n - 1, shift) + stats.nct.cdf(-most, n - 1, shift))
+
+
+def test_pilots_of_the_task() -> None:
+    text = " ".join(page("bounds.md").split())
+
+    def accuracy(file: str, method: str, attack: str, round: int) -> str:
+        return show(100 * outcomes(bounded(f"fat-bounds-{file}.jsonl")[method][0], attack, round).mean())
+
+    pooled, linear = (accuracy("fmnist8", method, "autoattack", 12) for method in ("pooled", "linear"))
+    assert f"pooled has {pooled} % under AutoAttack, linear {linear} %." in text
+    assert float(pooled) - float(linear) < 15
+    long, large = accuracy("fmnist25-long", "linear", "exact", 40), accuracy("fmnist25-large", "linear", "exact", 12)
+    assert f"exact {long} % (40 rounds), {large} % (20,000 images)" in text
+
+
 AGGREGATORS = {"uniform": "mean", "trimmed_mean": "trimmed mean", "multi_krum": "multi-Krum", "bulyan": "Bulyan"}
 ADVERSARIES = {"label_flip": "label flip", "sign_flip": "sign flip", "alie": "ALIE", "min_max": "Min-Max",
                "badnets": "backdoor"}  # fmt: skip
