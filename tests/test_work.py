@@ -68,7 +68,9 @@ def counted(spec: Spec, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Co
     else:
         firsts = [leaves(model, x)]
     hooks = [first.register_forward_hook(hook) for first in firsts]
-    for name, step in dict(optimizers.OPTIMIZERS).items():
+    inverted = spec["algorithm"]["name"] == "gradient_inversion"
+    clients_steps = {"sgd": optimizers.sgd} if inverted else optimizers.OPTIMIZERS  # an inversion's Adam is no client's
+    for name, step in dict(clients_steps).items():
 
         def counting(*given: Any, step: Any = step) -> Any:
             real["steps"] += 1
@@ -109,6 +111,8 @@ def counted(spec: Spec, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Co
         ("adfl-cifar10", "fedavg_validated", {}),
         ("privacy-robust", "centralized", {}),
         ("fat-bounds", "local_only", {}),
+        ("privacy-updates", "gradient_inversion", {"batch": 4}),
+        ("privacy-updates", "gradient_inversion", {"batch": 4, "inversion": {"name": "simulated", "iterations": 3}}),
         ("fedvkd-cifar10", "fedvkd", {}),
         ("fedvkd-cifar10", "fedgkt", {}),
         ("fedvkd-cifar10", "fedaux", {"pretrain_epochs": 1}),
@@ -122,5 +126,5 @@ def test_plan_and_log_are_what_is_counted(
     plan = cost.training(spec)
     assert plan is not None and min(real.values()) > 0
     for what, planned in (("steps", plan.gradient_steps), ("forward", plan.forward), ("backward", plan.backward)):
-        assert log[what] == pytest.approx(real[what], rel=0.01), f"log, {what}"
-        assert planned == pytest.approx(real[what], rel=0.05), f"plan, {what}"  # clients of average size
+        assert log[what] == pytest.approx(real[what], rel=0.01, abs=1), f"log, {what}"  # one image is tried first
+        assert planned == pytest.approx(real[what], rel=0.05, abs=1), f"plan, {what}"  # clients of average size

@@ -226,11 +226,11 @@ def entry_of(function: Callable[..., Any]) -> Entry:
     return bare if isinstance(bare, Entry) else _ENTRIES.get(bare) or Entry(bare)
 
 
-def passes(method: Any) -> Passes:
-    """What an image takes of a function with its settings bound."""
+def passes(method: Any, *facts: Any) -> Passes:
+    """What an image takes of a function with its settings bound. facts: as for `ask`."""
     own = entry_of(method).passes
     if own is not None:
-        return own if isinstance(own, Passes) else ask(own, method)
+        return own if isinstance(own, Passes) else ask(own, method, *facts)
     inner = method.keywords.values() if isinstance(method, functools.partial) else ()
     return sum((passes(value) for value in inner if isinstance(value, functools.partial)), Passes())
 

@@ -177,14 +177,14 @@ def gradient_inversion(
             numbers[f"{name}_client"] = dict(enumerate(found[name].tolist(), start=t * target_clients))
         state = State(t + 1, {}, moments)
         sent_by_all = group * _own_passes(objective, local, observed_rounds, weights)
-        spent = sent_by_all + target_clients * batch * passes(inversion)
+        spent = sent_by_all + target_clients * batch * _inverted(inversion, local, observed_rounds)
         yield Round(
             t,
             theta,
             [],  # no client trains, and what was sent has been inverted
             None,
             state,
-            Cost(0, spent.forward, spent.backward, 0, 0),
+            Cost(aggregate * target_clients * _own_steps(local, batch), spent.forward, spent.backward, 0, 0),
             metrics=numbers,
             artifacts=_best_pair(reconstructions, originals),
         )
@@ -205,8 +205,19 @@ def work(
 ) -> Work:
     """The updates that are observed, and what the inversion takes of each target's images. Nothing is stored."""
     own = aggregate * _own_passes(objective, local, observed_rounds, weights)
-    spent = rounds * target_clients * batch * (own + passes(inversion))
-    return Work(0, spent.forward, spent.backward)
+    spent = rounds * target_clients * batch * (own + _inverted(inversion, local, observed_rounds))
+    steps = rounds * target_clients * aggregate * _own_steps(local, batch)
+    return Work(steps, spent.forward, spent.backward)
+
+
+def _inverted(inversion: Inversion, local: LocalTraining | None, observed_rounds: int) -> Passes:
+    """What an image takes of the inversion."""
+    return passes(inversion, observed_rounds, 1 if local is None else local.epochs)
+
+
+def _own_steps(local: LocalTraining | None, batch: int) -> int:
+    """Steps of a client's local training on `batch` images; of a gradient none."""
+    return 0 if local is None else local.epochs * math.ceil(batch / local.batch)
 
 
 def _own_passes(objective: Objective, local: LocalTraining | None, observed_rounds: int, weights: str) -> Passes:

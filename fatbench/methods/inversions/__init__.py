@@ -36,7 +36,7 @@ from fatbench.methods.inversions.matching import matching
 from fatbench.methods.inversions.oracle import oracle, patches_if_read, prior_if_read
 from fatbench.methods.inversions.patch_ls import patch_ls, patches_of_the_solver, prior_of_the_solver
 from fatbench.methods.inversions.patch_span import patch_span, prior_within_the_image
-from fatbench.methods.inversions.simulated import at_most_50_steps, simulated, steps_of_sgd
+from fatbench.methods.inversions.simulated import at_most_50_steps, every_epoch, simulated, steps_of_sgd
 from fatbench.methods.inversions.upload import learned_positions, too_few_equations
 from fatbench.methods.threat_models import of_patch_ls
 from fatbench.suite.entry import InversionEntry, entry_of
@@ -80,6 +80,7 @@ INVERSIONS: dict[str, Callable[..., Tensor]] = {
     "imprint": InversionEntry(imprint, threat="G", refuse=(imprinted,), reads=("imprint.weight", "imprint.bias")),
     "simulated": InversionEntry(
         simulated,
+        passes=every_epoch,
         threat="C",
         labels=True,
         refuse=(steps_of_sgd, at_most_50_steps),

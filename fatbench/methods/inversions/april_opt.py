@@ -78,9 +78,9 @@ def april_opt(
     return torch.stack([one(v) for v in range(len(observed[0].labels))])
 
 
-def every_step(*, steps: int) -> Passes:
-    """A pass, its gradient by the weights, and the gradient of that by the image."""
-    return Passes(steps, 2 * steps)
+def every_step(observed_rounds: int, *, steps: int) -> Passes:
+    """For each observed round a pass, its gradient by the weights, and the gradient of that by the image."""
+    return observed_rounds * steps * Passes(1, 2)
 
 
 def distance(found: Tensors, target: Tensors, kept: Tensors, alpha: float) -> Tensor:

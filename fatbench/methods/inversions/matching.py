@@ -64,9 +64,9 @@ def matching(
     return torch.stack(reconstructions)
 
 
-def every_step(*, steps: int) -> Passes:
-    """A pass, its gradient by the weights, and the gradient of that by the image."""
-    return Passes(steps, 2 * steps)
+def every_step(observed_rounds: int, *, steps: int) -> Passes:
+    """For each observed round a pass, its gradient by the weights, and the gradient of that by the image."""
+    return observed_rounds * steps * Passes(1, 2)
 
 
 def _angle(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, target: Tensors, zeros: str) -> Tensor:

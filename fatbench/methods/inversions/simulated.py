@@ -33,6 +33,7 @@ from fatbench.engine.local import LocalTraining
 from fatbench.engine.optimizers import Descent, Moments, step
 from fatbench.methods.inversions.image_measures import mse
 from fatbench.methods.inversions.upload import Observation, Tensors
+from fatbench.suite.entry import Passes
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Fraction, NonNegative, Positive, Rate
 
@@ -98,6 +99,11 @@ def simulated(
                 moments = step([x], [slope], moments, Descent("adam", lr * lr_decay ** (i // 20)))
         answers.append(_aligned(x.detach()))
     return torch.stack(answers).nan_to_num(0.5, 1, 0).clamp(0, 1).float()
+
+
+def every_epoch(observed_rounds: int, epochs: int, *, iterations: int) -> Passes:
+    """For each epoch of the client a pass, its gradient by the weights, and the gradient of that by the image."""
+    return iterations * epochs * Passes(1, 2)
 
 
 def steps_of_sgd(cell: Facts) -> str | None:
