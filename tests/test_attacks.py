@@ -1127,7 +1127,7 @@ def test_implementation_by_a_package_that_is_not_here(monkeypatch: pytest.Monkey
 
 
 def test_implementation_of_a_plugin_is_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    signature = types.SimpleNamespace(file="/elsewhere/my_attacks.py", entry=None)
+    signature = types.SimpleNamespace(file="/elsewhere/my_attacks.py", entry={})
     monkeypatch.setattr(signatures, "describe", lambda kind, name: signature)
     assert implementation("mine") == "my_attacks.py"
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from fatbench.models import MODELS, edge
-from fatbench.suite import calls
 from fatbench.suite.entry import ask
 
 VIT = {"dim": 12, "depth": 2, "heads": 3}
@@ -185,17 +184,3 @@ def test_small_and_oblong_images_are_refused() -> None:
         build("edge_vit", (3, 4, 4))
     with pytest.raises(ValueError, match="edge_resnet8: needs square images, got 8x9"):
         build("edge_resnet8", (3, 8, 9))
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_settings_can_be_read_without_importing(name: str) -> None:
-    """Every annotation is one the registry knows, every default a literal."""
-    import ast
-    from pathlib import Path
-
-    tree = ast.parse(Path(edge.__file__).read_text())
-    node = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
-    for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
-        assert argument.annotation is not None
-        assert default is not None
-        calls._adapter(ast.unparse(argument.annotation)).validate_python(ast.literal_eval(default))
