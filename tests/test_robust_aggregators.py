@@ -147,14 +147,6 @@ def test_geometric_median() -> None:
     assert weights == pytest.approx([0.1, 0.9])  # 1/4 / (3/4) and 3/4 / (1/4): 1/3 and 3
 
 
-def test_norm_clipping() -> None:
-    assert result("norm_clipping", [[3, 4], [0, 0.5]], bound=1.0).tolist() == pytest.approx([0.3, 0.65])
-    assert result("norm_clipping", [[3, 4], [0, 0.5]], bound=1e9).tolist() == pytest.approx([1.5, 2.25])
-    assert result("norm_clipping", [[0, 0], [0, 0]], bound=1.0).tolist() == [0, 0]
-    updates, at = vectors([[3, 4], [0, 0.5]])
-    assert AGGREGATORS["norm_clipping"](updates, at, bound=1.0).metrics["clipped"] == 0.5
-
-
 def test_centred_clipping_and_its_memory() -> None:
     """0, 0, 0, 8 around v = 0 at radius 1: 1/4; then (3 * -1/4 + 1) / 4 more; towards 1/3."""
     uploads = [[0.0], [0.0], [0.0], [8.0]]
@@ -216,7 +208,6 @@ def test_against_torch_functions(m: int) -> None:
 # --- each of them -------------------------------------------------------------------------------------------------
 
 ARGUMENTS: dict[str, dict[str, object]] = {  # beside the examples of their types
-    "norm_clipping": {"bound": 2.0},
     "centred_clipping": {"radius": 2.0, "iterations": 3},
     "geometric_median": {"iterations": 8},
 }
@@ -225,7 +216,7 @@ ARGUMENTS: dict[str, dict[str, object]] = {  # beside the examples of their type
 def bound(name: str, scale: float = 1.0) -> Callable[..., Mixing]:
     one = {"byzantine": 1} if members.takes("Aggregator", name, "byzantine") else {}
     chosen = {**members.arguments("Aggregator", name), **one, **ARGUMENTS.get(name, {})}
-    lengths = {key: value * scale for key, value in chosen.items() if key in ("bound", "radius")}
+    lengths = {key: value * scale for key, value in chosen.items() if key == "radius"}
     return functools.partial(AGGREGATORS[name], **{**chosen, **lengths})
 
 
@@ -247,7 +238,7 @@ def test_permuted_scaled_moved(name: str, seed: int, m: int) -> None:
     mixing = bound(name)(moved, at)
     assert torch.equal(mix(moved, mixing, at.broadcast, at.problem.model)["w"], found)
     torch.testing.assert_close(of(name, 2 * uploads, scale=2.0), 2 * found, rtol=1e-3, atol=1e-4)
-    if name not in ("norm_clipping", "centred_clipping"):  # those clip around a point of their own
+    if name != "centred_clipping":  # it clips around a point of its own
         torch.testing.assert_close(of(name, uploads + 3), found + 3, rtol=1e-3, atol=1e-4)
 
 

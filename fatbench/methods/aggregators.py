@@ -38,7 +38,6 @@ from fatbench.methods.robust_aggregators import (
     keeps_of_the_round,
     krum,
     multi_krum,
-    norm_clipping,
     so_many,
     some_are_left,
     trimmed_mean,
@@ -505,6 +504,5 @@ AGGREGATORS: dict[str, Callable[..., Mixing]] = {
     ),
     "bulyan": AggregatorEntry(bulyan, refuse=(enough_for_bulyan,), bears=so_many, example={"byzantine": 0}),
     "geometric_median": AggregatorEntry(geometric_median, bears=any_minority),
-    "norm_clipping": AggregatorEntry(norm_clipping, bears=any_minority, fractions=("clipped",)),
     "centred_clipping": AggregatorEntry(centred_clipping, bears=any_minority, fractions=("clipped",)),
 }

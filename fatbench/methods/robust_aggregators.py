@@ -14,7 +14,7 @@ A client whose upload was refused because it was not finite (`Update.refused`) w
 | m | n | clients of the round |
 | byzantine | f | malicious clients that the aggregator is built to bear |
 | keep | q | clients that multi-Krum averages |
-| bound, radius | M, tau | what an upload is clipped to |
+| radius | tau | what an upload is clipped to |
 | memory["centre"] | v | what centred clipping clips around, kept from round to round |
 """
 
@@ -198,20 +198,6 @@ def _squared_distances(gram: Tensor) -> Tensor:
 
 
 # --- clipping -----------------------------------------------------------------------------------------------------
-
-
-def norm_clipping(updates: Sequence[Update], context: Context, *, bound: Positive) -> Mixing:
-    """The mean of the uploads, each scaled down to the Euclidean norm `bound` where it is longer.
-
-    Float buffers are plain means. Metric: clipped, the fraction of uploads that were longer.
-
-    Source: Sun et al. 2019 (arXiv 1911.07963).
-    """
-    kept = by_number(updates)
-    u = _flat(updates, kept, context)
-    norms = torch.linalg.vector_norm(u, dim=1, keepdim=True)
-    mean = (u * _at_most(bound, norms)).mean(0)
-    return _moved(updates, context, kept, mean, float((norms > bound).double().mean()))
 
 
 def centred_clipping(
