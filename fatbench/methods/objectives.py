@@ -252,43 +252,6 @@ def awp_at(
     return F.cross_entropy(logits, y), _correct(logits, y)
 
 
-def boundary_at(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    generator: torch.Generator,
-    broadcast: nn.Module,
-    *,
-    attack: Attack,
-    weight: Literal["logits", "loss"],
-    beta: NonNegative = 1.5,
-) -> tuple[Tensor, Tensor]:
-    """AT that counts images near a decision boundary of theta^t more, + beta mean KL(p(x_adv) || p_t(x_adv)).
-
-    rho = 1 - max_c p_t,c(x_adv), without gradient, is the distance of an image. It multiplies the logits in the
-    cross-entropy (weight: logits) or the cross-entropy (weight: loss). This is not DBFAT (Zhang et al. 2023), whose
-    weights and divergence are not here: `logits` is the form of a public adaptation, beta that of its scripts.
-
-    Source: KevinHaoo/FedBEAT src/utils/robust/dbfat/losses.py:57-77.
-    """
-
-    def loss(logits: Tensor, before: Tensor, y: Tensor) -> Tensor:
-        rho = 1 - before.softmax(1).amax(1)
-        if weight == "logits":
-            near = F.cross_entropy(rho.unsqueeze(1) * logits, y)
-        else:
-            near = (rho * F.cross_entropy(logits, y, reduction="none")).mean()
-        return near + beta * _kl(logits.log_softmax(1), before.log_softmax(1)).mean()
-
-    x_adv = _adversarial(model, x, y, generator, attack)
-    logits, before = predict(model, x_adv), predict(broadcast, x_adv).detach()
-    return per_client(loss, generator, logits, before, y), _correct(logits, y)
-
-
-def attack_and_two_forward(*, attack: Attack) -> Passes:
-    return passes(attack) + Passes(2, 1)
-
-
 # --- by the client's class counts ---------------------------------------------------------------------------------
 
 
@@ -432,7 +395,6 @@ OBJECTIVES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "dual_at": Entry(dual_at, passes=attack_and_two),
     "n_fgsm_at": Entry(n_fgsm_at, passes=Passes(2, 2)),
     "awp_at": Entry(awp_at, passes=attack_and_two),
-    "boundary_at": Entry(boundary_at, passes=attack_and_two_forward, example={"weight": "logits"}),
     "calfat": Entry(calfat, passes=attack_and_one),
     "calfat_released": Entry(calfat_released, passes=attack_and_one),
     "margin_at": Entry(margin_at, passes=attack_and_one),
