@@ -28,7 +28,6 @@ from fatbench.errors import SpecError
 from fatbench.methods.adversaries import ADVERSARIES, patched
 from fatbench.methods.aggregators import AGGREGATORS, uniform
 from fatbench.methods.algorithms import ALGORITHMS
-from fatbench.methods.attacks import ATTACKS
 from fatbench.report import render
 from fatbench.suite import cells, signatures
 from fatbench.testing import equal, local, problem, start
@@ -130,31 +129,6 @@ def test_a_scaled_update_replaces_the_model() -> None:
     how = LocalTraining(batch=1, lr=0.5, objective=towards_the_pixel)
     (result,) = ALGORITHMS["fedavg"](on, State(0, {"w": torch.zeros(1)}), rounds=1, aggregator=uniform, local=how)
     assert result.state.model["w"].item() == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize(("s", "label", "other"), [(1, 0.45017, 0.45017), (100, 0.0, 2.06e-7), (1000, 0.0, 0.0)])
-def test_masking_scales_logits_until_the_gradient_is_gone(s: float, label: float, other: float) -> None:
-    """Two classes, logits (0.2, 0) times s: |s (p - onehot)| in float32. Only the last layer is scaled."""
-    theta, update = torch.tensor([1.0, 0.1, 0.0]), torch.tensor([0.5, 0.1, 0.0])
-    last = torch.tensor([False, True, True])
-    sent = theta + ADVERSARIES["masking"](update, theta, last, temperature=s)
-    torch.testing.assert_close(sent, torch.tensor([1.5, 0.2 * s, 0.0]))
-    logits = torch.tensor([[0.2, 0.0]], requires_grad=True)
-    loss = nn.functional.cross_entropy(sent[1] / 0.2 * logits, torch.tensor([0]))
-    (gradient,) = torch.autograd.grad(loss, logits)
-    assert gradient.abs().flatten().tolist() == pytest.approx([label, other], rel=0.01, abs=1e-12)
-
-
-def test_masked_logits_stop_pgd_and_not_the_margin() -> None:
-    """Logits s (x - 1/2, 0), x = 0.7 of class 0, radius 0.3: the boundary is within. At s = 1000 PGD stays."""
-    x, y = torch.full((1, 1, 1, 1), 0.7), torch.tensor([0])
-    for s, moved in ((1.0, 0.4), (1000.0, 0.7)):
-        layer = nn.Linear(1, 2)
-        layer.weight.data, layer.bias.data = torch.tensor([[s], [0.0]]), torch.tensor([-s / 2, 0.0])
-        model, how = nn.Sequential(nn.Flatten(), layer).eval(), {"eps": 0.3, "step": 0.1, "steps": 9}
-        assert ATTACKS["pgd"](model, x, y, generator(0, "p"), start="none", **how).item() == pytest.approx(moved)
-        assert ATTACKS["cw"](model, x, y, generator(0, "c"), **how).item() < 0.5
-        assert model(x).argmax() == 0
 
 
 # --- every adversary, also of a plug-in ---------------------------------------------------------------------------

@@ -206,19 +206,6 @@ def model_replacement(update: Tensor, *, factor: Positive) -> Tensor:
     return factor * update
 
 
-def masking(update: Tensor, broadcast: Tensor, last_layer: Tensor, *, temperature: Positive) -> Tensor:
-    """Gradient masking: the client's model with its last layer times `temperature`, so that its logits are.
-
-    Answers stay what they are. Gradients of the cross-entropy vanish where float32 cannot tell a probability from 1, so
-    attacks that follow them fail; the loss of differences of logits ratios is not fooled.
-
-    Source: ours. Zizzo et al. 2020 distil a model on softened labels; how is not described where we could read it.
-
-    Knows: its own update, the model that it received
-    """
-    return torch.where(last_layer, temperature * (broadcast + update) - broadcast, update)
-
-
 ADVERSARIES: dict[str, Callable[..., Any]] = {
     "label_flip": label_flip,
     "badnets": Entry(badnets, refuse=(class_of_the_data, square_inside_the_image), example={"target": 0}),
@@ -229,5 +216,4 @@ ADVERSARIES: dict[str, Callable[..., Any]] = {
     "alie": Entry(alie, refuse=(bounded_z, positive_z)),
     "min_max": min_max,
     "model_replacement": model_replacement,
-    "masking": masking,
 }
