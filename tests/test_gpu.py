@@ -203,7 +203,7 @@ OF_ANY = [name for name in ATTACKS if "test_images_of_cifar10" not in refusals("
 
 @pytest.mark.parametrize("name", OF_ANY)
 def test_attack(name: str, gpu: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, (x, y) = network().to(CUDA).eval(), batch(2)
+    model, (x, y) = network("linear" if name == "exact_linear" else "vit").to(CUDA).eval(), batch(2)
     attack, noise = member("Attack", name), rng.generator(0, "attack", device=CUDA)
     foreign = (signatures.describe("Attack", name).entry or {}).get("packages")
     if name == "autoattack":

@@ -23,6 +23,8 @@ from fatbench.testing import start as fatbench_start
 SIZES = {"leaf_cnn": (3, 32, 32), "resnet18": (3, 16, 16), "efficientnet_lite0": (3, 64, 64)}
 TINY = {"patch": 4, "dim": 16, "depth": 2, "heads": 2, "head": "cls_vis", "d1": 6, "d2": 5}
 SETTINGS = {
+    "constant": {},
+    "linear": {},
     "leaf_cnn": {},
     "efficientnet_lite0": {},
     "vit": TINY,
