@@ -406,7 +406,7 @@ def test_a_notebook_puts_a_plain_model_beside_a_suite_s_row(tmp_path: Path, monk
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(block) for block in (PLAIN, *BESIDE)])
     NotebookClient(book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
     html = book.cells[-1].outputs[0]["data"]["text/html"]
-    assert "SFAT" in html and "plain [" in html and "AA" in html and "mine.py (sha256" in html
+    assert "SFAT" in html and "external model: plain" in html and "AA" in html and "mine.py (sha256" in html
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ import typer
 
 from fatbench import __version__
 from fatbench.cli import app
+from fatbench.report.numbers import sql_tables
 from fatbench.store.jsonl import import_
 from fatbench.store.stages import Store
 
@@ -56,6 +57,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> str:
     few.write_text("".join([json.dumps(json.loads(head) | {"cells": 4}) + "\n", *cells[:4]]), encoding="utf-8")
     with Store.open(str(folder / "f.db"), create=True) as store:
         import_(store, few)
+        sql_tables.judge(store, sorted(store.cells()))
     return str(folder / "f.db")
 
 
