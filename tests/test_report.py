@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -675,7 +676,7 @@ def test_statistics_over_the_clients_own_accuracies(tmp_path: Path, stored: bool
     assert all(column.unit == "percent" for column in grid.columns)
     assert [column.best for column in grid.columns[:5]] == ["max"] * 4 + ["none"]
     assert "weighted by its own fraction of each class" in notes(grid)["clients"]
-    assert notes(grid)["clients"].startswith("mean, 'PGD-20, worst', tenth, best, std, client 3 and client 99: ")
+    assert notes(grid)["clients"].startswith("all columns: ")
     assert notes(grid)["checkpoint"] == "last round (3)"
     assert at(grid, "Uniform", "mean", "Non-IID").mean is None
 
@@ -1481,8 +1482,25 @@ def test_html_is_one_well_formed_page_that_fetches_nothing(paper: list[Grid]) ->
 
 
 def test_markdown_columns_agree(paper: list[Grid]) -> None:
-    for block in report.render(paper, "markdown").split("###")[1:]:
+    for block in report.render(paper, "markdown").split("###")[1:-1]:  # the last has no table
         assert len({line.count("|") for line in block.splitlines() if line.startswith("|")}) == 1
+
+
+def test_markdown_states_once_what_tables_have_in_common(paper: list[Grid]) -> None:
+    """A fact of several tables follows them; a note of one table and all doubts and keys of marks stay at theirs."""
+    doubt = ("MIXED", "device: NVIDIA H200 (2 cells); cpu (1 cell)")
+    grids = [replace(grid, notes=[*grid.notes, doubt]) for grid in paper]
+    text = report.render([*grids, replace(grids[0], id="T9", notes=[("seeds", "8")])], "markdown")
+    *blocks, last = text.split("### ")[1:]
+    assert len(blocks) == 3 and "- *suite (T1, T2)*: tiny, preset paper\n" in last and "- *seeds*: 8\n" in blocks[2]
+    for grid, block in zip(grids, blocks, strict=False):
+        for what, note in grid.notes:
+            line = f"- *{{}}*: {markdown.escape(note)}\n"
+            assert (line.format(what) in block) != (line.format(f"{what} (T1, T2)") in last)
+        assert f"- *MIXED*: {doubt[1]}\n" in block
+        assert all(f"- {mark} {markdown.escape(note)}\n" in block for mark, note in grid.footnotes)
+    alone = report.render(grids[:1], "markdown")
+    assert all(f"- *{what}*: {markdown.escape(note)}\n" in alone for what, note in grids[0].notes)
 
 
 OTHER_ATTACK = "its attack has other settings than the suite says"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -9,12 +10,19 @@ from tabulate import tabulate
 
 from fatbench.report.tables import number_format
 from fatbench.report.tables.grid import Grid
+from fatbench.report.tables.notes import gathered
 from fatbench.report.tables.number_format import Entry
 
 
 def render(grids: Sequence[Grid]) -> str:
-    """A heading, a table and a list of notes for each grid."""
-    return "\n".join(_grid(grid) for grid in grids)
+    """A heading, a table and a list of notes for each grid; what tables of a suite have in common follows them."""
+    parts: list[str] = []
+    for _, each in itertools.groupby(grids, key=lambda grid: (grid.suite, grid.preset)):
+        own, common = gathered(list(each))
+        parts += map(_grid, own)
+        if common:
+            parts.append("\n".join(["### Notes of several tables", "", *map(_note, common)]) + "\n")
+    return "\n".join(parts)
 
 
 def escape(words: str) -> str:
@@ -38,9 +46,14 @@ def _grid(grid: Grid) -> str:
     align = ["left"] * len(grid.axes) + ["right"] * (len(heads) - len(grid.axes))
     table = tabulate(rows, heads, tablefmt="pipe", colalign=align, disable_numparse=True)
     lines = [f"### {escape(f'{grid.id}: {grid.title}')}", "", table, ""]
-    lines += [f"- *{escape(what)}*: {escape(note)}" for what, note in grid.notes]
+    lines += map(_note, grid.notes)
     lines += [f"- {mark} {escape(note)}" for mark, note in grid.footnotes]
     return "\n".join(lines) + "\n"
+
+
+def _note(said: tuple[str, str]) -> str:
+    what, note = said
+    return f"- *{escape(what)}*: {escape(note)}"
 
 
 def _measured(entry: Entry) -> str:

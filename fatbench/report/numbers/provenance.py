@@ -160,12 +160,12 @@ class TableFacts:
             alike: dict[str, list[str]] = {}
             for metric, by_precision in self.attacked_in.items():
                 alike.setdefault(_counted(by_precision), []).append(words.get(metric, metric))
-            yield "attack precision", "; ".join(f"{', '.join(metrics)}: {said}" for said, metrics in alike.items())
+            yield "attack precision", _by_metrics(alike)
         if attacks:
             by_code: dict[str, list[str]] = {}
             for metric, implementations in attacks.items():
                 by_code.setdefault(" and ".join(implementations), []).append(words.get(metric, metric))
-            yield "attack code", "; ".join(f"{', '.join(metrics)}: {code}" for code, metrics in by_code.items())
+            yield "attack code", _by_metrics(by_code)
         for what, text in mixed.items():
             yield "MIXED", f"{what}: {text}"
 
@@ -204,6 +204,13 @@ class TableFacts:
             if len(sizes) > 1:
                 found[f"{words.get(metric, metric)} test images of {dataset}"] = ", ".join(map(str, sorted(sizes)))
         return found
+
+
+def _by_metrics(metrics_of: Mapping[str, list[str]]) -> str:
+    """ "natural, PGD-20: fatbench 0.1.0; AA: pyautoattack 0.2.0"; "all attacks" where several share one fact."""
+    if len(metrics_of) == 1 and len(next(iter(metrics_of.values()))) > 1:
+        return f"all attacks: {next(iter(metrics_of))}"
+    return "; ".join(f"{', '.join(metrics)}: {said}" for said, metrics in metrics_of.items())
 
 
 def _counted(by_precision: Mapping[str, set[str]]) -> str:

@@ -89,10 +89,10 @@ def notes(
     if any(column.share for column in grid.columns):
         yield "shares", _shares(grid)
     if priors := [quoted(c.heading) for c in grid.columns if c.source.stage.startswith("prior")]:
-        yield "clients", f"{_listed(priors)}: {PRIOR}"
+        yield "clients", f"{_columns(priors, grid)}: {PRIOR}"
     for stage, what in MEANINGS.items():
         if derived := [quoted(c.heading) for c in grid.columns if c.source.stage == stage]:
-            yield "columns", f"{_listed(derived)}: {what}"
+            yield "columns", f"{_columns(derived, grid)}: {what}"
     if conditions := _conditions(grid.columns):
         yield "columns", conditions
     seeds = ", ".join(map(str, grid.seeds))
@@ -269,6 +269,28 @@ def shortened(grid: Grid, level: str, captioned: Collection[str] = ()) -> Grid:
     return replace(grid, notes=lines)
 
 
+OF_REPORT = (  # notes that several tables of a suite have in common; a doubt or a key of a mark stays at its table
+    "suite", "filter", "data", "checkpoint", "seeds", "machine", "code", "attacks", "attack code",
+)  # fmt: skip
+
+
+def gathered(grids: Sequence[Grid]) -> tuple[list[Grid], list[tuple[str, str]]]:
+    """(the grids without the facts that several of them state in the same words, these facts once).
+
+    A fact that not all of them state names its tables: ("seeds (T1, T2)", "6, 7").
+    """
+    tables: dict[tuple[str, str], list[str]] = {}
+    for grid in grids:
+        for note in dict.fromkeys(grid.notes):
+            if note[0] in OF_REPORT:
+                tables.setdefault(note, []).append(grid.id)
+    common = {note: ids for note, ids in tables.items() if len(ids) > 1}
+    rest = [replace(grid, notes=[note for note in grid.notes if note not in common]) for grid in grids]
+    order = sorted(common, key=lambda note: OF_REPORT.index(note[0]))
+    of = {note: f" ({', '.join(ids)})" * (len(ids) < len(grids)) for note, ids in common.items()}
+    return rest, [(note[0] + of[note], note[1]) for note in order]
+
+
 def _brief(what: str, note: str, grid: Grid) -> str:
     """A note in a few words; empty where the short form does without."""
     if what == "MIXED":
@@ -356,6 +378,11 @@ def _checkpoint(columns: Sequence[Column], select: str, plan: Plan, cells: Seque
     if "train" in stages:
         ends = any(column.source.stage == "train" and column.source.round is None for column in columns)
         yield f"training numbers: after the {last if ends else 'round that the column names'}"
+
+
+def _columns(headings: Sequence[str], grid: Grid) -> str:
+    """The headings, or "all columns" where these are several."""
+    return "all columns" if 1 < len(headings) == len(grid.columns) else _listed(headings)
 
 
 def _points(grid: Grid) -> str:
