@@ -27,9 +27,10 @@ from fatbench.methods.adfl import draw_images
 from fatbench.methods.aggregators import AGGREGATORS, project_to_simplex
 from fatbench.models import MODELS
 from fatbench.suite import calls, facts, signatures
+from fatbench.suite.entry import in_table
 from fatbench.suite.facts import Facts
 
-IMPROPER = {aggregator for aggregator in AGGREGATORS if "Improper" in signatures.describe("Aggregator", aggregator).doc}
+IMPROPER = {name for name in AGGREGATORS if "Improper" in signatures.describe("Aggregator", name).summary}
 ASKING = [aggregator for aggregator in AGGREGATORS if asks(AGGREGATORS[aggregator], "broadcast_losses")]
 
 # Three clients with N = 1, 2, 5 and losses 3, 1, 2: client 1 has the smallest loss. N_k L_k = 3, 2, 10.
@@ -634,5 +635,5 @@ def test_improper_aggregators_are_improper() -> None:
 
 def test_every_aggregator_documented() -> None:
     for aggregator in AGGREGATORS:
-        assert "Source:" in signatures.describe("Aggregator", aggregator).doc, aggregator
+        assert "Source:" in str(in_table(AGGREGATORS[aggregator]).function.__doc__), aggregator
     assert {"afl", "q_ffl"} <= {*ASKING}
