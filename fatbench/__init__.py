@@ -8,6 +8,7 @@
     fatbench.partition(y, "dirichlet", clients=5)         whose images are whose, for a loop of yours
     fatbench.aggregate("krum", uploads, byzantine=1)      the next model of what the clients sent
     fatbench.register(my_function, "aggregator")          a method from a cell
+    fatbench.Mixing([0.5, 0.5])                           what an aggregator gives: the weights of the updates
     fatbench.make_suite("sfat-cifar10", methods={...})    a suite with it beside the others
 
     fatbench.suites()                                     all suites
@@ -58,21 +59,23 @@ if TYPE_CHECKING:
     from fatbench.api import suites as suites
     from fatbench.api import table as table
     from fatbench.data.own import dataset as dataset
+    from fatbench.engine.rounds import Mixing as Mixing
 
 _API = (
     "Comparison", "Evaluation", "Table", "aggregate", "compare", "evaluate", "export_results", "import_results",
     "list_models", "load_data", "load_model", "make_suite", "outcomes", "partition", "plan", "plot", "register",
     "results", "run", "suites", "table",
 )  # fmt: skip
-__all__ = ["__version__", "attacks", "dataset", *_API]
+_ELSEWHERE = {"Mixing": "fatbench.engine.rounds", "dataset": "fatbench.data.own"}
+__all__ = ["__version__", "attacks", *_ELSEWHERE, *_API]
 
 
 @functools.cache
 def __getattr__(name: str) -> Any:
     if name == "attacks":
         return importlib.import_module("fatbench.attacks")
-    if name == "dataset":
-        return importlib.import_module("fatbench.data.own").dataset
+    if name in _ELSEWHERE:
+        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
     if name in _API:
         api = importlib.import_module("fatbench.api")
         found = getattr(api, name)
