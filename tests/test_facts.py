@@ -30,7 +30,6 @@ SLACK = [
     {"name": "resfat_deemph", "r": 0.5},
     {"name": "resfat_up_large", "alpha": 0.1},
     {"name": "sfat_released", "r": 1.2},
-    {"name": "sfat_unequal_released", "r": 1.2},
     {"name": "fedavg_shrink", "r": 1.2},
 ]
 SGD = {"batch": 1, "lr": 0.1, "objective": "standard"}

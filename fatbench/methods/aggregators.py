@@ -299,35 +299,17 @@ def sfat_released(updates: Sequence[Update], context: Context, *, r: Positive, t
 
     Source: ZFancy/SFAT utils.py:122-138, SFAT.py:108-178; differences: sfat-released-sum, sfat-batchnorm.
     """
-    return _released(updates, context, r, top, [1.0] * len(updates))
-
-
-def sfat_unequal_released(updates: Sequence[Update], context: Context, *, r: Positive, top: Count) -> Mixing:
-    """SFAT for unequal splits as in the authors' code, where its call is commented out. Improper.
-
-    As `sfat_released`, every client multiplied by N_k m / N over the same divisor. For sizes 6, 7, 11, 13, 13 (in
-    thousands) and r = 1.2 the weights sum to 0.985, 0.952, 0.967, 0.974 or 0.974, depending on who is selected.
-
-    Source: ZFancy/SFAT utils.py:142-160; differences: sfat-unequal. Round 0 [not described]: FedAvg by
-    samples.
-
-    """
-    fractions = normalised([float(update.n) for update in updates])
-    return _released(updates, context, r, top, [fraction * len(updates) for fraction in fractions])
-
-
-def _released(updates: Sequence[Update], context: Context, r: float, top: int, scale: list[float]) -> Mixing:
     m = len(updates)
     if context.round == 0:
-        plain = [s / m for s in scale]
+        plain = [1 / m] * m
         return Mixing(plain, norm=plain, norm_match="substring")
     scores = [-update.stats.loss_released for update in updates]
     threshold = sorted(scores, reverse=True)[min(top, m) - 1]
     selected = tuple(k for k in range(m) if scores[k] >= threshold)
     others = sum(k not in selected for k in range(1, m))
     divisor = others + (m - others) * r
-    weights = [scale[k] * (r if k in selected else 1.0) / divisor for k in range(m)]
-    norm = [scale[k] * (r if k == 0 and k in selected else 1.0) / (m - 1 + r) for k in range(m)]
+    weights = [(r if k in selected else 1.0) / divisor for k in range(m)]
+    norm = [(r if k == 0 and k in selected else 1.0) / (m - 1 + r) for k in range(m)]
     return Mixing(weights, norm=norm, norm_match="substring", selected=selected)
 
 
@@ -488,7 +470,6 @@ AGGREGATORS: dict[str, Callable[..., Mixing]] = {
     "resfat_deemph": AggregatorEntry(resfat_deemph, refuse=(at_most_half,)),
     "resfat_up_large": AggregatorEntry(resfat_up_large, refuse=(at_most_half,)),
     "sfat_released": AggregatorEntry(sfat_released, refuse=(at_most_half,)),
-    "sfat_unequal_released": AggregatorEntry(sfat_unequal_released, refuse=(at_most_half,)),
     "fedavg_shrink": AggregatorEntry(fedavg_shrink, refuse=(at_most_half,)),
     "fedsoftbetter": fedsoftbetter,
     "fedsoftbetter_released": fedsoftbetter_released,
