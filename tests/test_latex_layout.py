@@ -59,6 +59,8 @@ def test_notes_and_digits_in_markdown(run: Run, committed: Mapping[str, Any]) ->
         (["--width", "5"], "beamer, ieee, acm, column, text or points from 100 to 1000, got '5'"),
         (["--spread", "under"], "--spread: expected beside, below, none, got 'under'"),
         (["--spread", "none", "--format", "markdown"], "--spread none: only latex places the spread over seeds, not"),
+        (["--numbers", "siunit"], "--numbers: expected text, siunitx, got 'siunit' (did you mean 'siunitx'?)"),
+        (["--numbers", "siunitx", "--format", "csv"], "--numbers siunitx: only latex sets numbers with siunitx"),
         (["--notes", "shrt"], "--notes: expected full, short, none, got 'shrt' (did you mean 'short'?)"),
         (["--published", "under"], "--published: expected none, below, column, got 'under'"),
         (["--table", "totl"], "--table: no table is named 'totl' (did you mean 'total'?)"),

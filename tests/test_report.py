@@ -33,7 +33,7 @@ from fatbench import report
 from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError
 from fatbench.report.figures import series
-from fatbench.report.formats import html, latex, markdown, records, terminal
+from fatbench.report.formats import html, latex, latex_text, markdown, records, terminal
 from fatbench.report.numbers import cell_rows, compare, doubts, provenance
 from fatbench.report.numbers.frame import frame
 from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, in_words, metric_names
@@ -1398,6 +1398,24 @@ def test_latex_layouts(
     if shutil.which("pdflatex") and width != "beamer":
         said = compiled(text, tmp_path, DOCUMENT if width == "article" else COLUMNS)
         assert "Overfull" not in said and "too large" not in said
+
+
+def test_latex_with_siunitx(paper: list[Grid], tmp_path: Path) -> None:
+    """S columns as wide as their numbers; the best and the second keep their style; it compiles in every options."""
+    ours = paper[0].rows[0].values[0]
+    ours[0] = replace(ours[0], mean=0.6682, std=0.037, rank="best")
+    ours[1] = replace(ours[1], mean=0.5, std=0.123, rank="")
+    for options in ({}, {"published": "column"}, {"spread": "below"}, {"spread": "none"}):
+        text = report.render(paper, "latex", numbers="siunitx", **options)
+        assert text.startswith("% width: article; needs \\usepackage{booktabs,graphicx,siunitx}\n")
+        beside = "spread" not in options
+        assert (r"50.00 \pm 12.30 &" in text) == beside and ("S[table-format=2.2(4)]" in text) == beside
+        assert (r"{\textbf{66.82}$\pm\mkern8mu$" if beside else r"{\textbf{66.82}} &") in text
+        if shutil.which("pdflatex") and subprocess.run(["kpsewhich", "siunitx.sty"], capture_output=True).stdout:
+            said = compiled(text, tmp_path, DOCUMENT.replace("graphicx", "graphicx,siunitx"))
+            assert "Overfull" not in said and "Missing character" not in said
+    assert latex_text.decimal_column([("-132,000", ""), ("--", "")]) == "S[table-format=+6.0]"
+    assert latex_text.decimal_number("132,000", "±1,500", "", "S") == r"132000 \pm 1500"
 
 
 def test_latex_says_in_the_caption_what_no_column_needs(tiny: Suite) -> None:

@@ -59,7 +59,7 @@ PANELS = {
     "Where things are": ("db", "data", "plugin", "output", "log", "format"),
     "Rarely needed": (
         "per_gpu", "executor", "attack_precision", "path", "microbatch", "vectorise", "time_limit", "wait", "on",
-        "batch", "entry", "channels", "outputs", "images", "spread", "with_evaluated", "calibrate", "gpus",
+        "batch", "entry", "channels", "outputs", "images", "spread", "numbers", "with_evaluated", "calibrate", "gpus",
     ),
 }  # fmt: skip
 MANY = 12  # options; with more, they stand in panels

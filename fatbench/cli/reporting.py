@@ -120,11 +120,16 @@ def _own(names: Collection[str]) -> list[str]:
 
 
 def _how(
-    format: str, notes: str | None, published: str | None, width: str | None, spread: str | None
+    format: str,
+    notes: str | None,
+    published: str | None,
+    width: str | None,
+    spread: str | None,
+    numbers: str | None,
 ) -> dict[str, str]:
     """What the format's renderer is told. SpecError: no such choice, or one that this format does not have."""
     from fatbench.api import known_choice
-    from fatbench.report.formats.latex import SPREADS, width_of
+    from fatbench.report.formats.latex import NUMBERS, SPREADS, width_of
     from fatbench.report.tables.notes import LEVELS
 
     how = {}
@@ -144,6 +149,11 @@ def _how(
         if format != "latex":
             raise SpecError(f"--spread {spread}: only latex places the spread over seeds, not {format}")
         how["spread"] = spread
+    if numbers is not None:
+        known_choice("numbers", numbers, NUMBERS)
+        if format != "latex":
+            raise SpecError(f"--numbers {numbers}: only latex sets numbers with siunitx, not {format}")
+        how["numbers"] = numbers
     if width is not None:
         if format != "latex":
             raise SpecError(f"--width {width}: only latex has a width, not {format}")
@@ -223,6 +233,14 @@ def report(
             autocompletion=completing.one_of("beside", "below", "none"),
         ),
     ] = None,
+    numbers: Annotated[
+        str | None,
+        typer.Option(
+            "--numbers",
+            help="Numbers in LaTeX: text, or siunitx for its S columns.",
+            autocompletion=completing.one_of("text", "siunitx"),
+        ),
+    ] = None,
     sort: Annotated[
         str | None, typer.Option("--sort", metavar="COLUMN", help="Rows with the best of this heading or metric first.")
     ] = None,
@@ -264,7 +282,7 @@ def report(
     if bom and format != "csv":
         raise SpecError(f"--bom: only csv has a byte-order mark, not {format}")
     at = checkpoint(select)
-    how = _how(format, notes, "none" if no_published else published, width, spread)
+    how = _how(format, notes, "none" if no_published else published, width, spread, numbers)
     api.known_choice("images", images, IMAGES)
     with_published = not no_published and published != "none"
     with opened(db) as store:

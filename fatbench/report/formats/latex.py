@@ -13,12 +13,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.report.formats.latex_text import escape, prose, signs, small_type, superscript
+from fatbench.report.formats.latex_text import (
+    SIUNITX,
+    decimal_column,
+    decimal_number,
+    escape,
+    prose,
+    signs,
+    small_type,
+    superscript,
+)
 from fatbench.report.tables import number_format
 from fatbench.report.tables.grid import Grid, Group, PairedComparison, Row, Value
 from fatbench.report.tables.notes import IN_CAPTION, p_value
 from fatbench.report.tables.number_format import Entry
 
+NUMBERS = ("text", "siunitx")  # numbers are set as text, or by siunitx in its S columns
 SPREADS = ("beside", "below", "none")  # where the spread over seeds stands
 
 
@@ -66,16 +76,23 @@ def width_of(said: str) -> Width:
     return Width(round(points / 4.2), points=points)
 
 
-def render(grids: Sequence[Grid], width: str = DEFAULT, published: str | None = None, spread: str | None = None) -> str:
+def render(
+    grids: Sequence[Grid],
+    width: str = DEFAULT,
+    published: str | None = None,
+    spread: str | None = None,
+    numbers: str = "text",
+) -> str:
     """A fragment with a float for each grid; the first lines say what it needs and how wide it is.
 
     width: one of WIDTHS, or points; published: where the paper's numbers stand, in a "column" or "below" ours; None:
-    in a column where that fits; spread: one of SPREADS, None: beside where that fits.
+    in a column where that fits; spread: one of SPREADS, None: beside where that fits; numbers: one of NUMBERS.
     """
     fits = width_of(width)
     said = f"{width} pt" if fits.points else width
-    head = rf"% width: {said}; needs \usepackage{{booktabs,graphicx}}" + "\n"
-    floats = [one for grid in grids for one in _floats(grid, width, fits, published, spread)]
+    packages = "booktabs,graphicx" + ",siunitx" * (numbers == "siunitx")
+    head = rf"% width: {said}; needs \usepackage{{{packages}}}" + "\n"
+    floats = [one for grid in grids for one in _floats(grid, width, fits, published, spread, numbers)]
     if fits.environment == "frame":
         return head + "\n".join(floats)
     pages = ["\n".join(floats[i : i + MOST_FLOATS]) for i in range(0, len(floats), MOST_FLOATS)]
@@ -94,6 +111,7 @@ class _Part:
     axes: list[str]  # whose labels stand beside the numbers
     paper: str  # the paper's numbers "beside" ours or "under" them
     spread: str
+    numbers: str = "text"
 
     @property
     def places(self) -> list[GroupColumn]:
@@ -113,7 +131,9 @@ class _Part:
         return (self.paper == "under" and self.grid.has_published) + (self.spread == "below")
 
 
-def _floats(grid: Grid, width: str, fits: Width, published: str | None, spread: str | None) -> Iterator[str]:
+def _floats(
+    grid: Grid, width: str, fits: Width, published: str | None, spread: str | None, numbers: str
+) -> Iterator[str]:
     grid, left_out = _measured(grid)
     if len(grid.groups) > 1 and _letters(grid, "under", spread) > SMALLEST * fits.letters:
         grid = _stacked(grid)
@@ -129,8 +149,11 @@ def _floats(grid: Grid, width: str, fits: Width, published: str | None, spread: 
         same = [axis for axis in one.axes if len({row.key.get(axis, "") for row in one.rows}) == 1]
         same = same if len(same) < len(one.axes) else same[:-1]
         labels = dict.fromkeys(filter(None, (one.rows[0].key.get(axis, "") for axis in same))) if one.rows else []
-        part = _Part(one, [*labels, *filter(None, [name])], [a for a in one.axes if a not in same], paper, spread)
-        yield _float(part, number, len(parts), left_out, _command(grid, width), fits)
+        part = _Part(
+            one, [*labels, *filter(None, [name])], [a for a in one.axes if a not in same], paper, spread, numbers
+        )
+        command = _command(grid, width) + " --numbers siunitx" * (numbers == "siunitx")
+        yield _float(part, number, len(parts), left_out, command, fits)
         if number == len(parts) - 1 and fits.environment != "frame":
             yield from _tests(grid, fits)
 
@@ -376,9 +399,13 @@ def _tabular(part: _Part) -> str:
     beside = {place: part.beside(place) for place in places}
     wide = 5 if grid.has_differences else 4  # TeX columns: number@spread paper@mark [difference]
     spans = {place: wide if beside[place] else 2 for place in places}
-    spec = "".join({2: "r@{}l", 4: "r@{}l r@{}l", 5: "r@{}l r@{}l r"}[spans[place]] for place in places)
+    entries_of = {place: [_entry(row, place, grid) for row in grid.rows] for place in places}
+    formats = {place: _formats(part, entries_of[place]) for place in places}
+    specs = [[*(f"{one}@{{}}l" for one in formats[p]), "r"][: (spans[p] + 1) // 2] for p in places]
+    spec = "".join(" ".join(each) for each in specs)
     stub = len(part.axes)
-    lines = [rf"\begin{{tabular}}{{@{{}}{'l' * stub}{spec}@{{}}}}", r"\toprule"]
+    lines = [SIUNITX] * (part.numbers == "siunitx")
+    lines += [rf"\begin{{tabular}}{{@{{}}{'l' * stub}{spec}@{{}}}}", r"\toprule"]
     levels = []  # headings of each level with the cmidrules under them
     if any(group.label for group in grid.groups):
         groups = [
@@ -406,10 +433,10 @@ def _tabular(part: _Part) -> str:
     for index, row in enumerate(grid.rows):
         said = [label for axis, label in zip(grid.axes, labels[index], strict=True) if axis in part.axes]
         said[-1:] = [f"{said[-1]} {_row_seeds(row)}".strip()] if said else []
-        entries = {place: _entry(row, place, grid) for place in places}
+        entries = {place: entries_of[place][index] for place in places}
         if begins[index] and grid.axes[0] in part.axes:
             lines.append(r"\addlinespace")
-        shown = (_cell(entry, spans[place], part.spread) for place, entry in entries.items())
+        shown = (_cell(entry, spans[place], part, formats[place]) for place, entry in entries.items())
         lines.append(" & ".join([*map(_stub, said), *shown]) + r" \\")
         small: list[list[str]] = []  # lines in small type below
         if part.spread == "below" and any(entry.spread for entry in entries.values()):
@@ -468,24 +495,44 @@ def _entry(row: Row, place: GroupColumn, grid: Grid) -> Entry:
     return replace(entry, seeds="") if _row_seeds(row) else entry
 
 
-def _cell(entry: Entry, columns: int, spread: str) -> str:
+def _formats(part: _Part, entries: Sequence[Entry]) -> tuple[str, str]:
+    """The TeX columns of our number and of the paper's."""
+    if part.numbers == "text":
+        return "r", "r"
+    beside = part.spread == "beside"
+    ours = [(entry.number, entry.spread * beside) for entry in entries]
+    return decimal_column(ours), decimal_column(
+        [(entry.published, entry.published_spread * beside) for entry in entries]
+    )
+
+
+def _cell(entry: Entry, columns: int, part: _Part, formats: tuple[str, str]) -> str:
     """Our number with its spread (two TeX columns), in four also the paper's (two), in five the difference (one)."""
-    said = entry.spread if spread == "beside" else ""
     value = entry.value
     if not value.planned:
         return " & ".join([""] * columns)
     marks = "".join(map(superscript, value.marks))
+    seeds = rf"\,{entry.seeds}" if entry.seeds else ""
     if value.mean is None:
         ours = rf"\multicolumn{{2}}{{c}}{{{entry.number}{marks}}}"
     else:
-        style = {"best": r"\textbf", "second": r"\underline"}.get(value.rank)
-        number = rf"{style}{{{signs(entry.number)}}}" if style else signs(entry.number)
-        seeds = rf"\,{entry.seeds}" if entry.seeds else ""
+        style = {"best": r"\textbf", "second": r"\underline"}.get(value.rank, "")
+        number, said = _number(entry.number, entry.spread, style, part, formats[0])
         ours = f"{number} & {small_type(signs(said) + seeds)}{marks}"
     if columns == 2 or not entry.published:
         return ours + " &" * (columns - 2)
-    theirs = small_type(signs(entry.published_spread if spread == "beside" else "")) + superscript(value.published_mark)
-    return f"{ours} & {signs(entry.published)} & {theirs}" + f" & {signs(entry.difference)}" * (columns == 5)
+    number, said = _number(entry.published, entry.published_spread, "", part, formats[1])
+    theirs = small_type(signs(said)) + superscript(value.published_mark)
+    return f"{ours} & {number} & {theirs}" + f" & {signs(entry.difference)}" * (columns == 5)
+
+
+def _number(number: str, spread: str, style: str, part: _Part, format: str) -> tuple[str, str]:
+    """(a number in its TeX column, what of its spread stands behind that column)."""
+    said = spread if part.spread == "beside" else ""
+    if part.numbers == "siunitx":
+        inside = said if said.startswith("±") else ""
+        return decimal_number(number, inside, style, format), "" if inside else said
+    return rf"{style}{{{signs(number)}}}" if style else signs(number), said
 
 
 def _spread_below(entry: Entry, columns: int) -> str:
