@@ -22,9 +22,9 @@ Best = Literal["max", "min", "none"]
 
 SOURCE = re.compile(
     r"(?:(?P<stage>train|gap|artifact|prior|prior_mean|prior_worst|prior_tenth|prior_best_tenth|prior_std):)?(?P<metric>[a-z_][a-z0-9_]*)(?:\[(?P<client>\d+|\*|range)\])?(?:@(?P<round>\d+))?\Z"
-    r"|(?P<over>mean|min|all):(?P<metrics>[a-z_][a-z0-9_]*(?:\+[a-z_][a-z0-9_]*)*)\Z"
+    r"|(?P<over>mean|all):(?P<metrics>[a-z_][a-z0-9_]*(?:\+[a-z_][a-z0-9_]*)*)\Z"
 )
-OVER = ("mean", "min", "all")  # of several evaluations: their mean, the least, the images that all leave right
+OVER = ("mean", "all")  # of several evaluations: their mean, the images that all leave right
 
 
 OF_CLIENTS = {"*": (None, "train", "prior"), "range": ("train",)}  # index -> the stages that may have it

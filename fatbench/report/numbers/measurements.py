@@ -291,14 +291,13 @@ class Numbers:
         return Measurement(wilson(int(sum(values)), len(values))[ENDS.index(end)], len(values), ("train",))
 
     def _over(self, cell: Cell, source: Source) -> Measurement | None:
-        """The mean or the minimum over evaluations, or the fraction of images that are right under all of them."""
+        """The mean over evaluations, or the fraction of images that are right under all of them."""
         made = self._evaluations(cell, self.select)
         wanted = [made.get(one.label) for one in cell.evaluations if source.shows(one)]
         found = [one for one in wanted if one is not None]
         if not found or len(found) < len(wanted):
             return None
-        values = [one.value for one in found]
-        value = statistics.fmean(values) if source.stage == "mean" else min(values)
+        value = statistics.fmean(one.value for one in found)
         if source.stage == "all":
             bits = [self.outcomes(cell.id, one.stages[-1]) for one in found] if self.outcomes else [None]
             kept = [one for one in bits if one is not None]

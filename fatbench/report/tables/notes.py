@@ -28,7 +28,6 @@ PRIOR = (
 )
 MEANINGS = {
     "mean": "the mean over several evaluations",
-    "min": "the least of several evaluations",
     "all": "images that are classified correctly under every one of several evaluations",
 }
 PRECISIONS_IN_WORDS = [Doubt(code).words for code in sorted(PRECISION)]
