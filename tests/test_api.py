@@ -451,6 +451,7 @@ def test_examples_of_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                 "no_published",
                 "width",
                 "spread",
+                "numbers",
                 "sort",
                 "bom",
                 "differences",
@@ -779,6 +780,7 @@ def test_numbers_of_ones_own_are_a_table(tmp_path: Path) -> None:
     for ending in (".md", ".tex", ".html", ".csv", ".json"):
         assert "A" in table.save(tmp_path / f"own{ending}").read_text()
     assert table.latex(width="column", spread="none") != table.latex(width=400)
+    assert "S[table-format=" in table.latex(numbers="siunitx")
     with pytest.raises(SpecError, match="did you mean 'method'"):
         fatbench.Table.from_frame(runs, "methd", "pgd20")
     with pytest.raises(SpecError, match="two numbers of A, pgd20, 0"):

@@ -90,19 +90,29 @@ class Table:
         return render(self.grids, "markdown", self.notes)
 
     @spoken
-    def latex(self, *, width: str | float = "article", spread: str | None = None, published: str | None = None) -> str:
+    def latex(
+        self,
+        *,
+        width: str | float = "article",
+        spread: str | None = None,
+        published: str | None = None,
+        numbers: str = "text",
+    ) -> str:
         """As `fatbench report --format latex`. width: as `--width`, or points.
 
-        spread: over seeds, "beside" the number, "below" it or "none"; published: "below" or in a "column". Default:
-        what fits. SpecError: no such choice.
+        spread: over seeds, "beside" the number, "below" it or "none"; published: "below" or in a "column"; numbers:
+        "text" or "siunitx". Default: what fits. SpecError: no such choice.
         """
-        from fatbench.report.formats.latex import SPREADS
+        from fatbench.report.formats.latex import NUMBERS, SPREADS
 
         if spread is not None:
             known_choice("spread", spread, SPREADS)
+        known_choice("numbers", numbers, NUMBERS)
         if published is not None:
             known_choice("published", published, ("below", "column"))
-        return render(self.grids, "latex", self.notes, width=str(width), spread=spread, published=published)
+        return render(
+            self.grids, "latex", self.notes, width=str(width), spread=spread, published=published, numbers=numbers
+        )
 
     @spoken
     def save(self, path: str | Path, **how: Any) -> Path:
