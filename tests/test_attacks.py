@@ -1127,8 +1127,9 @@ def test_implementation_by_a_package_that_is_not_here(monkeypatch: pytest.Monkey
 
 
 def test_implementation_of_a_plugin_is_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    signature = types.SimpleNamespace(file="/elsewhere/my_attacks.py", entry={})
-    monkeypatch.setattr(signatures, "describe", lambda kind, name: signature)
+    monkeypatch.setattr(signatures, "describe", lambda kind, name: types.SimpleNamespace(entry={}))
+    monkeypatch.setattr(packages.calls, "function", lambda signature: attacks.pgd)
+    monkeypatch.setattr(signatures, "place_of", lambda function: "/elsewhere/my_attacks.py:12")
     assert implementation("mine") == "my_attacks.py"
 
 

@@ -192,7 +192,7 @@ FIGURES = sorted(file.stem for file in (RESULTS / "figures").glob("*.png") if "-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drawn", FIGURES)
-def test_a_committed_figure_is_of_todays_suite_and_rows(drawn: str, stores: Mapping[str, Store]) -> None:
+def test_a_committed_figure_is_of_todays_suite_and_rows(drawn: str, committed: Mapping[str, Store]) -> None:
     """Title, seeds and commits in the file are those of the rows. If not: fatbench plot SUITE --format png.
 
     A figure of stored images can be drawn only where the images are, and is left as it was.
@@ -203,8 +203,8 @@ def test_a_committed_figure_is_of_todays_suite_and_rows(drawn: str, stores: Mapp
     if figure.kind in KEPT:
         return
     plan = suite.plan(preset)
-    near = sorted(stores, key=lambda stem: stem.split("-")[0] != drawn.split("-")[0])
-    store = next(stores[stem] for stem in near if {cell.id for cell in plan.cells} & {*stores[stem].cells()})
+    near = sorted(committed, key=lambda stem: stem.split("-")[0] != drawn.split("-")[0])
+    store = next(committed[stem] for stem in near if {cell.id for cell in plan.cells} & {*committed[stem].cells()})
     (plot,) = report.build_figures(suite, plan, store, id)
     with Image.open(RESULTS / "figures" / f"{drawn}.png") as image:
         said = image.text

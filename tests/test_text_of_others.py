@@ -20,7 +20,7 @@ from fatbench.errors import SpecError, printable
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.tables import tidy
 from fatbench.runner import executors
-from fatbench.store.export_schema import ExchangeError, _parsed
+from fatbench.store.export_schema import ExchangeError, parsed
 from fatbench.store.rows import stored_text
 from fatbench.store.schema import ROUND_METRICS
 from fatbench.suite import files
@@ -115,12 +115,12 @@ def test_no_more_rounds_than_can_be_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ['{"runs": [{"host": "%s"}]}', '{"runs": [{"%s": 1}]}'])
 def test_what_moves_a_cursor_or_turns_text_round_is_not_taken_in(line: str, text: str, code: str) -> None:
     with pytest.raises(ExchangeError, match=rf"^f:2: runs.0.*: a control character .U\+{code}.$"):
-        _parsed(line % text, "f:2")
+        parsed(line % text, "f:2")
 
 
 def test_text_of_any_language_is_taken_in() -> None:
     line = '{"host": "müller 研究 \\u00e9 \\ud83d\\ude00", "error": "a\\n\\tb", "label": "c:\\\\x"}'
-    assert _parsed(line, "f:2")["error"] == "a\n\tb"
+    assert parsed(line, "f:2")["error"] == "a\n\tb"
     assert printable("a\x1b[2J\0\n\tb") == "a\\x1b[2J\\x00\n\tb"
 
 
