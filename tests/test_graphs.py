@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import replace
 from typing import Any
@@ -190,6 +191,16 @@ def test_the_capture_of_a_gpu_names_every_generator_and_records_inside(monkeypat
     graph, result = graphs.capture(lambda: calls.append("step") or torch.ones(1), [noise], "of another")
     graph.replay()
     assert calls == [noise, "of another", "begin", "step", "end", "replay"] and float(result) == 1
+
+
+def test_what_cannot_be_recorded_says_which_path_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits() -> Tensor:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCUDA kernel errors ...")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool: contextlib.nullcontext())
+    with pytest.raises(RuntimeError, match=r"cannot be recorded \(.* is capturing\): use --path loop"):
+        graphs.capture(waits, [], None)
 
 
 def test_on_a_cpu_it_is_refused_before_any_work() -> None:

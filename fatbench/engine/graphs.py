@@ -26,6 +26,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
+from fatbench.engine.memory import out_of_memory
+
 log = logging.getLogger("fatbench")
 
 MOST_STEPS = 4  # of different settings: a round of FedProx has its own
@@ -140,12 +142,19 @@ def capture(function: Callable[[], Tensor], generators: Sequence[Generator], poo
     """(the graph of the kernels of `function`, the tensor that its result is in). Nothing is computed here.
 
     pool: the memory of another graph, which may take it over: of a replay only the result is wanted, and that at once.
+    RuntimeError: something in it waits for the device, or the memory is not enough.
     """
     graph = torch.cuda.CUDAGraph()
     with warnings.catch_warnings():  # from torch 2.12 on generators register themselves, and this only warns
         warnings.simplefilter("ignore")
         for generator in generators:
             graph.register_generator_state(generator)
-    with torch.cuda.graph(graph, pool=pool):
-        result = function()
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            result = function()
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise RuntimeError(f"a step cannot be recorded ({reason}): use --path loop") from error
     return graph, result
