@@ -28,7 +28,7 @@ from fatbench.engine.optimizers import Descent, Moments, step
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Stats, Tensors, Update
 from fatbench.suite.cost import epochs_in_round
-from fatbench.suite.entry import Entry
+from fatbench.suite.entry import Entry, entry_of
 from fatbench.suite.types import Count, Fraction, Momentum, Natural, NonNegative, Objective, Positive, Proximal, Rate
 
 
@@ -376,7 +376,7 @@ def recordings_for(problem: Problem, local: LocalTraining) -> Recordings | None:
 def _is_ours(function: Callable[..., Any]) -> bool:
     """Whether a function, and every function among its settings, is in this package."""
     settings = getattr(function, "keywords", {}).values()
-    own = inspect.getmodule(getattr(function, "func", function))
+    own = inspect.getmodule(entry_of(function).function)  # an entry itself is ours, whose function may be not
     return (
         own is not None and own.__name__.startswith("fatbench.") and all(_is_ours(f) for f in settings if callable(f))
     )
