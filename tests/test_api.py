@@ -713,6 +713,8 @@ def test_a_function_from_a_cell_stands_beside_the_rows_of_a_suite(
     bits = fatbench.outcomes(suite, "fgsm", db=db)
     frame = fatbench.compare("samples", "first", suite=suite, metric="fgsm", db=db).frame()
     assert frame["difference"][0] == pytest.approx(bits.loc["samples"].values.mean() - bits.loc["first"].values.mean())
+    grouped = fatbench.compare("samples", "first", suite=suite, metric="fgsm", db=db, groups="writers").frame()
+    assert frame["over"][0] == "seeds and images" and grouped["over"][0] == "seeds and 13 groups of images"
     exported = tmp_path / "own.jsonl"
     assert fatbench.export_results(exported, suite=suite, where={"metric": ["first"]}, db=db) == 1
     read = fatbench.results(suite, db=[here / "results" / "fatbench.db", exported])
@@ -758,6 +760,18 @@ def test_trainings_of_one_name_are_one_row_and_are_tested(tmp_path: Path) -> Non
     assert (arrays.difference, arrays.low, arrays.p) == (found.difference, found.low, found.p)
     with pytest.raises(SpecError, match="same seeds and images"):
         fatbench.compare(bits.loc["Mine"], bits.loc["Never"].iloc[:2])
+    persons = list("aaabbbcccddd")
+    grouped = fatbench.compare(bits.loc["Mine"], bits.loc["Never"], groups=persons)
+    stored = fatbench.compare("Mine", "Never", suite="evaluate", metric="fgsm", db=db, groups=persons)
+    assert grouped.p == stored.p and "seeds and 4 groups of images: 95 %" in repr(grouped)
+    for groups, message in (
+        ("writers", "expected a label for each, got 'writers'"),
+        (persons[1:], r"12 images: expected a label for each, got \(11,\)"),
+        ("a" * 12, "got 'aaaaaaaaaaaa'"),
+        (["a"] * 12, "all 12 test images are of one group"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            fatbench.compare(bits.loc["Mine"], bits.loc["Never"], groups=groups)
 
 
 def test_an_empty_answer_says_why(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -175,7 +175,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
-def test_two_rows_of_committed_results(db: str, run: Any) -> None:
+def test_two_rows_of_committed_results(db: str, run: Any, tmp_path: Path) -> None:
     """SFAT is 1.1 points below FAT under PGD-20, two seeds: in JSON and in text, by label and by filter."""
     code, out, _ = run("compare", "SFAT", "FAT", *SUITE, "--db", db, "--format", "json")
     found = {one["metric"]: one for one in json.loads(out)["comparisons"]}
@@ -191,6 +191,17 @@ def test_two_rows_of_committed_results(db: str, run: Any) -> None:
     code, out, _ = run("compare", "aggregator=sfat", "aggregator=samples", *SUITE, "--db", db, "--metric", "pgd20")
     assert "A 23.90, B 25.00: difference -1.10" in out
     assert "=> not significantly different (p >= 0.05); they differ by at most" in out
+    persons = tmp_path / "persons.txt"
+    persons.write_text("".join(f"person {i // 20}\n" for i in range(600)))
+    code, out, _ = run("compare", "SFAT", "FAT", *SUITE, "--db", db, "--groups", str(persons), "--format", "json")
+    (grouped,) = (one for one in json.loads(out)["comparisons"] if one["metric"] == "pgd20")
+    assert grouped["test"]["over"] == "seeds and 25 groups of images" and grouped["a"] == pgd20["a"]
+    assert grouped["images"][1]["mcnemar_p"] != pgd20["images"][1]["mcnemar_p"]
+    persons.write_text("one\ntwo\n")
+    code, _, err = run("compare", "SFAT", "FAT", *SUITE, "--db", db, "--groups", str(persons))
+    assert code == 2 and "groups: expected a label for each of 500 test images, (images,), got (2,)" in err
+    code, _, err = run("compare", "SFAT", "FAT", *SUITE, "--db", db, "--groups", "writer")
+    assert code == 2 and "expected 'writers' or a text file with a label a line" in err
 
 
 def test_files_databases_and_cells(db: str, run: Any) -> None:

@@ -18,6 +18,7 @@ from fatbench.report.numbers.statistics import (
     images,
     mcnemar,
     mean_squares,
+    of_groups,
     over_seeds,
     paired,
     seeds_and_images,
@@ -274,7 +275,7 @@ def test_detectable_differences(seeds: int, exact: tuple[float, float]) -> None:
         assert unit.detectable(alpha) == pytest.approx(said, rel=0.2 if seeds == 2 else 0.15)
         assert power(unit.detectable(alpha)) > 0.69
     images = SeedsAndImages(0.0, seeds, 500, 0.0, 1e-4)
-    assert images.detectable() == pytest.approx(0.01 * (stats.norm.isf(0.025) + stats.norm.isf(0.2)))
+    assert images.detectable() == pytest.approx(0.01 * (stats.t.isf(0.025, 499) + stats.t.isf(0.2, 499)))
 
 
 # --- equal methods: how often are they told apart? ---------------------------------------------------------------
@@ -351,6 +352,65 @@ def test_equal_methods_on_the_null_grid(place: int) -> None:
         assert rejected["used"][0] >= 60, "and it is not idle"
     for name, fails in (("old", old_fails), ("without", without_fails)):
         assert all(rejected[name][level] > MOST[level] for level in fails or ()), rejected
+
+
+# --- images that go together -------------------------------------------------------------------------------------
+
+
+def null_of_groups(draw: np.random.Generator, seeds: int, sizes: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """D (seeds, images) of two methods of the same accuracy, and the group of each image: a group is easier for one."""
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    easy = draw.normal(size=len(sizes))[group] + draw.normal(size=len(group))
+    sides = [
+        easy
+        + 0.8 * draw.normal(size=len(sizes))[group]
+        + 0.05 * draw.normal(size=(seeds, 1))
+        + draw.normal(size=(seeds, len(group)))
+        for _ in range(2)
+    ]
+    return (sides[0] > 0).astype(float) - (sides[1] > 0), group
+
+
+def packed(D: np.ndarray) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Outcomes of two methods with this difference."""
+    a, b = ([bits("".join(map(str, row.astype(int)))) for row in side] for side in (D > 0, D < 0))
+    return a, b
+
+
+@pytest.mark.parametrize("sizes", [[20] * 25, [20] * 10, [3, 40, 17, 8, 25, 31, 12, 6, 38, 20, 14, 29]])
+def test_groups_of_images_keep_the_level(sizes: list[int]) -> None:
+    """Of 200 pairs of equal methods at five seeds 10 may be rejected at 5 %; with independent images 80 or so are."""
+    draw = np.random.default_rng(len(sizes))
+    rejected = {"images": 0, "groups": 0}
+    for _ in range(200):
+        D, group = null_of_groups(draw, 5, sizes)
+        a, b = packed(D)
+        for name, groups in (("images", None), ("groups", group)):
+            found = seeds_and_images(a, b, groups=groups)
+            assert found is not None
+            rejected[name] += found.p < 0.05
+    assert 2 <= rejected["groups"] <= 18 and rejected["images"] > 60, rejected
+
+
+def test_the_variance_of_groups_is_the_cluster_robust_one() -> None:
+    """That of statsmodels for a mean. Every image a group of its own changes nothing; of one group there is no test."""
+    from statsmodels.regression.linear_model import OLS
+
+    D, group = null_of_groups(np.random.default_rng(1), 3, [5, 1, 8, 2, 4])
+    moved = of_groups(D, group)
+    assert moved.mean(1) == pytest.approx(D.mean(1))
+    robust = OLS(D.mean(0), np.ones(D.shape[1])).fit(cov_type="cluster", cov_kwds={"groups": group})
+    assert moved.mean(0).var(ddof=1) / 5 == pytest.approx(robust.bse[0] ** 2)
+    a, b = packed(D)
+    assert seeds_and_images(a, b, groups=np.arange(20)) == seeds_and_images(a, b)
+    assert seeds_and_images(a, b, groups=np.zeros(20, int)) is None
+
+
+def test_obuchowski_by_hand() -> None:
+    """Three groups whose differences are 2, 1 and -1: t = 2 / sqrt(3 / 2 * 6) = 2 / 3 with two degrees of freedom."""
+    a, b, group = bits("111111010"), bits("011010011"), np.repeat([0, 1, 2], [4, 3, 2])
+    assert images(a, b, group).p == pytest.approx(2 * stats.t.sf(2 / 3, 2))
+    assert images(a, a, group).p == 1
 
 
 # --- effect sizes, several tests, shares -------------------------------------------------------------------------

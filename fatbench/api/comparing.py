@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench import hub, whole_file
 from fatbench.api.asking import Plugins, Seeds, Where, filter_text, known_choice, names, plugged, seed_list
+from fatbench.api.image_groups import labels_of
 from fatbench.api.reading import EMPTY, planned, to_read
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.report.numbers import compare as comparing
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import pandas
     from numpy.typing import ArrayLike
 
+    from fatbench.api.image_groups import GroupsAsked
     from fatbench.store.selection import Checkpoint
     from fatbench.store.stages import Store
 
@@ -106,6 +108,7 @@ def compare(
     seeds: Seeds = None,
     where: Where = None,
     select: Checkpoint = "last",
+    groups: GroupsAsked = None,
     plugins: Plugins = (),
     db: Db = None,
 ) -> Comparison:
@@ -114,6 +117,9 @@ def compare(
     a, b: labels or filters of a suite's rows ("SFAT", "aggregator=sfat"), ids of cells, databases or exported files; or
     outcomes, arrays (images,) or (seeds, images) of booleans, True where an image is classified right, in the same
     order on both sides. metric: only this evaluation. The other arguments as of `table`.
+    groups: images are taken as independent of each other, unless it says whose each is: labels (images,) of persons,
+    writers or videos, which are then what is taken as random; of stored results also a text file with a label a line
+    for each test image, or "writers", those that the data set knows.
     Such a comparison is exploratory; a claim is one of those that a suite declares (`fatbench compare SUITE --tests`).
     SpecError: no such row, or arrays of other shapes; NothingMatched: nothing is measured on both sides.
 
@@ -125,12 +131,14 @@ def compare(
     """
     known_choice("select", select, CHECKPOINTS)
     if not isinstance(a, str) or not isinstance(b, str):
-        return _of_arrays(a, b)
+        return _of_arrays(a, b, groups)
     with plugged(plugins, db):
-        return _of_stored(a, b, suite, names(metric), preset, seed_list(seeds), filter_text(where), select, db)
+        return _of_stored(
+            a, b, suite, names(metric), preset, seed_list(seeds), filter_text(where), select, groups=groups, db=db
+        )
 
 
-def _of_arrays(a: Any, b: Any) -> Comparison:
+def _of_arrays(a: Any, b: Any, groups: GroupsAsked) -> Comparison:
     """Of outcomes of images; each row is a seed."""
     import numpy
 
@@ -145,11 +153,17 @@ def _of_arrays(a: Any, b: Any) -> Comparison:
             )
     if sides[0].shape != sides[1].shape:
         raise SpecError(f"a has outcomes {sides[0].shape} and b {sides[1].shape}: give the same seeds and images")
+    images, of_images = sides[0].shape[1], None
+    if groups is not None:
+        if isinstance(groups, str | Path) or numpy.shape(groups) != (images,):
+            labels = repr(groups) if isinstance(groups, str | Path) else numpy.shape(groups)
+            raise SpecError(f"groups: a and b have {images} images: expected a label for each, got {labels}")
+        of_images = comparing.grouped(groups, images)
 
     def measured(side: Any) -> dict[str, Mapping[str, comparing.Measured]]:
         outcomes = [bits_of(row.astype(bool)) for row in side]
         return {
-            str(seed): {"accuracy-": comparing.Measured(bits.bit_count() / n, n, (bits, n))}
+            str(seed): {"accuracy-": comparing.Measured(bits.bit_count() / n, n, (bits, n), groups=of_images)}
             for seed, (bits, n) in enumerate(outcomes)
         }
 
@@ -160,7 +174,8 @@ def _of_arrays(a: Any, b: Any) -> Comparison:
 
 def _of_stored(
     a: str, b: str, suite: str | Path | Suite | None, metrics: Sequence[str], preset: str | None,
-    seeds: list[int] | None, where: str | None, select: Checkpoint, db: Db,
+    seeds: list[int] | None, where: str | None, select: Checkpoint, *,
+    groups: GroupsAsked, db: Db,
 ) -> Comparison:  # fmt: skip
     """Of what databases hold."""
     margin = None
@@ -188,8 +203,9 @@ def _of_stored(
             else:
                 one, other = (cell_id(ours, cell, available()) for cell in (a, b))
                 pairs = [comparing.Pair("", int(ours.cells([one])[one].get("seed") or 0), one, other)]
-        of_a = comparing.measured(ours, {pair.a for pair in pairs}, select)
-        of_b = comparing.measured(theirs, {pair.b for pair in pairs}, select)
+        of_images = labels_of(groups)
+        of_a = comparing.measured(ours, {pair.a for pair in pairs}, select, of_images)
+        of_b = comparing.measured(theirs, {pair.b for pair in pairs}, select, of_images)
     done = comparing.compare(pairs, of_a.__getitem__, of_b.__getitem__, metrics)
     return Comparison(a, b, tuple(done), select, margin)
 

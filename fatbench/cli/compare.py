@@ -34,6 +34,14 @@ def compare(
     smoke: Smoke = False,
     where: Where = None,
     seeds: Seeds = None,
+    groups: Annotated[
+        str | None,
+        typer.Option(
+            "--groups",
+            metavar="FILE",
+            help="Whose each test image is, a label a line; or writers, which some data know.",
+        ),
+    ] = None,
     db: Db = None,
     format: Format = "text",
 ) -> None:
@@ -52,13 +60,13 @@ def compare(
     if tests:
         if b is not None or name or metric:
             raise SpecError("--tests: the suite is A, and what it declares says the rest: no B, --suite or --metric")
-        _declared(lambda store: plan_in(a, preset, smoke, seeds, None, store), where, at, db, format)
+        _declared(lambda store: plan_in(a, preset, smoke, seeds, None, store), where, at, groups, db, format)
         return
     if b is None:
         raise SpecError("compare takes two sides, A and B (or a suite and --tests)")
     found = api.compare(
         a, b, suite=name, metric=metric or (), preset=named_preset(preset, smoke), seeds=seeds,
-        where=named_filter(where), select=at, db=db,
+        where=named_filter(where), select=at, groups=groups, db=db,
     )  # fmt: skip
     if format == "json":
         said = {"a": a, "b": b, "checkpoint": select, "exploratory": True, "margin": found.margin}
@@ -71,6 +79,7 @@ def _declared(
     whole: Callable[[Store | None], tuple[Suite, Plan]],
     where: list[str] | None,
     select: Checkpoint,
+    groups: str | None,
     db: str | None,
     format: str,
 ) -> None:
@@ -79,6 +88,7 @@ def _declared(
     whole: the plan, not filtered. A filter chooses what is shown; Holm's correction stays over the whole family.
     """
     from fatbench import api
+    from fatbench.api.image_groups import labels_of
     from fatbench.report.numbers import declared_tests
     from fatbench.report.numbers.compare import measured
     from fatbench.suite import filters
@@ -92,7 +102,7 @@ def _declared(
             raise NothingMatched("the database holds no results yet: fatbench run NAME")
         plan = api.to_read(suite, plan, store)
         only = {cell.id for cell in filters.select(plan, filters.joined(where)).cells} if where else None
-        of = measured(store, [cell.id for cell in plan.cells], select).__getitem__
+        of = measured(store, [cell.id for cell in plan.cells], select, labels_of(groups)).__getitem__
         tested = [(tests, declared_tests.run(tests, plan, of)) for tests in families]
     if format == "json":
         print_json({

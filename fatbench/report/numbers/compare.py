@@ -35,6 +35,8 @@ from fatbench.store.stage_names import parsed
 from fatbench.suite import confounders, filters
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Cell, Plan
 
@@ -65,6 +67,7 @@ class Measured:
     doubts: tuple[Doubt, ...] = ()
     inputs: inputs.Inputs = field(default_factory=dict)  # what answered it, see `fatbench.store.inputs`
     stage: str = ""  # the stage that it was read from
+    groups: statistics.Groups | None = field(default=None, compare=False)  # of its images; None: each is its own
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Comparison:
     floor: bool = False  # whether neither side is above a constant classifier, at any seed
     unlike: tuple[str, ...] = ()  # see `Pair`; such a comparison has no test
     reasons: tuple[inputs.Reason, ...] = ()  # in what the two sides differ beyond what is compared
+    grouped: bool = False  # whether images go together in groups, which are then what is drawn at random
 
     @property
     def other_images(self) -> bool:
@@ -104,7 +108,14 @@ class Comparison:
     @property
     def over(self) -> str:
         """What `test` takes as drawn at random."""
-        return "seeds and images" if self.with_images else "seeds, these images"
+        return over(self.test, self.with_images, self.grouped)
+
+
+def over(test: SeedsAndImages | None, with_images: bool, grouped: bool) -> str:
+    """What a test takes as drawn at random, in words."""
+    if not with_images:
+        return "seeds, these images"
+    return f"seeds and {test.images} groups of images" if grouped and test is not None else "seeds and images"
 
 
 # --- which cells -------------------------------------------------------------------------------------------------
@@ -195,13 +206,19 @@ def _flat(node: Any, path: str = "") -> Iterable[tuple[str, str]]:
 # --- what was measured -------------------------------------------------------------------------------------------
 
 
-def measured(store: Store, cells: Collection[str], select: Checkpoint) -> dict[str, dict[str, Measured]]:
+def measured(
+    store: Store,
+    cells: Collection[str],
+    select: Checkpoint,
+    labels_of: Callable[[Mapping[str, Any]], ArrayLike] | None = None,
+) -> dict[str, dict[str, Measured]]:
     """Cell -> its finished evaluations at a checkpoint: "pgd20-0a1b2c3d", which stands for attack, n and batch.
 
-    Of one in several precisions that in which most of the cells are, then the highest, as in tables. DatabaseError: an
-    accuracy is not the mean of its outcomes.
+    Of one in several precisions that in which most of the cells are, then the highest, as in tables. labels_of:
+    spec of a cell -> the group of each of its test images. DatabaseError: an accuracy is not the mean of its outcomes.
     """
-    rounds = rounds_of(store.cells(sorted(cells)), store, select)
+    specs = store.cells(sorted(cells))
+    rounds = rounds_of(specs, store, select)
     finished = sql(STAGES.c.cell, STAGES.c.stage).where(STAGES.c.status == "done", STAGES.c.stage != "train")
     done = {
         (cell, name): parsed(name)
@@ -226,8 +243,24 @@ def measured(store: Store, cells: Collection[str], select: Checkpoint) -> dict[s
             raise DatabaseError(f"{store.database.shown}: cell {cell} {number['stage']}: {said} (fatbench db check)")
         each = (bits, total) if n and total and total % n == 0 else None
         key = cell, number["stage"]
-        found[cell][evaluation] = Measured(value, n, each, precision, why.get(key, ()), answered.get(key, {}), key[1])
+        of_images = grouped(labels_of(specs[cell]), n) if labels_of is not None and n else None
+        found[cell][evaluation] = Measured(
+            value, n, each, precision, why.get(key, ()), answered.get(key, {}), key[1], of_images
+        )
     return {cell: dict(sorted(evaluations.items())) for cell, evaluations in found.items()}
+
+
+def grouped(labels: ArrayLike, n: int) -> statistics.Groups:
+    """The groups of the first n images as numbers from 0. SpecError: fewer labels than images, or a single group."""
+    import numpy as np
+
+    array = np.asarray(labels)
+    if array.ndim != 1 or len(array) < n:
+        raise SpecError(f"groups: expected a label for each of {n} test images, (images,), got {array.shape}")
+    groups: statistics.Groups = np.unique(array[:n], return_inverse=True)[1].astype(np.int64)
+    if not groups.any():
+        raise SpecError(f"groups: all {n} test images are of one group, so that nothing can be said of others")
+    return groups
 
 
 def label(evaluation: str) -> str:
@@ -295,7 +328,7 @@ def _comparison(
     runs = sorted(runs, key=lambda run: run[0])
     seeds = tuple(seed for seed, _, _ in runs)
     a, b = tuple(one.value for _, one, _ in runs), tuple(other.value for _, _, other in runs)
-    n = runs[0][1].n
+    n, groups = runs[0][1].n, runs[0][1].groups
     ours = [one.outcomes for _, one, _ in runs if one.outcomes is not None]
     theirs = [other.outcomes for _, _, other in runs if other.outcomes is not None]
     counts = {count for _, count in (*ours, *theirs)}
@@ -308,14 +341,17 @@ def _comparison(
         seeds=seeds,
         a=a,
         b=b,
-        images=tuple(map(statistics.images, ours, theirs)) if whole and counts == {n} else (),
+        images=tuple(statistics.images(x, y, groups) for x, y in zip(ours, theirs, strict=True))
+        if whole and counts == {n}
+        else (),
         precisions=tuple(one.precision for _, one, _ in runs),
         over_seeds=statistics.paired(dict(zip(seeds, a, strict=True)), dict(zip(seeds, b, strict=True))),
-        test=statistics.seeds_and_images(ours, theirs, n) if whole else statistics.over_seeds(differences, n),
+        test=statistics.seeds_and_images(ours, theirs, n, groups) if whole else statistics.over_seeds(differences, n),
         with_images=whole,
         floor=at_floor([one for _, *both in runs for one in both]),
         doubts=(_doubts([(seed, one) for seed, one, _ in runs]), _doubts([(seed, other) for seed, _, other in runs])),
         reasons=reasons,
+        grouped=groups is not None,
         unlike=unlike,
     )
     if compared.other_images or unlike:
@@ -424,7 +460,8 @@ def _block(one: Comparison, margin: float | None) -> Iterable[str]:
     for seed, i in zip(one.seeds, one.images, strict=False):
         odds = "" if i.odds_ratio is None else f", matched odds ratio {i.odds_ratio:.2f}"
         right = f"only A right {i.only_a}, only B right {i.only_b}{odds}"
-        yield f"    seed {seed}: agreement {100 * i.agreement:.1f} %, {right}; McNemar {_p(i.p)}"
+        test = "McNemar" if not one.grouped else "McNemar over groups (Obuchowski)"
+        yield f"    seed {seed}: agreement {100 * i.agreement:.1f} %, {right}; {test} {_p(i.p)}"
 
 
 def conclusion(test: SeedsAndImages, over: str, margin: float | None, floor: bool = False) -> Iterable[str]:

@@ -20,6 +20,7 @@ from fatbench.report.numbers.compare import (
     LEVEL,
     Measured,
     at_floor,
+    over,
     p_text,
     plain,
     points_up,
@@ -49,13 +50,15 @@ class Declared:
     precisions: tuple[str, ...] = ()  # of the attacks, one a seed
     test: SeedsAndImages | None = None
     with_images: bool = False  # False: without per-image outcomes, about these images alone
+    grouped: bool = False  # whether images go together in groups
     floor: bool = False  # whether no accuracy of it is above a constant classifier's
     why: str = ""  # it cannot be tested
     corrected: float = 1.0  # p after Holm's correction over the family
 
     @property
     def over(self) -> str:
-        return "seeds and images" if self.with_images else "seeds, these images"
+        """What `test` takes as drawn at random."""
+        return over(self.test, self.with_images, self.grouped)
 
 
 Side = tuple[tuple[str, ...], str]  # labels of the other axes, label
@@ -150,8 +153,9 @@ def _tested(
     )
     bits = {side_metric: [each.outcomes for each in every if each.outcomes] for side_metric, every in used.items()}
     if all(len(every) == len(seeds) for every in bits.values()):
-        test = statistics.contrast([(weight, bits[side_metric]) for side_metric, weight in weights.items()], n)
-        return replace(one, test=test, with_images=True, why="" if test else "one image")
+        groups = next(iter(used.values()))[0].groups
+        test = statistics.contrast([(weight, bits[each]) for each, weight in weights.items()], n, groups)
+        return replace(one, test=test, with_images=True, grouped=groups is not None, why="" if test else "one image")
     differences = [sum(w * used[side_metric][s].value for side_metric, w in weights.items()) for s in range(len(seeds))]
     return replace(one, test=statistics.over_seeds(differences, n, max(map(abs, weights.values()))))
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    Groups = NDArray[np.int64]  # (n,): of each image the number of its group, from 0
+
 ImageOutcomes = tuple[int, int]  # (bits, n)
 EXACT = 50  # the signed-rank test counts patterns of signs up to so many differences
 LEAST_LN_P = -300.0  # of the search for p: the square of t overflows near -690
@@ -53,12 +55,13 @@ class PairedOutcomes:
         return self.only_a / self.only_b if self.only_b else None
 
 
-def images(a: ImageOutcomes, b: ImageOutcomes) -> PairedOutcomes:
-    """The exact McNemar test of two networks. ValueError: not the same number of images, or none."""
+def images(a: ImageOutcomes, b: ImageOutcomes, groups: Groups | None = None) -> PairedOutcomes:
+    """The exact McNemar test of two networks; over groups of images Obuchowski's. ValueError: other images, or none."""
     if a[1] != b[1] or a[1] < 1:
         raise ValueError(f"outcomes of {a[1]} and {b[1]} images are not about the same images")
     only_a, only_b = (a[0] & ~b[0]).bit_count(), (b[0] & ~a[0]).bit_count()
-    return PairedOutcomes(a[1], (a[0] & b[0]).bit_count(), only_a, only_b, mcnemar(only_a, only_b))
+    p = mcnemar(only_a, only_b) if groups is None else obuchowski(a, b, groups)
+    return PairedOutcomes(a[1], (a[0] & b[0]).bit_count(), only_a, only_b, p)
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
@@ -69,6 +72,20 @@ def mcnemar(only_a: int, only_b: int) -> float:
         term = term * (n - k) // (k + 1)
         tail += term
     return min(1.0, 2 * tail / 2**n)
+
+
+def obuchowski(a: ImageOutcomes, b: ImageOutcomes, groups: Groups) -> float:
+    """McNemar's test where the images of a group go together: the groups' differences d against sqrt(G sum d^2/(G-1)).
+
+    Obuchowski 1998, by Student's t with G - 1 degrees of freedom. 1 where no group differs.
+    """
+    import numpy as np
+    from scipy.special import stdtr
+
+    d = np.bincount(groups, bits_array(a).astype(float) - bits_array(b))
+    if not d.any():
+        return 1.0
+    return min(1.0, 2 * float(stdtr(len(d) - 1, -abs(d.sum()) / math.sqrt(len(d) / (len(d) - 1) * (d**2).sum()))))
 
 
 # --- over seeds: training again ----------------------------------------------------------------------------------
@@ -181,7 +198,7 @@ class SeedsAndImages:
 
     mean: float
     seeds: int  # S >= 2
-    images: int  # n
+    images: int  # n, or how many groups of them
     seed_variance: float  # v_S, of the mean
     image_variance: float  # v_I, of the mean
 
@@ -222,11 +239,10 @@ class SeedsAndImages:
 
     def detectable(self, alpha: float = 0.05) -> float:
         """The smallest true difference that such a comparison finds with power 0.8, at the level alpha."""
-        from scipy.special import ndtri
-
-        over_seeds = (_t(self.seeds - 1, alpha) + _t(self.seeds - 1, 0.4)) ** 2 * self.seed_variance  # t at 0.8
-        over_images = (float(ndtri(1 - alpha / 2)) + float(ndtri(0.8))) ** 2 * self.image_variance
-        return math.sqrt(over_seeds + over_images)
+        parts = ((self.seeds, self.seed_variance), (self.images, self.image_variance))
+        return math.sqrt(
+            sum((_t(n - 1, alpha) + _t(n - 1, 0.4)) ** 2 * variance for n, variance in parts if variance)  # t at 0.8
+        )
 
 
 def _t(df: int, alpha: float) -> float:
@@ -237,24 +253,27 @@ def _t(df: int, alpha: float) -> float:
 
 
 def seeds_and_images(
-    a: Sequence[ImageOutcomes], b: Sequence[ImageOutcomes], n: int | None = None
+    a: Sequence[ImageOutcomes], b: Sequence[ImageOutcomes], n: int | None = None, groups: Groups | None = None
 ) -> SeedsAndImages | None:
     """The difference A - B of mean accuracies over seeds and images; None below two seeds or two images.
 
     a, b: outcomes of each seed, in the same order, all on the same n images. If there are several times as many
     outcomes they are those of several models, one after the other, and an image counts with their mean: models are
-    the nodes of a federation and no sample. ValueError: not so many outcomes.
+    the nodes of a federation and no sample. groups: see `contrast`. ValueError: not so many outcomes.
     """
-    return contrast([(1.0, a), (-1.0, b)], n)
+    return contrast([(1.0, a), (-1.0, b)], n, groups)
 
 
-def contrast(cells: Sequence[tuple[float, Sequence[ImageOutcomes]]], n: int | None = None) -> SeedsAndImages | None:
+def contrast(
+    cells: Sequence[tuple[float, Sequence[ImageOutcomes]]], n: int | None = None, groups: Groups | None = None
+) -> SeedsAndImages | None:
     """The weighted sum of methods' accuracies over seeds and images: (weight, outcomes of each seed) of each.
 
     Of D (seeds, images) with mean squares MS_I of images and MS_E of the rest, and standard deviation s of its rows'
     means: v_S = (s + max|weight| / 2n)^2 / S and v_I = max(MS_I - MS_E, 0) / (S n). Accuracies are multiples of 1/n:
     without that half an image, seeds that agree by chance would make every p as small as one likes.
-    None below two seeds or two images. ValueError: not the same seeds or images.
+    groups (n,), numbers from 0: images of a group go together, and groups are drawn at random (see `of_groups`).
+    None below two seeds, images or groups. ValueError: not the same seeds or images.
     """
     import numpy as np
 
@@ -267,11 +286,30 @@ def contrast(cells: Sequence[tuple[float, Sequence[ImageOutcomes]]], n: int | No
     D = np.zeros((seeds, n))
     for weight, outcomes in cells:
         D += weight * np.stack([_mean_over_models(one, n) for one in outcomes])
-    _, of_images, of_rest = mean_squares(D)
+    drawn = D if groups is None else of_groups(D, groups)
+    count = drawn.shape[1]
+    if count < 2:
+        return None
+    _, of_images, of_rest = mean_squares(drawn)
     step = max(abs(weight) for weight, _ in cells)
     known = over_seeds(D.mean(1).tolist(), n, step)
     assert known is not None  # there are two seeds
-    return SeedsAndImages(known.mean, seeds, n, known.seed_variance, max(of_images - of_rest, 0.0) / (seeds * n))
+    image_variance = max(of_images - of_rest, 0.0) / (seeds * count)
+    return SeedsAndImages(known.mean, seeds, count, known.seed_variance, image_variance)
+
+
+def of_groups(D: NDArray[np.float64], groups: Groups) -> NDArray[np.float64]:
+    """D (seeds, images) as (seeds, groups) with the same mean of each seed, for groups of any sizes.
+
+    An entry is that mean plus G / n times the sum of the group's deviations from it: the variance of the mean over
+    groups is then the cluster-robust one (Liang and Zeger 1986), with the factor G / (G - 1).
+    """
+    import numpy as np
+
+    means, count = D.mean(1, keepdims=True), int(groups.max()) + 1
+    sums = np.stack([np.bincount(groups, row, count) for row in D - means])
+    moved: NDArray[np.float64] = means + count / D.shape[1] * sums
+    return moved
 
 
 def over_seeds(differences: Sequence[float], n: int, step: float = 1.0) -> SeedsAndImages | None:
