@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fatbench.data import DATASETS, Dataset, catalogue, cifar, common, decoded, disk, folders, own
+from fatbench.data import DATASETS, Dataset, catalogue, cifar, common, decoded, disk, folders, own, packages
 from fatbench.errors import MachineError, SpecError
 from fatbench.suite import calls, signatures
 
@@ -1351,6 +1351,8 @@ def test_emnist_is_read_in_each_of_its_six_splits(tmp_path: Path, split: str, cl
     write_emnist(tmp_path, split, [label + (split == "letters") for label in labels])
     data = DATASETS["torchvision"](tmp_path, dataset="EMNIST", size=28, grey=True, split=split)
     assert (data.train_labels.tolist(), data.test_labels.tolist()) == (labels, labels[::2])
+    few = DATASETS["torchvision"](tmp_path, (5, 3), dataset="EMNIST", size=28, grey=True, split=split)
+    assert (few.train_images == data.train_images[:5]).all() and few.test_labels.tolist() == labels[:6:2]
     assert data.classes == classes and common.shared(data.train_images, data.test_images) == 0 and not data.doubts
 
 
@@ -1462,7 +1464,9 @@ def test_pixels_of_no_known_range_are_refused(tmp_path: Path, mode: str, kind: s
     assert f"pixels are {kind} of 32 bits, whose white is not known" in said
 
 
-def test_the_first_images_of_a_class_of_torchvision_that_is_sorted_are_of_all_classes(tmp_path: Path) -> None:
+def test_the_first_images_of_a_class_of_torchvision_that_is_sorted_are_of_all_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """EuroSAT walks class folders; its 16-bit images are scaled although torchvision's loader would cut them."""
     for c in range(10):
         for i in range(20):
@@ -1475,6 +1479,12 @@ def test_the_first_images_of_a_class_of_torchvision_that_is_sorted_are_of_all_cl
     assert np.array_equal(data.train_images[:, 0, 0, 0] // 20, data.train_labels)
     again = DATASETS["torchvision"](tmp_path, dataset="EuroSAT", size=8)
     assert again.fingerprint == data.fingerprint
+    opened, read = [], packages._opened
+    monkeypatch.setattr(packages, "_opened", lambda path: (opened.append(path), read(path))[1])
+    few = DATASETS["torchvision"](tmp_path, (30, 7), dataset="EuroSAT", size=8)
+    assert len(opened) == 37 and few.classes == 10
+    assert (few.train_images == data.train_images[:30]).all() and (few.train_labels == data.train_labels[:30]).all()
+    assert (few.test_images == data.test_images[:7]).all() and (few.test_labels == data.test_labels[:7]).all()
 
 
 def test_a_set_is_sorted_where_neighbours_have_the_same_label() -> None:

@@ -20,12 +20,15 @@ import numpy as np
 import pytest
 import torch
 
-from fatbench import settings
+from fatbench import settings, testing
 from fatbench.data import DATASETS, common, decoded, own
+from fatbench.engine import filed
+from fatbench.engine.filed import FiledTensors
 from fatbench.engine.mapped import MappedImages
 from fatbench.engine.rounds import Number, State
 from fatbench.engine.setup import Runtime, setup
 from fatbench.errors import MachineError
+from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.report.figures import series
 from fatbench.report.numbers.measurements import Source
 from fatbench.runner import checkpoints, worker
@@ -306,6 +309,38 @@ def test_a_cell_reads_a_mapped_set_as_one_in_memory(images: Path, monkeypatch: p
         assert all(torch.equal(a, b) for a, b in zip(getattr(mapped, part), getattr(held, part), strict=True))
 
 
+# --- uploads -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"fedgkt", "fedrbn", "fedvkd"}))  # slow ones
+def test_an_algorithm_takes_uploads_from_a_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from memory, to the last bit."""
+    results, written = [], []
+    monkeypatch.setattr(filed, "FiledTensors", lambda *given: (written.append(1), FiledTensors(*given))[1])
+    for share in (1.0, -1.0):
+        monkeypatch.setattr(filed, "IN_MEMORY", share)
+        assert not written
+        results.append(testing._algorithm(testing.member("Algorithm", name)))
+    assert written or name in ("fedsgd", "gradient_inversion"), "its clients send models"
+    for held, in_file in zip(*results, strict=True):
+        for part in ("state", "numbers", "updates"):
+            assert testing.equal(held[part], in_file[part])
+
+
+def test_of_uploads_in_a_file_none_is_in_memory(tmp_path: Path) -> None:
+    def held() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) << 10
+
+    model = {"w": torch.ones(10_000_000), "n": torch.tensor(3), "b": torch.arange(6.0).reshape(2, 3).t().bfloat16()}
+    keep, before = filed.keeper(model, 10**6), held()
+    models = [keep(model) for _ in range(5)]
+    assert held() - before < 40e6, "of 200 MB"
+    assert all(testing.equal(one, model) for one in models) and held() - before < 100e6
+    places = [os.readlink(place) for place in Path("/proc/self/fd").iterdir() if place.is_symlink()]
+    assert sum("fatbench" in place and "deleted" in place for place in places) == 1, "one file, without a name"
+
+
 # --- checkpoints -------------------------------------------------------------------------------------------------
 
 
@@ -387,11 +422,15 @@ def test_memory_is_counted_from_the_suite_alone(monkeypatch: pytest.MonkeyPatch)
     assert one == memory_need.MemoryNeed(60_000 * 3072, size * 5, 2 * size * 5, size * 11)
     folder = {"name": "image_folder", "path": "nowhere", "size": 64}
     assert memory_need.need(cell(data=folder, train=40, test=10)) is None  # its classes are not known
-    monkeypatch.setattr(memory_need, "available_memory", lambda: one.total - one.data - 1)
+    beside = one.network + one.state  # uploads that take much of it lie in a file
+    monkeypatch.setattr(memory_need, "available_memory", lambda: beside - 1)
     assert memory_need.line([cell()]).endswith("free here: not enough")
-    monkeypatch.setattr(memory_need, "available_memory", lambda: 1.5 * (one.total - one.data))
+    monkeypatch.setattr(memory_need, "available_memory", lambda: 1.5 * beside)
+    assert "uploads in a file" in memory_need.line([cell()])
     assert memory_need.line([cell()], 2).endswith("free here: not enough for 2 workers")
-    assert memory_need.line([cell()]).endswith("free here") and memory_need.line([cell()], least=1e12) is None
+    assert memory_need.line([cell()]).endswith("free here")
+    monkeypatch.setattr(memory_need, "available_memory", lambda: 9 * one.uploads)
+    assert "uploads in a file" not in memory_need.line([cell()]) and memory_need.line([cell()], least=1e12) is None
 
 
 def test_models_of_clients_and_their_own_images_count_in_a_plan() -> None:

@@ -186,6 +186,7 @@ def counted_files(*, path: str, size: int) -> Images:
 
 def torchvision(
     root: Path,
+    first: First = (None, None),
     *,
     dataset: str,
     size: Count,
@@ -204,7 +205,7 @@ def torchvision(
     """
     from fatbench.data import common, packages
 
-    loaded = packages.load_torchvision(root, dataset, size, grey, (train_split, test_split), settings)
+    loaded = packages.load_torchvision(root, dataset, size, grey, (train_split, test_split), settings, first)
     return common.finish("torchvision", variant, loaded)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fatbench.data.common import Images, Labels, Loaded, eight_bits, fair_order, reason
+from fatbench.data.common import Images, Labels, Loaded, as_labels, eight_bits, fair_order, reason
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
 from fatbench.suite.first_images import First
 
@@ -20,10 +20,22 @@ if TYPE_CHECKING:
 EVERY = 5  # of a set that is published in one piece, every fifth image of a class is a test image, as of `digits`
 
 
+ALL: First = (None, None)
+
+
 def load_torchvision(
-    root: Path, dataset: str, size: int, grey: bool, splits: tuple[str, str], settings: Mapping[str, Any]
+    root: Path,
+    dataset: str,
+    size: int,
+    grey: bool,
+    splits: tuple[str, str],
+    settings: Mapping[str, Any],
+    first: First = ALL,
 ) -> Loaded:
-    """The arrays of a class of torchvision.datasets. SpecError: no such class or setting; MachineError: unreadable."""
+    """The arrays of a class of torchvision.datasets. SpecError: no such class or setting; MachineError: unreadable.
+
+    first: how many training and test images are decoded, of a class that says its labels without its images.
+    """
     from torchvision import datasets
 
     if dataset not in datasets.__all__:
@@ -49,7 +61,13 @@ def load_torchvision(
             raise SpecError(f"data: torchvision's {dataset} needs the setting '{key}'{known}")
     how = f"to fetch it: python -c \"from torchvision import datasets; datasets.{dataset}('{root}', download=True)\""
     with _of("torchvision", dataset, f" ({how})" if "download" in takes else ""):
-        parts = [_of_class(kind(**given, **choice), size, grey) for choice in choices]
+        examples = [kind(**given, **choice) for choice in choices]
+        labels = None if first == ALL else _labels_of(examples)
+        if labels is not None:
+            loaded = _of_first(dataset, labels, first, lambda part, rows: _of_class(examples[part], size, grey, rows))
+            if loaded is not None:
+                return loaded
+        parts = [_of_class(one, size, grey) for one in examples]
     return _loaded(f"torchvision's {dataset}", parts)
 
 
@@ -73,10 +91,48 @@ def _opened(path: str) -> Image.Image:
     return image
 
 
-def _of_class(examples: Any, size: int, grey: bool) -> tuple[Images, Labels]:
-    images, labels = _arrays(examples, size, grey)
-    names = getattr(examples, "classes", None) or [None]
-    return images, labels - 1 if names[0] == "N/A" else labels  # EMNIST's letters begin at 1
+def _of_class(examples: Any, size: int, grey: bool, rows: Iterable[int] | None = None) -> tuple[Images, Labels]:
+    """The examples at these rows, None: all."""
+    chosen = examples if rows is None else (examples[int(i)] for i in rows)
+    images, labels = _arrays(chosen, size, grey)
+    return images, labels - _offset(examples)
+
+
+def _offset(examples: Any) -> int:
+    """The lowest label: EMNIST's letters begin at 1."""
+    return int((getattr(examples, "classes", None) or [None])[0] == "N/A")
+
+
+def _labels_of(parts: Sequence[Any]) -> list[Labels] | None:
+    """The labels of all examples as torchvision's classes keep them beside the images; None: one does not."""
+    found = []
+    for examples in parts:
+        labels: Any
+        pairs = getattr(examples, "_samples", [])
+        kept = [getattr(examples, name, None) for name in ("targets", "labels", "_labels")]
+        for labels in (*kept, [pair[-1] for pair in pairs if isinstance(pair, tuple)]):
+            with suppress(TypeError, ValueError):
+                if len(labels) == len(examples):
+                    found.append(as_labels(labels) - _offset(examples))
+                    break
+    return found if len(found) == len(parts) else None
+
+
+def _of_first(
+    where: str, labels: Sequence[Labels], first: First, read: Callable[[int, Any], tuple[Images, Labels]]
+) -> Loaded | None:
+    """The first training and test images of a set whose `labels` are known by part; None: the images have others.
+
+    read(part, rows): the examples of a part at these rows, in their order.
+    """
+    arrays = []
+    for (part, order), n in zip(_in_order(labels), first, strict=True):
+        rows = np.arange(len(labels[part]))[order][:n]
+        arrays.append(read(part, rows))
+        if not np.array_equal(arrays[-1][1], labels[part][rows]):
+            return None
+    classes = int(max(known.max() for known in labels)) + 1
+    return Loaded(Path(where), *arrays[0], *arrays[1], classes, gaps=True)
 
 
 def load_huggingface(
@@ -86,7 +142,7 @@ def load_huggingface(
     grey: bool,
     splits: tuple[str, str],
     columns: tuple[str, str],
-    first: First = (None, None),
+    first: First = ALL,
 ) -> Loaded:
     """The arrays of a Hugging Face data set: a name of the hub, or a folder that `save_to_disk` wrote. MachineError.
 
@@ -109,22 +165,18 @@ def load_huggingface(
             known = found[splits[0]].column_names
             raise SpecError(f"data: {dataset} has no column '{column}'{did_you_mean(column, known)}")
     with _of("the package datasets", dataset):
-        pairs = [found[split] for split in splits]
-        if first != (None, None):
-            labels = [np.asarray(split[label]) for split in pairs]
-            pairs = [_first_rows(split, known, n) for split, known, n in zip(pairs, labels, first, strict=True)]
-        parts = [_arrays(((row[image], row[label]) for row in split), size, grey) for split in pairs]
-    if first == (None, None):
-        return _loaded(dataset, parts)
-    (train_images, train_labels), (test_images, test_labels) = parts
-    classes = int(max(known.max() for known in labels)) + 1
-    return Loaded(Path(dataset), train_images, train_labels, test_images, test_labels, classes, gaps=True)
+        parts = [found[split] for split in splits]
 
+        def read(part: int, rows: Any = None) -> tuple[Images, Labels]:
+            chosen = parts[part] if rows is None else parts[part].select(rows)
+            return _arrays(((row[image], row[label]) for row in chosen), size, grey)
 
-def _first_rows(split: Any, labels: Labels, n: int | None) -> Any:
-    """The first n rows of a split, None: all, in an order in which they are a fair sample."""
-    order = fair_order(labels)
-    return split.select((np.arange(len(labels)) if order is None else order)[:n])
+        if first != ALL:
+            loaded = _of_first(dataset, [np.asarray(part[label]) for part in parts], first, read)
+            if loaded is not None:
+                return loaded
+        arrays = [read(0), read(1)]
+    return _loaded(dataset, arrays)
 
 
 @contextmanager
@@ -157,15 +209,28 @@ def _arrays(examples: Iterable[tuple[Any, Any]], size: int, grey: bool) -> tuple
 
 
 def _loaded(where: str, parts: Sequence[tuple[Images, Labels]]) -> Loaded:
-    """Both parts, or the one part cut in two, each in an order whose first n are a fair sample."""
-    if len(parts) == 1:
-        images, labels = parts[0]
-        test = np.zeros(len(labels), bool)
-        for label in np.unique(labels):
-            test[np.flatnonzero(labels == label)[EVERY - 1 :: EVERY]] = True
-        parts = [(images[~test], labels[~test]), (images[test], labels[test])]
+    """All images of a set."""
     (train_images, train_labels), (test_images, test_labels) = (
-        part if (order := fair_order(part[1])) is None else (part[0][order], part[1][order]) for part in parts
+        (parts[part][0][order], parts[part][1][order]) for part, order in _in_order([labels for _, labels in parts])
     )
     classes = int(max(train_labels.max(), test_labels.max())) + 1
     return Loaded(Path(where), train_images, train_labels, test_images, test_labels, classes)
+
+
+def _in_order(labels: Sequence[Labels]) -> list[tuple[int, Any]]:
+    """Of training and test images the part they are in, and their index there, so that the first n are a fair sample.
+
+    The one part of a set is cut in two.
+    """
+    if len(labels) == 1:
+        test = np.zeros(len(labels[0]), bool)
+        for label in np.unique(labels[0]):
+            test[np.flatnonzero(labels[0] == label)[EVERY - 1 :: EVERY]] = True
+        rows: list[tuple[int, Any]] = [(0, np.flatnonzero(~test)), (0, np.flatnonzero(test))]
+    else:
+        rows = [(0, slice(None)), (1, slice(None))]
+    orders = [fair_order(labels[part][chosen]) for part, chosen in rows]
+    return [
+        (part, chosen if order is None else order if isinstance(chosen, slice) else chosen[order])
+        for (part, chosen), order in zip(rows, orders, strict=True)
+    ]

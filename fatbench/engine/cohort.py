@@ -8,6 +8,7 @@ from typing import Any
 
 from fatbench.engine import malicious
 from fatbench.engine.fast import clients as fast
+from fatbench.engine.filed import keeper
 from fatbench.engine.inject import asks
 from fatbench.engine.local import Client, LocalTraining, broadcast_loss, train_client
 from fatbench.engine.randomness import numpy_generator
@@ -42,12 +43,14 @@ def train_cohort(
     its weights after every step (the released SCAFFOLD). Clients that differ: own[k], tensors that stand in place of
     those of `broadcast` (as in `Round.own`), and locals[k], settings in place of `local`. On the fast path clients with
     the same settings, one object, train as one program. What malicious clients send is in place of what they trained.
+    Models that together take much of the host's memory lie in a file (`filed`).
     """
     measured = aggregator is not None and asks(aggregator, "broadcast_losses")
     shifts = {k: (gradient_shift[k] if gradient_shift else {}, weight_shift[k] if weight_shift else {}) for k in cohort}
     starts = {k: {**broadcast, **own[k]} if own and k in own else broadcast for k in cohort}
     clients = {k: Client(problem, starts[k], k, round, *shifts[k]) for k in cohort}
     how = malicious.training(problem, cohort, {k: (locals or {}).get(k, local) for k in cohort})
+    keep = keeper(broadcast, len(cohort))
     updates: dict[int, Update] = {}
     for now in {id(one): one for one in how.values()}.values():
         alike = [k for k in cohort if how[k] is now]
@@ -60,7 +63,7 @@ def train_cohort(
         for k in alike:
             loss = broadcast_loss(clients[k], now) if measured else None
             update = train_client(clients[k], now)
-            updates[k] = replace(update, stats=replace(update.stats, broadcast_loss=loss))
+            updates[k] = replace(update, model=keep(update.model), stats=replace(update.stats, broadcast_loss=loss))
     robust = malicious.bears(aggregator, len(cohort))
     return malicious.sent(problem, starts, [updates[k] for k in cohort], round, robust)
 

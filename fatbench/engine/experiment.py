@@ -81,6 +81,8 @@ def experiment(
     settings = algorithm.keywords  # type: ignore[attr-defined]
     rounds = settings["rounds"]
     _refuse_batches_of_one(ready.problem, getattr(settings.get("local"), "batch", None))
+    # before there are uploads: it takes the memory of a pass of three images
+    first = [] if state.round else list(measures.once(ready, settings, per_class))
     begin = time.perf_counter()
     last: tuple[Round, list[Number]] | None = None
     for given in algorithm(ready.problem, state):
@@ -102,7 +104,7 @@ def experiment(
             Number("seconds", seconds, count),
         ]
         if count == 1:
-            numbers += measures.once(ready, settings, per_class)
+            numbers += first
         if monitor is not None and (count % monitor_every == 0 or count == rounds):
             numbers += measures.monitored(ready, result, count, monitor, monitor_n, per_class)
             if diagnostic is not None and (

@@ -94,19 +94,19 @@ def training(result: Round, problem: Problem) -> Iterator[Number]:
     for update, cosine, exponent in zip(updates, cosines, exponents, strict=True):
         yield Number("last_layer_cosine", cosine, count, client=update.client)
         yield Number("fedwavg_weight", exponent / sum(exponents), count, client=update.client)
-    names = trainable(problem.model)
-    before = [result.broadcast[name] for name in names]
-    after = [result.state.model[name] for name in names]
-    clients = [[u.model[name] for name in names] for u in updates]
-    mean = [torch.stack(parts).mean(0) for parts in zip(*clients, strict=True)]
-    yield Number("drift_post", sum(_distance(c, after) for c in clients) / len(clients), count)
-    yield Number("drift_pre", sum(_distance(c, before) for c in clients) / len(clients), count)
-    yield Number("grad_var", sum(_distance(c, mean) ** 2 for c in clients) / len(clients), count)
-
-
-def _distance(a: list[Tensor], b: list[Tensor]) -> float:
-    """L2 distance of two lists of tensors, flattened."""
-    return float(torch.stack(torch._foreach_norm(torch._foreach_sub(a, b))).double().norm())
+    norms: dict[str, list[list[Tensor]]] = {"post": [], "pre": [], "mean": []}
+    for name in trainable(problem.model):  # one at a time: a model of each client may not fit into memory
+        sent = [update.model[name] for update in updates]
+        others = {"post": result.state.model[name], "pre": result.broadcast[name], "mean": torch.stack(sent).mean(0)}
+        for other, tensor in others.items():
+            norms[other].append(torch._foreach_norm(torch._foreach_sub(sent, [tensor] * len(sent))))
+    distances = {
+        other: [float(torch.stack(parts).double().norm()) for parts in zip(*of_tensors, strict=True)]
+        for other, of_tensors in norms.items()
+    }
+    yield Number("drift_post", sum(distances["post"]) / len(updates), count)
+    yield Number("drift_pre", sum(distances["pre"]) / len(updates), count)
+    yield Number("grad_var", sum(distance**2 for distance in distances["mean"]) / len(updates), count)
 
 
 def monitored(

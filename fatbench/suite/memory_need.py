@@ -13,6 +13,7 @@ from fatbench.suite.calls import call
 from fatbench.suite.entry import Work
 from fatbench.suite.first_images import wanted
 
+IN_MEMORY = 1 / 8  # of the free memory: uploads of a round that take more lie in a file, where training is on a CPU
 COPIES = 4  # of a network: the global one, the next, the one that trains, and its gradients
 
 
@@ -71,10 +72,12 @@ def line(specs: Iterable[Mapping[str, Any]], workers: int = 1, least: float = 0.
         return None
     free = available_memory()
     there = f"; {_gigabytes(free)} are free here" if free < float("inf") else ""
-    beside = one.total - one.data  # what workers do not share
+    filed = one.uploads > IN_MEMORY * free
+    beside = one.total - one.data - (one.uploads if filed else 0)  # what workers do not share
     short = f": not enough for {workers} workers" if workers > 1 and beside * workers > free >= beside else ""
     short = ": not enough" if beside > free else short
-    return f"memory of a worker, without activations: {in_words(one)}{there}{short}"
+    on_disk = " (uploads in a file, on a CPU)" if filed else ""
+    return f"memory of a worker, without activations: {in_words(one)}{on_disk}{there}{short}"
 
 
 def of_cell(spec: Mapping[str, Any]) -> str:
