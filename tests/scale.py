@@ -1,6 +1,7 @@
 """Many cells: a database of 100,000 cells and 10 million numbers, and what the commands cost on it.
 
     python tests/scale.py --folder build/scale        `make scale`; builds the database once, then measures
+    python tests/scale.py --seeds 1 --times 1         a tenth of it
 
 A cell of a suite of 10,000 is trained and attacked by the store's own methods, with the numbers of a small run; its
 rows are then copied, under new names, for every cell and each of ten seeds. Of each command the least CPU time (user
@@ -11,16 +12,18 @@ The program has its bytecode, as one that was installed has: without it, a comma
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import math
 import multiprocessing
 import os
 import random
+import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +69,6 @@ AXES = {  # a label is laid on the cell; i from 1
     "eps": "{{algorithm: {{local: {{objective: {{attack: {{eps: {i}/255}}}}}}}}}}",
     "steps": "{{algorithm: {{local: {{objective: {{attack: {{steps: {i}}}}}}}}}}}",
 }
-SEEDS = 10
 ROUNDS, CLIENTS, IMAGES = 4, 5, 100
 HALF = (((1 << 50) - 1) << 54).to_bytes(13, "big")  # outcomes: half of the 100 images are right
 OVERALL = ("train_loss", "train_accuracy", "forward", "backward", "seconds", "gradient_steps", "bytes_up", "monitor")
@@ -94,15 +96,15 @@ def written(folder: Path) -> Path:
     return file
 
 
-def build(folder: Path) -> tuple[Path, Path]:
-    """The suite and its database, made unless they are there."""
+def build(folder: Path, seeds: int) -> tuple[Path, Path]:
+    """The suite and its database of so many seeds, made unless they are there."""
     folder.mkdir(parents=True, exist_ok=True)
-    suite, file = written(folder), folder / "many.db"
+    suite, file = written(folder), folder / f"many{seeds}.db"
     if file.exists():
         return suite, file
     part = file.with_suffix(".part")
     part.unlink(missing_ok=True)
-    plan = files.load(str(suite)).plan(seeds=range(SEEDS))
+    plan = files.load(str(suite)).plan(seeds=range(seeds))
     first, others = plan.cells[0], plan.cells[1:]
     provenance = {"preset": "paper", "device": "cpu", "precision": "fp32", "commit": "0" * 40, "dirty": False,
                   "versions": {"torch": "2"}}  # fmt: skip
@@ -158,18 +160,26 @@ def _copied(connection: sqlite3.Connection, table: str, new: str, other: dict[st
 INSTALLED = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def cost(command: Sequence[str], folder: Path) -> tuple[float, float]:
-    """CPU seconds and megabytes of a program that ends well."""
+class TooLong(Exception):
+    """A program was ended that took more CPU time than it may."""
+
+
+def cost(command: Sequence[str], folder: Path, most: int) -> tuple[float, float]:
+    """CPU seconds and megabytes of a program that ends well. TooLong: it takes more than `most` CPU seconds."""
+    own = ["prlimit", f"--cpu={most}", sys.executable, "-m", "fatbench", *command]
     with (folder / "out.txt").open("w") as out:
-        process = subprocess.Popen([sys.executable, "-m", "fatbench", *command], stdout=out, cwd=folder, env=INSTALLED)
+        process = subprocess.Popen(own, stdout=out, cwd=folder, env=INSTALLED)
         _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        raise TooLong
     assert process.returncode == 0, command
     return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
-def commands(suite: Path, db: Path) -> dict[str, list[str]]:
+def commands(suite: Path, db: Path, seeds: int) -> dict[str, list[str]]:
     """What is measured: in words -> its arguments."""
+    compared = max(seeds - 1, 1)
     with Store.open(str(db)) as store:
         cell = store.begins("8", 1)[0]
     here = ["--db", str(db)]
@@ -186,8 +196,10 @@ def commands(suite: Path, db: Path) -> dict[str, list[str]]:
         "logs CELL": ["logs", cell, *here],
         "report, 10 cells": ["report", str(suite), *one, *here],
         "report, 1,000 cells": ["report", str(suite), "--preset", "thousand", *here],
-        "compare, 2 x 450 cells": ["compare", "lr=a0", "lr=a1", "--suite", str(suite), "--preset", "thousand",
-                                   "--seeds", "0-8", "-k", "eps=a0 or eps=a1 or eps=a2 or eps=a3 or eps=a4", *here],
+        f"compare, 2 x {50 * compared} cells": [
+            "compare", "lr=a0", "lr=a1", "--suite", str(suite), "--preset", "thousand", "--seeds", f"0-{compared - 1}",
+            "-k", "eps=a0 or eps=a1 or eps=a2 or eps=a3 or eps=a4", *here,
+        ],
         "site": ["site", str(suite), "-o", "site", *here],
         "export": ["export", "-o", "out.jsonl", *here],
     }  # fmt: skip
@@ -255,7 +267,9 @@ def _commit(url: str, cell: str, seconds: float) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("build/scale"))
+    parser.add_argument("--seeds", type=int, default=10, help="of each of 10,000 cells: 10 are 100,000 cells")
     parser.add_argument("--times", type=int, default=5, help="runs of each command")
+    parser.add_argument("--most", type=int, default=600, help="CPU seconds, after which a command is ended")
     parser.add_argument("--only", default="", help="commands that begin so")
     parser.add_argument("--commits", metavar="URL", help="measure commits to an empty database at this address instead")
     parser.add_argument("--processes", type=int, default=1, help="of --commits")
@@ -267,15 +281,17 @@ def main() -> None:
         print(f"{asked.processes} processes, {len(took)} commits: {said}")
         return
     with multiprocessing.get_context("spawn").Pool(1) as pool:  # what it needs is not what a command needs
-        suite, db = pool.apply(build, (folder,))
-    measured: dict[str, Callable[[], tuple[float, float]]] = {
-        what: lambda arguments=arguments: cost(arguments, folder) for what, arguments in commands(suite, db).items()
-    }
+        suite, db = pool.apply(build, (folder, asked.seeds))
     print("| command | CPU seconds | MB |\n|---|---|---|")
-    for what, once in measured.items():
-        if what.startswith(asked.only):
-            runs = [once() for _ in range(1 if what == "export" else asked.times)]  # it takes minutes
-            print(f"| `{what}` | {min(runs)[0]:.2f} | {max(mb for _, mb in runs):.0f} |", flush=True)
+    for what, arguments in commands(suite, db, asked.seeds).items():
+        if not what.startswith(asked.only):
+            continue
+        runs: list[tuple[float, float]] = []
+        with contextlib.suppress(TooLong):
+            while len(runs) < asked.times and sum(seconds for seconds, _ in runs) < asked.most / 10:
+                runs.append(cost(arguments, folder, asked.most))
+        said = f"{min(runs)[0]:.2f} | {max(mb for _, mb in runs):.0f}" if runs else f"more than {asked.most} |"
+        print(f"| `{what}` | {said} |", flush=True)
     if "first cell".startswith(asked.only):
         runs = [first_cell(suite, folder) for _ in range(asked.times)]
         seconds, used = min(runs)

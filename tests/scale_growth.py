@@ -2,22 +2,26 @@
 
     python tests/scale_growth.py --folder build/scale        a part of `make scale`; --only numbers, images or uploads
 
-Every measurement is a program of its own: CPU seconds (user and system, children too) and the most memory of the
-largest of its processes. Images are JPEGs of 224 x 224, links to 220 files, so that the disk is no part of it.
+Every measurement is a program of its own: CPU seconds (user and system, children too) and memory. Last comes
+what is asked of these numbers; exit 1 where that is missed. Images are JPEGs of 224 x 224, links to 220 files, so that
+the disk is no part of it. --small is a part of it for a first look.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import os
+import re
 import resource
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -38,6 +42,7 @@ axes:
   what:
     "2000": {}
     "50000": {data: {path: images50000}}
+    all: {data: {path: images50000}, train: 20000, test: 100}
     two:
       model: {name: vit, dim: 768, heads: 12, head_norm: ln}
       train: 2
@@ -53,27 +58,62 @@ presets:
   paper: {}
   images2000: {axes: {what: ["2000"]}}
   images50000: {axes: {what: ["50000"]}}
+  all: {axes: {what: [all]}}
   two: {axes: {what: [two]}}
   ten: {axes: {what: [ten]}}
 """
 
 
-def used(command: list[str], folder: Path) -> tuple[float, float]:
-    """CPU seconds and megabytes of a program that ends well, its children counted."""
-    (folder / "used").unlink(missing_ok=True)
+Bound = tuple[str, float, float]  # what is measured, its value, the largest that it may have
+DECODED_MB = 2080 * 3 * 224**2 / 2**20
+
+
+class Usage(NamedTuple):
+    """What a program and its children took."""
+
+    seconds: float  # of CPU
+    megabytes: float  # of the largest process
+    anonymous: float  # MB of all processes together that lie in no file
+    images: float  # MB of the decoded images, each page shared out among those that map it
+
+
+def used(command: list[str], folder: Path) -> Usage:
+    """What a program takes that ends well; memory is looked at four times a second."""
     env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
-    ask = "import json, os, resource, subprocess, sys; done = subprocess.run(json.loads(sys.argv[1])).returncode;"
-    ask += " spent = resource.getrusage(resource.RUSAGE_CHILDREN);"
-    ask += " open('used', 'w').write(f'{spent.ru_utime + spent.ru_stime} {spent.ru_maxrss / 1024}'); sys.exit(done)"
-    subprocess.run([sys.executable, "-c", ask, json.dumps(command)], cwd=folder, env=env, check=True,
-                   stdout=subprocess.DEVNULL)  # fmt: skip
-    seconds, megabytes = map(float, (folder / "used").read_text().split())
-    return seconds, megabytes
+    process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL)
+    ended, anonymous, mapped = 0, 0.0, 0.0
+    while not ended:
+        ended, status, spent = os.wait4(process.pid, os.WNOHANG)
+        files = [file for file in Path("/proc").glob("[0-9]*") if _is_of(file, process.pid)]
+        anonymous = max(anonymous, sum(_kilobytes(file / "status", r"^RssAnon:") for file in files) / 1024)
+        of_images = r"images\.npy\n(?:.*\n)*?Pss:"
+        mapped = max(mapped, sum(_kilobytes(file / "smaps", of_images) for file in files) / 1024)
+        time.sleep(0.25)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, command
+    return Usage(spent.ru_utime + spent.ru_stime, spent.ru_maxrss / 1024, anonymous, mapped)
 
 
-def images(folder: Path, n: int) -> None:
-    """images<n>/{train,test}/c<k>/*.jpg of ten classes: links, made where they are missing."""
-    place, base = folder / f"images{n}", folder / "base"
+def _is_of(process: Path, ancestor: int) -> bool:
+    """Whether a process, as a folder of /proc, is another's or descends from it."""
+    while int(process.name) not in (0, 1, ancestor):
+        try:
+            process = process.parent / (process / "stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            return False
+    return int(process.name) == ancestor
+
+
+def _kilobytes(file: Path, label: str) -> int:
+    """The sum of what stands behind a label; 0: the process has ended."""
+    with contextlib.suppress(OSError):
+        return sum(map(int, re.findall(label + r"\s+(\d+) kB", file.read_text(), re.MULTILINE)))
+    return 0
+
+
+def images(folder: Path, name: int, n: int = 2000) -> None:
+    """images<name>/{train,test}/c<k>/*.jpg of ten classes, n for training: links, made where they are missing."""
+    place, base = folder / f"images{name}", folder / "base"
     if place.exists():
         return
     base.mkdir(exist_ok=True)
@@ -117,10 +157,73 @@ def end_of_stage(numbers: int, file: str) -> None:
         print(f"| {numbers:,} | {time.process_time() - begin:.1f} | {max(locked):.2f} | {peak:.0f} |", flush=True)
 
 
+def end_of_stages(folder: Path, small: bool) -> Iterator[Bound]:
+    """A table of ends of stages, each in a process of its own."""
+    print("| numbers of a stage | CPU seconds of its end | of these the database is locked | MB |\n|---|---|---|---|")
+    for n in (500_000, 1_000_000, 2_000_000, 4_000_000) if not small else (100_000, 200_000):
+        file = folder / f"numbers{n}.db"
+        for part in folder.glob(f"{file.name}*"):
+            part.unlink()
+        command = [sys.executable, __file__, "--end", str(n), str(file)]
+        for _ in range(2):
+            row = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        print(row, end="", flush=True)
+    yield f"MB of the end of a stage of {n:,} numbers", float(row.split("|")[4]), 700
+
+
+def cell(folder: Path, preset: str, *more: str, again: str = "") -> Usage:
+    """What a cell takes, from an empty database; a row of the table."""
+    name = f"{preset}{again}"
+    for place in (folder / name, folder / f"{name}-files"):
+        shutil.rmtree(place, ignore_errors=True)
+    (folder / name).mkdir()
+    command = [sys.executable, "-m", "fatbench", "run", "suite", "growth.yaml", "--preset", preset,
+               "--db", f"{name}/growth.db", "--data", str(folder), *(more or ("--jobs", "1"))]  # fmt: skip
+    usage = used(command, folder)
+    said = " | ".join(f"{value:,.0f}" for value in usage)
+    print(f"| {' '.join([preset, *more, again])} | {said} |", flush=True)
+    return usage
+
+
+HEAD = "| cell | CPU seconds | MB of the largest process | MB in no file | MB of images |\n|---|---|---|---|---|"
+
+
+def folders_of_images(folder: Path, small: bool) -> Iterator[Bound]:
+    """A few images of a large folder; one copy for all workers; a set whose half is more than what workers hold."""
+    print(f"\n{HEAD}")
+    shutil.rmtree(folder / "cache", ignore_errors=True)
+    many = 5000 if small else 50_000
+    images(folder, 2000)
+    images(folder, 50_000, many)
+    few = [cell(folder, "images2000", again=again).seconds for again in ("first", "again")]
+    large = [cell(folder, "images50000", again=again).seconds for again in ("first", "again")]
+    yield f"CPU seconds of 2,000 images of {many:,}, of those of 2,000", large[0] / few[0], 1.2
+    yield "the same, once they are decoded", large[1] / few[1], 1.2
+    workers = 3 if small else 8
+    shared = cell(folder, "images2000", "--jobs", str(workers), "--seeds", f"0-{workers - 1}")
+    yield f"copies of the images that {workers} workers have", shared.images / DECODED_MB, 1.05
+    if not small:
+        size = 20_000 / 2080 * DECODED_MB
+        whole = cell(folder, "all", "--jobs", "2", "--seeds", "0-1")
+        yield "memory in no file, of the size of a set of 20,000 images", whole.anonymous / size, 0.5
+
+
+def uploads(folder: Path, small: bool) -> Iterator[Bound]:
+    """ViT-B/16, one image a client."""
+    print(f"\n{HEAD}")
+    cell(folder, "two")
+    if not small:
+        yield "MB of ViT-B with ten clients", cell(folder, "ten").megabytes, 6000
+
+
+PARTS = {"numbers": end_of_stages, "images": folders_of_images, "uploads": uploads}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("build/scale"))
-    parser.add_argument("--only", choices=("numbers", "images", "uploads"))
+    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--small", action="store_true", help="a part of it, in a few minutes")
     parser.add_argument("--end", nargs=2, metavar=("NUMBERS", "FILE"), help="one end of a stage, in this process")
     asked = parser.parse_args()
     if asked.end:
@@ -129,31 +232,12 @@ def main() -> None:
     folder = asked.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "growth.yaml").write_text(SUITE)
-    if asked.only in (None, "numbers"):
-        print(
-            "| numbers of a stage | CPU seconds of its end | of these the database is locked | MB |\n|---|---|---|---|"
-        )
-        for n in (500_000, 1_000_000, 2_000_000, 4_000_000):
-            file = folder / f"numbers{n}.db"
-            for part in folder.glob(f"{file.name}*"):
-                part.unlink()
-            for _ in range(2):
-                subprocess.run([sys.executable, __file__, "--end", str(n), str(file)], check=True)
-    shutil.rmtree(folder / "cache", ignore_errors=True)
-    cells = {"images": ("images2000", "images50000"), "uploads": ("two", "ten")}
-    for what in [asked.only] if asked.only else cells:
-        if what in cells:
-            print(f"\n| {what} | CPU seconds | MB |\n|---|---|---|")
-        for preset in cells.get(what, ()):
-            images(folder, 50_000 if preset == "images50000" else 2000)
-            for again in ("first", "again") if what == "images" else ("",):
-                place = folder / f"{preset}{again}"
-                shutil.rmtree(place, ignore_errors=True)
-                place.mkdir()
-                command = [sys.executable, "-m", "fatbench", "run", "suite", "growth.yaml", "--preset", preset,
-                           "--jobs", "1", "--db", f"{place.name}/growth.db", "--data", str(folder)]  # fmt: skip
-                seconds, megabytes = used(command, folder)
-                print(f"| {preset} {again} | {seconds:.1f} | {megabytes:.0f} |", flush=True)
+    wanted = [asked.only] if asked.only else list(PARTS)
+    bounds = [bound for part in wanted for bound in PARTS[part](folder, asked.small)]
+    print("\n| what | measured | at most | |\n|---|---|---|---|")
+    for what, value, most in bounds:
+        print(f"| {what} | {value:,.4g} | {most:,g} | {'holds' if value <= most else 'MISSED'} |")
+    sys.exit(any(value > most for _, value, most in bounds))
 
 
 if __name__ == "__main__":

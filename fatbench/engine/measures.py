@@ -32,7 +32,7 @@ model, accuracies are means over the clients' models, and also per client.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -94,7 +94,7 @@ def training(result: Round, problem: Problem) -> Iterator[Number]:
     for update, cosine, exponent in zip(updates, cosines, exponents, strict=True):
         yield Number("last_layer_cosine", cosine, count, client=update.client)
         yield Number("fedwavg_weight", exponent / sum(exponents), count, client=update.client)
-    norms: dict[str, list[list[Tensor]]] = {"post": [], "pre": [], "mean": []}
+    norms: dict[str, list[Sequence[Tensor]]] = {"post": [], "pre": [], "mean": []}
     for name in trainable(problem.model):  # one at a time: a model of each client may not fit into memory
         sent = [update.model[name] for update in updates]
         others = {"post": result.state.model[name], "pre": result.broadcast[name], "mean": torch.stack(sent).mean(0)}
