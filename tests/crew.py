@@ -6,7 +6,7 @@ import copy
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,15 +65,16 @@ def fork_server() -> Any:
     return context
 
 
-def fork_workers(patch: pytest.MonkeyPatch) -> None:
-    """Workers come from that server; the program itself starts new interpreters, which takes seconds each."""
-    context = fork_server()
-    patch.setattr(multiprocessing, "get_context", lambda method: context)
-
-
-@pytest.fixture
-def forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    fork_workers(monkeypatch)
+@pytest.fixture(scope="session", autouse=True)
+def forks() -> Iterator[None]:
+    """Workers come from that server, also the one that every `fatbench run` begins early. The program itself starts new
+    interpreters, which takes seconds each; tests that start the program as a process see them."""
+    context, context_of = fork_server(), multiprocessing.get_context
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            multiprocessing, "get_context", lambda method=None: context if method == "spawn" else context_of(method)
+        )
+        yield
 
 
 @pytest.fixture

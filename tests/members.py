@@ -6,6 +6,8 @@ import copy
 import functools
 from typing import Any
 
+import pyautoattack
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import nn
@@ -16,7 +18,10 @@ from fatbench.engine.inject import asks, granted
 from fatbench.suite import calls, entry, signatures
 from fatbench.testing import choices, limits, settings, spec
 
-__all__ = ["allowed", "arguments", "given_what_it_asks", "member", "passes", "refusals", "settings", "stacks", "takes"]
+__all__ = [
+    "allowed", "arguments", "given_what_it_asks", "member", "passes", "refusals", "settings", "short_autoattack",
+    "stacks", "takes",
+]  # fmt: skip
 
 
 def allowed(annotation: str, most: int) -> st.SearchStrategy[Any]:
@@ -60,6 +65,20 @@ def takes(kind: str, name: str, setting: str) -> bool:
 def given_what_it_asks(function: Any, **offers: Any) -> Any:
     """The function with what the engine would give it, out of `offers`."""
     return functools.partial(function, **granted(function, {key: lambda v=v: v for key, v in offers.items()}))
+
+
+def short_autoattack(patch: pytest.MonkeyPatch, steps: int = 10, queries: int = 100) -> None:
+    """Every AutoAttack that is made from now on takes so many steps, and means over at most two draws."""
+    begin = pyautoattack.AutoAttack.__init__
+
+    def short(self: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        self.apgd.n_iter = self.apgd_targeted.n_iter = self.fab.n_iter = steps
+        self.square.n_queries = queries
+        for attack in (self.apgd, self.apgd_targeted):
+            attack.eot_iter = min(attack.eot_iter, 2)
+
+    patch.setattr(pyautoattack.AutoAttack, "__init__", short)
 
 
 @functools.cache

@@ -18,7 +18,6 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from crew import fork_workers
 from torch import nn
 
 import fatbench
@@ -65,7 +64,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tiny.yaml").write_text(TINY)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        fork_workers(patch)
         done = fatbench.run("tiny.yaml", jobs=1, device="cpu", quiet=True)
     assert done[["metric", "seed", "status", "error"]].values.tolist() == [
         ["samples", 1, "done", ""],
@@ -694,7 +692,6 @@ def test_a_function_from_a_cell_stands_beside_the_rows_of_a_suite(
 ) -> None:
     """Its text, with what it reads, is in the database with its numbers; the other rows keep theirs."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    fork_workers(monkeypatch)
     base = ["samples", "uniform"]
     own = functools.partial(first_alone, share=0.9)
     suite = fatbench.make_suite("tiny.yaml", methods={"first": {"algorithm": {"aggregator": own}}}, axis="metric")

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import types
 from pathlib import Path
-from typing import Any
 
 import members
 import numpy
@@ -664,8 +663,9 @@ def flat(classes: int, slope: float = 1.0, margin: float = 0.0) -> nn.Module:
     return model.eval()
 
 
-def test_autoattack_is_the_package_called_directly() -> None:
+def test_autoattack_is_the_package_called_directly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same seed into pyautoattack itself: the same images, and some of them successful, some not."""
+    members.short_autoattack(monkeypatch, 25, 500)
     model, x = flat(5), torch.rand(8, 1, 2, 2, generator=generator())
     y = model(x).argmax(1)
     x_adv = packages.autoattack(model, x, y, generator(3), eps=0.05)
@@ -681,8 +681,9 @@ def test_autoattack_is_the_package_called_directly() -> None:
 
 
 @pytest.mark.parametrize("version", ["rand", pytest.param("plus", marks=pytest.mark.nightly)])
-def test_other_versions_of_autoattack_are_the_packages(version: str) -> None:
+def test_other_versions_of_autoattack_are_the_packages(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Norm and version reach the package: its own call gives the same images, in float32 and where all is repeated."""
+    members.short_autoattack(monkeypatch)
     model, x = wide(5), torch.rand(2, 1, 6, 6, generator=generator())
     y = model(x).argmax(1)
     x_adv = packages.autoattack(model, x, y, generator(3), eps=0.3, version=version, norm="L2")  # type: ignore[arg-type]
@@ -731,14 +732,7 @@ def wide(classes: int) -> nn.Module:
 
 def test_autoattack_under_bfloat16_is_the_package_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bytes, also for a model that is always wrong under autocast: nothing of it is asked there."""
-    begin = pyautoattack.AutoAttack.__init__
-
-    def short(self: Any, *args: Any, **kwargs: Any) -> None:
-        begin(self, *args, **kwargs)
-        self.apgd.n_iter = self.apgd_targeted.n_iter = self.fab.n_iter = 10
-        self.square.n_queries = 100
-
-    monkeypatch.setattr(pyautoattack.AutoAttack, "__init__", short)
+    members.short_autoattack(monkeypatch)
     model, x = flat(5), torch.rand(8, 1, 2, 2, generator=generator())
     y = model(x).argmax(1)
     expected = packages.autoattack(model, x, y, generator(3), eps=0.05)
@@ -755,13 +749,7 @@ def test_autoattack_breaks_what_bfloat16_sees_nothing_of(monkeypatch: pytest.Mon
     In float32 1000 times what is above reaches 1.5: more than class 0 has of a last pixel of 1/4, 4 * 1/4, and less
     than it has of 1/2.
     """
-    begin = pyautoattack.AutoAttack.__init__
-
-    def short(self: Any, *args: Any, **kwargs: Any) -> None:
-        begin(self, *args, **kwargs)
-        self.apgd.n_iter, self.apgd.eot_iter = 10, 2
-
-    monkeypatch.setattr(pyautoattack.AutoAttack, "__init__", short)
+    members.short_autoattack(monkeypatch)
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4, bias=False)).eval()
     model[1].weight.data, model[1].bias.data = torch.eye(4), torch.tensor([-0.75, -0.75, -0.75, 0.0])
     model[3].weight.data = torch.diag(torch.tensor([1000.0, 1000.0, 1000.0, 4.0])).roll(1, 0)  # class 0: the last
@@ -901,14 +889,7 @@ def test_square_asks_nothing_about_an_image_that_stays_as_it_is() -> None:
 @pytest.mark.parametrize(("channels", "eps"), [(1, 0.1), (3, 0.01)])
 def test_autoattack_has_the_outcomes_of_the_package(channels: int, eps: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """100 digits, grey or in colours: the same are robust, some of them and not all. Both take fewer steps."""
-    begin = pyautoattack.AutoAttack.__init__
-
-    def short(self: Any, *args: Any, **kwargs: Any) -> None:
-        begin(self, *args, **kwargs)
-        self.apgd.n_iter = self.apgd_targeted.n_iter = self.fab.n_iter = 5
-        self.square.n_queries = 1500
-
-    monkeypatch.setattr(pyautoattack.AutoAttack, "__init__", short)
+    members.short_autoattack(monkeypatch, 5, 1500)
     model, x, y = coloured(channels)
     ours = packages.autoattack(model, x, y, generator(3), eps=eps)
     seed = int(torch.randint(2**31, (1,), generator=generator(3)))
@@ -1160,7 +1141,8 @@ def test_importing_the_module_imports_no_attack_package() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_autoattack_tells_which_attack_begins_on_how_many_images():
+def test_autoattack_tells_which_attack_begins_on_how_many_images(monkeypatch):
+    members.short_autoattack(monkeypatch)
     told = []
     token = packages.watching.set(lambda name, standing: told.append((name, standing)))
     try:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import members
 import pytest
 import torch
 from torch import Tensor, nn
@@ -142,8 +143,11 @@ def problem(model: nn.Module) -> tuple[Problem, dict[str, Tensor]]:
         lambda model, x, y, generator: x * NAN,
     ],
 )
-def test_a_network_that_is_nan_on_every_attacked_image_is_wrong_on_all(attack: Callable[..., Any]) -> None:
+def test_a_network_that_is_nan_on_every_attacked_image_is_wrong_on_all(
+    attack: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three of twelve images are of class 0, which is what argmax makes of NaN."""
+    members.short_autoattack(monkeypatch)
     on, state = problem(Fragile())
     found = accuracy.judged(on, state, COLOURS, CLASSES, attack, ("x",), batch=6)
     assert found.correct.sum() == 0 and found.seen.unclassed == 12

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import crew
+import members
 import pyautoattack
 import pytest
 import torch
@@ -174,14 +175,7 @@ def test_autoattack_in_tf32_counts_what_float32_confirms(
     version: Any, ieee: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every stage is run again where TF32 takes for broken what is not, FAB too: the package's images result."""
-    begin = pyautoattack.AutoAttack.__init__
-
-    def short(self: Any, *args: Any, **kwargs: Any) -> None:
-        begin(self, *args, **kwargs)
-        self.apgd.n_iter = self.apgd_targeted.n_iter = self.fab.n_iter = 10
-        self.square.n_queries, self.apgd.eot_iter = 50, min(self.apgd.eot_iter, 2)
-
-    monkeypatch.setattr(pyautoattack.AutoAttack, "__init__", short)
+    members.short_autoattack(monkeypatch, queries=50)
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5)).eval()
     with torch.no_grad():
         model[1].weight.copy_(torch.randn(5, 4, generator=generator(4, "w")))

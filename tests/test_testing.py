@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import members
 import pytest
+from crew import fork_server
 
 from fatbench import testing
 from fatbench.suite import signatures
@@ -26,7 +28,8 @@ MEMBERS = [
 
 
 @pytest.mark.parametrize(("kind", "name"), MEMBERS)
-def test_every_member_keeps_the_contract(kind: str, name: str) -> None:
+def test_every_member_keeps_the_contract(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    members.short_autoattack(monkeypatch)
     for holds in testing.PROPERTIES[kind]:
         holds(kind, name)
 
@@ -122,6 +125,23 @@ def test_what_does_not_hold_is_said(
     assert name == "mine" and words in said[named], broken
 
 
+def _digests(plugins: list[Path], functions: list[tuple[str, str]]) -> list[str]:
+    for plugin in plugins:
+        signatures.add_plugin(plugin)
+    return testing.digests(functions)
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fresh process comes from the fork server, which has met no plug-in: a new interpreter takes seconds."""
+
+    def in_a_fork(functions: list[tuple[str, str]]) -> list[str]:
+        with ProcessPoolExecutor(1, mp_context=fork_server()) as fresh:
+            return fresh.submit(_digests, [*signatures.plugins()], [*functions]).result()
+
+    monkeypatch.setattr(testing, "in_a_fresh_process", in_a_fork)
+
+
 REMEMBERS = """
 LAST, FIRST = [], {}
 
@@ -154,7 +174,9 @@ AGGREGATORS = {"last": last, "first": first, "clean": clean}
 """
 
 
-def test_memory_of_a_module_is_found_by_a_fresh_process_after_another_cell(plugin: Callable[[str], Path]) -> None:
+def test_memory_of_a_module_is_found_by_a_fresh_process_after_another_cell(
+    plugin: Callable[[str], Path], forked: None
+) -> None:
     """Calls in one process give the same: the first result for ever, or what a call on the same images left."""
     ended = {name: (held, broken) for _, name, held, broken in testing.check(plugin(HEAD + REMEMBERS))}
     property = "same in a fresh process after another cell"
@@ -170,7 +192,7 @@ def test_a_fresh_process_that_ends_is_said(plugin: Callable[[str], Path], monkey
     assert ended["ends"] == ["same in a fresh process after another cell: a fresh process ends with code 3: "]
 
 
-def test_ours_are_the_same_in_a_fresh_process_after_another_cell() -> None:
+def test_ours_are_the_same_in_a_fresh_process_after_another_cell(forked: None) -> None:
     quick = ("Aggregator", "Augment", "Proximal")
     assert testing._elsewhere([one for one in MEMBERS if one[0] in quick]) == {}
 
@@ -212,7 +234,7 @@ MODELS = {"embedding": embedding}
 
 
 @pytest.mark.parametrize("base", ["", ", 'base': 'small_cnn'", ", 'base': {'name': 'small_cnn', 'width': 4}"])
-def test_a_method_with_a_network_of_its_own_names_it(plugin: Callable[[str], Path], base: str) -> None:
+def test_a_method_with_a_network_of_its_own_names_it(plugin: Callable[[str], Path], forked: None, base: str) -> None:
     """By its example, and the network's base by its name, with settings, or not at all."""
     text = OWN_NETWORK.replace("EXAMPLE", f", example={{'model': {{'name': 'embedding'{base}}}}}")
     file = plugin(HEAD.replace("Local,", "Local, Model,") + text)
@@ -220,7 +242,7 @@ def test_a_method_with_a_network_of_its_own_names_it(plugin: Callable[[str], Pat
     assert broken == {"close": [], "embedded": [], "embedding": []}
 
 
-def test_a_network_that_no_example_names_is_asked_for(plugin: Callable[[str], Path]) -> None:
+def test_a_network_that_no_example_names_is_asked_for(plugin: Callable[[str], Path], forked: None) -> None:
     file = plugin(HEAD.replace("Local,", "Local, Model,") + OWN_NETWORK.replace("EXAMPLE", ""))
     broken = {name: lines for _, name, _, lines in testing.check(file)}
     assert broken["close"] and not broken["embedding"]
