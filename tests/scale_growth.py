@@ -173,7 +173,7 @@ def end_of_stages(folder: Path, small: bool) -> Iterator[Bound]:
 
 def cell(folder: Path, preset: str, *more: str, again: str = "") -> Usage:
     """What a cell takes, from an empty database; a row of the table."""
-    name = f"{preset}{again}"
+    name = f"run {preset} {again}".strip()
     for place in (folder / name, folder / f"{name}-files"):
         shutil.rmtree(place, ignore_errors=True)
     (folder / name).mkdir()

@@ -1070,7 +1070,7 @@ def test_lines_come_a_hundred_at_a_time(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(exchange, "PART", 27)
     with exchange.read_parts(file) as (_, parts):
         assert [len(part) for part in parts] == [4] * 51 + [1]
-    assert (exchange.BATCH, exchange.LINE) == (100, 2**26)
+    assert (exchange.BATCH, exchange.LINE, exchange.export_schema.LINE) == (100, 2**30, 2**26)
 
 
 EDITED = {  # what is edited: where the message of the export says so; a NULL is beyond what SQLite would write

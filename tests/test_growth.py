@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
 import os
+import subprocess
+import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -33,7 +36,7 @@ from fatbench.report.figures import series
 from fatbench.report.numbers.measurements import Source
 from fatbench.runner import checkpoints, worker
 from fatbench.runner.jobs import Job, Machine
-from fatbench.store import export_lines, jsonl
+from fatbench.store import export_lines, jsonl, number_text
 from fatbench.store.stages import Store
 from fatbench.suite import cells, cost, memory_need
 
@@ -64,18 +67,59 @@ def numbered(store: Store, rounds: int, clients: int) -> int:
     return run
 
 
-def test_the_end_of_a_stage_streams(tmp_path: Path) -> None:
+def test_the_end_of_a_stage_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(str(tmp_path / "a.db"), create=True) as store:
-        run = numbered(store, 60, 500)
-        last = [Number("accuracy", 0.5, 60)]
-        assert peak(lambda: store.finish(run, last, round=60)) < 5  # 60 MB for all
+        run = numbered(store, 20, 500)
+        last = [Number("accuracy", 0.5, 20)]
+        assert peak(lambda: store.finish(run, last, round=20)) < 5  # 20 MB for all
         with store.database.reading() as connection:
             (line,) = export_lines.lines(connection, ["a"])
-        assert len(line["stages"][0]["numbers"]) == 30_001
+        assert len(line["stages"][0]["numbers"]) == 10_001
         assert not list(export_lines.mismatches(line))
         stream = io.StringIO()
-        assert peak(lambda: jsonl.export(store, stream)) < 12  # of which the text is 4
-        assert len(stream.getvalue()) > 1e6
+        assert peak(lambda: jsonl.export(store, stream)) < 9
+    file = tmp_path / "a.jsonl"
+    file.write_text(stream.getvalue())
+    monkeypatch.setattr(number_text, "LONG", 2**16)
+    monkeypatch.setattr(number_text, "PIECE", 2**16)
+    with Store.open(str(tmp_path / "b.db"), create=True) as other:
+        assert peak(lambda: jsonl.import_(other, file)) < 10  # 15 MB for all
+        again = io.StringIO()
+        jsonl.export(other, again)
+        assert again.getvalue() == stream.getvalue()
+        assert jsonl.import_(other, file)["numbers already here"] == 10_001
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("[3,1,", "[3,0,", r"stages\.0\.numbers\.5: out of order, or occurs twice"),
+        ("[2,1,", "[9,1,", r"stages\.0\.numbers\.4: out of order"),
+        ("[2,1,", "[2,-1,", r"stages\.0\.numbers\.3: out of order"),
+        ('"loss",0.5,', '"loss","a",', r"stages\.0\.numbers\.3\.3: Input should be a valid number"),
+        ('"loss",0.5,', '"loss",0.25,', "its digest is of other numbers"),
+        ('"loss",0.5,1,0,', '"loss",0.5,1,7,', "there is no run 7"),
+        ('"loss",0.5,', '"l\\u0000",0.5,', "text that cannot be stored"),
+        ('"loss",0.5,', '"[loss]",0.5,', "its digest is of other numbers"),
+    ],
+)
+def test_numbers_that_stay_text_are_looked_at_all_the_same(
+    before: str, after: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.jsonl"
+    with Store.open(str(tmp_path / "a.db"), create=True) as store:
+        store.finish(numbered(store, 3, 2), round=3)
+        jsonl.export(store, file)
+    monkeypatch.setattr(number_text, "LONG", 100)
+    monkeypatch.setattr(number_text, "PIECE", 60)
+    with Store.open(str(tmp_path / "b.db"), create=True) as other:
+        text = file.read_text()
+        assert before in text
+        file.write_text(text.replace(before, after, 1))
+        with pytest.raises(jsonl.ExchangeError, match=said):
+            jsonl.import_(other, file)
+        file.write_text(text)
+        assert jsonl.import_(other, file)["new numbers"] == 6
 
 
 def test_cells_are_read_one_at_a_time(tmp_path: Path) -> None:
@@ -187,6 +231,55 @@ def test_only_the_images_that_are_wanted_are_decoded_and_once(images: Path, deco
     every = read_folder(images)
     assert (every.train_images[:10] == data.train_images).all() and (every.test_images[:6] == data.test_images).all()
     assert every.fingerprint != data.fingerprint and len(every.train_images) > 10
+
+
+def test_a_few_images_of_many_are_as_much_work_as_they_alone(
+    images: Path, decodings: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, reads = Path.read_bytes, []
+    monkeypatch.setattr(Path, "read_bytes", lambda file: (reads.append(file), read(file))[1])
+    few = read_folder(images, 10, 6)
+    of_many = len(reads), len(decodings)
+    kept = {*decodings}
+    for file in {*images.glob("*/*/*.png")} - kept:
+        file.unlink()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(images / "other cache"))
+    alone = read_folder(images)
+    assert (len(reads), len(decodings)) == (2 * of_many[0], 2 * of_many[1]) and len(kept) == 16
+    assert (few.train_images == alone.train_images).all() and few.fingerprint == alone.fingerprint
+
+
+def test_workers_share_one_copy(images: Path) -> None:
+    """Of a set that each of three processes reads whole there is one in memory, and none outside the file."""
+    read = rf"""
+import re, sys, pathlib
+from fatbench.data import DATASETS, decoded
+decoded.SMALL = 0
+data = DATASETS["image_folder"](pathlib.Path({str(images.parent)!r}), path={images.name!r}, size=160)
+print(sum(int(part.sum()) for part in (data.train_images, data.test_images)), flush=True)
+sys.stdin.readline()
+parts = re.findall(r"images\.npy\n(.*?)VmFlags", pathlib.Path("/proc/self/smaps").read_text(), re.DOTALL)
+count = lambda name: sum(int(re.search(name + r": +(\d+)", part)[1]) for part in parts)
+print(count("Pss"), count("Anonymous"), flush=True)
+sys.stdin.readline()
+"""
+    start = partial(subprocess.Popen, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with contextlib.ExitStack() as ended:
+        processes = [ended.enter_context(start([sys.executable, "-c", read])) for _ in range(3)]
+
+        def said() -> list[str]:
+            return [process.stdout.readline() for process in processes]
+
+        assert len({*said()}) == 1
+        for process in processes:
+            process.stdin.write("all have read\n")
+            process.stdin.flush()
+        kilobytes = [[int(word) for word in line.split()] for line in said()]
+        for process in processes:
+            process.communicate("end\n")
+    size = len([*images.glob("*/*/*.png")]) * 3 * 160**2 / 1024
+    assert 0.95 * size < sum(shared for shared, _ in kilobytes) < 1.1 * size
+    assert [own for _, own in kilobytes] == [0, 0, 0]
 
 
 def test_what_was_not_used_for_a_month_goes_when_something_is_added(images: Path) -> None:

@@ -71,7 +71,7 @@ def problems(
     """
     for stage in line["stages"]:
         name = stage["stage"]
-        numbers = [tuple(number[:5]) for number in stage["numbers"]]
+        numbers = stage["numbers"]  # millions may be text, which is read again and again
         chunks = [(n, base64.b64decode(bits)) for _, n, bits in stage["outcomes"]]
         said = _problem(line["spec"], name, numbers, chunks)
         outcomes = sum(n for n, _ in chunks)
@@ -135,10 +135,10 @@ def _last(spec: Mapping[str, Any], stage: Mapping[str, Any]) -> str | None:
     return f"finished in round {last if stage['round'] == rounds else stage['round']} of {rounds}"
 
 
-def _best(record: Mapping[str, Any], numbers: Iterable[tuple[Any, ...]]) -> str | None:
+def _best(record: Mapping[str, Any], numbers: Iterable[Sequence[Any]]) -> str | None:
     """In what the rounds that were chosen in training are not those of its numbers."""
     for name, metric in selection.MONITORED.items():
-        series = {round: value for round, client, of, value, _ in numbers if of == metric and client < 0}
+        series = {round: value for round, client, of, value, *_ in numbers if of == metric and client < 0}
         best = selection.checkpoint_round(series)
         said = record.get(name)
         if best is not None and said is not None and (said["round"], said.get("value")) != (best, series[best]):
@@ -150,21 +150,19 @@ def _best(record: Mapping[str, Any], numbers: Iterable[tuple[Any, ...]]) -> str 
 def _problem(
     spec: Mapping[str, Any],
     stage: str,
-    numbers: Sequence[tuple[int, int, str, float, int]],
+    numbers: Iterable[Sequence[Any]],
     chunks: Sequence[tuple[int, bytes]],
 ) -> str | None:
-    """What cannot be of a stage's numbers (round, client, metric, value, n) and outcomes (how many, bits); None: all
-    can be.
-    """
+    """What cannot be of a stage's numbers (as in a line) and outcomes (how many, bits); None: all can be."""
     last, clients, images = (_bound(spec, *keys) for keys in BOUNDS)
     metric, _, _, at = parsed(stage)
     evaluation = stage != "train"
     if evaluation and last is not None and at > last:
         return f"round {at} of {last}"
     correct, total = right(chunks)
-    of_clients = Counter((name, round) for round, client, name, _, _ in numbers if client >= 0)
+    of_clients = Counter((name, round) for round, client, name, *_ in numbers if client >= 0)
     models = of_clients[metric, at] or 1
-    for round, client, name, value, n in numbers:
+    for round, client, name, value, n, *_ in numbers:
         who = f"{name} of client {client}" if client >= 0 else name
         own = evaluation and name == metric
         if (own and round != at) or (last is not None and round > last):
@@ -191,14 +189,15 @@ def _problem(
             return said
     if said := _of_classes(numbers):
         return said
-    return _of_models(metric, sorted(row for row in numbers if row[2] == metric), chunks) if evaluation else None
+    own = sorted((row for row in numbers if row[2] == metric), key=tuple)
+    return _of_models(metric, own, chunks) if evaluation else None
 
 
-def _of_classes(numbers: Iterable[tuple[int, int, str, float, int]]) -> str | None:
+def _of_classes(numbers: Iterable[Sequence[Any]]) -> str | None:
     """In what the accuracies of the classes are not those of all images."""
     classes: dict[tuple[str, int], list[tuple[float, int]]] = {}
     whole: dict[tuple[str, int], tuple[float, int]] = {}
-    for round, client, name, value, n in numbers:
+    for round, client, name, value, n, *_ in numbers:
         if name in CLASSES:
             classes.setdefault((CLASSES[name], round), []).append((value, n))
         elif client < 0:
@@ -222,9 +221,7 @@ def _bound(spec: Mapping[str, Any], *keys: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _of_models(
-    metric: str, numbers: Sequence[tuple[int, int, str, float, int]], chunks: Sequence[tuple[int, bytes]]
-) -> str | None:
+def _of_models(metric: str, numbers: Sequence[Sequence[Any]], chunks: Sequence[tuple[int, bytes]]) -> str | None:
     """In what the accuracies of single clients, in their order, contradict the outcomes of their models."""
     own = [row for row in numbers if row[1] >= 0]
     if not own or not chunks:
@@ -233,7 +230,7 @@ def _of_models(
     if sum(row[4] for row in own) != len(bits):
         return f"{metric} has {len(own)} clients, its {len(bits)} outcomes are not theirs"
     start = 0
-    for _, client, _, value, n in own:
+    for _, client, _, value, n, *_ in own:
         correct = bits[start : start + n].count("1")
         if said := disagreement(f"{metric} of client {client}", value, n, correct, n):
             return said

@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select, update
 
+from fatbench.store import number_text
 from fatbench.store.rows import dumps
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
 
@@ -155,12 +156,13 @@ def digest(line: Mapping[str, Any], stage: Mapping[str, Any]) -> str:
     """The digest of a stage of a line that has its numbers."""
     uids = [run["uid"] for run in line["runs"]]
     made = Digest(line, stage)
-    made.add(
-        sorted(
-            [round, client, metric, float(value) + 0.0, n, uids[run], created]
-            for round, client, metric, value, n, run, created in stage["numbers"]
+    for numbers in number_text.rounds(stage["numbers"]):
+        made.add(
+            sorted(
+                [round, client, metric, float(value) + 0.0, n, uids[run], created]
+                for round, client, metric, value, n, run, created in numbers
+            )
         )
-    )
     return made.hexdigest()
 
 

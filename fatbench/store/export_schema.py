@@ -16,13 +16,15 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fatbench.errors import CONTROL, FatbenchError, UnknownName
-from fatbench.store import consistency, doubt_names, export_lines
+from fatbench.store import consistency, doubt_names, export_lines, number_text
+from fatbench.store.number_text import NumberText
 from fatbench.store.points import Point, labels_text
 from fatbench.store.rows import LARGEST
 
 FORMAT = "fatbench results"
 SCHEMA_VERSION = 1
 LEVELS = 30  # of JSON within a line
+LINE = 2**26  # characters beside long lists of numbers: read as JSON they take 25 times as much memory
 
 
 class ExchangeError(FatbenchError):
@@ -247,15 +249,42 @@ def cell(
     settings. sure: the same line has been read before without an error, which then is not looked for again.
     """
     value = parsed(line, at)
-    found: CellLine = _read(_CELL, value, at)
+    stages = value["stages"] if isinstance(value.get("stages"), list) else []
+    texts = {i: stage["numbers"] for i, stage in enumerate(stages) if _is_text(stage)}
+    short = [{**stage, "numbers": []} if i in texts else stage for i, stage in enumerate(stages)]
+    found: CellLine = _read(_CELL, {**value, "stages": short} if texts else value, at)
+    for i, text in texts.items():
+        found.stages[i].numbers = text
+        if not sure:
+            _demand_in_order(text, at, i)
     if not sure:
         _fits(found, value, at, identify, contradiction)
-    for stage in found.stages:
+    for i, stage in enumerate(found.stages):
+        if i in texts:
+            stage.numbers = NumberText(line, texts[i].begin, texts[i].end, translated=True)  # type: ignore[assignment]
+            continue
         stage.numbers = [
             (round, client, *doubt_names.translated(metric, value), n, run, created)
             for round, client, metric, value, n, run, created in stage.numbers
         ]
     return found
+
+
+def _is_text(stage: Any) -> bool:
+    return isinstance(stage, dict) and isinstance(stage.get("numbers"), NumberText)
+
+
+def _demand_in_order(text: NumberText, at: str, stage: int) -> None:
+    """ExchangeError: a number is none, or is not after the one before it."""
+    first, before = 0, (-1, 0, "")
+    for piece in text.pieces():
+        lines = _json(piece, at)
+        numbers(lines, at, stage, first)
+        for i, (round, client, metric, *_) in enumerate(lines, first):
+            if (round, client, metric) <= before:
+                raise ExchangeError(f"{at}: stages.{stage}.numbers.{i}: out of order, or occurs twice")
+            before = round, client, metric
+        first += len(lines)
 
 
 def _fits(
@@ -276,10 +305,11 @@ def _fits(
     _distinct([run.uid for run in found.runs], "run", found, at)
     _distinct([stage.stage for stage in found.stages], "stage", found, at)
     for stage in found.stages:
-        for run in [number[5] for number in stage.numbers] + ([] if stage.run is None else [stage.run]):
+        for run in sorted({number[5] for number in stage.numbers} | (set() if stage.run is None else {stage.run})):
             if run >= len(found.runs):
                 raise ExchangeError(f"{at}: cell {found.cell} {stage.stage}: there is no run {run}")
-        _distinct([number[:3] for number in stage.numbers], "number", found, at)
+        if isinstance(stage.numbers, list):
+            _distinct([number[:3] for number in stage.numbers], "number", found, at)
         position = 0
         for start, n, text in stage.outcomes:
             try:
@@ -318,27 +348,29 @@ def bits_of(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number")
-
-
 def parsed(line: str, at: str) -> dict[str, Any]:
-    """One line as a JSON object. ExchangeError: it is none."""
+    """One line as a JSON object, whose long lists of numbers are `NumberText`. ExchangeError: it is none."""
+    value = _json(line, at)
+    if not isinstance(value, dict):
+        raise ExchangeError(f"{at}: expected a JSON object, got a {type(value).__name__}")
+    return value
+
+
+def _json(text: str, at: str) -> Any:
+    """A line or a part of it. ExchangeError: no JSON, or text in it that is not to be stored or printed."""
     try:
-        value = json.loads(line, parse_constant=_no_constant)
+        value = number_text.parsed(text, LINE)
     except json.JSONDecodeError as error:
-        cut = "" if line.endswith("\n") else "; the file is truncated here"
+        cut = "" if text.endswith("\n") else "; the file is truncated here"
         reason = f"{error.msg.removesuffix(' at')} at column {error.colno}"
         raise ExchangeError(f"{at}: not JSON ({reason}){cut}") from None
     except RecursionError:
         raise ExchangeError(f"{at}: nested more than {LEVELS} levels deep") from None
     except ValueError as error:  # also: a number of thousands of digits
         raise ExchangeError(f"{at}: {error}") from None
-    if not isinstance(value, dict):
-        raise ExchangeError(f"{at}: expected a JSON object, got a {type(value).__name__}")
-    if "\\u" in line:
+    if "\\u" in text:
         _storable(value, at)
-    if ESCAPED.search(line):
+    if ESCAPED.search(text):
         _harmless(value, at)
     return value
 
@@ -365,7 +397,7 @@ def _said(problem: Mapping[str, Any], place: Sequence[str | int], at: str) -> st
 def _storable(value: Any, at: str) -> None:
     """ExchangeError: an escape that stands for what no database and no terminal takes."""
     try:
-        text = json.dumps(value, ensure_ascii=False).encode()
+        text = json.dumps(value, ensure_ascii=False, default=repr).encode()
     except (UnicodeEncodeError, RecursionError):
         text = b"\\u0000"
     if b"\\u0000" in text:

@@ -33,7 +33,7 @@ from sqlalchemy.exc import DataError, IntegrityError
 
 from fatbench import whole_file
 from fatbench.errors import DatabaseError, MachineError
-from fatbench.store import export_lines, export_schema, integrity, leases, numbers, points, replicates
+from fatbench.store import export_lines, export_schema, integrity, leases, number_text, numbers, points, replicates
 from fatbench.store.database import lock
 from fatbench.store.export_schema import FORMAT, SCHEMA_VERSION, CellLine, ExchangeError, Stage, bits_of
 from fatbench.store.rows import batches, cell_row, dumps
@@ -272,7 +272,7 @@ def read_parts(path: Path) -> Iterator[tuple[int, Iterator[list[tuple[int, str]]
         raise MachineError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-LINE = 2**26  # characters of a line: read as JSON it takes 25 times as much memory
+LINE = 2**30  # characters of a line, which are held
 PART = 2**20  # characters that are held at a time, and the line that goes beyond
 
 
@@ -330,7 +330,10 @@ def _known(connection: Connection, text: str, at: str) -> Known | None:
 
 
 def _sha256(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()
+    sha256 = hashlib.sha256()
+    for begin in range(0, len(text), PART):
+        sha256.update(text[begin : begin + PART].encode())
+    return sha256.digest()
 
 
 def _contradiction(connection: Connection, cell: CellLine, at: str) -> None:
@@ -388,13 +391,13 @@ def take_in(connection: Connection, cell: CellLine, at: str, counts: dict[str, i
             counts["new stages"] += 1
         else:
             continue
-        if new:
+        for part in number_text.rounds(new):
             rows = [
                 {
                     "cell": cell.cell, "stage": stage.stage, "round": round, "client": client, "metric": metric,
                     "value": value, "n": n, "run": runs[run], "created": created,
                 }
-                for round, client, metric, value, n, run, created in new
+                for round, client, metric, value, n, run, created in part
             ]  # fmt: skip
             numbers.append(connection, rows)
             counts["new numbers"] += len(rows)
@@ -464,7 +467,7 @@ def _id_for(connection: Connection, cell: CellLine, known: Sequence[str]) -> str
     return None
 
 
-def _compare(mine: StageHere | None, stage: Stage, cell: CellLine, at: str) -> list[Any]:
+def _compare(mine: StageHere | None, stage: Stage, cell: CellLine, at: str) -> Any:
     """The numbers of the file's stage that are not here. ExchangeError: one of the same run is another here."""
     if mine is None:
         return stage.numbers

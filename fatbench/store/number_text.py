@@ -1,0 +1,100 @@
+"""The numbers of a stage that stay the text of a line: millions of them, of which some are read at a time."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fatbench.store import doubt_names
+
+LONG = 2**20  # characters of a list that is left as text
+PIECE = 2**20  # characters that are read at a time
+# as `export` writes them, and no text in them has a bracket
+_LISTS = re.compile(r'"numbers":(\[(?:\[[^][]*\],?)++\])')
+
+
+def constant(name: str) -> Any:
+    """ValueError: NaN or an infinity, which the reader of JSON would take."""
+    raise ValueError(f"{name} is not a number")
+
+
+class NumberText:
+    """A list of numbers that may be read again and again, as [round, client, metric, value, n, run, created].
+
+    Its text is `line[begin:end]`. translated: metrics have the names that the database has for them.
+    """
+
+    def __init__(self, line: str, begin: int, end: int, translated: bool = False):
+        self.line, self.begin, self.end, self.translated = line, begin, end, translated
+
+    def pieces(self) -> Iterator[str]:
+        """The text in lists of some numbers."""
+        begin, last = self.begin + 1, self.end - 1
+        while begin < last:
+            end = self.line.find("],[", begin + PIECE, last) + 1 or last
+            yield f"[{self.line[begin:end]}]"
+            begin = end + 1
+
+    def rounds(self) -> Iterator[list[Any]]:
+        """Lists of all numbers of some rounds, if they are in the order of their rounds."""
+        rest: list[Any] = []
+        for piece in self.pieces():
+            rows = rest + json.loads(piece, parse_constant=constant)
+            if self.translated:
+                rows = [[*row[:2], *doubt_names.translated(*row[2:4]), *row[4:]] for row in rows]
+            whole = len(rows)
+            while whole and rows[whole - 1][0] == rows[-1][0]:  # of the last round there may be more
+                whole -= 1
+            yield rows[:whole]
+            rest = rows[whole:]
+        yield rest
+
+    def __iter__(self) -> Iterator[Any]:
+        return (row for rows in self.rounds() for row in rows)
+
+    def __len__(self) -> int:
+        return self.line.count("],[", self.begin, self.end) + 1
+
+
+def rounds(numbers: Sequence[Any] | NumberText) -> Iterator[Sequence[Any]]:
+    """The numbers of a stage in lists: those of some rounds of a text, else all."""
+    yield from numbers.rounds() if isinstance(numbers, NumberText) else [numbers]
+
+
+def parsed(line: str, most: int) -> Any:
+    """A line as JSON whose long lists of numbers are `NumberText`; a list of another form, or place, is read as it is.
+
+    ValueError: it has more than `most` other characters.
+    """
+    lists: list[NumberText] = []
+
+    def number(match: re.Match[str]) -> str:
+        if match.end() - match.start() < LONG:
+            return match[0]
+        lists.append(NumberText(line, *match.span(1)))
+        return f'"numbers":[[{len(lists) - 1}]]'
+
+    text = _LISTS.sub(number, line) if len(line) >= LONG else line
+    try:
+        value = _read(text, most)
+    except ValueError:
+        return _read(line, most)  # which says the right column
+    stages = value.get("stages") if lists and isinstance(value, Mapping) else None
+    places = [stage for stage in stages or () if isinstance(stage, dict) and _is_place(stage.get("numbers"))]
+    if [stage["numbers"] for stage in places] != [[[i]] for i in range(len(lists))]:
+        return _read(line, most)
+    for stage, numbers in zip(places, lists, strict=True):
+        stage["numbers"] = numbers
+    return value
+
+
+def _is_place(numbers: Any) -> bool:
+    return isinstance(numbers, list) and [len(row) for row in numbers if isinstance(row, list)] == [1]
+
+
+def _read(text: str, most: int) -> Any:
+    if len(text) > most:
+        raise ValueError(f"more than {most} characters beside the numbers: no cell that export wrote")
+    return json.loads(text, parse_constant=constant)
