@@ -93,7 +93,7 @@ ROOMS: dict[str, tuple[list[str], list[str], str]] = {
     ),
     "store": (
         ["store/stages.py", "store/leases.py", "store/selection.py", "store/database.py"],
-        ["test_leases.py", "test_selection.py", "test_store.py"],
+        ["test_leases.py", "test_opening.py", "test_selection.py", "test_store.py"],
         "not racing and not random_instants and not ten_thousand and not clock_is_off and not killed_while",
     ),
     "attacks": (

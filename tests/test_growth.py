@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -30,13 +31,13 @@ from fatbench.engine.filed import FiledTensors
 from fatbench.engine.mapped import MappedImages
 from fatbench.engine.rounds import Number, State
 from fatbench.engine.setup import Runtime, setup
-from fatbench.errors import MachineError
+from fatbench.errors import DatabaseError, MachineError
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.report.figures import series
 from fatbench.report.numbers.measurements import Source
 from fatbench.runner import checkpoints, worker
 from fatbench.runner.jobs import Job, Machine
-from fatbench.store import export_lines, jsonl, number_text
+from fatbench.store import export_lines, integrity, jsonl, number_text
 from fatbench.store.stages import Store
 from fatbench.suite import cells, cost, memory_need
 
@@ -88,6 +89,21 @@ def test_the_end_of_a_stage_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         jsonl.export(other, again)
         assert again.getvalue() == stream.getvalue()
         assert jsonl.import_(other, file)["numbers already here"] == 10_001
+
+
+def test_a_check_of_many_numbers_reads_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_lines, "FEW", 100)
+    url = str(tmp_path / "a.db")
+    with Store.open(url, create=True) as store:
+        store.finish(numbered(store, 30, 100), round=30)
+        with store.database.reading() as connection:
+            (line,) = export_lines.lines(connection, ["a"])
+    assert not isinstance(line["stages"][0]["numbers"], list) and "intact" in integrity.check(url)
+    with sqlite3.connect(url) as connection:
+        connection.execute("UPDATE numbers SET value = 7 WHERE client = 99 AND round_metric = 30")
+    connection.close()
+    with pytest.raises(DatabaseError, match="cell a train has changed since it was finished"):
+        integrity.check(url)
 
 
 @pytest.mark.parametrize(

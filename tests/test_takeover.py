@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 import torch
 from crew import Watcher, diverging, lasting, never, numbers, pid_of, rows, undisturbed
-from test_store import _mount
+from test_opening import _mount
 
 from fatbench.cli.watch import Watch
 from fatbench.errors import SpecError, Unavailable

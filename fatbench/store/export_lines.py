@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 from sqlalchemy import Connection, select, update
@@ -33,26 +33,22 @@ def lines(
     """The lines of some cells as JSON data, in order; a finished stage has the digest that the database holds of it.
 
     copies: replicate -> (its cell, its number). stages: only these of each cell; None: all. numbers: False leaves them
-    out, for a stage may have millions (`rounds`).
+    out; where a stage has many they are `StoredNumbers`.
     """
 
-    def by_cell(table: Any, *order: Any, of: Sequence[str] = cells) -> dict[str, list[Any]]:
-        query = select(table).where(table.c.cell.in_(of)).order_by(table.c.cell, *order)
+    def by_cell(table: Any, *order: Any) -> dict[str, list[Any]]:
+        query = select(table).where(table.c.cell.in_(cells)).order_by(table.c.cell, *order)
         if stages is not None and table is not RUNS:  # a number may name a run of another stage
             query = query.where(table.c.stage.in_(list(stages)))
         return {cell: list(group) for cell, group in groupby(connection.execute(query), lambda row: row.cell)}
 
     runs = by_cell(RUNS, RUNS.c.stage, RUNS.c.started, RUNS.c.uid)
     rows = by_cell(STAGES, STAGES.c.stage)
-    order = [NUMBERS.c[name] for name in ("stage", "round", "client", "metric")]
     outcomes = by_cell(OUTCOME_CHUNKS, *OUTCOME_CHUNKS.primary_key)
     for cell in connection.execute(select(CELLS).where(CELLS.c.id.in_(cells)).order_by(CELLS.c.id)).all():
-        values = (
-            by_cell(NUMBERS, *order, of=[cell.id]) if numbers else {}
-        )  # of one cell at a time: it may have millions
         mine = runs.get(cell.id, [])
         position = {run.id: number for number, run in enumerate(mine)}
-        measured = {stage: list(group) for stage, group in groupby(values.get(cell.id, []), lambda row: row.stage)}
+        by_uid = {run.uid: number for number, run in enumerate(mine)}
         chunks = {stage: list(group) for stage, group in groupby(outcomes.get(cell.id, []), lambda row: row.stage)}
         yield {
             **dict(zip(("cell", "replicate"), (copies or {}).get(cell.id, (cell.id,)), strict=False)),
@@ -78,15 +74,36 @@ def lines(
                     "run": position.get(row.run),
                     "error": row.error,
                     "digest": row.digest if row.status == "done" else None,
-                    "numbers": [
-                        [m.round, m.client, m.metric, float(m.value), m.n, position[m.run], m.created]
-                        for m in measured.get(row.stage, [])
-                    ],
+                    "numbers": _numbers(connection, cell.id, row.stage, by_uid) if numbers else [],
                     "outcomes": [[c.start, c.n, base64.b64encode(c.bits).decode()] for c in chunks.get(row.stage, [])],
                 }
                 for row in rows.get(cell.id, [])
             ],
         }
+
+
+FEW = 100_000  # numbers of a stage that may be held
+
+
+class StoredNumbers(number_text.Numbers):
+    """The numbers of a stage in the database, as in a line, that may be read again and again."""
+
+    def __init__(self, connection: Connection, cell: str, stage: str, position: Mapping[str, int]):
+        """position: of a run in the line, by its uid."""
+        self.connection, self.cell, self.stage, self.position = connection, cell, stage, position
+
+    def rounds(self) -> Iterator[list[Any]]:
+        for numbers in rounds(self.connection, self.cell, self.stage):
+            yield [
+                [round, client, metric, float(value), n, self.position[uid], created]
+                for round, client, metric, value, n, uid, created in numbers
+            ]
+
+
+def _numbers(connection: Connection, cell: str, stage: str, position: Mapping[str, int]) -> list[Any] | StoredNumbers:
+    stored = StoredNumbers(connection, cell, stage, position)
+    first = list(islice(stored, FEW + 1))
+    return first if len(first) <= FEW else stored
 
 
 def _rest(status: str) -> str:

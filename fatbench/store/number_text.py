@@ -1,4 +1,4 @@
-"""The numbers of a stage that stay the text of a line: millions of them, of which some are read at a time."""
+"""Numbers of a stage, of which there may be millions: some are read at a time, from the text of a line."""
 
 from __future__ import annotations
 
@@ -20,10 +20,21 @@ def constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number")
 
 
-class NumberText:
-    """A list of numbers that may be read again and again, as [round, client, metric, value, n, run, created].
+class Numbers:
+    """Numbers that may be read again and again, as [round, client, metric, value, n, run, created]."""
 
-    Its text is `line[begin:end]`. translated: metrics have the names that the database has for them.
+    def rounds(self) -> Iterator[list[Any]]:
+        """Lists of all numbers of some rounds, if they are in the order of their rounds."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        return (row for rows in self.rounds() for row in rows)
+
+
+class NumberText(Numbers):
+    """A list of numbers whose text is `line[begin:end]`.
+
+    translated: metrics have the names that the database has for them.
     """
 
     def __init__(self, line: str, begin: int, end: int, translated: bool = False):
@@ -38,7 +49,6 @@ class NumberText:
             begin = end + 1
 
     def rounds(self) -> Iterator[list[Any]]:
-        """Lists of all numbers of some rounds, if they are in the order of their rounds."""
         rest: list[Any] = []
         for piece in self.pieces():
             rows = rest + json.loads(piece, parse_constant=constant)
@@ -51,16 +61,13 @@ class NumberText:
             rest = rows[whole:]
         yield rest
 
-    def __iter__(self) -> Iterator[Any]:
-        return (row for rows in self.rounds() for row in rows)
-
     def __len__(self) -> int:
         return self.line.count("],[", self.begin, self.end) + 1
 
 
-def rounds(numbers: Sequence[Any] | NumberText) -> Iterator[Sequence[Any]]:
-    """The numbers of a stage in lists: those of some rounds of a text, else all."""
-    yield from numbers.rounds() if isinstance(numbers, NumberText) else [numbers]
+def rounds(numbers: Sequence[Any] | Numbers) -> Iterator[Sequence[Any]]:
+    """The numbers of a stage in lists: of some rounds, or one of all."""
+    yield from numbers.rounds() if isinstance(numbers, Numbers) else [numbers]
 
 
 def parsed(line: str, most: int) -> Any:
