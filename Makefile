@@ -104,7 +104,7 @@ soak: $(STAMP) ## eight runners, killed, stopped and locked out, end as if undis
 slurm: $(STAMP) ## a real SLURM of three nodes on this machine, and every fault of a site's first day
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m '' tests/test_real_slurm.py $(ARGS)
 
-# Three gigabytes in build/scale, and some minutes to make them.
+# Ten gigabytes in build/scale, and half an hour; make scale ARGS='--seeds 1 --times 1' is a tenth of the commands.
 scale: $(STAMP) ## what commands cost on 100,000 cells and 10 million numbers; make scale ARGS='--only plan'
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/scale.py $(ARGS)
 	@[ -n "$(ARGS)" ] || OMP_NUM_THREADS=1 $(BIN)/python tests/scale_growth.py
