@@ -40,15 +40,17 @@ def test_what_is_written_is_a_valid_suite_beside_fat_and_sfat(place, run, kind):
     code, out, err = run("new", kind, "my_one")
     assert (code, err) == (0, "")
     written = ["my_one.yaml"] if kind == "suite" else ["my_one.py", "my_one.yaml"]
-    assert sorted(file.name for file in place.iterdir()) == written
+    assert sorted(file.name for file in place.iterdir()) == ["fatbench.schema.json", *written]
     assert out.splitlines() == [
-        f"wrote {' and '.join(written)}; next:",
+        f"wrote {', '.join(written)}, fatbench.schema.json; next:",
         "  fatbench run my_one.yaml --smoke",
         "  fatbench report my_one.yaml",
     ]
+    assert run("suite", "schema")[1] == (place / "fatbench.schema.json").read_text(encoding="utf-8")
     for file in written:
         text = (place / file).read_text()
         assert "NAME" not in text
+        assert text.startswith("# yaml-language-server: $schema=fatbench.schema.json\n") == (file == "my_one.yaml")
         assert not re.search(r"# [A-Z]+$", text, re.MULTILINE), "a mark was left over"
     found = files.load("my_one.yaml")
     assert list(found.presets()) == ["paper", "smoke"]

@@ -145,6 +145,8 @@ OF_A_CLASS = re.compile(r".*_class|label_clients|updated_fraction")
 def test_every_column_has_a_source(name: str) -> None:
     # AutoAttack is a column of reduced presets where the paper has none
     metrics = {metric for preset in read(name).presets() for metric in plan(name, preset).metrics()}
+    evaluate = read(name).contents.evaluate
+    metrics |= {*evaluate.attacks, *evaluate.transfer}  # a list of radii or of models has several metrics
     logged = _logged() | _logged_besides()
     assert {"drift_post", "grad_var", "monitor"} <= _logged()
     shown = [(t.id, h, text) for t in read(name).tables for h, text in t.values.items()]

@@ -9,22 +9,25 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._C import _functorch as functorch
 
 from fatbench.engine import experiment, measures, optimizers
 from fatbench.engine.local import pixels
 from fatbench.engine.setup import Runtime, setup
+from fatbench.methods.algorithms import fedsgd
 from fatbench.suite import calls, cells, cost, files
 
 Spec = dict[str, Any]
 
 
 def of_suite(suite: str, algorithm: str, **changes: Any) -> Spec:
-    """A smoke cell without what only looks at it."""
+    """A smoke cell without what only looks at it, from random weights."""
     plan = files.load(suite).plan("smoke")
     spec = next(cell.spec for cell in plan.cells if cell.spec["algorithm"]["name"] == algorithm)
     changed = merge(spec["algorithm"], changes)
     given = {key: value for key, value in changed.items() if value is not None}
-    return cells.canonical({**spec, "monitor": None, "diagnostic": None, "algorithm": given})
+    model = {**spec["model"], **({"weights": None} if "weights" in spec["model"] else {})}
+    return cells.canonical({**spec, "model": model, "monitor": None, "diagnostic": None, "algorithm": given})
 
 
 def merge(under: Spec, over: Spec) -> Spec:
@@ -32,8 +35,8 @@ def merge(under: Spec, over: Spec) -> Spec:
     return {**under, **over, **({"local": {**under["local"], **over["local"]}} if "local" in over else {})}
 
 
-def leaves(network: nn.Module, x: Tensor) -> nn.Module:
-    """The first layer with weights that a pass reaches."""
+def leaves(network: nn.Module, x: Tensor) -> list[nn.Module]:
+    """The layers with weights, in the order in which a pass reaches them."""
     order: list[nn.Module] = []
     hooks = [
         module.register_forward_hook(lambda module, *_: order.append(module))
@@ -44,7 +47,17 @@ def leaves(network: nn.Module, x: Tensor) -> nn.Module:
         network.eval()(x)
     for hook in hooks:
         hook.remove()
-    return order[0]
+    return order
+
+
+def batch_size(x: Tensor) -> int:
+    """The images of a batch (B, ...), times the clients over which vmap runs, whose dimension it hides."""
+    size = len(x)
+    while functorch.is_functorch_wrapped_tensor(x):
+        inner = functorch.get_unwrapped(x)
+        size *= inner.shape[functorch.maybe_get_bdim(x)] if functorch.is_batchedtensor(x) else 1
+        x = inner
+    return size
 
 
 def counted(spec: Spec, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], Counter[str]]:
@@ -54,29 +67,32 @@ def counted(spec: Spec, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Co
     real: Counter[str] = Counter()
 
     def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        images = len(inputs[0])
+        images = batch_size(inputs[0])
         real["forward"] += images
         if output.requires_grad:
             output.register_hook(lambda gradient: real.update({"backward": images}))
 
     model = ready.problem.model
     x = pixels(ready.problem, ready.problem.images[:2])
-    parts = [model]
+    inverted = spec["algorithm"]["name"] == "gradient_inversion"
     if spec["algorithm"]["name"] in ("fedvkd", "fedgkt"):
         parts = [model.get_submodule("extractor"), model.get_submodule("server")]
-        firsts = [leaves(parts[0], x), leaves(parts[1], parts[0].eval()(x))]
+        hooked = [leaves(parts[0], x)[0], leaves(parts[1], parts[0].eval()(x))[0]]
     else:
-        firsts = [leaves(model, x)]
-    hooks = [first.register_forward_hook(hook) for first in firsts]
-    inverted = spec["algorithm"]["name"] == "gradient_inversion"
+        hooked = [leaves(model, x)[-1 if inverted else 0]]  # an inversion may read no gradient of the first layer
+    hooks = [layer.register_forward_hook(hook) for layer in hooked]
     clients_steps = {"sgd": optimizers.sgd} if inverted else optimizers.OPTIMIZERS  # an inversion's Adam is no client's
-    for name, step in dict(clients_steps).items():
 
-        def counting(*given: Any, step: Any = step) -> Any:
+    def counting(step: Any) -> Any:
+        def counted_step(*given: Any, **more: Any) -> Any:
             real["steps"] += 1
-            return step(*given)
+            return step(*given, **more)
 
-        monkeypatch.setitem(optimizers.OPTIMIZERS, name, counting)
+        return counted_step
+
+    for name, step in dict(clients_steps).items():
+        monkeypatch.setitem(optimizers.OPTIMIZERS, name, counting(step))
+    monkeypatch.setattr(fedsgd, "_upload", counting(fedsgd._upload))  # a client's step is a gradient for the server's
     monkeypatch.setattr(measures, "footprint", lambda *given, **more: {})
     log: Counter[str] = Counter()
     try:
@@ -113,6 +129,10 @@ def counted(spec: Spec, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Co
         ("fat-bounds", "local_only", {}),
         ("privacy-updates", "gradient_inversion", {"batch": 4}),
         ("privacy-updates", "gradient_inversion", {"batch": 4, "inversion": {"name": "simulated", "iterations": 3}}),
+        ("april-masks", "gradient_inversion", {}),
+        ("april-masks", "gradient_inversion", {"inversion": {"name": "april_opt", "steps": 3}, "observed_rounds": 2}),
+        ("privacy-updates", "gradient_inversion", {"inversion": {"name": "matching", "steps": 3}}),
+        ("april-learning", "fedsgd", {}),
         ("fedvkd-cifar10", "fedvkd", {}),
         ("fedvkd-cifar10", "fedgkt", {}),
         ("fedvkd-cifar10", "fedaux", {"pretrain_epochs": 1}),

@@ -82,7 +82,12 @@ def doctor(db: Db = None, data: DataDir = None, format: Format = "text") -> None
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "suite": (
         "List, show and check suites.",
-        {"list": suites.suite_list, "show": suites.suite_show, "check": suites.suite_check},
+        {
+            "list": suites.suite_list,
+            "show": suites.suite_show,
+            "check": suites.suite_check,
+            "schema": suites.suite_schema,
+        },
     ),
     "plan": ("Show what a run would do and cost, without running it.", {"suite": suites.plan_suite}),
     "run": (

@@ -75,6 +75,7 @@ CHANGES: dict[str, dict[str, str]] = {
     },
     "suite": {},
 }
+SCHEMA = "fatbench.schema.json"  # beside a suite, for editors
 PLUGINS = "plugins: [NAME.py]             # found relative to this file"
 
 
@@ -129,15 +130,20 @@ def _write(what: str, name: str, beside: str | None = None, rows: Sequence[Path]
         contents = {f"{name}.py": template.replace("NAME", name), **contents}
     if there := [file for file in contents if Path(file).exists()]:
         raise SpecError(f"{there[0]} exists already: nothing was written")
+    contents[f"{name}.yaml"] = f"# yaml-language-server: $schema={SCHEMA}\n{contents[f'{name}.yaml']}"
+    if not Path(SCHEMA).exists():
+        from fatbench.suite import file_schema
+
+        contents[SCHEMA] = file_schema.text()
     for file, text in contents.items():
         whole_file.write(Path(file), text, new=True)
     if beside is not None:
         from fatbench.cli import shipped
 
-        print(f"wrote {' and '.join(contents)}", flush=True)
+        print(f"wrote {', '.join(contents)}", flush=True)
         shipped.take_rows(f"{name}.yaml", cells, rows, db)
         return
-    print(f"wrote {' and '.join(contents)}; next:")
+    print(f"wrote {', '.join(contents)}; next:")
     print(f"  fatbench run {name}.yaml --smoke")
     print(f"  fatbench report {name}.yaml")
 

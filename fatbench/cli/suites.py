@@ -185,6 +185,16 @@ def suite_check(
         raise typer.Exit(2)
 
 
+def suite_schema() -> None:
+    """Print the JSON Schema of suite files, by which editors complete and check them.
+
+    Example: fatbench suite schema
+    """
+    from fatbench.suite import file_schema
+
+    print(file_schema.text(), end="")
+
+
 def _contract(files: list[str]) -> None:
     """Print a line for every function of plug-in files, and what does not hold for it. Exit 1: something does not."""
     from fatbench.suite import plugins

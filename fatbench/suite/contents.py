@@ -44,4 +44,6 @@ class Contents(Node):
     presets: Presets
     tables: list[Table] = Field(default=[])
     figures: list[Figure] = Field(default=[])
-    tests: Annotated[list[Tests], BeforeValidator(listed)] = Field(default=[])
+    tests: Annotated[list[Tests], BeforeValidator(listed, json_schema_input_type=Tests | list[Tests])] = Field(
+        default=[]
+    )

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, model_validator
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite.model import Condition, Node, Note, Some, Text, known_axis, known_label, mapping
+from fatbench.suite.model import Condition, Label, Node, Note, Some, Text, known_axis, known_label, mapping
 from fatbench.suite.types import number
 
 LARGEST = 1000  # of a weight
@@ -125,7 +125,9 @@ def _baseline(value: Any, info: ValidationInfo) -> tuple[str, str] | None:
     return None if value is None else (axis_of([str(value)], None, (info.context or {})["axes"]), str(value))
 
 
-Baseline = Annotated[tuple[str, str] | None, PlainValidator(_baseline)]
+Weight = float | str
+Weights = list[Weight] | dict[str, Weight | dict[str, Weight]]  # as a file says them
+Baseline = Annotated[tuple[str, str] | None, PlainValidator(_baseline, json_schema_input_type=Label | None)]
 
 
 def listed(value: Any) -> Any:
@@ -140,11 +142,17 @@ class Tests(Node):
     family: Text | None = None  # its name
     note: Note = ""  # printed with it, such as when it was declared
     where: Condition = Field(default={})  # only these points of the grid
-    margin: Annotated[Any, PlainValidator(_margin)] = None  # of equivalence, in points
+    margin: Annotated[Any, PlainValidator(_margin, json_schema_input_type=float | None)] = (
+        None  # of equivalence, in points
+    )
     axis: Annotated[str | None, AfterValidator(_known)] = None
     metrics: Some | None = None  # those of the family; default: all that the suite evaluates
-    contrasts: Annotated[dict[str, Contrast], PlainValidator(_contrasts)] = Field(default={})
-    headline: Annotated[tuple[str, str, str] | None, PlainValidator(_headline)] = None  # the one that is quoted
+    contrasts: Annotated[dict[str, Contrast], PlainValidator(_contrasts, json_schema_input_type=dict[str, Weights])] = (
+        Field(default={})
+    )
+    headline: Annotated[  # the one that is quoted
+        tuple[str, str, str] | None, PlainValidator(_headline, json_schema_input_type=list[str] | None)
+    ] = None
     mean_over: Annotated[str | None, AfterValidator(_known)] = None  # an axis; each contrast also as its mean over it
     between: Condition = Field(default={})  # two labels of an axis; each contrast as its difference, first less second
 

@@ -27,6 +27,7 @@ from pydantic import (
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import input_limits
 from fatbench.suite.located import LocatedMap
+from fatbench.suite.types import Count, Natural
 
 Checkpoint = Literal["last", "best-val", "best-test"]
 CHECKPOINTS: tuple[str, ...] = get_args(Checkpoint)
@@ -236,14 +237,22 @@ def _limit(value: Any) -> LocatedMap:
 
 
 Key = dict[str, str]  # axis -> label, in the order of the suite
-Condition = Annotated[dict[str, list[str]], PlainValidator(condition)]  # axis -> labels, one of which a point must have
-Text = Annotated[str, PlainValidator(_text)]
-Note = Annotated[str, PlainValidator(lambda value: str(value or "").strip())]
+# What a file may say, for its JSON Schema, where that is not the type of what is read.
+Label = str | int | float | bool
+OneOrMore = Label | list[Label]
+
+Condition = Annotated[  # axis -> labels, one of which a point must have
+    dict[str, list[str]], PlainValidator(condition, json_schema_input_type=dict[str, OneOrMore])
+]
+Text = Annotated[str, PlainValidator(_text, json_schema_input_type=str)]
+Note = Annotated[str, PlainValidator(lambda value: str(value or "").strip(), json_schema_input_type=Label | None)]
 OverrideMap = Annotated[LocatedMap, PlainValidator(mapping)]  # overrides settings of a cell
-Axes = Annotated[list[str], PlainValidator(labels), AfterValidator(_axes_of)]  # names of axes
-Some = Annotated[list[str], PlainValidator(labels)]  # one label or a list of them
-Seeds = Annotated[list[int], PlainValidator(_seeds)]
-Images = Annotated[Any, PlainValidator(_images)]
+Axes = Annotated[  # names of axes
+    list[str], PlainValidator(labels, json_schema_input_type=OneOrMore), AfterValidator(_axes_of)
+]
+Some = Annotated[list[str], PlainValidator(labels, json_schema_input_type=OneOrMore)]  # one label or a list of them
+Seeds = Annotated[list[int], PlainValidator(_seeds, json_schema_input_type=str | list[Natural])]
+Images = Annotated[Any, PlainValidator(_images, json_schema_input_type=Count | None)]
 Labels = Annotated[dict[str, OverrideMap], BeforeValidator(mapping), AfterValidator(_some)]  # label -> override
 
 
@@ -255,7 +264,9 @@ class Override(Node):
 
     what = "the override's"
     when: Condition = Field(default={})
-    having: Annotated[dict[str, list[str]], PlainValidator(_having)] = Field(default={})
+    having: Annotated[dict[str, list[str]], PlainValidator(_having, json_schema_input_type=dict[str, OneOrMore])] = (
+        Field(default={})
+    )
     set: OverrideMap = LocatedMap()
 
     def holds(self, key: Key, spec: Mapping[str, Any]) -> bool:
@@ -300,7 +311,9 @@ class Transfer(Node):
     attack: Text  # the metric whose attack it is
     axis: Text | None = None
     labels: Some | None = None  # of the axis, whose cells are attacked
-    clients: Annotated[Any, PlainValidator(_clients)] = None  # so many of the round's, each before averaging
+    clients: Annotated[Any, PlainValidator(_clients, json_schema_input_type=Count)] = (
+        None  # so many of the round's, each before averaging
+    )
 
     @model_validator(mode="after")
     def _one(self, info: ValidationInfo) -> Transfer:
@@ -325,10 +338,12 @@ class Evaluate(Node):
 
     n: Images = None
     batch: Images = 500
-    checkpoints: Annotated[list[Checkpoint], BeforeValidator(_checkpoints)] = Field(default=["last"])
+    checkpoints: Annotated[
+        list[Checkpoint], BeforeValidator(_checkpoints, json_schema_input_type=Checkpoint | list[Checkpoint])
+    ] = Field(default=["last"])
     attacks: Annotated[LocatedMap, PlainValidator(_metrics)] = LocatedMap()  # metric -> attack; null takes one away
     transfer: Annotated[dict[str, Transfer | None], BeforeValidator(_metrics)] = Field(default={})  # by metric
-    limit: Annotated[LocatedMap, PlainValidator(_limit)] = (
+    limit: Annotated[LocatedMap, PlainValidator(_limit, json_schema_input_type=dict[str, Count])] = (
         LocatedMap()
     )  # metric -> that attack's number of test images, if below n
     overrides: list[Override] = Field(default=[])
@@ -347,7 +362,9 @@ class Preset(Node):
     note: Note = ""
     seeds: Seeds | None = None
     base: OverrideMap = LocatedMap()
-    axes: Annotated[dict[str, list[str]] | None, PlainValidator(lambda value: value)] = None
+    axes: Annotated[
+        dict[str, list[str]] | None, PlainValidator(lambda value: value, json_schema_input_type=dict[str, OneOrMore])
+    ] = None
     evaluate: OverrideMap = LocatedMap()
     set: OverrideMap = LocatedMap()  # of every cell, over the axes
     overrides: list[Override] = Field(default=[])

@@ -9,10 +9,12 @@ PAPERS = {
     "fedaux": "FedVKD and FedAUX (Tao et al., Electronics 2022)",
     "adfl": "AdFL (Danilenka et al., arXiv 2022)",
     "april": "Random binary weights against gradient inversion (Sawada et al., arXiv 2024)",
+    "fat-aggregators": "Comparisons of our own",
     "fat-baselines": "Comparisons of our own",
     "fat-bounds": "Comparisons of our own",
     "fat-variance": "Comparisons of our own",
     "fat-byzantine": "Comparisons of our own",
+    "fat-transfer": "Comparisons of our own",
     "privacy": "Comparisons of our own",
     "vit": "Networks that other suites begin with",
 }

@@ -40,8 +40,10 @@ class Perturbation(model.Node):
 
     what = "the perturbation's"
     norm: Literal["Linf", "L2"] = "Linf"
-    eps: Annotated[Any, PlainValidator(_radius)]
-    training: model.OverrideMap = Field(default=LocatedMap())
+    eps: Annotated[Any, PlainValidator(_radius, json_schema_input_type=types.NonNegative)]
+    training: Annotated[LocatedMap, PlainValidator(model.mapping, json_schema_input_type=dict[str, Any])] = Field(
+        default=LocatedMap()
+    )
 
     def __str__(self) -> str:
         return f"{self.norm} {self.eps}"

@@ -12,7 +12,20 @@ from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, fie
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import threats
 from fatbench.suite.located import LocatedMap
-from fatbench.suite.model import Axes, Condition, Node, Note, Text, condition, known_axis, known_label, labels, mapping
+from fatbench.suite.model import (
+    Axes,
+    Condition,
+    Label,
+    Node,
+    Note,
+    OneOrMore,
+    Text,
+    condition,
+    known_axis,
+    known_label,
+    labels,
+    mapping,
+)
 
 SERIES = "series"  # among the panels of a figure: a panel for each heading
 Selected = Literal["last", "best-val", "best-test", "unknown"]
@@ -34,7 +47,7 @@ class Heading(Node):
     """What stands under a heading: a source, or a source of some points of the grid only."""
 
     what = "the heading's"
-    source: Annotated[str, PlainValidator(str)]
+    source: Annotated[str, PlainValidator(str, json_schema_input_type=str)]
     where: Condition = Field(default={})
     minus: Condition = Field(default={})  # of a table: each number less that of the same point with these labels
     share: Condition = Field(default={})  # of a table: its place on the way from the first of two labels to the second
@@ -77,9 +90,13 @@ def _headings(value: Any) -> LocatedMap:
     return LocatedMap(short, headings.where, headings.at)
 
 
-Headings = Annotated[dict[str, Heading], BeforeValidator(_headings)]
+Headings = Annotated[dict[str, Heading], BeforeValidator(_headings, json_schema_input_type=dict[str, str | Heading])]
 Texts = Annotated[
-    dict[str, str], PlainValidator(lambda value: {key: str(text) for key, text in mapping(value).items()})
+    dict[str, str],
+    PlainValidator(
+        lambda value: {key: str(text) for key, text in mapping(value).items()},
+        json_schema_input_type=dict[str, Label],
+    ),
 ]
 
 
@@ -89,14 +106,16 @@ def _alternatives(value: Any, info: ValidationInfo) -> list[Condition]:
     return [condition(one, info) for one in value]
 
 
-Alternatives = Annotated[list[Condition], PlainValidator(_alternatives)]
+Alternatives = Annotated[
+    list[Condition], PlainValidator(_alternatives, json_schema_input_type=list[dict[str, OneOrMore]])
+]
 
 
 class Reference(Node):
     """Numbers in a file that stand beside ours, and how its labels map to ours."""
 
     what = "the formula's"
-    file: Annotated[Path, PlainValidator(str)]
+    file: Annotated[Path, PlainValidator(str, json_schema_input_type=str)]
     match: Texts = Field(default={})
     rows: Texts = Field(default={})  # axis -> CSV column
     labels: Texts = Field(default={})  # our label -> the CSV's
@@ -154,8 +173,8 @@ class PairedTest(Node):
     """Each other label of the axis is tested against this one, by seed."""
 
     what = "the test's"
-    axis: Annotated[str, PlainValidator(str)]
-    against: Annotated[str, PlainValidator(str)]
+    axis: Annotated[str, PlainValidator(str, json_schema_input_type=str)]
+    against: Annotated[str, PlainValidator(str, json_schema_input_type=Label)]
 
 
 def _rows(value: Any, info: ValidationInfo) -> list[str]:
@@ -166,7 +185,9 @@ class Table(Displayed):
     """One table of a paper (or of ours): which axes label rows and column groups, which numbers stand in them."""
 
     what = "the table's"
-    rows: Annotated[list[str], PlainValidator(_rows)]  # axes, and what threats.AXES tells of a cell
+    rows: Annotated[
+        list[str], PlainValidator(_rows, json_schema_input_type=OneOrMore)
+    ]  # axes, and what threats.AXES tells of a cell
     across: Axes = Field(default=[])
     sources: Headings = Field(alias="values")
     best: dict[str, Best] = Field(default="max", validate_default=True)
@@ -189,7 +210,7 @@ class Table(Displayed):
         """(axis, label)."""
         return None if self.test is None else (self.test.axis, self.test.against)
 
-    @field_validator("best", mode="before")
+    @field_validator("best", mode="before", json_schema_input_type=Best | dict[str, Best])
     @classmethod
     def _of_each(cls, best: Any, info: ValidationInfo) -> dict[str, str]:
         """One for all headings, or some of them by name; a large spread over clients is never best."""
@@ -255,7 +276,9 @@ class Figure(Displayed):
 
     what = "the figure's"
     kind: Kind = "lines"
-    panels: Annotated[list[str], PlainValidator(_panels)] = Field(default=[])  # axes, and SERIES
+    panels: Annotated[list[str], PlainValidator(_panels, json_schema_input_type=OneOrMore)] = Field(
+        default=[]
+    )  # axes, and SERIES
     lines: Axes = Field(default=[])
     sources: Headings = Field(alias="series")
     scale: Literal["linear", "log"] = "linear"  # of the vertical axis
