@@ -147,7 +147,7 @@ def _function(signature: Signature) -> Schema:
 
 
 def _value(setting: Setting, kind: str) -> Schema:
-    """What may stand at a setting; at one of an attack also a list, each with a metric of its own."""
+    """What may stand at a setting; at one of an attack also a list, whose values are a metric each."""
     if setting.kind is not None:
         return _or_null(_to(setting.kind))  # None where it is optional; or another label says which
     if setting.annotation.startswith("Weights"):
