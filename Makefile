@@ -109,9 +109,10 @@ scale: $(STAMP) ## what commands cost on 100,000 cells and 10 million numbers; m
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/scale.py $(ARGS)
 	@[ -n "$(ARGS)" ] || OMP_NUM_THREADS=1 $(BIN)/python tests/scale_growth.py
 
-# An hour or so on one core. Exit 1 where more than 5 % survive; which ones is printed, and kept in build/mutants.
-mutants: $(STAMP) ## small mistakes in the program, and which the tests do not see; make mutants ARGS='--sample 100 --seed 1'
-	@OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py $(ARGS)
+# Which files, and the tests that guard them: [tool.mutmut] of pyproject.toml. The folder mutants/ keeps what was seen.
+mutants: $(STAMP) ## small mistakes in the program, and which the tests do not see; ARGS='fatbench.methods.aggregators.x_sfat*'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m mutmut run $(ARGS)
+	@$(BIN)/python -m mutmut results
 
 nightly: $(STAMP) ## what is too long for every commit: every test, slurm, fuzz, mutants and soak
 	@$(MAKE) test ARGS="-m '' --ignore=tests/test_real_slurm.py"

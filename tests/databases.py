@@ -37,16 +37,10 @@ rm -rf "$folder"
 """
 
 
-SERVER = "POSTGRES_OF_MUTANTS"  # a server for every test run in this process's children: see tests/mutants.py
-
-
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
     """The folder of the socket of a server of our own, reachable by nobody else; skipped where there is none."""
     pytest.importorskip("psycopg")
-    if running := os.environ.get(SERVER):
-        yield running
-        return
     binaries = binaries_of_postgres()
     if binaries is None:
         pytest.skip("no PostgreSQL server is installed here")

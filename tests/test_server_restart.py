@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from crew import Watcher, lasting, never, numbers, undisturbed
-from databases import SERVER, binaries_of_postgres, serving
+from databases import binaries_of_postgres, serving
 from sqlalchemy import event
 
 from fatbench.cli.watch import Watch
@@ -67,7 +67,7 @@ class Server:
 @pytest.fixture(scope="module")
 def running() -> Iterator[Server]:
     pytest.importorskip("psycopg")
-    if (binaries := binaries_of_postgres()) is None or SERVER in os.environ:
+    if (binaries := binaries_of_postgres()) is None:
         pytest.skip("no PostgreSQL server of this test's own")
     with serving(binaries) as folder:
         server = Server(folder, binaries)
