@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+import members
 import pytest
 import torch
 from algorithm_runs import nested, same
@@ -368,8 +369,11 @@ def test_the_server_trains_on_images_attacked_through_their_own_extractor(box: s
     functools.partial(attacks.pgd, eps=0.2, step=0.1, steps=3, early_stop=True),
     functools.partial(attacks.autoattack, eps=0.05),
 ])  # fmt: skip
-def test_the_server_takes_attacks_that_drop_images_on_their_way(attack: functools.partial) -> None:
+def test_the_server_takes_attacks_that_drop_images_on_their_way(
+    attack: functools.partial, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that stops early and one of another package: both ask the networks about some of the images only."""
+    members.short_autoattack(monkeypatch)
     on, state = images(1, 4, box="fedgkt")
     (result,) = small("fedgkt", on, state, 1, server_epochs=1, server_attack=attack)
     assert result.metrics["server_forward"] > 4 * 2

@@ -318,7 +318,8 @@ presets: {paper: {}}
 
 
 @pytest.fixture
-def attacked(tmp_path: Path) -> Iterator[tuple[files.Suite, Plan, Machine, Store]]:
+def attacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[files.Suite, Plan, Machine, Store]]:
+    members.short_autoattack(monkeypatch)
     file = tmp_path / "attacked.yaml"
     file.write_text(ATTACKED)
     suite = files.load(str(file))
