@@ -439,7 +439,7 @@ def test_too_little_memory_is_tried_once_more_with_smaller_microbatches(error, j
 
 
 def test_memory_that_is_never_enough_is_a_failure_in_words(jobs, machine, monkeypatch) -> None:
-    sizes = cramped(monkeypatch, lambda: MemoryError("Unable to allocate"), 0)
+    sizes = cramped(monkeypatch, lambda: MemoryError("Unable to allocate"), 3)  # enough to count what a pass costs
     events: list[Event] = []
     with Store.open(machine.db) as store:
         assert work(jobs[0], machine, store, events.append) == "failed"
