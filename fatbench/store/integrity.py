@@ -157,7 +157,9 @@ def _problems(connection: Connection) -> Iterator[str]:
             if line != "ok":
                 yield line
         for part in WHOLE:
-            connection.exec_driver_sql(f"PRAGMA foreign_key_check({part.name})").all()  # refuses a damaged definition
+            for row in connection.exec_driver_sql(f"PRAGMA foreign_key_check({part.name})"):
+                if row[2] not in METADATA.tables:  # the definition is damaged
+                    yield f"{row[0]} refers to missing {row[2]}"
         yield from _views(connection)
     yield from _schema(connection)
     yield from _orphans(connection)
