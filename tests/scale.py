@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fatbench.store import export_lines
 from fatbench.store.rows import cell_row
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -131,7 +132,7 @@ def build(folder: Path, seeds: int) -> tuple[Path, Path]:
         _copied(connection, "runs", new, {"id": None, "uid": "lower(hex(randomblob(16)))", "cell": "c.id"})
         here = "(SELECT r.id FROM runs r WHERE r.cell = c.id AND r.stage = t.stage)"
         for table in ("stages", "round_metrics", "outcome_chunks"):
-            other = {"cell": "c.id", "run": here, "digest": "NULL", "id": None}  # export makes digests
+            other = {"cell": "c.id", "run": here, "digest": "NULL", "id": None}
             _copied(connection, table, new, other)
         connection.execute(
             "INSERT INTO numbers SELECT m.id, n.client, n.value, n.n FROM round_metrics m JOIN round_metrics f"
@@ -139,6 +140,10 @@ def build(folder: Path, seeds: int) -> tuple[Path, Path]:
             " JOIN numbers n ON n.round_metric = f.id WHERE m.cell != f.cell ORDER BY m.id"
         )
     connection.close()
+    stages = ["train", *(one.stage(ROUNDS) for one in first.evaluations)]
+    with Store.open(str(part)) as store, store.database.writing() as connection:
+        for cell in others:
+            export_lines.seal(connection, cell.id, stages)
     part.rename(file)
     return suite, file
 
