@@ -179,15 +179,16 @@ def judged(
 
 
 def _expect(expected: float, cell: str, stage: str, db: str | None) -> None:
+    from fatbench.report.numbers.cell_rows import accuracies
     from fatbench.report.numbers.statistics import wilson
 
     with opened(db) as store:
         assert store is not None
-        (found,) = (row for row in store.measurements([cell], stages=[stage]) if row["metric"] == "natural")
-    low, high = wilson(round(found["value"] * found["n"]), found["n"])
+        accuracy, n = accuracies([cell], store)[cell, stage]
+    low, high = wilson(round(accuracy * n), n)
     if not low <= expected <= high:
         raise Doubtful(
-            f"--expect-natural {100 * expected:g}: natural accuracy is {100 * found['value']:.2f} % of {found['n']}"
+            f"--expect-natural {100 * expected:g}: natural accuracy is {100 * accuracy:.2f} % of {n}"
             f" images (95 % interval {100 * low:.2f} to {100 * high:.2f}); {CHECK}. No attack was run"
         )
 

@@ -39,6 +39,7 @@ def show_cell(
     from fatbench.report.numbers import cell_rows, cell_runs
     from fatbench.report.numbers.doubts import in_words
     from fatbench.store import integrity
+    from fatbench.store.schema import NUMBERS
     from fatbench.store.stage_names import parsed
 
     known_format(format, ("text", "json"))
@@ -56,14 +57,13 @@ def show_cell(
         others = cell_runs.runs_of_cell(store, id)
         why = cell_rows.doubts_of([id], store)
 
-        def doubted(number: dict[str, Any]) -> dict[str, Any]:
+        def doubted(number: Mapping[str, Any]) -> dict[str, Any]:
             accuracy = number["metric"] == parsed(number["stage"]).metric
-            return number | {"doubts": in_words(why.get((id, number["stage"]), ())) if accuracy else []}
+            return {**number, "doubts": in_words(why.get((id, number["stage"]), ())) if accuracy else []}
 
         if format == "json":
-            evaluated = [stage for _, stage in stages if stage != "train"]
-            metrics = sorted({parsed(stage).metric for stage in evaluated})
-            integrity.agree(store.measurements([id], stages=evaluated, metrics=metrics), store.database)
+            evaluated = NUMBERS.c.metric.in_({parsed(stage).metric for _, stage in stages if stage != "train"})
+            integrity.agree(cell_rows.numbers_of([id], store, evaluated), store.database)
             rows = map(doubted, store.each_measurement(id))
             shown = ({key: row[key] for key in row if key != "settings"} for row in rows)  # those of its stage
             of_stages = [
@@ -75,7 +75,8 @@ def show_cell(
             )
             return
         last, earlier = store.last_trained(id)
-        numbers = store.measurements([id], trained_from=last)
+        shown_rows = cell_rows.numbers_of([id], store, (NUMBERS.c.stage != "train") | (NUMBERS.c.round >= last))
+        numbers = sorted(shown_rows, key=lambda row: (row["stage"], row["round"], row["client"], row["metric"]))
         integrity.agree(numbers, store.database)
         numbers = [doubted(number) for number in numbers]
     show.cell(id, _name(id, runs), spec, stages, numbers, runs, earlier)

@@ -134,7 +134,7 @@ def _show(cell: str, asked: Mapping[str, Any], db: str | None, format: str) -> l
             suite, plan = suite_and_plan(store, f"id={cell}")
             grids = reporting.build_tables(suite, plan, store)
         else:
-            numbers = store.measurements([cell])
+            numbers = cell_rows.accuracies([cell], store, asked)
             spec = store.cells([cell])[cell]
     found = dict.fromkeys(doubt for doubts in why.values() for doubt in doubts)
     doubts = advised(found)
@@ -147,14 +147,13 @@ def _show(cell: str, asked: Mapping[str, Any], db: str | None, format: str) -> l
 
         rows = [
             {
-                "label": parsed(number["stage"]).metric,
-                "attack": asked[number["stage"]],
-                "accuracy": number["value"],
-                "n": number["n"],
-                "doubts": in_words(why.get((cell, number["stage"]), ())),
+                "label": parsed(stage).metric,
+                "attack": asked[stage],
+                "accuracy": accuracy,
+                "n": n,
+                "doubts": in_words(why.get((cell, stage), ())),
             }
-            for number in numbers
-            if number["stage"] in asked and number["metric"] == parsed(number["stage"]).metric
+            for (_, stage), (accuracy, n) in numbers.items()
         ]
         show.evaluation(rows, f"{spec['evaluated']['name']} on {spec['data']['name']}")
         print(f"cell {cell}: fatbench show {cell}; fatbench report evaluate has all models")

@@ -133,13 +133,17 @@ MEASURES = ("psnr", "ssim", "lpips", "matched_psnr", "matched_ssim", "recovered"
 
 def _beside(plan: Plan, db: str | None) -> list[dict[str, Any]]:
     """A row for each cell of a suite that inverted updates: means over its clients. NothingMatched: there is none."""
+    from fatbench.report.numbers.cell_rows import OVERALL, numbers_of
+    from fatbench.store.schema import NUMBERS
     from fatbench.suite import threats
 
     cells = [cell for cell in plan.cells if cell.spec["algorithm"]["name"] == "gradient_inversion"]
     varying = [axis for axis in cells[0].key if len({cell.key.get(axis) for cell in cells}) > 1] if cells else []
     with opened(db) as store:
-        numbers = [] if store is None else store.measurements([cell.id for cell in cells], metrics=MEASURES)
-    found = {(row["cell"], row["metric"]): row["value"] for row in numbers}  # the last round's are those of all clients
+        measures = NUMBERS.c.metric.in_(MEASURES) & OVERALL
+        numbers = [] if store is None else numbers_of([cell.id for cell in cells], store, measures)
+    # the last round's are those of all clients
+    found = {(row["cell"], row["metric"]): row["value"] for row in sorted(numbers, key=lambda row: row["round"])}
     rows = []
     for cell in cells:
         if (cell.id, "psnr") in found:

@@ -39,6 +39,8 @@ def outcomes(
 
     Example: fatbench outcomes 0301a225a8b3 --metric autoattack -o outcomes.csv
     """
+    from fatbench.report.numbers.cell_rows import accuracies
+
     known_format(format, ("csv", "json"))
     with opened(db) as store:
         id = cell_in(store, cell)
@@ -46,7 +48,7 @@ def outcomes(
         spec = store.cells([id])[id]
         stages = {stage: row for (_, stage), row in store.stages([id]).items()}
         found = {stage: bits for stage in stages if (bits := _bits(store.outcomes(id, stage)))}
-        sizes = {n["stage"]: n["n"] for n in store.measurements([id], stages=list(found)) if n["n"] and n["client"] < 0}
+        sizes = {stage: n for (_, stage), (_, n) in accuracies([id], store, found).items()}
         answered = {stage: inputs for (_, stage), inputs in stored(store.database, [id]).items()}
     names = {parsed(stage).metric for stage in found}
     for name in metric or ():

@@ -201,7 +201,9 @@ def choose(store: Store, sample: int, seed: int | None) -> list[str]:
 
     Cells at chance come last: whatever is done to them, they stay there.
     """
+    from fatbench.report.numbers import cell_rows
     from fatbench.store.replicates import SIGN
+    from fatbench.store.schema import NUMBERS
 
     known = {id: spec for id, spec in store.cells().items() if SIGN not in id}
     specs = {id: spec for id, spec in known.items() if "evaluated" not in spec}
@@ -219,9 +221,8 @@ def choose(store: Store, sample: int, seed: int | None) -> list[str]:
     if seed is not None:
         return random.Random(seed).sample(done, min(sample, len(done)))
     seconds = dict.fromkeys(done, 0.0)
-    for number in store.measurements(done, metrics=["seconds"]):
-        if number["client"] < 0:
-            seconds[number["cell"]] += number["value"]
+    for number in cell_rows.numbers_of(done, store, (NUMBERS.c.metric == "seconds") & cell_rows.OVERALL):
+        seconds[number["cell"]] += number["value"]
     # a cell without recorded seconds comes after all that have them
     return sorted(done, key=lambda id: (not seconds[id], seconds[id], _work(specs[id]), id))[:sample]
 
@@ -273,10 +274,10 @@ def _evaluations(store: Store, cell: str) -> list[Evaluation]:
 
     SpecError: a finished evaluation has no numbers or no outcomes.
     """
-    from fatbench.store.stage_names import parsed
+    from fatbench.report.numbers import cell_rows
     from fatbench.suite import asked
 
-    sizes = {n["stage"]: n["n"] for n in store.measurements([cell]) if n["metric"] == parsed(n["stage"]).metric}
+    sizes = {stage: n for (_, stage), (_, n) in cell_rows.accuracies([cell], store).items()}
     found: dict[str, Evaluation] = {}
     for (_, stage), row in store.stages([cell]).items():
         if stage == "train" or row.status != "done" or row.settings is None:

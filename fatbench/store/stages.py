@@ -476,20 +476,14 @@ class Store:
         *,
         stages: Sequence[str] | None = None,
         metrics: Sequence[str] | None = None,
-        trained_from: int = 0,
     ) -> list[dict[str, Any]]:
-        """Rows of the public view, by cell, stage, round, client and metric; of all cells or those asked for.
-
-        trained_from: of training only this round and later ones.
-        """
+        """Rows of the public view, by cell, stage, round, client and metric; of all cells or those asked for."""
         order = ("cell", "stage", "round", "client", "metric")
         query = select(VIEW).order_by(*(VIEW.c[name] for name in order))
         if stages is not None:
             query = query.where(VIEW.c.stage.in_(list(stages)))
         if metrics is not None:
             query = query.where(VIEW.c.metric.in_(list(metrics)))
-        if trained_from:
-            query = query.where((VIEW.c.stage != "train") | (VIEW.c.round >= trained_from))
         names = [c.name for c in VIEW.c]
         with self.database.reading() as connection:
             return [dict(zip(names, row, strict=True)) for row in fetch(connection, query, VIEW.c.cell, cells)]

@@ -14,10 +14,12 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from fatbench.report.numbers.cell_rows import numbers_of
 from fatbench.report.numbers.compare import label, measured
 from fatbench.report.numbers.statistics import binomial_tail
 from fatbench.store.consistency import FRACTIONS
 from fatbench.store.doubt_names import PREFIX
+from fatbench.store.schema import NUMBERS
 from fatbench.store.selection import WORDS
 
 if TYPE_CHECKING:
@@ -101,8 +103,9 @@ def _numbers(store: Store, cell: str) -> dict[str, Numbers]:
     """Stage -> the numbers of a finished stage."""
     done = {name for (_, name), row in store.stages([cell]).items() if row.status == "done"}
     found: dict[str, Numbers] = {}
-    for row in store.measurements([cell]):
-        if row["stage"] in done and row["metric"] not in CLOCK:
+    rows = numbers_of([cell], store, NUMBERS.c.metric.not_in(CLOCK))
+    for row in sorted(rows, key=lambda row: (row["stage"], row["round"], row["client"], row["metric"])):
+        if row["stage"] in done:
             series = found.setdefault(row["stage"], {}).setdefault((row["metric"], row["client"]), {})
             series[row["round"] if row["stage"] == "train" else 0] = float(row["value"]), int(row["n"])
     return found

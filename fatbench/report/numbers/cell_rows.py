@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from fatbench.store.stages import Store
 
 
+OVERALL = NUMBERS.c.client == -1  # about no single client or class
+
+
 def fetch(store: Store, query: Any, key: Any, cells: Iterable[str]) -> Iterator[Any]:
     """The rows of `query` whose `key` is among `cells`, read at once: no transaction waits for whoever asks."""
     with store.database.reading() as connection:
@@ -61,7 +64,7 @@ def doubts_of(cells: Sequence[str], store: Store, read: Outcomes | None = None) 
 
     read: the cells' outcomes, where they are at hand. What a plan asks for plays no part, so every view has the same.
     """
-    numbers = numbers_of(cells, store, (NUMBERS.c.stage != "train") & (NUMBERS.c.client == -1))
+    numbers = numbers_of(cells, store, (NUMBERS.c.stage != "train") & OVERALL)
     evaluated = sorted({row["cell"] for row in numbers})
     made = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings, RUNS.c.device, RUNS.c.commit)
     made = made.outerjoin(RUNS, RUNS.c.id == STAGES.c.run).where(STAGES.c.stage != "train")
@@ -124,7 +127,7 @@ def rounds_of(specs: Mapping[str, Mapping[str, Any]], store: Store, checkpoint: 
         else:
             lacking.append(cell)
     series: dict[str, dict[int, float]] = {}
-    monitored = (NUMBERS.c.metric == MONITORED[checkpoint]) & (NUMBERS.c.client == -1)
+    monitored = (NUMBERS.c.metric == MONITORED[checkpoint]) & OVERALL
     for row in numbers_of(lacking, store, (NUMBERS.c.stage == "train") & monitored):
         series.setdefault(row["cell"], {})[row["round"]] = row["value"]
     best = {cell: checkpoint_round(by_round) for cell, by_round in series.items()}
@@ -138,3 +141,16 @@ def numbers_of(cells: Iterable[str], store: Store, where: Any) -> list[Mapping[s
     """The numbers of some cells for which `where` holds, a mapping of columns each."""
     query = sql(*(NUMBERS.c[name] for name in _COLUMNS)).where(where)
     return [dict(zip(_COLUMNS, row, strict=True)) for row in fetch(store, query, NUMBERS.c.cell, cells)]
+
+
+def accuracies(
+    cells: Iterable[str], store: Store, stages: Iterable[str] | None = None
+) -> dict[tuple[str, str], tuple[float, int]]:
+    """(cell, stage) -> (accuracy, test images) of the evaluations of some cells, over all models; by cell and stage.
+
+    stages: only these.
+    """
+    where = (NUMBERS.c.stage != "train" if stages is None else NUMBERS.c.stage.in_(list(stages))) & OVERALL
+    rows = numbers_of(cells, store, where)
+    accuracies = (row for row in rows if row["metric"] == parsed(row["stage"]).metric)
+    return dict(sorted(((row["cell"], row["stage"]), (float(row["value"]), int(row["n"]))) for row in accuracies))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fatbench.report.numbers.cell_rows import accuracies
 from fatbench.store import replicates
 
 if TYPE_CHECKING:
@@ -15,14 +16,12 @@ def runs_of_cell(store: Store, cell: str) -> list[dict[str, Any]]:
     """The runs of a cell beside each other: where each ran, and its evaluations (stage -> value)."""
     first, _, _ = cell.partition(replicates.SIGN)
     found = []
-    for id in replicates.of(store.database, [first]).get(first, []):
+    ids = replicates.of(store.database, [first]).get(first, [])
+    numbers = accuracies(ids, store)
+    for id in ids:
         runs = (run for run in store.runs([id]) if run["stage"] == "train" and not run.get("dropped"))
         run = next(runs, {})
-        wanted = [stage for _, stage in store.stages([id]) if stage != "train"]
-        numbers = store.measurements([id], stages=wanted)
-        values = {
-            n["stage"]: n["value"] for n in numbers if n["client"] < 0 and n["stage"].startswith(f"{n['metric']}-")
-        }
+        values = {stage: value for (cell, stage), (value, _) in numbers.items() if cell == id}
         where = {key: run.get(key) for key in ("host", "device", "precision", "commit", "dirty", "started")}
         found.append({"id": id, **where, "evaluations": values})
     return found

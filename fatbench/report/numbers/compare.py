@@ -20,7 +20,7 @@ from sqlalchemy import select as sql
 
 from fatbench.errors import DatabaseError, NothingMatched, SpecError, did_you_mean
 from fatbench.report.numbers import statistics
-from fatbench.report.numbers.cell_rows import doubts_of, fetch, numbers_of, outcomes, rounds_of
+from fatbench.report.numbers.cell_rows import accuracies, doubts_of, fetch, outcomes, rounds_of
 from fatbench.report.numbers.doubts import NOT_ABOVE, Doubt, with_seeds
 from fatbench.report.numbers.provenance import attacked_in
 from fatbench.report.numbers.shown_runs import chosen
@@ -29,7 +29,7 @@ from fatbench.settings import PRECISIONS
 from fatbench.store import inputs
 from fatbench.store.consistency import disagreement
 from fatbench.store.replicates import SIGN
-from fatbench.store.schema import NUMBERS, STAGES
+from fatbench.store.schema import STAGES
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.store.stage_names import parsed
 from fatbench.suite import confounders, filters
@@ -231,21 +231,17 @@ def measured(
     found: dict[str, dict[str, Measured]] = {cell: {} for cell in cells}
     many = Counter(name for _, name in done)
     rank = {name: (many[name], -PRECISIONS.index(parsed(name).precision)) for name in many}
-    here = NUMBERS.c.stage.in_(sorted(many)) & (NUMBERS.c.client == -1)
-    rows = [row for row in numbers_of(sorted(rounds), store, here) if (row["cell"], row["stage"]) in done]
-    for number in sorted(rows, key=lambda row: rank[row["stage"]]):  # the one to read is the last
-        cell, (metric, evaluation, precision, _) = number["cell"], done[number["cell"], number["stage"]]
-        if number["metric"] != metric:
-            continue
-        bits, total = bits_of(cell, number["stage"]) or (0, 0)
-        n, value = int(number["n"]), float(number["value"])
-        if said := disagreement(number["metric"], value, n, bits.bit_count(), total):
-            raise DatabaseError(f"{store.database.shown}: cell {cell} {number['stage']}: {said} (fatbench db check)")
+    numbers = {key: number for key, number in accuracies(sorted(rounds), store, many).items() if key in done}
+    for (cell, stage), (value, n) in sorted(numbers.items(), key=lambda item: rank[item[0][1]]):  # the last is read
+        key = cell, stage
+        metric, evaluation, precision, _ = done[key]
+        bits, total = bits_of(cell, stage) or (0, 0)
+        if said := disagreement(metric, value, n, bits.bit_count(), total):
+            raise DatabaseError(f"{store.database.shown}: cell {cell} {stage}: {said} (fatbench db check)")
         each = (bits, total) if n and total and total % n == 0 else None
-        key = cell, number["stage"]
         of_images = grouped(labels_of(specs[cell]), n) if labels_of is not None and n else None
         found[cell][evaluation] = Measured(
-            value, n, each, precision, why.get(key, ()), answered.get(key, {}), key[1], of_images
+            value, n, each, precision, why.get(key, ()), answered.get(key, {}), stage, of_images
         )
     return {cell: dict(sorted(evaluations.items())) for cell, evaluations in found.items()}
 

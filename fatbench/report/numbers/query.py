@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select as sql
 
-from fatbench.report.numbers.cell_rows import doubts_of, fetch, numbers_of, outcomes, rounds_of
+from fatbench.report.numbers.cell_rows import OVERALL, doubts_of, fetch, numbers_of, outcomes, rounds_of
 from fatbench.report.numbers.doubts import Doubt, Doubts
 from fatbench.report.numbers.measurements import ENDS, EVERY, PRIOR, RANGE, Numbers, Source
 from fatbench.store import integrity
@@ -117,13 +117,12 @@ def _clients(sources: Iterable[Source]) -> Any:
     sources = list(sources)
     if any(s.stage == "evaluation" and s.client != -1 for s in sources):
         return NUMBERS.c.client >= -1
-    overall = NUMBERS.c.client == -1
-    return overall | (NUMBERS.c.metric == PRIOR) if any(s.stage.startswith("prior") for s in sources) else overall
+    return OVERALL | (NUMBERS.c.metric == PRIOR) if any(s.stage.startswith("prior") for s in sources) else OVERALL
 
 
 def logged_clients(plan: Plan, store: Store) -> list[tuple[str, bool]]:
     """(name of a number that training has logged, whether it is about no client or class), each once."""
-    query = sql(NUMBERS.c.metric, NUMBERS.c.client == -1).where(NUMBERS.c.stage == "train").distinct()
+    query = sql(NUMBERS.c.metric, OVERALL).where(NUMBERS.c.stage == "train").distinct()
     rows = fetch(store, query, NUMBERS.c.cell, [cell.id for cell in plan.unique()])
     return sorted({(metric, bool(overall)) for metric, overall in rows})
 

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.report.numbers import cell_facts
-from fatbench.report.numbers.cell_rows import numbers_of
+from fatbench.report.numbers.cell_rows import OVERALL, numbers_of
 from fatbench.report.numbers.measurements import Source
 from fatbench.report.tables import number_format, significance
 from fatbench.report.tables.grid import Grid
 from fatbench.store import replicates
-from fatbench.store.schema import NUMBERS
 from fatbench.store.selection import PUBLISHED
 from fatbench.store.stage_names import parsed
 from fatbench.suite import format_call, standard_attacks
@@ -147,7 +146,7 @@ def _fill(
         if not run.get("dropped"):
             runs.setdefault(run["cell"], []).append(run)
     numbers: dict[str, dict[str, dict[str, dict[int, tuple[float, int]]]]] = {}  # cell, stage, metric, round
-    for one in numbers_of(ids, store, NUMBERS.c.client == -1):
+    for one in numbers_of(ids, store, OVERALL):
         metric = numbers.setdefault(one["cell"], {}).setdefault(one["stage"], {}).setdefault(one["metric"], {})
         metric[one["round"]] = (one["value"], one["n"])
     for point in points:
