@@ -141,7 +141,7 @@ class Result:
         self.low, self.high = shown(100 * test.low, digits), shown(100 * test.high, digits)
         self.p = p_value(one.corrected)
         self.most = "--" if one.floor else shown(100 * test.at_most, digits)
-        self.found = shown(100 * test.detectable(compare.LEVEL / family), digits)
+        self.found = compare.points_up(test.detectable(compare.LEVEL / family), digits)  # rounded as by the command
         near, far = sorted(abs(end) for end in (test.low, test.high))
         self.near, self.far = shown(100 * near, digits), shown(100 * far, digits)  # ends of the interval of the size
         self.interval = f"{self.mean} ({self.low} to {self.high})"

@@ -1449,7 +1449,7 @@ def test_terminal_fits_and_keeps_every_number(
     assert text.count("32.58 ±0.01") + text.count("37.43 ±0.01") == planned
     wide = Console(width=10_000)
     for block in terminal._layout(grids[0], width)[1]:
-        assert block.width() == Measurement.get(wide, wide.options, block.table()).maximum
+        assert block.width() == Measurement.get(wide, wide.options, block.table(0)).maximum
 
 
 def test_terminal_colours_on_request(paper: list[Grid], monkeypatch: pytest.MonkeyPatch) -> None:

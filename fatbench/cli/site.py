@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +21,7 @@ from fatbench.errors import FatbenchError, NothingMatched, SpecError
 from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
+    from fatbench.report.site.leaderboards import Board
     from fatbench.report.site.pages import Part
     from fatbench.store.selection import Checkpoint
     from fatbench.store.stages import Store
@@ -101,11 +102,15 @@ def _write(
             raise NothingMatched("; ".join(problems) or "the database has no results yet: fatbench run NAME")
         folder = None if files else settings.files_folder(settings.database(db))
 
-        def read(some: Sequence[Part]) -> pages.Content:
-            say(f"page of {some[0].plan.suite}, of {len(parts)} suites" if len(some) == 1 else "index")
-            return pages.content(some, store, select=at, files=folder, images=images)
+        def read(part: Part) -> pages.Content:
+            say(f"page of {part.plan.suite}, of {len(parts)} suites")
+            return pages.content([part], store, select=at, files=folder, images=images)
 
-        written = pages.site(parts, read, output, problems, provenance.short_version(), every)
+        def boards() -> list[Board]:
+            say("index")
+            return pages.boards_of(parts, store, at)
+
+        written = pages.site(parts, read, boards, output, problems, provenance.short_version(), every)
     for problem in problems:
         print(f"fatbench: {problem}", file=sys.stderr)
     for file in written:

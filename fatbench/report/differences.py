@@ -91,7 +91,7 @@ def of_plan(
     (grid,) = build_tables(combined, cells, store, **how)  # type: ignore[arg-type]
     of = measured(store, [cell.id for cell in plan.cells], select).__getitem__
     found = {one.cells: one for one in differences(plan, of, [metric])}
-    grid = _measured(grid)
+    grid = grid.only(*grid.having(lambda value: value.mean is not None))
     compared = [_difference(row, found) for row in grid.rows]
     p = [1.0 if one.comparison.p is None else one.comparison.p for one in compared if one is not None]
     corrected = iter(statistics.holm(p))
@@ -102,16 +102,6 @@ def of_plan(
     marks = {text: "†‡§¶"[i % 4] * (1 + i // 4) for i, text in enumerate(dict.fromkeys(_doubts(lines)))}
     grid = replace(grid, columns=[replace(one, heading=headings.get(one.metric, one.metric)) for one in grid.columns])
     return Differences(grid, headings.get(metric, metric), plan.baseline[1], digits, lines, marks)
-
-
-def _measured(grid: Grid) -> Grid:
-    """The table without rows and columns in which nothing is measured."""
-    rows = [row for row in grid.rows if any(value.mean is not None for value in row.values[0])]
-    places = [i for i in range(len(grid.columns)) if any(row.values[0][i].mean is not None for row in rows)]
-    columns = [grid.columns[i] for i in places]
-    return replace(
-        grid, columns=columns, rows=[replace(row, values=[[row.values[0][i] for i in places]]) for row in rows]
-    )
 
 
 def _difference(row: Row, found: dict[frozenset[str], Difference]) -> Difference | None:

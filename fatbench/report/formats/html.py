@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.report.tables import number_format, significance
-from fatbench.report.tables.grid import Column, Grid, Value
+from fatbench.report.tables.grid import Column, Grid, Value, any_number
 
 if TYPE_CHECKING:
     import jinja2
@@ -130,14 +130,8 @@ def table(grid: Grid, links: Links, id: str, latex: str = "") -> dict[str, Any]:
 
 def _measured(grid: Grid, links: Links) -> tuple[Grid, list[str]]:
     """(the grid without rows that have no number and nothing behind them, their names); all where none has one."""
-
-    def shown(value: Value) -> bool:
-        return value.mean is not None or value.published is not None or value.cells in links
-
-    rows = [row for row in grid.rows if any(shown(value) for group in row.values for value in group)]
-    vary = [axis for axis in grid.axes if len({row.key.get(axis, "") for row in grid.rows}) > 1]
-    gone = [", ".join(filter(None, (row.key.get(axis, "") for axis in vary))) for row in grid.rows if row not in rows]
-    return (replace(grid, rows=rows), gone) if rows else (grid, [])
+    rows, _ = grid.having(lambda value: any_number(value) or value.cells in links)
+    return (replace(grid, rows=rows), grid.names_without(rows)) if rows else (grid, [])
 
 
 def cell(value: Value, column: Column, links: Links) -> dict[str, Any]:

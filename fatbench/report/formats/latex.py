@@ -24,7 +24,7 @@ from fatbench.report.formats.latex_text import (
     superscript,
 )
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Grid, Group, PairedComparison, Row, Value
+from fatbench.report.tables.grid import Grid, Group, PairedComparison, Row, Value, any_number
 from fatbench.report.tables.notes import IN_CAPTION, p_value
 from fatbench.report.tables.number_format import Entry
 
@@ -167,19 +167,11 @@ def _command(grid: Grid, width: str) -> str:
 
 def _measured(grid: Grid) -> tuple[Grid, list[str]]:
     """(the grid without the rows and headings that have no number, the names of these); all where nothing has one."""
-
-    def number(value: Value) -> bool:
-        return value.mean is not None or value.published is not None
-
-    rows = [row for row in grid.rows if any(number(value) for group in row.values for value in group)]
-    keep = [c for c in range(len(grid.columns)) if any(number(group[c]) for row in rows for group in row.values)]
+    rows, keep = grid.having(any_number)
     if not rows:
         return grid, []
-    vary = [axis for axis in grid.axes if len({row.key.get(axis, "") for row in grid.rows}) > 1] or grid.axes
-    gone = [", ".join(filter(None, (row.key.get(axis, "") for axis in vary))) for row in grid.rows if row not in rows]
-    gone += [column.label for c, column in enumerate(grid.columns) if c not in keep]
-    rows = [Row(row.key, [[group[c] for c in keep] for group in row.values], row.own) for row in rows]
-    return replace(grid, rows=rows, columns=[grid.columns[c] for c in keep]), gone
+    gone = [column.label for c, column in enumerate(grid.columns) if c not in keep]
+    return grid.only(rows, keep), [*grid.names_without(rows), *gone]
 
 
 def _stacked(grid: Grid) -> Grid:

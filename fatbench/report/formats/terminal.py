@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,7 @@ def _print(console: Console, grid: Grid, published: str | None) -> None:
         console.print(Text(grid.label, "bold black on yellow"))
     beside, blocks = _layout(grid, console.width, published)
     for block in blocks:
-        console.print(block.table())
+        console.print(block.table(console.width))
     if grid.has_published:
         under, compared = "" if beside else ", under ours", " and the difference" * grid.has_differences
         at = f" ({grid.published_at})" * bool(grid.published_at)
@@ -69,6 +69,7 @@ class TableBlock:
     labels: list[list[Text]]  # [axis][row]
     places: Sequence[GroupColumn]
     cells: dict[GroupColumn, list[Text]]  # [place][row]
+    widest: dict[GroupColumn | int, int]  # letters in the widest line of each of these columns, an axis by its position
 
     def heads(self) -> list[Text]:
         from rich.text import Text
@@ -85,23 +86,27 @@ class TableBlock:
     def columns(self) -> list[list[Text]]:
         return [*self.labels, *(self.cells[place] for place in self.places)]
 
+    def widths(self) -> list[int]:
+        """Letters of each column, with its head."""
+        below = (self.widest[one] for one in (*range(len(self.labels)), *self.places))
+        return [max(_widest([head]), most) for head, most in zip(self.heads(), below, strict=True)]
+
     def width(self) -> int:
         """Letters from edge to edge: two between columns, one at each side."""
-        widest = [
-            max(len(line) for text in (head, *column) for line in text.plain.split("\n"))
-            for head, column in zip(self.heads(), self.columns(), strict=True)
-        ]
-        return sum(widest) + 2 * (len(widest) - 1) + 2
+        widths = self.widths()
+        return sum(widths) + 2 * (len(widths) - 1) + 2
 
-    def table(self) -> Table:
+    def table(self, most: int) -> Table:
+        """For a terminal of so many letters."""
         from rich import box
         from rich.table import Table
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, header_style="bold")
-        for position, head in enumerate(self.heads()):
+        fits = self.width() <= most  # else rich is to measure and cut
+        for position, (head, width) in enumerate(zip(self.heads(), self.widths(), strict=True)):
             several = position == 0 and len(self.grid.axes) > 1
             head.justify = "left" if position < len(self.grid.axes) else "right"
-            table.add_column(head, no_wrap=True, style="bold" if several else "")
+            table.add_column(head, no_wrap=True, style="bold" if several else "", width=width if fits else None)
         begins = [*number_format.blocks(self.grid)[1:], False]
         for row, end in zip(zip(*self.columns(), strict=True), begins, strict=True):
             table.add_row(*row, end_section=end)
@@ -113,11 +118,15 @@ def _layout(grid: Grid, width: int, published: str | None = None) -> tuple[bool,
     from rich.text import Text
 
     places = [(g, c) for g in range(len(grid.groups)) for c in range(len(grid.columns))]
-    labels = [[Text(row[axis]) for row in number_format.row_labels(grid)] for axis in range(len(grid.axes))]
+    rows = number_format.row_labels(grid)
+    labels = [[Text(row[axis]) for row in rows] for axis in range(len(grid.axes))]
+    either = (True, False) if grid.has_published else (True,)
     block = None
-    for beside in {"column": (True,), "below": (False,), None: (True, False)}[published]:
+    for beside in {"column": (True,), "below": (False,), None: either}[published]:
         cells = {(g, c): _cells(number_format.entries(grid, g, c), grid.columns[c].label, beside) for g, c in places}
-        block = TableBlock(grid, labels, places, cells)
+        widest: dict[GroupColumn | int, int] = {axis: _widest(column) for axis, column in enumerate(labels)}
+        widest |= {place: _widest(column) for place, column in cells.items()}
+        block = TableBlock(grid, labels, places, cells, widest)
         if block.width() <= width:
             return beside, [block]
     assert block is not None
@@ -131,6 +140,13 @@ def _layout(grid: Grid, width: int, published: str | None = None) -> tuple[bool,
                 break
         blocks += cut
     return beside, blocks
+
+
+def _widest(column: Iterable[Text]) -> int:
+    """Letters in the widest line, as a terminal counts them."""
+    from rich.cells import cell_len
+
+    return max((cell_len(line) for text in column for line in text.plain.split("\n")), default=0)
 
 
 def _cells(entries: Sequence[Entry], heading: str, beside: bool) -> list[Text]:

@@ -521,9 +521,10 @@ def signed(fraction: float) -> str:
     return text.replace("-", "+") if float(text) == 0 else text
 
 
-def points_up(fraction: float) -> str:
-    """A fraction as points, rounded up to a tenth: what is said to be excluded is."""
-    return f"{math.ceil(round(1000 * fraction, 9)) / 10:.1f}"
+def points_up(fraction: float, digits: int = 1) -> str:
+    """A fraction as points, rounded up: what is said to be found or excluded is."""
+    scale: int = 10**digits
+    return f"{math.ceil(round(100 * scale * fraction, 9)) / scale:.{digits}f}"
 
 
 def _p(value: float | None) -> str:

@@ -18,7 +18,7 @@ from fatbench.report.numbers.baseline import Difference
 from fatbench.report.numbers.compare import Measured
 from fatbench.report.numbers.measurements import Source
 from fatbench.report.tables import combined
-from fatbench.report.tables.grid import Grid, Row
+from fatbench.report.tables.grid import Grid, Row, any_number
 from fatbench.store.selection import Checkpoint
 from fatbench.suite import facts, format_call, standard_attacks, threats
 from fatbench.suite.cells import Cell, Plan, digest
@@ -216,14 +216,7 @@ def add_published(board: Grid, grids: Sequence[Grid]) -> None:
 
 
 def _board(task: Task, grid: Grid) -> Board | None:
-    rows = [row for row in grid.rows if any(v.mean is not None or v.published is not None for v in row.values[0])]
-    keep = [
-        position
-        for position in range(len(grid.columns))
-        if any(
-            row.values[0][position].mean is not None or row.values[0][position].published is not None for row in rows
-        )
-    ]
+    rows, keep = grid.having(any_number)
     if len(rows) < LEAST or not keep:
         return None
     alone = [p for p in keep if sum(row.values[0][p].mean is not None for row in rows) == 1]
@@ -238,13 +231,10 @@ def _board(task: Task, grid: Grid) -> Board | None:
     same = [(axis, said[0]) for axis, said in labels.items() if axis not in (*axes, "suite", "dataset")]
     same = [(axis, said) for axis, said in same if said not in ("", "none")]
     headings = [grid.columns[position].heading for position in alone]
-    rows = [Row(row.key, [[row.values[0][position] for position in keep]], row.own) for row in rows]
-    grid = replace(grid, columns=[grid.columns[position] for position in keep], rows=rows)
+    grid = grid.only(rows, keep)
     at = _strongest(grid)
     if grid.columns[at].metric == "identification":  # what counts stands first
-        keep = [at, *(position for position in range(len(grid.columns)) if position != at)]
-        rows = [Row(row.key, [[row.values[0][position] for position in keep]], row.own) for row in rows]
-        grid, at = replace(grid, columns=[grid.columns[position] for position in keep], rows=rows), 0
+        grid, at = grid.only(grid.rows, [at, *(c for c in range(len(grid.columns)) if c != at)]), 0
     sign = 1 if grid.columns[at].best == "min" else -1
 
     def order(row: Row) -> float:
@@ -273,7 +263,7 @@ def _board(task: Task, grid: Grid) -> Board | None:
         about="; ".join(about) + ".",
         grid=grid,
         axes=axes,
-        rows=sorted(rows, key=order),
+        rows=sorted(grid.rows, key=order),
         sorted_by=at,
         choices=[
             (axis, labels[axis]) for axis in axes if 1 < len(labels[axis]) <= LABELS and len(labels[axis]) < len(rows)

@@ -83,10 +83,9 @@ def content(
     """Read all that a page shows. files: where the cells' folders are; images: a folder of what was drawn before."""
     from fatbench.report import build_figures
 
-    pairs = [(part.suite, part.plan) for part in parts]
     grids = [grid for part in parts for grid in part.grids]
-    found = leaderboards.boards(pairs, grids, store, select)
-    plots = [plot for suite, plan in pairs for plot in build_figures(suite, plan, store, select=select)]
+    found = boards_of(parts, store, select)
+    plots = [plot for part in parts for plot in build_figures(part.suite, part.plan, store, select=select)]
     places = drilldown.points_of(grids, (board.grid for board in found))
     drilldown.fill(list(places.values()), store, files, drilldown.images_in(images) if images else {})
     places = {cells: point for cells, point in places.items() if point.seeds}
@@ -95,6 +94,12 @@ def content(
     shown = [(plot, made) for plot, made in shown if made or not plot.empty]
     keep_within(places.values(), IMAGES - sum(len(uri) for _, made in shown for uri in made))
     return Content(list(parts), found, shown, places)
+
+
+def boards_of(parts: Sequence[Part], store: Store, select: Checkpoint) -> list[Board]:
+    """The leaderboards of some parts together."""
+    grids = [grid for part in parts for grid in part.grids]
+    return leaderboards.boards([(part.suite, part.plan) for part in parts], grids, store, select)
 
 
 def _drawn(plot: series.Plot, files: Path | None, drawn: Mapping[str, Path]) -> list[str]:
@@ -135,7 +140,8 @@ def page(what: Content, commit: str = "") -> str:
 
 def site(
     parts: Sequence[Part],
-    read: Callable[[Sequence[Part]], Content],
+    read: Callable[[Part], Content],
+    boards: Callable[[], list[Board]],
     folder: Path,
     problems: Sequence[str],
     commit: str = "",
@@ -143,8 +149,8 @@ def site(
 ) -> list[Path]:
     """Write the folder: the files, the index first. Pages of ours that are none of them are removed.
 
-    read: `content` of some parts; commit: of the code that writes; every: seconds after which a browser reads a page
-    again, or 0. SpecError: it cannot be written.
+    read: `content` of a part; boards: those of all parts together; commit: of the code that writes; every: seconds
+    after which a browser reads a page again, or 0. SpecError: it cannot be written.
     """
     tag = f'<script src="{SCRIPT}"></script>'
     # a page on disk is of no origin: only the scheme can be named
@@ -154,12 +160,12 @@ def site(
     links: dict[tuple[str, ...], str] = {}
     several: list[Content] = []
     for part in parts:
-        one = read([part])
+        one = read(part)
         several.append(one)
         links |= {cells: f"{part.file}#{point.anchor}" for cells, point in one.points.items()}
         others = [(other.file, _name(other)) for other in parts if other is not part]
         written[part.file] = _in_files(_suite_page(one, tag, policy, commit, every, "index.html", others), image_files)
-    found = read(parts).boards if len(parts) > 1 else several[0].boards
+    found = boards() if len(parts) > 1 else several[0].boards
     views = [_board(board, links) for board in found]
     papers: dict[str, list[dict[str, Any]]] = {}
     for part in sorted(parts, key=lambda part: leaderboards.paper_order(part.plan.suite)):

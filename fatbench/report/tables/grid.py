@@ -5,8 +5,8 @@ A grid holds fractions in [0, 1] and plain numbers, unrounded; formats print the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fatbench.report.numbers import provenance
@@ -179,6 +179,32 @@ class Grid:
 
     def all(self) -> Iterable[Value]:
         return (value for row in self.rows for group in row.values for value in group)
+
+    def only(self, rows: Sequence[Row], columns: Sequence[int]) -> Grid:
+        """The grid of these rows and of the columns at these places, in this order."""
+        cut = [replace(row, values=[[group[c] for c in columns] for group in row.values]) for row in rows]
+        return replace(self, rows=cut, columns=[self.columns[c] for c in columns])
+
+    def having(self, shown: Callable[[Value], bool]) -> tuple[list[Row], list[int]]:
+        """The rows with such a value, and the places of the columns with one."""
+        rows = [row for row in self.rows if any(shown(value) for group in row.values for value in group)]
+        places = range(len(self.columns))
+        return rows, [c for c in places if any(shown(group[c]) for row in rows for group in row.values)]
+
+    def names_without(self, rows: Sequence[Row]) -> list[str]:
+        """The labels of the grid's other rows, of the axes in which its rows differ."""
+        vary = [axis for axis in self.axes if len({row.key.get(axis, "") for row in self.rows}) > 1] or self.axes
+        kept = {id(row) for row in rows}
+        return [
+            ", ".join(filter(None, (row.key.get(axis, "") for axis in vary)))
+            for row in self.rows
+            if id(row) not in kept
+        ]
+
+
+def any_number(value: Value) -> bool:
+    """Whether it is measured or published."""
+    return value.mean is not None or value.published is not None
 
 
 def label(plan: Plan) -> str:
