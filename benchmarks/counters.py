@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,8 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.counters import Flops, Formula, starts_a_kernel
-from fatbench.engine.fast import clients as fast
-from fatbench.engine.local import Client, LocalTraining, copied
+from fatbench.engine.local import LocalTraining, copied
 from fatbench.engine.rounds import Problem
 
 WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -93,17 +91,4 @@ def cohort_batches(problem: Problem, objective: Any, batch: int = 32) -> Callabl
         problem.shards[:] = [torch.arange(batches * batch, device=problem.device)]
         return train_cohort(problem, start, [0], 0, local)
 
-    return run
-
-
-def program_batches(problem: Problem, objective: Any, batch: int) -> Callable[[int], object]:
-    """run(n): all clients of a problem trained for n batches as one program."""
-    start, shards = copied(problem.model), list(problem.shards)
-    local = LocalTraining(batch=batch, lr=0.01, momentum=0.9, weight_decay=1e-4, objective=objective)
-
-    def run(batches: int) -> object:
-        on = replace(problem, shards=[shard[: batches * batch] for shard in shards])
-        return fast.train([Client(on, start, k, 0) for k in range(len(shards))], local)
-
-    run(1)  # finds out how the model is stacked
     return run

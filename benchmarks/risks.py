@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +18,11 @@ from benchmarks.measure import Bench, fatbench, interleaved, program, ratios, wa
 from benchmarks.rows import AT, PGD7, apart, built, noise_problem
 from fatbench.engine.accuracy import accuracy
 from fatbench.engine.cohort import train_cohort
-from fatbench.engine.fast import clients as fast
 from fatbench.engine.gradients import part_of
 from fatbench.engine.graphs import Recordings
-from fatbench.engine.local import Client, LocalTraining, copied, load, pixels
+from fatbench.engine.local import LocalTraining, copied, load, pixels
 from fatbench.engine.precision import exact, without_kernel
-from fatbench.engine.rounds import Problem, Tensors, Update
+from fatbench.engine.rounds import Problem, Tensors
 from fatbench.methods import attacks, objectives
 from fatbench.runner.gpu_estimates import path_for
 from fatbench.runner.slots import gpu_name
@@ -31,18 +30,13 @@ from fatbench.settings import LocalPath, Precision
 from fatbench.suite import files
 
 Found = dict[str, Any]
-TOGETHER = 3  # cells of the variant that trains several as one
-VARIANTS = {  # of a batch of NIN: path, precision, cells
-    "loop fp32": ("loop", "fp32", 1),
-    "loop tf32": ("loop", "tf32", 1),
-    "graphs fp32": ("graphs", "fp32", 1),
-    "graphs tf32": ("graphs", "tf32", 1),
-    "graphs bf16": ("graphs", "bf16", 1),
-    "fast fp32": ("fast", "fp32", 1),
-    "fast fp32 together": ("fast", "fp32", TOGETHER),
-    "fast tf32": ("fast", "tf32", 1),
-    "fast bf16": ("fast", "bf16", 1),
-    "fast bf16 together": ("fast", "bf16", TOGETHER),
+VARIANTS: dict[str, tuple[LocalPath, Precision]] = {  # of a batch of NIN
+    "loop fp32": ("loop", "fp32"),
+    "loop tf32": ("loop", "tf32"),
+    "loop bf16": ("loop", "bf16"),
+    "graphs fp32": ("graphs", "fp32"),
+    "graphs tf32": ("graphs", "tf32"),
+    "graphs bf16": ("graphs", "bf16"),
 }
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 
@@ -57,32 +51,24 @@ def smoke(bench: Bench, suite: str) -> Found:
 
 def nin(bench: Bench, variant: str) -> Found:
     """One batch of five clients' AT of NIN: seconds, image passes a second, where the time goes."""
-    path, precision, cells = VARIANTS[variant]
+    path, precision = VARIANTS[variant]
     if precision == "tf32" and not bench.gpu:
         return {"said": "not here: a CPU has no TF32"}
     if path == "graphs" and not bench.gpu:
         return {"said": "not here: a CPU repeats no recorded steps"}
-    exact(bench.device, precision)  # type: ignore[arg-type]
+    exact(bench.device, precision)
     clients, batch = (2, 4) if bench.quick else (5, 32)
     width = 8 if bench.quick else 192
     local = LocalTraining(batch=batch, lr=0.01, momentum=0.9, objective=AT)
-    problems = [
-        noise_problem(bench, built("nin", (3, 32, 32), width=width), [batch] * clients, 32, path, precision)  # type: ignore[arg-type]
-        for _ in range(cells)
-    ]
-    start = copied(problems[0].model)
-    [first, *_] = problems = [replace(on, recordings=Recordings()) for on in problems]
-
-    def step() -> Sequence[Update]:
-        if path != "fast":
-            return train_cohort(first, start, range(clients), 0, local)
-        return fast.train([Client(on, start, k, 0) for on in problems for k in range(clients)], local)
+    on = noise_problem(bench, built("nin", (3, 32, 32), width=width), [batch] * clients, 32, path, precision)
+    on = replace(on, recordings=Recordings())
+    step = functools.partial(train_cohort, on, copied(on.model), range(clients), 0, local)
 
     wall(bench.device, step)  # kernels are chosen, memory is taken
     seconds = statistics.median(wall(bench.device, step) for _ in range(bench.repeats(5)))
     with torch.profiler.profile(acc_events=True) as profile:  # else torch 2.11 warns that it keeps one cycle
         wall(bench.device, step)
-    rate = cells * clients * batch * 11 / seconds
+    rate = clients * batch * 11 / seconds
     averages = profile.key_averages()
     times = {one.key: one.self_device_time_total or one.self_cpu_time_total for one in averages}
     calls = sum(one.count for one in averages if "Launch" in one.key)
@@ -97,16 +83,17 @@ def auto(bench: Bench) -> Found:
     local = LocalTraining(batch=32, lr=0.01, momentum=0.9, objective=AT)
     network = built("nin", (3, 32, 32), width=8 if bench.quick else 192)
     start, said = copied(network), [f"auto takes {chosen}"]
+    if not bench.gpu:
+        return {"said": f"{said[0]}; not here: a CPU repeats no recorded steps", "path": chosen}
     for clients, images in ((2, 4), (3, 2)) if bench.quick else ((5, 64), (100, 8)):
         on = replace(noise_problem(bench, network, [images] * clients, 32, "loop"), recordings=Recordings())
         ways = {
             path: functools.partial(train_cohort, replace(on, path=path), start, range(clients), 0, local)
-            for path in ("loop", "graphs" if bench.gpu else "fast")
+            for path in ("loop", "graphs")
         }
         interleaved(bench.device, ways, 1)  # kernels are chosen, memory is taken
-        other = [*ways][1]
-        faster = statistics.median(ratios(interleaved(bench.device, ways, bench.repeats(3)), "loop", other))
-        said.append(f"{other} is {faster:.2f} times as fast as loop with {clients} clients of {images} images")
+        faster = statistics.median(ratios(interleaved(bench.device, ways, bench.repeats(3)), "loop", "graphs"))
+        said.append(f"graphs is {faster:.2f} times as fast as loop with {clients} clients of {images} images")
     return {"said": "; ".join(said), "path": chosen}
 
 

@@ -111,25 +111,6 @@ def at_nin(bench: Bench) -> Lines:
     ]  # fmt: skip
 
 
-def small_clients(bench: Bench) -> Lines:
-    """A round of clients whose only batch is small: what `--path auto` has to know."""
-    clients = 10 if bench.quick else 100
-    cohort, local = list(range(clients)), LocalTraining(batch=32, lr=0.01, momentum=0.9, objective=AT)
-    network = built("nin", (3, 32, 32))
-    start = copied(network)
-    on = noise_problem(bench, network, [8] * clients, 32, "loop")
-    ways = {"loop": on, "fast": replace(on, path="fast"), "bf16": replace(on, precision="bf16")}
-    acts = {name: functools.partial(train_cohort, way, start, cohort, 0, local) for name, way in ways.items()}
-    seconds = interleaved(bench.device, acts, bench.repeats(3))
-    work = f"AT round, NIN, {clients} clients of 8 images, PGD-10"
-    spent = {name: statistics.median(times) for name, times in seconds.items()}
-    return [
-        line(f"{work}, {how}", "--path loop, fp32", {}, ratios(seconds, "loop", name),
-             note=f"{spent[name]:.1f} s against {spent['loop']:.1f} s")
-        for name, how in {"fast": "--path fast", "bf16": "--path loop, bf16"}.items()
-    ]  # fmt: skip
-
-
 def _most(bench: Bench, operations: int, name: str, against: float) -> str:
     """The ratio to `against` seconds that so many operations would have at the rate of a large matrix product.
 
@@ -167,7 +148,7 @@ def at_vit(bench: Bench) -> Lines:
     theirs = timm.create_model("vit_small_patch16_224", num_classes=10)
     start, start_theirs = copied(network), copied(theirs)
     sizes = [batch * batches] * clients
-    on = replace(noise_problem(bench, network, sizes, 32, "fast" if bench.gpu else "loop"), size=224)
+    on = replace(noise_problem(bench, network, sizes, 32, "loop"), size=224)
     other = replace(noise_problem(bench, theirs, sizes, 32, "reference"), size=224)
     low = replace(on, precision="bf16")
     acts: dict[str, Callable[[], object]] = {
@@ -209,11 +190,6 @@ def operations(bench: Bench) -> Lines:
         goals = dict.fromkeys(("cpu", "cuda"), float(lean))
         lines.append(line(f"kernel launches of an AT batch, PGD-10, {name}", "a lean eager loop", goals, [launches],
                           "launches", note))  # fmt: skip
-        five = noise_problem(bench, built(name, (3, 8, 8), width=6), [8] * 5, 8, "fast")
-        _, launches, syncs = counters.per_batch(counters.program_batches(five, AT, 2))
-        note = f"{launches} launches for 5 clients; {syncs} host synchronisations"
-        lines.append(line(f"the same of a client, where 5 are one program, {name}", "one after another", {},
-                          [launches / 5], "launches", note))  # fmt: skip
     return lines
 
 
@@ -236,7 +212,7 @@ def _victim(
 
 
 def _as_people(on: Problem) -> Problem:
-    """The problem with a network of its own, laid out as torch does it: the fast path leaves channels innermost."""
+    """The problem with a network of its own, laid out as torch does it: ours leaves channels innermost."""
     return replace(on, path="reference", model=copy.deepcopy(on.model).to(memory_format=torch.contiguous_format))
 
 
@@ -425,8 +401,7 @@ CELL = textwrap.dedent(
     labels = torch.arange(50_000, device=device) % 10
     shards = [torch.arange(each, device=device) + each * k for k in range(clients)]
     state = State(0, {name: value.clone() for name, value in network.state_dict().items()})
-    path = "loop" if device == "cpu" else "fast"
-    on = Problem(network, images, labels, shards, 10, 0, torch.device(device), "fp32", path, side)
+    on = Problem(network, images, labels, shards, 10, 0, torch.device(device), "fp32", "loop", side)
     begin = time.perf_counter()
     for result in algorithm(on, state): pass
     if device != "cpu": torch.cuda.synchronize()
@@ -499,7 +474,6 @@ def command_line(bench: Bench) -> Lines:
 ROWS: dict[str, Callable[[Bench], Lines]] = {
     "at_nin": at_nin,
     "at_vit": at_vit,
-    "small_clients": small_clients,
     "operations": operations,
     "pgd_cw_fgsm": pgd_cw_fgsm,
     "autoattack": autoattack,

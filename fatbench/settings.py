@@ -30,9 +30,10 @@ KEYS = (
 TABLES = ("slurm",)
 Precision = Literal["fp32", "tf32", "bf16"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
-LocalPath = Literal["reference", "loop", "fast", "graphs"]  # of local training, see `fatbench.engine.local`
+LocalPath = Literal["loop", "graphs", "reference"]  # of local training, see `fatbench.engine.local`
 AUTO = "auto"  # the path that suits the cell and the device, see `fatbench.runner.gpu_estimates`
-PATHS: tuple[str, ...] = (AUTO, *get_args(LocalPath))
+PATHS: tuple[str, ...] = (AUTO, "loop", "graphs")  # a run trains on one of these
+FORMER_PATHS = ("fast", "reference")  # of runs that are stored
 LIBPQ = re.compile(r"(?i)(^|\s)(host|hostaddr|port|dbname|user|password|passfile|service|sslmode)\s*=")
 
 
@@ -122,6 +123,8 @@ def _precision(key: str, flag: str | None, devices: Sequence[str]) -> Precision 
 
 def path(chosen: str, devices: Sequence[str] = ()) -> LocalPath | Literal["auto"]:
     """The path of local training. SpecError: there is none of that name; MachineError: one of `devices` cannot."""
+    if chosen in FORMER_PATHS:
+        raise SpecError(f"--path: '{chosen}' is gone; use {', '.join(PATHS)}")
     if chosen not in PATHS:
         raise SpecError(f"--path: no path is named '{chosen}'{did_you_mean(chosen, PATHS)}")
     if chosen == "graphs" and "cpu" in devices:

@@ -35,7 +35,6 @@ from torch import Tensor, nn
 
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.experiment import experiment
-from fatbench.engine.fast.draws import Streams
 from fatbench.engine.inject import granted
 from fatbench.engine.local import LocalTraining, frozen
 from fatbench.engine.malicious import Malicious, deal, finite
@@ -230,25 +229,24 @@ def four() -> nn.Module:
 # What each kind does as the engine calls it: nested dictionaries of tensors and numbers. ------------------------
 
 
-def _aggregator(function: Any, path: str = "loop", order: tuple[int, ...] = (2, 0, 1)) -> Any:
-    on = problem(own_network(function) or "small_cnn", path)
+def _aggregator(function: Any, order: tuple[int, ...] = (2, 0, 1)) -> Any:
+    on = problem(own_network(function) or "small_cnn")
     theta = start(on).model
     updates = train_cohort(on, theta, order, 1, local(), aggregator=function)
     return vars(aggregate(function, updates, Context(1, 3, on, theta, {}, 0.05)))
 
 
-def _trained(path: str, model: str | nn.Module, each: int = 4, **given: Any) -> list[Update]:
-    on = problem(model, path, each=each)
+def _trained(model: str | nn.Module, each: int = 4, **given: Any) -> list[Update]:
+    on = problem(model, each=each)
     return train_cohort(on, start(on).model, (0, 2, 1), 1, local(**given))
 
 
-def _objective(function: Any, path: str = "loop") -> Any:
-    return _trained(path, own_network(function) or "small_cnn", objective=function)
+def _objective(function: Any) -> Any:
+    return _trained(own_network(function) or "small_cnn", objective=function)
 
 
-def _proximal(function: Any, path: str = "loop") -> Any:
-    network = own_network(function) or "mlp"
-    return _trained(path, network, batch=2, proximal=function)  # no tensor has a gradient of rounding alone
+def _proximal(function: Any) -> Any:
+    return _trained(own_network(function) or "mlp", batch=2, proximal=function)
 
 
 def _attack(function: Any) -> Any:
@@ -267,9 +265,9 @@ def _partition(function: Any) -> Any:
     return {k: torch.tensor(part) for k, part in enumerate(function(labels, numpy_generator(0, "partition"), writers))}
 
 
-def _adversary(function: Any, path: str = "loop") -> Any:
+def _adversary(function: Any) -> Any:
     malicious = Malicious("1", function)
-    on = problem(own_network(function) or "small_cnn", path, each=8)
+    on = problem(own_network(function) or "small_cnn", each=8)
     images, labels = deal(malicious, on.shards, on.images, on.labels, CLASSES, 0)
     liar = replace(on, images=images, labels=labels, malicious=malicious)
     return train_cohort(liar, start(on).model, (2, 0, 1), 1, local())
@@ -409,31 +407,6 @@ def weights_go_with_the_client(kind: str, name: str) -> None:
     expect(close, f"with the clients in another order the weights are others: {by_client[0]}, {by_client[1]}")
 
 
-def alone_and_stacked(kind: str, name: str) -> None:
-    """On the fast path clients get what they get one by one, to rounding; a function that cannot is not stacked."""
-    called: Any = CALLED[kind]
-    bound = member(kind, name)
-    theta = _flat(start(problem(own_network(bound) or ("mlp" if kind == "Proximal" else "small_cnn"))).model)
-    for one, other in zip(called(bound, "loop"), called(bound, "fast"), strict=True):
-        ours, theirs = (_flat(update.model) - theta for update in (one, other))
-        far = float((ours - theirs).norm() / ours.norm().clamp_min(1e-12))
-        words = f"client {one.client} goes elsewhere when trained with others (--path fast): {100 * far:.2g} % apart"
-        expect(far < 0.01, words)
-
-
-def clients_apart(kind: str, name: str) -> None:
-    """Two clients in a batch, each with its stream: the images that each gets alone, in float64."""
-    if _foreign(kind, name) or "index" in signatures.describe(kind, name).asks:
-        return
-    bound = member(kind, name)
-    model = (own_network(bound) or four()).double().eval()
-    x, y = problem().images[:6].double() / 255, problem().labels[:6]
-    alone = [bound(model, x[part], y[part], generator(k, "alone")) for k, part in enumerate((slice(3), slice(3, 6)))]
-    together = bound(model, x, y, Streams([generator(k, "alone") for k in (0, 1)]))
-    words = "images depend on the others of their batch, or the draws are not by `fatbench.engine.fast.draws`"
-    expect(torch.allclose(together, torch.cat(alone), rtol=0, atol=1e-9), words)
-
-
 def _flat(model: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([value.double().flatten() for value in model.values() if value.is_floating_point()])
 
@@ -551,7 +524,7 @@ def images_stay_images(kind: str, name: str) -> None:
 def the_honest_stay_honest(kind: str, name: str) -> None:
     """What a malicious client does changes what it sends, in the same shapes, and nothing that others send."""
     bound = member(kind, name)
-    honest = _trained("loop", own_network(bound) or "small_cnn", each=8)
+    honest = _trained(own_network(bound) or "small_cnn", each=8)
     plain, ours = ({u.client: u.model for u in made} for made in (honest, _adversary(bound)))
     for k in (0, 2):
         expect(equal(plain[k], ours[k]), f"client {k} is honest and sends something else")
@@ -680,12 +653,12 @@ Property = Callable[[str, str], None]
 _ALL: tuple[Property, ...] = (same_bytes_under_another_name, nothing_from_the_global_generators)
 PROPERTIES: dict[str, tuple[Property, ...]] = {
     "Aggregator": (*_ALL, remembers_nothing_outside_its_state, weights_go_with_the_client),
-    "Objective": (*_ALL, a_gradient_for_every_weight, passes_as_declared, alone_and_stacked),
-    "Proximal": (*_ALL, alone_and_stacked),
-    "Attack": (*_ALL, inside_ball_and_box, passes_as_declared, clients_apart),
+    "Objective": (*_ALL, a_gradient_for_every_weight, passes_as_declared),
+    "Proximal": _ALL,
+    "Attack": (*_ALL, inside_ball_and_box, passes_as_declared),
     "Augment": (*_ALL, images_stay_images),
     "Partition": (*_ALL, disjoint_shards),
-    "Adversary": (*_ALL, remembers_nothing_outside_its_state, the_honest_stay_honest, alone_and_stacked),
+    "Adversary": (*_ALL, remembers_nothing_outside_its_state, the_honest_stay_honest),
     "Defence": _ALL,
     "Inversion": _ALL,
     "Diagnostic": _ALL,

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from typing import Any
 
 import pyautoattack
 import pytest
-import torch
 from hypothesis import strategies as st
-from torch import nn
 
 from fatbench import testing
-from fatbench.engine.fast.draws import Streams
-from fatbench.engine.inject import asks, granted
+from fatbench.engine.inject import granted
 from fatbench.suite import calls, entry, signatures
 from fatbench.testing import choices, limits, settings, spec
 
 __all__ = [
     "allowed", "arguments", "given_what_it_asks", "member", "passes", "refusals", "settings", "short_autoattack",
-    "stacks", "takes",
+    "takes",
 ]  # fmt: skip
 
 
@@ -79,16 +75,3 @@ def short_autoattack(patch: pytest.MonkeyPatch, steps: int = 10, queries: int = 
             attack.eot_iter = min(attack.eot_iter, 2)
 
     patch.setattr(pyautoattack.AutoAttack, "__init__", short)
-
-
-@functools.cache
-def stacks(name: str) -> bool:
-    """Whether clients with this objective may train as one program: it gives the loss of each, whichever they are."""
-    if asks(calls.function(signatures.describe("Objective", name)), "client"):
-        return False
-    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
-    offers = {"class_counts": torch.ones(1, 4), "broadcast": copy.deepcopy(model)}
-    objective = given_what_it_asks(member("Objective", name), **offers)
-    noise = Streams([torch.Generator(), torch.Generator()])
-    losses, _ = objective(model, torch.full((4, 3, 2, 2), 0.5), torch.tensor([0, 1, 2, 3]), noise)
-    return losses.shape == (2,)

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import fatbench
-from fatbench.engine.fast import draws
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 PROGRAM = f"{Path(fatbench.__file__).parent}/"
@@ -316,13 +315,6 @@ def gpu() -> Iterator[Pretended]:
     """A GPU in this process: `torch.device("cuda")` for whatever is called inside."""
     real_autocast, real_enabled = torch.autocast, torch.is_autocast_enabled
 
-    real_generator = torch.Generator
-
-    def streams(cls: type, clients: Any) -> Any:
-        made = real_generator.__new__(cls)
-        made.clients, made.where = clients, clients[0].device
-        return made
-
     free = 8 << 30
     quiet: dict[str, Any] = {
         "get_rng_state": lambda device=None: torch.get_rng_state(),
@@ -350,6 +342,4 @@ def gpu() -> Iterator[Pretended]:
             torch, "autocast", lambda kind, *a, **k: real_autocast("cpu" if kind == "cuda" else kind, *a, **k)
         )
         patch.setattr(torch, "is_autocast_enabled", lambda kind="cuda": real_enabled("cpu" if kind == "cuda" else kind))
-        patch.setattr(draws.Streams, "__new__", streams)
-        patch.setattr(draws.Streams, "device", property(lambda self: self.where), raising=False)
         yield mode

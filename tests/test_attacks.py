@@ -27,7 +27,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fatbench import __version__
 from fatbench.data import digits
-from fatbench.engine.fast.draws import Streams
 from fatbench.errors import SpecError
 from fatbench.methods import attacks, packages
 from fatbench.methods.attacks import ATTACKS
@@ -379,12 +378,6 @@ def test_any_takes_float32_for_the_judge(name: str) -> None:
     assert torch.equal(*walked)
 
 
-def test_any_refuses_several_clients() -> None:
-    several = Streams([generator(0), generator(1)])
-    with pytest.raises(packages.AttackError, match="no batch may hold several clients"):
-        attacks.pgd(conv(), *batch(4), several, eps=0.1, step=0.1, steps=1, early_stop=True)
-
-
 # --- in parts ------------------------------------------------------------------------------------------------------
 
 
@@ -421,14 +414,6 @@ def test_parts_give_what_the_whole_gives(name: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(("size", "part"), [((3, 32, 32), 32), ((1, 8, 8), 1536), ((3, 224, 224), 32)])
 def test_a_part_of_small_images_has_more_of_them(size: tuple[int, int, int], part: int) -> None:
     assert attacks.part_of(torch.empty(2, *size), nn.Identity()) == part
-
-
-@pytest.mark.parametrize("name", ["fgsm", "pgd", "pgd_kl", "cw", "exact_linear"])
-def test_a_batch_of_several_clients_is_never_split(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attacks, "part_of", lambda x, model: 5)
-    model, (x, y) = Sizes(conv()), batch(12)
-    calls.build("Attack", spec(name))(model, x, y, Streams([generator(0), generator(1)]))
-    assert set(model.seen) == {12}
 
 
 # --- agreement with torchattacks ----------------------------------------------------------------------------------

@@ -240,7 +240,6 @@ def test_a_pass_takes_as_long_as_its_operations_or_as_starting_its_kernels(
     assert 5 <= kernels <= 10  # two products and a ReLU forward, the loss, and as much back
     assert on_a_gpu("fp32", "loop") == pytest.approx((kernels * 4e-5 / 16, kernels * 4e-5 / 20))
     assert on_a_gpu("fp32", "graphs") == pytest.approx((kernels * 5e-6 / 16, kernels * 4e-5 / 20))
-    assert on_a_gpu("fp32", "fast")[0] == pytest.approx(kernels * 4e-5 / (16 * 5))
     monkeypatch.setattr(gpu_estimates, "LAUNCH", 0.0)
     assert on_a_gpu("fp32", "loop") == pytest.approx((operations / 0.25 / 19.5e12,) * 2)
     assert on_a_gpu("bf16", "loop")[0] == pytest.approx(operations / 0.07 / 312e12)
@@ -301,8 +300,8 @@ def test_a_run_on_a_gpu_says_what_is_chosen_and_what_would_be_faster() -> None:
     assert said.startswith(f"8 x NVIDIA H100: {auto}")
     assert "times as fast with --precision bf16" in said
     assert "times as fast with --precision bf16 --attack-precision tf32" in said  # AutoAttack is float32 under bf16
-    assert gpu_estimates.choices(cells[:1], "NVIDIA H200", "bf16", "tf32", "fast") == (
-        "NVIDIA H200: --precision bf16 --attack-precision tf32, --path fast for 1 cells"
+    assert gpu_estimates.choices(cells[:1], "NVIDIA H200", "bf16", "tf32", "graphs") == (
+        "NVIDIA H200: --precision bf16 --attack-precision tf32, --path graphs for 1 cells"
     )
     assert gpu_estimates.choices(cells[:1], "Tesla T4", "fp32", None, "loop").endswith("how fast it is, is not known")
 
@@ -329,7 +328,7 @@ def test_a_plan_says_its_time_on_a_gpu_that_is_not_here(plan: Plan, run: Run) ->
         (["--on", "h200", "--precision", "fp8"], "--precision: expected auto, fp32, tf32 or bf16, got 'fp8'"),
         (
             ["--on", "h200", "--path", "quick"],
-            "--path: no path is named 'quick' (known: auto, fast, graphs, loop, reference)",
+            "--path: no path is named 'quick' (known: auto, graphs, loop)",
         ),
     ],
 )

@@ -1,9 +1,8 @@
 """Every member of every table on a GPU that is not there (`pretended`): no mixed devices, no wait inside a step.
 
-Walked, each by being in its table: attacks, objectives (for one client and for several at once), proximal terms,
-augmentations, defences, aggregators, models (alone and as clients at once), algorithms on every path, inversions,
-diagnostics, the monitor and evaluations. A step's waits are told from a round's by their number: a round of more steps
-has no more.
+Walked, each by being in its table: attacks, objectives, proximal terms, augmentations, defences, aggregators, models,
+algorithms, inversions, diagnostics, the monitor and evaluations. A step's waits are told from a round's by their
+number: a round of more steps has no more.
 
 Not walked: partitions and data sets, which know no device; the stages of AutoAttack and the classes of torchattacks by
 themselves, whose waits are their packages'; how a GPU computes.
@@ -30,7 +29,6 @@ from torch import Tensor, nn
 from fatbench.engine import measures
 from fatbench.engine import randomness as rng
 from fatbench.engine.accuracy import accuracy, edge_accuracy, zero_gradients
-from fatbench.engine.fast.draws import Streams
 from fatbench.engine.inject import granted
 from fatbench.engine.local import LocalTraining, offers
 from fatbench.engine.mixing import aggregate, mix
@@ -124,10 +122,6 @@ def problem(model: nn.Module, each: int = 8, side: int = 12, clients: int = 2, *
 def batch(n: int = 4) -> tuple[Tensor, Tensor]:
     x = torch.rand(n, 3, 12, 12, generator=torch.Generator().manual_seed(2)).to(CUDA)
     return x, (torch.arange(n) % 10).to(CUDA)
-
-
-def streams(each: int = 2) -> Streams:
-    return Streams([rng.generator(k, "attack", device=CUDA) for k in range(each)])
 
 
 # --- the pretended GPU itself -------------------------------------------------------------------------------------
@@ -228,17 +222,16 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyautoattack.AutoAttack, "__init__", init)
 
 
-@pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_objective(name: str, several: bool, gpu: Pretended) -> None:
+def test_objective(name: str, gpu: Pretended) -> None:
     model, (x, y) = network().to(CUDA), batch()
     on, _ = problem(network())
-    noise = streams() if several else rng.generator(0, "attack", device=CUDA)
+    noise = rng.generator(0, "attack", device=CUDA)
     objective = member("Objective", name)
     asked = granted(objective, offers(on, 0, lambda: model))
     gpu.waits.clear()
     loss, hits = objective(model, x, y, noise, **asked)
-    torch.autograd.grad(loss.sum(), [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+    torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
     assert hits.device == CUDA
     assert not gpu.waits
 
@@ -290,11 +283,10 @@ def test_aggregator(name: str, gpu: Pretended) -> None:
 # --- models -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["loop", "fast"])
 @pytest.mark.parametrize("name", MODELS)
-def test_model(name: str, path: str, gpu: Pretended) -> None:
-    """A round of one batch; on the fast path by whatever stacks it."""
-    on, state = problem(network(name, (3, 16, 16)), each=2, side=16, path=path)
+def test_model(name: str, gpu: Pretended) -> None:
+    """A round of one batch."""
+    on, state = problem(network(name, (3, 16, 16)), each=2, side=16)
     if "edge" in calls.call("Model", {"name": name}).parts:
         return  # walked by the algorithms that train it
     local = LocalTraining(batch=2, lr=0.01, objective=OBJECTIVES["standard"])
@@ -316,13 +308,13 @@ def networks(name: str) -> Iterator[nn.Module]:
         yield from map(network, ("vit", "edge_vit"))
 
 
-def one_round(name: str, path: str, each: int, mode: Pretended, **more: Any) -> tuple[Round, Counter[str]]:
+def one_round(name: str, each: int, mode: Pretended, **more: Any) -> tuple[Round, Counter[str]]:
     """The first round of an algorithm whose clients have `each` images in batches of 4; what the host waited for."""
     on_side = torch.randint(0, 256, (2 * each, 3, 12, 12), dtype=torch.uint8).to(CUDA)
     held_out = (on_side[:8], torch.arange(8).to(CUDA) % 10)  # FLTrust trains on some of them
     refused: list[Exception] = []
     for model in networks(name):
-        on, state = problem(model, each, path=path, auxiliary=on_side, held_out=held_out)
+        on, state = problem(model, each, auxiliary=on_side, held_out=held_out)
         rounds = ALGORITHMS[name](on, state, **settings("Algorithm", name, batch=4, **more))
         mode.waits.clear()
         try:
@@ -332,15 +324,10 @@ def one_round(name: str, path: str, each: int, mode: Pretended, **more: Any) -> 
     raise refused[0]
 
 
-# Those that train clients by the one door have another path through it.
-PATHS = [(name, path) for name, algorithm in ALGORITHMS.items()
-         for path in ("loop", *["fast"] * ("train_cohort" in algorithm.function.__globals__))]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "path"), PATHS)
-def test_algorithm(name: str, path: str, gpu: Pretended) -> None:
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_algorithm(name: str, gpu: Pretended) -> None:
     """A round of four batches makes the host wait no more often than one of two."""
-    (_, few), (result, more) = (one_round(name, path, each, gpu) for each in (8, 16))
+    (_, few), (result, more) = (one_round(name, each, gpu) for each in (8, 16))
     assert {value.device.type for value in result.state.model.values()} <= {"cuda"}
     assert not (more - few), "waits inside a step"
 
@@ -351,7 +338,7 @@ ALONE = [name for name in INVERSIONS if "imprinted" not in refusals("Inversion",
 
 @pytest.mark.parametrize("name", ALONE)
 def test_inversion(name: str, gpu: Pretended) -> None:
-    result, _ = one_round("gradient_inversion", "loop", 8, gpu, inversion=member("Inversion", name))
+    result, _ = one_round("gradient_inversion", 8, gpu, inversion=member("Inversion", name))
     assert result.artifacts["reconstruction"].device == CUDA
 
 
@@ -359,7 +346,7 @@ def test_inversion(name: str, gpu: Pretended) -> None:
 def test_a_step_of_an_inversion_waits_for_nothing(name: str, gpu: Pretended) -> None:
     inversion = member("Inversion", name)
     few, more = (
-        one_round("gradient_inversion", "loop", 8, gpu, inversion=functools.partial(inversion, steps=steps))[1]
+        one_round("gradient_inversion", 8, gpu, inversion=functools.partial(inversion, steps=steps))[1]
         for steps in (1, 3)
     )
     assert not (more - few), "waits inside a step"

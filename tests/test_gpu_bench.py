@@ -23,9 +23,9 @@ def rehearsal(folder: Path) -> Bench:
 @pytest.mark.parametrize(
     ("item", "said"),
     [
-        ("a batch of NIN, fast fp32 together", "passes/s"),
-        ("a batch of NIN, fast tf32", "a CPU has no TF32"),
-        ("choice of auto", "auto takes loop; fast is "),
+        ("a batch of NIN, loop bf16", "passes/s"),
+        ("a batch of NIN, loop tf32", "a CPU has no TF32"),
+        ("choice of auto", "auto takes loop; not here"),
         ("steps recorded, bf16", "a CPU repeats no recorded steps"),
         ("ViT-S twice", "the same bytes twice"),
         ("monitor of ViT-B", "32 images at once"),

@@ -8,7 +8,6 @@ meet.
 from __future__ import annotations
 
 import functools
-import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,8 +21,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fatbench.engine.cohort import train_cohort
-from fatbench.engine.fast import clients as fast
-from fatbench.engine.fast.draws import per_client
 from fatbench.engine.gradients import predict
 from fatbench.engine.inject import asks, granted
 from fatbench.engine.local import LocalTraining
@@ -80,22 +77,19 @@ def kept(updates: object, context: object, *, inner: Aggregator) -> Mixing:
     return inner(updates, context)
 
 
-@pytest.mark.parametrize("path", ["loop", "fast"])
 @pytest.mark.parametrize("asking", ["balanced", "near_broadcast", "adjusted_and_near", "by_client"])
-def test_an_objective_around_one_that_asks(asking: str, path: str) -> None:
-    """Two wrappers deep the same bytes, stacked as the inner one is: what asks for the client alone is not."""
+def test_an_objective_around_one_that_asks(asking: str) -> None:
+    """Two wrappers deep the same bytes."""
     inner = globals()[asking]
     outer = functools.partial(around, inner=functools.partial(around, inner=inner))
-    on = problem(nn.Sequential(nn.Flatten(), nn.Linear(144, 4)), path)
+    on = problem(nn.Sequential(nn.Flatten(), nn.Linear(144, 4)))
     found = [train_cohort(on, start(on).model, [0, 2, 1], 1, local(objective=one)) for one in (inner, outer)]
     assert equal(*found)
-    assert {u.stats.stack for u in found[1]} == ({3} if path == "fast" and asking != "by_client" else {1})
 
 
-@pytest.mark.parametrize("path", ["loop", "fast"])
-def test_an_aggregator_around_one_that_asks(path: str) -> None:
+def test_an_aggregator_around_one_that_asks() -> None:
     """The clients measure the losses for AFL inside; its memory comes through."""
-    on = problem(path=path)
+    on = problem()
     theta = start(on).model
     found = []
     for aggregator in (AGGREGATORS["afl"], functools.partial(kept, inner=AGGREGATORS["afl"])):
@@ -123,22 +117,19 @@ def test_a_setting_is_given_only_what_its_kind_may_ask_for() -> None:
 # --- every member under another name ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["loop", "fast"])
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_every_objective(name: str, path: str) -> None:
-    on = problem(path=path)
+def test_every_objective(name: str) -> None:
+    on = problem()
     found = [
         train_cohort(on, start(on).model, [0, 2, 1], 0, local(objective=objective))
         for objective in pair(OBJECTIVES, "Objective", name)
     ]
     assert equal(*found)
-    assert {u.stats.stack for u in found[1]} == ({3} if path == "fast" and members.stacks(name) else {1})
 
 
-@pytest.mark.parametrize("path", ["loop", "fast"])
 @pytest.mark.parametrize("name", ["fgsm", "fgsm_sfat", "pgd", "pgd_kl", "cw"])
-def test_every_gradient_attack_in_training(name: str, path: str) -> None:
-    on = problem(path=path)
+def test_every_gradient_attack_in_training(name: str) -> None:
+    on = problem()
     found = [
         train_cohort(
             on, start(on).model, [0, 1], 0, local(objective=functools.partial(OBJECTIVES["at"], attack=attack))
@@ -146,7 +137,6 @@ def test_every_gradient_attack_in_training(name: str, path: str) -> None:
         for attack in pair(ATTACKS, "Attack", name)
     ]
     assert equal(*found)
-    assert {u.stats.stack for u in found[0]} == ({2} if path == "fast" else {1})
 
 
 def watched(defence: Callable[..., Any], inversion: Callable[..., Any]) -> Round:
@@ -203,12 +193,7 @@ def balanced(
     """CE(f(x) + log n, y) with n_c the client's examples of class c (logit adjustment)."""
     model.train()
     logits = predict(model, x)
-
-    def loss(logits: Tensor, y: Tensor, counts: Tensor) -> Tensor:
-        return F.cross_entropy(logits + counts.log(), y)
-
-    each = class_counts.expand(len(x), -1)
-    return per_client(loss, generator, logits, y, each), logits.argmax(1) == y
+    return F.cross_entropy(logits + class_counts.log(), y), logits.argmax(1) == y
 
 
 def near_broadcast(
@@ -217,12 +202,8 @@ def near_broadcast(
     """KL(p of theta^t || p): nothing in the first step of a round, without dropout or batch normalisation."""
     model.train()
     logits, before = predict(model, x), predict(broadcast, x).detach()
-
-    def loss(logits: Tensor, before: Tensor) -> Tensor:
-        p = before.log_softmax(1)
-        return (p.exp() * (p - logits.log_softmax(1))).sum(1).mean()
-
-    return per_client(loss, generator, logits, before), logits.argmax(1) == y
+    p = before.log_softmax(1)
+    return (p.exp() * (p - logits.log_softmax(1))).sum(1).mean(), logits.argmax(1) == y
 
 
 def adjusted_and_near(
@@ -254,7 +235,7 @@ class Zeros(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("path", ["reference", "loop", "fast"])
+@pytest.mark.parametrize("path", ["reference", "loop"])
 def test_class_counts_are_the_clients_own(path: str) -> None:
     """Client 0 has 90 examples of class 0 and 10 of class 1, client 1 the other way round; all logits are 0. An example
     of the frequent class costs -log 0.9 = 0.10536, one of the other -log 0.1 = 2.30259; the mean over a client's own is
@@ -273,10 +254,9 @@ def test_class_counts_are_the_clients_own(path: str) -> None:
     for update in updates:
         assert update.stats.loss == pytest.approx(0.9 * 0.10536 + 0.1 * 2.30259, abs=1e-5)
         torch.testing.assert_close(update.model["fc.bias"], torch.zeros(2), atol=1e-6, rtol=0)
-    assert {u.stats.stack for u in updates} == ({2} if path == "fast" else {1})
 
 
-@pytest.mark.parametrize("path", ["reference", "loop", "fast"])
+@pytest.mark.parametrize("path", ["reference", "loop"])
 def test_the_broadcast_model_stays_what_it_was(path: str) -> None:
     """One step: the divergence of theta^t from itself is 0 and so is its gradient. With the cross-entropy beside it,
     weights move, and the second step is told the divergence from where the round began."""
@@ -298,37 +278,12 @@ def adjusted(
     return balanced(model, x, y, generator, class_counts + 1)
 
 
-@pytest.mark.parametrize("model", ["small_cnn", "vit"])
-def test_what_is_asked_for_is_the_same_on_the_fast_path(model: str) -> None:
-    """By channels and by vmap, clients of unequal size, three steps each; the loss of theta^t too."""
-    found = []
-    for path in ("loop", "fast"):
-        on = problem(model, path, each=9)
-        found.append(
-            train_cohort(
-                on, start(on).model, [2, 0, 1], 1, local(objective=adjusted_and_near), aggregator=AGGREGATORS["afl"]
-            )
-        )
-    assert {u.stats.stack for u in found[1]} == {3}
-    for ours, theirs in zip(*found, strict=True):
-        assert ours.stats.loss == pytest.approx(theirs.stats.loss, rel=1e-4)
-        assert ours.stats.broadcast_loss == pytest.approx(theirs.stats.broadcast_loss, rel=1e-4)
-        torch.testing.assert_close(ours.model, theirs.model, rtol=1e-3, atol=1e-5)
-
-
-def test_a_loss_of_each_client_trains_one_by_one(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Client k's loss counts k + 1 times: a step of rate r is that of rate (k + 1) r. The log says why no stack."""
-    monkeypatch.setattr(fast.log, "propagate", True)
-    caplog.set_level(logging.INFO, "fatbench")
-    on = problem(path="fast")
+def test_an_objective_may_ask_for_the_client() -> None:
+    """Client k's loss counts k + 1 times: a step of rate r is that of rate (k + 1) r."""
+    on = problem()
     theta = start(on).model
-    updates = train_cohort(on, theta, [0, 1], 0, local(objective=by_client))
-    assert "clients are not vectorised: the objective asks for `client`; use --path loop" in caplog.text
-    for update in updates:
-        assert update.stats.stack == 1
-        alone = train_cohort(replace(on, path="loop"), theta, [update.client], 0, local(lr=0.05 * (update.client + 1)))
+    for update in train_cohort(on, theta, [0, 1], 0, local(objective=by_client)):
+        alone = train_cohort(on, theta, [update.client], 0, local(lr=0.05 * (update.client + 1)))
         assert update.stats.loss == pytest.approx((update.client + 1) * alone[0].stats.loss)
         for name, _ in on.model.named_parameters():
             torch.testing.assert_close(update.model[name], alone[0].model[name], rtol=1e-5, atol=1e-6)

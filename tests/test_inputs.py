@@ -45,7 +45,7 @@ def of(run: dict | None = None, record: dict | None = None, origin: str = "cell 
         ({"commit": "1" * 40}, {}, "code", "another code of fatbench"),
         ({"dirty": True, "diff": "1" * 64}, {}, "code", "another code of fatbench"),
         ({"precision": "bf16"}, {}, "asked", "another precision [fp32], now [bf16]"),
-        ({"path": "fast"}, {}, "asked", "another path [loop], now [fast]"),
+        ({"path": "graphs"}, {}, "asked", "another path [loop], now [graphs]"),
     ],
 )
 def test_every_input_that_differs_is_named(run: dict, record: dict, code: str, words: str) -> None:
@@ -232,10 +232,9 @@ def test_what_is_not_committed_has_a_digest(tmp_path: Path, monkeypatch) -> None
 def test_run_says_what_changed_what_it_costs_and_what_it_keeps(place: Path, run) -> None:
     command = ("run", "suite", "own.yaml", "--jobs", "1", "--device", "cpu", "--data", ".")
     assert run(*command)[0] == 0
-    code, _, err = run(*command, "--precision", "bf16", "--path", "fast")
+    code, _, err = run(*command, "--precision", "bf16")
     assert code == 0
     assert "1 finished cell with precision fp32 is kept: --precision bf16 is for what is still to do" in err
-    assert "1 finished cell with path loop is kept: --path fast is for what is still to do" in err
     err = run(*command, "--attack-precision", "bf16")[2]
     assert "1 finished cell with attack-precision fp32 is kept: --attack-precision bf16 is for what is" in err
     write_data(place, shift=1)

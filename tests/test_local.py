@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
+import path_runs
 import pytest
 import torch
 
@@ -16,7 +17,9 @@ from fatbench.engine.cohort import train_cohort
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.optimizers import Moments, step
 from fatbench.engine.rounds import Problem
-from fatbench.methods import attacks, objectives
+from fatbench.methods import attacks, augmentations, objectives
+from fatbench.methods.aggregators import AGGREGATORS
+from fatbench.methods.objectives import PROXIMALS
 from fatbench.testing import problem as fatbench_problem
 from fatbench.testing import start as fatbench_start
 
@@ -78,7 +81,7 @@ def train(on: Problem, objective: str, **changes):
         *(("small_cnn", objective) for objective in OBJECTIVES),
     ],
 )
-def test_the_loop_and_the_fast_path_agree(model, objective, monkeypatch):
+def test_the_loop_is_the_reference(model, objective, monkeypatch):
     """To rounding, for every model (with BatchNorm and Dropout) and every objective.
 
     In float64, because the sign step of an attack turns a rounding error of a zero gradient into a whole step.
@@ -97,6 +100,59 @@ def test_the_loop_and_the_fast_path_agree(model, objective, monkeypatch):
             torch.testing.assert_close(a.model[name], b.model[name], rtol=1e-7, atol=2e-8, msg=f"{model} {name}")
 
 
+@pytest.mark.parametrize("proximal", ["squared", "norm_per_tensor"])
+def test_all_that_an_algorithm_asks_is_the_reference_s(proximal, monkeypatch):
+    """Epochs, clipping, a proximal term, shifts of gradients, weights and buffers, the loss of theta^t, other sizes."""
+    pixels = local_module.pixels
+    monkeypatch.setattr(local_module, "pixels", lambda problem, images: pixels(problem, images).double())
+    results = []
+    for path in ("reference", "loop"):
+        on = replace(problem("small_cnn", path), augment=functools.partial(augmentations.crop_flip, padding=1), size=12)
+        with rng.forked(0, "model"):
+            on = replace(on, model=models.MODELS["small_cnn"]((3, 12, 12), 10, width=4).double())
+        floats = {name: value for name, value in on.model.state_dict().items() if value.is_floating_point()}
+        shifts = {k: {name: 1e-3 * (k + 1) * torch.ones_like(v) for name, v in floats.items()} for k in range(2)}
+        how = replace(local("trades", epochs=2, clip=0.5), proximal=functools.partial(PROXIMALS[proximal], mu=0.1))
+        start = {name: value.clone() for name, value in on.model.state_dict().items()}
+        more = {"gradient_shift": shifts, "weight_shift": shifts, "aggregator": AGGREGATORS["afl"]}
+        results.append(train_cohort(on, start, [1, 0], 1, how, **more))
+    for a, b in zip(*results, strict=True):
+        assert a.stats.broadcast_loss == pytest.approx(b.stats.broadcast_loss, rel=1e-9)
+        torch.testing.assert_close(a.model, b.model, rtol=1e-8, atol=1e-10)
+
+
+class SecondHead(torch.nn.Module):
+    """A network with a head that its logits do not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 10))
+        self.projection = torch.nn.Linear(192, 3)
+
+    def forward(self, x):
+        return self.body(x)
+
+
+@pytest.mark.parametrize("name", ["standard", "at", "awp_at"])
+def test_a_weight_that_the_objective_does_not_use_has_a_zero_gradient(name):
+    """It stays where it was, while the others train; weight decay shrinks it, as it shrinks every weight."""
+
+    def trained(part, weight_decay):
+        with rng.forked(3, "heads"):
+            network = SecondHead()
+        start = {key: value.clone() for key, value in network.state_dict().items()}
+        on = path_runs.problem(part(network), "loop")
+        return start, path_runs.train(on, path_runs.local(name, weight_decay=weight_decay))
+
+    start, updates = trained(lambda network: network, 0.0)
+    _, bare = trained(lambda network: network.body, 0.0)
+    for update, alone in zip(updates, bare, strict=True):
+        assert torch.equal(update.model["projection.weight"], start["projection.weight"])
+        assert torch.equal(update.model["body.1.weight"], alone.model["1.weight"])
+    _, shrunk = trained(lambda network: network, 0.5)
+    assert all(update.model["projection.weight"].norm() < start["projection.weight"].norm() for update in shrunk)
+
+
 @pytest.mark.parametrize("path", ["reference", "loop"])
 def test_the_same_cell_gives_the_same_bytes_whatever_ran_before(path):
     first = train(problem("small_cnn", path), "at")
@@ -110,7 +166,7 @@ def test_the_same_cell_gives_the_same_bytes_whatever_ran_before(path):
 
 @pytest.mark.parametrize("width, path, laid_out", [
     (4, "loop", torch.contiguous_format), (15, "loop", torch.contiguous_format), (16, "loop", torch.channels_last),
-    (16, "reference", torch.contiguous_format), (4, "fast", torch.contiguous_format), (16, "fast", torch.channels_last),
+    (16, "reference", torch.contiguous_format), (4, "graphs", torch.contiguous_format),
 ])  # fmt: skip
 def test_a_narrow_resnet_is_not_channels_last_on_a_cpu(width, path, laid_out):
     """oneDNN would write beyond its workspace: a crash, or a wrong gradient."""
@@ -275,14 +331,13 @@ def test_batch_normalisation_refuses_a_microbatch():
         microbatch.bound(problem("resnet18", "reference").model, 4)
 
 
-@pytest.mark.parametrize("path", ["loop", "fast"])
-def test_accuracy_is_of_all_epochs(path):
+def test_accuracy_is_of_all_epochs():
     """Every example is right in each of three epochs: 1, not 3."""
 
     def always_right(model, x, y, generator):
         return objectives.standard(model, x, y, generator)[0], torch.ones_like(y, dtype=torch.bool)
 
-    on = fatbench_problem(path=path)
+    on = fatbench_problem()
     how = LocalTraining(batch=4, lr=0.01, objective=always_right, epochs=3)
     updates = train_cohort(on, fatbench_start(on).model, [0, 1, 2], 0, how)
     assert [update.stats.accuracy for update in updates] == [1.0, 1.0, 1.0]

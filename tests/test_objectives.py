@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fatbench.engine.fast.draws import Streams
 from fatbench.errors import SpecError
 from fatbench.methods import objectives
 from fatbench.methods.objectives import OBJECTIVES, PROXIMALS
@@ -301,20 +300,16 @@ def test_the_ways_of_mixing_clean_and_adversarial_images() -> None:
     assert of("mixfat", mix="append", ratio=0.0) == of("mixfat", mix="weighted", ratio=0.0) == clean
 
 
-@pytest.mark.parametrize("clients", [1, 2])
-def test_appended_images_are_the_first_of_each_client(clients: int) -> None:
-    """Batches of 5, ratio 1/2: two more each, with their labels; the outcome of an image is that of its attack."""
-    model, x = Observation(), torch.rand(5 * clients, 1, 2, 2)
-    noise = generator() if clients == 1 else Streams([generator(k) for k in range(clients)])
-    y = torch.arange(5 * clients) % 3
-    loss, correct = objectives.mixfat(model, x, y, noise, attack=brighter, mix="append")
-    assert loss.numel() == clients and correct.shape == (5 * clients,)
+def test_appended_images_are_the_first_of_the_batch() -> None:
+    """A batch of 5, ratio 1/2: two more, with their labels; the outcome of an image is that of its attack."""
+    model, x, y = Observation(), torch.rand(5, 1, 2, 2), torch.arange(5) % 3
+    loss, correct = objectives.mixfat(model, x, y, generator(), attack=brighter, mix="append")
+    assert loss.shape == ()
     [(training, given)] = model.calls
-    parts = given.unflatten(0, (clients, 7))
-    assert training and torch.equal(parts[:, :5].flatten(0, 1), x)
-    assert torch.equal(parts[:, 5:], x.unflatten(0, (clients, 5))[:, :2] + 2)
-    logits = model.layer((x + 2 * (torch.arange(5 * clients) % 5 < 2).view(-1, 1, 1, 1)).flatten(1))
-    assert torch.equal(correct, logits.argmax(1) == y)
+    assert training and torch.equal(given, torch.cat([x, x[:2] + 2]))
+    logits = model.layer(given.flatten(1))
+    expected = logits.argmax(1) == torch.cat([y, y[:2]])
+    assert correct.tolist() == [*expected[5:].tolist(), *expected[2:5].tolist()]
 
 
 def test_noise_and_one_step_of_n_fgsm() -> None:
@@ -366,8 +361,7 @@ def test_weights_are_perturbed_by_a_part_of_their_norm() -> None:
     expected.zero_grad()
     outer = nn.functional.cross_entropy(expected(x), y)
     outer.backward()
-    objective = members.given_what_it_asks(OBJECTIVES["awp_at"], client=0)
-    found, _ = objective(model, x, y, generator(), attack=lambda model, x, y, generator: x, gamma=gamma)
+    found, _ = objectives.awp_at(model, x, y, generator(), attack=lambda model, x, y, generator: x, gamma=gamma)
     found.backward()
     assert found.item() == pytest.approx(outer.item(), abs=1e-6) and found.item() > loss.item()
     for a, b in zip(model.parameters(), expected.parameters(), strict=True):
@@ -389,11 +383,11 @@ def test_weight_perturbation_of_two_numbers() -> None:
 
     y = torch.tensor([1])
     for x, moved in ((torch.ones(1, 1, 1, 2), 0.0353553), (torch.zeros(1, 1, 1, 2), 0.0)):
-        objectives.awp_at(Row(), x, y, generator(), 0, attack=lambda model, x, y, generator: x, gamma=0.01)
+        objectives.awp_at(Row(), x, y, generator(), attack=lambda model, x, y, generator: x, gamma=0.01)
         assert (seen[-1] - torch.tensor([3.0, 4.0])).flatten().tolist() == pytest.approx([moved] * 2, abs=1e-6)
     model, (x, y) = conv(), batch()
     attack = calls.build("Attack", calls.check("Attack", INNER))
-    ours = objectives.awp_at(model, x, y, generator(), 0, attack=attack, gamma=0.0)
+    ours = objectives.awp_at(model, x, y, generator(), attack=attack, gamma=0.0)
     assert torch.equal(ours[0], objectives.at(conv(), x, y, generator(), attack=attack)[0])
 
 
@@ -512,25 +506,6 @@ def test_attack_in_eval_mode_loss_in_train_mode(name: str) -> None:
         own = members.passes("Objective", spec(name))[0] - trained
         assert modes.count(False) == (3 if name in WITH_ATTACK else own)
         assert model.training and model.layer.training
-
-
-def test_clients_with_most_objectives_train_as_one_program() -> None:
-    """Not AWP, which asks which client it is."""
-    together = {"standard", "at", "trades", "mart", "mixed_at", "mixfat", "dual_at", "n_fgsm_at"}
-    together |= {"calfat", "calfat_released", "margin_at"}
-    assert together <= {name for name in OBJECTIVES if members.stacks(name)} and not members.stacks("awp_at")
-
-
-@pytest.mark.parametrize("name", [*filter(members.stacks, OBJECTIVES)])
-def test_the_loss_of_several_clients_is_that_of_each(name: str) -> None:
-    """Two clients of four images in a batch, each with a generator of its own: two losses, those of each alone."""
-    objective = built(name)
-    model, (x, y) = conv().eval(), batch(8)
-    model[1] = nn.Identity()  # batch norm would see both clients together; they are stacked under vmap
-    each = [objective(model, x[part], y[part], generator(seed)) for seed, part in enumerate((slice(4), slice(4, 8)))]
-    losses, correct = objective(model, x, y, Streams([generator(0), generator(1)]))
-    torch.testing.assert_close(losses, torch.stack([loss for loss, _ in each]))
-    assert torch.equal(correct, torch.cat([right for _, right in each]))
 
 
 def forwards_seen_by_batch_norm(name: str, attack: object) -> int:

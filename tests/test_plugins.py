@@ -567,7 +567,6 @@ from torch import nn
 
 from fatbench.data.common import Loaded, finish
 from fatbench.engine.cohort import cost, train_cohort
-from fatbench.engine.fast.draws import per_client
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Mixing, Round, State
 from fatbench.methods.algorithms.work import federated
@@ -620,7 +619,7 @@ def hinge(model, x, y, generator, *, attack: Attack):
     x = attack(model, x, y, generator)
     model.train()
     logits = model(x)
-    return per_client(nn.functional.multi_margin_loss, generator, logits, y), logits.detach().argmax(1) == y
+    return nn.functional.multi_margin_loss(logits, y), logits.detach().argmax(1) == y
 
 
 def pull(weights, broadcast, round, *, mu: NonNegative):
@@ -741,12 +740,11 @@ tables:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ["loop", "fast"])
-def test_a_plug_in_may_bring_every_kind_of_function(place, run, path):
+def test_a_plug_in_may_bring_every_kind_of_function(place, run):
     """Halves of light are learnt whole (1.0); a black image is one class to any model, half of the test set (0.5)."""
     (place / "everything.py").write_text(EVERYTHING)
     (place / "every.yaml").write_text(EVERY)
-    code, out, err = run("run", "suite", "every.yaml", "--smoke", "--device", "cpu", "--jobs", "1", "--path", path)
+    code, out, err = run("run", "suite", "every.yaml", "--smoke", "--device", "cpu", "--jobs", "1")
     assert code == 0, err
     code, out, err = run("report", "every.yaml", "--format", "json")
     assert code == 0, err

@@ -247,12 +247,6 @@ def test_done_work_is_not_done_again(job, tmp_path):
     assert spec_of(header) == job.spec
 
 
-def test_a_run_says_how_many_clients_trained_as_one_program(job, tmp_path):
-    with Store.open(machine(tmp_path).db, create=True) as store:
-        assert work(replace(job, evaluations=[]), replace(machine(tmp_path), path="fast"), store) == "done"
-        assert [(run["path"], run.get("stack")) for run in store.runs()] == [("fast", 2)]
-
-
 def test_an_attack_added_later_does_not_train_again(job, tmp_path):
     place = machine(tmp_path)
     with Store.open(place.db, create=True) as store:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from test_fast import TRAINED_WHOLE
+from path_runs import TRAINED_WHOLE
 
 from fatbench.methods import robust_aggregators
 from fatbench.methods.aggregators import AGGREGATORS
@@ -43,7 +43,7 @@ def meet(pair: dict[str, str]) -> bool:
     """Whether two parts see anything of each other.
 
     A robust aggregator reads uploads, however they were trained. What a whole network trains with and is averaged by,
-    test_fast and test_graphs run of every network.
+    test_local and test_graphs run of every network.
     """
     if pair.get("model") in TRAINED_WHOLE and (
         pair.keys() & {"aggregator", "objective"} or pair.get("algorithm") == "fedavg"

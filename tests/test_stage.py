@@ -49,7 +49,7 @@ def turn(store: Store, notify: Callable[[Event], None] = lambda event: None) -> 
     ("how", "said"),
     [
         ({}, {}),
-        ({"precision": "bf16", "path": "fast", "threads": 3}, {"precision": "bf16", "path": "fast", "threads": 3}),
+        ({"precision": "bf16", "path": "graphs", "threads": 3}, {"precision": "bf16", "path": "graphs", "threads": 3}),
         ({"device": "cuda:0"}, {}),
         ({"device": "cuda:0", "precision": "tf32"}, {"precision": "tf32"}),
         ({"device": "cuda:0", "precision": "bf16"}, {"precision": "bf16", "not_reproducible": "bf16 on a GPU"}),
@@ -117,10 +117,10 @@ def test_what_a_cell_is_made_ready_with(machine, monkeypatch) -> None:
     assert did == [1, (job.spec, data, Path("m")), (Runtime(data, cpu), bound)]
     did.clear()
     heartbeat = Heartbeat()
-    other: dict[str, Any] = {"precision": "bf16", "path": "fast", "microbatch": 4, "strict": False, "threads": 3}
+    other: dict[str, Any] = {"precision": "bf16", "path": "graphs", "microbatch": 4, "strict": False, "threads": 3}
     place = replace(machine, **other, heartbeat=heartbeat)  # type: ignore[arg-type]
     assert stage.ready_for(job, place, None) == (bound, ready) and len(said) == 1
-    assert did == [3, (job.spec, data, None), (Runtime(data, cpu, "bf16", "fast", 4, False), bound)]
+    assert did == [3, (job.spec, data, None), (Runtime(data, cpu, "bf16", "graphs", 4, False), bound)]
     before = heartbeat.beats
     network(torch.zeros(1))
     assert heartbeat.beats > before

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
+from fatbench.cli import verify
 from fatbench.cli.verify import choose, elsewhere, job
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.runner.jobs import Machine
+from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store import export_lines, jsonl
@@ -47,7 +49,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The export of both cells."""
     folder = tmp_path_factory.mktemp("verify")
     (folder / "tiny.yaml").write_text(TINY)
-    machine = Machine(db=str(folder / "r.db"), files=str(folder / "files"), data=str(folder), path="fast")
+    machine = Machine(db=str(folder / "r.db"), files=str(folder / "files"), data=str(folder), path="loop")
     with Store.open(machine.db, create=True) as store:
         for one in jobs_of(files.load(str(folder / "tiny.yaml")).plan("paper")):
             assert work(one, machine, store) == "done"
@@ -185,7 +187,17 @@ def another_run(text: str, cell: str) -> str:
 NINE_OF_TEN = [[0, 20, base64.b64encode(b"\x7f\xff\xf0").decode()], [20, 10, base64.b64encode(b"\x3f\xc0").decode()]]
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(("recorded", "taken"), [("graphs", "graphs"), ("fast", "loop")])
+def test_it_runs_again_on_the_path_of_the_file_if_there_still_is_one(
+    recorded: str, taken: str, theirs: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = []
+    monkeypatch.setattr(verify, "_trained", lambda store, cell: {"path": recorded, "precision": "fp32"})
+    monkeypatch.setattr("fatbench.runner.start.run", lambda jobs, watch, options: paths.append(options.path))
+    verify._run(theirs, [job(theirs, next(iter(theirs.cells())))], RunOptions(), None)
+    assert paths == [taken]
+
+
 def test_a_true_file_and_an_edited_one(results: Path, monkeypatch: Any, tmp_path: Path, run: Any, forks: None) -> None:
     """Run again on the same machine: nothing is apart. An accuracy of 0.9, with outcomes to match, is found out."""
     monkeypatch.chdir(tmp_path)

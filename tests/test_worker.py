@@ -145,7 +145,7 @@ def test_every_part_writes_to_the_log_of_the_program() -> None:
 def test_what_a_cell_was_begun_with_is_kept_wherever_it_is_resumed(machine, store, monkeypatch) -> None:
     """Chosen by the machine where nothing is done, asked for by name where a person wants it so."""
     monkeypatch.setattr(
-        "fatbench.runner.gpu_estimates.path_for", lambda spec, bits, gpu: {"tf32": "fast"}.get(bits, "loop")
+        "fatbench.runner.gpu_estimates.path_for", lambda spec, bits, gpu: {"tf32": "graphs"}.get(bits, "loop")
     )
     monkeypatch.setattr(worker.slots, "has_tf32", lambda device: device == "cuda:0")
     monkeypatch.setattr(worker, "gpu_name", lambda device: "")
@@ -159,24 +159,36 @@ def test_what_a_cell_was_begun_with_is_kept_wherever_it_is_resumed(machine, stor
     for _ in range(2):  # also where it was claimed and no round was done
         assert [chosen(device) for device in ("cpu", "cuda:0", "cuda:1")] == [
             ("fp32", "loop"),
-            ("tf32", "fast"),
+            ("tf32", "graphs"),
             ("fp32", "loop"),
         ]
         run = store.claim(
-            JOB.cell, "train", suite="s", total=5, provenance={"precision": "tf32", "path": "fast", "device": "a GPU"}
+            JOB.cell, "train", suite="s", total=5, provenance={"precision": "tf32", "path": "graphs", "device": "a GPU"}
         )
         if run is None:
             break
     run = store.runs([JOB.cell])[-1]["id"]
     store.commit(run, round=2, checkpoint="state")
-    assert chosen("cuda:0") == ("tf32", "fast")
+    assert chosen("cuda:0") == ("tf32", "graphs")
     with pytest.raises(MachineError, match="begun in tf32, which is not here: go on on a GPU, or --precision fp32"):
         chosen("cpu")
-    assert chosen("cpu", precision="fp32") == ("fp32", "fast") and chosen("cuda:0", path="loop") == ("tf32", "loop")
+    with pytest.raises(MachineError, match="begun with --path graphs, which needs a GPU: go on there, or --path loop"):
+        chosen("cpu", precision="fp32")
+    assert chosen("cuda:0", path="loop") == ("tf32", "loop")
     told: list[Event] = []
     assert worker.work(JOB, auto, store, told.append) == "interrupted" and "begun in tf32" in told[0].message
     store.finish(run, round=5)
     assert chosen("cpu") == ("fp32", "loop")
+
+
+@pytest.mark.parametrize("path", ["fast", "reference"])
+def test_what_was_begun_on_a_path_of_before_goes_on_where_a_person_says_so(path, machine, store) -> None:
+    store.add_cell(JOB.cell, JOB.spec)
+    run = store.claim(JOB.cell, "train", suite="s", total=5, provenance={"path": path, "precision": "fp32"})
+    store.commit(run, round=2, checkpoint="state")
+    with pytest.raises(MachineError, match=f"begun with --path {path}, which is gone: go on with --path loop"):
+        worker.computing(JOB, replace(machine, path="auto"), store)
+    assert worker.computing(JOB, replace(machine, path="loop"), store).path == "loop"
 
 
 def test_which_path_suits_a_cell(machine, monkeypatch) -> None:
@@ -184,7 +196,7 @@ def test_which_path_suits_a_cell(machine, monkeypatch) -> None:
     monkeypatch.setattr(worker, "gpu_name", {"cuda:0": "H200"}.get)
     auto = replace(machine, path="auto")
     assert worker.path_of(JOB, auto) == "loop"
-    assert worker.path_of(JOB, replace(machine, path="fast", device="cuda:0")) == "fast"
+    assert worker.path_of(JOB, replace(machine, path="graphs", device="cuda:0")) == "graphs"
     assert worker.path_of(JOB, replace(auto, device="cuda:0", precision="bf16")) == (SPEC, "bf16", "H200")
     assert worker.path_of(JOB, replace(auto, device="cuda:1")) == (SPEC, "fp32", "")
 
@@ -335,7 +347,7 @@ class Experiment:
             numbers += [Number(metric, 99.0, count, client=0) for metric in ("train_loss", "monitor", "forward")]
             model = {"w": torch.full((1,), float(count))}
             own = {"w": torch.full((1,), count + 0.5)}
-            updates = [] if count == 5 else [Update(0, 3, own, replace(STATS, stack={1: 2, 2: 3}.get(count, 1)))]
+            updates = [] if count == 5 else [Update(0, 3, own, STATS)]
             kept = {"image": torch.full((1,), 7.0)} if count in (1, 3) else {}
             mixing = Mixing([1.0], artifacts={"seen": torch.full((1,), 8.0)} if count == 3 else {})
             end = State(count, model)
@@ -405,7 +417,6 @@ def test_what_training_commits_keeps_and_says_round_by_round(machine, store, mon
     _, own, header = checkpoints.load_model(folder / "model-000002.safetensors", "cpu", None, JOB.cell, 2)
     assert own == {} and header["classes"] == "10"
     first, second = store.runs()
-    assert [first.get("stack"), second.get("stack")] == [2, None]
     assert [first.get("gpu_memory"), second.get("gpu_memory")] == [7, 7]
     assert first["data"] == {"name": "x"} and first["weights"] == {**origin, "cell": "fedcba987654"}
     found = [m["round"] for m in store.measurements() if (m["metric"], m["client"]) == ("natural", -1)]
@@ -426,7 +437,6 @@ def test_numbers_without_a_state_to_go_on_from_are_taken_away(machine, store, mo
     row, (_, mine, last) = store.stages()[JOB.cell, "train"], store.runs()
     assert (row.record["uploads_refused"], row.record["diverged"]) == (3, 4)
     assert mine["weights"] == {"source": "a.pt"} and "gpu_memory" not in last
-    assert (mine["stack"], last.get("stack")) == (2, None)
     found = [m["value"] for m in store.measurements() if (m["metric"], m["client"]) == ("natural", -1)]
     assert found == [count / 16 for count in range(1, 6)]
 

@@ -69,7 +69,7 @@ def calfat(folder: Path) -> list[Row]:
               difference(_without(mixed, counted), _without(mean, counted)))
     )  # fmt: skip
     plain = functools.partial(objectives.calfat, attack=attack)
-    scaled = [objective(*_step(problem), class_counts(problem, [0]))[0]
+    scaled = [objective(*_step(problem), class_counts(problem, 0))[0]
               for objective in (plain, functools.partial(objectives.calfat_released, attack=attack))]  # fmt: skip
     rows.append(
         differs("calfat.temperature", "maxMarginLoss, s=10", "calfat", "output", difference(*scaled), 1e-4,
@@ -118,7 +118,7 @@ def awp(folder: Path) -> list[Row]:
         adversary.restore(found)
     ours = problem.model
     ours.load_state_dict(start)
-    value, _ = objectives.awp_at(ours, x, y, torch.Generator(), 0, attack=lambda m, x, y, g: x, gamma=gamma)
+    value, _ = objectives.awp_at(ours, x, y, torch.Generator(), attack=lambda m, x, y, g: x, gamma=gamma)
     value.backward()
     slopes = [{n: w.grad for n, w in model.named_parameters() if w.grad is not None} for model in (ours, theirs)]
     statistics = [dict(model.named_buffers()) for model in (ours, theirs)]

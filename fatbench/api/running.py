@@ -121,7 +121,7 @@ def run(
     quiet: without a line on stderr for every cell.
     jobs: cells side by side. device: "cpu", "cuda" or "cuda:0,1". per_gpu: cells side by side on a GPU; default: what
     fits. executor: "local", "ray" or "slurm". precision: "fp32", "tf32" or "bf16"; attack_precision: of the evaluation.
-    path: how local training is computed, "auto", "reference", "loop", "fast" or "graphs". microbatch: images at once.
+    path: how local training is computed, "auto", "loop" or "graphs". microbatch: images at once.
     retry_failed: begin failed cells again; rerun_changed: changed ones. fail_fast: end with the first that fails.
     time_limit: of a cell, "45m". wait: for cells that another process has in hand.
     log: who else writes learning curves, "tensorboard", "wandb" or "mlflow".

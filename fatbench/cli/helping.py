@@ -58,7 +58,7 @@ PANELS = {
     "Which cells": ("preset", "smoke", "where", "seeds", "override", "attacks", "select", "runs", "like"),
     "Where things are": ("db", "data", "plugin", "output", "log", "format"),
     "Rarely needed": (
-        "per_gpu", "executor", "attack_precision", "path", "microbatch", "vectorise", "time_limit", "wait", "on",
+        "per_gpu", "executor", "attack_precision", "path", "microbatch", "time_limit", "wait", "on",
         "batch", "entry", "channels", "outputs", "images", "spread", "numbers", "with_evaluated", "calibrate", "gpus",
     ),
 }  # fmt: skip

@@ -125,7 +125,7 @@ PathOption = Annotated[
     str,
     typer.Option(
         "--path",
-        help="How clients are trained: loop, fast (vectorised), graphs (CUDA graphs), reference; auto chooses.",
+        help="How clients are trained: loop, graphs (recorded as CUDA graphs); auto chooses.",
         autocompletion=completing.one_of(*PATHS),
     ),
 ]

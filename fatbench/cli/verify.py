@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fatbench import whole_file
+from fatbench import settings, whole_file
 from fatbench.cli.common import cell_in, known_format, print_json
 from fatbench.cli.options import DataDir, Device, Format, Precision
 from fatbench.errors import NothingMatched, SpecError
@@ -156,6 +156,7 @@ def _run(theirs: Store, jobs: Sequence[Job], options: RunOptions, path: str | No
         was = _trained(theirs, one.cell)
         attacked = next((run["precision"] for run in theirs.runs([one.cell]) if run["stage"] != "train"), None)
         trained, way = was.get("precision"), path or str(was.get("path") or "loop")
+        way = "loop" if path is None and way in settings.FORMER_PATHS else way
         asked = None if options.precision == "auto" else options.precision
         alike.setdefault((asked or trained, asked or attacked, way), []).append(one)
     for (bits, attacks, way), these in alike.items():

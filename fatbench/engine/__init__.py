@@ -6,7 +6,6 @@
     accuracy    natural and under attack, image by image              gradients           of a loss by the images
     randomness  named, seeded streams                                 splits              who holds which examples
     memory, microbatch, precision, footprint                          a device: its memory, its arithmetic, its cost
-    fast/       many clients, and many cells, as one program
 
 Not here: a name of any method. The engine imports no aggregator, attack, objective or algorithm; what it runs, it is
 handed. It does not know of databases, files of results, tables or the command line either.

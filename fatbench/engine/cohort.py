@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from fatbench.engine import malicious
-from fatbench.engine.fast import clients as fast
 from fatbench.engine.filed import keeper
 from fatbench.engine.inject import asks
 from fatbench.engine.local import Client, LocalTraining, broadcast_loss, train_client
@@ -41,31 +40,23 @@ def train_cohort(
     An `aggregator` that asks for `broadcast_losses` has every client measure theta^t on its own data first (in Stats).
     gradient_shift[k] is added to every gradient of client k (SCAFFOLD: c - c_k); weight_shift[k] is subtracted from
     its weights after every step (the released SCAFFOLD). Clients that differ: own[k], tensors that stand in place of
-    those of `broadcast` (as in `Round.own`), and locals[k], settings in place of `local`. On the fast path clients with
-    the same settings, one object, train as one program. What malicious clients send is in place of what they trained.
-    Models that together take much of the host's memory lie in a file (`filed`).
+    those of `broadcast` (as in `Round.own`), and locals[k], settings in place of `local`. What malicious clients send
+    is in place of what they trained. Models that together take much of the host's memory lie in a file (`filed`).
     """
     measured = aggregator is not None and asks(aggregator, "broadcast_losses")
     shifts = {k: (gradient_shift[k] if gradient_shift else {}, weight_shift[k] if weight_shift else {}) for k in cohort}
     starts = {k: {**broadcast, **own[k]} if own and k in own else broadcast for k in cohort}
-    clients = {k: Client(problem, starts[k], k, round, *shifts[k]) for k in cohort}
-    how = malicious.training(problem, cohort, {k: (locals or {}).get(k, local) for k in cohort})
+    settings = malicious.training(problem, cohort, {k: (locals or {}).get(k, local) for k in cohort})
     keep = keeper(broadcast, len(cohort))
-    updates: dict[int, Update] = {}
-    for now in {id(one): one for one in how.values()}.values():
-        alike = [k for k in cohort if how[k] is now]
-        trained = None
-        if problem.path == "fast":
-            trained = fast.train_cohort([clients[k] for k in alike], now, measured)
-        if trained is not None:
-            updates.update(zip(alike, trained, strict=True))
-            continue
-        for k in alike:
-            loss = broadcast_loss(clients[k], now) if measured else None
-            update = train_client(clients[k], now)
-            updates[k] = replace(update, model=keep(update.model), stats=replace(update.stats, broadcast_loss=loss))
+    updates: list[Update] = []
+    for k in cohort:
+        client = Client(problem, starts[k], k, round, *shifts[k])
+        loss = broadcast_loss(client, settings[k]) if measured else None
+        update = train_client(client, settings[k])
+        stats = replace(update.stats, broadcast_loss=loss)
+        updates.append(replace(update, model=keep(update.model), stats=stats))
     robust = malicious.bears(aggregator, len(cohort))
-    return malicious.sent(problem, starts, [updates[k] for k in cohort], round, robust)
+    return malicious.sent(problem, starts, updates, round, robust)
 
 
 def step_divisors(updates: Sequence[Update], lr: float, divisor: str) -> list[float]:

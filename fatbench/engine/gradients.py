@@ -123,7 +123,7 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
 def gradient_of(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, part: int | None) -> tuple[Tensor, Tensor]:
     """The logits (B, classes) of x (B, C, H, W) and the gradient of the loss by x, `part` images at a time.
 
-    part None: the batch is several clients', whose model takes it whole. NoGradient: it has none.
+    part None: all at once. NoGradient: it has none.
     """
 
     def at_once(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

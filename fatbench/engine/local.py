@@ -1,10 +1,9 @@
 """Local training: what a client does between receiving theta^t and sending theta_k.
 
-One loop that reads like the papers' (`train`), over batches that are drawn by named streams. It can lay tensors out in
-two ways (`Problem.path`): "reference", contiguous NCHW and one tensor after the other; "loop", channels_last (see
-`memory_format`) and all tensors at once. They agree to rounding. "fast" trains many clients as one program
-(`fatbench.engine.fast`) and is "loop" in all else; "graphs" is "loop" with recorded steps, to the last bit. Nothing
-inside a step waits for the device.
+One loop that reads like the papers' (`train`), over batches that are drawn by named streams. `Problem.path` says how:
+"loop" has channels_last (see `memory_format`) and steps all tensors at once; "graphs" is "loop" with recorded steps, to
+the last bit; "reference", for tests and the networks of others, has contiguous NCHW and one tensor after the other, and
+agrees to rounding. Nothing inside a step waits for the device.
 """
 
 from __future__ import annotations
@@ -305,16 +304,15 @@ def offers(
 ) -> Mapping[str, Callable[[], Any]]:
     """What an objective may ask for, each as a function that makes it.
 
-    class_counts: how many examples of every class the client has, float, (1, C) (on the fast path (B, C): a row for
-    every image). broadcast: the model theta^t that the round began with, in eval mode. client: the client's number.
-    ValueError, when asked: no model is broadcast.
+    class_counts: how many examples of every class the client has, float, (1, C). broadcast: the model theta^t that the
+    round began with, in eval mode. client: the client's number. ValueError, when asked: no model is broadcast.
     """
 
     def nothing() -> nn.Module:
         raise ValueError("the objective needs the broadcast model, and this algorithm does not broadcast one")
 
     return {
-        "class_counts": functools.partial(class_counts, problem, [k]),
+        "class_counts": functools.partial(class_counts, problem, k),
         "broadcast": broadcast or nothing,
         "client": lambda: k,
     }
@@ -325,10 +323,9 @@ def frozen(model: nn.Module) -> Callable[[], nn.Module]:
     return lambda: copy.deepcopy(model).eval().requires_grad_(False)
 
 
-def class_counts(problem: Problem, clients: Sequence[int]) -> Tensor:
-    """(len(clients), C) float: how many examples of every class each of the clients has."""
-    of_each = [problem.labels[problem.shards[k]].bincount(minlength=problem.classes) for k in clients]
-    return torch.stack(of_each).float()
+def class_counts(problem: Problem, k: int) -> Tensor:
+    """(1, C) float: how many examples of every class client k has."""
+    return problem.labels[problem.shards[k]].bincount(minlength=problem.classes).float().unsqueeze(0)
 
 
 def train_client(client: Client, local: LocalTraining) -> Update:

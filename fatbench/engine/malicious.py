@@ -80,13 +80,12 @@ def deal(
 
 def training(problem: Problem, cohort: Sequence[int], locals: Mapping[int, LocalTraining]) -> dict[int, LocalTraining]:
     """What each client of the cohort does in the round, where malicious ones descend another loss."""
-    found = dict(locals)
+    settings = dict(locals)
     for adversary in problem.malicious.acting("loss") if problem.malicious is not None else ():
-        other: dict[int, LocalTraining] = {}  # one for all that have the same, so that they train as one program
         for k in problem.malicious.numbers & set(cohort):
-            objective = functools.partial(_descending, objective=found[k].objective, adversary=adversary)
-            found[k] = other.setdefault(id(locals[k]), replace(found[k], objective=objective))
-    return found
+            objective = functools.partial(_descending, objective=settings[k].objective, adversary=adversary)
+            settings[k] = replace(settings[k], objective=objective)
+    return settings
 
 
 def _descending(

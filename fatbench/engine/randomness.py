@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy
     import torch
+    from torch import Tensor
 
 
 def stream(seed: int, *key: str | int) -> int:
@@ -38,6 +39,20 @@ def numpy_generator(seed: int, *key: str | int) -> numpy.random.Generator:
     import numpy
 
     return numpy.random.default_rng(stream(seed, *key))
+
+
+def uniform(x: Tensor, low: float, high: float, generator: torch.Generator) -> Tensor:
+    """Uniform in [low, high), of the shape and type of x, drawn in the order of the shape, not of memory."""
+    import torch
+
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device).uniform_(low, high, generator=generator)
+
+
+def normal(x: Tensor, generator: torch.Generator) -> Tensor:
+    """N(0, 1), of the shape and type of x, drawn in the order of the shape."""
+    import torch
+
+    return torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=generator)
 
 
 @contextmanager

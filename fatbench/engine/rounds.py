@@ -71,7 +71,6 @@ class Stats:
     broadcast_loss: float | None = (
         None  # mean loss of theta^t on the client's data; only where the aggregator asks for it
     )
-    stack: int = 1  # clients that were trained as one program with this one, itself among them
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fatbench.engine.fast.clients import VmapStack
 from fatbench.engine.local import gradients_of, load, precision_context
 from fatbench.engine.mixing import normalised
 from fatbench.engine.randomness import generator
@@ -91,14 +92,14 @@ def draw_images(problem: Problem, states: Sequence[Tensors], blank: Tensor, step
     if problem.path != "reference" and problem.device.type != "cpu":
         model = load(problem, states[0]).eval()
         stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-        streams = [generator(problem.seed, "adfl dropout")] * len(states)  # in eval mode nothing is drawn
-        network = VmapStack(model, stacked, streams, [])
 
-        def all_models(x: Tensor) -> Tensor:
-            logits: Tensor = network(x.flatten(0, 1))
-            return logits.unflatten(0, x.shape[:2])
+        def logits_of(tensors: Tensors, x: Tensor) -> Tensor:
+            logits: Tensor = torch.func.functional_call(model, tensors, (x,))
+            return logits
 
-        return _towards_labels(problem, all_models, blank.expand(len(states), *blank.shape), steps, step)
+        all_models = functools.partial(torch.vmap(logits_of), stacked)
+        with sdpa_kernel(SDPBackend.MATH):  # vmap takes no fused attention on a CPU
+            return _towards_labels(problem, all_models, blank.expand(len(states), *blank.shape), steps, step)
     drawn = []
     for state in states:
         model = load(problem, state).eval()

@@ -30,12 +30,11 @@ from torch import Tensor, nn
 
 from fatbench.engine import precision
 from fatbench.engine.accuracy import natural
-from fatbench.engine.fast.draws import Streams, normal, uniform
 from fatbench.engine.gradients import Loss, cross_entropy, gradient_asked, gradient_of, in_parts, part_of, predict
 from fatbench.engine.outcomes import right
+from fatbench.engine.randomness import normal, uniform
 from fatbench.methods.corruptions import cifar10_c, corruption, five_severities, test_images_of_cifar10
 from fatbench.methods.packages import (
-    AttackError,
     autoattack,
     four_classes,
     if_every_image_survives,
@@ -58,7 +57,7 @@ def fgsm(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, 
     (B, C, H, W) in [0, 1] to the same, as every attack here. Goodfellow, Shlens and Szegedy 2015 (arXiv 1412.6572),
     section 4.
     """
-    return _ascend(_uphill(model, cross_entropy, x, generator), y, x, _Cube.around(x, eps, eps), 1)
+    return _ascend(_uphill(model, cross_entropy, x), y, x, _Cube.around(x, eps, eps), 1)
 
 
 def fgsm_sfat(
@@ -71,7 +70,7 @@ def fgsm_sfat(
     start; the label that the file prints says "without random start". Published FGSM numbers compare with this only.
     """
     x_start = _uniform_start(x, eps, generator)
-    return _ascend(_uphill(model, cross_entropy, x, generator), y, x_start, _Cube.around(x, eps, step), 1)
+    return _ascend(_uphill(model, cross_entropy, x), y, x_start, _Cube.around(x, eps, step), 1)
 
 
 def pgd(
@@ -110,7 +109,7 @@ def pgd(
         x_start = _gaussian_start(x, generator)
     else:
         x_start = x
-    uphill = _uphill(model, cross_entropy, x, generator, early_stop)
+    uphill = _uphill(model, cross_entropy, x)
     ball = _Cube.around(x, eps, step) if norm == "Linf" else _Sphere(x, eps, step)
     if early_stop:
         return _until_wrong(model, uphill, y, x_start, ball, steps)
@@ -148,7 +147,7 @@ def pgd_kl(
         return F.kl_div(logits.log_softmax(1), target, reduction="sum")
 
     x_start = _gaussian_start(x, generator)
-    return _ascend(_uphill(model, divergence, x, generator), target, x_start, _Cube.around(x, eps, step), steps)
+    return _ascend(_uphill(model, divergence, x), target, x_start, _Cube.around(x, eps, step), steps)
 
 
 def clean_and_every_step(*, steps: int) -> Passes:
@@ -182,7 +181,7 @@ def cw(
         return -(logits.gather(1, label).squeeze(1) - other + kappa).clamp(min=0).sum()
 
     x_start = _uniform_start(x, eps, generator)
-    uphill, ball = _uphill(model, margin, x, generator, early_stop), _Cube.around(x, eps, step)
+    uphill, ball = _uphill(model, margin, x), _Cube.around(x, eps, step)
     if early_stop:
         return _until_wrong(model, uphill, y, x_start, ball, steps)
     return _ascend(uphill, y, x_start, ball, steps)
@@ -221,8 +220,7 @@ def exact_linear(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Genera
         target = least.scatter(1, y.unsqueeze(1), torch.inf).argmin(1)
         return (moved[target, torch.arange(len(x), device=x.device)],)
 
-    several = isinstance(generator, Streams)  # whose model maps images to clients by their places
-    (x_adv,) = in_parts(model, None if several else part_of(x, model), corners, x.detach(), y)
+    (x_adv,) = in_parts(model, part_of(x, model), corners, x.detach(), y)
     return torch.empty_like(x).copy_(x_adv)  # in the layout of x
 
 
@@ -268,16 +266,9 @@ def _gaussian_start(x: Tensor, generator: torch.Generator) -> Tensor:
     return x + 0.001 * normal(x, generator)
 
 
-def _uphill(model: nn.Module, loss: Loss, x: Tensor, generator: torch.Generator, early_stop: bool = False) -> Uphill:
-    """(logits, gradient of the loss by the images) of images like x and of what the loss takes, one row per image.
-
-    At most `part_of` images go through the model at once, unless the batch holds several clients: a model of those maps
-    images to clients by their places in the batch.
-    """
-    several = isinstance(generator, Streams)
-    if several and early_stop:
-        raise AttackError("early_stop takes images out of the batch, so no batch may hold several clients")
-    part = None if several else part_of(x, model)
+def _uphill(model: nn.Module, loss: Loss, x: Tensor) -> Uphill:
+    """(logits, gradient of the loss by the images) of images like x and of what the loss takes, one row per image."""
+    part = part_of(x, model)
     return lambda x, y: gradient_of(model, loss, x, y, part)
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from fatbench.engine.fast.draws import clients_of, normal, uniform
+from fatbench.engine.randomness import normal, uniform
 from fatbench.errors import MachineError
 from fatbench.settings import data_folder
 from fatbench.suite.facts import Facts
@@ -100,9 +100,7 @@ def _gaussian_noise(x: Tensor, strength: float, generator: Generator) -> Tensor:
 
 
 def _shot_noise(x: Tensor, strength: float, generator: Generator) -> Tensor:
-    each = clients_of(generator)
-    parts = zip(x.chunk(len(each)), each, strict=True)
-    return torch.cat([torch.poisson(part * strength, generator=draws) for part, draws in parts]) / strength
+    return torch.poisson(x * strength, generator=generator) / strength
 
 
 def _impulse_noise(x: Tensor, strength: float, generator: Generator) -> Tensor:

@@ -7,10 +7,6 @@
 model was trained on (the adversarial ones, if any) it classified right, before the step. The attack sees
 the model in eval mode (dropout off, running batch-norm statistics, which it leaves alone), the loss in train mode, and
 the model is left in train mode (SFAT's update.py; Aldahdooh et al. 2022 do not say).
-
-Where the batch holds K clients (`fatbench.engine.fast.draws`), `loss` is (K,), each client's mean: the formula of a
-loss is a function of logits that `per_client` calls. An objective without that is never stacked, and trains client by
-client.
 """
 
 from __future__ import annotations
@@ -24,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fatbench.engine.fast.draws import clients_of, per_client, subset, uniform
 from fatbench.engine.gradients import predict
+from fatbench.engine.randomness import uniform
 from fatbench.methods.attacks import pgd
 from fatbench.models.dual_norm import attacked
 from fatbench.suite.entry import Entry, Passes, ProximalEntry, passes
@@ -38,7 +34,7 @@ def standard(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator)
     x (B, C, H, W) in [0, 1] and y (B,) to the loss, a scalar, and correct (B,) bool, as every objective here.
     """
     model.train()
-    return _cross_entropy(model, x, y, generator)
+    return _cross_entropy(model, x, y)
 
 
 def at(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, attack: Attack) -> tuple[Tensor, Tensor]:
@@ -46,7 +42,7 @@ def at(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, at
 
     Madry et al. 2018 (arXiv 1706.06083), equation 2.1; Zhu et al. 2023: pgd with 10 steps.
     """
-    return _cross_entropy(model, _adversarial(model, x, y, generator, attack), y, generator)
+    return _cross_entropy(model, _adversarial(model, x, y, generator, attack), y)
 
 
 def attack_and_one(*, attack: Attack) -> Passes:
@@ -61,13 +57,9 @@ def trades(
     Zhang et al. 2019 (arXiv 1901.08573), Algorithm 1; its inner attack is pgd_kl. SFAT's paper does not give beta, its
     code has 6.
     """
-
-    def loss(adversarial: Tensor, clean: Tensor, y: Tensor) -> Tensor:
-        divergence = _kl(clean.log_softmax(1), adversarial.log_softmax(1))
-        return F.cross_entropy(clean, y) + beta * divergence.mean()
-
     adversarial, clean = _both(model, x, y, generator, attack)
-    return per_client(loss, generator, adversarial, clean, y), _correct(adversarial, y)
+    divergence = _kl(clean.log_softmax(1), adversarial.log_softmax(1))
+    return F.cross_entropy(clean, y) + beta * divergence.mean(), _correct(adversarial, y)
 
 
 def attack_and_two(*, attack: Attack) -> Passes:
@@ -83,18 +75,14 @@ def mart(
     Boosted CE = CE(f(x_adv), y) - log(1 - max_{j != y} p_j(x_adv)). Its inner attack is pgd with start "gaussian".
     The constants 1.0001, 1.0000001 and 1e-12 that keep the logarithms and the weight positive are its code's.
     """
-
-    def loss(adversarial: Tensor, clean: Tensor, y: Tensor) -> Tensor:
-        p_adversarial, log_p_clean = adversarial.softmax(1), clean.log_softmax(1)
-        label = y.unsqueeze(1)
-        likely_wrong = p_adversarial.scatter(1, label, -1.0).argmax(1)
-        boosted = F.cross_entropy(adversarial, y) + F.nll_loss((1.0001 - p_adversarial + 1e-12).log(), likely_wrong)
-        divergence = _kl(log_p_clean, (p_adversarial + 1e-12).log())
-        weight = 1.0000001 - log_p_clean.exp().gather(1, label).squeeze(1)
-        return boosted + beta * (divergence * weight).mean()
-
     adversarial, clean = _both(model, x, y, generator, attack)
-    return per_client(loss, generator, adversarial, clean, y), _correct(adversarial, y)
+    p_adversarial, log_p_clean = adversarial.softmax(1), clean.log_softmax(1)
+    label = y.unsqueeze(1)
+    likely_wrong = p_adversarial.scatter(1, label, -1.0).argmax(1)
+    boosted = F.cross_entropy(adversarial, y) + F.nll_loss((1.0001 - p_adversarial + 1e-12).log(), likely_wrong)
+    divergence = _kl(log_p_clean, (p_adversarial + 1e-12).log())
+    weight = 1.0000001 - log_p_clean.exp().gather(1, label).squeeze(1)
+    return boosted + beta * (divergence * weight).mean(), _correct(adversarial, y)
 
 
 def mixed_at(
@@ -112,14 +100,13 @@ def mixed_at(
     mixed batch, so that batch norm, where a model has it, sees both kinds together. The passes are exact where ratio B
     is whole.
     """
-    each = len(x) // len(clients_of(generator))
-    count = math.floor(ratio * each + 1e-9)  # 0.29 * 100 is 28.999999999999996 in floats, and means 29
+    count = _part(ratio, x)
     if count:
-        chosen = subset(x, count, generator)
+        chosen = torch.randperm(len(x), generator=generator, device=x.device)[:count]
         x_adv = _adversarial(model, x[chosen], y[chosen], generator, attack)
         x = x.index_put((chosen,), x_adv)
     model.train()
-    return _cross_entropy(model, x, y, generator)
+    return _cross_entropy(model, x, y)
 
 
 def part_attacked(*, attack: Attack, ratio: float) -> Passes:
@@ -145,27 +132,14 @@ def mixfat(
     """
     if mix != "append":
         clean_weight, weight = (1.0, 1.0) if mix == "sum" else (1.0 - ratio, ratio)
-
-        def loss(adversarial: Tensor, clean: Tensor, y: Tensor) -> Tensor:
-            return clean_weight * F.cross_entropy(clean, y) + weight * F.cross_entropy(adversarial, y)
-
         adversarial, clean = _both(model, x, y, generator, attack)
-        return per_client(loss, generator, adversarial, clean, y), _correct(adversarial, y)
-    clients = len(clients_of(generator))
-    count = math.floor(ratio * (len(x) // clients) + 1e-9)
-
-    def first(of: Tensor) -> Tensor:
-        return of.unflatten(0, (clients, -1))[:, :count].flatten(0, 1)
-
-    def appended(to: Tensor, more: Tensor) -> Tensor:
-        return torch.cat([to.unflatten(0, (clients, -1)), more.unflatten(0, (clients, count))], 1).flatten(0, 1)
-
-    x_adv = _adversarial(model, first(x), first(y), generator, attack) if count else first(x)
+        loss = clean_weight * F.cross_entropy(clean, y) + weight * F.cross_entropy(adversarial, y)
+        return loss, _correct(adversarial, y)
+    count = _part(ratio, x)
+    x_adv = _adversarial(model, x[:count], y[:count], generator, attack) if count else x[:0]
     model.train()
-    losses, correct = _cross_entropy(model, appended(x, x_adv), appended(y, first(y)), generator)
-    of_each = correct.unflatten(0, (clients, -1))
-    images = of_each.shape[1] - count
-    return losses, torch.cat([of_each[:, images:], of_each[:, count:images]], 1).flatten()
+    loss, correct = _cross_entropy(model, torch.cat([x, x_adv]), torch.cat([y, y[:count]]))
+    return loss, torch.cat([correct[len(x) :], correct[count : len(x)]])
 
 
 def appended_or_both(*, attack: Attack, ratio: float, mix: str) -> Passes:
@@ -184,10 +158,6 @@ def dual_at(
     f_c and f_n normalise by the statistics of clean and of attacked images; see `fatbench.models.dual_norm`. Hong et
     al. 2023 (FedRBN), ratio 0.5 in their code. On another network it is `mixfat` with mix: weighted.
     """
-
-    def loss(adversarial: Tensor, clean: Tensor, y: Tensor) -> Tensor:
-        return (1 - ratio) * F.cross_entropy(clean, y) + ratio * F.cross_entropy(adversarial, y)
-
     model.eval()
     with attacked(model):
         x_adv = attack(model, x, y, generator)
@@ -195,7 +165,8 @@ def dual_at(
     with attacked(model):
         adversarial = predict(model, x_adv)
     clean = predict(model, x)
-    return per_client(loss, generator, adversarial, clean, y), _correct(adversarial, y)
+    loss = (1 - ratio) * F.cross_entropy(clean, y) + ratio * F.cross_entropy(adversarial, y)
+    return loss, _correct(adversarial, y)
 
 
 def n_fgsm_at(
@@ -227,7 +198,6 @@ def awp_at(
     x: Tensor,
     y: Tensor,
     generator: torch.Generator,
-    client: int,
     *,
     attack: Attack,
     gamma: NonNegative = 0.005,
@@ -236,8 +206,7 @@ def awp_at(
 
     Each tensor of two or more dimensions is perturbed by itself. x_adv is crafted at w; the batch statistics of the
     pass that gives g leave the running ones alone. gamma 0 is `at`; Wu et al. 2020 (arXiv 2004.05884) have 0.01, the
-    federated code NUDTPingLuo/FedLAT 0.005 from round 10 on, for every tensor, here from the first. Clients train one
-    by one: a norm is that of one client's layer.
+    federated code NUDTPingLuo/FedLAT 0.005 from round 10 on, for every tensor, here from the first.
     """
     x_adv = _adversarial(model, x, y, generator, attack)
     weights = {name: w for name, w in model.named_parameters() if w.requires_grad and w.dim() > 1}
@@ -290,7 +259,7 @@ def calfat_released(
     with _shifted(model, tenth):
         x_adv = _adversarial(model, x, y, generator, attack)
         logits = 10 * predict(model, x_adv)
-    return per_client(F.cross_entropy, generator, logits, y), _correct(logits, y)
+    return F.cross_entropy(logits, y), _correct(logits, y)
 
 
 def margin_at(
@@ -317,7 +286,7 @@ def margin_at(
 
 @contextlib.contextmanager
 def _shifted(model: nn.Module, by: Tensor) -> Iterator[None]:
-    """While it lasts, the model's logits (B, classes) have `by` (1, classes) or (B, classes) added."""
+    """While it lasts, the model's logits (B, classes) have `by` (1, classes) added."""
     handle = model.register_forward_hook(lambda module, inputs, logits: logits + by)
     try:
         yield
@@ -338,14 +307,18 @@ def _both(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, at
     return predict(model, x_adv), predict(model, x)
 
 
+def _part(ratio: float, x: Tensor) -> int:
+    return math.floor(ratio * len(x) + 1e-9)  # 0.29 * 100 is 28.999999999999996 in floats, and means 29
+
+
 def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     # (B,) from logarithms: where a probability underflows to 0, kl_div's gradient by it is log 0, and NaN further on.
     return (log_p.exp() * (log_p - log_q)).sum(1)
 
 
-def _cross_entropy(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     logits = predict(model, x)
-    return per_client(F.cross_entropy, generator, logits, y), _correct(logits, y)
+    return F.cross_entropy(logits, y), _correct(logits, y)
 
 
 def _correct(logits: Tensor, y: Tensor) -> Tensor:

@@ -130,11 +130,9 @@ def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None,
         if (found := count(spec)) is None:
             continue
         flops, kernels = found
-        batch = cost.images_at_once(spec)
         way = path_for(spec, precision, gpu) if path == settings.AUTO else path
-        at_once = batch * facts.cohort(spec) if way == "fast" else batch
         launch = REPLAYED if way == "graphs" else LAUNCH
-        training[kind(spec)] = max(flops / rate, kernels * launch / at_once)
+        training[kind(spec)] = max(flops / rate, kernels * launch / cost.images_at_once(spec))
         chunk = min((one.batch for one in cell.evaluations), default=1)
         passes[net] = max(flops / attacking, kernels * LAUNCH / chunk, passes.get(net, 0.0))
         monitoring[net] = max(flops / rate, kernels * LAUNCH / chunk, monitoring.get(net, 0.0))

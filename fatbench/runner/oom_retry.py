@@ -49,7 +49,7 @@ def with_oom_retry(
     log.warning("out of memory (%s): trying again with at most %d images in the network at once", said, parts)
     describe({"microbatch": parts, "out_of_memory": said})
     try:
-        return do(replace(machine, microbatch=parts, path="reference" if machine.path == "reference" else "loop"))
+        return do(replace(machine, microbatch=parts, path="loop"))
     except Exception as error:
         if out_of_memory(error):
             raise OutOfMemory(f"{said}; even with {parts} images in the network at once") from None

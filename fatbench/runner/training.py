@@ -123,8 +123,6 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
             artifacts[count] = kept
         if many := transfer.clients_wanted(job, record, count):
             clients[count] = transfer.client_models(result, many)
-        if count == state.round + 1 and (stack := max((u.stats.stack for u in result.updates), default=1)) > 1:
-            store.describe_run(run, {"stack": stack})
         if count == state.round + 1 and (used := gpu_memory(machine.device)):
             store.describe_run(run, {"gpu_memory": used})  # others may begin beside it: before the round is told
         images = series["forward"] + series["backward"]

@@ -24,7 +24,7 @@ from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn, resolved
 from fatbench.runner.slots import gpu_name
 from fatbench.runner.stage import claim
 from fatbench.runner.training import train
-from fatbench.settings import LocalPath
+from fatbench.settings import FORMER_PATHS, LocalPath
 from fatbench.store.stages import Store
 from fatbench.suite import signatures
 
@@ -96,6 +96,8 @@ def computing(job: Job, machine: Machine, store: Store) -> Machine:
             raise MachineError("its training was begun in tf32, which is not here: go on on a GPU, or --precision fp32")
     if path == "auto":
         path = begun.get("path") or path_of(job, replace(machine, precision=bits))
+        if path in FORMER_PATHS:
+            raise MachineError(f"its training was begun with --path {path}, which is gone: go on with --path loop")
         if path == "graphs" and not machine.device.startswith("cuda"):
             raise MachineError(
                 "its training was begun with --path graphs, which needs a GPU: go on there, or --path loop"

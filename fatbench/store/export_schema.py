@@ -109,7 +109,7 @@ class _Extra(_Open):
     data: _Data | str | None = ABSENT
     attack: str | None = ABSENT
     path: str | None = ABSENT
-    stack: Natural | None = ABSENT
+    stack: Natural | None = ABSENT  # clients, and cells, trained as one program: of runs with path "fast"
     vectorise: Annotated[int, Field(ge=1, lt=2**31)] = ABSENT
     dropped: bool = ABSENT
     lease: Annotated[float, Field(gt=0, le=1e9)] | None = ABSENT
