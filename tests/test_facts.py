@@ -1,4 +1,4 @@
-"""What is known of a cell before it runs, and every `Refuse if` line: each one is seen to refuse, under any name."""
+"""What is known of a cell before it runs, and every refusal of an entry: each one is seen to refuse, under any name."""
 
 from __future__ import annotations
 
@@ -363,14 +363,6 @@ def test_a_data_set_of_a_plugin_is_checked_as_ours_are(plugin):
         cells.canonical({**BASE, "data": {"name": "mine"}, "train": 11})
     with pytest.raises(SpecError, match="monitor: AutoAttack's targeted losses need at least 4 classes, mine has 3"):
         cells.canonical({**BASE, "data": {"name": "mine"}, "monitor": {"name": "autoattack", "eps": 0.1}})
-
-
-def test_a_docstring_line_of_before_is_answered_with_what_to_write(plugin):
-    with pytest.raises(SpecError, match=r'mine.py:1: .* \'Refuse if ...\'.*"mine": AggregatorEntry\(mine, ...\)'):
-        plugin(
-            'def mine(updates, context, *, top: int = 2):\n    """Mine.\n\n    Refuse if top > 1: no\n    """\n\n\n'
-            'AGGREGATORS = {"mine": mine}\n'
-        )
 
 
 @pytest.mark.parametrize(

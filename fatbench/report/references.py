@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from fatbench.suite import calls
-from fatbench.suite.calls import Call
 from fatbench.suite.cells import Cell
 from fatbench.suite.files import Suite
 from fatbench.suite.folders import folders
@@ -92,16 +91,11 @@ def _documented(cell: Cell) -> Iterator[str]:
     """The docstrings of all functions that a cell calls."""
     attacks = [calls.call("Attack", one.attack) for one in cell.evaluations if one.attack]
     for one in [calls.call("Experiment", cell.spec), *attacks]:
-        yield from _docstrings(one)
-
-
-def _docstrings(one: Call) -> Iterator[str]:
-    function = calls.function(one.signature)
-    yield inspect.getdoc(function) or ""
-    if one.kind in ("Algorithm", "Model"):  # whose file is one method
-        yield sys.modules[function.__module__].__doc__ or ""
-    for inner in one.nested.values():
-        yield from _docstrings(inner)
+        for call in one.walk():
+            function = calls.function(call.signature)
+            yield inspect.getdoc(function) or ""
+            if call.kind in ("Algorithm", "Model"):  # whose file is one method
+                yield sys.modules[function.__module__].__doc__ or ""
 
 
 def bibtex(found: Sequence[Reference]) -> str:

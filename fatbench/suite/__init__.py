@@ -2,7 +2,8 @@
 
 files       finds a suite, reads its YAML with the line of every key, lays it over what it extends
 contents    the structure of the file, of parts in model and tables; located: mappings that know their lines
-cells       every point of the grid as a checked cell with an identity; filters: which of them
+cells       a checked cell, its identity and evaluations; filters: which of them
+expansion   every point of the grid of a preset as a cell; grid: the points; transfers: attacks from other models
 perturbation  norm and radius that a task gives to attacks which state none; confounders: what compared rows differ in
 signatures  what a suite may call, and the settings of each; types: what a setting may be
 calls       a mapping of a suite, checked, with the signature of what it calls; from it the function is built

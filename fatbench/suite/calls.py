@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,6 @@ from fatbench.suite import sources, types, weights
 from fatbench.suite.entry import Entry, entry_of, in_table
 from fatbench.suite.located import LocatedMap
 from fatbench.suite.signatures import CLASSES, REQUIRED, TABLES, Setting, Signature, describe, names
-
-Checked = tuple[Mapping[str, Any], Mapping[str, Any]]  # settings as they were written, and their canonical form
 
 
 class Call(dict[str, Any]):
@@ -56,6 +54,12 @@ class Call(dict[str, Any]):
     def nested(self) -> dict[str, Call]:
         """The calls among its settings, of those that are set."""
         return {name: value for name, value in self.items() if isinstance(value, Call)}
+
+    def walk(self) -> Iterator[Call]:
+        """The call, and all that are nested in it, each before those in it."""
+        yield self
+        for inner in self.nested.values():
+            yield from inner.walk()
 
     @property
     def wrapped(self) -> Call | None:
@@ -102,16 +106,13 @@ def check(kind: str, node: Any, place: str = "") -> Call:
     return Call(signature, {"name": signature.name, **_settings(signature, rest, place)})
 
 
-def check_cell(node: Mapping[str, Any], place: str = "", like: Checked | None = None) -> Call:
-    """The canonical form of a cell. SpecError as for `check`.
-
-    like: another cell; what this one shares with that one is not checked again.
-    """
+def check_cell(node: Mapping[str, Any], place: str = "") -> Call:
+    """The canonical form of a cell. SpecError as for `check`."""
     signature = describe("Experiment")
-    return Call(signature, _settings(signature, node, place, like))
+    return Call(signature, _settings(signature, node, place))
 
 
-def _settings(signature: Signature, node: Mapping[str, Any], place: str, like: Checked | None = None) -> dict[str, Any]:
+def _settings(signature: Signature, node: Mapping[str, Any], place: str) -> dict[str, Any]:
     """The canonical settings of a call of one function, without its name."""
     known = signature.by_name
     for key in node:
@@ -121,14 +122,9 @@ def _settings(signature: Signature, node: Mapping[str, Any], place: str, like: C
             )
     canonical: dict[str, Any] = {}
     defaults = _defaults(signature)
-    before, checked = like or ({}, {})
     for setting in signature.settings:
         if setting.name in node:
-            value = node[setting.name]
-            if setting.name in before and before[setting.name] is value:
-                canonical[setting.name] = checked[setting.name]
-            else:
-                canonical[setting.name] = _value(setting, value, _place(node, setting.name, place))
+            canonical[setting.name] = _value(setting, node[setting.name], _place(node, setting.name, place))
         elif setting.default is REQUIRED:
             where = place or getattr(node, "at", "")
             raise SpecError(f"{where}{': ' if where else ''}'{signature.name}' needs '{setting.name}'")

@@ -22,13 +22,15 @@ from ruamel.yaml.error import YAMLError
 
 from fatbench.errors import CONTROL, SpecError, did_you_mean
 from fatbench.suite import input_limits, model, plugins, signatures
-from fatbench.suite.cells import Cell, Plan, expand, grid_size
+from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.contents import Axes, Contents
 from fatbench.suite.contrasts import Tests
+from fatbench.suite.expansion import expand
 from fatbench.suite.filters import select
 from fatbench.suite.folders import available as available
 from fatbench.suite.folders import folders as folders
 from fatbench.suite.folders import own_files
+from fatbench.suite.grid import grid_size
 from fatbench.suite.located import LocatedMap, merge
 from fatbench.suite.tables import Figure, Table, distinct
 

@@ -24,11 +24,10 @@ def installed(package: str) -> bool:
 
 def check(call: Call, place: str) -> None:
     """MachineError: the package of a function, or of one nested in it, is not installed."""
-    wanted = packages(call.signature)
-    if wanted and not any(map(installed, wanted)):
-        raise MachineError(f"{place}: {needed(call.signature.name, wanted[-1])}")
-    for inner in call.nested.values():
-        check(inner, place)
+    for one in call.walk():
+        names = packages(one.signature)
+        if names and not any(map(installed, names)):
+            raise MachineError(f"{place}: {needed(one.name, names[-1])}")
 
 
 def needed(name: str, package: str) -> str:

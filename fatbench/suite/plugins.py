@@ -104,10 +104,9 @@ def _source(module: str) -> Path | None:
 
 def used(call: Call) -> Iterator[tuple[Path, str]]:
     """(plug-in, "aggregator near_median") of this call, and of those nested in it, that reach a plug-in's function."""
-    if call.signature.plugin is not None:
-        yield call.signature.plugin, f"{call.kind.lower()} {call.signature.name}"
-    for inner in call.nested.values():
-        yield from used(inner)
+    for one in call.walk():
+        if one.signature.plugin is not None:
+            yield one.signature.plugin, f"{one.kind.lower()} {one.name}"
 
 
 def of_evaluation(spec: Mapping[str, Any], evaluation: Evaluation) -> list[dict[str, Any]]:

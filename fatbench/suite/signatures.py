@@ -22,7 +22,6 @@ import functools
 import importlib
 import inspect
 import json
-import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -101,9 +100,6 @@ ADVERSARIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-# Begins of docstring lines that entries have taken the place of.
-FORMER = ("Refuse if", "Bears:", "Forward:", "Backward:", "Fractions:", "Deploys:", "Role:", "Float32:", "Threat:")
-
 REQUIRED: Any = object()
 
 
@@ -177,12 +173,6 @@ def described(kind: str, name: str, value: Any, plugin: Path | None = None) -> S
     if not free:
         _asks_for_settings(name, entry, settings)
     doc = inspect.getdoc(plain(function)) or ""
-    if former := re.search(rf"^({'|'.join(FORMER)}) +\S", doc, re.MULTILINE):
-        own = kind if hasattr(entries, f"{kind}Entry") else ""
-        raise SpecError(
-            f"{place}: the docstring of '{name}' has a line '{former[1]} ...', which says nothing any more: say it in "
-            f'the table, "{name}": {own}Entry({plain(function).__name__}, ...), see docs/functions.md'
-        )
     return Signature(kind, name, _first_line(doc), settings, free, asks, _plain_fields(entry), plugin)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from fatbench.errors import SpecError
@@ -42,12 +42,6 @@ BOUND = "bound"  # no attacker: it uses what only the client has
 AXES = ("threat", "labels")  # what tables and filters may ask of a cell beside its axes
 
 
-def _parts(part: Call) -> Iterator[Call]:
-    yield part
-    for inner in part.nested.values():
-        yield from _parts(inner)
-
-
 def letter(part: Call) -> str | None:
     """What one call needs, by the entry of its function; None: no threat model."""
     said = part.signature.entry.get("threat")
@@ -66,7 +60,7 @@ def _needed(spec: Mapping[str, Any]) -> list[tuple[Call, str]]:
     """The calls of a cell's algorithm and diagnostic that declare a threat model, and which."""
     if "evaluated" in spec:  # a model that was trained elsewhere
         return []
-    parts = _parts(call("Algorithm", spec["algorithm"]))
+    parts = call("Algorithm", spec["algorithm"]).walk()
     return [(part, needs) for part in parts if (needs := letter(part)) is not None]
 
 

@@ -1,0 +1,273 @@
+"""From a preset of a suite to its cells: what the base, the labels of a point and the overrides say, laid together.
+
+Every name, key and value is checked against the function that it will reach, before a GPU second is spent.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite import (
+    calls,
+    confounders,
+    facts,
+    grid,
+    input_limits,
+    model,
+    perturbation,
+    standard_attacks,
+    threats,
+    transfers,
+    weights,
+)
+from fatbench.suite.cells import Cell, Evaluation, Plan, canonical, identity
+from fatbench.suite.contents import Contents
+from fatbench.suite.located import LocatedMap, merge
+from fatbench.suite.model import Condition, Evaluate, Key, Preset
+
+Origin = Callable[[LocatedMap, str, int], Cell]  # what `weights` says of a cell, the preset, the seed -> that cell
+AxisOverrides = Mapping[str, Mapping[str, LocatedMap]]  # axis -> label -> what it overrides
+
+
+def expand(
+    name: str,
+    contents: Contents,
+    file: Path,
+    preset: str,
+    seeds: Sequence[int] | None = None,
+    origin: Origin | None = None,
+    *,
+    only: Condition | None = None,
+    points: Collection[tuple[tuple[str, str], ...]] | None = None,
+    attacks: Sequence[str] = (),
+    refuse: bool = True,
+) -> Plan:
+    """All grid points of a suite's preset as checked cells, in the order of the file; see `files.Suite.plan`.
+
+    only: no points but these, of which there may be none. points: the labels of the points wanted; None: of all.
+    """
+    if preset not in contents.presets:
+        raise SpecError(f"suite '{name}' has no preset '{preset}'{did_you_mean(preset, contents.presets)}")
+    chosen = contents.presets[preset]
+    base = merge(contents.base, chosen.base)
+    overrides = [*contents.grid.overrides, model.Override(set=chosen.set), *chosen.overrides]
+    axes = contents.axes
+    lay = functools.partial(_laid_on, file=file, axes=axes)
+    asked = _asked(contents, chosen, attacks, lay, file)
+    seeds = seeds if seeds is not None else chosen.seeds or contents.seeds
+    labels = grid.labels_of(axes, chosen)
+    input_limits.cells(grid.upper_bound(contents.grid, labels) * len(seeds), f"{file}: preset '{preset}'")
+    cells: list[Cell] = []
+    excluded: list[tuple[Key, str]] = []
+    transfers_of: dict[int, Evaluate] = {}  # place among the cells -> what is asked of it, where that has a transfer
+    for key in grid.points(contents.grid, labels, axes):
+        if only is not None and not grid.matches(key, only):
+            continue
+        if points is not None and tuple(key.items()) not in points:
+            continue
+        if reason := next((one.reason for one in contents.grid.exclude if grid.matches(key, one.when)), None):
+            excluded.append((key, reason))
+            continue
+        place = f"{file}: {', '.join(f'{a}={v}' for a, v in key.items()) or 'base'} ({preset})"
+        spec, allowed = _settings_at(key, base, axes, overrides)
+        asked_of_point, evaluations = _evaluations(asked, key, lay, attacks, allowed)
+        written = confounders.written(key, axes, overrides)
+        for begin, begun, seeds_of_begin in _begun(spec, seeds, origin, preset):
+            first = _checked(begun, place, file, refuse)
+            if refuse and contents.threat is not None:
+                threats.refuse(first, contents.threat, begun, contents.place("threat"))
+            for one in evaluations if refuse else ():
+                facts.refuse(calls.call("Attack", one.attack), first, f"{place}: evaluate: {one.label}")
+            _can_choose(asked.checkpoints, first, place)
+            if begin is not None:
+                _same_network(begin, first, place)
+            task = str(allowed) if allowed is not None and _has_a_radius(first, evaluations) else ""
+            for seed in seeds_of_begin:
+                if asked_of_point.transfer:
+                    transfers_of[len(cells)] = asked_of_point
+                seeded = calls.Call(first.signature, {**first, "seed": seed})
+                cells.append(
+                    Cell(identity(seeded), key, seeded, evaluations, begin, perturbation=task, written=written)
+                )
+    if not cells and only is None:
+        raise SpecError(f"{file}: preset '{preset}' leaves the grid empty")
+    if attacks and not any(cell.evaluations for cell in cells):
+        raise SpecError(f"--attacks: suite '{name}', preset '{preset}', evaluates no model on test images")
+    if transfers_of:
+        cells = transfers.with_transfers(cells, transfers_of, labels)
+    return Plan(name, preset, chosen.note, cells, [*asked.checkpoints], excluded, tuple(attacks), contents.baseline)
+
+
+def _asked(
+    contents: Contents,
+    preset: Preset,
+    attacks: Sequence[str],
+    lay: Callable[[Evaluate, LocatedMap], Evaluate],
+    file: Path,
+) -> Evaluate:
+    """What a preset's models are attacked with, before the overrides of points. SpecError: a limit of no attack."""
+    asked = contents.evaluate if not preset.evaluate else lay(contents.evaluate, preset.evaluate)
+    if attacks:
+        standard_attacks.known(attacks, [*contents.evaluate.attacks, *asked.attacks])
+        kept = standard_attacks.kept(contents.evaluate.node, attacks)
+        under = model.read(Evaluate, kept, str(file), axes=contents.axes)
+        asked = lay(under, standard_attacks.kept(preset.evaluate, attacks))
+    for label in asked.limit:
+        if label not in {*asked.attacks, *asked.transfer, *attacks}:
+            raise SpecError(
+                f"{asked.limit.place(label)}: no attack is named '{label}'{did_you_mean(label, asked.attacks)}"
+            )
+    return asked
+
+
+def _settings_at(
+    key: Key, base: LocatedMap, axes: AxisOverrides, overrides: Sequence[model.Override]
+) -> tuple[LocatedMap, perturbation.Perturbation | None]:
+    """A point's settings as they are written, with seed 0 and the radius of its task, and that task."""
+    spec = functools.reduce(merge, (axes[axis][label] for axis, label in key.items()), base)
+    for override in overrides:
+        if override.holds(key, spec):
+            spec = merge(spec, override.set)
+    if "seed" in spec:
+        raise SpecError(f"{spec.place('seed')}: set seeds with 'seeds' at the top of the suite, not in a cell")
+    spec, allowed = perturbation.split(_without_idle(merge(spec, LocatedMap({"seed": 0}))))
+    return (spec if allowed is None else perturbation.of_cell(spec, allowed)), allowed
+
+
+def _has_a_radius(cell: calls.Call, evaluations: Sequence[Evaluation]) -> bool:
+    """Whether any attack of a cell has an epsilon, so that its task says what is allowed."""
+    trained = any(path.endswith(".eps") for path, _ in confounders.leaves(cell))
+    return trained or any("eps" in path for one in evaluations for path, _ in confounders.leaves(one.attack))
+
+
+def _without_idle(spec: LocatedMap) -> LocatedMap:
+    """The settings of a cell without the malicious clients of a suite that says how many, where none attacks."""
+    malicious = spec.get("malicious")
+    idle = isinstance(malicious, LocatedMap) and "attack" in malicious and malicious["attack"] is None
+    return merge(spec, LocatedMap({"malicious": None})) if idle else spec
+
+
+def _begun(
+    spec: LocatedMap, seeds: Sequence[int], origin: Origin | None, preset: str
+) -> Iterator[tuple[Cell | None, LocatedMap, list[int]]]:
+    """(the cell that a point begins with, its settings with that one's name, the seeds); None: it begins with none."""
+    written = spec["model"].get("weights") if isinstance(spec.get("model"), LocatedMap) else None
+    if not isinstance(written, LocatedMap) or origin is None:
+        yield None, spec, list(seeds)
+        return
+    found: dict[str, tuple[Cell, list[int]]] = {}
+    for seed in seeds:
+        begin = origin(written, preset, seed)
+        found.setdefault(begin.id, (begin, []))[1].append(seed)
+    for begin, of_these in found.values():
+        named = LocatedMap({"weights": f"{weights.CELL}{begin.id}"}, at=written.at)
+        yield begin, merge(spec, LocatedMap({"model": named})), of_these
+
+
+def _same_network(begin: Cell, spec: Mapping[str, Any], place: str) -> None:
+    """SpecError: a network that the weights of a cell do not fit; heads may differ, for a new one starts at random."""
+    theirs, ours = begin.spec["model"], spec["model"]
+    for key in dict.fromkeys([*theirs, *ours]):
+        if key in ("weights", "head") or key.startswith("head_") or theirs.get(key) == ours.get(key):
+            continue
+        raise SpecError(
+            f"{place}: model: weights: cell {begin.id} of '{begin.suite}' ({', '.join(begin.key.values())}) trained"
+            f" another network: {key} is {theirs.get(key)} there, {ours.get(key)} here"
+        )
+    one, other = (facts.of_data(cell["data"]).channels for cell in (begin.spec, spec))
+    if one and other and one != other:
+        raise SpecError(f"{place}: model: weights: cell {begin.id} has seen images of {one} channels, here are {other}")
+
+
+def _checked(spec: LocatedMap, place: str, file: Path, refuse: bool) -> calls.Call:
+    """`canonical`; an error that names a line of what the suite extends names the point of the grid too."""
+    try:
+        return canonical(spec, place, refuse)
+    except SpecError as error:
+        if str(file) not in str(error):
+            error.args = (f"{error} [{place}]",)
+        raise
+
+
+def _evaluations(
+    asked: Evaluate,
+    key: Key,
+    lay: Callable[[Evaluate, LocatedMap], Evaluate],
+    added: Sequence[str],
+    allowed: perturbation.Perturbation | None,
+) -> tuple[Evaluate, tuple[Evaluation, ...]]:
+    """What the trained models of a point are attacked with, and that as stages."""
+    radius = allowed.eps if allowed is not None and allowed.norm == "Linf" else None
+    evaluate = asked
+    for override in asked.overrides:
+        if grid.matches(key, override.when):
+            overriding = _without_removed(override.set, asked.attacks)
+            evaluate = lay(evaluate, standard_attacks.completed(overriding, evaluate.attacks, added, radius))
+    if added and any(attack is not None for attack in evaluate.attacks.values()):  # else: no model is attacked here
+        lacking = standard_attacks.lacking(evaluate.attacks, added, radius)
+        evaluate = lay(evaluate, LocatedMap({"attacks": LocatedMap(lacking)}))
+    attacks = evaluate.attacks
+    if allowed is not None:
+        filled = {label: perturbation.of_attack(attack, allowed) for label, attack in attacks.items()}
+        attacks = LocatedMap(filled, attacks.where, attacks.at)
+    evaluations = []
+    for label, attack in attacks.items():
+        if attack is None:
+            continue
+        n = transfers.images_of(evaluate, label)
+        for metric, one, swept in _sweep(label, attack, attacks):
+            call = calls.check("Attack", one, attacks.place(label))
+            evaluations.append(Evaluation(metric, call, n, evaluate.batch, label if swept else "", swept=swept))
+    return evaluate, tuple(evaluations)
+
+
+def _can_choose(checkpoints: Sequence[str], spec: Mapping[str, Any], place: str) -> None:
+    """SpecError: a checkpoint that is chosen by numbers which the cell does not measure."""
+    if "best-val" in checkpoints and not spec["validation"]:
+        raise SpecError(f"{place}: checkpoint best-val needs 'validation: N' held-out images")
+    if set(checkpoints) - {"last"} and spec["monitor"] is None:
+        raise SpecError(f"{place}: checkpoints {', '.join(checkpoints)} need 'monitor', an attack run during training")
+
+
+def _laid_on(under: Evaluate, override: LocatedMap, file: Path, axes: AxisOverrides) -> Evaluate:
+    """`evaluate` with an override."""
+    return model.read(Evaluate, merge(under.node, override), str(file), axes=axes)
+
+
+def _sweep(label: str, attack: Any, attacks: LocatedMap) -> list[tuple[str, Any, str]]:
+    """(metric, attack, setting) of each value of a list such as `eps: [2/255, 4/255]`: pgd20_2_255, pgd20_4_255.
+
+    The attack itself, if none of its settings is a list.
+    """
+    lists = [key for key, value in attack.items() if isinstance(value, list)] if isinstance(attack, LocatedMap) else []
+    if not lists:
+        return [(label, attack, "")]
+    swept, *others = lists
+    place = attack.place(swept)
+    if others:
+        raise SpecError(f"{attack.place(others[0])}: '{swept}' has a list already: only one setting may have one")
+    if not attack[swept]:
+        raise SpecError(f"{place}: the list is empty: give one, such as eps: [2/255, 4/255, 8/255]")
+    found: list[tuple[str, Any, str]] = []
+    for value in attack[swept]:
+        name = transfers.metric_of(label, str(value))
+        if name in attacks or name in [other for other, _, _ in found]:
+            raise SpecError(f"{place}: two metrics have the same name, '{name}'")
+        one = LocatedMap({swept: value}, {swept: attack.where.get(swept, "")})
+        found.append((name, merge(attack, one), swept))
+    return found
+
+
+def _without_removed(override: LocatedMap, attacks: LocatedMap) -> LocatedMap:
+    """An override of `evaluate` without the attacks that the preset has taken out (attack: null)."""
+    more = override.get("attacks")
+    if not isinstance(more, LocatedMap):
+        return override
+    kept = LocatedMap(
+        {k: v for k, v in more.items() if k not in attacks or attacks[k] is not None}, more.where, more.at
+    )
+    return LocatedMap({**override, "attacks": kept}, override.where, override.at)

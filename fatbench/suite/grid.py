@@ -1,0 +1,70 @@
+"""The points of a suite's grid: which labels of its axes go together, in the order of the file."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from fatbench.errors import SpecError
+from fatbench.suite.contents import Contents
+from fatbench.suite.located import LocatedMap
+from fatbench.suite.model import Condition, GridSpec, Key, Preset
+
+
+def labels_of(axes: Mapping[str, Mapping[str, LocatedMap]], preset: Preset) -> dict[str, list[str]]:
+    """axis -> the labels that the preset keeps."""
+    return {axis: (preset.axes or {}).get(axis, list(labels)) for axis, labels in axes.items()}
+
+
+def grid_size(contents: Contents) -> int:
+    """An upper bound of the number of cells of all presets, for little work."""
+    return sum(
+        upper_bound(contents.grid, labels_of(contents.axes, preset)) * len(preset.seeds or contents.seeds)
+        for preset in contents.presets.values()
+    )
+
+
+def upper_bound(grid: GridSpec, axes: Mapping[str, Sequence[str]]) -> int:
+    """An upper bound of the number of points, for little work."""
+    product = axes if grid.product is None else grid.product
+    points = math.prod(len(axes[axis]) for axis in product)
+    return points + sum(math.prod(map(len, item.values())) for item in grid.include)
+
+
+def points(
+    grid: GridSpec, axes: Mapping[str, Sequence[str]], every: Mapping[str, Mapping[str, LocatedMap]]
+) -> list[Key]:
+    """Grid points: the product of the named axes, and the points to include, each once.
+
+    In the order of the axes and their labels in the file. `axes` are those of the preset, `every` those of the suite.
+    """
+    product = axes if grid.product is None else grid.product
+    groups: list[list[Key]] = [[{axis: label} for label in axes[axis]] for axis in product]
+    including = "include" in grid.node
+    if axes and not groups and not including:
+        raise SpecError(
+            f"{grid.place('product')}: no axis is in the product and there is no include: the grid is empty"
+        )
+    combinations = itertools.product(*groups) if groups or not including else ()
+    points = (dict(itertools.chain(*(part.items() for part in parts))) for parts in combinations)
+    position = {axis: {label: i for i, label in enumerate(labels)} for axis, labels in every.items()}
+    kept = {axis: set(labels) for axis, labels in axes.items()}
+    found: dict[tuple[int, ...], Key] = {}
+    for point in itertools.chain(points, _included(grid.include)):
+        if all(label in kept[axis] for axis, label in point.items()):  # else: a label that this preset leaves out
+            place = tuple(position[axis][point[axis]] if axis in point else -1 for axis in every)
+            found[place] = {axis: point[axis] for axis in every if axis in point}
+    return [found[place] for place in sorted(found)]
+
+
+def _included(include: Sequence[Condition]) -> Iterator[Key]:
+    """The points of `include`: each item maps axes to labels or lists of them, and stands for all combinations."""
+    for item in include:
+        for combination in itertools.product(*item.values()):
+            yield dict(zip(item, combination, strict=True))
+
+
+def matches(key: Key, condition: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a point has one of the labels of each axis of a condition."""
+    return all(key.get(axis) in labels for axis, labels in condition.items())

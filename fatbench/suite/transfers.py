@@ -1,0 +1,112 @@
+"""Attacks computed on one model and judged on another: the evaluations that a suite's `transfer` adds to its cells.
+
+    moved: {attack: pgd20, axis: method}     on the models of the cells that differ from this one in `method` alone
+    among: {attack: pgd20, clients: 5}       on five clients of the round, before averaging, and judged on all five
+
+One evaluation for every model that the attack comes from. Both models must take the same images.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite import facts
+from fatbench.suite.cells import Cell, Evaluation, TransferOrigin
+from fatbench.suite.model import Evaluate, Transfer
+
+At = Mapping[tuple[frozenset[tuple[str, str]], int], Cell]  # (labels of a point, seed) -> its cell
+
+
+def with_transfers(
+    cells: Sequence[Cell], asked: Mapping[int, Evaluate], axes: Mapping[str, Sequence[str]]
+) -> list[Cell]:
+    """The cells, each with the evaluations of the transfers that are asked of it, by its place in the list.
+
+    axes: axis -> the labels that the preset keeps. SpecError: no such attack, an attack with a list of radii, models
+    that take other images, too few clients, a metric of that name.
+    """
+    at = {(frozenset(cell.key.items()), int(cell.spec["seed"])): cell for cell in cells}
+    return [
+        replace(cell, evaluations=(*cell.evaluations, *_of_cell(cell, asked[place], at, axes)))
+        if place in asked
+        else cell
+        for place, cell in enumerate(cells)
+    ]
+
+
+def _of_cell(cell: Cell, asked: Evaluate, at: At, axes: Mapping[str, Sequence[str]]) -> Iterator[Evaluation]:
+    taken = {evaluation.label for evaluation in cell.evaluations}
+    for label, transfer in asked.transfer.items():
+        if transfer is None or (white := _white(label, transfer, asked, cell)) is None:
+            continue  # the preset has taken it, or its attack, out
+        n = images_of(asked, label) if label in asked.limit else white.n
+        for origin in _origins(cell, transfer, at, axes):
+            name = metric_of(label, origin.name)
+            if name in taken:
+                raise SpecError(f"{transfer.node.at}: two metrics have the same name, '{name}'")
+            taken.add(name)
+            yield Evaluation(name, white.attack, n, white.batch, label, origin)
+
+
+def _white(label: str, transfer: Transfer, asked: Evaluate, cell: Cell) -> Evaluation | None:
+    """The attack on the model itself; None: the preset leaves it out."""
+    place, name = transfer.place("attack"), transfer.attack
+    if label in asked.attacks:
+        raise SpecError(f"{transfer.node.at}: '{label}' is also an attack: rename the transfer")
+    if name not in asked.attacks:
+        raise SpecError(f"{place}: no attack is named '{name}'{did_you_mean(name, asked.attacks)}")
+    if any(one.sweep == name for one in cell.evaluations):
+        raise SpecError(f"{place}: '{name}' has a list of radii: a transfer needs an attack with one radius")
+    return next((one for one in cell.evaluations if one.label == name), None)
+
+
+def _origins(cell: Cell, transfer: Transfer, at: At, axes: Mapping[str, Sequence[str]]) -> Iterator[TransferOrigin]:
+    if transfer.axis is None:
+        yield from _clients(cell, transfer)
+        return
+    if transfer.axis not in cell.key:
+        return
+    for label in axes[transfer.axis]:
+        if transfer.labels is not None and label not in transfer.labels:
+            continue
+        other = at.get((frozenset({**cell.key, transfer.axis: label}.items()), int(cell.spec["seed"])))
+        if other is None:
+            continue  # no such point in the grid
+        for key in ("data", "size"):
+            if other.spec[key] != cell.spec[key]:
+                one, two = (_said(c.spec[key]) for c in (other, cell))
+                raise SpecError(
+                    f"{transfer.place('axis')}: both models must be attacked on the same images:"
+                    f" {label} has {key} {one}, {cell.key[transfer.axis]} has {two}"
+                )
+        yield TransferOrigin(label, other.id, other.spec)
+
+
+def _clients(cell: Cell, transfer: Transfer) -> Iterator[TransferOrigin]:
+    if not cell.spec["algorithm"].get("local"):
+        raise SpecError(
+            f"{transfer.place('clients')}: {cell.spec['algorithm']['name']} does not train models on clients"
+        )
+    known = cell.spec["partition"].get("clients") is not None
+    if known and (cohort := facts.cohort(cell.spec)) < transfer.clients:
+        raise SpecError(f"{transfer.place('clients')}: {transfer.clients} clients, but {cohort} take part in a round")
+    yield from (TransferOrigin(f"client {k}", client=k, clients=transfer.clients) for k in range(transfer.clients))
+
+
+def _said(value: Any) -> str:
+    return str(value["name"] if isinstance(value, Mapping) else value or "as stored")
+
+
+def metric_of(label: str, mark: str) -> str:
+    """The metric of one value, or one model, of several: "pgd20_2_255", "moved_fedavg"."""
+    return f"{label}_{re.sub('[^0-9a-z]+', '_', mark.lower()).strip('_')}"
+
+
+def images_of(evaluate: Evaluate, label: str) -> int | None:
+    """How many test images an attack takes; None: all that the cell has."""
+    numbers = [number for number in (evaluate.n, evaluate.limit.get(label)) if number is not None]
+    return min(numbers, default=None)
