@@ -23,7 +23,7 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from fatbench.errors import SpecError
+from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import calls, facts, signatures
 from fatbench.suite.located import LocatedMap
 
@@ -198,7 +198,10 @@ def _unfit(model: Model, x: Tensor, y: Tensor) -> str:
 def __getattr__(name: str) -> Callable[..., Any]:
     if not name.startswith("_") and name in signatures.names("Attack"):
         return _function(name)
-    raise AttributeError(f"fatbench.attacks has no attack '{name}'; there are {', '.join(signatures.names('Attack'))}")
+    known = signatures.names("Attack")
+    raise AttributeError(
+        f"fatbench.attacks has no attack '{name}'{did_you_mean(name, known)}; there are {', '.join(known)}"
+    )
 
 
 def _function(name: str) -> Callable[..., Any]:

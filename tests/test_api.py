@@ -23,6 +23,7 @@ from torch import nn
 import fatbench
 from fatbench import api
 from fatbench.cli import app as cli
+from fatbench.data import DATASETS
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.methods.attacks import ATTACKS
 from fatbench.store.export_lines import seal
@@ -452,7 +453,6 @@ def test_examples_of_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                 "numbers",
                 "sort",
                 "bom",
-                "differences",
             },
         ),
     ],
@@ -562,9 +562,50 @@ def test_images_in_memory_are_a_data_set_in_every_form() -> None:
         assert found.accuracy == {"natural": 3 / 8, "fgsm": 3 / 8, "flip": 3 / 8}, given
         assert found.outcomes["flip"].tolist() == (y == 0).tolist()
     assert fatbench.evaluate(zeros(), (x, y), flip, n=4).accuracy["natural"] == 2 / 4
+    assert found.answer.startswith("robust accuracy 37.5 % (14 to 69), Linf 8/255") and found.answer in repr(found)
     low, high = found.interval("fgsm")
     assert 0 < low < 3 / 8 < high < 1 and any("no gradient" in doubt for doubt in found.doubts)
-    for wrong, said in (((x, y[:3]), "8 images and 3 labels"), ((2 * x, y), r"in \[0, 1\]"), (3, "got a int")):
+    for wrong, said in (
+        ((x, -y), "the smallest is -6"), ((x, y[:3]), "8 images and 3 labels"), ((2 * x, y), r"in \[0, 1\]"),
+        (3, "got a int"),
+    ):  # fmt: skip
+        with pytest.raises(SpecError, match=said):
+            fatbench.evaluate(zeros(), wrong, "fgsm")
+
+
+class Rows(dict):
+    """Looks like a data set of Hugging Face: columns by name, rows as mappings, one after another."""
+
+    column_names = ("image", "label")
+
+    def __len__(self) -> int:
+        return len(self["label"])
+
+    def __getitem__(self, at: Any) -> Any:
+        return super().__getitem__(at) if isinstance(at, str) else {name: column[at] for name, column in self.items()}
+
+    def __iter__(self) -> Any:
+        return (self[row] for row in range(len(self)))
+
+
+def test_rows_of_hugging_face_are_images_and_labels() -> None:
+    """Of images as PIL has them, nested lists, a stream without a length, and what a DataLoader makes of the rows."""
+    image, y = (torch.rand(8, 8, 8) * 255).byte(), [0, 1, 0, 3, 4, 5, 6, 0]
+    arrays, lists = Rows(image=[*image.numpy()], label=y), Rows(image=image[:, None].tolist(), label=y)
+    stream = type("Stream", (), {"column_names": None, "__iter__": lambda self: iter(lists)})()
+    batches = [{"img": image[at : at + 4, None], "labels": torch.tensor(y[at : at + 4])} for at in (0, 4)]
+    loader = type("Loader", (), {"dataset": lists, "batch_size": 4, "__iter__": lambda self: iter(batches)})()
+    right = fatbench.evaluate(zeros(), (image, y), ["fgsm"]).outcomes
+    for given in (arrays, lists, stream, loader):
+        assert fatbench.evaluate(zeros(), given, ["fgsm"]).outcomes.equals(right), given
+    assert fatbench.evaluate(zeros(), stream, [], n=4).accuracy == {"natural": 2 / 4}
+    uneven = Rows(image=[image[0].numpy(), image[1, :7].numpy()], label=[0, 1])
+    splits = Rows()
+    splits.column_names = {"train": [], "test": []}  # type: ignore[assignment]
+    for wrong, said in (
+        (uneven, "several shapes"), (splits, "splits train, test"), (Rows(image=[], label=[]), "empty"),
+        (type("Other", (), {"__iter__": lambda self: iter([{"image": image[0], "digit": 0}])})(), "among image, digit"),
+    ):  # fmt: skip
         with pytest.raises(SpecError, match=said):
             fatbench.evaluate(zeros(), wrong, "fgsm")
 
@@ -604,6 +645,7 @@ def test_attacks_as_objects_do_what_they_say(tmp_path: Path, monkeypatch: pytest
         ({"eps": 8}, "^eps: expected a part of the pixel range"),
         ({"attacks": "pgd-20"}, "^attacks: no attack is named 'pgd-20'.*did you mean 'pgd20'"),
         ({"dataset": "digit"}, "did you mean 'digits'"),
+        ({"dataset": "dictionary"}, r"^dataset: .*fatbench\.register\(function, 'data'\)"),
         ({"dataset": None}, "dataset=NAME, or like=SUITE"),
         ({"mean": 0.3}, "^mean and std go together"),
         ({"expect_natural": 95}, "^expect_natural: expected a fraction"),
@@ -611,7 +653,10 @@ def test_attacks_as_objects_do_what_they_say(tmp_path: Path, monkeypatch: pytest
         ({"plugins": [flip]}, r"^plugins: expected files.*fatbench\.register"),
     ],
 )
-def test_a_mistake_is_told_in_the_words_of_the_call(change: dict[str, Any], said: str) -> None:
+def test_a_mistake_is_told_in_the_words_of_the_call(
+    change: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DATASETS, "dictionary", flip)
     with pytest.raises(SpecError, match=said) as caught:
         fatbench.evaluate(**{"model": zeros(), "dataset": "digits", "attacks": ["fgsm"], "n": 20, **change})
     shown = caught.value._render_traceback_()
@@ -694,7 +739,8 @@ def test_a_function_from_a_cell_stands_beside_the_rows_of_a_suite(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     base = ["samples", "uniform"]
     own = functools.partial(first_alone, share=0.9)
-    suite = fatbench.make_suite("tiny.yaml", methods={"first": {"algorithm": {"aggregator": own}}}, axis="metric")
+    methods = {"first": {"algorithm": {"aggregator": own}}}
+    suite = fatbench.make_suite("tiny.yaml", methods=methods, axis="metric", baseline="samples")
     assert fatbench.plan(suite)["cell"].tolist()[:2] == fatbench.plan("tiny.yaml")["cell"].tolist()
     db = tmp_path / "own.db"
     shutil.copy(here / "results" / "fatbench.db", db)
@@ -712,6 +758,9 @@ def test_a_function_from_a_cell_stands_beside_the_rows_of_a_suite(
     assert frame["difference"][0] == pytest.approx(bits.loc["samples"].values.mean() - bits.loc["first"].values.mean())
     grouped = fatbench.compare("samples", "first", suite=suite, metric="fgsm", db=db, groups="writers").frame()
     assert frame["over"][0] == "seeds and images" and grouped["over"][0] == "seeds and 13 groups of images"
+    differences = fatbench.table(suite, differences="fgsm", db=db)
+    assert differences.frame()["difference"].tolist()[2] == pytest.approx(-frame["difference"][0])
+    assert "points above samples" in differences.markdown() and "<table>" in differences._repr_html_()
     exported = tmp_path / "own.jsonl"
     assert fatbench.export_results(exported, suite=suite, where={"metric": ["first"]}, db=db) == 1
     read = fatbench.results(suite, db=[here / "results" / "fatbench.db", exported])

@@ -1299,7 +1299,7 @@ X, Y = np.zeros((4, 8, 8)), [0, 1, 2, 1]
         ((X.astype(int), Y, X, Y), "x: expected uint8, or floats in [0, 1], got int64"),
         ((X, Y[:3], X, Y), "x, y: 4 images and 3 labels"),
         ((X, Y, X[:, :7], Y), "x has images of 1x8x8, x_test of 1x7x8"),
-        ((X, [0, 1, 2, -1], X, Y), "labels must be 0 to 2, the largest is 2"),
+        ((X, [0, 1, 2, -1], X, Y), "labels begin at 0, the smallest is -1"),
         ((X, [1, 2, 3, 1], X, Y), "y: labels begin at 0, the smallest is 1 (classes=4 allows it)"),
         ((X, np.ones(4), X, Y), "y: expected whole numbers (N,), got float64 (4,)"),
         ((X + np.nan, Y, X, Y), "x: 256 values are NaN"),

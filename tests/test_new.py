@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fatbench.cli import new
-from fatbench.report import unlike
+from fatbench.report import build_tables, unlike
 from fatbench.suite import calls, files, plugins, signatures, sources
 
 TUTORIAL = (Path(__file__).parent.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
@@ -139,6 +139,10 @@ def test_a_row_beside_a_suite_of_ours_differs_from_its_baseline_in_nothing_else(
     ids = {cell.id for cell in known.cells}
     assert added and {cell.id for cell in plan.cells if cell.key[axis] != label} == ids
     assert unlike(mine, [plan]) == unlike(theirs, [known])
+    if kind in ("aggregator", "objective", "method"):
+        grids = build_tables(mine, plan, None)
+        shown = [{row.key.get(axis) for row in grid.rows} for grid in grids]
+        assert all((label in labels) == (theirs.contents.baseline[1] in labels) for labels in shown)
     for path, value in own.items():
         assert {functools.reduce(lambda node, key: node[key], path.split("."), cell.spec) for cell in added} == {value}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -33,12 +34,19 @@ CHECK = "check --mean, --std, --channels, --size and the order of classes"
 
 @dataclass(frozen=True, repr=False)
 class Evaluation(Table):
-    """A model's accuracies under attacks, as a table of one row, with what is doubtful about them; fractions."""
+    """A model's accuracies under attacks, the lowest in a sentence, a table of one row, what is doubtful; fractions."""
 
     accuracy: dict[str, float] = field(default_factory=dict)  # metric -> accuracy
     doubts: list[str] = field(default_factory=list)  # in words
     bits: dict[str, tuple[int, int]] = field(default_factory=dict)  # metric -> outcomes
     cell: str = ""
+    answer: str = ""  # "robust accuracy 60.0 % (50 to 69), Linf 8/255, autoattack, 100 images"
+
+    def __repr__(self) -> str:
+        return f"{self.answer}\n\n{self.markdown()}"
+
+    def _repr_html_(self) -> str:
+        return f"<p><strong>{html.escape(self.answer)}</strong></p>{self.html()}"
 
     @property
     def outcomes(self) -> pandas.DataFrame:
@@ -96,7 +104,7 @@ def evaluate(
     [0, 1], which are rounded to 1/255; what `dataset` returns; a torch Dataset or DataLoader, or a Hugging Face
     Dataset, of images and labels. The first n test images are attacked.
     attacks: names ("pgd20"), text "{name: pgd, eps: 8/255, ...}", mappings of that, functions (model, x, y) to images,
-    or attacks of torchattacks; default: the field's five. eps: radius of those given by name alone.
+    or attacks of torchattacks; default: the field's five; [] none. eps: radius of those given by name alone.
     seed: of the random starts; of the training, where several networks of one `name` are evaluated: they are one row.
     expect_natural: the accuracy that your own program measured; Doubtful, and no attack, where it is another here.
     strict: Doubtful if a number cannot be right.
@@ -131,7 +139,7 @@ def evaluate(
         chosen = None if like is None else suite_of(like).plan(preset, None, filter_text(where))
         data = _dataset(dataset, model, n)
         texts = _attacks(attacks, model)
-        task = evaluate_external.task(chosen, data, texts, eps=eps, n=n, batch=batch, size=size)
+        task = evaluate_external.task(chosen, data, texts, eps=_radius(eps), n=n, batch=batch, size=size)
     with tempfile.TemporaryDirectory() as nowhere:
         url = str(db or Path(nowhere) / "evaluate.db")
         options = RunOptions(device=device, precision=precision, db=url, data=data_folder)
@@ -153,7 +161,7 @@ def evaluate(
             if status != "done":
                 errors = [row.error.strip().splitlines()[-1] for row in store.stages([cell]).values() if row.error]
                 raise FatbenchError(f"{external.model.name}: {status}: {'; '.join(errors)}")
-            found = _evaluation(cell, store, {one.id for one in task.evaluations})
+            found = _evaluation(cell, store, {one.id: one.attack for one in task.evaluations})
     if strict and found.doubts:
         raise Doubtful(f"strict: {external.model.name}: {'; '.join(found.doubts)}")
     return found
@@ -193,11 +201,35 @@ def _expect(expected: float, cell: str, stage: str, db: str | None) -> None:
         )
 
 
-def _evaluation(cell: str, store: Store, asked: set[str]) -> Evaluation:
+def answer(results: Sequence[Mapping[str, Any]]) -> str:
+    """ "robust accuracy 60.0 % (50 to 69), Linf 0.1, autoattack, 100 images"; natural where nothing attacks.
+
+    results: of each attack its label, its settings as attack, accuracy and n.
+    """
+    from fatbench.report.numbers.statistics import wilson
+
+    if not results:
+        return "nothing was measured"
+    attacked = [row for row in results if row["label"] != "natural"]
+    row = min(attacked or results, key=lambda one: one["accuracy"])
+    low, high = wilson(round(row["accuracy"] * row["n"]), row["n"])
+    attack = row["attack"] or {}
+    radius = f", {attack.get('norm', 'Linf')} {attack['eps']}" if "eps" in attack else ""
+    which = f", {row['label']}" if attacked else ""
+    lowest = f", the lowest of {len(attacked)}" if len(attacked) > 1 else ""
+    kind = "robust" if attacked else "natural"
+    return (
+        f"{kind} accuracy {100 * row['accuracy']:.1f} % ({100 * low:.0f} to {100 * high:.0f}){radius}{which}{lowest},"
+        f" {row['n']} images"
+    )
+
+
+def _evaluation(cell: str, store: Store, asked: Mapping[str, Any]) -> Evaluation:
+    """What is stored of a cell; asked: id of an evaluation -> its attack."""
     from fatbench.report.numbers.compare import label, measured
     from fatbench.report.numbers.doubts import MEASURED_WELL, in_words
 
-    grids = build_tables(*reporting_evaluated.suite_and_plan(store, f"id={cell}", asked), store)
+    grids = build_tables(*reporting_evaluated.suite_and_plan(store, f"id={cell}", {*asked}), store)
     found = measured(store, [cell], "last")[cell]
     numbers = {label(evaluation): one for evaluation, one in found.items() if evaluation in asked}
     doubts = dict.fromkeys(doubt for one in numbers.values() for doubt in one.doubts)
@@ -209,10 +241,23 @@ def _evaluation(cell: str, store: Store, asked: set[str]) -> Evaluation:
         doubts=in_words(doubt for doubt in doubts if doubt.code not in MEASURED_WELL),
         bits={metric: bits for metric in order if (bits := numbers[metric].outcomes) is not None},
         cell=cell,
+        answer=answer(
+            [
+                {"label": label(one), "attack": asked[one], "accuracy": found[one].value, "n": found[one].n}
+                for one in found
+                if one in asked
+            ]
+        ),
     )
 
 
 # --- what is given ------------------------------------------------------------------------------------------------
+
+
+def _radius(given: float | str) -> float | str:
+    """A radius; 8/255 as a number is "8/255", so that it is the same evaluation."""
+    steps = 255 * given if isinstance(given, float) else 0
+    return f"{steps:.0f}/255" if round(steps) > 0 and abs(steps - round(steps)) < 1e-9 else given
 
 
 def _numbers(given: float | Sequence[float]) -> tuple[float, ...]:
@@ -227,7 +272,7 @@ def _fraction(given: float | None) -> float | None:
 
 def _dataset(given: Any, model: Any, n: int | None) -> Any:
     """A data set as a suite names it; what is in memory under a name of its content."""
-    if given is None or isinstance(given, str | Mapping):
+    if given is None or isinstance(given, str) or (isinstance(given, Mapping) and not hasattr(given, "column_names")):
         return given
     from fatbench.data import Dataset, own_objects
 
@@ -267,7 +312,7 @@ def _attacks(given: Any, model: Any) -> list[str | tuple[str, Any]] | None:
         return None
     if isinstance(given, Mapping) and "name" not in given:  # label -> attack
         return [(str(label), _mapping(one, model)) for label, one in given.items()]
-    listed = [given] if isinstance(given, str | Mapping) or callable(given) else list(given)
+    listed = [given] if isinstance(given, str | Mapping) or callable(given) else list(given) or ["natural"]
     return [one if isinstance(one, str) else ("", _mapping(one, model)) for one in listed]
 
 

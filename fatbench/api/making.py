@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,6 +58,11 @@ def make_suite(
         added = "-".join([parent.name, *(methods or {})]) if methods else f"{parent.name}-own"
         said = {"name": re.sub(r"[^A-Za-z0-9+.-]+", "-", added), "title": f"{parent.title}, changed", **said}
         said["extends"] = str(parent.file.resolve())
+        new = [label for label in methods or {} if label not in parent.axes()[axis]]
+        points = points_with(parent, axis, new) if new else {}
+        presets = {**points.get("presets", {}), **said.get("presets", {})}
+        presets = {n: {**points.get("presets", {}).get(n, {}), **preset} for n, preset in presets.items()}
+        said = {**points, **said, **({"presets": presets} if presets else {})}
     if name is not None:
         said["name"] = name
     if methods:
@@ -71,6 +76,33 @@ def make_suite(
     if methods and not isinstance(base, Mapping):
         _reached(made, axis, methods)
     return made
+
+
+def points_with(suite: Suite, axis: str, labels: Sequence[str]) -> dict[str, Any]:
+    """The grid and presets that list labels of the axis, with new ones where its baseline stands, or else everywhere.
+
+    Empty where nothing lists labels: a grid of products has a new one by itself.
+    """
+    grid, parts = suite.contents.grid, dict[str, Any]()
+    baseline = suite.contents.baseline
+    reference = baseline[1] if baseline and baseline[0] == axis else None
+
+    def added(listed: Sequence[str]) -> list[str]:
+        return [*listed, *labels] if reference is None or reference in listed else [*listed]
+
+    if grid.include:
+        entries = [{a: added(listed) if a == axis else listed for a, listed in entry.items()} for entry in grid.include]
+        parts["grid"] = {
+            "product": grid.product or [],
+            "include": entries,
+            **({"exclude": [{"when": e.when, "reason": e.reason} for e in grid.exclude]} if grid.exclude else {}),
+        }
+    listed = {
+        n: preset.axes[axis] for n, preset in suite.contents.presets.items() if preset.axes and axis in preset.axes
+    }
+    if listed:
+        parts["presets"] = {n: {"axes": {axis: added(one)}} for n, one in listed.items()}
+    return parts
 
 
 def _reached(suite: Suite, axis: str, methods: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from fatbench import settings
 from fatbench.api.asking import Plugins, Seeds, Where, filter_text, known_choice, names, plugged, seed_list
-from fatbench.api.tables import Table
+from fatbench.api.tables import DifferenceTable, Table
 from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mean
 from fatbench.report import build_tables, left_out
 from fatbench.report.tables import external_suite as reporting_evaluated
@@ -151,6 +151,7 @@ def table(
     notes: str | None = None,
     digits: int = 2,
     images: str = "all",
+    differences: str | None = None,
     plugins: Plugins = (),
     db: Db = None,
 ) -> Table:
@@ -172,11 +173,25 @@ def table(
     if notes is not None:
         known_choice("notes", notes, LEVELS)
     known_choice("images", images, IMAGES)
+    from fatbench.report import differences as of_baseline
+
     several = [suite] if isinstance(suite, str | Path | Suite) else list(suite)
     with plugged(plugins, db), opened(db) as store:
         asked = seed_list(seeds), filter_text(where)
         parts = [planned(one, preset, *asked, store) for one in several]
         parts = [(one, plan if store is None else to_read(one, plan, store, runs)) for one, plan in parts]
+        if differences is not None:
+            if id is not None or rows:
+                raise SpecError("differences is a table by itself: without id and rows")
+            if store is None:
+                raise NothingMatched(_why_empty(None, None, db))
+            compared = tuple(
+                of_baseline.of_plan(
+                    one, plan, store, differences, select=select, digits=digits, images=images, shown=names(columns)
+                )
+                for one, plan in parts
+            )
+            return DifferenceTable([one.grid for one in compared], notes, compared)
         if rows or columns:
             parts = [combine(parts, names(rows), names(columns))]
         if id is not None:
@@ -251,13 +266,15 @@ def plot(
     select: Checkpoint = "last",
     where: Where = None,
     seeds: Seeds = None,
+    page: int | None = None,
     plugins: Plugins = (),
     db: Db = None,
 ) -> Figure:
     """A figure of a suite, by its id, or one's own over x: a matplotlib Figure, which a notebook shows.
 
-    x, y, by: as of `fatbench plot`: plot(NAME, x="round", y="natural", by="method"). The other arguments as of `table`.
-    SpecError: no such figure, or several, whose ids are then named; NothingMatched: nothing is measured of it.
+    x, y, by: as of `fatbench plot`: plot(NAME, x="round", y="natural", by="method"). page: of a figure of several, from
+    1. The other arguments as of `table`.
+    SpecError: no such figure, or several, whose ids or pages are then named; NothingMatched: nothing is measured of it.
     """
     from fatbench import report
     from fatbench.report.figures import adhoc_figures, plots
@@ -279,9 +296,11 @@ def plot(
     pages = plots.pages_of(report.drawable(drawn, files_here), files_here)
     if not pages:
         raise NothingMatched(f"nothing has been measured yet of what figures of '{one.name}' show")
-    if len(pages) > 1:
-        raise SpecError(f"the figure has {len(pages)} pages: choose some panels with where, or use fatbench plot")
-    return pages[0]
+    if page is None and len(pages) > 1:
+        raise SpecError(f"the figure has {len(pages)} pages: say which, page=1, or choose some panels with where")
+    if page is not None and not 1 <= page <= len(pages):
+        raise SpecError(f"page: the figure has {len(pages)}, got {page!r}")
+    return pages[(page or 1) - 1]
 
 
 # --- networks, and files of results -------------------------------------------------------------------------------

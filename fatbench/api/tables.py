@@ -16,6 +16,8 @@ from fatbench.report.tables.notes import shortened
 if TYPE_CHECKING:
     import pandas
 
+    from fatbench.report.differences import Differences
+
 ENDINGS = {".md": "markdown", ".tex": "latex", ".html": "html", ".csv": "csv", ".json": "json"}
 
 
@@ -87,7 +89,10 @@ class Table:
 
     def markdown(self) -> str:
         """As `fatbench report --format markdown`."""
-        return render(self.grids, "markdown", self.notes)
+        return self._text("markdown")
+
+    def _text(self, format: str, **how: Any) -> str:
+        return render(self.grids, format, self.notes, **how)
 
     @spoken
     def latex(
@@ -110,9 +115,7 @@ class Table:
         known_choice("numbers", numbers, NUMBERS)
         if published is not None:
             known_choice("published", published, ("below", "column"))
-        return render(
-            self.grids, "latex", self.notes, width=str(width), spread=spread, published=published, numbers=numbers
-        )
+        return self._text("latex", width=str(width), spread=spread, published=published, numbers=numbers)
 
     @spoken
     def save(self, path: str | Path, **how: Any) -> Path:
@@ -126,7 +129,7 @@ class Table:
         format = ENDINGS.get(file.suffix)
         if format is None:
             raise SpecError(f"{file}: expected a name that ends in {', '.join(ENDINGS)}")
-        text = self.latex(**how) if format == "latex" else render(self.grids, format, self.notes)
+        text = self.latex(**how) if format == "latex" else self._text(format)
         whole_file.write(file, text, file)
         return file
 
@@ -135,6 +138,30 @@ class Table:
         from fatbench.report.formats import records
 
         return records.frame(self.grids)
+
+
+@dataclass(frozen=True, repr=False)
+class DifferenceTable(Table):
+    """Methods, each with its difference from the suite's baseline, interval and p: `fatbench report --differences`."""
+
+    tables: tuple[Differences, ...] = ()
+
+    def html(self) -> str:
+        """A piece of HTML, as a notebook shows it."""
+        return self._text("html")
+
+    def _text(self, format: str, **how: Any) -> str:
+        from fatbench.report import differences
+
+        return "\n".join(differences.render(table, format) for table in self.tables)
+
+    def frame(self) -> pandas.DataFrame:
+        """One row a method: labels, accuracies, difference, low, high, at_most and p after Holm; fractions."""
+        import pandas
+
+        from fatbench.report import differences
+
+        return pandas.DataFrame([row for table in self.tables for row in differences.records(table)])
 
 
 def _grid(tidy: pandas.DataFrame, rows: list[str], title: str, digits: int) -> Grid:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fatbench.api.making import points_with
 from fatbench.errors import SpecError
 from fatbench.suite.files import Suite
 from fatbench.suite.located import LocatedMap, merge
@@ -37,7 +38,7 @@ def text_of(kind: str, name: str, suite: Suite, given: str) -> tuple[str, str]:
     else:
         axis, label, override = _row(kind, name, suite)
         parts["axes"] = {axis: {label: override}}
-        parts |= _points(suite, axis, label)
+        parts |= points_with(suite, axis, [label])
         what, cells = f"the {axis} {label}", f"{axis}={label if label == name else chr(39) + label + chr(39)}"
     head = {
         "name": name,
@@ -99,30 +100,6 @@ def _nested(path: Sequence[str], value: Any) -> LocatedMap:
 
 def _located(value: Any) -> Any:
     return LocatedMap({k: _located(v) for k, v in value.items()}) if isinstance(value, Mapping) else value
-
-
-def _points(suite: Suite, axis: str, label: str) -> dict[str, Any]:
-    """The grid and the presets that list labels of the axis, with the new one where its reference stands."""
-    grid, parts = suite.contents.grid, {}
-    baseline = suite.contents.baseline
-    reference = baseline[1] if baseline and baseline[0] == axis else None
-
-    def added(labels: Sequence[str]) -> list[str]:
-        return [*labels, label] if reference is None or reference in labels else [*labels]
-
-    if grid.include:
-        entries = [{a: added(found) if a == axis else found for a, found in entry.items()} for entry in grid.include]
-        parts["grid"] = {
-            "product": grid.product or [],
-            "include": entries,
-            **({"exclude": [{"when": e.when, "reason": e.reason} for e in grid.exclude]} if grid.exclude else {}),
-        }
-    listed = {
-        n: preset.axes[axis] for n, preset in suite.contents.presets.items() if preset.axes and axis in preset.axes
-    }
-    if listed:
-        parts["presets"] = {n: {"axes": {axis: added(labels)}} for n, labels in listed.items()}
-    return parts
 
 
 def _attack(name: str, suite: Suite) -> dict[str, Any]:

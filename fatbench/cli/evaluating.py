@@ -125,7 +125,7 @@ def _show(cell: str, asked: Mapping[str, Any], db: str | None, format: str) -> l
     from fatbench import report as reporting
     from fatbench.report.numbers import cell_rows
     from fatbench.report.numbers.doubts import MEASURED_WELL, in_words
-    from fatbench.report.tables.external_suite import suite_and_plan
+    from fatbench.report.tables.external_suite import split_note, suite_and_plan
 
     with opened(db) as store:
         assert store is not None
@@ -157,6 +157,8 @@ def _show(cell: str, asked: Mapping[str, Any], db: str | None, format: str) -> l
         ]
         show.evaluation(rows, f"{spec['evaluated']['name']} on {spec['data']['name']}")
         print(f"cell {cell}: fatbench show {cell}; fatbench report evaluate has all models")
+        if note := split_note(spec["data"]["name"]):
+            print(note)
     for line in doubts:
         print(f"fatbench: {line}", file=sys.stderr)
     return in_words(doubt for doubt in found if doubt.code not in MEASURED_WELL)

@@ -377,10 +377,11 @@ def _path(run: Mapping[str, Any]) -> str:
 
 def evaluation(results: Sequence[Mapping[str, Any]], what: str) -> None:
     """`evaluate`: the accuracy under the strongest attack in a sentence, then every attack, its interval and doubts."""
+    from fatbench.api.evaluating import answer
     from fatbench.report.numbers.statistics import wilson
 
     console = new_console()
-    console.print(f"{_robust(results)}: {what}", style="bold", soft_wrap=True)
+    console.print(f"{answer(results)}: {what}", style="bold", soft_wrap=True)
     table = _table("attack", "accuracy", "95 % interval", "images", "settings", right=("accuracy", "images"))
     for row in results:
         low, high = wilson(round(row["accuracy"] * row["n"]), row["n"])
@@ -399,26 +400,6 @@ def _called(attack: Mapping[str, Any]) -> str:
         return format_call.brief("Attack", attack)
     except SpecError:
         return format_call.full(attack)
-
-
-def _robust(results: Sequence[Mapping[str, Any]]) -> str:
-    """ "robust accuracy 60.0 % (50 to 69), Linf 0.1, autoattack, 100 images"; natural where nothing attacks."""
-    from fatbench.report.numbers.statistics import wilson
-
-    if not results:
-        return "nothing was measured"
-    attacked = [row for row in results if row["label"] != "natural"]
-    row = min(attacked or results, key=lambda one: one["accuracy"])
-    low, high = wilson(round(row["accuracy"] * row["n"]), row["n"])
-    attack = row["attack"] or {}
-    radius = f", {attack.get('norm', 'Linf')} {attack['eps']}" if "eps" in attack else ""
-    which = f", {row['label']}" if attacked else ""
-    lowest = f", the lowest of {len(attacked)}" if len(attacked) > 1 else ""
-    kind = "robust" if attacked else "natural"
-    return (
-        f"{kind} accuracy {100 * row['accuracy']:.1f} % ({100 * low:.0f} to {100 * high:.0f}){radius}{which}{lowest},"
-        f" {row['n']} images"
-    )
 
 
 def datasets(root: Path, rows: Sequence[Mapping[str, Any]], files: Sequence[Mapping[str, Any]] = ()) -> None:

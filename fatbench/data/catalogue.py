@@ -34,6 +34,7 @@ class DatasetFacts:
     exact: bool = True  # False: `train` and `test` are about right (a drawn sample of the published images)
     package: str | None = None  # where a system package (Debian, Ubuntu) puts the files
     balanced: bool = False  # whether the test set has as many images of each class
+    split_here: bool = False  # whether fatbench chooses the test images, as the publisher does not
 
     @property
     def memory(self) -> int | None:
@@ -63,6 +64,7 @@ CATALOGUE = {
     "celeba": DatasetFacts(
         "CelebA", 2, (3, 84, 84), 8_802, 1_212, "celeba", 1_473_636_322,
         "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html", "non-commercial research only", exact=False,
+        split_here=True,
     ),
     "mnist": DatasetFacts(
         "MNIST", 10, (1, 28, 28), 60_000, 10_000, "MNIST/raw", 11_594_722, "http://yann.lecun.com/exdb/mnist/",
@@ -83,6 +85,7 @@ CATALOGUE = {
     "digits": DatasetFacts(
         "scikit-learn's digits", 10, (1, 8, 8), 1_442, 355, "", 0,
         "https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits", "CC BY 4.0",
+        split_here=True,
     ),
     "plane": DatasetFacts(
         "points in the plane", 2, (2, 1, 1), 800, 200, "", 0, "", "none needed: made by a formula", balanced=True,

@@ -42,23 +42,26 @@ def dataset(
     >>> mine.shape, mine.classes, int(mine.test_images.max())
     ((1, 8, 8), 3, 255)
     """
-    images, labels = _images(name, "x", x), _labels(name, "y", y)
-    test_images, test_labels = _images(name, "x_test", x_test), _labels(name, "y_test", y_test)
-    if images.shape[1:] != test_images.shape[1:]:
-        raise SpecError(f"{name}: x has images of {_size(images)}, x_test of {_size(test_images)}")
-    for axes, a, b in (("x, y", images, labels), ("x_test, y_test", test_images, test_labels)):
+    train_images, labels = images(name, "x", x), _labels(name, "y", y)
+    test_images, test_labels = images(name, "x_test", x_test), _labels(name, "y_test", y_test)
+    if train_images.shape[1:] != test_images.shape[1:]:
+        raise SpecError(f"{name}: x has images of {_size(train_images)}, x_test of {_size(test_images)}")
+    for axes, a, b in (("x, y", train_images, labels), ("x_test, y_test", test_images, test_labels)):
         if len(a) != len(b) or not len(a):
             raise SpecError(f"{name}: {axes}: {len(a)} images and {len(b)} labels")
     largest = int(max(labels.max(), test_labels.max()))
     given_none = classes is None
     classes = largest + 1 if classes is None else classes
-    if min(labels.min(), test_labels.min()) < 0 or largest >= classes:
+    smallest = int(min(labels.min(), test_labels.min()))
+    if smallest < 0:
+        raise SpecError(f"{name}: labels begin at 0, the smallest is {smallest}")
+    if largest >= classes:
         raise SpecError(f"{name}: labels must be 0 to {classes - 1}, the largest is {largest}")
     if given_none and not (labels == 0).any():
         raise SpecError(f"{name}: y: labels begin at 0, the smallest is {labels.min()} (classes={classes} allows it)")
     of_train, of_test = writers or (None, None)
     loaded = Loaded(
-        Path(name), images, labels, test_images, test_labels, classes,
+        Path(name), train_images, labels, test_images, test_labels, classes,
         writers=None if of_train is None else _labels(name, "writers", of_train),
         test_writers=None if of_test is None else _labels(name, "writers", of_test),
         gaps=not given_none,
@@ -66,7 +69,8 @@ def dataset(
     return finish(name, None, loaded)
 
 
-def _images(name: str, axis: str, given: Any) -> Images:
+def images(name: str, axis: str, given: Any) -> Images:
+    """Images as they are stored, uint8 (N, C, H, W). SpecError: they are not what `dataset` takes."""
     array = np.asarray(given)
     if array.ndim == 3:
         array = array[:, None]

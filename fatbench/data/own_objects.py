@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fatbench.data import Dataset
 from fatbench.data.own import dataset as of_arrays
+from fatbench.data.own import images as as_stored
 from fatbench.errors import SpecError
 
 COLUMNS = (("image", "img", "pixel_values"), ("label", "labels", "fine_label"))  # of Hugging Face's data sets
@@ -23,22 +25,23 @@ def dataset(given: Any, n: int | None, classes: Callable[[Any], int | None]) -> 
     if isinstance(given, Dataset):
         return given
     name = "arrays" if isinstance(given, tuple | list) else type(given).__name__.lower()
-    if hasattr(given, "column_names"):
-        x, y = _columns(given, n)
-    elif isinstance(given, tuple | list):
+    if isinstance(getattr(given, "column_names", None), Mapping):
+        raise SpecError(f"dataset: it has the splits {', '.join(given.column_names)}: give one of them")
+    if isinstance(given, tuple | list):
         if len(given) != 2:
             raise SpecError(f"dataset: {EXPECTED}, got {len(given)} things")
         x, y = (_array(part)[:n] for part in given)
     elif hasattr(given, "dataset") and hasattr(given, "batch_size"):  # a DataLoader
         shuffles = type(getattr(given, "sampler", None)).__name__ == "RandomSampler"
         x, y = _items(given.dataset, n) if shuffles else _batches(given, n)
-    elif hasattr(given, "__getitem__") and hasattr(given, "__len__"):
+    elif hasattr(given, "__getitem__") or hasattr(given, "__iter__"):
         x, y = _items(given, n)
     else:
         raise SpecError(f"dataset: {EXPECTED}, got a {type(given).__name__}")
     if x.ndim in (3, 4) and y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    known = None if x.ndim != 4 else classes(x[:1] / 255 if x.dtype == np.uint8 else x[:1])
+    x = as_stored(name, "x_test", x)
+    known = classes(x[:1] / np.float32(255)) if len(x) else None
     most = int(y.max()) + 1 if y.size and y.dtype.kind in "iu" else None
     noise = np.random.default_rng(0).integers(256, size=(1, *x.shape[1:]), dtype=np.uint8)  # nothing is trained
     return of_arrays(noise, [0], x, y, name=name, classes=known or most)
@@ -50,12 +53,14 @@ def _array(part: Any) -> Any:
 
 
 def _items(given: Any, n: int | None) -> tuple[Any, Any]:
-    """Of a data set (image, label) by position."""
-    many = len(given) if n is None else min(n, len(given))
-    pairs = [_pair(given[position]) for position in range(many)]
-    if not pairs:
-        raise SpecError("dataset: it is empty")
-    return np.stack([image for image, _ in pairs]), np.asarray([int(label) for _, label in pairs])
+    """Of a data set of (image, label), or of {"image": ..., "label": ...}; without a length, of its first ones."""
+    if hasattr(given, "__len__") and hasattr(given, "__getitem__"):
+        many = len(given) if n is None else min(n, len(given))
+        items: Iterable[Any] = (given[position] for position in range(many))
+    else:
+        items = itertools.islice(given, n)
+    pairs = [_pair(item) for item in items]
+    return _together(np.stack, [image for image, _ in pairs]), np.asarray([int(label) for _, label in pairs])
 
 
 def _batches(given: Any, n: int | None) -> tuple[Any, Any]:
@@ -67,26 +72,32 @@ def _batches(given: Any, n: int | None) -> tuple[Any, Any]:
         have += len(x)
         if n is not None and have >= n:
             break
+    return _together(np.concatenate, images)[:n], np.concatenate(labels)[:n]
+
+
+def _together(join: Callable[[Sequence[Any]], Any], images: Sequence[Any]) -> Any:
+    """Images as one array. SpecError: there are none, or of several sizes."""
     if not images:
         raise SpecError("dataset: it is empty")
-    return np.concatenate(images)[:n], np.concatenate(labels)[:n]
+    try:
+        return join(images)
+    except ValueError:
+        shapes = ", ".join(map(str, sorted({image.shape for image in images})[:3]))
+        raise SpecError(f"dataset: images of several shapes, {shapes}: resize them to one") from None
 
 
 def _pair(item: Any) -> tuple[Any, Any]:
+    """Image and label, or a batch of both, of a pair or of a row by names. SpecError: it has none."""
+    if isinstance(item, Mapping):
+        names = [next((name for name in known if name in item), None) for known in COLUMNS]
+        if None in names:
+            raise SpecError(
+                f"dataset: no image and label among {', '.join(item)} (known: {', '.join(sum(COLUMNS, ()))})"
+            )
+        image, label = (item[name] for name in names)
+        image = _array(image)  # of Hugging Face, which gives uint8 as int64
+        whole = image.dtype.kind in "iu" and image.size and image.min() >= 0 and image.max() <= 255
+        return (image.astype(np.uint8) if whole else image), _array(label)
     if not (isinstance(item, tuple | list) and len(item) >= 2):
         raise SpecError(f"dataset: expected pairs of images and labels, got a {type(item).__name__}")
     return _array(item[0]), _array(item[1])
-
-
-def _columns(given: Any, n: int | None) -> tuple[Any, Any]:
-    """Of a Hugging Face data set. SpecError: it has no column of images or of labels."""
-    if isinstance(given.column_names, dict):
-        raise SpecError(f"dataset: it has the splits {', '.join(given.column_names)}: give one of them")
-    found = [next((name for name in names if name in given.column_names), None) for names in COLUMNS]
-    if None in found:
-        raise SpecError(f"dataset: no columns of images and labels among {', '.join(given.column_names)}")
-    many = len(given) if n is None else min(n, len(given))
-    rows = [given[position] for position in range(many)]
-    if not rows:
-        raise SpecError("dataset: it is empty")
-    return np.stack([_array(row[found[0]]) for row in rows]), np.asarray([int(row[found[1]]) for row in rows])

@@ -116,7 +116,7 @@ def _doubts(lines: Iterable[Line]) -> Iterable[str]:
 def render(table: Differences, format: str) -> str:
     """The table in one of FORMATS; of csv and json the numbers are not rounded. SpecError: another format."""
     if format in ("csv", "json"):
-        return _records(table, format)
+        return _as_data(table, format)
     heads = [
         *table.axes, *(column.label for column in table.grid.columns),
         f"{table.metric}: points above {table.baseline} (95 % interval)", "differs by at most",
@@ -157,8 +157,8 @@ def _compared(line: Line, digits: int) -> Sequence[str]:
     return f"{mean} ({low} to {high})", MISSING if one.floor else most, p
 
 
-def _records(table: Differences, format: str) -> str:
-    """A row a line and metric: fractions, unrounded."""
+def records(table: Differences) -> list[dict[str, object]]:
+    """A row a method: fractions, unrounded."""
     rows = []
     for line in table.lines:
         row: dict[str, object] = dict(line.key)
@@ -176,6 +176,11 @@ def _records(table: Differences, format: str) -> str:
             "doubts": "; ".join(dict.fromkeys(_doubts([line]))),
         }
         rows.append(row)
+    return rows
+
+
+def _as_data(table: Differences, format: str) -> str:
+    rows = records(table)
     if format == "json":
         about = {"suite": table.grid.suite, "preset": table.grid.preset, "metric": table.metric}
         return json.dumps({**about, "baseline": table.baseline, "rows": rows}, indent=2) + "\n"

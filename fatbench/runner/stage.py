@@ -24,7 +24,7 @@ from fatbench.runner.provenance import cpu, produced_by, slurm_job
 from fatbench.store import inputs, selection
 from fatbench.store.leases import LEASE
 from fatbench.store.stages import Stolen, Store
-from fatbench.suite import calls, memory_need, plugins, sources
+from fatbench.suite import calls, memory_need, plugins, registered, sources
 from fatbench.suite.cells import Evaluation, canonical
 
 log = logging.getLogger("fatbench")
@@ -47,6 +47,7 @@ def claim(
     others = sources.run_here() - (
         plugins.files(job.spec) if evaluation is None else plugins.files(job.spec, [evaluation])
     )
+    others = frozenset(file for file in others if not registered.kept_data(file))
     for file in others:
         log.warning("%s: this process has run %s, which the stage does not use", stage, file)
     made_by = produced_by(machine.device)

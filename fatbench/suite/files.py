@@ -300,7 +300,27 @@ def _resolve(file: Path, below: tuple[Path, ...]) -> LocatedMap:
             value = list(dict.fromkeys([*merged.get(key, ()), *value]))
         merged[key] = value
         merged.where[key] = raw.where[key]
+    for key in ("tables", "figures"):
+        if key not in raw and "name" in under and isinstance(merged.get(key), list):  # none: only a part of suites
+            merged[key] = [_with_new_rows(one, under, merged) for one in merged[key]]
     return merged
+
+
+def _with_new_rows(shown: Any, under: LocatedMap, merged: LocatedMap) -> Any:
+    """An inherited table or figure; one that lists the baseline among others also lists new labels of its axis."""
+    baseline = str(merged.get("baseline"))
+    where = shown.get("where") if isinstance(shown, LocatedMap) else None
+    if not isinstance(where, LocatedMap):
+        return shown
+    for axis, listed in where.items():
+        before, now = (node.get(axis) for node in (under.get("axes") or {}, merged.get("axes") or {}))
+        if not (isinstance(before, LocatedMap) and isinstance(now, LocatedMap)):
+            continue
+        if isinstance(listed, list) and baseline in map(str, listed):
+            new = [label for label in now if label not in before]
+            wider = LocatedMap({**where, axis: [*listed, *new]}, where.where, where.at)
+            return LocatedMap({**shown, "where": wider}, shown.where, shown.at)
+    return shown
 
 
 POINTS = ("product", "include")

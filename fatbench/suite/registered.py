@@ -99,6 +99,11 @@ def folder() -> Path:
     return settings.cache_folder().resolve() / FOLDER[1]
 
 
+def kept_data(file: Path) -> bool:
+    """Whether a plug-in only hands out images of this process, so that nobody's code has run."""
+    return any(file == own for (kind, name), own in _FILES.items() if kind == "Data" and name in _KEPT)
+
+
 def source(file: Path) -> dict[str, str]:
     """What the record of a plug-in has besides, if it was registered: its text."""
     return {"source": sources.read(file).decode()} if file.parent.parent.parts[-2:] == FOLDER else {}

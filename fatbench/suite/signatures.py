@@ -514,7 +514,10 @@ def describe(kind: str, name: str = "", place: str = "") -> Signature:
         return own
     every = _with_installed(kind)
     if name not in every:
+        module, table = TABLES[kind]
         error = f"no {kind.lower()} is named '{name}'{did_you_mean(name, every)}"
+        if name in getattr(sys.modules.get(module), table, ()):  # a program put it there
+            error += f": an entry of {table} is not seen, fatbench.register(function, '{kind.lower()}') makes it known"
         raise UnknownName(f"{place}: {error}" if place else error, f"{kind.lower()} {name}")
     if len(holders := _holders(kind, name)) > 1:
         both = " and ".join(map(str, holders))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fatbench.data import catalogue
 from fatbench.errors import NothingMatched
 from fatbench.store.replicates import SIGN
 from fatbench.store.stage_names import parsed
@@ -57,6 +58,7 @@ def suite_and_plan(
     metrics = dict.fromkeys(evaluation.label for cell in cells for evaluation in cell.evaluations)
     labels = {axis: list(dict.fromkeys(cell.key[axis] for cell in cells)) for axis in cells[0].key}
     notes = dict.fromkeys(external_models.describe_model(cell.spec) for cell in cells)
+    notes |= dict.fromkeys(filter(None, (split_note(cell.spec["data"]["name"]) for cell in cells)))
     table = {
         "id": "evaluated",
         "title": "External models",
@@ -77,6 +79,17 @@ def suite_and_plan(
     }
     axes = model.read(Axes, LocatedMap({"axes": raw["axes"]}), SUITE).axes
     return Suite(Path(SUITE), model.read(Contents, LocatedMap(raw), SUITE, axes=axes, folders=[])), plan
+
+
+def split_note(dataset: str) -> str:
+    """What to know of a data set whose test images are chosen here; empty for others."""
+    facts = catalogue.CATALOGUE.get(dataset)
+    if facts is None or not facts.split_here:
+        return ""
+    return (
+        f"the test images of {facts.title} are chosen by fatbench: a network trained on another split than"
+        f" load_data('{dataset}', 'train') may have seen them"
+    )
 
 
 def external_cells(plan: Plan, store: Store | None) -> list[Cell]:
