@@ -233,8 +233,7 @@ def _evaluation(cell: str, store: Store, asked: Mapping[str, Any]) -> Evaluation
     found = measured(store, [cell], "last")[cell]
     numbers = {label(evaluation): one for evaluation, one in found.items() if evaluation in asked}
     doubts = dict.fromkeys(doubt for one in numbers.values() for doubt in one.doubts)
-    order = [metric for metric in external_models.DEFAULT_ATTACKS if metric in numbers]
-    order += [metric for metric in numbers if metric not in order]
+    order = sorted(numbers, key=external_models.place)
     return Evaluation(
         grids,
         accuracy={metric: numbers[metric].value for metric in order},

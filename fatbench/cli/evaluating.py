@@ -126,6 +126,7 @@ def _show(cell: str, asked: Mapping[str, Any], db: str | None, format: str) -> l
     from fatbench.report.numbers import cell_rows
     from fatbench.report.numbers.doubts import MEASURED_WELL, in_words
     from fatbench.report.tables.external_suite import split_note, suite_and_plan
+    from fatbench.suite.external_models import place
 
     with opened(db) as store:
         assert store is not None
@@ -155,6 +156,7 @@ def _show(cell: str, asked: Mapping[str, Any], db: str | None, format: str) -> l
             }
             for (_, stage), (accuracy, n) in numbers.items()
         ]
+        rows.sort(key=lambda row: place(row["label"]))
         show.evaluation(rows, f"{spec['evaluated']['name']} on {spec['data']['name']}")
         print(f"cell {cell}: fatbench show {cell}; fatbench report evaluate has all models")
         if note := split_note(spec["data"]["name"]):

@@ -26,6 +26,11 @@ Channels = Literal["rgb", "bgr"]
 DEFAULT_ATTACKS = ("natural", *standard_attacks.TITLES)
 
 
+def place(metric: str) -> int:
+    """Where a metric stands among others: natural, the field's attacks from weak to strong, then the rest."""
+    return DEFAULT_ATTACKS.index(metric) if metric in DEFAULT_ATTACKS else len(DEFAULT_ATTACKS)
+
+
 @dataclass(frozen=True)
 class Model:
     """A model as it was brought: content, and how images reach it.
