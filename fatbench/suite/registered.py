@@ -100,7 +100,7 @@ def folder() -> Path:
 
 
 def kept_data(file: Path) -> bool:
-    """Whether a plug-in only hands out images of this process, so that nobody's code has run."""
+    """Whether a plug-in only hands out images of this process, and runs no other code."""
     return any(file == own for (kind, name), own in _FILES.items() if kind == "Data" and name in _KEPT)
 
 
