@@ -86,6 +86,11 @@ def test_a_slot_says_what_it_runs(plan: Plan, clock: Callable[[float], None]) ->
     assert shown(watch)[1] == "FAT, seed 6  round 4/10  10 s/round  1 min 0 s left"
     assert shown(watch, 120)[1].endswith("1 min 0 s left  loss 1.234, accuracy 31.2 %")
     watch.see(0, Event(a.cell, "train", "done", 10, 10))
+    watch.see(0, Event(a.cell, "natural-1ecdbe1a@10", "start", 0, 1000))
+    clock(28)
+    watch.see(0, Event(a.cell, "natural-1ecdbe1a@10", "progress", 580, 1000))
+    assert "580 images/s" in shown(watch)[1]
+    clock(27)
     watch.see(0, Event(a.cell, "autoattack-1ecdbe1a@10", "start", 0, 100))
     assert "autoattack 0/100" in shown(watch)[1] and "1ecdbe1a" not in shown(watch)[1]
     watch.see(0, Event(a.cell, "autoattack-1ecdbe1a@10", "progress", 0, 100, message="FAB-T on 31 of 100"))

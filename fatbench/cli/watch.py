@@ -216,7 +216,7 @@ class Watch:
             f"round {event.round}/{event.total}" if trains else f"{parsed(event.stage).metric} {event.message}".strip()
         )
         where += "" if trains or event.message else f" {event.round}/{event.total}"
-        pace = "" if each is None else f"{each:.2g} s/round" if trains else f"{1 / each:.2g} images/s"
+        pace = "" if each is None else f"{_two_digits(each)} s/round" if trains else f"{_two_digits(1 / each)} images/s"
         times = duration(elapsed) if each is None else f"{duration(each * (event.total - event.round))} left"
         roomy = self.console.width >= ROOMY
         numbers = _numbers(*self.seen.get(event.cell, (None, None))).strip() if roomy else ""
@@ -264,6 +264,12 @@ def _numbers(loss: float | None, accuracy: float | None) -> str:
 def _bar(value: int, total: int, width: int = 10) -> str:
     filled = int(width * value / total) if total else 0
     return f"{'━' * filled}{'─' * (width - filled)} {value}/{total}"
+
+
+def _two_digits(number: float) -> str:
+    """ "0.34", "2.1", "290", never "2.9e+02"."""
+    number = float(f"{number:.2g}")
+    return f"{number:,.0f}" if number >= 10 else f"{number:g}"
 
 
 def duration(seconds: float) -> str:
