@@ -15,6 +15,7 @@ import os
 import re
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -81,17 +82,23 @@ def used(command: list[str], folder: Path) -> Usage:
     """What a program takes that ends well; memory is looked at four times a second."""
     env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL)
-    ended, anonymous, mapped = 0, 0.0, 0.0
+    ended, anonymous = 0, 0.0
+    mapped = []  # the median: while a process more maps them, one after the other counts a page twice
     while not ended:
         ended, status, spent = os.wait4(process.pid, os.WNOHANG)
         files = [file for file in Path("/proc").glob("[0-9]*") if _is_of(file, process.pid)]
         anonymous = max(anonymous, sum(_kilobytes(file / "status", r"^RssAnon:") for file in files) / 1024)
         of_images = r"images\.npy\n(?:.*\n)*?Pss:"
-        mapped = max(mapped, sum(_kilobytes(file / "smaps", of_images) for file in files) / 1024)
+        mapped.append(sum(_kilobytes(file / "smaps", of_images) for file in files) / 1024)
         time.sleep(0.25)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, command
-    return Usage(spent.ru_utime + spent.ru_stime, spent.ru_maxrss / 1024, anonymous, mapped)
+    return Usage(
+        spent.ru_utime + spent.ru_stime,
+        spent.ru_maxrss / 1024,
+        anonymous,
+        statistics.median(list(filter(None, mapped)) or [0.0]),
+    )
 
 
 def _is_of(process: Path, ancestor: int) -> bool:
