@@ -68,7 +68,7 @@ demo: $(INSTALLED) ## the smoke preset of sfat-cifar10 on scikit-learn's digits,
 	$(COLOUR) $(BIN)/fatbench report sfat-cifar10 --preset smoke --format terminal --db $(DEMO)/fatbench.db
 
 site: $(INSTALLED) ## the page of the committed results: site/index.html
-	@$(BIN)/fatbench site results/*.jsonl $(wildcard results/submitted/*.jsonl) --images results/figures -o site
+	@$(BIN)/fatbench site results/*.jsonl.xz $(wildcard results/submitted/*.jsonl) --images results/figures -o site
 
 # An environment of its own: torchattacks wants a requests that Sphinx does not. What Sphinx lacks it finds in ours.
 docs: $(STAMP) ## the documents as a site: build/docs/index.html; a warning is an error

@@ -26,7 +26,7 @@ from scipy.special import chdtri
 from tabulate import tabulate
 
 from benchmarks.table import number
-from fatbench import api, report
+from fatbench import api, packed, report
 from fatbench.cli.audit import text as audit_text
 from fatbench.report import audit
 from fatbench.report.numbers import compare, declared_tests, statistics
@@ -74,7 +74,13 @@ def rows_of(suite: str, preset: str | None = None) -> tuple[str, str]:
     """(file of the committed rows without its ending, preset) of a suite; a preset may have a file of its own."""
     file, usual = next(found for begin, found in ROWS.items() if suite.startswith(begin))
     own = f"{suite}-{preset}"
-    return own if (RESULTS / f"{own}.jsonl").exists() else file, preset or usual
+    return own if own in files_of_rows() else file, preset or usual
+
+
+@functools.cache
+def files_of_rows() -> dict[str, Path]:
+    """The committed rows: file without its ending -> file."""
+    return {file.name.partition(".")[0]: file for file in packed.results_in(RESULTS)}
 
 
 class Rows(Mapping[str, Store]):
@@ -94,12 +100,12 @@ class Rows(Mapping[str, Store]):
             with FileLock(path.with_suffix(".lock")):
                 self.opened[name] = store = Store.open(str(path), create=True)
                 if not imported.exists():
-                    jsonl.import_(store, RESULTS / f"{name}.jsonl")
+                    jsonl.import_(store, files_of_rows()[name])
                     imported.touch()
         return self.opened[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(rows.stem for rows in RESULTS.glob("*.jsonl")))
+        return iter(files_of_rows())
 
     def __len__(self) -> int:
         return len(list(iter(self)))

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import result_files
+
 from fatbench.report import build_tables, render
 from fatbench.report.tables.grid import Grid
 from fatbench.store import jsonl
@@ -76,7 +78,7 @@ def grids(folder: Path) -> Iterator[Grid]:
     """The tables of the committed rows."""
     for rows, name in FILES.items():
         with Store.open(str(folder / f"{rows}.db"), create=True) as store:
-            jsonl.import_(store, RESULTS / f"{rows}.jsonl")
+            jsonl.import_(store, result_files.committed(rows))
             suite = files.load(name)
             yield from build_tables(suite, suite.plan("cpu"), store)
 

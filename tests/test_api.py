@@ -322,7 +322,7 @@ def test_the_example_notebook_has_the_blocks_of_the_page() -> None:
 def test_every_block_of_the_page_stands_alone_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside our results, after %reset: no block fails, tables come as HTML, and a mistake is two lines."""
     (tmp_path / "results").mkdir()
-    shutil.copy(ROOT / "results" / "fat-baselines-cpu.jsonl", tmp_path / "results")
+    shutil.copy(ROOT / "results" / "fat-baselines-cpu.jsonl.xz", tmp_path / "results")
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     import nbformat

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import result_files
 
 from fatbench.suite import asked, calls
 from fatbench.suite.cells import Evaluation, TransferOrigin
@@ -91,6 +91,5 @@ def test_in_what_a_stage_is_not_what_the_suite_asks_for() -> None:
 @pytest.mark.parametrize("name", ["fat-byzantine-cpu", "fedvkd-cifar10-jpeg75-p02-cpu", "sfat-bf16-cpu"])
 def test_committed_results_are_what_their_names_say(name: str) -> None:
     """Among them networks that diverged, models of clients, and another precision."""
-    lines = (RESULTS / f"{name}.jsonl").read_text().splitlines()[1:]
-    stages = [stage for line in lines for stage in json.loads(line)["stages"]]
+    stages = [stage for cell in result_files.cells(result_files.committed(name)) for stage in cell["stages"]]
     assert len(stages) > 30 and [said for one in stages if (said := asked.contradiction(one))] == []

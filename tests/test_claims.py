@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import functools
 import itertools
-import json
 import re
 from collections.abc import Mapping
 from decimal import ROUND_HALF_UP, Decimal
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import result_files
 from scipy import stats
 
 from fatbench.report.numbers import statistics
@@ -27,7 +27,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 
 def cells(file: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (RESULTS / file).read_text(encoding="utf-8").splitlines()[1:]]
+    return result_files.cells(RESULTS / file)
 
 
 def page(name: str) -> str:
@@ -104,7 +104,7 @@ FROM_TRAINED = {"samples": "FedAvg", "proximal": "FedProx", "fedgate": "FedGATE"
 def from_trained(head: str = "vis") -> dict[tuple[str, str, int], dict[str, Any]]:
     """(aggregator, training, seed) -> cell; the head "vis" is new, "cls" has learned with the rest."""
     found = {}
-    for cell in cells("fat-transformers-trained-jpeg75-cpu.jsonl"):
+    for cell in cells("fat-transformers-trained-jpeg75-cpu.jsonl.xz"):
         algorithm = cell["spec"]["algorithm"]
         aggregator = setting(algorithm, "aggregator") or {"name": "samples"}
         name = "proximal" if setting(algorithm, "proximal") else algorithm["name"]
@@ -151,7 +151,7 @@ def adfl_pairs(of: list[dict[str, Any]], table: str, round: int) -> tuple[list[n
 def test_adfl_against_plain_averaging():
     """Pairs of the same seed; over the three tables an image counts with its mean over three networks."""
     text, index = (" ".join(page(name).replace("**", "").split()) for name in ("adfl.md", "README.md"))
-    short, settled = (cells(f"adfl-mnist-jpeg-{preset}.jsonl") for preset in ("cpu", "settled"))
+    short, settled = (cells(f"adfl-mnist-jpeg-{preset}.jsonl.xz") for preset in ("cpu", "settled"))
 
     def points(pairs: tuple[list[np.ndarray], list[np.ndarray]], seeds: int) -> tuple[str, statistics.SeedsAndImages]:
         assert len(pairs[0]) == len(pairs[1]) == seeds
@@ -185,7 +185,7 @@ def test_april_costs():
     names = {"gaussian": "Gaussian 0.01", "fixed_position": "fixed position", "pruning": "pruning 0.8",
              "locked_binary": "locked, R = 0.8"}  # fmt: skip
     right = {}
-    for cell in cells("april-jpeg75-cpu.jsonl"):
+    for cell in cells("april-jpeg75-cpu.jsonl.xz"):
         algorithm = cell["spec"]["algorithm"]
         if algorithm["name"] == "fedsgd" and setting(algorithm, "lr") == 0.001:
             defence = setting(algorithm, "defence")
@@ -203,7 +203,7 @@ def test_april_costs():
 def test_april_attack_names_every_masked_image():
     """24 of 24 at each rate, by `masked` from one update, as the first sentence of the page says."""
     named = {}
-    for cell in cells("april-jpeg75-cpu.jsonl"):
+    for cell in cells("april-jpeg75-cpu.jsonl.xz"):
         algorithm = cell["spec"]["algorithm"]
         if algorithm["name"] != "gradient_inversion" or setting(algorithm, "inversion")["name"] != "masked":
             continue
@@ -239,14 +239,14 @@ def named_of(file: str) -> dict[tuple[str, int, float, bool], int]:
 
 def test_inversions_of_trained_weights():
     text = " ".join(page("april.md").split())
-    found = named_of("april-trained-vit-s-jpeg75-cpu.jsonl")
+    found = named_of("april-trained-vit-s-jpeg75-cpu.jsonl.xz")
     for attacker, (name, rounds) in ATTACKERS.items():
         both = [(found.get((name, rounds, rate, False)), found.get((name, rounds, rate, True))) for rate in RATES]
         row = "".join("|" if a is None else f"| {a} → {b} " for a, b in both)
         assert f"| {attacker} {row}|".replace("||", "| |") in text
     april = [found["april", 1, rate, True] for rate in RATES[1:]]
     assert f"too.** Of 100 it names {april[0]}, {april[1]} and {april[2]} from one" in text
-    small = named_of("april-trained-jpeg75-cpu.jsonl")
+    small = named_of("april-trained-jpeg75-cpu.jsonl.xz")
     most = max(small["april", 1, rate, True] for rate in RATES[1:])
     names = small["patch_ls", 1, 0.8, True], small["patch_ls", 1, 0.8, False]
     assert f"{most} of 100 at most. `patch_ls` names {names[0]} at R = 0.8, from random weights {names[1]}." in text
@@ -254,7 +254,7 @@ def test_inversions_of_trained_weights():
 
 def test_the_vit_s_has_learned():
     found = {}
-    for cell in cells("vit-s-half-jpeg75-cpu.jsonl"):
+    for cell in cells("vit-s-half-jpeg75-cpu.jsonl.xz"):
         right = outcomes(cell, "natural", cell["spec"]["algorithm"]["rounds"])
         found[cell["spec"]["size"]] = (len(right), float(right.mean()))
     assert found == {96: (10_000, 0.398), 224: (10_000, 0.4455)}
@@ -263,7 +263,7 @@ def test_the_vit_s_has_learned():
 
 def test_speed_precisions():
     both: dict[str, dict[tuple[str, int], dict[str, Any]]] = {"fp32": {}, "bf16": {}}
-    for precision, file in (("bf16", "sfat-bf16-cpu.jsonl"), ("fp32", "sfat-fp32-cpu.jsonl")):
+    for precision, file in (("bf16", "sfat-bf16-cpu.jsonl.xz"), ("fp32", "sfat-fp32-cpu.jsonl.xz")):
         for cell in cells(file):
             both[precision][setting(cell["spec"]["algorithm"], "aggregator")["name"], cell["spec"]["seed"]] = cell
     runs = [(aggregator, seed) for aggregator in ("samples", "sfat") for seed in (6, 7)]
@@ -312,7 +312,9 @@ class Audit(NamedTuple):
 @functools.cache
 def audit(name: str, partition: str) -> Audit:
     """The cells behind a table of the page results/NAME."""
-    file, last = {"sfat.md": ("sfat-jpeg75-cpu.jsonl", 20), "sfat-fashion.md": ("sfat-fashion-cpu.jsonl", 10)}[name]
+    file, last = {"sfat.md": ("sfat-jpeg75-cpu.jsonl.xz", 20), "sfat-fashion.md": ("sfat-fashion-cpu.jsonl.xz", 10)}[
+        name
+    ]
     rows = {aggregator: row for row, aggregator in SFATS.items()}
     found = {
         (rows[setting(cell["spec"]["algorithm"], "aggregator")["name"]], cell["spec"]["seed"]): cell
@@ -363,7 +365,7 @@ def test_the_same_cells_trained_twice_are_the_same_to_the_last_bit() -> None:
         trained = {cell["cell"]: s for cell in cells(file) for s in cell["stages"] if s["stage"] == "train"}
         return {id: {tuple(n[:5]) for n in s["numbers"] if n[2] != "seconds"} for id, s in trained.items()}
 
-    earlier, now = logged("sfat-bf16-cpu.jsonl"), logged("sfat-jpeg75-cpu.jsonl")
+    earlier, now = logged("sfat-bf16-cpu.jsonl.xz"), logged("sfat-jpeg75-cpu.jsonl.xz")
     assert len(earlier) == 8 and all(numbers <= now[id] for id, numbers in earlier.items())  # today's log has more
     assert f"all {sum(map(len, earlier.values())):,} numbers" in page("sfat.md")
 
@@ -400,7 +402,7 @@ def method(algorithm: Mapping[str, Any]) -> str:
 def baselines() -> dict[tuple[str, str], list[np.ndarray]]:
     """(method, attack) -> outcomes by seed, of the methods of fat-baselines that have five seeds."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for cell in sorted(cells("fat-baselines-cpu.jsonl"), key=lambda cell: cell["spec"]["seed"]):
+    for cell in sorted(cells("fat-baselines-cpu.jsonl.xz"), key=lambda cell: cell["spec"]["seed"]):
         if cell["spec"]["algorithm"]["name"] == "fedavg":
             found.setdefault(method(cell["spec"]["algorithm"]), []).append(cell)
     assert found.keys() == {"FAT", *itertools.chain(*FAMILIES.values())}
@@ -443,7 +445,7 @@ def distilled() -> dict[str, list[dict[str, Any]]]:
     names = {"fedgkt": "FedGKT", "fedvkd": "FedVKD"}
     whole = {"whole_resnet": "FedAvg(CNN)", "whole_vit": "FedAvg(ViT)"}
     found: dict[str, list[dict[str, Any]]] = {}
-    for cell in sorted(cells("fedvkd-robust-cpu.jsonl"), key=lambda cell: cell["spec"]["seed"]):
+    for cell in sorted(cells("fedvkd-robust-cpu.jsonl.xz"), key=lambda cell: cell["spec"]["seed"]):
         algorithm = cell["spec"]["algorithm"]
         name = names.get(algorithm["name"]) or whole[cell["spec"]["model"]["name"]]
         found.setdefault(name + (", server AT" if algorithm.get("server_attack") else ""), []).append(cell)
@@ -501,7 +503,7 @@ def bounded(file: str) -> dict[str, dict[int, dict[str, Any]]]:
 
 def test_what_federation_costs() -> None:
     """Against pooled training and a linear network's exact worst case; FAT has no AutoAttack at seed 11."""
-    found, text = bounded("fat-bounds-fmnist25.jsonl"), " ".join(page("bounds.md").replace("**", "").split())
+    found, text = bounded("fat-bounds-fmnist25.jsonl.xz"), " ".join(page("bounds.md").replace("**", "").split())
     right: dict[tuple[str, str], dict[int, np.ndarray]] = {}
     for name, by_seed in found.items():
         for seed, cell in sorted(by_seed.items()):
@@ -560,7 +562,7 @@ def test_pilots_of_the_task() -> None:
     text = " ".join(page("bounds.md").split())
 
     def accuracy(file: str, method: str, attack: str, round: int) -> str:
-        return show(100 * outcomes(bounded(f"fat-bounds-{file}.jsonl")[method][0], attack, round).mean())
+        return show(100 * outcomes(bounded(f"fat-bounds-{file}.jsonl.xz")[method][0], attack, round).mean())
 
     pooled, linear = (accuracy("fmnist8", method, "autoattack", 12) for method in ("pooled", "linear"))
     assert f"pooled has {pooled} % under AutoAttack, linear {linear} %." in text
@@ -594,7 +596,7 @@ def right(file: str) -> dict[tuple[str, str, str], list[np.ndarray]]:
     return found
 
 
-@pytest.mark.parametrize("file", ["fat-byzantine-cpu.jsonl", "fat-byzantine-skew.jsonl"])
+@pytest.mark.parametrize("file", ["fat-byzantine-cpu.jsonl.xz", "fat-byzantine-skew.jsonl.xz"])
 def test_what_malicious_clients_and_robust_aggregation_cost(file: str) -> None:
     """Every comparison of the families of one split, and its table of accuracies."""
     of, text = right(file), " ".join(page("byzantine-tables.md").split())
@@ -605,7 +607,7 @@ def test_what_malicious_clients_and_robust_aggregation_cost(file: str) -> None:
         for aggregator in ("trimmed mean", "multi-Krum", "Bulyan"):
             both = crossed(of["none", aggregator, attack], of["none", "mean", attack])
             assert f"| {aggregator} - mean | {heading} | {difference(both)} |" in text
-        if file == "fat-byzantine-skew.jsonl":
+        if file == "fat-byzantine-skew.jsonl.xz":
             both = crossed(of["IPM 0.5", "multi-Krum", attack], of["IPM 100", "multi-Krum", attack])
             assert f"| {heading} | {difference(both)} |" in text
     for adversary, aggregator in malicious(file):
@@ -620,7 +622,7 @@ def difference(both: statistics.SeedsAndImages) -> str:
 
 def test_the_other_adversaries() -> None:
     """PGD-20 of seven against none, under both aggregators."""
-    of, text = right("fat-byzantine-cpu.jsonl"), " ".join(page("byzantine-tables.md").split())
+    of, text = right("fat-byzantine-cpu.jsonl.xz"), " ".join(page("byzantine-tables.md").split())
     for adversary in (*ADVERSARIES.values(), "IPM 0.1", "IPM 100"):
         for aggregator in ("mean", "multi-Krum"):
             both = crossed(of[adversary, aggregator, "pgd20"], of["none", aggregator, "pgd20"])
@@ -636,7 +638,7 @@ def kept_of(file: str) -> list[bool]:
 
 
 def test_the_sentences_on_malicious_clients() -> None:
-    skewed, even = right("fat-byzantine-skew.jsonl"), right("fat-byzantine-cpu.jsonl")
+    skewed, even = right("fat-byzantine-skew.jsonl.xz"), right("fat-byzantine-cpu.jsonl.xz")
     text = " ".join(page("byzantine.md").replace("**", "").split())
 
     def taken(
@@ -657,7 +659,9 @@ def test_the_sentences_on_malicious_clients() -> None:
         f"which multi-Krum never keeps, it is {show(100 * beyond.mean)} points above IPM 0.5 ({interval(beyond)};"
         in text
     )
-    kept = [round(100 * np.mean(kept_of(file))) for file in ("fat-byzantine-skew.jsonl", "fat-byzantine-cpu.jsonl")]
+    kept = [
+        round(100 * np.mean(kept_of(file))) for file in ("fat-byzantine-skew.jsonl.xz", "fat-byzantine-cpu.jsonl.xz")
+    ]
     assert f"senders in {kept[0]} % of rounds under Dirichlet 0.5, in {kept[1]} % with IID clients." in text
     bulyan = crossed(skewed["none", "mean", "natural"], skewed["none", "Bulyan", "natural"])
     assert f"Bulyan is {show(100 * bulyan.mean)} points below the mean in natural accuracy" in text

@@ -171,7 +171,7 @@ def test_rows_of_a_suite() -> None:
 def db(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = str(tmp_path_factory.mktemp("compare") / "sfat.db")
     with Store.open(path, create=True) as store:
-        jsonl.import_(store, RESULTS / "sfat-bf16-cpu.jsonl")
+        jsonl.import_(store, RESULTS / "sfat-bf16-cpu.jsonl.xz")
     return path
 
 
@@ -206,7 +206,7 @@ def test_two_rows_of_committed_results(db: str, run: Any, tmp_path: Path) -> Non
 
 def test_files_databases_and_cells(db: str, run: Any) -> None:
     """bf16 against fp32: a database against a file, paired by cell; two cells; a mixture is refused."""
-    fp32 = str(RESULTS / "sfat-fp32-cpu.jsonl")
+    fp32 = str(RESULTS / "sfat-fp32-cpu.jsonl.xz")
     code, out, _ = run("compare", db, fp32, "--metric", "natural", "--format", "json")
     found = json.loads(out)["comparisons"]
     assert code == 0

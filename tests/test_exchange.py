@@ -15,11 +15,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import result_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, update
 from typer.testing import CliRunner
 
+from fatbench import packed
 from fatbench.cli.app import app
 from fatbench.engine.rounds import Number
 from fatbench.errors import CONTROL, DatabaseError, FatbenchError, MachineError, SpecError
@@ -79,6 +81,10 @@ def exported(store: Store, cells: list[str] | None = None) -> str:
     return stream.getvalue()
 
 
+def as_rows(text: str) -> str:
+    return "".join(map(result_files.rows, text.splitlines()))
+
+
 def put(tmp_path: Path, text: str) -> Path:
     file = tmp_path / "results.jsonl"
     file.write_text(text, encoding="utf-8")
@@ -94,7 +100,7 @@ def resealed(text: str) -> str:
             stage["digest"] = digest
         return dumps(value) + "\n"
 
-    return "".join(map(one, text.splitlines()))
+    return "".join(map(one, as_rows(text).splitlines()))
 
 
 def content(store: Store) -> Any:
@@ -128,6 +134,65 @@ def test_export_import_export_is_the_same(store: Store, other: Store, tmp_path: 
     mine, theirs = content(store)[2], content(other)[2]
     assert mine == theirs, "the public view shows the same numbers with the same provenance"
     assert (theirs[0]["device"], theirs[0]["dirty"], theirs[0]["suite"], theirs[-1]["seed"]) == ("H200", True, "s", 1)
+
+
+@pytest.mark.parametrize("name", ["r.jsonl", "r.jsonl.gz", "r.jsonl.xz"])
+def test_a_compressed_file_and_one_of_version_1_are_the_same_results(tmp_path: Path, empty: Store, name: str) -> None:
+    """The numbers of a round stand in one list a metric, those of other clients or other counts apart."""
+    with Store.open(str(tmp_path / "source.db"), create=True) as store:
+        store.add_cell("a", {"seed": 1})
+        run = claim(store, "a", "train")
+        of_clients = [Number(metric, k / 3, 3, 5, k) for metric in "wx" for k in (2, 7)]
+        store.finish(run, [Number("w", 0.5, 3), *of_clients, Number("y", 1, 3, 4, 2), Number("y", 1, 3, 5, 7)], round=3)
+        text = exported(store)
+        for file in (tmp_path / name, tmp_path / f"again-{name}"):
+            exchange.export(store, file)
+    assert (tmp_path / name).read_bytes() == (tmp_path / f"again-{name}").read_bytes()
+    assert (name == "r.jsonl") == (b"fatbench results" in (tmp_path / name).read_bytes())
+    assert exchange.is_export(tmp_path / name) and "".join(result_files.lines(tmp_path / name)) == text
+    (train,) = json.loads(text.splitlines()[1])["stages"]
+    assert [entry[:4] for entry in train["numbers"]] == [
+        [3, [-1, 2, 7], [0, 5, 5], {"w": [0.5, 2 / 3, 7 / 3]}],
+        [3, [2, 7], 5, {"x": [2 / 3, 7 / 3]}],
+        [3, [2, 7], [4, 5], {"y": [1.0, 1.0]}],
+    ]
+    old = put(tmp_path, as_rows(text).replace('"schema_version":2', '"schema_version":1'))
+    for first, second in ((tmp_path / name, old), (old, tmp_path / name)):
+        with Store.open(str(tmp_path / f"{first.name}.db"), create=True) as store:
+            assert (import_(store, first)["new numbers"], import_(store, second)["new numbers"]) == (7, 0)
+            assert exported(store) == text
+
+
+@pytest.mark.parametrize("name", ["r.jsonl.gz", "r.jsonl.xz"])
+def test_a_compressed_file_that_is_cut(empty: Store, lines: list[str], tmp_path: Path, name: str) -> None:
+    with (tmp_path / name).open("wb") as handle, packed.written(handle, name) as text:
+        text.writelines(lines)
+    whole = (tmp_path / name).read_bytes()
+    for cut in (20, len(whole) // 2, len(whole) - 9):
+        (tmp_path / name).write_bytes(whole[:cut])
+        with pytest.raises(ExchangeError, match=f"^{re.escape(str(tmp_path / name))}: (damaged|ends after)"):
+            import_(empty, tmp_path / name)
+        assert empty.cells() == {}
+
+
+def test_lists_that_do_not_fit_are_named(empty: Store, lines: list[str], tmp_path: Path) -> None:
+    for change in (lambda b: b[1].append(4), lambda b: b[3].update(w=[]), lambda b: b.__setitem__(2, [1, 2, 3])):
+        cell = json.loads(lines[2])
+        change(stage(cell, "train")["numbers"][0])
+        file = put(tmp_path, "".join([*lines[:2], dumps(cell), "\n"]))
+        unchanged(empty, file, "{}:3: stages.1.numbers.0: its lists are not of one length")
+
+
+def test_series_of_clients_may_be_left_out(store: Store, other: Store, tmp_path: Path) -> None:
+    """The digests are of what is left; what is known of more stays when less is imported."""
+    fill(store)
+    exchange.export(store, tmp_path / "few.jsonl", without=["w", "loss"])
+    assert import_(other, tmp_path / "few.jsonl")["new numbers"] == 5
+    assert {row["metric"] for row in other.measurements()} == {"loss", "pgd20"}, "loss is of no client"
+    before = content(store)
+    assert import_(store, tmp_path / "few.jsonl")["new numbers"] == 0 and content(store) == before
+    assert import_(other, put(tmp_path, exported(store)))["new numbers"] == 1
+    assert content(other)[2] == before[2]
 
 
 def test_suites_that_share_a_cell_travel_with_it(store: Store, other: Store, tmp_path: Path) -> None:
@@ -173,12 +238,12 @@ def test_what_a_file_looks_like(tmp_path: Path) -> None:
     with Store.open(str(tmp_path / "x.db"), create=True) as store:
         fill(store)
         header, a, b = (json.loads(line) for line in exported(store).splitlines())
-    assert header == {"format": "fatbench results", "schema_version": 1, "cells": 2}
+    assert header == {"format": "fatbench results", "schema_version": 2, "cells": 2}
     assert (a["cell"], b["cell"]) == ("a", "b")
     assert [(run["stage"], run["status"]) for run in a["runs"]] == [("train", "failed"), ("train", "interrupted")]
     (train,) = a["stages"]
     assert (train["status"], train["round"], train["run"], train["error"]) == ("interrupted", 2, 1, None)
-    assert [n[:6] for n in train["numbers"]] == [[1, -1, "loss", 2.5, 0, 0], [2, -1, "loss", 1.5, 0, 1]]
+    assert [n[:5] for n in train["numbers"]] == [[1, [-1], 0, {"loss": [2.5]}, 0], [2, [-1], 0, {"loss": [1.5]}, 1]]
     assert b["stages"][0]["outcomes"] == [[0, 9, "/4A="], [9, 3, "QA=="]]
     assert b["spec"] == {"seed": 1, "eps": "8/255"}
     assert b["runs"][0]["extra"] == {"data": "cifar10 jpeg75"}
@@ -195,7 +260,7 @@ def exported_keys(value: Any) -> set[str]:
 def test_a_choice_of_cells(store: Store) -> None:
     fill(store)
     assert [json.loads(line).get("cell") for line in exported(store, ["b", "nobody", "b"]).splitlines()] == [None, "b"]
-    assert exported(store, []) == '{"cells":0,"format":"fatbench results","schema_version":1}\n'
+    assert exported(store, []) == '{"cells":0,"format":"fatbench results","schema_version":2}\n'
 
 
 def test_a_finished_cell_imports_as_done(store: Store, other: Store, tmp_path: Path) -> None:
@@ -383,7 +448,7 @@ def test_a_run_whose_versions_are_not_known(other: Store, tmp_path: Path) -> Non
         run["versions"] = None
     text = resealed(f"{head}\n{dumps(cell)}\n")
     import_(other, put(tmp_path, text))
-    assert exported(other) == text and [run["versions"] for run in other.runs()] == [{}, {}]
+    assert as_rows(exported(other)) == text and [run["versions"] for run in other.runs()] == [{}, {}]
 
 
 def test_the_settings_of_an_attack_travel(store: Store, other: Store, tmp_path: Path) -> None:
@@ -421,7 +486,7 @@ def test_another_value_for_the_same_number(store: Store, other: Store, tmp_path:
     store.finish(claim(store, "b", "train"), [Number("loss", 1.0, 1), Number("w", 0.25, 2, n=9, client=3)])
     import_(other, put(tmp_path, exported(store)))
     store.add_cell("a", {"seed": 1})
-    text = exported(store)
+    text = as_rows(exported(store))
     for edited, said in ((",0.5,9,", "0.5 (n=9)"), (",0.25,10,", "0.25 (n=10)")):
         message = (
             f"{{}}:3: cell b train: w of client 3 of round 2 is {said} there and 0.25 (n=9) here; nothing was imported"
@@ -477,7 +542,7 @@ def test_a_truncated_file(empty: Store, lines: list[str], tmp_path: Path) -> Non
 
 
 def changed(line: str, change: Callable[[Any], Any]) -> str:
-    value = json.loads(line)
+    value = json.loads(result_files.rows(line))
     change(value)
     return json.dumps(value) + "\n"
 
@@ -616,8 +681,8 @@ def test_more_lines_than_promised(empty: Store, lines: list[str], tmp_path: Path
         ("{}\n", "{}:1: not a file written by 'fatbench export'"),
         ("[1]\n", "{}:1: not a file written by 'fatbench export'"),
         (
-            '{"format": "fatbench results", "schema_version": 2, "cells": 2}\n',
-            "{}:1: written by another fatbench (schema_version 2; this one reads 1)",
+            '{"format": "fatbench results", "schema_version": 3, "cells": 2}\n',
+            "{}:1: written by another fatbench (schema_version 3; this one reads 1 and 2)",
         ),
         ('{"format": "fatbench results", "schema_version": 1}\n', "{}:1: cells: Field required"),
         ('{"format": "fatbench results", "schema_version": 1, "cells": NaN}\n', "{}:1: NaN is not a number"),
@@ -843,7 +908,7 @@ def test_a_value_that_its_outcomes_contradict(
     """The line is named, and nothing of the file is taken in, though its digests fit."""
     with Store.open(str(tmp_path / "true.db"), create=True) as store:
         attacked(store)
-        text = exported(store)
+        text = as_rows(exported(store))
     assert text.count(true)
     unchanged(empty, put(tmp_path, resealed(text.replace(true, forged))), f"{{}}:2: cell a {message}")
 
@@ -851,7 +916,7 @@ def test_a_value_that_its_outcomes_contradict(
 def test_a_digest_that_does_not_fit(tmp_path: Path, empty: Store) -> None:
     with Store.open(str(tmp_path / "true.db"), create=True) as store:
         attacked(store)
-        text = exported(store)
+        text = as_rows(exported(store))
     other = text.replace('"train_accuracy",0.25', '"train_accuracy",0.5')
     message = "{}:2: cell a train: its digest is of other numbers or outcomes; was the file edited?"
     unchanged(empty, put(tmp_path, other), message)
@@ -868,7 +933,7 @@ def test_several_models_have_the_mean_of_theirs(tmp_path: Path, empty: Store) ->
         store.commit(run, round=18, outcomes=(0, 18, 0b111110_110000_100000_000000.to_bytes(3)))
         each = [Number("pgd20", right / 6, 2, 6, client) for client, right in ((0, 5), (4, 2), (5, 1))]
         store.finish(run, [Number("pgd20", (5 + 2 + 1) / 18, 2, 6), *each])
-        text = exported(store)
+        text = as_rows(exported(store))
     forged = resealed(text.replace(f'"pgd20",{2 / 6}', '"pgd20",0.5'))
     message = f"cell a pgd20-0a1b2c3d@2: pgd20 of client 4 is 0.5, its outcomes say {2 / 6} (2 of 6)"
     unchanged(empty, put(tmp_path, forged), f"{{}}:2: {message}")

@@ -27,7 +27,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The committed rows of SFAT on Fashion-MNIST: AutoAttack on 500 of 10,000 images."""
     file = tmp_path_factory.mktemp("exports") / "f.db"
     with Store.open(str(file), create=True) as store:
-        import_(store, RESULTS / "sfat-fashion-cpu.jsonl")
+        import_(store, RESULTS / "sfat-fashion-cpu.jsonl.xz")
         store.label(points_of(files.load("sfat-fashion").plan("cpu")))
     return str(file)
 

@@ -255,7 +255,7 @@ def test_messages_are_cut_at_300_characters_and_in_one_line() -> None:
     ("line", "message"),
     [
         ('{"format": "fatbench results", "schema_version": "' + 30 * "9" + '", "cells": 1}',
-         f"f:1: written by another fatbench (schema_version {20 * '9'}; this one reads 1)"),
+         f"f:1: written by another fatbench (schema_version {20 * '9'}; this one reads 1 and 2)"),
         ('{"format": "fatbench results", "schema_version": 1, "cells": 1, "more": 1}',
          "f:1: more: Extra inputs are not permitted"),
         ('{"format": "fatbench results", "schema_version": 1, "cells": -1}',

@@ -22,6 +22,7 @@ from typing import Any
 import data_layouts as layouts
 import numpy as np
 import pytest
+import result_files
 import torch
 
 from fatbench import settings, testing
@@ -111,7 +112,11 @@ def test_a_check_of_many_numbers_reads_some_at_a_time(tmp_path: Path, monkeypatc
     [
         ("[3,1,", "[3,0,", r"stages\.0\.numbers\.5: out of order, or occurs twice"),
         ("[2,1,", "[9,1,", r"stages\.0\.numbers\.4: out of order"),
-        ("[2,1,", "[2,-1,", r"stages\.0\.numbers\.3: out of order"),
+        ("[2,1,", "[2,-1,", "its digest is of other numbers"),
+        ("[3,[0,1]", "[3,[0,0]", r"stages\.0\.numbers\.5: out of order, or occurs twice"),
+        ("[2,[0,1]", "[9,[0,1]", r"stages\.0\.numbers\.4: out of order"),
+        ("[2,[0,1]", "[2,[0]", r"stages\.0\.numbers\.\d: its lists are not of one length"),
+        ('{"loss":[0.0,0.5]}', '{"loss":[0.0,0.25]}', "its digest is of other numbers"),
         ('"loss",0.5,', '"loss","a",', r"stages\.0\.numbers\.3\.3: Input should be a valid number"),
         ('"loss",0.5,', '"loss",0.25,', "its digest is of other numbers"),
         ('"loss",0.5,1,0,', '"loss",0.5,1,7,', "there is no run 7"),
@@ -130,6 +135,8 @@ def test_numbers_that_stay_text_are_looked_at_all_the_same(
     monkeypatch.setattr(number_text, "PIECE", 60)
     with Store.open(str(tmp_path / "b.db"), create=True) as other:
         text = file.read_text()
+        if before not in text:  # of a row, as version 1 has them
+            text = "".join(map(result_files.rows, result_files.lines(file)))
         assert before in text
         file.write_text(text.replace(before, after, 1))
         with pytest.raises(jsonl.ExchangeError, match=said):
@@ -174,7 +181,7 @@ def test_what_is_here_is_known_by_its_digests(store: Store, tmp_path: Path, monk
         assert jsonl.import_(other, file)["new replicates"] == 1 and read
         read.clear()
         assert known.items() <= jsonl.import_(other, file).items() and not read
-    file.write_text(file.read_text().replace("[1,0,", "[1,5,", 1))
+    file.write_text(file.read_text().replace("[1,[0,", "[1,[5,", 1))
     with pytest.raises(jsonl.ExchangeError, match="its digest is of other numbers or outcomes"):
         jsonl.import_(store, file)
 

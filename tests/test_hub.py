@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import result_files
 
 from fatbench import hub
 from fatbench.store.jsonl import import_
@@ -80,7 +81,7 @@ def server() -> Iterator[tuple[type[Hub], str]]:
 
 def test_results_go_to_the_hub_and_come_back(server: tuple[type[Hub], str], tmp_path: Path) -> None:
     handler, address = server
-    head, *cells = (RESULTS / "sfat-fashion-cpu.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    head, *cells = result_files.lines(RESULTS / "sfat-fashion-cpu.jsonl.xz")
     few = tmp_path / "few.jsonl"
     few.write_text("".join([json.dumps(json.loads(head) | {"cells": 2}) + "\n", *cells[:2]]), encoding="utf-8")
     with Store.open(str(tmp_path / "a.db"), create=True) as store:
@@ -129,7 +130,7 @@ def test_a_network_goes_to_the_hub_and_one_of_the_hub_is_attacked(
     cached = partial(fetch, endpoint=address, cache_dir=tmp_path / "hf")
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", cached)
     monkeypatch.chdir(tmp_path)
-    network = ("models", str(RESULTS / "vit-half-jpeg75-cpu.jsonl"), "--name", "vit-half-jpeg75")
+    network = ("models", str(RESULTS / "vit-half-jpeg75-cpu.jsonl.xz"), "--name", "vit-half-jpeg75")
     there, weights = "hf://me/network/vit.safetensors", RESULTS / "weights"
     assert run(*network, "--from", str(weights), "-o", there) == (0, "", "")
     assert handler.files["vit.safetensors"] == (weights / "vit-half-jpeg75.safetensors").read_bytes()

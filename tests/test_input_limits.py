@@ -9,6 +9,7 @@ from pathlib import Path
 
 import fuzzing
 import pytest
+import result_files
 
 from fatbench import settings
 from fatbench.cli import app as cli
@@ -212,8 +213,8 @@ def test_a_file_may_have_such_a_name(url, place):
 
 @pytest.mark.promise("Input", "A refused import creates no database, and of several files it imports none")
 def test_a_refused_import_leaves_no_database_and_several_files_are_all_checked_first(place, monkeypatch, capsys):
-    results = Path(__file__).parent.parent / "results" / "sfat-fp32-cpu.jsonl"
-    header, first, second, *_ = results.read_text().splitlines()
+    results = Path(__file__).parent.parent / "results" / "sfat-fp32-cpu.jsonl.xz"
+    header, first, second, *_ = (line.strip() for line in result_files.lines(results))
     two = header.replace('"cells":5', '"cells":2')
     Path("good.jsonl").write_text("\n".join([header.replace('"cells":5', '"cells":1'), first]) + "\n")
     Path("bad.jsonl").write_text("\n".join([two, second, second.replace('"round":', '"round":-', 1)]) + "\n")

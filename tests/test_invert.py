@@ -207,7 +207,7 @@ def test_a_suite_stands_below_in_the_same_table(here: Path, run: Run) -> None:
     code, out, err = run(line)
     assert (code, out, err.count("\n")) == (3, "", 1)
     assert "--like privacy-imprint: no cell of preset cpu has inverted updates here yet" in err
-    rows = Path(__file__).parent.parent / "results" / "privacy-imprint-cpu.jsonl"
+    rows = Path(__file__).parent.parent / "results" / "privacy-imprint-cpu.jsonl.xz"
     with Store.open("a.db", create=True) as store:
         jsonl.import_(store, rows)
     code, out, err = run(f"{line} -k defence=none --db a.db")

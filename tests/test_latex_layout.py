@@ -90,7 +90,7 @@ def test_every_committed_table_in_the_classes_of_papers(name: str) -> None:
 def test_five_attacks_are_one_float(run: Run, tmp_path: Path) -> None:
     """Two axes, five headings, five seeds, whatever becomes of the spreads."""
     db, file = str(tmp_path / "f.db"), tmp_path / "t.tex"
-    assert run("import", str(ROOT / "results" / "sfat-fashion-cpu.jsonl"), "--db", db)[0] == 0
+    assert run("import", str(ROOT / "results" / "sfat-fashion-cpu.jsonl.xz"), "--db", db)[0] == 0
     options = ("report", "sfat-fashion", "--format", "latex", "--width", "column", "--published", "none", "--db", db)
     for spread in (None, "beside", "below", "none"):
         assert run(*options, *(["--spread", spread] if spread else []), "-o", str(file))[0] == 0

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import result_files
 import torch
 from scipy import stats
 from test_readme import examples, run
@@ -102,8 +103,8 @@ GUESSES = "4f2fb61784ba"  # FedWAvg(10), AT, seed 6
 def transformers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every committed row, and one network that has every tenth image right, and under attack every twentieth."""
     folder = tmp_path_factory.mktemp("learning")
-    first, *rest = (ROOT / "results" / "fat-transformers-trained-jpeg75-cpu.jsonl").read_text().splitlines()
-    of = {cell["cell"]: cell for cell in map(json.loads, rest)}
+    file = ROOT / "results" / "fat-transformers-trained-jpeg75-cpu.jsonl.xz"
+    first, of = result_files.lines(file)[0].strip(), {cell["cell"]: cell for cell in result_files.cells(file)}
     for stage in of[GUESSES]["stages"]:
         if stage["outcomes"]:
             every = 10 if stage["settings"]["name"] == "natural" else 20

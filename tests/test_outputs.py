@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import result_files
 import typer
 
 from fatbench import __version__
@@ -33,7 +34,7 @@ FILES = {
     "export datasette": ("export", "--format", "datasette"),
     "report": ("report", *NAMED),
     "outcomes": ("outcomes", "CELL"),
-    "models": ("models", str(RESULTS / "vit-half-jpeg75-cpu.jsonl"), "--name", "vit-half-jpeg75", "--from", WEIGHTS),
+    "models": ("models", str(RESULTS / "vit-half-jpeg75-cpu.jsonl.xz"), "--name", "vit-half-jpeg75", "--from", WEIGHTS),
 }
 FOLDERS = {
     "export robustbench": ("export", "--format", "robustbench", "--suite", *NAMED),
@@ -52,7 +53,7 @@ WITHOUT_DATABASE = ("invert", "models", "submit")
 def db(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Four cells, for each is exported many times."""
     folder = tmp_path_factory.mktemp("outputs")
-    head, *cells = (RESULTS / "sfat-fashion-cpu.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    head, *cells = result_files.lines(RESULTS / "sfat-fashion-cpu.jsonl.xz")
     few = folder / "few.jsonl"
     few.write_text("".join([json.dumps(json.loads(head) | {"cells": 4}) + "\n", *cells[:4]]), encoding="utf-8")
     with Store.open(str(folder / "f.db"), create=True) as store:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 import shutil
 import sys
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import result_files
 
 from fatbench.cli import app as cli
 from fatbench.engine.rounds import Number
@@ -93,7 +93,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pages of two committed files of results."""
     folder = tmp_path_factory.mktemp("pages") / "site"
-    results = [str(ROOT / "results" / f"{name}.jsonl") for name in ("sfat-jpeg75-cpu", "fedvkd-cifar10-jpeg75-cpu")]
+    results = [str(ROOT / "results" / f"{name}.jsonl.xz") for name in ("sfat-jpeg75-cpu", "fedvkd-cifar10-jpeg75-cpu")]
     with pytest.MonkeyPatch.context() as patch:
         assert run(patch, "site", *results, "-o", str(folder)) == 0
     return folder
@@ -499,8 +499,8 @@ def test_the_index_answers_first_then_leaderboards_then_suites_by_paper(site: Pa
     first = re.sub(r"\s+", " ", re.sub("<[^>]+>", " ", answers.split("<tr>")[2])).strip()
     assert first.startswith("3 methods against FAT, CIFAR-10, as JPEG slack changes accuracy under PGD-20 by at most")
     assert "SFAT (released weights) 19.60 AA" in first and re.search(r"SFAT − FAT −0\.44 .*to|−0\.44 SFAT − FAT", first)
-    days = [run["started"][:10] for line in (ROOT / "results" / "sfat-jpeg75-cpu.jsonl").read_text().splitlines()[1:]
-            for run in json.loads(line)["runs"]]  # fmt: skip
+    days = [run["started"][:10] for cell in result_files.cells(ROOT / "results" / "sfat-jpeg75-cpu.jsonl.xz")
+            for run in cell["runs"]]  # fmt: skip
     assert f"35 of 44 cells have run, the last on {max(days)}." in page
     assert f"commit {provenance.short_version()}" in page and f'href="{html.DOCUMENTATION}"' in page
     order = [page.index(part) for part in ('class="overview"', 'id="leaderboards"', 'id="suites"')]
@@ -550,7 +550,7 @@ def test_a_leaderboard_has_the_difference_of_each_row_that_compare_finds(site: P
     head = re.search(r"<th[^>]*>(AA: points from FAT \(95 %, not corrected\))</th>", board[0])
     assert head is not None
     suite = files.load("sfat-audit-jpeg75")
-    file = ROOT / "results" / "sfat-jpeg75-cpu.jsonl"
+    file = ROOT / "results" / "sfat-jpeg75-cpu.jsonl.xz"
     with Store.open(str(site.parent / "compared.db"), create=True) as store:
         jsonl.import_(store, file, identify=identity)
         of = functools.cache(lambda cell: compare.measured(store, [cell], "last")[cell])
@@ -573,7 +573,7 @@ def test_a_privacy_board_has_the_strongest_attacker_of_each_defence_and_explains
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    results = (f"results/{name}-cpu.jsonl" for name in ("april-jpeg75", "privacy-imprint"))
+    results = (f"results/{name}-cpu.jsonl.xz" for name in ("april-jpeg75", "privacy-imprint"))
     assert run(monkeypatch, "site", *results, "-o", str(tmp_path)) == 0
     page = next(file for file in tmp_path.glob("april-masks*.html")).read_text()
     board = re.search(r'<section class="board".*?</section>', page, re.DOTALL)[0]  # type: ignore[index]

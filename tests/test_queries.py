@@ -33,7 +33,7 @@ FILES = ("sfat-fashion", "sfat-bf16", "sfat-jpeg75", "sfat-fp32")
 @pytest.fixture(scope="module")
 def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("queries") / "results.db"
-    rows = [str(ROOT / "results" / f"{name}-cpu.jsonl") for name in FILES]
+    rows = [str(ROOT / "results" / f"{name}-cpu.jsonl.xz") for name in FILES]
     result = CliRunner().invoke(app, ["import", *rows, "--db", str(path)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return path
@@ -151,7 +151,7 @@ def test_stored_doubts_that_do_not_follow_from_the_numbers_are_named_and_mended(
 
 def test_db_check_names_stored_doubts_that_are_none(tmp_path: Path) -> None:
     db = tmp_path / "copy.db"
-    rows = Path(__file__).parent.parent / "results" / "vit-s-half-jpeg75-cpu.jsonl"
+    rows = Path(__file__).parent.parent / "results" / "vit-s-half-jpeg75-cpu.jsonl.xz"
     assert CliRunner().invoke(app, ["import", str(rows), "--db", str(db)]).exit_code == 0
     with sqlite3.connect(db) as connection:
         connection.execute(

@@ -127,8 +127,8 @@ def test_the_view_of_outcomes(store: Store) -> None:
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """The committed SFAT results of both precisions in one database, in the order of their names: not that of time."""
     with Store.open(str(tmp_path_factory.mktemp("both") / "sfat.db"), create=True) as opened:
-        jsonl.import_(opened, RESULTS / "sfat-fp32-cpu.jsonl")
-        assert jsonl.import_(opened, RESULTS / "sfat-bf16-cpu.jsonl")["new replicates"] == 4
+        jsonl.import_(opened, RESULTS / "sfat-fp32-cpu.jsonl.xz")
+        assert jsonl.import_(opened, RESULTS / "sfat-bf16-cpu.jsonl.xz")["new replicates"] == 4
         yield opened
 
 
@@ -161,8 +161,8 @@ def test_the_order_of_import_changes_no_number_and_every_view_reads_the_same_run
     suite = files.load("sfat-audit-jpeg75")
     seen = []
     with Store.open(str(tmp_path / "reverse.db"), create=True) as other:
-        jsonl.import_(other, RESULTS / "sfat-bf16-cpu.jsonl")
-        jsonl.import_(other, RESULTS / "sfat-fp32-cpu.jsonl")
+        jsonl.import_(other, RESULTS / "sfat-bf16-cpu.jsonl.xz")
+        jsonl.import_(other, RESULTS / "sfat-fp32-cpu.jsonl.xz")
         for store in (both, other):
             plan = api.to_read(suite, suite.plan("precision"), store)
             fat = api.to_read(suite, suite.plan("precision", None, "method=FAT"), store)

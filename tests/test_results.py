@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pandas
 import pytest
+import result_files
 from PIL import Image
 from sqlalchemy import select
 from typer.testing import CliRunner
 
-from fatbench import report
+from fatbench import packed, report
 from fatbench.cli import submit
 from fatbench.cli.app import app
 from fatbench.report.numbers import cell_rows, compare, declared_tests, doubts, sql_tables
@@ -55,7 +56,7 @@ def test_one_database_of_many_files_has_the_pages_numbers(
 ) -> None:
     """In whatever order they were imported; each run is read where the page of its own file reads it."""
     with Store.open(str(tmp_path / "r.db"), create=True) as store:
-        every = sorted(RESULTS.glob("*.jsonl") if files is None else (RESULTS / f"{name}.jsonl" for name in files))
+        every = packed.results_in(RESULTS) if files is None else sorted(map(result_files.committed, files))
         for file in reversed(every) if backwards else every:
             jsonl.import_(store, file)
         pages = PAGES["Pages"](defaultdict(lambda: store))
@@ -76,7 +77,7 @@ def test_golden_tables_are_made_of_the_rows(name: str, committed: Mapping[str, S
         assert table.read_text(encoding="utf-8") == text
 
 
-FILES = sorted(rows.stem for rows in RESULTS.glob("*.jsonl"))
+FILES = sorted(PAGES["files_of_rows"]())
 
 
 @pytest.mark.parametrize("file", FILES)

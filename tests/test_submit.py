@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import result_files
 import torch
 from ruamel.yaml import YAML
 from sqlalchemy import select, update
@@ -129,7 +130,7 @@ def test_a_number_that_was_changed_in_the_file_is_refused_by_its_outcomes(
     honest: Path, submit: Call, tmp_path: Path
 ) -> None:
     lines = honest.read_text().splitlines()
-    line = json.loads(lines[1])
+    line = json.loads(result_files.rows(lines[1]))
     stage = next(stage for stage in line["stages"] if stage["stage"].startswith("natural"))
     for number in stage["numbers"]:
         if number[2] == "natural":

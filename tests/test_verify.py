@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import result_files
 from sqlalchemy import select, update
 
 from fatbench.cli import verify
@@ -77,7 +78,7 @@ def test_the_job_is_found_without_the_suite(results: Path, theirs: Store) -> Non
 def test_what_ran_before_a_setting_was_added_runs_again_without_it(tmp_path: Path) -> None:
     """The committed cells, whose specs lack settings of today, are those of the suite."""
     with Store.open(str(tmp_path / "fashion.db"), create=True) as store:
-        jsonl.import_(store, Path(__file__).parent.parent / "results" / "sfat-fashion-cpu.jsonl")
+        jsonl.import_(store, Path(__file__).parent.parent / "results" / "sfat-fashion-cpu.jsonl.xz")
         here = [cell for cell in files.load("sfat-fashion").plan("cpu").unique() if cell.id in store.known([cell.id])]
         assert any(set(store.cells([cell.id])[cell.id]) < set(cell.spec) for cell in here)
         for cell in here:
@@ -173,7 +174,7 @@ def test_replicates_and_cells_at_chance_are_not_chosen(results: Path, tmp_path: 
 def another_run(text: str, cell: str) -> str:
     """The line of a cell as another run of it, whose loss is another."""
     head, *lines = text.splitlines()
-    line = next(line for line in map(json.loads, lines) if line["cell"] == cell)
+    line = next(line for line in map(json.loads, map(result_files.rows, lines)) if line["cell"] == cell)
     for run in line["runs"]:
         run["uid"] = run["uid"][::-1]
     for stage in line["stages"]:
@@ -210,8 +211,7 @@ def test_a_true_file_and_an_edited_one(results: Path, monkeypatch: Any, tmp_path
     assert said["agrees"] and said["unverified"] == [] and {one["far"] for one in said["numbers"]} == {0.0}
     assert "train_loss of training" in {one["metric"] for one in said["numbers"]}
     edited = []
-    for line in results.read_text().splitlines()[1:]:
-        cell = json.loads(line)
+    for cell in result_files.cells(results):
         for stage in cell["stages"]:
             for number in stage["numbers"]:
                 number[3] = 0.9 if number[2] == "natural" else number[3]

@@ -15,7 +15,7 @@ from fatbench.errors import MachineError, SpecError
 from fatbench.runner import zoo
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "results" / "vit-half-jpeg75-cpu.jsonl"
+RESULTS = ROOT / "results" / "vit-half-jpeg75-cpu.jsonl.xz"
 FILE = ROOT / "results" / "weights" / "vit-half-jpeg75.safetensors"
 NAME = "vit-half-jpeg75/0"
 
@@ -65,7 +65,7 @@ def test_a_network_comes_from_an_address_once_and_another_file_is_refused(place:
 
 
 def test_names_are_of_labels_and_seed_and_a_part_is_enough() -> None:
-    known = zoo.names(zoo.entries([ROOT / "results" / "sfat-fashion-cpu.jsonl"]))
+    known = zoo.names(zoo.entries([ROOT / "results" / "sfat-fashion-cpu.jsonl.xz"]))
     assert len(known) == 31 and "sfat-fashion/Non-IID/SFAT/6" in known
     assert zoo.choose("sfat-fashion/Re-SFAT/6", known) == known["sfat-fashion/Non-IID/Re-SFAT/6"]
     assert set(known["sfat-fashion/Non-IID/SFAT/6"].numbers) >= {"natural", "pgd20", "autoattack"}
@@ -79,7 +79,7 @@ def test_models_lists_numbers_and_what_is_here(place: Path, run: Callable[..., t
     code, out, _ = run("models", str(RESULTS), "--from", str(FILE.parent), "--here", "--format", "json")
     (row,) = json.loads(out)["models"]
     assert (code, row["name"], row["file"]) == (0, NAME, str(FILE)) and 0.6 < row["numbers"]["natural"] < 0.65
-    code, out, _ = run("models", str(ROOT / "results" / "sfat-fashion-cpu.jsonl"), "--format", "json")
+    code, out, _ = run("models", str(ROOT / "results" / "sfat-fashion-cpu.jsonl.xz"), "--format", "json")
     names = [row["name"] for row in json.loads(out)["models"]]
     first = [name for name in names if name.startswith("sfat-fashion/Non-IID/SFAT/")]
     assert [name.rpartition("/")[2] for name in first] == ["6", "7", "8", "9", "10"]
@@ -88,10 +88,10 @@ def test_models_lists_numbers_and_what_is_here(place: Path, run: Callable[..., t
 
 
 def test_small_networks_of_the_results_are_committed_with_the_numbers_of_their_rows() -> None:
-    known = zoo.names(zoo.entries([ROOT / "results" / "fat-byzantine-cpu.jsonl"]))
+    known = zoo.names(zoo.entries([ROOT / "results" / "fat-byzantine-cpu.jsonl.xz"]))
     here = {name for name, one in known.items() if zoo.find(one, [FILE.parent]) is not None}
     assert here == {f"fat-byzantine/AT/{a}/{b}/3" for a in ("none", "IPM 0.5") for b in ("mean", "multi-Krum")}
     network = fatbench.load_model(
-        "none/multi-Krum/3", results=[ROOT / "results" / "fat-byzantine-cpu.jsonl"], places=[FILE.parent]
+        "none/multi-Krum/3", results=[ROOT / "results" / "fat-byzantine-cpu.jsonl.xz"], places=[FILE.parent]
     )
     assert network(torch.rand(2, 1, 28, 28)).shape == (2, 10)

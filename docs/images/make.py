@@ -80,9 +80,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         db = ["--db", str(folder / "results.db")]
-        fatbench("import", "results/sfat-jpeg75-cpu.jsonl", *db)
+        fatbench("import", "results/sfat-jpeg75-cpu.jsonl.xz", *db)
         terminal(fatbench("report", *SUITE, "--format", "terminal", *db, FORCE_COLOR="1", COLUMNS="112"))
-        fatbench("site", "results/fat-baselines-cpu.jsonl", "-o", str(folder / "site"))
+        fatbench("site", "results/fat-baselines-cpu.jsonl.xz", "-o", str(folder / "site"))
         page(folder / "site" / "fat-baselines-cpu.html")
         latex(fatbench("report", *SUITE, "--format", "latex", "--width", "text", "--notes", "short", *db), folder)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fatbench import settings
+from fatbench import packed, settings
 from fatbench.api.asking import Plugins, Seeds, Where, filter_text, known_choice, names, plugged, seed_list
 from fatbench.api.tables import DifferenceTable, Table
 from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mean
@@ -311,7 +311,7 @@ def list_models(
 ) -> pandas.DataFrame:
     """The networks of stored results, by the names that `load_model` takes: accuracies, and the file if it is here.
 
-    results: files that `export_results` wrote; default results/*.jsonl. places: folders that may hold the files.
+    results: files that `export_results` wrote; default those in results/. places: folders that may hold the files.
     """
     import pandas
 
@@ -331,7 +331,7 @@ def load_model(
 ) -> nn.Module:
     """The network of stored results by its name in `list_models`, in eval mode: images in [0, 1] to logits.
 
-    results: files that `export_results` wrote; default results/*.jsonl below the working directory, which a clone of
+    results: files that `export_results` wrote; default those in results/ below the working directory, which a clone of
     the repository has. places: folders, or addresses that have ADDRESS/SHA256.safetensors. The file must have the
     SHA-256 that is stored with its numbers. SpecError: no such network; MachineError: its file is nowhere, or is
     another.
@@ -357,7 +357,7 @@ def load_model(
 
 def _result_files(results: str | Path | Sequence[str | Path]) -> list[Path]:
     given = [results] if isinstance(results, str | Path) else results
-    return [Path(file) for file in given] or sorted(Path("results").glob("*.jsonl"))
+    return [Path(file) for file in given] or packed.results_in(Path("results"))
 
 
 def import_results(*files: str | Path, db: str | Path | None = None) -> pandas.DataFrame:
@@ -378,12 +378,14 @@ def export_results(
     preset: str | None = None,
     seeds: Seeds = None,
     where: Where = None,
+    without: str | Sequence[str] = (),
     plugins: Plugins = (),
     db: Db = None,
 ) -> int:
     """Write results as JSON lines, which `results(db=path)` reads and others import; how many cells there were.
 
-    suite, preset, seeds, where: only of these cells. NothingMatched: there are none.
+    path: a name that ends in .gz or .xz is compressed. suite, preset, seeds, where: only of these cells. without:
+    metrics whose numbers of clients are left out. NothingMatched: there are no such cells.
     """
     from fatbench.store import jsonl
 
@@ -396,7 +398,7 @@ def export_results(
             cells = [cell.id for cell in plan.to_run()]
             if not store.known(cells):
                 raise NothingMatched(f"the database has no cell of '{plan.suite}', preset {plan.preset}")
-        return jsonl.export(store, path, cells)
+        return jsonl.export(store, path, cells, names(without))
 
 
 # --- what the commands share --------------------------------------------------------------------------------------

@@ -22,7 +22,11 @@ from fatbench.store.opening import opened
 def export(
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="File; folder of robustbench and croissant; default: stdout."),
+        typer.Option(
+            "-o",
+            "--output",
+            help="File (.jsonl.gz, .jsonl.xz: compressed); folder of robustbench, croissant; default: stdout.",
+        ),
     ] = None,
     format: Annotated[
         str,
@@ -35,6 +39,10 @@ def export(
     name: Annotated[str | None, typer.Option("--suite", help="Export only the cells of this suite.")] = None,
     preset: Preset = None,
     smoke: Smoke = False,
+    without: Annotated[
+        list[str] | None,
+        typer.Option("--without", metavar="METRIC", help="Leave out each client's numbers of METRIC (jsonl)."),
+    ] = None,
     db: Db = None,
 ) -> None:
     """Export results: as JSON lines, as a table of every number, or as RobustBench's records.
@@ -58,7 +66,8 @@ def export(
 
     chosen = "smoke" if smoke else preset
     with working("writing results") if output is not None else contextlib.nullcontext():
-        api.export_results(sys.stdout if output is None else output, suite=name, preset=chosen, db=db)
+        target = sys.stdout if output is None else output
+        api.export_results(target, suite=name, preset=chosen, without=without or (), db=db)
 
 
 EXPORTS = ("jsonl", "csv", "parquet", "robustbench", "croissant", "datasette")

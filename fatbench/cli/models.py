@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fatbench import whole_file
+from fatbench import packed, whole_file
 from fatbench.cli.common import known_format, print_json
 from fatbench.cli.options import Format
 from fatbench.errors import NothingMatched, SpecError
@@ -16,7 +16,7 @@ from fatbench.errors import NothingMatched, SpecError
 def models(
     results: Annotated[
         list[Path] | None,
-        typer.Argument(help="Files written by `fatbench export`; default: results/*.jsonl.", show_default=False),
+        typer.Argument(help="Files written by `fatbench export`; default: those in results/.", show_default=False),
     ] = None,
     place: Annotated[
         list[str] | None, typer.Option("--from", metavar="PLACE", help="Folder or https address with the files.")
@@ -40,7 +40,7 @@ def models(
     known_format(format, ("text", "json"))
     if (name is None) != (output is None):
         raise SpecError("--name and -o FILE belong together: one names the network, the other where its file goes")
-    files = results or sorted(Path("results").glob("*.jsonl"))
+    files = results or packed.results_in(Path("results"))
     if name is not None and output is not None:
         network = zoo.choose(name, zoo.names(zoo.entries(files)))
         if (file := zoo.find(network, place or ())) is None:

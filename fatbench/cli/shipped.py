@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fatbench import packed
 from fatbench.errors import FatbenchError
 from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
     from fatbench.suite.cells import Plan
 
-CELL = re.compile(rb'^{"cell":"([0-9a-f]+)"', re.MULTILINE)
+CELL = re.compile(r'{"cell":"([0-9a-f]+)"')
 PACKAGE = Path(__file__).parent.parent
 
 
 def files_of(cells: set[str]) -> list[Path]:
     """The exported files, in ./results and in the clone's, that have one of these cells."""
     folders = dict.fromkeys(folder.resolve() for folder in (Path("results"), PACKAGE.parent / "results"))
-    found = (file for folder in folders for file in sorted(folder.glob("*.jsonl")))
-    return [file for file in found if any(id.decode() in cells for id in CELL.findall(file.read_bytes()))]
+    return [file for folder in folders for file in packed.results_in(folder) if not cells.isdisjoint(_ids(file))]
+
+
+def _ids(file: Path) -> Iterator[str]:
+    with packed.read_text(file) as lines:
+        yield from (found[1] for line in lines if (found := CELL.match(line)))
 
 
 def take_rows(name: str, added: str, rows: Sequence[Path], db: str | None) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fatbench import whole_file
+from fatbench import packed, whole_file
 from fatbench.cli.common import plan_in, working
 from fatbench.cli.options import Db, Runs, Select, output_folder
 from fatbench.cli.reporting import checkpoint
@@ -52,7 +52,7 @@ def site(
     """
     at = checkpoint(select)
     asked = what or []
-    files = [Path(one) for one in asked if one == "-" or one.endswith(".jsonl")]
+    files = [Path(one) for one in asked if one == "-" or one.endswith(packed.RESULTS)]
     suites = [one for one in asked if Path(one) not in files]
     if missing := next((file for file in files if not whole_file.regular(file).is_file()), None):
         raise SpecError(f"no such file: {missing}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fatbench import whole_file
+from fatbench import packed, whole_file
 from fatbench.cli.options import DataDir, Device, output_folder
 from fatbench.errors import SpecError
 from fatbench.runner.run_options import RunOptions
@@ -71,7 +71,7 @@ def submit(
     target = output / f"{record['sha256'][:12]}.jsonl"
     whole_file.write_all(
         {
-            target: whole_file.regular(file).read_bytes(),
+            target: _content(file),
             target.with_suffix(".json"): json.dumps(record, indent=2) + "\n",
             target.with_suffix(".md"): _text(record, target),
         },
@@ -114,6 +114,12 @@ def _problems(store: Store) -> Iterator[str]:
             yield f"cell {run['cell']}: modified code (commit {str(run['commit'])[:10]})"
 
 
+def _content(file: Path) -> bytes:
+    """The lines that a pull request shows, whether the file is compressed or not."""
+    with packed.read(whole_file.regular(file)) as lines:
+        return lines.read()
+
+
 def _record(store: Store, file: Path) -> dict[str, Any]:
     """What a file holds and what made it."""
     runs = [run for run in store.runs(list(store.cells())) if run["status"] == "done"]
@@ -123,7 +129,7 @@ def _record(store: Store, file: Path) -> dict[str, Any]:
 
     return {
         "schema_version": 1,
-        "sha256": hashlib.sha256(whole_file.regular(file).read_bytes()).hexdigest(),
+        "sha256": hashlib.sha256(_content(file)).hexdigest(),
         "cells": len(store.cells()),
         "suites": several(f"{run['suite']}, preset {run['preset']}" for run in runs),
         "commits": several(run["commit"] for run in runs),

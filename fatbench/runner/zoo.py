@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fatbench import settings, whole_file
+from fatbench import packed, settings, whole_file
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
+from fatbench.store import export_schema
 from fatbench.suite import files
 from fatbench.suite.cells import Plan
 
@@ -85,11 +86,12 @@ def _cells(file: Path) -> Iterator[dict[str, Any]]:
     if not file.is_file():
         raise SpecError(f"no such file: {file}")
     try:
-        with file.open(encoding="utf-8") as lines:
+        with packed.read_text(file) as lines:
             for line in lines:
                 if line.startswith('{"cell"'):
-                    yield json.loads(line)
-    except (OSError, ValueError) as error:
+                    export_schema.unpack(cell := json.loads(line), str(file))
+                    yield cell
+    except (OSError, ValueError, *packed.DAMAGED) as error:
         raise MachineError(f"{file}: cannot be read as results ({error})") from None
 
 

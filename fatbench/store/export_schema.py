@@ -22,9 +22,11 @@ from fatbench.store.points import Point, labels_text
 from fatbench.store.rows import LARGEST
 
 FORMAT = "fatbench results"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+VERSIONS = (1, 2)  # that are read
 LEVELS = 30  # of JSON within a line
 LINE = 2**26  # characters beside long lists of numbers: read as JSON they take 25 times as much memory
+NUMBERS = 2**23  # of a line: as rows they take a gigabyte
 
 
 class ExchangeError(FatbenchError):
@@ -226,10 +228,10 @@ def header(line: str, at: str) -> int:
         value = None
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise ExchangeError(f"{at}: not a file written by 'fatbench export'")
-    if value.get("schema_version") != SCHEMA_VERSION:
+    if value.get("schema_version") not in VERSIONS:
         raise ExchangeError(
             f"{at}: written by another fatbench (schema_version {str(value.get('schema_version'))[:20]};"
-            f" this one reads {SCHEMA_VERSION})"
+            f" this one reads {' and '.join(map(str, VERSIONS))})"
         )
     return int(_read(_HEADER, parsed(line, at), at).cells)
 
@@ -249,6 +251,7 @@ def cell(
     settings. sure: the same line has been read before without an error, which then is not looked for again.
     """
     value = parsed(line, at)
+    unpack(value, at)
     stages = value["stages"] if isinstance(value.get("stages"), list) else []
     texts = {i: stage["numbers"] for i, stage in enumerate(stages) if _is_text(stage)}
     short = [{**stage, "numbers": []} if i in texts else stage for i, stage in enumerate(stages)]
@@ -275,16 +278,39 @@ def _is_text(stage: Any) -> bool:
 
 
 def _demand_in_order(text: NumberText, at: str, stage: int) -> None:
-    """ExchangeError: a number is none, or is not after the one before it."""
-    first, before = 0, (-1, 0, "")
+    """ExchangeError: a number is none, is of a round before that of another before it, or occurs twice."""
+    first, last, seen = 0, -1, set[tuple[Any, ...]]()
     for piece in text.pieces():
-        lines = _json(piece, at)
+        lines = _rows(_json(piece, at), f"{at}: stages.{stage}.numbers")
         numbers(lines, at, stage, first)
         for i, (round, client, metric, *_) in enumerate(lines, first):
-            if (round, client, metric) <= before:
+            if round > last:
+                last, seen = round, set()
+            if round < last or (client, metric) in seen:
                 raise ExchangeError(f"{at}: stages.{stage}.numbers.{i}: out of order, or occurs twice")
-            before = round, client, metric
+            seen.add((client, metric))
         first += len(lines)
+
+
+def unpack(line: Mapping[str, Any], at: str) -> None:
+    """Give a line its numbers as rows, as those of version 1 are. ExchangeError: its blocks are none."""
+    stages = line.get("stages")
+    count = 0
+    for number, stage in enumerate(stages if isinstance(stages, list) else ()):
+        entries = stage.get("numbers") if isinstance(stage, dict) else None
+        if not isinstance(entries, list):
+            continue  # text; or what it should be says who validates the line
+        stage["numbers"] = _rows(entries, f"{at}: stages.{number}.numbers")
+        count += len(stage["numbers"])
+        if count > NUMBERS:
+            raise ExchangeError(f"{at}: more than {NUMBERS} numbers in a line")
+
+
+def _rows(entries: Sequence[Any], at: str) -> list[Any]:
+    try:
+        return number_text.rows(entries)
+    except ValueError as error:
+        raise ExchangeError(f"{at}.{error}") from None
 
 
 def _fits(

@@ -3,12 +3,14 @@
 The first line says what the file is; every other line is one cell with its spec, its runs (where, when, with which
 code), its stages, their numbers and their outcomes:
 
-    {"cells":2,"format":"fatbench results","schema_version":1}
+    {"cells":2,"format":"fatbench results","schema_version":2}
     {"cell":"0a1b2c...","created":"...","runs":[{...}],"spec":{...},"stages":[{"stage":"train","numbers":[...],...}]}
 
-A number is [round, client, metric, value, n, run, created], where `run` is a position in the cell's `runs`; outcomes
-are [first example, how many, base64 of the packed bits]. A finished stage has its digest
-(`fatbench.store.export_lines`). The same results always give the same bytes.
+The numbers of a round are [round, clients, n, {metric: values}, run, created]: a value for each client, -1 for none,
+where `n` is one for all or a list too, and `run` is a position in the cell's `runs`. Version 1 had a row for each,
+[round, client, metric, value, n, run, created], which is read everywhere. Outcomes are [first example, how many, base64
+of the packed bits]. A finished stage has its digest (`fatbench.store.export_lines`). The same results always give the
+same bytes. A file may be compressed (`fatbench.packed`).
 
 Models and checkpoints are not in it. So a stage that was under way is imported as interrupted, with its numbers but
 nothing to go on from; a stage that is further along here is left as it is. Another run of a cell that is here already
@@ -19,7 +21,6 @@ stands: "points": [{"suite": "sfat-mu", "preset": "quick", "labels": {"mu": "0.1
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from typing import Any, NamedTuple, TextIO
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import DataError, IntegrityError
 
-from fatbench import whole_file
+from fatbench import packed, whole_file
 from fatbench.errors import DatabaseError, MachineError
 from fatbench.store import export_lines, export_schema, integrity, leases, number_text, numbers, points, replicates
 from fatbench.store.database import lock
@@ -43,11 +44,14 @@ from fatbench.store.stages import Store
 # --- export ------------------------------------------------------------------------------------------------------
 
 
-def export(store: Store, file: str | Path | TextIO, cells: Iterable[str] | None = None) -> int:
+def export(
+    store: Store, file: str | Path | TextIO, cells: Iterable[str] | None = None, without: Collection[str] = ()
+) -> int:
     """Write cells (default: all), with their replicates, to a file or an open text stream; how many lines there were.
 
-    A file appears whole or not at all. The lines are in the order of the cells' ids; cells that are not in the
-    database are left out. MachineError: the file cannot be written. DatabaseError: a stage is damaged.
+    without: metrics whose numbers of clients are left out; digests are then of what is left. A file appears whole or
+    not at all. The lines are in the order of the cells' ids; cells that are not in the database are left out.
+    MachineError: the file cannot be written. DatabaseError: a stage is damaged.
     """
     with store.database.reading() as connection:
         integrity.whole_rows(connection, store.database.shown)
@@ -58,7 +62,7 @@ def export(store: Store, file: str | Path | TextIO, cells: Iterable[str] | None 
         with nullcontext(file) if hasattr(file, "write") else _whole(Path(file)) as stream:
             stream.write(dumps({"format": FORMAT, "schema_version": SCHEMA_VERSION, "cells": len(chosen)}) + "\n")
             for part in batches(chosen, 100):
-                for text in lines_of(connection, part, copies):
+                for text in lines_of(connection, part, copies, without):
                     stream.write(text)
     return len(chosen)
 
@@ -67,15 +71,15 @@ def export(store: Store, file: str | Path | TextIO, cells: Iterable[str] | None 
 def _whole(file: Path) -> Iterator[TextIO]:
     """A stream to a file that takes its name only when all is written."""
     try:
-        with whole_file.replacing(file) as handle:
-            stream = io.TextIOWrapper(handle, encoding="utf-8", newline="\n")
+        with whole_file.replacing(file) as handle, packed.written(handle, file.name) as stream:
             yield stream
-            stream.detach()  # flushes; the handle is closed by its owner
     except OSError as error:
         raise MachineError(f"cannot write {file}: {error.strerror or error}") from None
 
 
-def lines_of(connection: Connection, cells: Sequence[str], copies: Mapping[str, tuple[str, int]]) -> Iterator[str]:
+def lines_of(
+    connection: Connection, cells: Sequence[str], copies: Mapping[str, tuple[str, int]], without: Collection[str] = ()
+) -> Iterator[str]:
     """The lines of some cells in order, in pieces: a stage may have millions of numbers.
 
     DatabaseError: a finished stage is not what it was when it was finished; the line then has no end.
@@ -91,7 +95,7 @@ def lines_of(connection: Connection, cells: Sequence[str], copies: Mapping[str, 
             yield dumps({key: line[key] for key in line if key < "stages"})[:-1] + ',"stages":['
             for number in range(len(line["stages"])):
                 yield "," * (number > 0)
-                yield from _stage_text(connection, line, number)
+                yield from _stage_text(connection, line, number, without)
             export_schema.fields(line)
             last = dumps({key: line[key] for key in line if key > "stages"})[1:]
             yield f"]{',' * (len(last) > 1)}{last}\n"
@@ -101,25 +105,36 @@ def lines_of(connection: Connection, cells: Sequence[str], copies: Mapping[str, 
         raise DatabaseError(f"cells {cells[0]} to {cells[-1]} cannot be read: {error} (fatbench db check)") from None
 
 
-def _stage_text(connection: Connection, line: Mapping[str, Any], number: int) -> Iterator[str]:
+def _stage_text(
+    connection: Connection, line: Mapping[str, Any], number: int, without: Collection[str]
+) -> Iterator[str]:
     """The JSON of one of a line's stages in pieces, with its numbers, which the line lacks."""
     stage, id = line["stages"][number], replicates.name(line["cell"], line.get("replicate", 0))
     position = {run["uid"]: i for i, run in enumerate(line["runs"])}
-    before, after = export_lines.split_at_numbers(dumps(stage))
-    sealed = export_lines.Digest(line, stage)
+    sealed, digest = export_lines.Digest(line, stage), stage["digest"]
+    if without and stage["status"] == "done":
+        left = export_lines.Digest(line, stage)
+        for of_round in export_lines.rounds(connection, id, stage["stage"]):
+            left.add(_without(of_round, without))
+        digest = left.hexdigest()
+    before, after = export_lines.split_at_numbers(dumps({**stage, "digest": digest}))
     yield before
     count = 0
     for of_round in export_lines.rounds(connection, id, stage["stage"]):
         sealed.add(of_round)
-        lines = [[*of_all, position[uid], created] for *of_all, uid, created in of_round]
+        rows = [[*of_all, position[uid], created] for *of_all, uid, created in _without(of_round, without)]
         if stage["status"] != "done":  # a digest covers numbers by itself
-            export_schema.numbers(lines, f"cell {line['cell']}", number, count)
-        yield "," * (count > 0) + dumps(lines)[1:-1]
-        count += len(lines)
+            export_schema.numbers(rows, f"cell {line['cell']}", number, count)
+        yield "," * (count > 0 and bool(rows)) + dumps(number_text.blocks(rows))[1:-1]
+        count += len(rows)
     if stage["status"] == "done" and sealed.hexdigest() != stage["digest"]:
         said = "it has changed since it was finished" if stage["digest"] else "it is finished and has no digest"
         raise DatabaseError(f"cell {line['cell']} {stage['stage']} is damaged: {said}")
     yield after
+
+
+def _without(numbers: Sequence[Any], metrics: Collection[str]) -> list[Any]:
+    return [number for number in numbers if number[1] < 0 or number[2] not in metrics]
 
 
 # --- import ------------------------------------------------------------------------------------------------------
@@ -261,13 +276,15 @@ def _after(cells: int) -> str:
 def read_parts(path: Path) -> Iterator[tuple[int, Iterator[list[tuple[int, str]]]]]:
     """How many cells a file promises, and its further lines with their numbers, BATCH at a time."""
     try:
-        with whole_file.regular(path).open(encoding="utf-8") as stream:
+        with packed.read_text(whole_file.regular(path)) as stream:
             first = stream.readline(LINE)
             if not first:
                 raise ExchangeError(f"{path}: empty; expected a file written by 'fatbench export'")
             yield export_schema.header(first, f"{path}:1"), _parts(stream, path)
     except UnicodeDecodeError:
         raise ExchangeError(f"{path}: not a text file; expected one written by 'fatbench export'") from None
+    except packed.DAMAGED as error:
+        raise ExchangeError(f"{path}: damaged: {error}") from None
     except OSError as error:
         raise MachineError(f"cannot read {path}: {error.strerror or error}") from None
 
@@ -311,6 +328,7 @@ def _known(connection: Connection, text: str, at: str) -> Known | None:
     for id, own in digests.items():
         line = export_schema.parsed(text, at)
         try:
+            export_schema.unpack(line, at)
             export_schema.fields(line)
             same = [own[stage["stage"]] == stage["digest"] for stage in line["stages"]]
             same += [run["stage"] in own for run in line["runs"]]
@@ -352,8 +370,10 @@ def _contradiction(connection: Connection, cell: CellLine, at: str) -> None:
 def is_export(file: str | Path) -> bool:
     """Whether a file is JSON lines rather than a database. MachineError: it cannot be read."""
     try:
-        with whole_file.regular(Path(file)).open("rb") as stream:
+        with packed.read(whole_file.regular(Path(file))) as stream:
             return stream.read(1) == b"{"
+    except packed.DAMAGED:
+        return True  # whoever reads it says so
     except OSError as error:
         raise MachineError(f"cannot read {file}: {error.strerror or error}") from None
 

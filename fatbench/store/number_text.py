@@ -12,7 +12,8 @@ from fatbench.store import doubt_names
 LONG = 2**20  # characters of a list that is left as text
 PIECE = 2**20  # characters that are read at a time
 # as `export` writes them, and no text in them has a bracket
-_LISTS = re.compile(r'"numbers":(\[(?:\[[^][]*\],?)++\])')
+_LISTS = re.compile(r'"numbers":(\[(?:\[[^][]*+(?:\[[^][]*+\][^][]*+)*+\],?)++\])')
+_BETWEEN = '"],['  # two of them, each of which ends with its time
 
 
 def constant(name: str) -> Any:
@@ -28,7 +29,7 @@ class Numbers:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
-        return (row for rows in self.rounds() for row in rows)
+        return (row for some in self.rounds() for row in some)
 
 
 class NumberText(Numbers):
@@ -44,25 +45,61 @@ class NumberText(Numbers):
         """The text in lists of some numbers."""
         begin, last = self.begin + 1, self.end - 1
         while begin < last:
-            end = self.line.find("],[", begin + PIECE, last) + 1 or last
+            end = self.line.find(_BETWEEN, begin + PIECE, last)
+            end = last if end < 0 else end + 2
             yield f"[{self.line[begin:end]}]"
             begin = end + 1
 
     def rounds(self) -> Iterator[list[Any]]:
         rest: list[Any] = []
         for piece in self.pieces():
-            rows = rest + json.loads(piece, parse_constant=constant)
+            found = rest + rows(json.loads(piece, parse_constant=constant))
             if self.translated:
-                rows = [[*row[:2], *doubt_names.translated(*row[2:4]), *row[4:]] for row in rows]
-            whole = len(rows)
-            while whole and rows[whole - 1][0] == rows[-1][0]:  # of the last round there may be more
+                found = [[*row[:2], *doubt_names.translated(*row[2:4]), *row[4:]] for row in found]
+            whole = len(found)
+            while whole and found[whole - 1][0] == found[-1][0]:  # of the last round there may be more
                 whole -= 1
-            yield rows[:whole]
-            rest = rows[whole:]
+            yield found[:whole]
+            rest = found[whole:]
         yield rest
 
     def __len__(self) -> int:
-        return self.line.count("],[", self.begin, self.end) + 1
+        return sum(map(len, self.rounds()))
+
+
+def blocks(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """The numbers of one round, as rows, with all that several share written once."""
+    series: dict[tuple[Any, ...], list[tuple[int, int, float]]] = {}
+    for round, client, metric, value, n, run, created in rows:
+        series.setdefault((round, run, created, metric), []).append((client, n, value))
+    alike: dict[tuple[Any, ...], dict[str, Sequence[float]]] = {}
+    for (round, run, created, metric), of_metric in series.items():
+        clients, sizes, values = zip(*of_metric, strict=True)
+        alike.setdefault((round, run, created, clients, sizes), {})[metric] = values
+    return [
+        [round, clients, sizes[0] if len(set(sizes)) == 1 else sizes, metrics, run, created]
+        for (round, run, created, clients, sizes), metrics in alike.items()
+    ]
+
+
+def rows(entries: Sequence[Any]) -> list[Any]:
+    """Each number of blocks, and of rows among them, as a row. ValueError says which block is none."""
+    found: list[Any] = []
+    for place, entry in enumerate(entries):
+        if not (isinstance(entry, list) and len(entry) == 6 and isinstance(entry[3], dict)):
+            found.append(entry)
+            continue
+        round, clients, n, metrics, run, created = entry
+        lists = [clients, *metrics.values(), *([n] if isinstance(n, list) else [])]
+        if not all(isinstance(one, list) and len(one) == len(clients) for one in lists):
+            raise ValueError(f"{place}: its lists are not of one length")
+        sizes = n if isinstance(n, list) else [n] * len(clients)
+        found += (
+            [round, client, metric, value, size, run, created]
+            for metric, values in metrics.items()
+            for client, value, size in zip(clients, values, sizes, strict=True)
+        )
+    return found
 
 
 def rounds(numbers: Sequence[Any] | Numbers) -> Iterator[Sequence[Any]]:
