@@ -35,6 +35,7 @@ from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State, Stats, Update
 from fatbench.engine.setup import Setup
 from fatbench.errors import FatbenchError
+from fatbench.methods import packages
 from fatbench.methods.aggregators import AGGREGATORS
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.methods.attacks import ATTACKS
@@ -202,9 +203,32 @@ def test_attack(name: str, gpu: Pretended, monkeypatch: pytest.MonkeyPatch) -> N
     foreign = (signatures.describe("Attack", name).entry or {}).get("packages")
     if name == "autoattack":
         few_steps(monkeypatch)
+        monkeypatch.setattr(packages, "_asked_once", lambda ask: pytest.fail("more launches than it saves"))
     gpu.waits.clear()
     assert attack(model, x, y, noise).device == CUDA
     assert foreign or not gpu.waits
+
+
+def test_autoattack_has_the_same_outcomes_whatever_fits_at_a_time(
+    gpu: Pretended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_steps(monkeypatch)
+    model, (x, y) = network("vit").to(CUDA).eval(), batch(9)
+    with torch.no_grad():
+        y = model(x).argmax(1)  # so that all of them stand at first
+    outcomes: list[list[bool]] = []
+    physical: list[int] = []
+    model.register_forward_pre_hook(lambda module, given: physical.append(len(given[0])))
+    for fits in (1, 7, 500):
+        monkeypatch.setattr(packages, "part_of", lambda x, model, fits=fits: fits)
+        physical.clear()
+        x_adv = calls.build("Attack", calls.call("Attack", {"name": "autoattack", "eps": 0.05}))(
+            model, x, y, rng.generator(0, "attack", device=CUDA)
+        )
+        assert max(physical) <= fits or fits == 500
+        with torch.no_grad():
+            outcomes.append((model(x_adv).argmax(1) == y).cpu().tolist())
+    assert outcomes[0] == outcomes[1] == outcomes[2] and 0 < sum(outcomes[0]) < 9
 
 
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:

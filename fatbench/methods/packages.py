@@ -67,7 +67,8 @@ def autoattack(
     losses, FAB walks along the boundary, Square keeps what is a little better, and bfloat16 knows none of these well.
     Under TF32, with eight times as many steps between 1 and 2, `_in_tf32` runs them; float32 says what a success is.
     Its stages attack a copy of the network that has its batch normalisation in the convolutions (`_fused`); what they
-    broke the network itself says. Square asks nothing about an image that a query leaves as it is (`_asked_once`).
+    broke the network itself says. On a CPU, Square asks nothing about an image that a query leaves as it is
+    (`_asked_once`).
     The passes below are at most: those of an image that withstands every stage, in float32 and with 10 classes or more
     (of "plus", with 10: untargeted FAB asks for a gradient of every class).
     """
@@ -103,7 +104,8 @@ def autoattack(
         images = x.detach().contiguous()
 
         def run(images: Tensor, y: Tensor) -> Tensor:
-            adversary.square.margin_and_loss = _asked_once(ask)
+            if x.device.type == "cpu":  # on a GPU it is more launches and waits than it saves
+                adversary.square.margin_and_loss = _asked_once(ask)
             if precision.reduced_to_tf32():
                 return _in_tf32(adversary, victim, images, y, seed)
             with precision.ieee(x.device):
