@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import crew
@@ -142,6 +143,19 @@ def test_doctor_says_whether_this_cpu_emulates_bf16(
     monkeypatch.setattr(provenance, "instructions", lambda: known)
     assert provenance.emulates_bfloat16() == emulates
     assert ("no instructions for bfloat16" in run("doctor")[1]) == emulates
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_doctor_says_whether_mps_runs(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running: bool) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    if running:
+        (tmp_path / "control").touch()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    card = SimpleNamespace(name="NVIDIA H100", total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: card)
+    (line,) = (line for line in run("doctor")[1].splitlines() if line.startswith("mps "))
+    assert ("take turns" not in line) == ("side by side" in line) == running
 
 
 def test_a_run_in_bf16_where_it_is_slow_begins_with_a_line(

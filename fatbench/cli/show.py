@@ -481,8 +481,14 @@ def machine(db: str | None, data: Path | None) -> list[tuple[str, str]]:
         for i in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(i)
             lines.append((f"cuda:{i}", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"))
-        if torch.cuda.device_count() and not Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS), "control").exists():
-            lines.append(("mps", "not running: the cells on a GPU take turns (docs/gpu.md, Several cells on one GPU)"))
+        if torch.cuda.device_count():
+            running = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS), "control").exists()
+            said = (
+                "running: cells on one GPU compute side by side"
+                if running
+                else "not running: the cells on a GPU take turns"
+            )
+            lines.append(("mps", f"{said} (docs/gpu.md, Several cells on one GPU)"))
         if not torch.cuda.device_count():
             lines.append(("cuda", "no GPU found"))
     except (ImportError, OSError) as error:
