@@ -54,7 +54,8 @@ SET_UPS = {
     "article-two-columns": SetUp("article", "twocolumn", NARROW, ("column", "text", "article")),
     "report": SetUp("report", "12pt"),
     "llncs": SetUp("llncs", widths=("llncs",)),
-    "neurips": SetUp("article", "", r"\usepackage{neurips_2024}", ("neurips",)),
+    # the text block of neurips_2024.sty, which TeX Live does not have
+    "neurips": SetUp("article", "", r"\usepackage[textwidth=5.5in,textheight=9in]{geometry}", ("neurips",)),
     "ieee": SetUp("IEEEtran", "conference", widths=("ieee", "column", "text")),
     "frames": SetUp("article", "", FRAMES, ("beamer",)),
     "acm": SetUp("acmart", "sigconf", widths=("acm",)),
@@ -90,9 +91,9 @@ def run(setup: SetUp, text: str, folder: Path) -> list[str]:
              hyperref, r"\begin{document}", r"\input{table}", r"\end{document}"]  # fmt: skip
     (folder / "main.tex").write_text("\n".join(lines))
     (folder / "table.tex").write_text(text, encoding="utf-8")
-    command = ["pdflatex", "-interaction=nonstopmode", "main.tex"]
-    for _ in range(2):
-        done = subprocess.run(command, cwd=folder, capture_output=True, timeout=240, check=False)
+    for draft in (["-draftmode"], []):
+        command = ["pdflatex", "-interaction=nonstopmode", *draft, "main.tex"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, timeout=900, check=False)
     return BAD.findall(done.stdout.decode("utf-8", "replace"))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from fatbench.report.figures import plots
 from fatbench.report.figures.series import Plot
-from fatbench.report.figures.styles import MARKERS, Style, styles_of
+from fatbench.report.figures.styles import MARKERS, Style, axis_label, styles_of
 
 SIZE = (3.5, 2.4)  # inches of a panel
 ON_A_PAGE: dict[Any, Any] = {
@@ -65,7 +65,7 @@ def draw(plot: Plot, prefix: str) -> Drawn:
             _share([one for one in upright if one.get_ylabel() == unit], unit)
         for position, figure in enumerate(figures):
             images.append(_svg(figure, f"{prefix}-{position}", list(found)))
-    titles = [", ".join(label for label in panel.key.values() if label) for panel in panels]
+    titles = [", ".join(axis_label(axis, label) for axis, label in panel.key.items() if label) for panel in panels]
     legend = [] if plot.figure.kind in plots.ROWS or not 1 < len(found) <= MOST else _legend(plot, found)
     return Drawn(legend, list(zip(titles, images, strict=True)))
 

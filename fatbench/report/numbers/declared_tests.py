@@ -174,12 +174,12 @@ def _quoted(tests: Tests, found: Sequence[Declared]) -> tuple[Declared, str] | N
     for one in found:
         if (one.name, one.metric) == (name, metric) and row in ("", one.row) and one.test is not None:
             where, seeds = f"{one.row}: " if one.row else "", len(one.seeds)
-            told = sentence(_sides(one), metric, one.test.mean, seeds, one.test, one.corrected, one.floor)
+            told = sentence(sides(one), metric, one.test.mean, seeds, one.test, one.corrected, one.floor)
             return one, where + told
     return None
 
 
-def _sides(one: Declared) -> tuple[str, str] | str:
+def sides(one: Declared) -> tuple[str, str] | str:
     """(label, the other) of a difference of two; else the contrast's name."""
     if not one.contrast.of_two:
         return one.name

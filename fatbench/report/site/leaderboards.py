@@ -44,6 +44,18 @@ class Task:
     parts: dict[str, tuple[Suite, Plan, list[Cell]]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Answer:
+    """The difference that answers a board's question, with its 95 % interval: fractions."""
+
+    who: str  # "SFAT \u2212 FAT"
+    metric: str
+    difference: float
+    low: float
+    high: float
+    seeds: int
+
+
 @dataclass
 class Board:
     """A leaderboard, ready to print."""
@@ -58,7 +70,7 @@ class Board:
     choices: list[tuple[str, list[str]]]  # axis -> labels
     differences: list[Difference] = field(default_factory=list)  # of its rows, where they were tested
     sentence: str = ""  # what the numbers come to
-    answer: Difference | None = None  # the difference that answers the board's question
+    answer: Answer | None = None  # the one that the sentence tells
     suites: list[str] = field(default_factory=list)
     preset: str = ""
 
@@ -95,9 +107,22 @@ def boards(parts: Sequence[Part], grids: Sequence[Grid], store: Store, select: C
                 ids = {cell.id for plan in plans for cell in plan.cells}
                 of = compare.measured(store, ids, select).__getitem__
                 _answer(plans, board, of)
-                board.sentence = _quoted(task, store, select) or board.sentence
+                _quote(board, task, store, select)
                 found.append(board)
+    _tell_apart(found)
     return found
+
+
+def _tell_apart(boards: Sequence[Board]) -> None:
+    """Add to titles that are alike what is not: the suites, the preset."""
+    alike: dict[str, list[Board]] = {}
+    for board in boards:
+        alike.setdefault(board.title, []).append(board)
+    for same in alike.values():
+        names = [(", ".join(board.suites), board.preset) for board in same]
+        unlike = [position for position in (0, 1) if len({name[position] for name in names}) > 1]
+        for board, name in zip(same, names, strict=True):
+            board.title += f" ({', '.join(name[position] for position in unlike)})" if unlike else ""
 
 
 def difference(board: Board, row: Row) -> Difference | None:
@@ -127,18 +152,27 @@ def _answer(plans: Sequence[Plan], board: Board, of: Callable[[str], Mapping[str
         group = [one for one in every if sum(one.comparison.b) / len(one.comparison.b) == best]
         one = next((one for one in group if one.label.startswith(METHODS)), group[0])
         where = ", ".join(f"{axis} {label}" for axis, label in one.where.items() if axis in board.axes)
-        board.sentence, board.answer = f"{where}: " * bool(where) + one.sentence(), one
+        board.sentence = f"{where}: " * bool(where) + one.sentence()
+        if (test := one.comparison.test) is not None:
+            who = f"{one.label} \u2212 {one.baseline}"
+            compared = one.comparison
+            board.answer = Answer(
+                who, compared.metric, compared.difference, test.low, test.high, len(compared.seeds)
+            )
 
 
-def _quoted(task: Task, store: Store, select: Checkpoint) -> str:
-    """What a suite of the task declares that it is quoted with, where its cells are on this board; else nothing."""
+def _quote(board: Board, task: Task, store: Store, select: Checkpoint) -> None:
+    """Say what a suite of the task declares that it is quoted with, where its cells are on this board."""
     for suite, plan, cells in task.parts.values():
         if any(tests.headline for tests in suite.tests):
             of = compare.measured(store, {cell.id for cell in plan.cells}, select)
             found = declared_tests.headline(suite.tests, plan, of.__getitem__)
-            if found is not None and found[0].cells <= {cell.id for cell in cells}:
-                return found[1]
-    return ""
+            if found is not None and found[0].cells <= {cell.id for cell in cells} and found[0].test is not None:
+                declared, board.sentence = found
+                sides, test = declared_tests.sides(declared), declared.test
+                who = sides if isinstance(sides, str) else " \u2212 ".join(sides)
+                board.answer = Answer(who, declared.metric, test.mean, test.low, test.high, len(declared.seeds))
+                return
 
 
 def _privacy(board: Board) -> str:
@@ -249,13 +283,12 @@ def _board(task: Task, grid: Grid) -> Board | None:
     split = spec.get("partition")
     about = [f"Split: {format_call.full({k: v for k, v in split.items() if v is not None})}"] if split else []
     about += [", ".join(f"{axis} {said}" for axis, said in same)] if same else []
-    about += ["each defence with the attacker who identifies most; the tables have all attackers"] * (
-        "attacker" in axes
-    )
-    about += [f"of one row alone: {', '.join(headings)}; the tables have them"] * bool(headings)
+    about += ["each row with the attacker who identifies most; the tables have all attackers"] * ("attacker" in axes)
+    quoted = ", ".join(f'"{heading}"' for heading in headings)
+    about += [f"the tables have {quoted}, of one row"] * bool(headings)
     about += [f"suites: {', '.join(task.parts)}"]
     baselines = dict(plan.baseline for _, plan, _ in task.parts.values() if plan.baseline)
-    shown = next((axis for axis in (*baselines, "defence") if axis in axes), axes[-1])
+    shown = next((axis for axis in (*baselines, "defence", "attacker") if axis in axes), axes[-1])
     who = _question(shown, [label for label in labels[shown] if label], baselines.get(shown, ""))
     return Board(
         id=f"board-{digest([task.preset, data, split, task.evaluations, list(task.parts)])[:8]}",
@@ -279,7 +312,8 @@ def _question(axis: str, labels: Sequence[str], baseline: str) -> str:
     names = " and ".join(others) if len(others) <= 2 else f"{len(others)} {axis.removesuffix('s')}s"
     if len(others) < len(labels):
         return f"{names} against {baseline}"
-    return f"{names} against gradient inversion" if axis == "defence" else names
+    said = {"defence": " against gradient inversion", "attacker": " by gradient inversion"}
+    return names + said.get(axis, "")
 
 
 def _bounds(task: Task) -> list[Mapping[str, str]]:

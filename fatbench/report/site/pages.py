@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench import whole_file
 from fatbench.report.figures import inline, series
+from fatbench.report.figures.styles import axis_label
 from fatbench.report.formats import html, latex
-from fatbench.report.numbers.compare import signed
+from fatbench.report.numbers.compare import attack_name, signed
 from fatbench.report.site import drilldown
 from fatbench.report.site import leaderboards as leaderboards
 from fatbench.report.site.drilldown import GridPoint
@@ -214,18 +215,22 @@ def _overview(board: Board) -> dict[str, Any]:
     """A board in a line: its question, what its numbers come to, the best, and the difference that answers it."""
     row = board.rows[0]
     value, column = row.values[0][board.sorted_by], board.grid.columns[board.sorted_by]
-    best = ", ".join(label for axis in board.axes if (label := row.key.get(axis, "")))
+    best = ", ".join(axis_label(axis, label) for axis in board.axes if (label := row.key.get(axis, "")))
+    number = "" if value.mean is None else number_format.entry(value, column).number
+    shown = f"{number} % {_under(column.metric)}" if column.source.stage == "evaluation" else f"{number} {column.heading}"
     one = board.answer
-    test = one.comparison.test if one is not None else None
     return {
         "id": board.id, "question": board.title, "sentence": board.sentence.replace(" -", " \u2212"),
-        "paper": paper_of(board.suites[0]).partition(" (")[0], "best": best,
-        "number": "" if value.mean is None else f"{number_format.entry(value, column).number} {column.heading}",
-        "difference": signed(one.comparison.difference).replace("-", "\u2212") if one is not None else "",
-        "who": "" if one is None else f"{one.label} \u2212 {one.baseline}",
-        "interval": "" if test is None else f"{signed(test.low)} to {signed(test.high)}".replace("-", "\u2212"),
-        "seeds": len(value.seeds) if one is None else len(one.comparison.seeds),
+        "best": best, "number": shown if number else "",
+        "difference": signed(one.difference).replace("-", "\u2212") if one else "",
+        "who": f"{one.who}, {attack_name(one.metric)}" if one else "",
+        "interval": f"{signed(one.low)} to {signed(one.high)}".replace("-", "\u2212") if one else "",
+        "seeds": one.seeds if one else len(value.seeds),
     }  # fmt: skip
+
+
+def _under(metric: str) -> str:
+    return metric if metric == "natural" else f"under {attack_name(metric)}"
 
 
 def _name(part: Part) -> str:

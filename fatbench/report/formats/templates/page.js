@@ -15,6 +15,11 @@ theme.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : 
 name();
 
 // --- leaderboards
+const unfoldTo = (place) => { // unfolds what holds it; whether something was folded
+  const folded = all("details.fold:not([open])").filter((fold) => fold.contains(place));
+  for (const fold of folded) fold.open = true;
+  return folded.length > 0;
+};
 const value = (cell, shown) => {
   const { measured, published } = cell.dataset;
   const text = shown === "published" ? published : shown === "measured" ? measured : measured ?? published;
@@ -96,7 +101,7 @@ for (const board of all("[data-board]")) {
   if (asked) for (const head of heads) head.ariaSort = head === asked ? order : null;
   if ([...address.keys()].some((name) => name.startsWith(`${board.id}.`))) {
     sort();
-    if (board.closest("details.fold")) board.closest("details.fold").open = true;
+    unfoldTo(board);
   }
   filter();
 }
@@ -142,6 +147,10 @@ for (const place of all("section.table, section.board")) {
   one(".scroll", place).after(bar);
 }
 
+// --- paper has no folds: the notes of tables are printed
+addEventListener("beforeprint", () => { for (const fold of all("section.table > .notes-fold:not([open])")) { fold.open = true; fold.dataset.printed = ""; } });
+addEventListener("afterprint", () => { for (const fold of all(".notes-fold[data-printed]")) { fold.open = false; delete fold.dataset.printed; } });
+
 // --- a legend takes lines away
 for (const box of all("[data-toggle]")) box.addEventListener("change", () => {
   for (const line of all(`[data-line="${box.dataset.toggle}"]`, box.closest("section"))) line.style.display = box.checked ? "" : "none";
@@ -150,8 +159,8 @@ for (const box of all("[data-toggle]")) box.addEventListener("change", () => {
 // --- what is behind a number: the address names it, so that it can be sent to somebody
 let opener = null, asked = "";  // the link that was followed, and the heading that its number stands under
 const unfold = () => {
-  const place = document.getElementById(decodeURIComponent(location.hash.slice(1)))?.closest("details.fold");
-  if (place && !place.open) { place.open = true; place.scrollIntoView(); }
+  const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (place && unfoldTo(place)) place.scrollIntoView();
 };
 const show = () => {
   const id = decodeURIComponent(location.hash.slice(1)), dialog = id && document.getElementById(id);
