@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from fatbench.report.figures import series
-from fatbench.suite import files
+from fatbench.suite import files, filters
 from fatbench.suite.files import Suite
 
 ROOT = Path(__file__).parent.parent
@@ -78,6 +78,9 @@ def test_a_listed_item_is_one_of_its_suites_or_has_no_numbers(item: Item) -> Non
         titles = titled(files.load(name), item.kind)
         for id in item.ids:
             assert id in titles, (name, id)
+            for wanted in re.findall(r'`-k "(.*?)"`', item.differs):
+                plan = files.load(name).plan("paper")
+                assert len(filters.select(plan, wanted).cells) < len(plan.cells), (name, wanted)
             if said := re.search(rf"{item.kind}s? (\d[\d,a-z()]*(?:(?:-| to | and |, )\d+)*)", titles[id]):
                 assert set(item.numbers) <= set(numbered(said[1].replace(" and ", ", "))), (titles[id], item)
 

@@ -156,9 +156,7 @@ def _answer(plans: Sequence[Plan], board: Board, of: Callable[[str], Mapping[str
         if (test := one.comparison.test) is not None:
             who = f"{one.label} \u2212 {one.baseline}"
             compared = one.comparison
-            board.answer = Answer(
-                who, compared.metric, compared.difference, test.low, test.high, len(compared.seeds)
-            )
+            board.answer = Answer(who, compared.metric, compared.difference, test.low, test.high, len(compared.seeds))
 
 
 def _quote(board: Board, task: Task, store: Store, select: Checkpoint) -> None:

@@ -217,11 +217,11 @@ def _overview(board: Board) -> dict[str, Any]:
     value, column = row.values[0][board.sorted_by], board.grid.columns[board.sorted_by]
     best = ", ".join(axis_label(axis, label) for axis in board.axes if (label := row.key.get(axis, "")))
     number = "" if value.mean is None else number_format.entry(value, column).number
-    shown = f"{number} % {_under(column.metric)}" if column.source.stage == "evaluation" else f"{number} {column.heading}"
+    of = f"% {_under(column.metric)}" if column.source.stage == "evaluation" else column.heading
     one = board.answer
     return {
         "id": board.id, "question": board.title, "sentence": board.sentence.replace(" -", " \u2212"),
-        "best": best, "number": shown if number else "",
+        "best": best, "number": f"{number} {of}" if number else "",
         "difference": signed(one.difference).replace("-", "\u2212") if one else "",
         "who": f"{one.who}, {attack_name(one.metric)}" if one else "",
         "interval": f"{signed(one.low)} to {signed(one.high)}".replace("-", "\u2212") if one else "",
