@@ -165,9 +165,11 @@ def _quote(board: Board, task: Task, store: Store, select: Checkpoint) -> None:
         if any(tests.headline for tests in suite.tests):
             of = compare.measured(store, {cell.id for cell in plan.cells}, select)
             found = declared_tests.headline(suite.tests, plan, of.__getitem__)
-            if found is not None and found[0].cells <= {cell.id for cell in cells} and found[0].test is not None:
+            if found is None or (test := found[0].test) is None:
+                continue
+            if found[0].cells <= {cell.id for cell in cells}:
                 declared, board.sentence = found
-                sides, test = declared_tests.sides(declared), declared.test
+                sides = declared_tests.sides(declared)
                 who = sides if isinstance(sides, str) else " \u2212 ".join(sides)
                 board.answer = Answer(who, declared.metric, test.mean, test.low, test.high, len(declared.seeds))
                 return
