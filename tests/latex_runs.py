@@ -1,6 +1,6 @@
 """Every committed table in the classes that people write papers in: no error, nothing sticks out, one float a table.
 
-    python tests/latex_runs.py [--set-up NAME] [--keep FOLDER]
+    python tests/latex_runs.py [--set-up NAME] [--notes short] [--keep FOLDER]
 
 A class that is not installed is left out, with a line that says so. Exit 1: something was found.
 """
@@ -63,6 +63,7 @@ SET_UPS = {
     "beamer": SetUp("beamer", "", r"\usepackage{pgf}", ("beamer",)),
     "beamer-wide": SetUp("beamer", "aspectratio=169", r"\usepackage{pgf}", ("beamer",)),
 }
+NOTES = ("short", "none", "full")
 BAD = re.compile(
     r"^(?:! .*|Overfull \\[hv]box .*|LaTeX Warning: Float too large.*|.*duplicate ignored.*|.*multiply defined.*)", re.M
 )
@@ -101,6 +102,7 @@ def main() -> int:
     """Say what each set-up has wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--set-up", choices=SET_UPS)
+    parser.add_argument("--notes", choices=NOTES)
     parser.add_argument("--keep", type=Path, help="keep the PDFs in this folder")
     asked = parser.parse_args()
     bad = 0
@@ -113,7 +115,7 @@ def main() -> int:
                 print(f"{name}: left out, {setup.cls} or a package of it is not installed")
                 continue
             for width in setup.widths:
-                for notes in ("short", "none", "full"):
+                for notes in [asked.notes] if asked.notes else NOTES:
                     folder = (asked.keep or Path(scratch)) / f"{name}-{width}-{notes}"
                     folder.mkdir(parents=True, exist_ok=True)
                     text = render(shown, "latex", notes, width=width)

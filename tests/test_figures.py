@@ -840,7 +840,10 @@ def test_the_forest_plot_has_a_row_a_method_and_a_panel_an_attack(drawn: Suite, 
     assert clipped.get_xlim()[0] > -100 and [text.get_text().strip() for text in clipped.texts] == ["-900"]
     dots = [line.get_xdata()[0] for line in axes[1].get_lines() if line.get_marker() == "o"]
     assert dots == pytest.approx([26, 26])
-    assert forest.draw(replace(what, width=plots.COLUMN), "x", tmp_path).name == "x.png"
+    assert forest.draw(replace(what, width=plots.COLUMN, origin="suite: drawn"), "x", tmp_path).name == "x.png"
+    with Image.open(tmp_path / "x.png") as image:
+        assert image.text["Title"] == "Differences from FAT"  # type: ignore[attr-defined]
+        assert image.text["Description"].startswith("suite: drawn; Differences")  # type: ignore[attr-defined]
     assert "mean over 2 seeds" in (tmp_path / "x.txt").read_text()
     alone = [replace(one, comparison=replace(one.comparison, seeds=(1,), test=None)) for one in found]
     assert replace(what, differences=alone).caption == "Differences in points, not tested; dot: one seed."
@@ -884,7 +887,7 @@ def test_what_all_panels_share_stands_above_them_and_a_heading_in_its_title_only
     plot = plot_of(build(suite, plan, rows_of(plan)), "curves")
     clean, attacked = axes_of(plot)
     assert [clean.get_title(), attacked.get_title()] == ["clean", "attacked"]
-    assert "method FAT" in clean.figure.get_suptitle()
+    assert clean.figure.get_suptitle() == "method FAT"  # the title and the preset's warning are in the file's metadata
     assert (clean.get_ylabel(), clean.get_xlabel()) == ("per cent", "epoch")
 
 

@@ -191,24 +191,30 @@ def test_a_suite_is_quoted_with_one_sentence(name: str, preset: str, page: str, 
 FIGURES = sorted(file.stem for file in (RESULTS / "figures").glob("*.png") if "-forest-" not in file.stem)
 
 
+def test_a_forest_says_what_made_it() -> None:
+    for file in sorted((RESULTS / "figures").glob("*-forest-*.png")):
+        with Image.open(file) as image:
+            assert re.match(r"suite: [\w-]+, preset \w+; commit: \w+", image.text["Description"]), file  # type: ignore[attr-defined]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("drawn", FIGURES)
 def test_a_committed_figure_is_of_todays_suite_and_rows(drawn: str, committed: Mapping[str, Store]) -> None:
     """Title, seeds and commits in the file are those of the rows. If not: fatbench plot SUITE --format png.
 
-    A figure of stored images can be drawn only where the images are, and is left as it was.
+    A figure of stored images can be drawn only where the images are; its title is today's.
     """
     suite = files.load(max((name for name in files.available() if drawn.startswith(f"{name}-")), key=len))
     id, _, preset = drawn.removeprefix(f"{suite.name}-").rpartition("-")
     (figure,) = (one for one in suite.figures if one.id == id)
+    with Image.open(RESULTS / "figures" / f"{drawn}.png") as image:
+        said = image.text
+    assert said["Title"].startswith(figure.title)
     if figure.kind in KEPT:
         return
     plan = suite.plan(preset)
     near = sorted(committed, key=lambda stem: stem.split("-")[0] != drawn.split("-")[0])
     store = next(committed[stem] for stem in near if {cell.id for cell in plan.cells} & {*committed[stem].cells()})
     (plot,) = report.build_figures(suite, plan, store, id)
-    with Image.open(RESULTS / "figures" / f"{drawn}.png") as image:
-        said = image.text
     notes = dict(plot.notes)
-    assert said["Title"].startswith(figure.title)
     assert all(f"{what}: {notes[what]}" in said["Description"] for what in ("seeds", "code"))

@@ -372,7 +372,7 @@ def plot(
         typer.Option("-o", "--output", callback=output_folder, help="Folder; default: results/figures (csv: stdout)."),
     ] = None,
     plain: Annotated[
-        bool, typer.Option("--plain", help="For a paper: no title and notes; a text file beside it has the caption.")
+        bool, typer.Option("--plain", help="For a paper: no notes; a text file beside it has the caption.")
     ] = False,
     width: Annotated[
         str | None,

@@ -270,7 +270,7 @@ def draw_forest(
 ) -> Path:
     """Write the forest plot of a suite: its methods against the baseline. NothingMatched: nothing can be compared."""
     from fatbench.report.figures import forest
-    from fatbench.report.numbers import baseline, compare, shown_runs
+    from fatbench.report.numbers import baseline, compare, frame, shown_runs
     from fatbench.report.tables.grid import label
 
     if plan.baseline is None:
@@ -280,5 +280,9 @@ def draw_forest(
     if not found:
         raise NothingMatched(f"'{plan.suite}', preset {plan.preset}, has no two methods with the same evaluation")
     preset = "" if plan.preset == "paper" else f"-{plan.preset}"
-    what = forest.Forest(found, plan.metrics(), label(plan), format, width)
+    numbers = frame.frame(store, plan)
+    origin = [f"suite: {plan.suite}, preset {plan.preset}"]
+    for name in ("commit", "device", "precision"):
+        origin.append(f"{name}: {', '.join(sorted(numbers[name].dropna().unique()))}")
+    what = forest.Forest(found, plan.metrics(), label(plan), format, width, "; ".join(origin))
     return forest.draw(what, f"{plan.suite}-{forest.ID}{preset}", folder, serif)

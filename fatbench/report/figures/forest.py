@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fatbench import whole_file
 from fatbench.report.figures.panel_kinds import wrapped
-from fatbench.report.figures.plots import FIXED, SERIF, TEXT
+from fatbench.report.figures.plots import FIXED, NARROW, SERIF, TEXT, metadata
 from fatbench.report.figures.styles import COLOURS, GREY
 from fatbench.report.numbers.baseline import Difference
 from fatbench.report.numbers.compare import attack_name
@@ -33,6 +33,7 @@ class Forest:
     label: str  # "SMOKE PRESET - not comparable with published numbers"; empty for the preset `paper`
     format: str
     width: float | None  # in inches, of a figure for a paper: label and caption are in a text file beside it
+    origin: str = ""  # suite, preset, code and machine
 
     @property
     def caption(self) -> str:
@@ -56,7 +57,9 @@ def draw(what: Forest, name: str, folder: Path, serif: bool = False) -> Path:
 
     with style.context("default"), rc_context(SERIF if serif else FIXED):
         figure, drawn = figure_of(what), io.BytesIO()
-        figure.savefig(drawn, format=what.format, metadata={"CreationDate": None} if what.format == "pdf" else None)
+        title = f"Differences from {', '.join(dict.fromkeys(one.baseline for one in what.differences))}"
+        about = f"{what.origin}; {what.caption}"
+        figure.savefig(drawn, format=what.format, metadata=metadata(title, about, what.format))
     file = folder / f"{name}.{what.format}"
     whole_file.write(file, drawn.getvalue(), f"-o {folder}", make_folder=True)
     if what.width is not None:
@@ -67,6 +70,7 @@ def draw(what: Forest, name: str, folder: Path, serif: bool = False) -> Path:
 def figure_of(what: Forest) -> Figure:
     """A panel for each metric, a row for each comparison."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     names = list(dict.fromkeys(map(_name, what.differences)))
     there = {one.comparison.metric for one in what.differences}
@@ -87,6 +91,8 @@ def figure_of(what: Forest) -> Figure:
                       markerfacecolor=COLOURS[0] if clear else "white")  # fmt: skip
         axes.set_title("AA" if attack_name(metric) == "AutoAttack" and width / len(shown) < 1 else attack_name(metric))
         _clip(axes, [one for one in what.differences if one.comparison.metric == metric], names)
+        if width / len(shown) < NARROW:
+            axes.xaxis.set_major_locator(MaxNLocator(2, integer=True))  # more would run into each other
         axes.grid(axis="y", visible=False)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.4, -0.6)
@@ -109,7 +115,7 @@ def _clip(axes: Axes, found: Sequence[Difference], names: Sequence[str]) -> None
         if not low <= value <= high:
             edge, sign, side = (low, "<", "left") if value < low else (high, ">", "right")
             axes.plot(edge, at, sign, markersize=4, color=COLOURS[0], clip_on=False)
-            axes.annotate(f" {value:+.0f} ", (edge, at), fontsize=6, color=GREY, va="center", ha=side)
+            axes.annotate(f"  {value:+.0f}  ", (edge, at), fontsize=6, color=GREY, va="center", ha=side)
 
 
 def _name(one: Difference) -> str:

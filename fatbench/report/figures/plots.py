@@ -146,9 +146,12 @@ def _slug(text: str) -> str:
 
 
 def _metadata(plot: Plot, names: Key, format: str) -> dict[str, Any]:
-    """Where the image comes from, in the file itself; no date, for a rerun gives the same bytes."""
     title = " ".join(filter(None, [plot.figure.title, ", ".join(names.values()), f"[{plot.label}]" * bool(plot.label)]))
-    about = "; ".join(f"{what}: {note}" for what, note in plot.notes)
+    return metadata(title, "; ".join(f"{what}: {note}" for what, note in plot.notes), format)
+
+
+def metadata(title: str, about: str, format: str) -> dict[str, Any]:
+    """Where an image comes from, in the file itself; no date, for a rerun gives the same bytes."""
     if format == "pdf":
         return {"Title": title, "Subject": about, "CreationDate": None, "Creator": "fatbench", "Producer": "matplotlib"}
     if format == "svg":
@@ -188,12 +191,9 @@ def page_of(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None,
     if paper is not None:
         width, columns = paper, min(columns, max(1, int(paper / NARROW)))
         rows = -(-len(tiles) // columns)
-    weight = "bold" if plot.label else "normal"
     everywhere = names | alike(panels)
     cut = ", ".join(f"{axis} {label}" for axis, label in everywhere.items())
-    title = "\n".join(
-        panel_kinds.wrapped(text, width, 9, weight) for text in (plot.figure.title, cut, plot.label) if text
-    )
+    title = panel_kinds.wrapped(cut, width, 9)  # the figure's own title is in the file's metadata
     caption = panel_kinds.wrapped(". ".join(f"{what}: {note}" for what, note in plot.notes), width, 5.5)
     name, found, shown = styles_of(plot, panels)
     entries = {text: handle(kind, look) for text, look in shown.items() if len(shown) > 1 and kind not in ROWS + TILED}
@@ -214,7 +214,7 @@ def page_of(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None,
     bottom = (below + legend) / height
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.get_layout_engine().set(rect=(0, bottom, 1, 1 - bottom))  # type: ignore[union-attr, call-arg]
-    figure.suptitle(title, fontsize=9, fontweight=weight, **({"color": "#8A1C00"} if plot.label else {}))
+    figure.suptitle(title, fontsize=9)
     figure.text(0.06 / width, 0.05 / height, caption, fontsize=5.5, color="#555555", va="bottom", ha="left")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(tiles) :]:

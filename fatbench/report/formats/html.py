@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.report.tables import number_format, significance
-from fatbench.report.tables.grid import Column, Grid, Value, any_number
+from fatbench.report.tables.grid import Column, Grid, Value, measured, varying
 
 if TYPE_CHECKING:
     import jinja2
@@ -112,8 +112,10 @@ def fragment(grids: Sequence[Grid]) -> str:
 
 def table(grid: Grid, links: Links, id: str, latex: str = "") -> dict[str, Any]:
     """What the template needs of a table; latex: its source, to be copied."""
-    grid, empty = _measured(grid, links)
-    grid, alike = _varying(grid)
+    grid, empty = measured(grid, links)
+    if not any(value.mean is not None or value.published is not None or value.cells in links for value in grid.all()):
+        grid = replace(grid, rows=[])
+    grid, alike = varying(grid)
     rows = []
     axes = [[row.key.get(axis, "") for axis in grid.axes] for row in grid.rows]
     for row, whole, labels, block in zip(
@@ -127,20 +129,6 @@ def table(grid: Grid, links: Links, id: str, latex: str = "") -> dict[str, Any]:
     groups = [group.label for group in grid.groups]
     groups = groups if any(groups) else []
     return {"grid": grid, "rows": rows, "groups": groups, "id": id, "latex": latex, "empty": empty, "alike": alike}
-
-
-def _varying(grid: Grid) -> tuple[Grid, list[str]]:
-    """(the grid without axes on which all rows are alike, what they are there)."""
-    alike = {axis: grid.rows[0].key.get(axis, "") for axis in grid.axes} if grid.rows else {}
-    alike = {axis: label for axis, label in alike.items() if {row.key.get(axis, "") for row in grid.rows} == {label}}
-    axes = [axis for axis in grid.axes if axis not in alike] or grid.axes[-1:]
-    return replace(grid, axes=axes), [label for axis, label in alike.items() if label and axis not in axes]
-
-
-def _measured(grid: Grid, links: Links) -> tuple[Grid, list[str]]:
-    """(the grid without rows that have no number and nothing behind them, their names); no names where none has one."""
-    rows, _ = grid.having(lambda value: any_number(value) or value.cells in links)
-    return replace(grid, rows=rows), grid.names_without(rows) if rows else []
 
 
 def cell(value: Value, column: Column, links: Links) -> dict[str, Any]:

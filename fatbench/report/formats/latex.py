@@ -24,7 +24,7 @@ from fatbench.report.formats.latex_text import (
     superscript,
 )
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Grid, Group, PairedComparison, Row, Value, any_number
+from fatbench.report.tables.grid import Grid, Group, PairedComparison, Row, Value, measured
 from fatbench.report.tables.notes import IN_CAPTION, p_value
 from fatbench.report.tables.number_format import Entry
 
@@ -134,7 +134,7 @@ class _Part:
 def _floats(
     grid: Grid, width: str, fits: Width, published: str | None, spread: str | None, numbers: str
 ) -> Iterator[str]:
-    grid, left_out = _measured(grid)
+    grid, left_out = measured(grid)
     if len(grid.groups) > 1 and _letters(grid, "under", spread) > SMALLEST * fits.letters:
         grid = _stacked(grid)
     if spread is None:
@@ -163,15 +163,6 @@ def _command(grid: Grid, width: str) -> str:
     select = "" if grid.select == "last" else f" --select {grid.select}"
     suites = grid.suite.replace(" + ", " ")
     return f"fatbench report {suites} --preset {grid.preset} {table}{select} --format latex --width {width}"
-
-
-def _measured(grid: Grid) -> tuple[Grid, list[str]]:
-    """(the grid without the rows and headings that have no number, the names of these); all where nothing has one."""
-    rows, keep = grid.having(any_number)
-    if not rows:
-        return grid, []
-    gone = [column.label for c, column in enumerate(grid.columns) if c not in keep]
-    return grid.only(rows, keep), [*grid.names_without(rows), *gone]
 
 
 def _stacked(grid: Grid) -> Grid:

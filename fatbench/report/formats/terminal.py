@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Grid
+from fatbench.report.tables.grid import Grid, measured, varying
 from fatbench.report.tables.number_format import Entry
 
 if TYPE_CHECKING:
@@ -45,9 +45,15 @@ def _print(console: Console, grid: Grid, published: str | None) -> None:
     console.print(Text.assemble((grid.id, "bold cyan"), "  ", (grid.name, "bold")))
     if grid.label:
         console.print(Text(grid.label, "bold black on yellow"))
+    grid, left_out = measured(grid)
+    grid, alike = varying(grid)
+    if alike:
+        console.print(Text(", ".join(alike)))
     beside, blocks = _layout(grid, console.width, published)
     for block in blocks:
         console.print(block.table(console.width))
+    if left_out:
+        console.print(Text(f"not measured: {'; '.join(left_out)}", "dim"))
     if grid.has_published:
         under, compared = "" if beside else ", under ours", " and the difference" * grid.has_differences
         at = f" ({grid.published_at})" * bool(grid.published_at)

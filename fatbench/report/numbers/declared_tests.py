@@ -227,14 +227,17 @@ def as_text(
     some = shown(found, only)
     if not some:
         return f"{family}: none of its {count} matches the filter\n"
+    table, alike = _table(some, tests.margin, len(found))
     lines = [
-        f"{answer(found)}: {family}, as the suite declares it",
+        answer(found),
+        f"{family}, as the suite declares it",
         *([quoted[1]] if (quoted := _quoted(tests, found)) else []),
         *([f"{len(some)} of them match the filter"] if len(some) < len(found) else []),
         *([tests.note] if tests.note else []),
         "",
-        *_table(some, tests.margin, len(found)).splitlines(),
+        *table.splitlines(),
         "",
+        *([f"of all: {'; '.join(alike)}"] if alike else []),
         f"points with the 95 % interval; checkpoint: {WORDS[select]}; what cannot be tested counts with p = 1",
         f"found: a true difference of this size, with a power of about 0.8, after Holm over {len(found)} (without)",
         *([f"--: {FLOOR}"] if any(one.floor for one in some) else []),
@@ -257,16 +260,20 @@ def answer(found: Sequence[Declared]) -> str:
     return f"{count} significant after Holm's correction (p < {LEVEL:g})"
 
 
-def _table(found: Sequence[Declared], margin: float | None, family: int) -> str:
-    """A line a comparison; what is alike in all stands in no column."""
+def _table(found: Sequence[Declared], margin: float | None, family: int) -> tuple[str, list[str]]:
+    """(a line a comparison, what stands in no column because it is alike in all)."""
     from tabulate import tabulate
 
     rows = [{"comparison": one.name, "where": one.row, "evaluated": one.metric, **_told(one, margin, family)}
             for one in found]  # fmt: skip
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
-    return tabulate(
-        [[row[name] for name in columns] for row in rows], columns, tablefmt="simple", disable_numparse=True
-    )
+    alike = [name for name in ("over", "images", "seeds") if len(rows) > 1 and len({row[name] for row in rows}) == 1]
+    table = tabulate(
+        [[row[name] for name in columns if name not in alike] for row in rows],
+        [name for name in columns if name not in alike],
+        tablefmt="simple", disable_numparse=True,
+    )  # fmt: skip
+    return table, [f"{name} {rows[0][name]}" for name in alike if rows[0][name]]
 
 
 def _told(one: Declared, margin: float | None, family: int) -> dict[str, str]:

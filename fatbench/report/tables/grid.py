@@ -5,7 +5,7 @@ A grid holds fractions in [0, 1] and plain numbers, unrounded; formats print the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -205,6 +205,27 @@ class Grid:
 def any_number(value: Value) -> bool:
     """Whether it is measured or published."""
     return value.mean is not None or value.published is not None
+
+
+def measured(grid: Grid, told: Collection[tuple[str, ...]] = ()) -> tuple[Grid, list[str]]:
+    """(the grid without the rows and headings that have no number, the names of these); all where nothing has one.
+
+    told: cells of which something else is told, whose rows stay.
+    """
+    rows, _ = grid.having(lambda value: any_number(value) or value.cells in told)
+    _, keep = grid.having(any_number)
+    if not rows or not keep:
+        return grid, []
+    gone = [column.label for c, column in enumerate(grid.columns) if c not in keep]
+    return grid.only(rows, keep), [*grid.names_without(rows), *gone]
+
+
+def varying(grid: Grid) -> tuple[Grid, list[str]]:
+    """(the grid without axes on which all rows are alike, what they are there)."""
+    alike = {axis: grid.rows[0].key.get(axis, "") for axis in grid.axes} if grid.rows else {}
+    alike = {axis: label for axis, label in alike.items() if {row.key.get(axis, "") for row in grid.rows} == {label}}
+    axes = [axis for axis in grid.axes if axis not in alike] or grid.axes[-1:]
+    return replace(grid, axes=axes), [label for axis, label in alike.items() if label and axis not in axes]
 
 
 def label(plan: Plan) -> str:
