@@ -58,7 +58,7 @@ SET_UPS = {
     "neurips": SetUp("article", "", r"\usepackage[textwidth=5.5in,textheight=9in]{geometry}", ("neurips",)),
     "ieee": SetUp("IEEEtran", "conference", widths=("ieee", "column", "text")),
     "frames": SetUp("article", "", FRAMES, ("beamer",)),
-    "acm": SetUp("acmart", "sigconf", widths=("acm",)),
+    "acm": SetUp("acmart", "sigconf", r"\title{Tables}", ("acm",)),
     "elsarticle": SetUp("elsarticle", "preprint"),
     "beamer": SetUp("beamer", "", r"\usepackage{pgf}", ("beamer",)),
     "beamer-wide": SetUp("beamer", "aspectratio=169", r"\usepackage{pgf}", ("beamer",)),
