@@ -10,7 +10,7 @@ from sqlalchemy import insert
 
 from benchmarks.measure import Bench, fatbench, program
 from fatbench.store.numbers import append
-from fatbench.store.rows import now
+from fatbench.store.rows import current_time
 from fatbench.store.schema import RUNS, STAGES
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -92,7 +92,7 @@ def database(folder: Path, rates: int, splits: int, seeds: int) -> tuple[Path, s
     file.write_text(text, encoding="utf-8")
     db = folder / f"bench-{cells}.db"
     plan = files.load(str(file)).plan("paper").unique()
-    moment, number = now(), itertools.count(1)
+    moment, number = current_time(), itertools.count(1)
     runs, stages, numbers = [], [], []
     for cell in plan:
         measured = {"train": ["train_loss", "train_accuracy", "drift_post"]}

@@ -51,7 +51,7 @@ def interleaved(
     seconds: Seconds = {name: [] for name in variants}
     for _ in range(repeats):
         for name, act in variants.items():
-            memory.keep(name != theirs)
+            memory.keep_freed_memory(name != theirs)
             if name == theirs:
                 _as_torch_comes(device)
             else:

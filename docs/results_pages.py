@@ -30,7 +30,7 @@ from fatbench import api, packed, report
 from fatbench.cli.audit import text as audit_text
 from fatbench.report import audit
 from fatbench.report.numbers import compare, declared_tests, statistics
-from fatbench.report.numbers.compare import measured
+from fatbench.report.numbers.compare import measured_numbers
 from fatbench.report.numbers.declared_tests import Declared
 from fatbench.report.numbers.frame import frame
 from fatbench.report.tables import number_format
@@ -249,7 +249,7 @@ class Pages:
     @functools.cache  # noqa: B019
     def _families(self, name: str, preset: str | None) -> list[tuple[str, list[Declared]]]:
         suite, plan, store = self._plan(name, preset, None)
-        of = measured(store, [cell.id for cell in plan.cells], "last").__getitem__
+        of = measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
         return [(str(tests.family), declared_tests.run(tests, plan, of)) for tests in suite.tests if tests.contrasts]
 
     def tests(
@@ -265,7 +265,7 @@ class Pages:
         with the metric of each.
         """
         suite, plan, store = self._plan(name, None, None)
-        of = measured(store, [cell.id for cell in plan.cells], "last").__getitem__
+        of = measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
         contrasts = {}
         for pair in pairs:
             (a, of_a), (b, of_b) = (side.rsplit(" ", 1) for side in pair)
@@ -292,7 +292,7 @@ class Pages:
     def one_seed(self, name: str, pairs: list[tuple[str, str]], metric: str) -> list[dict[str, str]]:
         """A network against another, for each pair of filters: points with the interval over images, p after Holm."""
         _, plan, store = self._plan(name, None, None)
-        of = measured(store, [cell.id for cell in plan.cells], "last").__getitem__
+        of = measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
         found = [compare.compare(compare.rows(plan, a, b), of, of, [metric])[0].images[0] for a, b in pairs]
         lines = []
         for one, p in zip(found, statistics.holm([one.p for one in found]), strict=True):

@@ -138,14 +138,14 @@ def _worst(call: Any, name: str, model: Model, x: Tensor, y: Tensor, seed: int, 
     """Of each image the first result of a restart that the model gets wrong, else that of the first restart."""
     import torch
 
-    from fatbench.engine.outcomes import right
+    from fatbench.engine.outcomes import is_correct
     from fatbench.engine.randomness import generator
 
     kept = torch.as_tensor(call(model, x, y, generator(seed, name, device=x.device))).detach()
     for restart in range(1, restarts):
         moved = torch.as_tensor(call(model, x, y, generator(seed, name, restart, device=x.device))).detach()
         with torch.no_grad():
-            better = right(model(kept), y) & ~right(model(moved), y)
+            better = is_correct(model(kept), y) & ~is_correct(model(moved), y)
         kept = torch.where(better[:, None, None, None], moved, kept)
     return kept
 

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.experiment import experiment
-from fatbench.engine.inject import granted
+from fatbench.engine.inject import requested_arguments
 from fatbench.engine.local import LocalTraining, frozen
 from fatbench.engine.malicious import Malicious, deal, finite
 from fatbench.engine.mixing import aggregate
@@ -252,7 +252,7 @@ def _proximal(function: Any) -> Any:
 def _attack(function: Any) -> Any:
     on, model = problem(), (own_network(function) or four()).eval()
     x, y = on.images[:6] / 255, on.labels[:6]
-    asked = granted(function, {"index": lambda: torch.arange(6)})
+    asked = requested_arguments(function, {"index": lambda: torch.arange(6)})
     return function(model, x, y, generator(0, "attack"), **asked).detach()
 
 
@@ -461,7 +461,7 @@ def _step(objective: Any, passes: Passes) -> tuple[nn.Module, Tensor, Tensor]:
     }
     x, y = torch.rand(8, *SHAPE, generator=generator(0, "x")), torch.arange(8) % CLASSES
     passes.watch(model)
-    loss, correct = objective(model, x, y, generator(0, "step"), **granted(objective, offers))
+    loss, correct = objective(model, x, y, generator(0, "step"), **requested_arguments(objective, offers))
     return model, loss, correct
 
 
@@ -473,7 +473,7 @@ def passes_as_declared(kind: str, name: str) -> None:
     bound, counted = calls.build(kind, call), Passes()
     if kind == "Attack":
         x, y = torch.rand(8, *SHAPE, generator=generator(0, "x")), torch.arange(8) % CLASSES
-        asked = granted(bound, {"index": lambda: torch.arange(8)})
+        asked = requested_arguments(bound, {"index": lambda: torch.arange(8)})
         bound(counted.watch((own_network(bound) or _network()).eval()), x, y, generator(0, "step"), **asked)
     else:
         _step(bound, counted)[1].backward()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from fatbench import testing
-from fatbench.engine.inject import granted
+from fatbench.engine.inject import requested_arguments
 from fatbench.suite import calls, entry, signatures
 from fatbench.testing import choices, limits, settings, spec
 
@@ -60,7 +60,9 @@ def takes(kind: str, name: str, setting: str) -> bool:
 
 def given_what_it_asks(function: Any, **offers: Any) -> Any:
     """The function with what the engine would give it, out of `offers`."""
-    return functools.partial(function, **granted(function, {key: lambda v=v: v for key, v in offers.items()}))
+    return functools.partial(
+        function, **requested_arguments(function, {key: lambda v=v: v for key, v in offers.items()})
+    )
 
 
 def short_autoattack(patch: pytest.MonkeyPatch, steps: int = 10, queries: int = 100) -> None:

@@ -68,7 +68,7 @@ def test_an_attack_may_ask_which_images_it_holds() -> None:
         return attack(model, attack(model, x, y, generator), y, generator)
 
     for attack in (from_a_file, functools.partial(twice, attack=from_a_file)):
-        chunks = accuracy.attacked(on(), STATE, IMAGES, LABELS, attack, ("x",), batch=2, start=2)
+        chunks = accuracy.attack_in_chunks(on(), STATE, IMAGES, LABELS, attack, ("x",), batch=2, start=2)
         assert torch.cat([chunk.correct for chunk in chunks]).tolist() == [True, False, True]  # black, black, white
 
 
@@ -112,7 +112,7 @@ def stream(first: int) -> int:
 def test_the_model_is_judged_in_eval_mode_on_what_the_attack_made_of_the_images() -> None:
     """In chunks of two: colours inverted, so what was right is wrong. A later start gives the same later chunks."""
     seen: list[tuple[bool, float, Tensor, Tensor, int]] = []
-    chunks = list(accuracy.attacked(on(), STATE, IMAGES, LABELS, negative(seen), ("evaluate", "x"), batch=2))
+    chunks = list(accuracy.attack_in_chunks(on(), STATE, IMAGES, LABELS, negative(seen), ("evaluate", "x"), batch=2))
     assert [(chunk.first, chunk.correct.tolist()) for chunk in chunks] == [
         (0, [False] * 2),
         (2, [True] * 2),
@@ -126,7 +126,9 @@ def test_the_model_is_judged_in_eval_mode_on_what_the_attack_made_of_the_images(
     ]  # fmt: skip
     assert torch.cat([x for _, _, x, _, _ in seen]).flatten().tolist() == [0, 1, 1, 0, 1]
     assert torch.equal(torch.cat([y for *_, y, _ in seen]), LABELS)
-    later = list(accuracy.attacked(on(), STATE, IMAGES, LABELS, negative(seen), ("evaluate", "x"), batch=2, start=2))
+    later = list(
+        accuracy.attack_in_chunks(on(), STATE, IMAGES, LABELS, negative(seen), ("evaluate", "x"), batch=2, start=2)
+    )
     assert [(chunk.first, chunk.correct.tolist()) for chunk in later] == [(2, [True] * 2), (4, [False])]
     assert [seed for *_, seed in seen[3:]] == [stream(2), stream(4)]
 
@@ -134,7 +136,7 @@ def test_the_model_is_judged_in_eval_mode_on_what_the_attack_made_of_the_images(
 def test_an_attack_computed_on_another_model_is_judged_by_ours() -> None:
     seen: list[tuple[bool, float, Tensor, Tensor, int]] = []
     other = on(), {"scale": torch.tensor(7.0)}
-    chunks = accuracy.attacked(on(), STATE, IMAGES, LABELS, negative(seen), ("x",), batch=5, origin=other)
+    chunks = accuracy.attack_in_chunks(on(), STATE, IMAGES, LABELS, negative(seen), ("x",), batch=5, origin=other)
     assert [chunk.correct.tolist() for chunk in chunks] == [[False, False, True, True, False]]
     assert [(training, scale) for training, scale, *_ in seen] == [(False, 7.0)]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fatbench.report.numbers.agreement import AGREEMENT, Agreement, Apart, apart, overall, text
+from fatbench.report.numbers.agreement import AGREEMENT, Agreement, Apart, compared_numbers, overall, text
 
 SAME = "same machine, torch and precision"
 OTHER = "cpu: A there, B here"
@@ -150,22 +150,22 @@ class Results:
 
 def test_every_finished_number_is_compared_or_named(tmp_path: Any) -> None:
     here = Results(tmp_path, "here", classes=(0.25, 0.75)).store
-    numbers, missing = apart(here, here, "a")
+    numbers, missing = compared_numbers(here, here, "a")
     assert missing == [] and {number.far for number in numbers} == {0.0}
     assert [number.metric for number in numbers] == [
         "pgd20 (last)", "chance of pgd20 (last)", "natural of training", "natural_class[0] of training",
         "natural_class[1] of training",
     ]  # fmt: skip
     other = Results(tmp_path, "other", stages={"pgd20-0b@1": 0.5, "pgd20-0a@2": 0.5}, natural=0.75).store
-    numbers, missing = apart(other, here, "a")
+    numbers, missing = compared_numbers(other, here, "a")
     assert missing == ["pgd20-0a@2 of cell a", "pgd20-0b@1 of cell a"]  # another attack, a round that is no checkpoint
     assert [(number.metric, number.theirs, number.ours) for number in numbers] == [("natural of training", 0.75, 0.5)]
-    assert apart(here, other, "a")[1] == [
+    assert compared_numbers(here, other, "a")[1] == [
         "natural_class[0] of training of cell a", "natural_class[1] of training of cell a", "pgd20-0a@1 of cell a"
     ]  # fmt: skip
     doubtful = Results(tmp_path, "doubtful", flags=["doubt_gradients_vanish"]).store
-    assert "the doubt 'doubt_gradients_vanish' of pgd20 (last) of cell a" in apart(here, doubtful, "a")[1]
+    assert "the doubt 'doubt_gradients_vanish' of pgd20 (last) of cell a" in compared_numbers(here, doubtful, "a")[1]
     series = Results(tmp_path, "series", monitor=True).store  # no best round is recorded: it follows from the series
-    assert "pgd20 (best-test)" in [number.metric for number in apart(series, series, "a")[0]]
+    assert "pgd20 (best-test)" in [number.metric for number in compared_numbers(series, series, "a")[0]]
     for store in (here, other, doubtful, series):
         store.close()

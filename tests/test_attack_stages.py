@@ -349,12 +349,12 @@ def ready_of(malicious: Any = None) -> Any:
 
 
 class Judged:
-    """In place of `accuracy.attacked` and `zero_gradients`: right is what RIGHT says of a model."""
+    """In place of `accuracy.attack_in_chunks` and `zero_gradients`: right is what RIGHT says of a model."""
 
     def __init__(self, patch: pytest.MonkeyPatch):
         self.asked, self.looked, self.now, self.seen = list[Any](), list[Any](), 50.0, Seen()
         patch.setattr("fatbench.engine.plausible.doubts", lambda *given: [])
-        patch.setattr("fatbench.engine.accuracy.attacked", self)
+        patch.setattr("fatbench.engine.accuracy.attack_in_chunks", self)
         patch.setattr("fatbench.engine.accuracy.zero_gradients", self.dead)
         patch.setattr(attacking, "time", SimpleNamespace(perf_counter=lambda: self.now))
         patch.setattr(attacking, "LOOKED_AT", 6)
@@ -470,7 +470,9 @@ def test_gradients_of_a_thousand_images_are_looked_at(monkeypatch) -> None:
     problem = SimpleNamespace(labels=labels, shards=[torch.arange(3)], malicious=None)
     ready = SimpleNamespace(problem=problem, test=(labels, labels), classes=1)
     stage = _Stage(1, 3, NATURAL, "natural", None, Trained(JOB.cell, 3, "m", None), RECORD)
-    found = attacking._beside(stage, _Loaded(ready, None, 3, {-1: {}}), torch.ones(1, 1200, dtype=torch.bool), JOB)
+    found = attacking._side_numbers(
+        stage, _Loaded(ready, None, 3, {-1: {}}), torch.ones(1, 1200, dtype=torch.bool), JOB
+    )
     assert looked == [1000] and Number("zero_gradients", 0.0, 3, n=1000) in found
 
 

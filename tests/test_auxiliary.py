@@ -20,8 +20,8 @@ from fatbench.methods.algorithms.auxiliary import (
     certainty,
     contrast,
     divide,
-    listening,
     pretrain,
+    recorded_features,
     represent,
     separator,
     view,
@@ -111,7 +111,7 @@ def test_features_of_a_transformer_are_both_tokens() -> None:
 
 def test_listening_leaves_no_hooks() -> None:
     on, _ = problem(None)
-    with listening(on.model) as heard:
+    with recorded_features(on.model) as heard:
         on.model(torch.rand(2, 1, 8, 8))
         on.model(torch.rand(3, 1, 8, 8))
         assert [part.shape for part in heard] == [(3, 16)]

@@ -33,7 +33,7 @@ def test_each_client_begins_with_its_own_tensors(path: str) -> None:
     theta = start(on).model
     own = {k: statistics(theta, k) for k in (0, 2)}  # client 1 takes what it is sent
     assert own[0]
-    found = train_cohort(on, theta, [2, 0, 1], 1, local(), own=own)
+    found = train_cohort(on, theta, [2, 0, 1], 1, local(), tensors_by_client=own)
     for update in found:
         sent = {**theta, **own.get(update.client, {})}
         (alone,) = train_cohort(replace(on, path="loop"), sent, [update.client], 1, local())

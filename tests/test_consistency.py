@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fatbench.store import consistency
-from fatbench.store.consistency import disagreement, problems, right
+from fatbench.store.consistency import count_correct, disagreement, problems
 
 SPEC = {"algorithm": {"rounds": 3}, "partition": {"clients": 2}, "test": 8}
 TRAIN = {
@@ -35,7 +35,7 @@ def found(train: list[Any] | None = None, pgd: list[Any] | None = None, **more: 
 
 
 def test_bits_are_counted() -> None:
-    assert right([]) == (0, 0) and right([(8, b"\x0f"), (3, b"\xa0")]) == (6, 11)
+    assert count_correct([]) == (0, 0) and count_correct([(8, b"\x0f"), (3, b"\xa0")]) == (6, 11)
 
 
 @pytest.mark.parametrize(

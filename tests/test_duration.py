@@ -137,15 +137,19 @@ def test_what_is_measured_comes_from_this_machine_alone(url: str, monkeypatch: p
         assert run is not None
         store.describe_run(run, {}, total=80)
         store.finish(run, [Number("seconds", 4.0, 2)])
-        found = [(t.spec["cell"], t.attack, t.count, t.seconds) for t in timing.measured(store)]
+        found = [(t.spec["cell"], t.attack, t.count, t.seconds) for t in timing.timed_runs(store)]
         assert found == [("a", None, 80, 18.0), ("b", None, 80, 18.0), ("a", PGD, 80, 4.0)]
-        assert [(t.count, t.seconds) for t in timing.measured(store, after=1)] == [(40, 12.0), (40, 12.0), (80, 4.0)]
-        assert all(t.wall is not None and 0 <= t.wall < 60 for t in timing.measured(store))
+        assert [(t.count, t.seconds) for t in timing.timed_runs(store, after_round=1)] == [
+            (40, 12.0),
+            (40, 12.0),
+            (80, 4.0),
+        ]
+        assert all(t.wall is not None and 0 <= t.wall < 60 for t in timing.timed_runs(store))
         # a round that does not count is no start of a run either: 6 s of each cell
-        every, late = ([t.wall or 0.0 for t in timing.measured(store, after=k)] for k in (0, 1))
+        every, late = ([t.wall or 0.0 for t in timing.timed_runs(store, after_round=k)] for k in (0, 1))
         assert [before - now for before, now in zip(every, late, strict=True)] == pytest.approx([6, 6, 0])
         monkeypatch.setattr(timing, "LATEST", 2)  # run here: the one elsewhere lies between them
-        assert [(t.spec["cell"], t.attack) for t in timing.measured(store)] == [("b", None), ("a", PGD)]
+        assert [(t.spec["cell"], t.attack) for t in timing.timed_runs(store)] == [("b", None), ("a", PGD)]
 
 
 def test_what_is_done_is_subtracted(plan: Plan, tmp_path: Path) -> None:

@@ -530,7 +530,7 @@ def test_a_network_and_an_attack_are_named_as_people_name_them(here: Path, run: 
         "import torch.nn as nn\nclass Block(nn.Module):\n    pass\nclass Net(nn.Module):\n    block = Block\n"
     )
     Path("two.py").write_text("from torch.nn import Module\nclass A(Module): pass\nclass B(Module): pass\n")
-    named = networks.named
+    named = networks.full_name
     assert named("net:Net") == named("net.py") == "net.py:Net" == named("net.py:Net")
     assert named("resnet18") == named("timm/resnet18") == "timm/resnet18" and named("nothing") == "nothing"
     with pytest.raises(SpecError, match="which of A, B"):

@@ -754,7 +754,7 @@ def test_bad_lines_are_named_and_left_out(store: Store, empty: Store, lines: lis
     whole = [text[0].replace("2", "5", 1), edited, "no\n", changed(other, lambda c: c.update(colour="red")), other]
     file = put(tmp_path, "".join(whole))
     bad: list[str] = []
-    assert exchange.check(empty, file, bad=bad).bad == {2, 3, 4}
+    assert exchange.check(empty, file, problems=bad).bad == {2, 3, 4}
     assert [message.removeprefix(str(file)) for message in bad] == [
         ":2: cell a train: loss of round 1 is 7.5 (n=0) there and 2.5 (n=0) here",
         ":3: not JSON (Expecting value at column 1)",

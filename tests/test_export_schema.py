@@ -128,7 +128,7 @@ def put(path: str, value: Any) -> dict[str, Any]:
 
 
 def read(line: Any) -> export_schema.CellLine:
-    return export_schema._read(export_schema._CELL, line, "f:2")
+    return export_schema._validated(export_schema._CELL, line, "f:2")
 
 
 @pytest.mark.parametrize("path", FIELDS)

@@ -471,7 +471,7 @@ def test_figures_that_cannot_be(drawn: Suite, change: tuple[str, str], message: 
 
 def test_more_looks_than_colours_are_told_apart(drawn: Suite) -> None:
     """Ten that differ in one thing have ten looks; two of four combinations have a colour each."""
-    assert len({(one.colour, one.style) for one in (styles._alone(i, 10) for i in range(10))}) == 10
+    assert len({(one.colour, one.style) for one in (styles._style_of(i, 10) for i in range(10))}) == 10
     suite = more()
     axes = axes_of(plot_of(build(suite, suite.plan(), rows_of(suite.plan())), "some"))[0]
     assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["skewed, FAT", "even, Uniform"]

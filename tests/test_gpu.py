@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from fatbench.engine import measures
 from fatbench.engine import randomness as rng
 from fatbench.engine.accuracy import accuracy, edge_accuracy, zero_gradients
-from fatbench.engine.inject import granted
+from fatbench.engine.inject import requested_arguments
 from fatbench.engine.local import LocalTraining, offers
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State, Stats, Update
@@ -252,7 +252,7 @@ def test_objective(name: str, gpu: Pretended) -> None:
     on, _ = problem(network())
     noise = rng.generator(0, "attack", device=CUDA)
     objective = member("Objective", name)
-    asked = granted(objective, offers(on, 0, lambda: model))
+    asked = requested_arguments(objective, offers(on, 0, lambda: model))
     gpu.waits.clear()
     loss, hits = objective(model, x, y, noise, **asked)
     torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
@@ -409,7 +409,7 @@ def test_what_is_measured_of_a_round(algorithm: str, gpu: Pretended) -> None:
     ready = Setup(on, state, some, some, [on.shards[0][:2], on.shards[1][:0]], 10, {})
     numbers = [
         *measures.training(result, on),
-        *measures.once(ready, given, True),
+        *measures.constant_numbers(ready, given, True),
         *measures.monitored(ready, result, 1, member("Attack", "fgsm"), 4, True),
     ]
     assert {"natural", "monitor", "val_monitor", "holdout_accuracy", "edge_memory"} <= {n.metric for n in numbers}

@@ -546,7 +546,7 @@ def test_memory_is_counted_from_the_suite_alone(monkeypatch: pytest.MonkeyPatch)
     assert memory_need.line([cell()], 2).endswith("free here: not enough for 2 workers")
     assert memory_need.line([cell()]).endswith("free here")
     monkeypatch.setattr(memory_need, "available_memory", lambda: 9 * one.uploads)
-    assert "uploads in a file" not in memory_need.line([cell()]) and memory_need.line([cell()], least=1e12) is None
+    assert "uploads in a file" not in memory_need.line([cell()]) and memory_need.line([cell()], threshold=1e12) is None
 
 
 def test_models_of_clients_and_their_own_images_count_in_a_plan() -> None:

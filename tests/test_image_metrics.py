@@ -138,7 +138,7 @@ def perceptual(seed: int = 0) -> bytes:
 
 def test_lpips_is_a_squared_distance_of_unit_features():
     """Equal images: 0. Symmetric. With weights 1 each layer is |u - v|^2 of unit vectors, at most 4: 5 layers, 20."""
-    weights = lpips.read(perceptual())
+    weights = lpips.unpickled(perceptual())
     a, b = images(2, 32), images(2, 32, seed=1)
     assert lpips.lpips(a, a, weights).tolist() == [0, 0]
     torch.testing.assert_close(lpips.lpips(a, b, weights), lpips.lpips(b, a, weights))
@@ -148,7 +148,7 @@ def test_lpips_is_a_squared_distance_of_unit_features():
 
 def test_lpips_of_the_first_layer_by_hand():
     """Where only the first layer counts, channel 0: both features at each of 7 x 7 places, from the convolution."""
-    weights = lpips.read(perceptual())
+    weights = lpips.unpickled(perceptual())
     only = [(kernel, bias, torch.zeros_like(counts)) for kernel, bias, counts in weights]
     only[0][2][0] = 1
     a, b = images(1, 32).float(), images(1, 32, seed=1).float()
@@ -184,4 +184,4 @@ def test_lpips_is_there_where_its_package_is(tmp_path: Path, monkeypatch: pytest
 
 def test_weights_of_lpips_are_arrays_and_nothing_that_runs():
     with pytest.raises(pickle.UnpicklingError, match="is no array"):
-        lpips.read(pickle.dumps(print))
+        lpips.unpickled(pickle.dumps(print))

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.gradients import predict
-from fatbench.engine.inject import asks, granted
+from fatbench.engine.inject import asks, requested_arguments
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.mixing import aggregate
 from fatbench.engine.randomness import generator
@@ -61,7 +61,7 @@ def test_a_function_is_given_what_it_names_before_its_settings() -> None:
     assert not asks(aggregator, "scores")  # a setting, whatever the engine offers under that name
     computed = []
     offers = {name: functools.partial(lambda n: computed.append(n) or n, name) for name in ("losses", "scores", "more")}
-    assert granted(bound, offers) == {"losses": "losses"} and computed == ["losses"]
+    assert requested_arguments(bound, offers) == {"losses": "losses"} and computed == ["losses"]
 
 
 def around(

@@ -25,7 +25,7 @@ from fatbench.methods.inversions.upload import (
     Observation,
     bilinear,
     differentiable,
-    down,
+    downsampled,
     gradients,
     normal_matrix,
     observe,
@@ -33,7 +33,7 @@ from fatbench.methods.inversions.upload import (
     rows,
     to_images,
     to_patches,
-    up,
+    upsampled,
 )
 
 SHAPE = (3, 16, 16)
@@ -123,12 +123,12 @@ def test_patches_upsampling_and_its_normal_equations():
     x = images(2)
     assert torch.equal(to_images(to_patches(x, 4), at), x)
     z = torch.rand(2, 3, 5, 5, dtype=torch.float64)
-    torch.testing.assert_close(to_images(up(z, u), at), F.interpolate(z, size=(16, 16), mode="bilinear"))
+    torch.testing.assert_close(to_images(upsampled(z, u), at), F.interpolate(z, size=(16, 16), mode="bilinear"))
     r = torch.rand(2, 16, 48, dtype=torch.float64)
-    torch.testing.assert_close((up(z, u) * r).sum(), (z * down(r, u)).sum())
+    torch.testing.assert_close((upsampled(z, u) * r).sum(), (z * downsampled(r, u)).sum())
     gram = torch.rand(1, 16, 16, dtype=torch.float64)
     unit = torch.eye(25, dtype=torch.float64).view(25, 1, 5, 5)
-    columns = down(gram @ up(unit, u), u).flatten(1).T
+    columns = downsampled(gram @ upsampled(unit, u), u).flatten(1).T
     torch.testing.assert_close(normal_matrix(gram, u)[0], columns)
 
 

@@ -19,7 +19,7 @@ from sqlalchemy import update
 
 from fatbench.engine.rounds import Number
 from fatbench.store import leases
-from fatbench.store.rows import now
+from fatbench.store.rows import current_time
 from fatbench.store.schema import STAGES
 from fatbench.store.stages import Stolen, Store
 
@@ -161,7 +161,7 @@ def test_times_are_stored_in_utc_wherever_the_machine_is(zone: str, monkeypatch:
         time.tzset()
         assert leases.stamp(1767188220.25) == "2025-12-31T13:37:00.250Z"
         assert leases.epoch("2025-12-31T13:37:00.250Z") == 1767188220.25
-        assert abs((leases.epoch(now()) or 0.0) - time.time()) < 60
+        assert abs((leases.epoch(current_time()) or 0.0) - time.time()) < 60
     time.tzset()
     assert leases.epoch(None) is None
 

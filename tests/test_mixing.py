@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from updates import client, cohort, context, frozen_net, problem
 
-from fatbench.engine.mixing import _weighted_sum, aggregate, mix, scaled, whole
+from fatbench.engine.mixing import _weighted_sum, aggregate, completed, mix, scaled
 from fatbench.engine.rounds import Mixing
 from fatbench.methods.aggregators import AGGREGATORS
 
@@ -136,7 +136,7 @@ def test_what_a_client_did_not_send_is_what_it_received() -> None:
     assert mix(parts, Mixing([0.5, 0.25, 0.25]), theta, model)["bias"].tolist() == [1]
     median = aggregate(AGGREGATORS["coordinate_median"], parts, context(on=problem(3, model), broadcast=theta)).model
     assert median is not None and (median["weight"].tolist(), median["bias"].tolist()) == ([[1, 1]], [1])
-    assert whole([replace(parts[0], model={})], theta)[0].model == {}
+    assert completed([replace(parts[0], model={})], theta)[0].model == {}
 
 
 def test_mix_errors() -> None:

@@ -65,7 +65,7 @@ def test_what_is_written_is_a_valid_suite_beside_fat_and_sfat(place, run, kind):
         assert plan.metrics() == metrics
     assert [one.name for one in signatures.plugins()] == written[:-1]
     if kind in LABELS:
-        assert [name.split()[1] for _, name in plugins.used(plan.cells[-1].spec)] == ["my_one"]
+        assert [name.split()[1] for _, name in plugins.used_plugins(plan.cells[-1].spec)] == ["my_one"]
         first, mine = plan.cells[0].spec["algorithm"], plan.cells[-1].spec["algorithm"]
         assert mine["local"]["epochs"] == first["local"]["epochs"] == 1
         assert mine["rounds"] == first["rounds"]

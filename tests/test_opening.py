@@ -25,7 +25,7 @@ from fatbench.errors import DatabaseError, MachineError, SpecError, Unavailable
 from fatbench.store import database
 from fatbench.store.database import Locked, NoDatabase, shown_url
 from fatbench.store.integrity import check
-from fatbench.store.rows import now
+from fatbench.store.rows import current_time
 from fatbench.store.schema import CELLS, SCHEMA, VERSION
 from fatbench.store.stages import Store
 
@@ -382,7 +382,7 @@ def test_a_server_that_is_stopped_takes_the_transaction_back(new_postgres: Calla
     with Store.open(new_postgres(), create=True) as store:
         stopped = pytest.raises(Locked, match="terminating connection due to administrator command")
         with stopped, store.database.writing() as connection:
-            connection.execute(insert(CELLS).values(id=CELL, spec="{}", seed=7, created=now()))
+            connection.execute(insert(CELLS).values(id=CELL, spec="{}", seed=7, created=current_time()))
             connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
         assert store.cells() == {}
 

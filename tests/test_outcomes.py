@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fatbench.engine import accuracy, plausible
 from fatbench.engine.gradients import NoGradient
-from fatbench.engine.outcomes import NOT_FINITE, Ball, Seen, ball, classed, right
+from fatbench.engine.outcomes import NOT_FINITE, Ball, Seen, ball, classed, is_correct
 from fatbench.engine.rounds import Problem
 from fatbench.methods.attacks import ATTACKS
 from fatbench.suite import calls
@@ -42,7 +42,7 @@ def test_an_image_is_right_where_its_largest_output_is_finite_and_of_its_class(
 ) -> None:
     """Minus infinity is the logarithm of a probability of zero: the other classes are named all the same."""
     found = torch.tensor([logits, [0.0, 0.0, 5.0]])
-    assert right(found, torch.tensor([label, 2])).tolist() == [expected, True]
+    assert is_correct(found, torch.tensor([label, 2])).tolist() == [expected, True]
     assert classed(found).tolist() == [math.isfinite(max(logits, key=lambda v: (math.isnan(v), v))), True]
 
 

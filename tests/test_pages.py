@@ -560,7 +560,7 @@ def test_a_leaderboard_has_the_difference_of_each_row_that_compare_finds(site: P
     file = ROOT / "results" / "sfat-jpeg75-cpu.jsonl.xz"
     with Store.open(str(site.parent / "compared.db"), create=True) as store:
         jsonl.import_(store, file, identify=identity)
-        of = functools.cache(lambda cell: compare.measured(store, [cell], "last")[cell])
+        of = functools.cache(lambda cell: compare.measured_numbers(store, [cell], "last")[cell])
         pairs = compare.rows(suite.plan("cpu"), "SFAT", "FAT")
         (one,) = compare.compare(pairs, of, of, ["autoattack"])
     assert one.test is not None

@@ -17,7 +17,7 @@ from fatbench.methods import aggregators, attacks, objectives
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.methods.algorithms.fedbn import normalisation
 from fatbench.methods.algorithms.fedrbn import propagated, similarity
-from fatbench.models.dual_norm import DualBatchNorm2d, attacked
+from fatbench.models.dual_norm import DualBatchNorm2d, on_attacked_images
 from fatbench.models.small_cnn import small_cnn
 
 PGD = functools.partial(attacks.pgd, eps=8 / 255, step=4 / 255, steps=2)
@@ -111,13 +111,13 @@ def test_dual_batch_norm() -> None:
     x = torch.full((2, 1, 1, 1), 3.0)
     layer.attacked_mean.fill_(1.0), layer.attacked_var.fill_(4.0)
     assert layer(x).flatten().tolist() == pytest.approx([7.0, 7.0])
-    with attacked(layer):
+    with on_attacked_images(layer):
         assert layer(x).flatten().tolist() == pytest.approx([3.0, 3.0])
     layer.train()
     moving = torch.tensor([2.0, 4.0]).view(2, 1, 1, 1)
     layer(moving)
     assert float(layer.running_mean) == pytest.approx(0.3) and float(layer.attacked_mean) == 1.0
-    with attacked(layer):
+    with on_attacked_images(layer):
         layer(moving)
     assert float(layer.running_mean) == pytest.approx(0.3) and float(layer.attacked_mean) == pytest.approx(1.2)
 

@@ -422,7 +422,7 @@ def test_precisions_are_said_where_a_number_pools_them_and_never_compared(
     pairs = compare.rows(plan, "low", "high")
 
     def compared() -> compare.Comparison:
-        of = compare.measured(store, [cell.id for cell in plan.cells], "last").__getitem__
+        of = compare.measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
         (found,) = compare.compare(pairs, of, of, ["pgd2"])
         return found
 
@@ -457,6 +457,6 @@ def test_of_an_attack_in_two_precisions_every_view_reads_that_of_most_cells(
     store.finish(run, [Number("pgd2", 0.0, 1, n=16)])
     (grid,) = report.build_tables(suite, plan, store)
     behind = {place for value in grid.all() for place in value.behind}
-    compared = compare.measured(store, [job.cell for job in jobs], "last")
+    compared = compare.measured_numbers(store, [job.cell for job in jobs], "last")
     read = {(cell, f"{name}.{one.precision}@1") for cell, found in compared.items() for name, one in found.items()}
     assert read == behind == {(job.cell, evaluation.stage(1, "bf16")) for job in jobs}

@@ -153,7 +153,7 @@ def tiny(tmp_path, monkeypatch, own_plugins):
     monkeypatch.setattr(types, "Tiny", Annotated[Any, types.Kind("Tiny")], raising=False)
     monkeypatch.setitem(signatures.NAMES, "Tiny", types.Tiny)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(signatures._ours(), "Tiny", {"tiny": signatures.described_class("Tiny")})
+    monkeypatch.setitem(signatures._shipped_signatures(), "Tiny", {"tiny": signatures.described_class("Tiny")})
     signatures.add_plugin(tmp_path / "caller.py")
     yield
     sys.modules.pop("tinyclass", None)

@@ -168,7 +168,7 @@ def test_the_order_of_import_changes_no_number_and_every_view_reads_the_same_run
             fat = api.to_read(suite, suite.plan("precision", None, "method=FAT"), store)
             assert {cell.id for cell in fat.cells} < {cell.id for cell in plan.cells}
             (grid,) = report.build_tables(suite, plan, store)
-            of = compare.measured(store, [cell.id for cell in plan.cells], "last")
+            of = compare.measured_numbers(store, [cell.id for cell in plan.cells], "last")
             numbers = frame(store, plan)
             natural = numbers[
                 (numbers["metric"] == "natural") & (numbers["round"] == 20) & (numbers["stage"] != "train")

@@ -1561,7 +1561,7 @@ def test_the_database_gives_the_same_tables(tiny: Suite, tmp_path: Path, select:
         images = {"outcomes": cell_rows.outcomes([cell.id for cell in plan.unique()], store)}
         every = build(tiny, plan, store.measurements(), select, runs=store.runs(), **images)
         expected = build(tiny, plan, rows, select, **images)
-        compared = compare.measured(store, [cell.id for cell in plan.cells], select)
+        compared = compare.measured_numbers(store, [cell.id for cell in plan.cells], select)
         framed = frame(store, plan).set_index(["cell", "stage", "metric", "client"])["value"]
         behind = [pair for grid in found for v in grid.all() for pair in zip(v.behind, v.values, strict=False)]
         for (cell, stage), value in behind:  # a table, `compare` and the frame have one number, also of the best round
@@ -1584,7 +1584,7 @@ def test_tables_and_compare_read_the_precision_of_most_cells(tiny: Suite, tmp_pa
     with Store.open(str(tmp_path / "test.db"), create=True) as store:
         fill(store, plan, rows, lambda cell: {})
         grids = report.build_tables(tiny, plan, store)
-        compared = compare.measured(store, [cell.id for cell in plan.cells], "last")
+        compared = compare.measured_numbers(store, [cell.id for cell in plan.cells], "last")
     behind = [pair for pair in (pair for grid in grids for v in grid.all() for pair in v.behind) if "pgd20" in pair[1]]
     assert behind and all(".bf16@" in stage for _, stage in behind)
     assert all(compared[cell][parsed(stage).evaluation].stage == stage for cell, stage in behind)
@@ -1829,10 +1829,10 @@ def test_a_call_in_words() -> None:
     """Every number is said, a choice where it is not the default; `full` says all, also of what nothing is known."""
     pgd = {"name": "pgd", "eps": "8/255", "step": 0.01, "steps": 20, "start": "none", "early_stop": False}
     assert format_call.brief("Attack", pgd) == "pgd(eps=8/255, step=0.01, steps=20, start=none)"
-    assert format_call.full(pgd) == "pgd(eps=8/255, step=0.01, steps=20, start=none, early_stop=false)"
+    assert format_call.with_all_settings(pgd) == "pgd(eps=8/255, step=0.01, steps=20, start=none, early_stop=false)"
     assert format_call.brief("Attack", {"name": "natural"}) == "natural"
     mine = {"name": "mine", "kappa": 50.0, "soft": True, "top": None, "loss": {"name": "trades", "beta": 6}}
-    assert format_call.full(mine) == "mine(kappa=50, top=none, loss=trades(beta=6), soft=true)"
+    assert format_call.with_all_settings(mine) == "mine(kappa=50, top=none, loss=trades(beta=6), soft=true)"
     assert format_call.attack("pgd20", [pgd, pgd]) == "pgd20 = pgd(eps=8/255, step=0.01, steps=20, start=none)"
 
 

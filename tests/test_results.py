@@ -88,7 +88,7 @@ def test_a_number_has_the_same_doubts_in_every_view(file: str, committed: Mappin
     words = {key: in_words(found) for key, found in why.items()}
     for cell, stage, text in _doubts_of_the_frame(frame(store)):
         assert text == "; ".join(words.get((cell, stage), []))
-    compared = compare.measured(store, list(store.cells()), "last")
+    compared = compare.measured_numbers(store, list(store.cells()), "last")
     for cell in store.cells():
         for one in compared[cell].values():
             assert one.doubts == why.get((cell, one.stage), ())
@@ -137,7 +137,7 @@ def test_a_training_that_diverged_is_said_to_have_wherever_its_numbers_stand(com
     store = committed["fat-byzantine-cpu"]
     plan = files.load("fat-byzantine").plan("cpu", None, "training=AT")
     pairs = [one for one in compare.rows(plan, "mean", "multi-Krum") if one.row == "IPM 100"]
-    of = compare.measured(store, [cell.id for cell in plan.cells], "last").__getitem__
+    of = compare.measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
     (natural,) = compare.compare(pairs, of, of, ["natural"])
     mine, others = natural.doubts
     assert others == () and all(text.startswith("training diverged in round ") for text in mine) and mine
@@ -174,7 +174,7 @@ def test_a_suite_is_quoted_with_one_sentence(name: str, preset: str, page: str, 
     store = committed[PAGES["rows_of"](name, preset)[0]]
     suite = files.load(name)
     plan = suite.plan(preset)
-    of = compare.measured(store, [cell.id for cell in plan.cells], "last").__getitem__
+    of = compare.measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
     found = declared_tests.headline(suite.tests, plan, of)
     assert found is not None
     grids = report.build_tables(suite, plan, store)

@@ -40,9 +40,9 @@ def test_as_many_as_fit(free: int | None, used: float | None, fit: int) -> None:
 def test_the_largest_of_the_cells_counts_and_an_unknown_one_forbids() -> None:
     known = {"a": 1.0, "b": 3.0}
     kind = dict.__getitem__
-    assert slots.used([{"k": "a"}, {"k": "b"}], known, lambda spec: kind(spec, "k")) == 3.0
-    assert slots.used([{"k": "a"}, {"k": "c"}], known, lambda spec: kind(spec, "k")) is None
-    assert slots.used([], known, lambda spec: "a") is None
+    assert slots.largest_use([{"k": "a"}, {"k": "b"}], known, lambda spec: kind(spec, "k")) == 3.0
+    assert slots.largest_use([{"k": "a"}, {"k": "c"}], known, lambda spec: kind(spec, "k")) is None
+    assert slots.largest_use([], known, lambda spec: "a") is None
 
 
 @pytest.mark.parametrize(

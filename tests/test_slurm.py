@@ -389,7 +389,7 @@ def in_job(jobs, machine, monkeypatch, forks) -> Iterator[Callable[..., worker.W
         values = {"ARRAY_JOB_ID": 77, "ARRAY_TASK_ID": task, "ARRAY_TASK_COUNT": 3, "RESTART_COUNT": restarts}
         for name, value in values.items():
             monkeypatch.setenv(f"SLURM_{name}", str(value))
-        found = plan.read(folder)
+        found = plan.read_plan(folder)
         assert found is not None and found.machine.db == ""
         where = replace(found.machine, **options)  # type: ignore[arg-type]
         return worker.Work(folder, replace(found, device=device, machine=where), machine.db)
@@ -471,7 +471,7 @@ def test_the_plan_is_nobody_else_s_and_holds_no_address(jobs, machine):
     assert b"geheim" not in (folder / "plan.pickle").read_bytes()
     assert [file for file in folder.iterdir() if file.is_file()] == [folder / "plan.pickle"]
     (folder / "plan.pickle").write_bytes(pickle.dumps("of another version"))
-    assert plan.read(folder) is None
+    assert plan.read_plan(folder) is None
 
 
 def test_another_user_s_run_in_the_same_files_folder_is_left_alone(jobs, machine, fake_slurm, monkeypatch):
@@ -532,4 +532,4 @@ def test_what_a_run_leaves(tmp_path, jobs, machine):
         (folder / name).touch()
     plan.finish(folder)
     assert sorted(file.name for file in folder.rglob("*")) == ["77_0.log", "jobs"]
-    assert plan.is_over(folder) and plan.read(folder) is None
+    assert plan.is_over(folder) and plan.read_plan(folder) is None

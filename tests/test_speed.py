@@ -188,7 +188,7 @@ def test_bare_status_is_one_query_and_loads_no_spec(store: Store) -> None:
 def test_a_cell_is_found_by_its_first_letters_in_one_query(store: Store) -> None:
     sent = statements(store)
     assert store.begins("aa") == ["aa1", "aa2"]
-    assert store.begins("aa", most=1) == ["aa1"]
+    assert store.begins("aa", maximum=1) == ["aa1"]
     assert store.begins("AA") == store.begins("%") == store.begins("aa1x") == []
     assert store.known(["aa1", "no"]) == {"aa1"} and store.any_cell()
     assert not any("spec" in text for text in sent)
@@ -211,7 +211,7 @@ def test_how_long_stages_took_is_read_by_cell_and_not_from_all_numbers(store: St
     event.listen(
         store.database._engine, "before_cursor_execute", lambda c, cursor, text, given, *_: sent.append((text, given))
     )
-    timing.measured(store)
+    timing.timed_runs(store)
     asked = [(text, given) for text, given in sent if "numbers" in text]
     assert len(asked) == 1
     with store.database.reading() as connection:

@@ -185,11 +185,11 @@ def test_an_emptied_attack_keeps_its_settings_and_nothing_else(machine: Machine,
     at, settings = NATURAL.stage(3), {"name": "natural", "implementation": f"fatbench {__version__}"}
     run = stage.claim(turn(store), at, machine, 8, NATURAL)
     assert run is not None
-    attacking._empty(turn(store), at, machine, NATURAL)  # this run is alive: not to be had
+    attacking._discard_results(turn(store), at, machine, NATURAL)  # this run is alive: not to be had
     assert store.stages()[JOB.cell, at].run == run
     store.commit(run, round=8, outcomes=(0, 8, b"x"), record={"model": "m"})
     store.finish(run, [Number("natural", 0.5, 3, 8)])
-    attacking._empty(turn(store), at, machine, NATURAL)
+    attacking._discard_results(turn(store), at, machine, NATURAL)
     row = store.stages()[JOB.cell, at]
     assert (row.status, row.round, row.record, row.settings) == ("interrupted", 0, {}, settings)
     assert store.outcomes(JOB.cell, at) == store.measurements() == []
@@ -201,8 +201,11 @@ def test_what_training_says_stands_at_the_numbers_of_an_attack() -> None:
     there: Any = None
     words = [("diverged", 2), ("uploads_refused", 4), ("a_b_in_rounds", 5)]
     for round, said in ((3, words), (2, words[1:])):
-        assert list(attacking._said(attacking._Stage(1, round, NATURAL, "x", None, there, record))) == said
-    assert list(attacking._said(attacking._Stage(1, 3, NATURAL, "x", None, there, {"last": {"round": 3}}))) == []
+        assert list(attacking._training_doubts(attacking._Stage(1, round, NATURAL, "x", None, there, record))) == said
+    assert (
+        list(attacking._training_doubts(attacking._Stage(1, 3, NATURAL, "x", None, there, {"last": {"round": 3}})))
+        == []
+    )
 
 
 def test_training_waits_for_the_cell_whose_weights_it_begins_with(machine, store, monkeypatch) -> None:
@@ -253,7 +256,7 @@ def test_how_a_stage_ends_that_cannot_go_on(
     try:
         raise error
     except Exception as raised:
-        assert stage.failed(raised, run, turn(store, events.append), "train") == outcome
+        assert stage.record_failure(raised, run, turn(store, events.append), "train") == outcome
     row = store.stages()[JOB.cell, "train"]
     assert row.status == status and [attempt["status"] for attempt in store.runs()] == [status]
     assert events == [Event(JOB.cell, "train", outcome, message=message)] and freed == [True] * (outcome == "failed")
@@ -267,14 +270,14 @@ def test_how_a_stage_ends_that_cannot_go_on(
 def test_what_ends_the_process_gives_the_stage_back(machine: Machine, store: Store) -> None:
     run = stage.claim(turn(store), "train", machine, 3)
     with pytest.raises(KeyboardInterrupt):
-        stage.failed(KeyboardInterrupt(), run, turn(store), "train")
+        stage.record_failure(KeyboardInterrupt(), run, turn(store), "train")
     assert store.stages()[JOB.cell, "train"].status == "interrupted"
 
 
 def test_a_stage_that_was_taken_over_is_left_to_the_other(machine: Machine, store: Store) -> None:
     run = stage.claim(turn(store), "train", machine, 3)
     before, events = store.stages(), list[Any]()
-    assert stage.failed(Stolen("it is"), run, turn(store, events.append), "train") == "elsewhere"
+    assert stage.record_failure(Stolen("it is"), run, turn(store, events.append), "train") == "elsewhere"
     assert store.stages() == before and events == []
 
 
@@ -284,6 +287,6 @@ def test_a_stage_that_cannot_even_be_given_back_is_left_to_its_lease(machine, st
 
     run = stage.claim(turn(store), "train", machine, 3)
     monkeypatch.setattr(store, "release", refuse)
-    assert stage.failed(Unavailable("no"), run, turn(store), "train") == "blocked"
+    assert stage.record_failure(Unavailable("no"), run, turn(store), "train") == "blocked"
     with store.database.reading() as connection:
         assert connection.execute(STAGES.select()).one().status == "running"

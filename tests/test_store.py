@@ -35,7 +35,7 @@ from fatbench.store.integrity import check
 from fatbench.store.liveness import gone, this_machine
 from fatbench.store.numbers import append
 from fatbench.store.points import Point
-from fatbench.store.rows import now
+from fatbench.store.rows import current_time
 from fatbench.store.schema import CELLS, OUTCOME_CHUNKS, RUNS, STAGES, VERSION
 from fatbench.store.stages import StageRow, Stolen, Store
 
@@ -657,7 +657,7 @@ def test_a_reader_sees_one_state(store: Store) -> None:
 def _fill(store: Store, cells: int, metrics: int) -> list[str]:
     ids = [f"{i:012x}" for i in range(cells)]
     names = [f"metric{i}" for i in range(metrics)]
-    moment = now()
+    moment = current_time()
     with store.database.writing() as connection:
         connection.execute(
             insert(CELLS), [{"id": c, "spec": json.dumps(SPEC), "seed": 7, "created": moment} for c in ids]

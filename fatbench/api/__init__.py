@@ -25,7 +25,7 @@ from fatbench.api.reading import (
     list_models,
     load_model,
     outcomes,
-    planned,
+    planned_suite,
     plot,
     results,
     table,
@@ -40,6 +40,6 @@ from fatbench.store.opening import opened
 __all__ = [
     "CHECK", "Comparison", "Evaluation", "Table", "aggregate", "compare", "evaluate", "export_results",
     "grids_of", "import_results", "in_python", "judged", "known_choice", "list_models", "load_data", "load_model",
-    "make_suite", "opened", "outcomes", "partition", "plan", "planned", "plot", "register", "results", "run", "spoken",
-    "suites", "table", "take_in", "to_read", "with_table",
+    "make_suite", "opened", "outcomes", "partition", "plan", "planned_suite", "plot", "register", "results", "run",
+    "spoken", "suites", "table", "take_in", "to_read", "with_table",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from fatbench.errors import FatbenchError, SpecError, UnknownName, did_you_mean
-from fatbench.store.opening import Db, named
+from fatbench.store.opening import Db, listed_databases
 from fatbench.suite import files, model
 from fatbench.suite import plugins as naming
 from fatbench.suite.files import Suite
@@ -40,11 +40,11 @@ COMMAND = re.compile(r"fatbench [a-z]+(?: [^;,:)'\n]*)?")
 
 def in_python(text: str) -> str:
     """A message of the command line with the names of arguments: "--dataset: ..." is "dataset: ..."."""
-    parts, at = [], 0
+    pieces, position = [], 0
     for command in COMMAND.finditer(text):
-        parts += [OPTION.sub(_argument, text[at : command.start()]), _call(command[0])]
-        at = command.end()
-    return "".join([*parts, OPTION.sub(_argument, text[at:])])
+        pieces += [OPTION.sub(_argument, text[position : command.start()]), _call(command[0])]
+        position = command.end()
+    return "".join([*pieces, OPTION.sub(_argument, text[position:])])
 
 
 def _argument(option: re.Match[str]) -> str:
@@ -80,16 +80,18 @@ def spoken(function: Callable[P, T]) -> Callable[P, T]:
 def plugged(plugins: Plugins, db: Db = None) -> Iterator[None]:
     """These plug-ins, and those that are named elsewhere; an unknown name is answered as the commands do."""
     listed = [plugins] if isinstance(plugins, str | Path) else list(plugins)
-    for one in listed:
-        if not isinstance(one, str | Path):
-            raise SpecError(f"plugins: expected files, got {one!r}: fatbench.register(function, kind) takes a function")
+    for plugin in listed:
+        if not isinstance(plugin, str | Path):
+            raise SpecError(
+                f"plugins: expected files, got {plugin!r}: fatbench.register(function, kind) takes a function"
+            )
     naming.load([Path(file) for file in listed])
     try:
         yield
     except UnknownName as error:
         from fatbench.runner import versions
 
-        raise SpecError(versions.explain(error, next(iter(named(db)), None))) from None
+        raise SpecError(versions.explain(error, next(iter(listed_databases(db)), None))) from None
 
 
 def seed_list(seeds: Seeds) -> list[int] | None:
@@ -108,11 +110,11 @@ def filter_text(where: Where) -> str | None:
         return where
     if not isinstance(where, Mapping):
         raise SpecError(f"where: expected a filter such as 'method=FAT', or a mapping, got {where!r}")
-    parts = []
+    conditions = []
     for name, value in where.items():
         several = value if isinstance(value, list | tuple | set) else [value]
-        parts.append(" or ".join(f"{name}={_quoted(str(one))}" for one in several))
-    return " and ".join(f"({part})" for part in parts) or None
+        conditions.append(" or ".join(f"{name}={_quoted(str(choice))}" for choice in several))
+    return " and ".join(f"({condition})" for condition in conditions) or None
 
 
 def _quoted(label: str) -> str:
@@ -128,21 +130,21 @@ def settings(override: Overrides) -> list[str]:
     return list(override)
 
 
-def names(given: str | Sequence[str] | None) -> list[str]:
+def names(value: str | Sequence[str] | None) -> list[str]:
     """One name, or several."""
-    return [] if given is None else [given] if isinstance(given, str) else list(given)
+    return [] if value is None else [value] if isinstance(value, str) else list(value)
 
 
-def known_choice(option: str, given: str, known: Sequence[str]) -> None:
+def known_choice(option: str, value: str, choices: Sequence[str]) -> None:
     """SpecError: what is given is none of the choices."""
-    if given not in known:
-        raise SpecError(f"--{option}: expected {', '.join(known)}, got '{given}'{did_you_mean(given, known)}")
+    if value not in choices:
+        raise SpecError(f"--{option}: expected {', '.join(choices)}, got '{value}'{did_you_mean(value, choices)}")
 
 
 def suite_of(name: str | Path | Suite, override: Overrides = ()) -> Suite:
     """A suite by its name or file, or itself, with settings in all cells. SpecError: no such suite or setting."""
-    said = settings(override)
+    overrides = settings(override)
     if isinstance(name, Suite):
-        files.named(name.name, said)  # are they settings?
-        return files.overridden(name, said) if said else name
-    return files.load(files.named(str(name), said))
+        files.name_with_settings(name.name, overrides)  # are they settings?
+        return files.overridden(name, overrides) if overrides else name
+    return files.load(files.name_with_settings(str(name), overrides))

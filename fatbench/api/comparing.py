@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fatbench import hub, whole_file
 from fatbench.api.asking import Plugins, Seeds, Where, filter_text, known_choice, names, plugged, seed_list
 from fatbench.api.image_groups import labels_of
-from fatbench.api.reading import EMPTY, planned, to_read
+from fatbench.api.reading import EMPTY, planned_suite, to_read
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.report.numbers import compare as comparing
 from fatbench.store.opening import Db, cell_id, opened
@@ -50,8 +50,10 @@ class Comparison:
     @property
     def _part(self) -> comparing.Comparison:
         if len(self.parts) != 1:
-            which = ", ".join(" ".join(filter(None, (one.row, one.metric))) for one in self.parts)
-            raise SpecError(f"{len(self.parts)} comparisons ({which}): choose one with metric and where, or .frame()")
+            part_names = ", ".join(" ".join(filter(None, (part.row, part.metric))) for part in self.parts)
+            raise SpecError(
+                f"{len(self.parts)} comparisons ({part_names}): choose one with metric and where, or .frame()"
+            )
         return self.parts[0]
 
     @property
@@ -86,14 +88,14 @@ class Comparison:
         return pandas.DataFrame(
             [
                 {
-                    "row": one.row, "metric": one.metric, "n": one.n, "seeds": list(one.seeds),
-                    "a": sum(one.a) / len(one.a), "b": sum(one.b) / len(one.b),
-                    "difference": None if one.unlike else one.difference,
-                    "low": one.test and one.test.low, "high": one.test and one.test.high, "p": one.p,
-                    "at_most": one.test and one.test.at_most, "mcnemar_p": [image.p for image in one.images],
-                    "over": one.over,
+                    "row": part.row, "metric": part.metric, "n": part.n, "seeds": list(part.seeds),
+                    "a": sum(part.a) / len(part.a), "b": sum(part.b) / len(part.b),
+                    "difference": None if part.unlike else part.difference,
+                    "low": part.test and part.test.low, "high": part.test and part.test.high, "p": part.p,
+                    "at_most": part.test and part.test.at_most, "mcnemar_p": [image.p for image in part.images],
+                    "over": part.over,
                 }
-                for one in self.parts
+                for part in self.parts
             ]
         )  # fmt: skip
 
@@ -160,7 +162,7 @@ def _of_arrays(a: Any, b: Any, groups: GroupsAsked) -> Comparison:
             raise SpecError(f"groups: a and b have {images} images: expected a label for each, got {labels}")
         of_images = comparing.grouped(groups, images)
 
-    def measured(side: Any) -> dict[str, Mapping[str, comparing.Measured]]:
+    def numbers_of(side: Any) -> dict[str, Mapping[str, comparing.Measured]]:
         outcomes = [bits_of(row.astype(bool)) for row in side]
         return {
             str(seed): {"accuracy-": comparing.Measured(bits.bit_count() / n, n, (bits, n), groups=of_images)}
@@ -168,7 +170,7 @@ def _of_arrays(a: Any, b: Any, groups: GroupsAsked) -> Comparison:
         }
 
     pairs = [comparing.Pair("", seed, str(seed), str(seed)) for seed in range(len(sides[0]))]
-    of_a, of_b = (measured(side).__getitem__ for side in sides)
+    of_a, of_b = (numbers_of(side).__getitem__ for side in sides)
     return Comparison("a", "b", tuple(comparing.compare(pairs, of_a, of_b)), None)
 
 
@@ -181,36 +183,40 @@ def _of_stored(
     margin = None
     are_files = [_is_results(side) for side in (a, b)]
     if any(are_files) and not all(are_files):
-        one, other = (a, b) if are_files[0] else (b, a)
-        raise SpecError(f"'{one}' is a file or database, but '{other}' is not: give two of a kind")
+        first_side, second_side = (a, b) if are_files[0] else (b, a)
+        raise SpecError(f"'{first_side}' is a file or database, but '{second_side}' is not: give two of a kind")
     with contextlib.ExitStack() as stack:
         if all(are_files):
-            ours, theirs = (_there(stack.enter_context(opened(side))) for side in (a, b))
+            store_a, store_b = (_existing_store(stack.enter_context(opened(side))) for side in (a, b))
             plan = None
             if suite is not None:
-                chosen, plan = planned(suite, preset, seeds, where, ours)
-                margin = chosen.margin
-            pairs = comparing.common(ours, theirs, plan)
+                chosen_suite, plan = planned_suite(suite, preset, seeds, where, store_a)
+                margin = chosen_suite.margin
+            pairs = comparing.common(store_a, store_b, plan)
             if not pairs:
                 raise NothingMatched(f"{a} and {b} have no cell in common")
         else:
-            ours = theirs = _there(stack.enter_context(opened(db)))
+            store_a = store_b = _existing_store(stack.enter_context(opened(db)))
             if suite is not None:
-                chosen, plan = planned(suite, preset, seeds, where, ours)
-                pairs, margin = comparing.rows(to_read(chosen, plan, ours), a, b), chosen.margin
+                chosen_suite, plan = planned_suite(suite, preset, seeds, where, store_a)
+                pairs, margin = comparing.rows(to_read(chosen_suite, plan, store_a), a, b), chosen_suite.margin
             elif any(sign in side for side in (a, b) for sign in "=<>"):
                 raise SpecError(f"--suite: '{a}' and '{b}' are rows: name their suite with --suite")
             else:
-                one, other = (cell_id(ours, cell, available()) for cell in (a, b))
-                pairs = [comparing.Pair("", int(ours.cells([one])[one].get("seed") or 0), one, other)]
+                first_side, second_side = (cell_id(store_a, cell, available()) for cell in (a, b))
+                pairs = [
+                    comparing.Pair(
+                        "", int(store_a.cells([first_side])[first_side].get("seed") or 0), first_side, second_side
+                    )
+                ]
         of_images = labels_of(groups)
-        of_a = comparing.measured(ours, {pair.a for pair in pairs}, select, of_images)
-        of_b = comparing.measured(theirs, {pair.b for pair in pairs}, select, of_images)
-    done = comparing.compare(pairs, of_a.__getitem__, of_b.__getitem__, metrics)
-    return Comparison(a, b, tuple(done), select, margin)
+        of_a = comparing.measured_numbers(store_a, {pair.a for pair in pairs}, select, of_images)
+        of_b = comparing.measured_numbers(store_b, {pair.b for pair in pairs}, select, of_images)
+    parts = comparing.compare(pairs, of_a.__getitem__, of_b.__getitem__, metrics)
+    return Comparison(a, b, tuple(parts), select, margin)
 
 
-def _there(store: Store | None) -> Store:
+def _existing_store(store: Store | None) -> Store:
     if store is None:
         raise NothingMatched(EMPTY)
     return store

@@ -126,7 +126,7 @@ def evaluate(
     preprocessing: dict[str, Any] = {
         "mean": _numbers(mean), "std": _numbers(std), "outputs": outputs, "channels": channels,
     }  # fmt: skip
-    expected = _fraction(expect_natural)
+    expected_natural = _fraction(expect_natural)
     if not isinstance(model, str | Path):
         external = evaluate_external.from_module(model, name, **preprocessing)
     elif network is None:
@@ -136,10 +136,10 @@ def evaluate(
         if external.note:
             print(f"fatbench: {in_python(external.note)}", file=sys.stderr)
     with plugged(plugins, db):
-        chosen = None if like is None else suite_of(like).plan(preset, None, filter_text(where))
+        like_plan = None if like is None else suite_of(like).plan(preset, None, filter_text(where))
         data = _dataset(dataset, model, n)
         texts = _attacks(attacks, model)
-        task = evaluate_external.task(chosen, data, texts, eps=_radius(eps), n=n, batch=batch, size=size)
+        task = evaluate_external.task(like_plan, data, texts, eps=_radius(eps), n=n, batch=batch, size=size)
     with tempfile.TemporaryDirectory() as nowhere:
         url = str(db or Path(nowhere) / "evaluate.db")
         options = RunOptions(device=device, precision=precision, db=url, data=data_folder)
@@ -153,7 +153,7 @@ def evaluate(
                 lines.see(0, replace(event, cell="")) if event.kind != "done" else None
 
         try:
-            cell, status = judged(external, replace(task, seed=seed), options, notify, expected)
+            cell, status = judged(external, replace(task, seed=seed), options, notify, expected_natural)
         finally:
             lines.close()
         with opened(url) as store:
@@ -161,32 +161,36 @@ def evaluate(
             if status != "done":
                 errors = [row.error.strip().splitlines()[-1] for row in store.stages([cell]).values() if row.error]
                 raise FatbenchError(f"{external.model.name}: {status}: {'; '.join(errors)}")
-            found = _evaluation(cell, store, {one.id: one.attack for one in task.evaluations})
-    if strict and found.doubts:
-        raise Doubtful(f"strict: {external.model.name}: {'; '.join(found.doubts)}")
-    return found
+            evaluation = _evaluation(cell, store, {planned.id: planned.attack for planned in task.evaluations})
+    if strict and evaluation.doubts:
+        raise Doubtful(f"strict: {external.model.name}: {'; '.join(evaluation.doubts)}")
+    return evaluation
 
 
 def judged(
-    external: Any, task: Any, options: RunOptions, notify: Callable[[Event], None], expected: float | None = None
+    external: Any,
+    task: Any,
+    options: RunOptions,
+    notify: Callable[[Event], None],
+    expected_natural: float | None = None,
 ) -> tuple[str, CellStatus]:
-    """Attack and store, see `evaluate_external.evaluate`. expected: natural accuracy, a fraction.
+    """Attack and store, see `evaluate_external.evaluate`. expected_natural: natural accuracy, a fraction.
 
     Doubtful: that is another one here, by more than so few images explain; no attack was run.
     """
     from fatbench.runner import evaluate_external
 
-    if expected is not None:
-        natural = tuple(one for one in task.evaluations if one.label == "natural")
+    if expected_natural is not None:
+        natural = tuple(evaluation for evaluation in task.evaluations if evaluation.label == "natural")
         if not natural:
             raise SpecError("--expect-natural: there is no evaluation named 'natural'")
         cell, status = evaluate_external.evaluate(external, replace(task, evaluations=natural), options, notify)
         if status == "done":
-            _expect(expected, cell, natural[0].stage(external_models.ROUND), options.db)
+            _expect(expected_natural, cell, natural[0].stage(external_models.ROUND), options.db)
     return evaluate_external.evaluate(external, task, options, notify)
 
 
-def _expect(expected: float, cell: str, stage: str, db: str | None) -> None:
+def _expect(expected_natural: float, cell: str, stage: str, db: str | None) -> None:
     from fatbench.report.numbers.cell_rows import accuracies
     from fatbench.report.numbers.statistics import wilson
 
@@ -194,9 +198,9 @@ def _expect(expected: float, cell: str, stage: str, db: str | None) -> None:
         assert store is not None
         accuracy, n = accuracies([cell], store)[cell, stage]
     low, high = wilson(round(accuracy * n), n)
-    if not low <= expected <= high:
+    if not low <= expected_natural <= high:
         raise Doubtful(
-            f"--expect-natural {100 * expected:g}: natural accuracy is {100 * accuracy:.2f} % of {n}"
+            f"--expect-natural {100 * expected_natural:g}: natural accuracy is {100 * accuracy:.2f} % of {n}"
             f" images (95 % interval {100 * low:.2f} to {100 * high:.2f}); {CHECK}. No attack was run"
         )
 
@@ -224,15 +228,17 @@ def answer(results: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _evaluation(cell: str, store: Store, asked: Mapping[str, Any]) -> Evaluation:
-    """What is stored of a cell; asked: id of an evaluation -> its attack."""
-    from fatbench.report.numbers.compare import label, measured
+def _evaluation(cell: str, store: Store, asked_ids: Mapping[str, Any]) -> Evaluation:
+    """What is stored of a cell; asked_ids: id of an evaluation -> its attack."""
+    from fatbench.report.numbers.compare import label, measured_numbers
     from fatbench.report.numbers.doubts import MEASURED_WELL, in_words
 
-    grids = build_tables(*reporting_evaluated.suite_and_plan(store, f"id={cell}", {*asked}), store)
-    found = measured(store, [cell], "last")[cell]
-    numbers = {label(evaluation): one for evaluation, one in found.items() if evaluation in asked}
-    doubts = dict.fromkeys(doubt for one in numbers.values() for doubt in one.doubts)
+    grids = build_tables(*reporting_evaluated.suite_and_plan(store, f"id={cell}", {*asked_ids}), store)
+    numbers_by_evaluation = measured_numbers(store, [cell], "last")[cell]
+    numbers = {
+        label(evaluation): number for evaluation, number in numbers_by_evaluation.items() if evaluation in asked_ids
+    }
+    doubts = dict.fromkeys(doubt for number in numbers.values() for doubt in number.doubts)
     order = sorted(numbers, key=external_models.place)
     return Evaluation(
         grids,
@@ -242,9 +248,14 @@ def _evaluation(cell: str, store: Store, asked: Mapping[str, Any]) -> Evaluation
         cell=cell,
         answer=answer(
             [
-                {"label": label(one), "attack": asked[one], "accuracy": found[one].value, "n": found[one].n}
-                for one in found
-                if one in asked
+                {
+                    "label": label(number),
+                    "attack": asked_ids[number],
+                    "accuracy": numbers_by_evaluation[number].value,
+                    "n": numbers_by_evaluation[number].n,
+                }
+                for number in numbers_by_evaluation
+                if number in asked_ids
             ]
         ),
     )
@@ -259,25 +270,29 @@ def _radius(given: float | str) -> float | str:
     return f"{steps:.0f}/255" if round(steps) > 0 and abs(steps - round(steps)) < 1e-9 else given
 
 
-def _numbers(given: float | Sequence[float]) -> tuple[float, ...]:
-    return (float(given),) if isinstance(given, int | float) else tuple(map(float, given))
+def _numbers(values: float | Sequence[float]) -> tuple[float, ...]:
+    return (float(values),) if isinstance(values, int | float) else tuple(map(float, values))
 
 
-def _fraction(given: float | None) -> float | None:
-    if given is not None and not 0 <= given <= 1:
-        raise SpecError(f"expect_natural: expected a fraction such as 0.95 (and not 95), got {given!r}")
-    return given
+def _fraction(fraction: float | None) -> float | None:
+    if fraction is not None and not 0 <= fraction <= 1:
+        raise SpecError(f"expect_natural: expected a fraction such as 0.95 (and not 95), got {fraction!r}")
+    return fraction
 
 
-def _dataset(given: Any, model: Any, n: int | None) -> Any:
+def _dataset(source: Any, model: Any, n: int | None) -> Any:
     """A data set as a suite names it; what is in memory under a name of its content."""
-    if given is None or isinstance(given, str) or (isinstance(given, Mapping) and not hasattr(given, "column_names")):
-        return given
+    if (
+        source is None
+        or isinstance(source, str)
+        or (isinstance(source, Mapping) and not hasattr(source, "column_names"))
+    ):
+        return source
     from fatbench.data import Dataset, own_objects
 
-    data = own_objects.dataset(given, n, lambda x: _classes(model, x))
+    data = own_objects.dataset(source, n, lambda x: _classes(model, x))
     if not isinstance(data, Dataset):
-        raise SpecError(f"dataset: expected a name, (x, y), a Dataset or a DataLoader, got a {type(given).__name__}")
+        raise SpecError(f"dataset: expected a name, (x, y), a Dataset or a DataLoader, got a {type(source).__name__}")
     return registered.keep("Data", f"{_word(data.name)}_{data.fingerprint[:8]}", data)
 
 
@@ -291,41 +306,41 @@ def _classes(model: Any, x: Any) -> int | None:
 
     if not callable(model):
         return None
-    modes = [(part, part.training) for part in model.modules()] if isinstance(model, torch.nn.Module) else []
-    where = next(model.parameters(), torch.zeros(0)).device if isinstance(model, torch.nn.Module) else "cpu"
+    modes = [(module, module.training) for module in model.modules()] if isinstance(model, torch.nn.Module) else []
+    device = next(model.parameters(), torch.zeros(0)).device if isinstance(model, torch.nn.Module) else "cpu"
     try:
-        for part, _ in modes[:1]:
-            part.eval()
+        for module, _ in modes[:1]:
+            module.eval()
         with torch.no_grad():
-            return int(model(torch.as_tensor(x).float().to(where)).shape[1])
+            return int(model(torch.as_tensor(x).float().to(device)).shape[1])
     except Exception:  # the model's own code: `evaluate` says what is wrong with it
         return None
     finally:
-        for part, training in modes:
-            part.training = training
+        for module, training in modes:
+            module.training = training
 
 
-def _attacks(given: Any, model: Any) -> list[str | tuple[str, Any]] | None:
+def _attacks(attacks: Any, model: Any) -> list[str | tuple[str, Any]] | None:
     """Attacks as `external_models.read_attack` takes them: text, or (label or "", a mapping)."""
-    if given is None:
+    if attacks is None:
         return None
-    if isinstance(given, Mapping) and "name" not in given:  # label -> attack
-        return [(str(label), _mapping(one, model)) for label, one in given.items()]
-    listed = [given] if isinstance(given, str | Mapping) or callable(given) else list(given) or ["natural"]
-    return [one if isinstance(one, str) else ("", _mapping(one, model)) for one in listed]
+    if isinstance(attacks, Mapping) and "name" not in attacks:  # label -> attack
+        return [(str(label), _mapping(attack, model)) for label, attack in attacks.items()]
+    listed = [attacks] if isinstance(attacks, str | Mapping) or callable(attacks) else list(attacks) or ["natural"]
+    return [attack if isinstance(attack, str) else ("", _mapping(attack, model)) for attack in listed]
 
 
-def _mapping(given: Any, model: Any) -> Any:
+def _mapping(attack: Any, model: Any) -> Any:
     """An attack as a mapping with its name, or a name."""
-    if isinstance(given, str):
-        return given
-    if isinstance(given, Mapping):
-        return dict(given)
-    if not callable(given):
-        raise SpecError(f"attacks: expected names, mappings or functions, got {given!r}")
-    if type(given).__module__.partition(".")[0] == "torchattacks":
-        return _torchattacks(given, model)
-    return {"name": registered.attack(given)}
+    if isinstance(attack, str):
+        return attack
+    if isinstance(attack, Mapping):
+        return dict(attack)
+    if not callable(attack):
+        raise SpecError(f"attacks: expected names, mappings or functions, got {attack!r}")
+    if type(attack).__module__.partition(".")[0] == "torchattacks":
+        return _torchattacks(attack, model)
+    return {"name": registered.attack(attack)}
 
 
 def _torchattacks(attack: Any, model: Any) -> dict[str, Any]:
@@ -339,6 +354,12 @@ def _torchattacks(attack: Any, model: Any) -> dict[str, Any]:
         )
     if getattr(attack, "targeted", False) or getattr(attack, "normalization_used", None):
         raise SpecError(f"attacks: torchattacks.{kind}: without targets, and on a model that normalises inside itself")
-    known = [one for one in inspect.signature(type(attack)).parameters if one not in ("model", "device", "seed")]
-    settings = {one: getattr(attack, one) for one in known if isinstance(getattr(attack, one, None), int | float | str)}
+    setting_names = [
+        setting for setting in inspect.signature(type(attack)).parameters if setting not in ("model", "device", "seed")
+    ]
+    settings = {
+        setting: getattr(attack, setting)
+        for setting in setting_names
+        if isinstance(getattr(attack, setting, None), int | float | str)
+    }
     return {"name": "torchattacks", "attack": kind, **settings}

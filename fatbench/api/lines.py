@@ -22,8 +22,8 @@ class Lines:
     In a notebook the latter is one line that changes. died: how the last worker ended that was lost.
     """
 
-    def __init__(self, what: str, quiet: bool) -> None:
-        self.what, self.quiet, self.died = what, quiet, ""
+    def __init__(self, title: str, quiet: bool) -> None:
+        self.what, self.quiet, self.died = title, quiet, ""
         self.labels: dict[str, str] = {}
         self.part: dict[str, float] = {}  # of a cell's training, done
         self.now: dict[str, str] = {}  # cell -> what is in hand
@@ -32,12 +32,12 @@ class Lines:
         self.over = threading.Event()
         self.ticker: threading.Thread | None = None
 
-    def begin(self, jobs: Sequence[Job], before: Mapping[str, str], slots: Sequence[str]) -> None:
+    def begin(self, jobs: Sequence[Job], earlier_states: Mapping[str, str], slots: Sequence[str]) -> None:
         """The run starts."""
         self.labels = {job.cell: job.label for job in jobs}
-        done = sum(state == "done" for state in before.values())
-        self.cells = len(jobs) - done
-        self._say(f"{self.what}: {len(jobs)} cell{'s' * (len(jobs) != 1)}, {done} done, {self.cells} to go")
+        done_count = sum(state == "done" for state in earlier_states.values())
+        self.cells = len(jobs) - done_count
+        self._say(f"{self.what}: {len(jobs)} cell{'s' * (len(jobs) != 1)}, {done_count} done, {self.cells} to go")
 
     def work_in(self, slots: Sequence[str]) -> None:
         """Lines name no slots."""
@@ -45,21 +45,21 @@ class Lines:
     def see(self, slot: int, event: Event) -> None:
         """A worker says something."""
         self._tick()
-        who = self.labels.get(event.cell, event.cell)
+        label = self.labels.get(event.cell, event.cell)
         if event.stage == "cell" and event.kind != "start":
             self.now.pop(event.cell, None)
             self.done += event.kind == "done"
             self.part.pop(event.cell, None)
-            left = f" ({self.done} of {self.cells}{self._left()})" if self.cells > 1 else ""
-            self._say(f"{who}: {event.kind}{f': {event.message}' if event.message else ''}{left}")
+            remaining_text = f" ({self.done} of {self.cells}{self._left()})" if self.cells > 1 else ""
+            self._say(f"{label}: {event.kind}{f': {event.message}' if event.message else ''}{remaining_text}")
         elif event.kind in ("failed", "interrupted"):
             self.died = event.message
-            self._say(f"{who}: {event.kind}{f': {event.message}' if event.message else ''}")
+            self._say(f"{label}: {event.kind}{f': {event.message}' if event.message else ''}")
         elif event.stage not in ("cell", "slot"):
             training = event.stage == "train"
-            what = "round" if training else parsed(event.stage).metric
-            far = f" {event.round} of {event.total}" if event.total else ""
-            self.now[event.cell] = f"{who}: {what}{f' {event.message}' if event.message else far}"
+            work = "round" if training else parsed(event.stage).metric
+            progress_text = f" {event.round} of {event.total}" if event.total else ""
+            self.now[event.cell] = f"{label}: {work}{f' {event.message}' if event.message else progress_text}"
             if event.total:
                 self.part[event.cell] = (0.7 * event.round / event.total) if training else 0.7
 
@@ -90,11 +90,11 @@ class Lines:
     def _look(self) -> None:
         display = _display()
         while not self.over.wait(SCRIPT if display is None else NOTEBOOK):
-            now = list(self.now.values())
-            if not now or self.over.is_set():
+            current_lines = list(self.now.values())
+            if not current_lines or self.over.is_set():
                 continue
-            more = f", and {len(now) - 1} more" if len(now) > 1 else ""
-            text = f"{now[-1]}{more}; {span(time.monotonic() - self.began)} so far{self._left()}"
+            remainder = f", and {len(current_lines) - 1} more" if len(current_lines) > 1 else ""
+            text = f"{current_lines[-1]}{remainder}; {span(time.monotonic() - self.began)} so far{self._left()}"
             if display is None:
                 self._say(text)
             elif self.shown is None:
@@ -104,10 +104,10 @@ class Lines:
 
     def _left(self) -> str:
         """How long the rest takes if it goes on as until now."""
-        part = self.done + sum(self.part.values())
-        if not part or part >= self.cells:
+        done_cells = self.done + sum(self.part.values())
+        if not done_cells or done_cells >= self.cells:
             return ""
-        return f", {span((time.monotonic() - self.began) * (self.cells - part) / part)} left"
+        return f", {span((time.monotonic() - self.began) * (self.cells - done_cells) / done_cells)} left"
 
     def _say(self, text: str) -> None:
         if not self.quiet:

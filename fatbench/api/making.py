@@ -48,34 +48,34 @@ def make_suite(
     seeds=[1, 2], base={"train": 600}. Where a suite names a method, a function of one's own may stand, which is
     registered, or `functools.partial` of it with its settings. SpecError: as of a suite file.
     """
-    said: dict[str, Any] = {key: _plain(value, key) for key, value in changes.items()}
+    content: dict[str, Any] = {key: _json_value(value, key) for key, value in changes.items()}
     if isinstance(base, Mapping):
-        said = {**{key: _plain(value, key) for key, value in base.items()}, **said}
+        content = {**{key: _json_value(value, key) for key, value in base.items()}, **content}
     else:
         parent = suite_of(base)
         if methods and axis not in parent.axes():
             raise SpecError(f"axis: '{parent.name}' has no axis '{axis}'{did_you_mean(axis, parent.axes())}")
-        added = "-".join([parent.name, *(methods or {})]) if methods else f"{parent.name}-own"
-        said = {"name": re.sub(r"[^A-Za-z0-9+.-]+", "-", added), "title": f"{parent.title}, changed", **said}
-        said["extends"] = str(parent.file.resolve())
+        new_name = "-".join([parent.name, *(methods or {})]) if methods else f"{parent.name}-own"
+        content = {"name": re.sub(r"[^A-Za-z0-9+.-]+", "-", new_name), "title": f"{parent.title}, changed", **content}
+        content["extends"] = str(parent.file.resolve())
         new = [label for label in methods or {} if label not in parent.axes()[axis]]
         points = points_with(parent, axis, new) if new else {}
-        presets = {**points.get("presets", {}), **said.get("presets", {})}
+        presets = {**points.get("presets", {}), **content.get("presets", {})}
         presets = {n: {**points.get("presets", {}).get(n, {}), **preset} for n, preset in presets.items()}
-        said = {**points, **said, **({"presets": presets} if presets else {})}
+        content = {**points, **content, **({"presets": presets} if presets else {})}
     if name is not None:
-        said["name"] = name
+        content["name"] = name
     if methods:
-        own = {label: _plain(settings, "") for label, settings in methods.items()}
-        said["axes"] = {**said.get("axes", {}), axis: {**said.get("axes", {}).get(axis, {}), **own}}
-    text = json.dumps(said, indent=1)
+        own_methods = {label: _json_value(settings, "") for label, settings in methods.items()}
+        content["axes"] = {**content.get("axes", {}), axis: {**content.get("axes", {}).get(axis, {}), **own_methods}}
+    text = json.dumps(content, indent=1)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    file = registered.folder() / digest / f"{said.get('name', 'suite')}.yaml"
+    file = registered.folder() / digest / f"{content.get('name', 'suite')}.yaml"
     whole_file.write(file, text, file, make_folder=True)
-    made = files.load(str(file))
+    new_suite = files.load(str(file))
     if methods and not isinstance(base, Mapping):
-        _reached(made, axis, methods)
-    return made
+        _reached(new_suite, axis, methods)
+    return new_suite
 
 
 def points_with(suite: Suite, axis: str, labels: Sequence[str]) -> dict[str, Any]:
@@ -108,21 +108,21 @@ def points_with(suite: Suite, axis: str, labels: Sequence[str]) -> dict[str, Any
 def _reached(suite: Suite, axis: str, methods: Mapping[str, Any]) -> None:
     """SpecError: the grid lists its points, and a new label stands in none."""
     for preset in reversed(suite.presets()):  # the small ones come last
-        have = {cell.key.get(axis) for cell in suite.plan(preset).cells}
-        if have & {*methods}:
+        labels = {cell.key.get(axis) for cell in suite.plan(preset).cells}
+        if labels & {*methods}:
             return
     raise SpecError(f"no preset of '{suite.name}' has the new label: its grid lists its points; add some with grid=")
 
 
-def _plain(value: Any, key: str) -> Any:
+def _json_value(value: Any, key: str) -> Any:
     """What JSON can say: functions are registered, of the kind that the key names."""
     if isinstance(value, Mapping):
         inner = "attack" if key == "attacks" else ""
-        return {str(name): _plain(one, inner or str(name)) for name, one in value.items()}
+        return {str(name): _json_value(item, inner or str(name)) for name, item in value.items()}
     if isinstance(value, list | tuple | range):
-        return [_plain(one, key) for one in value]
+        return [_json_value(item, key) for item in value]
     if isinstance(value, functools.partial):
-        return {"name": _plain(value.func, key), **_plain(value.keywords, "")}
+        return {"name": _json_value(value.func, key), **_json_value(value.keywords, "")}
     if isinstance(value, Path):
         return str(value)
     if callable(value):

@@ -72,14 +72,17 @@ def partition(
 
     from fatbench.engine.randomness import numpy_generator
 
-    given = numpy.asarray(labels)
-    if given.ndim != 1 or given.dtype.kind not in "iu":
-        raise SpecError(f"labels: expected whole numbers (N,), got {given.dtype} {given.shape}")
+    label_array = numpy.asarray(labels)
+    if label_array.ndim != 1 or label_array.dtype.kind not in "iu":
+        raise SpecError(f"labels: expected whole numbers (N,), got {label_array.dtype} {label_array.shape}")
     with plugged(plugins):
         spec = calls.check("Partition", LocatedMap({"name": how, "clients": clients, **settings}, at="partition"))
         deal = calls.build("Partition", spec)
-    whose = None if writers is None else numpy.asarray(writers)
-    return [numpy.asarray(part) for part in deal(given.astype(numpy.int64), numpy_generator(seed, "partition"), whose)]
+    writer_array = None if writers is None else numpy.asarray(writers)
+    return [
+        numpy.asarray(shard)
+        for shard in deal(label_array.astype(numpy.int64), numpy_generator(seed, "partition"), writer_array)
+    ]
 
 
 def aggregate(
@@ -116,8 +119,8 @@ def aggregate(
     with plugged(plugins):
         spec = calls.check("Aggregator", LocatedMap({"name": how, **settings}, at="aggregate"))
         aggregator = calls.build("Aggregator", spec)
-    found: Upload = own_uploads.aggregate(
+    next_model: Upload = own_uploads.aggregate(
         aggregator, uploads, sizes=sizes, losses=losses, broadcast=broadcast, round=round, rounds=rounds,
         memory=memory, model=model,
     )  # fmt: skip
-    return found
+    return next_model

@@ -18,7 +18,7 @@ from fatbench.report.tables.combined import combine
 from fatbench.report.tables.common_images import WHICH as IMAGES
 from fatbench.report.tables.grid import Grid
 from fatbench.report.tables.notes import LEVELS
-from fatbench.store.opening import Db, named, opened
+from fatbench.store.opening import Db, listed_databases, opened
 from fatbench.store.stages import Store
 from fatbench.suite import external_models, files
 from fatbench.suite.files import Suite
@@ -68,24 +68,24 @@ def results(
     if stage is not None:
         known_choice("stage", stage, STAGES)
     with plugged(plugins, db), opened(db) as store:
-        chosen = None
+        chosen_plan = None
         if suite is None:
             numbers = frame(store)
-            listed, asked = seed_list(seeds), filter_text(where)
-            if asked is not None:
+            listed, filter_wanted = seed_list(seeds), filter_text(where)
+            if filter_wanted is not None:
                 raise SpecError("where: labels are those of a suite: name it, or choose rows of the frame")
             numbers = numbers if listed is None else numbers[numbers["seed"].isin(listed)]
         else:
-            one, chosen = planned(suite, preset, seed_list(seeds), filter_text(where), store)
-            chosen = chosen if store is None else to_read(one, chosen, store)
-            numbers = frame(store, chosen)
-            if one.name == external_models.SUITE:
-                numbers = _of_their_rows(numbers, chosen)
-        every = numbers
+            chosen_suite, chosen_plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)
+            chosen_plan = chosen_plan if store is None else to_read(chosen_suite, chosen_plan, store)
+            numbers = frame(store, chosen_plan)
+            if chosen_suite.name == external_models.SUITE:
+                numbers = _of_their_rows(numbers, chosen_plan)
+        all_numbers = numbers
         if stage is not None and len(numbers):
             numbers = numbers[(numbers["stage"] == "train") == (stage == "train")]
         if not len(numbers):
-            print(f"fatbench: {_why_empty(chosen, store, db, len(every) > 0)}", file=sys.stderr)
+            print(f"fatbench: {_why_empty(chosen_plan, store, db, len(all_numbers) > 0)}", file=sys.stderr)
     return numbers.reset_index(drop=True)
 
 
@@ -94,31 +94,31 @@ def _of_their_rows(numbers: pandas.DataFrame, plan: Plan) -> pandas.DataFrame:
     from fatbench.store.stage_names import parsed
 
     axes = list(plan.cells[0].key) if plan.cells else []
-    shown = {(*cell.key.values(), one.id) for cell in plan.cells for one in cell.evaluations}
-    places = zip(
+    shown_keys = {(*cell.key.values(), evaluation.id) for cell in plan.cells for evaluation in cell.evaluations}
+    row_keys = zip(
         *(numbers[axis] for axis in axes), numbers["stage"].map(lambda name: parsed(name).evaluation), strict=True
     )
-    return numbers[[place in shown for place in places]]
+    return numbers[[row_key in shown_keys for row_key in row_keys]]
 
 
 def _why_empty(plan: Plan | None, store: Store | None, db: Db, of_training: bool = False) -> str:
     """Why there are no numbers."""
-    place = ", ".join(named(db)) or settings.shown_url(settings.database(None))
+    database_name = ", ".join(listed_databases(db)) or settings.shown_url(settings.database(None))
     if store is None:
-        return f"{place} does not exist: nothing has been run here, or db= is missing"
+        return f"{database_name} does not exist: nothing has been run here, or db= is missing"
     if of_training:
         return "there are numbers of training alone: stage=None, or stage='train'"
     if plan is None or plan.suite == external_models.SUITE:
-        return f"{place} holds no such numbers"
-    stored = _stored_seeds(plan, store)
+        return f"{database_name} holds no such numbers"
+    stored_seeds = _stored_seeds(plan, store)
     planned_seeds = sorted({int(cell.spec["seed"]) for cell in plan.cells})
-    if more := [seed for seed in stored if seed not in planned_seeds]:
-        several = len(more) > 1
+    if other_seeds := [seed for seed in stored_seeds if seed not in planned_seeds]:
+        several = len(other_seeds) > 1
         return (
-            f"seed{'s' * several} {', '.join(map(str, more))} {'are' if several else 'is'} stored of preset"
-            f" '{plan.preset}', not {', '.join(map(str, planned_seeds))}: seeds={more}"
+            f"seed{'s' * several} {', '.join(map(str, other_seeds))} {'are' if several else 'is'} stored of preset"
+            f" '{plan.preset}', not {', '.join(map(str, planned_seeds))}: seeds={other_seeds}"
         )
-    return f"{place} holds nothing of '{plan.suite}', preset '{plan.preset}'" + (
+    return f"{database_name} holds nothing of '{plan.suite}', preset '{plan.preset}'" + (
         f", {plan.where}" if plan.where else ""
     )
 
@@ -177,9 +177,9 @@ def table(
 
     several = [suite] if isinstance(suite, str | Path | Suite) else list(suite)
     with plugged(plugins, db), opened(db) as store:
-        asked = seed_list(seeds), filter_text(where)
-        parts = [planned(one, preset, *asked, store) for one in several]
-        parts = [(one, plan if store is None else to_read(one, plan, store, runs)) for one, plan in parts]
+        choice = seed_list(seeds), filter_text(where)
+        plans = [planned_suite(item, preset, *choice, store) for item in several]
+        plans = [(item, plan if store is None else to_read(item, plan, store, runs)) for item, plan in plans]
         if differences is not None:
             if id is not None or rows:
                 raise SpecError("differences is a table by itself: without id and rows")
@@ -187,21 +187,28 @@ def table(
                 raise NothingMatched(_why_empty(None, None, db))
             compared = tuple(
                 of_baseline.of_plan(
-                    one, plan, store, differences, select=select, digits=digits, images=images, shown=names(columns)
+                    item,
+                    plan,
+                    store,
+                    differences,
+                    select=select,
+                    digits=digits,
+                    images=images,
+                    shown_metrics=names(columns),
                 )
-                for one, plan in parts
+                for item, plan in plans
             )
-            return DifferenceTable([one.grid for one in compared], notes, compared)
+            return DifferenceTable([item.grid for item in compared], notes, compared)
         if rows or columns:
-            parts = [combine(parts, names(rows), names(columns))]
+            plans = [combine(plans, names(rows), names(columns))]
         if id is not None:
-            parts = with_table(parts, [id])
-        how = {"select": select, "published": published, "digits": digits, "images": images}
-        made = grids_of(parts, store, with_evaluated, **how)
-        shown = [grid for _, _, grids in made for grid in grids]
-        if store is not None and made and all(one.mean is None for grid in shown for one in grid.all()):
-            print(f"fatbench: {_why_empty(made[0][1], store, db)}", file=sys.stderr)
-    return Table(shown, notes)
+            plans = with_table(plans, [id])
+        options = {"select": select, "published": published, "digits": digits, "images": images}
+        grids_by_suite = grids_of(plans, store, with_evaluated, **options)
+        all_grids = [grid for _, _, grids in grids_by_suite for grid in grids]
+        if store is not None and grids_by_suite and all(item.mean is None for grid in all_grids for item in grid.all()):
+            print(f"fatbench: {_why_empty(grids_by_suite[0][1], store, db)}", file=sys.stderr)
+    return Table(all_grids, notes)
 
 
 def outcomes(
@@ -224,23 +231,23 @@ def outcomes(
     import numpy
     import pandas
 
-    from fatbench.report.numbers.compare import label, measured
+    from fatbench.report.numbers.compare import label, measured_numbers
     from fatbench.report.numbers.statistics import bits_array
 
     known_choice("select", select, CHECKPOINTS)
     with plugged(plugins, db), opened(db) as store:
-        one, plan = planned(suite, preset, seed_list(seeds), filter_text(where), store)
+        chosen_suite, plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)
         if store is None:
             raise NothingMatched(EMPTY)
-        plan = to_read(one, plan, store)
-        found = measured(store, {cell.id for cell in plan.cells}, select)
-    known = {label(evaluation) for one_cell in found.values() for evaluation in one_cell}
-    if known and attack not in known:
-        raise SpecError(f"attack: nothing is measured as '{attack}'{did_you_mean(attack, known)}")
+        plan = to_read(chosen_suite, plan, store)
+        numbers_by_cell = measured_numbers(store, {cell.id for cell in plan.cells}, select)
+    labels = {label(evaluation) for one_cell in numbers_by_cell.values() for evaluation in one_cell}
+    if labels and attack not in labels:
+        raise SpecError(f"attack: nothing is measured as '{attack}'{did_you_mean(attack, labels)}")
     varied = [axis for axis in plan.cells[0].key if len({cell.key.get(axis) for cell in plan.cells}) > 1]
     rows: dict[tuple[Any, ...], Any] = {}
     for cell in plan.cells:
-        for evaluation, number in found[cell.id].items():
+        for evaluation, number in numbers_by_cell[cell.id].items():
             if label(evaluation) == attack and number.outcomes is not None:
                 bits = bits_array(number.outcomes).reshape(-1, number.n)
                 for model, image in enumerate(bits):
@@ -281,21 +288,24 @@ def plot(
 
     known_choice("select", select, CHECKPOINTS)
     with plugged(plugins, db), opened(db) as store:
-        one, plan = planned(suite, preset, seed_list(seeds), filter_text(where), store)
+        chosen_suite, plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)
         if store is None:
             raise NothingMatched(EMPTY)
         if x is not None or y or by:
-            figure = adhoc_figures.figure(one, plan, store, x, names(y), names(by))
-            drawn = adhoc_figures.series_of(one, plan, store, [figure], select)
+            figure = adhoc_figures.figure(chosen_suite, plan, store, x, names(y), names(by))
+            plots_drawn = adhoc_figures.series_of(chosen_suite, plan, store, [figure], select)
         else:
-            drawn = report.build_figures(one, plan, store, id, select=select)
-    if len(drawn) > 1:
-        ids = ", ".join(plot.figure.id for plot in drawn)
-        raise SpecError(f"'{one.name}' has {len(drawn)} figures, say which: plot(..., '{drawn[0].figure.id}') ({ids})")
-    files_here = settings.files_folder(settings.database(next(iter(named(db)), None)))
-    pages = plots.pages_of(report.drawable(drawn, files_here), files_here)
+            plots_drawn = report.build_figures(chosen_suite, plan, store, id, select=select)
+    if len(plots_drawn) > 1:
+        ids = ", ".join(plot.figure.id for plot in plots_drawn)
+        raise SpecError(
+            f"'{chosen_suite.name}' has {len(plots_drawn)} figures, say which: plot(..., "
+            f"'{plots_drawn[0].figure.id}') ({ids})"
+        )
+    files_here = settings.files_folder(settings.database(next(iter(listed_databases(db)), None)))
+    pages = plots.pages_of(report.drawable(plots_drawn, files_here), files_here)
     if not pages:
-        raise NothingMatched(f"nothing has been measured yet of what figures of '{one.name}' show")
+        raise NothingMatched(f"nothing has been measured yet of what figures of '{chosen_suite.name}' show")
     if page is None and len(pages) > 1:
         raise SpecError(f"the figure has {len(pages)} pages: say which, page=1, or choose some panels with where")
     if page is not None and not 1 <= page <= len(pages):
@@ -356,8 +366,8 @@ def load_model(
 
 
 def _result_files(results: str | Path | Sequence[str | Path]) -> list[Path]:
-    given = [results] if isinstance(results, str | Path) else results
-    return [Path(file) for file in given] or packed.results_in(Path("results"))
+    listed = [results] if isinstance(results, str | Path) else results
+    return [Path(file) for file in listed] or packed.results_in(Path("results"))
 
 
 def import_results(*files: str | Path, db: str | Path | None = None) -> pandas.DataFrame:
@@ -367,8 +377,8 @@ def import_results(*files: str | Path, db: str | Path | None = None) -> pandas.D
     """
     import pandas
 
-    taken, _ = take_in([Path(file) for file in files], None if db is None else str(db), None)
-    return pandas.DataFrame(taken).set_index("file")
+    summaries, _ = take_in([Path(file) for file in files], None if db is None else str(db), None)
+    return pandas.DataFrame(summaries).set_index("file")
 
 
 def export_results(
@@ -394,7 +404,7 @@ def export_results(
             raise NothingMatched(EMPTY)
         cells = None
         if suite is not None:
-            plan = planned(suite, preset, seed_list(seeds), filter_text(where), store)[1]
+            plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)[1]
             cells = [cell.id for cell in plan.to_run()]
             if not store.known(cells):
                 raise NothingMatched(f"the database has no cell of '{plan.suite}', preset {plan.preset}")
@@ -404,10 +414,10 @@ def export_results(
 # --- what the commands share --------------------------------------------------------------------------------------
 
 
-def take_in(sources: Sequence[Path], db: str | None, bad: list[str] | None) -> tuple[list[dict[str, Any]], Any]:
+def take_in(sources: Sequence[Path], db: str | None, problems: list[str] | None) -> tuple[list[dict[str, Any]], Any]:
     """Import files, all checked before; counts of each, and cells whose repetitions differ -> in what.
 
-    bad: is given what invalid lines say, which are then left out; None: they are an error.
+    problems: is given what invalid lines say, which are then left out; None: they are an error.
     """
     from fatbench.report.numbers import sql_tables
     from fatbench.runner import labels
@@ -415,45 +425,49 @@ def take_in(sources: Sequence[Path], db: str | None, bad: list[str] | None) -> t
     from fatbench.suite.asked import contradiction
     from fatbench.suite.validate_import import identity
 
-    with opened(db, new=True) as store:
-        checked = [jsonl.check(store, one, identify=identity, contradiction=contradiction, bad=bad) for one in sources]
-    taken, cells = [], set[str]()
+    with opened(db, create=True) as store:
+        checked = [
+            jsonl.check(store, source, identify=identity, contradiction=contradiction, problems=problems)
+            for source in sources
+        ]
+    summaries, cells = [], set[str]()
     with Store.open(settings.database(db), create=True) as store:
         for file, lines in zip(sources, checked, strict=True):
-            summary = jsonl.import_(store, file, identify=identity, checked=lines, taken=cells)
-            taken.append({"file": str(file), **summary, "invalid lines": len(lines.bad)})
+            summary = jsonl.import_(store, file, identify=identity, checked=lines, imported_cells=cells)
+            summaries.append({"file": str(file), **summary, "invalid lines": len(lines.bad)})
         for plan in labels.of_unlabelled(store):
             store.label(labels.points_of(plan))
         sql_tables.judge(store, sorted(cells))
-        several = any(summary["new replicates"] for summary in taken)
-        return taken, inputs.of_replicates(store.database) if several else {}
+        several = any(summary["new replicates"] for summary in summaries)
+        return summaries, inputs.of_replicates(store.database) if several else {}
 
 
-def with_table(parts: Sequence[tuple[Suite, Plan]], ids: Sequence[str]) -> list[tuple[Suite, Plan]]:
+def with_table(plans: Sequence[tuple[Suite, Plan]], ids: Sequence[str]) -> list[tuple[Suite, Plan]]:
     """The suites with these tables alone. SpecError: none of them has one."""
-    known = [table.id for suite, _ in parts for table in suite.tables]
+    table_ids = [table.id for suite, _ in plans for table in suite.tables]
     for id in ids:
-        if id not in known:
-            raise SpecError(f"--table: no table is named '{id}'{did_you_mean(id, known)}")
-    return [(suite.with_tables(ids), plan) for suite, plan in parts if any(t.id in ids for t in suite.tables)]
+        if id not in table_ids:
+            raise SpecError(f"--table: no table is named '{id}'{did_you_mean(id, table_ids)}")
+    return [(suite.with_tables(ids), plan) for suite, plan in plans if any(t.id in ids for t in suite.tables)]
 
 
 def grids_of(
-    parts: Sequence[tuple[Suite, Plan]], store: Store | None, with_evaluated: bool, **how: Any
+    plans: Sequence[tuple[Suite, Plan]], store: Store | None, with_evaluated: bool, **options: Any
 ) -> list[tuple[Suite, Plan, list[Grid]]]:
-    """The tables of each suite, `how`: see `build_tables`; what is asked for and not there is said on stderr."""
-    made = []
-    for suite, chosen in parts:
-        for line in left_out(suite, chosen):
+    """The tables of each suite, `options`: see `build_tables`; what is asked for and not there is said on stderr."""
+    results = []
+    for suite, suite_plan in plans:
+        for line in left_out(suite, suite_plan):
             print(f"fatbench: {line}", file=sys.stderr)
-        more = reporting_evaluated.external_cells(chosen, store) if with_evaluated else []
-        if with_evaluated and not more:
-            like = f"fatbench evaluate FILE --model ... --like {chosen.suite} --preset {chosen.preset}"
+        evaluated = reporting_evaluated.external_cells(suite_plan, store) if with_evaluated else []
+        if with_evaluated and not evaluated:
+            like = f"fatbench evaluate FILE --model ... --like {suite_plan.suite} --preset {suite_plan.preset}"
             print(
-                f"fatbench: no model has been evaluated with the attacks of '{chosen.suite}': {like}", file=sys.stderr
+                f"fatbench: no model has been evaluated with the attacks of '{suite_plan.suite}': {like}",
+                file=sys.stderr,
             )
-        made.append((suite, chosen, build_tables(suite, chosen, store, evaluated=more, **how)))
-    return made
+        results.append((suite, suite_plan, build_tables(suite, suite_plan, store, evaluated=evaluated, **options)))
+    return results
 
 
 def to_read(suite: Suite, plan: Plan, store: Store, runs: str = "") -> Plan:
@@ -463,11 +477,11 @@ def to_read(suite: Suite, plan: Plan, store: Store, runs: str = "") -> Plan:
     """
     from fatbench.report.numbers import shown_runs
 
-    whole = None if suite.name == external_models.SUITE else functools.partial(suite.plan, plan.preset)
-    return shown_runs.shown(plan, store, runs, whole)
+    whole_plan = None if suite.name == external_models.SUITE else functools.partial(suite.plan, plan.preset)
+    return shown_runs.shown(plan, store, runs, whole_plan)
 
 
-def planned(
+def planned_suite(
     name: str | Path | Suite, preset: str | None, seeds: Sequence[int] | None, where: str | None, store: Store | None
 ) -> tuple[Suite, Plan]:
     """A suite and the plan to look at: the preset asked for, else the first that has been run, else paper."""
@@ -475,8 +489,8 @@ def planned(
 
     if name == external_models.SUITE and name not in files.available():
         return reporting_evaluated.suite_and_plan(store, where)
-    chosen = name if isinstance(name, Suite) else files.load(str(name))
+    chosen_suite = name if isinstance(name, Suite) else files.load(str(name))
     if preset is None and store is not None:
-        preset = progress.preset_run(chosen, store)
-    plan = chosen.plan(preset or "paper", seeds, where, refuse=False)
-    return chosen, plan if store is None else progress.with_stored_attacks(chosen, plan, store)
+        preset = progress.preset_run(chosen_suite, store)
+    plan = chosen_suite.plan(preset or "paper", seeds, where, refuse=False)
+    return chosen_suite, plan if store is None else progress.with_stored_attacks(chosen_suite, plan, store)

@@ -74,12 +74,12 @@ def plan(
     import pandas
 
     with plugged(plugins, db):
-        chosen = suite_of(suite, override).plan(preset, seed_list(seeds), filter_text(where), names(attacks))
+        suite_plan = suite_of(suite, override).plan(preset, seed_list(seeds), filter_text(where), names(attacks))
     rows = []
-    for cell in chosen.unique():
-        work = cost.cell_work(cell, chosen)
-        counted = {} if work is None else {"gradient_steps": work.gradient_steps, "image_passes": work.image_passes}
-        rows.append({"cell": cell.id, **cell.key, "seed": cell.spec["seed"], **counted})
+    for cell in suite_plan.unique():
+        work = cost.cell_work(cell, suite_plan)
+        work_counts = {} if work is None else {"gradient_steps": work.gradient_steps, "image_passes": work.image_passes}
+        rows.append({"cell": cell.id, **cell.key, "seed": cell.spec["seed"], **work_counts})
     return pandas.DataFrame(rows)
 
 
@@ -148,21 +148,21 @@ def run(
     if executor == "local":
         _guarded()
     with plugged(plugins, options.db):
-        chosen = suite_of(suite, override).plan(preset, seed_list(seeds), filter_text(where), names(attacks))
-    lines, ended = Lines(f"suite {chosen.suite}, preset {chosen.preset}", quiet), False
+        suite_plan = suite_of(suite, override).plan(preset, seed_list(seeds), filter_text(where), names(attacks))
+    lines, has_failures = Lines(f"suite {suite_plan.suite}, preset {suite_plan.preset}", quiet), False
     try:
-        cells = [cell.id for cell in chosen.to_run()]
+        cells = [cell.id for cell in suite_plan.to_run()]
         with live_log.logged(lines, options) as observer, sql_tables.judged(options.db, cells):
-            start.run(start.jobs_of(chosen), observer, options)
-    except SystemExit as over:
-        if over.code != 1:  # 1: some cells failed, as the rows say
+            start.run(start.jobs_of(suite_plan), observer, options)
+    except SystemExit as exit_request:
+        if exit_request.code != 1:  # 1: some cells failed, as the rows say
             raise KeyboardInterrupt from None
-        ended = True
+        has_failures = True
     finally:
         lines.close()
     with opened(options.db) as store:
-        rows = progress.cells_of(chosen, store)
-    if ended and lines.died and not {row.status for row in rows} & {"done", "failed"}:
+        rows = progress.cells_of(suite_plan, store)
+    if has_failures and lines.died and not {row.status for row in rows} & {"done", "failed"}:
         raise MachineError(
             f"no cell was computed: {lines.died} (worker processes import the program again, which must be a file)"
         )
@@ -193,5 +193,5 @@ def _guarded() -> None:
 def _is_guard(node: ast.stmt) -> bool:
     """Whether it is an `if` that asks for `__name__`."""
     return isinstance(node, ast.If) and any(
-        isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test)
+        isinstance(name_node, ast.Name) and name_node.id == "__name__" for name_node in ast.walk(node.test)
     )

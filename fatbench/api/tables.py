@@ -66,13 +66,13 @@ class Table:
                 raise SpecError(f"'{headings[0]}' holds no numbers, and the frame has no column 'value'")
             tidy = numbers.rename(columns={headings[0]: "heading"})
         else:
-            kept = [*row_names, *([seed] if seed in numbers else [])]
-            tidy = numbers.melt(id_vars=kept, value_vars=headings, var_name="heading", value_name="value")
+            id_columns = [*row_names, *([seed] if seed in numbers else [])]
+            tidy = numbers.melt(id_vars=id_columns, value_vars=headings, var_name="heading", value_name="value")
         tidy = tidy.assign(run=tidy[seed] if seed in tidy else tidy.groupby([*row_names, "heading"]).cumcount())
-        twice = tidy[tidy.duplicated([*row_names, "heading", "run"])]
-        if len(twice):
-            where = ", ".join(str(value) for value in twice.iloc[0][[*row_names, "heading", "run"]])
-            raise SpecError(f"two numbers of {where}: name what tells them apart in rows, or choose some")
+        duplicates = tidy[tidy.duplicated([*row_names, "heading", "run"])]
+        if len(duplicates):
+            duplicate_key = ", ".join(str(value) for value in duplicates.iloc[0][[*row_names, "heading", "run"]])
+            raise SpecError(f"two numbers of {duplicate_key}: name what tells them apart in rows, or choose some")
         return cls([_grid(tidy, row_names, title, digits)])
 
     def __repr__(self) -> str:
@@ -118,8 +118,8 @@ class Table:
         return self._text("latex", width=str(width), spread=spread, published=published, numbers=numbers)
 
     @spoken
-    def save(self, path: str | Path, **how: Any) -> Path:
-        """Write a file: its ending, .md, .tex, .html, .csv or .json, says what. how: of .tex, as `latex` takes it.
+    def save(self, path: str | Path, **options: Any) -> Path:
+        """Write a file: its ending, .md, .tex, .html, .csv or .json, says what. options: of .tex, as `latex` takes it.
 
         SpecError: another ending; MachineError: the file cannot be written.
         """
@@ -129,7 +129,7 @@ class Table:
         format = ENDINGS.get(file.suffix)
         if format is None:
             raise SpecError(f"{file}: expected a name that ends in {', '.join(ENDINGS)}")
-        text = self.latex(**how) if format == "latex" else self._text(format)
+        text = self.latex(**options) if format == "latex" else self._text(format)
         whole_file.write(file, text, file)
         return file
 
@@ -169,32 +169,32 @@ def _grid(tidy: pandas.DataFrame, rows: list[str], title: str, digits: int) -> G
     from fatbench.report.numbers.measurements import Source, mean_and_std
     from fatbench.report.numbers.provenance import TableFacts
 
-    runs = {run: place for place, run in enumerate(dict.fromkeys(tidy["run"]))}
+    runs = {run: position for position, run in enumerate(dict.fromkeys(tidy["run"]))}
     numbered = all(isinstance(run, int) or str(run).isdecimal() for run in runs)
     cells: dict[tuple[str, ...], dict[str, dict[int, float]]] = {}
     for _, line in tidy.dropna(subset=["value"]).iterrows():
-        at = cells.setdefault(tuple(str(line[name]) for name in rows), {}).setdefault(str(line["heading"]), {})
-        at[int(line["run"]) if numbered else runs[line["run"]]] = float(line["value"])
+        row_values = cells.setdefault(tuple(str(line[name]) for name in rows), {}).setdefault(str(line["heading"]), {})
+        row_values[int(line["run"]) if numbered else runs[line["run"]]] = float(line["value"])
     headings = list(dict.fromkeys(tidy["heading"].astype(str)))
 
-    def value(found: dict[int, float]) -> Value:
-        if not found:
+    def value(value_by_seed: dict[int, float]) -> Value:
+        if not value_by_seed:
             return Value(wanted=len(runs))
-        seeds = tuple(sorted(found))
-        values = tuple(found[seed] for seed in seeds)
+        seeds = tuple(sorted(value_by_seed))
+        values = tuple(value_by_seed[seed] for seed in seeds)
         mean, std = mean_and_std(values)
         return Value(mean=mean, std=std, seeds=seeds, wanted=len(seeds), values=values)
 
     columns = []
     for heading in headings:
-        fractions = all(0 <= one <= 1 for row in cells.values() for one in row.get(heading, {}).values())
+        fractions = all(0 <= number <= 1 for row in cells.values() for number in row.get(heading, {}).values())
         source = Source(heading, "evaluation", heading, -1, None)
         columns.append(Column(heading, source, heading, "none", "percent" if fractions else "plain", digits))
     filled = [
-        Row(dict(zip(rows, key, strict=True)), [[value(at.get(heading, {})) for heading in headings]])
-        for key, at in cells.items()
+        Row(dict(zip(rows, key, strict=True)), [[value(row_values.get(heading, {})) for heading in headings]])
+        for key, row_values in cells.items()
     ]
-    seeds = sorted({seed for row in cells.values() for one in row.values() for seed in one})
+    seeds = sorted({seed for row in cells.values() for number in row.values() for seed in number})
     return Grid(
         suite="own", preset="paper", id="own", name=title or "Own numbers", label="", axes=rows, groups=[Group({})],
         columns=columns, rows=filled, select="last", checkpoint="", seeds=seeds, facts=TableFacts(),

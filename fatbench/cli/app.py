@@ -132,19 +132,19 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def _application() -> typer.Typer:
-    made = _group(
+    application = _group(
         "Benchmark federated adversarial training: run suites, keep the results, compare them with published numbers.",
         epilog=WORDS,
     )
-    made.callback(invoke_without_command=True)(_root)
+    application.callback(invoke_without_command=True)(_root)
     for name, (help, commands) in GROUPS.items():
-        part = _group(help, OfSuites if "suite" in commands and name in ("run", "plan") else Suggesting)
+        group = _group(help, OfSuites if "suite" in commands and name in ("run", "plan") else Suggesting)
         for command, function in commands.items():
-            part.command(command, cls=Documented)(with_plugins(function))
-        made.add_typer(part, name=name)
+            group.command(command, cls=Documented)(with_plugins(function))
+        application.add_typer(group, name=name)
     for name, function in COMMANDS.items():
-        made.command(name, cls=Documented)(with_plugins(function))
-    return made
+        application.command(name, cls=Documented)(with_plugins(function))
+    return application
 
 
 app = _application()
@@ -164,29 +164,29 @@ def _of_options(error: Any) -> str:
         problem = error.__cause__.errors()[0]  # type: ignore[attr-defined]
         message = f"{error.param.opts[0]}: {problem['msg'].removeprefix('Input ')}, got {str(problem['input'])[:60]!r}"
     elif ctx and (option := getattr(error, "option_name", None)):
-        known = {name for parameter in ctx.command.params for name in parameter.opts if name.startswith("-")}
-        if option not in known:
-            bare = {name.lstrip("-"): name for name in known}  # two dashes alone make nothing alike
-            near = difflib.get_close_matches(option.lstrip("-"), bare, n=1)
+        known_options = {name for parameter in ctx.command.params for name in parameter.opts if name.startswith("-")}
+        if option not in known_options:
+            bare = {name.lstrip("-"): name for name in known_options}  # two dashes alone make nothing alike
+            similar = difflib.get_close_matches(option.lstrip("-"), bare, n=1)
             words = MEANT_OPTIONS.get(option.lstrip("-"), "")
-            words = words if words.split(" ")[0] in known else bare[near[0]] if near else ""
-            meant = f"did you mean '{words}'?" if words else f"known: {', '.join(sorted(known))}"
-            message = f"no such option: {option[:60]} ({meant})"
+            words = words if words.split(" ")[0] in known_options else bare[similar[0]] if similar else ""
+            hint = f"did you mean '{words}'?" if words else f"known: {', '.join(sorted(known_options))}"
+            message = f"no such option: {option[:60]} ({hint})"
     return shown_url(f"fatbench{f' {command}' if command else ''}: {message[:1].lower()}{message[1:]}")
 
 
 def _without_passwords(text: str) -> str:
     """A message that may repeat an argument: an address can stand in the place of any name."""
-    for given in sys.argv[1:]:
-        text = text.replace(given, shown_url(given)) if "@" in given or "=" in given else text
+    for argument in sys.argv[1:]:
+        text = text.replace(argument, shown_url(argument)) if "@" in argument or "=" in argument else text
     return text
 
 
 def _refuse_bytes() -> None:
     """SpecError: an argument is not text, so it is in no database and names no suite."""
-    for given in sys.argv[1:]:
-        if any(0xD800 <= ord(letter) <= 0xDFFF for letter in given):
-            raise SpecError(f"an argument is not UTF-8: {os.fsencode(given)[:60]!r}")
+    for argument in sys.argv[1:]:
+        if any(0xD800 <= ord(letter) <= 0xDFFF for letter in argument):
+            raise SpecError(f"an argument is not UTF-8: {os.fsencode(argument)[:60]!r}")
 
 
 def main() -> None:

@@ -52,12 +52,12 @@ def text(check: Check, format: str = "text") -> str:
     from tabulate import tabulate
 
     heading = f"### {check.question}\n\n" if format == "markdown" else f"{check.question}\n  "
-    parts = [f"{heading}{check.answer}"]
+    sections = [f"{heading}{check.answer}"]
     if not check.rows.empty:
         rows = check.rows.astype(object).where(check.rows.notna(), "-")
         style = "github" if format == "markdown" else "simple"
-        parts.append(tabulate(rows.values.tolist(), [*rows.columns], tablefmt=style, floatfmt=".4g"))
-    return "\n\n".join(parts)
+        sections.append(tabulate(rows.values.tolist(), [*rows.columns], tablefmt=style, floatfmt=".4g"))
+    return "\n\n".join(sections)
 
 
 def _record(check: Check) -> dict[str, Any]:

@@ -25,29 +25,29 @@ PATHS = {  # kind -> where its function stands in a cell
 }
 
 
-def text_of(kind: str, name: str, suite: Suite, given: str) -> tuple[str, str]:
+def text_of(kind: str, name: str, suite: Suite, base_name: str) -> tuple[str, str]:
     """The YAML of a suite `name` that extends `suite` by a function of this kind, and a filter of the cells it adds.
 
-    given: the name or path by which the suite was found. The filter is empty for an attack, which all cells get.
+    base_name: the name or path by which the suite was found. The filter is empty for an attack, which all cells get.
     SpecError: the suite has no place for it.
     """
-    parts: dict[str, Any] = {}
+    sections: dict[str, Any] = {}
     if kind == "attack":
-        parts |= _attack(name, suite)
-        what, cells = "an attack of my own on every row", ""
+        sections |= _attack(name, suite)
+        summary, cells = "an attack of my own on every row", ""
     else:
         axis, label, override = _row(kind, name, suite)
-        parts["axes"] = {axis: {label: override}}
-        parts |= points_with(suite, axis, [label])
-        what, cells = f"the {axis} {label}", f"{axis}={label if label == name else chr(39) + label + chr(39)}"
+        sections["axes"] = {axis: {label: override}}
+        sections |= points_with(suite, axis, [label])
+        summary, cells = f"the {axis} {label}", f"{axis}={label if label == name else chr(39) + label + chr(39)}"
     head = {
         "name": name,
         "title": f"{name} beside {suite.title}",
-        "description": f"The rows of {suite.name}, and {what} (a function of {name}.py).",
-        "extends": given,
+        "description": f"The rows of {suite.name}, and {summary} (a function of {name}.py).",
+        "extends": base_name,
         "plugins": [f"{name}.py"],
     }
-    text = "".join(f"{key}: {_flow(value)}\n" for key, value in head.items()) + "".join(_block(parts))
+    text = "".join(f"{key}: {_flow(value)}\n" for key, value in head.items()) + "".join(_block(sections))
     return text, cells
 
 
@@ -60,10 +60,10 @@ def _axis_of_baseline(suite: Suite) -> str | None:
 def _row(kind: str, name: str, suite: Suite) -> tuple[str, str, LocatedMap]:
     """(axis, label, what is laid on the base) of the row that uses the function."""
     path, axes = PATHS[kind], suite.contents.axes
-    varied = [axis for axis, labels in axes.items() if any(_at(override, path) for override in labels.values())]
+    varied = [axis for axis, labels in axes.items() if any(_value_at(override, path) for override in labels.values())]
     axis = next(iter(varied), None) if kind in ("adversary", "dataset", "partition", "model") else None
     if axis is not None:
-        clients = _at(suite.contents.base, ("partition", "clients"))
+        clients = _value_at(suite.contents.base, ("partition", "clients"))
         split = {"clients": clients} if kind == "partition" and clients else {}
         return axis, name, _nested(path, {"name": name, **split})
     if (axis := _axis_of_baseline(suite)) is None:
@@ -71,21 +71,21 @@ def _row(kind: str, name: str, suite: Suite) -> tuple[str, str, LocatedMap]:
     labels = axes[axis]
     baseline = suite.contents.baseline
     reference = baseline[1] if baseline else next(iter(labels))
-    under = labels[reference]
+    reference_override = labels[reference]
     call: dict[str, Any] = {"name": name}
-    before = _at(under, path) or _at(suite.contents.base, path) or {}
+    earlier_call = _value_at(reference_override, path) or _value_at(suite.contents.base, path) or {}
     if kind == "objective":
-        call |= {key: value for key, value in before.items() if key == "attack"}
+        call |= {key: value for key, value in earlier_call.items() if key == "attack"}
     if kind == "method":
-        call |= {key: value for key, value in before.items() if key in ("rounds", "aggregator", "local")}
+        call |= {key: value for key, value in earlier_call.items() if key in ("rounds", "aggregator", "local")}
     override = _nested(path, call)
     if kind == "adversary":
         override["malicious"] = {"clients": 1, **override["malicious"]}
     rows = kind in ("method", "aggregator", "objective")
-    return axis, name if rows else f"{reference} with {name}", merge(under, _located(override))
+    return axis, name if rows else f"{reference} with {name}", merge(reference_override, _located(override))
 
 
-def _at(node: Any, path: Sequence[str]) -> Any:
+def _value_at(node: Any, path: Sequence[str]) -> Any:
     """What stands at a path of a mapping; None: nothing."""
     for key in path:
         node = node.get(key) if isinstance(node, Mapping) else None
@@ -104,19 +104,19 @@ def _located(value: Any) -> Any:
 
 def _attack(name: str, suite: Suite) -> dict[str, Any]:
     """The evaluation with the attack, and the first table that shows attacks with a column of it."""
-    known = suite.contents.evaluate.attacks
-    like: Mapping[str, Any] = next((a for a in known.values() if a and a["name"] == "pgd"), {})
+    known_attacks = suite.contents.evaluate.attacks
+    like: Mapping[str, Any] = next((a for a in known_attacks.values() if a and a["name"] == "pgd"), {})
     step, steps = like.get("step", "2/255"), like.get("steps", 20)
     settings = {"name": name, **({"eps": like["eps"]} if "eps" in like else {}), "step": step, "steps": steps}
-    parts: dict[str, Any] = {"evaluate": {"attacks": {name: settings}}}
-    if table := next((t for t in suite.tables if {*t.values.values()} & {*known}), None):
-        parts["tables"] = [{**table.node, "values": {**table.node["values"], name: name}}]
-    return parts
+    sections: dict[str, Any] = {"evaluate": {"attacks": {name: settings}}}
+    if table := next((t for t in suite.tables if {*t.values.values()} & {*known_attacks}), None):
+        sections["tables"] = [{**table.node, "values": {**table.node["values"], name: name}}]
+    return sections
 
 
-def _block(parts: Mapping[str, Any]) -> Iterator[str]:
+def _block(sections: Mapping[str, Any]) -> Iterator[str]:
     """Sections, two levels of them each on one line."""
-    for key, value in parts.items():
+    for key, value in sections.items():
         yield f"\n{key}:\n"
         for inner, entry in value.items() if isinstance(value, Mapping) else ():
             if key in ("axes", "evaluate") or inner in ("include", "exclude"):
@@ -130,11 +130,11 @@ def _block(parts: Mapping[str, Any]) -> Iterator[str]:
             else:
                 yield f"  {_flow(inner)}: {_flow(entry)}\n"
         if isinstance(value, list):
-            for one in value:
-                first = "- "
-                for inner, entry in one.items():
-                    yield f"  {first}{inner}: {_flow(entry)}\n"
-                    first = "  "
+            for item in value:
+                indent = "- "
+                for inner, entry in item.items():
+                    yield f"  {indent}{inner}: {_flow(entry)}\n"
+                    indent = "  "
 
 
 PLAIN = re.compile(r"[A-Za-z][\w/ .()+-]*(?<! )")  # what YAML reads as it stands, in a mapping in braces too
@@ -151,8 +151,8 @@ def _flow(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     text = str(value)
-    plain = re.fullmatch(r"[\d.]+e?-?\d*/?\d+", text) if "/" in text else PLAIN.fullmatch(text)
-    if plain and text.lower() not in ("null", "true", "false", "yes", "no", "on", "off", "nan", "inf"):
+    is_plain = re.fullmatch(r"[\d.]+e?-?\d*/?\d+", text) if "/" in text else PLAIN.fullmatch(text)
+    if is_plain and text.lower() not in ("null", "true", "false", "yes", "no", "on", "off", "nan", "inf"):
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

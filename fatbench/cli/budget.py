@@ -45,25 +45,29 @@ def offers(on: str | None, preset: str | None, db: str | None) -> Iterator[Offer
     from fatbench.suite import duration, files
     from fatbench.suite.papers import is_jpeg
 
-    with opened(db, new=True) as store:
-        measured = duration.speeds([] if store is None else timing.measured(store))
+    with opened(db, create=True) as store:
+        measured_speeds = duration.speeds([] if store is None else timing.timed_runs(store))
         for name in files.available():
             try:
                 suite = files.load(name)
-                wanted = [one for one in suite.presets() if one == preset or (preset is None and one != "smoke")]
-                plans = [suite.plan(one) for one in wanted]
+                preset_names = [
+                    preset_name
+                    for preset_name in suite.presets()
+                    if preset_name == preset or (preset is None and preset_name != "smoke")
+                ]
+                plans = [suite.plan(preset_name) for preset_name in preset_names]
             except FatbenchError:  # `suite list` says what is wrong with it
                 continue
             for plan in plans if not is_jpeg(name) else ():
                 if on is not None and sys.stderr.isatty():
                     print(f"\x1b[2Kestimating {name}, preset {plan.preset}", end="\r", file=sys.stderr, flush=True)
-                known = measured
+                speeds_used = measured_speeds
                 if on is not None:
                     from fatbench.runner.gpu_estimates import speeds
 
-                    known = speeds(plan.to_run(), on, settings.precision(None), None, settings.AUTO)
-                left = duration.everything(plan) if store is None else progress.cells_left(plan, store)
-                time = duration.estimate(plan.to_run(), known, left)
+                    speeds_used = speeds(plan.to_run(), on, settings.precision(None), None, settings.AUTO)
+                work_left = duration.everything(plan) if store is None else progress.cells_left(plan, store)
+                time = duration.estimate(plan.to_run(), speeds_used, work_left)
                 data = tuple(sorted({cell.spec["data"]["name"] for cell in plan.cells}))
                 seconds = None if time.unknown else time.seconds
                 yield Offer(name, plan.preset, len(plan.to_run()), time.done, seconds, data, suite.title)
@@ -77,19 +81,29 @@ def show(budget: str | None, on: str | None, preset: str | None, db: str | None)
     from fatbench.runner.gpu_estimates import listed
     from fatbench.runner.slots import gpu_name
 
-    most = None if budget is None else 3600 * hours(budget)
-    here = slots(None, None)
-    if on is None and (gpu := gpu_name(here[0])):
+    seconds_allowed = None if budget is None else 3600 * hours(budget)
+    local_slots = slots(None, None)
+    if on is None and (gpu := gpu_name(local_slots[0])):
         on = listed(gpu)
-    found = list(offers(on, preset or ("quick" if on else None), db))
+    all_offers = list(offers(on, preset or ("quick" if on else None), db))
     where = f"one {on.upper()}, an estimate" if on else "one worker of this machine"
-    timed = [one for one in found if one.seconds is not None]
-    fit = [one for one in timed if one.done < one.cells and (most is None or (one.seconds or 0) <= most)]
-    unknown = len(found) - len(timed)
+    timed = [offer for offer in all_offers if offer.seconds is not None]
+    fit = [
+        offer
+        for offer in timed
+        if offer.done < offer.cells and (seconds_allowed is None or (offer.seconds or 0) <= seconds_allowed)
+    ]
+    unknown = len(all_offers) - len(timed)
     if fit:
         rows = [
-            [one.suite, one.preset, str(one.cells - one.done), duration(one.seconds or 0), ", ".join(one.data)]
-            for one in sorted(fit, key=lambda one: -(one.seconds or 0))
+            [
+                offer.suite,
+                offer.preset,
+                str(offer.cells - offer.done),
+                duration(offer.seconds or 0),
+                ", ".join(offer.data),
+            ]
+            for offer in sorted(fit, key=lambda one: -(one.seconds or 0))
         ]
         print_rows(new_console(), ("suite", "preset", "cells", "time", "data"), rows, ("cells", "time"))
         print(
@@ -99,6 +113,6 @@ def show(budget: str | None, on: str | None, preset: str | None, db: str | None)
         text = f"{unknown} presets: nothing comparable has run here; --on h100 estimates a GPU"
         print(f"fatbench: {text}, fatbench plan NAME --calibrate measures this machine", file=sys.stderr)
     if not fit:
-        least = min((one.seconds for one in timed if one.seconds), default=None)
-        more = "" if least is None else f"; the shortest takes {duration(least)}"
-        raise NothingMatched(f"no preset is known to fit{f' --budget {budget}' if budget else ''} on {where}{more}")
+        shortest = min((offer.seconds for offer in timed if offer.seconds), default=None)
+        remark = "" if shortest is None else f"; the shortest takes {duration(shortest)}"
+        raise NothingMatched(f"no preset is known to fit{f' --budget {budget}' if budget else ''} on {where}{remark}")

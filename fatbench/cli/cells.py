@@ -54,34 +54,41 @@ def show_cell(
         spec = store.cells([id])[id]
         runs = store.runs([id])
         stages = store.stages([id])
-        others = cell_runs.runs_of_cell(store, id)
-        why = cell_rows.doubts_of([id], store)
+        replicate_runs = cell_runs.runs_of_cell(store, id)
+        doubts_by_stage = cell_rows.doubts_of([id], store)
 
         def doubted(number: Mapping[str, Any]) -> dict[str, Any]:
             accuracy = number["metric"] == parsed(number["stage"]).metric
-            return {**number, "doubts": in_words(why.get((id, number["stage"]), ())) if accuracy else []}
+            return {**number, "doubts": in_words(doubts_by_stage.get((id, number["stage"]), ())) if accuracy else []}
 
         if format == "json":
             evaluated = NUMBERS.c.metric.in_({parsed(stage).metric for _, stage in stages if stage != "train"})
             integrity.agree(cell_rows.numbers_of([id], store, evaluated), store.database)
             rows = map(doubted, store.each_measurement(id))
-            shown = ({key: row[key] for key in row if key != "settings"} for row in rows)  # those of its stage
+            number_rows = ({key: row[key] for key in row if key != "settings"} for row in rows)  # those of its stage
             of_stages = [
                 {name: getattr(row, name) for name in ("stage", "status", "round", "total", "settings")}
                 for row in stages.values()
             ]
             print_json(
-                {"cell": id, "spec": spec, "stages": of_stages, "numbers": shown, "runs": runs, "replicates": others}
+                {
+                    "cell": id,
+                    "spec": spec,
+                    "stages": of_stages,
+                    "numbers": number_rows,
+                    "runs": runs,
+                    "replicates": replicate_runs,
+                }
             )
             return
-        last, earlier = store.last_trained(id)
-        shown_rows = cell_rows.numbers_of([id], store, (NUMBERS.c.stage != "train") | (NUMBERS.c.round >= last))
+        last_round, earlier_count = store.last_trained(id)
+        shown_rows = cell_rows.numbers_of([id], store, (NUMBERS.c.stage != "train") | (NUMBERS.c.round >= last_round))
         numbers = sorted(shown_rows, key=lambda row: (row["stage"], row["round"], row["client"], row["metric"]))
         integrity.agree(numbers, store.database)
         numbers = [doubted(number) for number in numbers]
-    show.cell(id, _name(id, runs), spec, stages, numbers, runs, earlier)
-    if others:
-        print(cell_runs.runs_as_text(others))
+    show.cell(id, _name(id, runs), spec, stages, numbers, runs, earlier_count)
+    if replicate_runs:
+        print(cell_runs.runs_as_text(replicate_runs))
 
 
 def _name(id: str, runs: Sequence[Mapping[str, Any]]) -> str:
@@ -113,25 +120,25 @@ def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, 
     from fatbench.report.figures import artifacts
 
     files = settings.files_folder(settings.database(db)) / id
-    kept = artifacts.rounds(files)
-    if not kept:
+    kept_rounds = artifacts.rounds(files)
+    if not kept_rounds:
         raise NothingMatched(f"cell {id} kept no artifacts, or they are not on this machine: {files / 'artifacts'}")
-    if round is not None and round not in kept:
+    if round is not None and round not in kept_rounds:
         raise SpecError(
-            f"--round: cell {id} kept no artifacts of round {round}{did_you_mean(str(round), map(str, kept))}"
+            f"--round: cell {id} kept no artifacts of round {round}{did_you_mean(str(round), map(str, kept_rounds))}"
         )
-    round = round or max(kept)
-    tensors = artifacts.load(kept[round], digests.get(kept[round].relative_to(files).as_posix()))
-    written = []
+    round = round or max(kept_rounds)
+    tensors = artifacts.load(kept_rounds[round], digests.get(kept_rounds[round].relative_to(files).as_posix()))
+    image_files = []
     for image in artifacts.images(tensors):
         file = folder / f"{id}-round-{round:06d}-{image.name}.png"
         whole_file.write(file, image.png(), f"-o {folder}", make_folder=True)
-        written.append(str(file))
+        image_files.append(str(file))
     words = artifacts.lines(tensors)
     if format == "json":
-        print_json({"cell": id, "round": round, "rounds": list(kept), "files": written, "values": words})
+        print_json({"cell": id, "round": round, "rounds": list(kept_rounds), "files": image_files, "values": words})
     else:
-        print("\n".join([*written, *words]))
+        print("\n".join([*image_files, *words]))
 
 
 def logs(cell: Cell, db: Db = None, format: Format = "text") -> None:

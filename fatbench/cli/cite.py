@@ -32,12 +32,12 @@ def cite(
     from fatbench.report import references
 
     if name is None:
-        found = list(references.entries())
+        entries = list(references.entries())
     else:
         from fatbench.suite import files
 
-        found = references.cited_by(files.load(name))
+        entries = references.cited_by(files.load(name))
     if format == "json":
-        print_json({"references": [{"key": one.key, **one.fields} for one in found]})
+        print_json({"references": [{"key": entry.key, **entry.fields} for entry in entries]})
     else:
-        print((references.bibtex if format == "bibtex" else references.markdown)(found), end="")
+        print((references.bibtex if format == "bibtex" else references.markdown)(entries), end="")

@@ -41,21 +41,21 @@ def delete(
     from fatbench import settings
     from fatbench.store import cleanup
     from fatbench.store.folder import belongs
-    from fatbench.store.rows import counted
+    from fatbench.store.rows import counted_text
 
     if not cells and name is None:
         raise SpecError("name cells, or a suite: --suite NAME, with -k to choose some of its cells")
     if name is None and (preset or smoke or where or seeds):
         raise SpecError("--preset, --smoke, -k and --seeds choose cells of a suite: name it with --suite")
     with opened(db) as store:
-        if short := [id for id in cells or () if len(id) < 4]:
-            raise SpecError(f"'{short[0]}': give at least the first 4 letters of a cell's id")
+        if too_short := [id for id in cells or () if len(id) < 4]:
+            raise SpecError(f"'{too_short[0]}': give at least the first 4 letters of a cell's id")
         labels = dict.fromkeys((cell_in(store, id) for id in cells or ()), "")
         if name is not None:
             plan = plan_in(name, preset, smoke, seeds, where, store)[1]
-            stored = set() if store is None else {*store.cells([cell.id for cell in plan.cells])}
+            stored_ids = set() if store is None else {*store.cells([cell.id for cell in plan.cells])}
             for cell in plan.cells:
-                if cell.id in stored:
+                if cell.id in stored_ids:
                     labels[cell.id] = ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"])
             if not labels:
                 raise NothingMatched(f"the database has no such cell of '{plan.suite}', preset {plan.preset}")
@@ -65,12 +65,12 @@ def delete(
             return
         assert store is not None
         folder = settings.files_folder(settings.database(db))
-        ours = belongs(store, folder)
+        is_our_folder = belongs(store, folder)
         for id in labels:
             counts = cleanup.delete_cell(store, id)
-            for path in [folder / id, *folder.glob(f"{id}~*")] if ours else []:
+            for path in [folder / id, *folder.glob(f"{id}~*")] if is_our_folder else []:
                 cleanup.remove(path)
-            print(f"{id}: {counted(counts)} deleted", flush=True)
+            print(f"{id}: {counted_text(counts)} deleted", flush=True)
 
 
 def clean(

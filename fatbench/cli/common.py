@@ -27,7 +27,7 @@ FIGURES = Path("results/figures")
 
 def print_json(value: dict[str, Any]) -> None:
     """Print one JSON object with its schema's version; what an iterator in it gives is a list that is never held."""
-    value = {key: _Given(part) if isinstance(part, Iterator) else part for key, part in value.items()}
+    value = {key: _Given(item) if isinstance(item, Iterator) else item for key, item in value.items()}
     for text in json.JSONEncoder(indent=2).iterencode({"schema_version": SCHEMA_VERSION, **value}):
         sys.stdout.write(text)
     print()
@@ -47,11 +47,11 @@ class _Given(list[Any]):
 SHORT = {"md": "markdown", "tex": "latex"}  # formats by the ending of their files
 
 
-def known_format(value: str, known: tuple[str, ...]) -> str:
-    """`value`, one of `known`, or what it is short for. SpecError: it is not."""
-    value = SHORT[value] if SHORT.get(value) in known else value
-    if value not in known:
-        raise SpecError(f"--format: no format is named '{value}'{did_you_mean(value, known)}")
+def known_format(value: str, formats: tuple[str, ...]) -> str:
+    """`value`, one of `formats`, or what it is short for. SpecError: it is not."""
+    value = SHORT[value] if SHORT.get(value) in formats else value
+    if value not in formats:
+        raise SpecError(f"--format: no format is named '{value}'{did_you_mean(value, formats)}")
     return value
 
 
@@ -116,7 +116,7 @@ def plan_of(
 
 def listed(text: str | None) -> list[str]:
     """ "suite, method" as names, each once."""
-    return list(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
+    return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
 
 
 def plan_in(
@@ -125,7 +125,7 @@ def plan_in(
     """A suite and the plan to look at: the preset asked for, else the first that has been run, else paper."""
     from fatbench import api
 
-    return api.planned(name, named_preset(preset, smoke), _seeds(seeds), named_filter(where), store)
+    return api.planned_suite(name, named_preset(preset, smoke), _seeds(seeds), named_filter(where), store)
 
 
 def named_preset(preset: str | None, smoke: bool) -> str | None:
@@ -141,11 +141,11 @@ def _seeds(text: str | None) -> list[int] | None:
     return model.parse_seeds(text) if text else None
 
 
-def named_filter(given: list[str] | None) -> str | None:
+def named_filter(filter_texts: list[str] | None) -> str | None:
     """One filter of all that were given; each by itself is what `-k` says it is."""
     from fatbench.suite import filters
 
-    return filters.joined(given) if given else None
+    return filters.joined(filter_texts) if filter_texts else None
 
 
 def cell_in(store: Store | None, cell: str) -> str:
@@ -160,7 +160,7 @@ def cell_in(store: Store | None, cell: str) -> str:
 
 
 @contextlib.contextmanager
-def working(what: str) -> Iterator[Callable[[str], None]]:
+def working(activity: str) -> Iterator[Callable[[str], None]]:
     """What a command is doing, on the terminal of stderr while it takes time; yields what says the next thing."""
     from rich.console import Console
 
@@ -168,10 +168,10 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
     if not console.is_terminal or console.is_dumb_terminal:
         yield lambda said: None
         return
-    with console.status(what, spinner="line") as status:
+    with console.status(activity, spinner="line") as status:
         yield status.update
 
 
-def write_text(file: Path, text: str, asked: Path) -> None:
-    """Write a text whole where `-o` asked for it: `asked` is the file, or its folder. SpecError, MachineError."""
-    whole_file.write(file, text, f"-o {asked}", make_folder=file != asked)
+def write_text(file: Path, text: str, named_path: Path) -> None:
+    """Write a text whole where `-o` asked for it: `named_path` is the file, or its folder. SpecError, MachineError."""
+    whole_file.write(file, text, f"-o {named_path}", make_folder=file != named_path)

@@ -56,27 +56,29 @@ def compare(
     from fatbench.report.numbers import compare as comparing
 
     known_format(format, ("text", "json"))
-    at = checkpoint(select)
+    chosen_checkpoint = checkpoint(select)
     if tests:
         if b is not None or name or metric:
             raise SpecError("--tests: the suite is A, and what it declares says the rest: no B, --suite or --metric")
-        _declared(lambda store: plan_in(a, preset, smoke, seeds, None, store), where, at, groups, db, format)
+        _declared(
+            lambda store: plan_in(a, preset, smoke, seeds, None, store), where, chosen_checkpoint, groups, db, format
+        )
         return
     if b is None:
         raise SpecError("compare takes two sides, A and B (or a suite and --tests)")
-    found = api.compare(
+    comparison = api.compare(
         a, b, suite=name, metric=metric or (), preset=named_preset(preset, smoke), seeds=seeds,
-        where=named_filter(where), select=at, groups=groups, db=db,
+        where=named_filter(where), select=chosen_checkpoint, groups=groups, db=db,
     )  # fmt: skip
     if format == "json":
-        said = {"a": a, "b": b, "checkpoint": select, "exploratory": True, "margin": found.margin}
-        print_json({**said, "comparisons": comparing.as_json(found.parts, found.margin)})
+        header = {"a": a, "b": b, "checkpoint": select, "exploratory": True, "margin": comparison.margin}
+        print_json({**header, "comparisons": comparing.as_json(comparison.parts, comparison.margin)})
     else:
-        print(found, end="")
+        print(comparison, end="")
 
 
 def _declared(
-    whole: Callable[[Store | None], tuple[Suite, Plan]],
+    suite_and_plan: Callable[[Store | None], tuple[Suite, Plan]],
     where: list[str] | None,
     select: Checkpoint,
     groups: str | None,
@@ -85,33 +87,39 @@ def _declared(
 ) -> None:
     """Print the families of comparisons that a suite declares. SpecError: it declares none.
 
-    whole: the plan, not filtered. A filter chooses what is shown; Holm's correction stays over the whole family.
+    suite_and_plan: the plan, not filtered. A filter chooses what is shown; Holm's correction stays over the whole
+    family.
     """
     from fatbench import api
     from fatbench.api.image_groups import labels_of
     from fatbench.report.numbers import declared_tests
-    from fatbench.report.numbers.compare import measured
+    from fatbench.report.numbers.compare import measured_numbers
     from fatbench.suite import filters
 
     with opened(db) as store:
-        suite, plan = whole(store)
+        suite, plan = suite_and_plan(store)
         families = [tests for tests in suite.tests if tests.contrasts]
         if not families:
             raise SpecError(f"--tests: suite '{suite.name}' declares no contrasts (section 'tests', docs/suites.md)")
         if store is None:
             raise NothingMatched("the database holds no results yet: fatbench run NAME")
         plan = api.to_read(suite, plan, store)
-        only = {cell.id for cell in filters.select(plan, filters.joined(where)).cells} if where else None
-        of = measured(store, [cell.id for cell in plan.cells], select, labels_of(groups)).__getitem__
+        shown_cells = {cell.id for cell in filters.select(plan, filters.joined(where)).cells} if where else None
+        of = measured_numbers(store, [cell.id for cell in plan.cells], select, labels_of(groups)).__getitem__
         tested = [(tests, declared_tests.run(tests, plan, of)) for tests in families]
     if format == "json":
         print_json({
             "suite": plan.suite, "preset": plan.preset, "checkpoint": select,
-            "families": [{"family": tests.family, "size": len(found), "margin": tests.margin, "note": tests.note,
+            "families": [{"family": tests.family, "size": len(results), "margin": tests.margin, "note": tests.note,
                           "comparisons": declared_tests.as_json(
-                              declared_tests.shown(found, only), tests.margin, len(found))}
-                         for tests, found in tested],
+                              declared_tests.comparisons_of(results, shown_cells), tests.margin, len(results))}
+                         for tests, results in tested],
         })  # fmt: skip
         return
     seeds = suite.contents.presets[plan.preset].seeds or suite.contents.seeds
-    print("\n".join(declared_tests.as_text(found, tests, plan, select, only, seeds) for tests, found in tested), end="")
+    print(
+        "\n".join(
+            declared_tests.as_text(results, tests, plan, select, shown_cells, seeds) for tests, results in tested
+        ),
+        end="",
+    )

@@ -37,38 +37,38 @@ def presets(ctx: Any, incomplete: str) -> list[str]:
     """Presets of the suite that is named before; the common ones where none is."""
     from fatbench.suite import folders
 
-    words, known = _words(), folders.available()
-    said = [word for word in words if word in known or word.endswith((".yaml", ".yml"))]
-    if not said:
+    words, suite_names = _words(), folders.available()
+    named_suites = [word for word in words if word in suite_names or word.endswith((".yaml", ".yml"))]
+    if not named_suites:
         return _begin(("paper", "quick", "smoke"), incomplete)
-    found: list[str] = []
+    matches: list[str] = []
     with _silent():
         from fatbench.suite import files
 
-        found = _begin(files.load(said[0]).presets(), incomplete)
-    return found
+        matches = _begin(files.load(named_suites[0]).presets(), incomplete)
+    return matches
 
 
 def cells(ctx: Any, incomplete: str) -> list[str]:
     """Cells in the database."""
     words = _words()
-    found: list[str] = []
-    db = next((after for word, after in itertools.pairwise(words) if word == "--db"), None)
+    matches: list[str] = []
+    db = next((next_word for word, next_word in itertools.pairwise(words) if word == "--db"), None)
     with _silent():
         from fatbench.store.opening import opened
 
         with opened(db) as store:
-            found = [] if store is None else store.begins(incomplete, MOST)
-    return found
+            matches = [] if store is None else store.begins(incomplete, MOST)
+    return matches
 
 
 def _words() -> list[str]:
     """The command line so far: while an option lacks its value, Click has not read the others."""
-    said = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
+    command_line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
     try:
-        return shlex.split(said)
+        return shlex.split(command_line)
     except ValueError:  # an open quotation mark
-        return said.split()
+        return command_line.split()
 
 
 def _begin(words: Iterable[str], incomplete: str) -> list[str]:

@@ -45,27 +45,32 @@ def data_list(
 
 
 def _wanted_by(
-    name: str, known: Mapping[str, dict[str, Any]], root: Path
+    name: str, rows_by_name: Mapping[str, dict[str, Any]], root: Path
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of data sets with the presets of a suite that read them; the files of weights that its cells begin with.
 
-    known: rows of the data sets with published files. Of another, as a folder or a plug-in's, the row has its settings.
+    rows_by_name: rows of the data sets with published files. Of another, as a folder or a plug-in's, the row has its
+    settings.
     """
     from fatbench.suite import calls, facts, files, format_call, weights
 
-    chosen, rows, texts = files.load(name), dict[str, dict[str, Any]](), dict[str, None]()
-    for preset in chosen.presets():
-        specs = [cell.spec for cell in chosen.plan(preset, refuse=False).to_run()]
-        needed = [data for spec in specs for data in (spec["data"], spec.get("auxiliary")) if data]
-        for said, data in sorted({format_call.brief("Data", data): data for data in needed}.items()):
-            row = known.get(data["name"])
+    chosen_suite, rows, texts = files.load(name), dict[str, dict[str, Any]](), dict[str, None]()
+    for preset in chosen_suite.presets():
+        specs = [cell.spec for cell in chosen_suite.plan(preset, refuse=False).to_run()]
+        data_settings = [data for spec in specs for data in (spec["data"], spec.get("auxiliary")) if data]
+        for brief, data in sorted({format_call.brief("Data", data): data for data in data_settings}.items()):
+            row = rows_by_name.get(data["name"])
             if row is None:
                 size = facts.of_data(calls.call("Data", data))
-                row = {"name": data["name"], "state": "own", "train": size.train, "test": size.test, "where": said}
-            presets = rows.setdefault(said if row["state"] == "own" else row["name"], {**row, "presets": []})["presets"]
+                row = {"name": data["name"], "state": "own", "train": size.train, "test": size.test, "where": brief}
+            presets = rows.setdefault(brief if row["state"] == "own" else row["name"], {**row, "presets": []})[
+                "presets"
+            ]
             presets += [preset] * (preset not in presets)
         texts.update(dict.fromkeys(weights.weights_of(specs)))
-    return [*rows.values()], [weights.status(found, root) for text in texts if (found := weights.read(text))]
+    return [*rows.values()], [
+        weights.status(known_weights, root) for text in texts if (known_weights := weights.parse_weights(text))
+    ]
 
 
 def data_prepare(names: DataNames, data: DataDir = None) -> None:
@@ -91,10 +96,10 @@ def data_verify(names: DataNames, data: DataDir = None) -> None:
     from fatbench import settings
 
     root = settings.data_folder(str(data) if data else None)
-    bad = 0
+    failures = 0
     for name in names:
         row = datasets.verify(name, root)
-        bad += row["state"] not in ("complete", "variant")
+        failures += row["state"] not in ("complete", "variant")
         print(f"{name}: {row['state']}{': ' + row['message'] if row['message'] else ''}")
-    if bad:
+    if failures:
         raise typer.Exit(MachineError.exit_code)

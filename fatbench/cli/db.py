@@ -64,10 +64,10 @@ def export(
 
     from fatbench import api
 
-    chosen = "smoke" if smoke else preset
+    preset_name = "smoke" if smoke else preset
     with working("writing results") if output is not None else contextlib.nullcontext():
         target = sys.stdout if output is None else output
-        api.export_results(target, suite=name, preset=chosen, without=without or (), db=db)
+        api.export_results(target, suite=name, preset=preset_name, without=without or (), db=db)
 
 
 EXPORTS = ("jsonl", "csv", "parquet", "robustbench", "croissant", "datasette")
@@ -99,10 +99,10 @@ def _robustbench(name: str | None, preset: str | None, smoke: bool, db: str | No
     with opened(db) as store:
         if store is None:
             raise NothingMatched("the database has no results yet: fatbench run NAME")
-        written = robustbench.write(plan_in(name, preset, smoke, None, None, store)[1], store, output)
-    for file in written:
+        written_files = robustbench.write(plan_in(name, preset, smoke, None, None, store)[1], store, output)
+    for file in written_files:
         print(output / file)
-    if strange := {file.parts[0] for file in written} - {*robustbench.BOARDS}:
+    if strange := {file.parts[0] for file in written_files} - {*robustbench.BOARDS}:
         boards = ", ".join(robustbench.BOARDS)
         print(f"fatbench: RobustBench has boards of {boards}, none of {', '.join(sorted(strange))}", file=sys.stderr)
 
@@ -120,7 +120,7 @@ def _numbers(name: str | None, preset: str | None, db: str | None, format: str, 
         from fatbench.report.formats import croissant
 
         folder = output_folder(output) or Path()
-        called = "-".join(part for part in (name and Path(name).stem, preset) if part) or "results"
+        called = "-".join(name_part for name_part in (name and Path(name).stem, preset) if name_part) or "results"
         described = croissant.describe(frame, f"{called}.csv", text.encode(), f"fatbench {called}")
         files: dict[Path, str | bytes] = {folder / f"{called}.csv": text, folder / "croissant.json": described}
         whole_file.write_all(files, f"-o {folder}")
@@ -166,7 +166,7 @@ def import_(
     if as_published is not None:
         publish.publish(files, as_published, table, label or [], select, unit, skip_bad, format)
         return
-    if given := [
+    if misplaced := [
         option
         for option, value in (
             ("--table", table),
@@ -176,26 +176,33 @@ def import_(
         )
         if value
     ]:
-        raise SpecError(f"{', '.join(given)}: only with --as-published SUITE")
+        raise SpecError(f"{', '.join(misplaced)}: only with --as-published SUITE")
     from fatbench import api
 
     known_format(format, ("text", "json"))
-    bad: list[str] | None = [] if skip_bad else None
+    problems: list[str] | None = [] if skip_bad else None
     with working(f"reading {', '.join(map(str, files))}"):
-        taken, differing = api.take_in(files, db, bad)
-    for message in bad or ():
+        file_counts, differing = api.take_in(files, db, problems)
+    for message in problems or ():
         print(f"fatbench: skipped: {message}", file=sys.stderr)
     if format != "json":
-        for one in taken:
-            counts = {what: count for what, count in one.items() if what not in ("file", "invalid lines")}
-            lines_left = f", {one['invalid lines']} invalid lines skipped" if one["invalid lines"] else ""
-            print(f"{one['file']}: {', '.join(f'{count} {what}' for what, count in counts.items())}{lines_left}")
+        for summary in file_counts:
+            counts = {
+                count_name: count
+                for count_name, count in summary.items()
+                if count_name not in ("file", "invalid lines")
+            }
+            lines_left = f", {summary['invalid lines']} invalid lines skipped" if summary["invalid lines"] else ""
+            print(
+                f"{summary['file']}: "
+                f"{', '.join(f'{count} {count_name}' for count_name, count in counts.items())}{lines_left}"
+            )
     for cell, reasons in differing.items():
         words = "; ".join(reason.beside for reason in reasons)
         print(f"fatbench: {cell} is no repetition of its cell, they differ in {words}", file=sys.stderr)
     if format == "json":
-        named = [{key.replace(" ", "_"): value for key, value in one.items()} for one in taken]
-        print_json({"files": named, "skipped": bad or []})
+        summaries = [{key.replace(" ", "_"): value for key, value in summary.items()} for summary in file_counts]
+        print_json({"files": summaries, "skipped": problems or []})
 
 
 def db_backup(
@@ -229,7 +236,7 @@ def db_check(
     from fatbench import settings
     from fatbench.report.numbers import sql_tables
     from fatbench.store import integrity
-    from fatbench.store.rows import counted
+    from fatbench.store.rows import counted_text
     from fatbench.store.stages import Store
     from fatbench.suite.asked import contradiction
     from fatbench.suite.validate_import import identity
@@ -242,7 +249,7 @@ def db_check(
         outdated = sql_tables.outdated(store)
         if outdated and repair:
             sql_tables.judge(store, sorted({cell for cell, _ in outdated}))
-            print(f"fatbench: doubts of {counted({'evaluations': len(outdated)})} stored anew", file=sys.stderr)
+            print(f"fatbench: doubts of {counted_text({'evaluations': len(outdated)})} stored anew", file=sys.stderr)
             rows = integrity.counts(url, contents=False)
         elif outdated:
             raise integrity.Damaged(f"{settings.shown_url(url)}: {_outdated(outdated)}")
@@ -254,9 +261,12 @@ def db_check(
 
 def _outdated(outdated: Mapping[tuple[str, str], tuple[list[str], list[str]]]) -> str:
     """Which evaluations have other doubts than are stored, as one sentence."""
-    each = [
-        f"{cell} {stage} ({', '.join(stored) or 'none'}; now {', '.join(computed) or 'none'})"
-        for (cell, stage), (stored, computed) in outdated.items()
+    descriptions = [
+        f"{cell} {stage} ({', '.join(stored_doubts) or 'none'}; now {', '.join(computed) or 'none'})"
+        for (cell, stage), (stored_doubts, computed) in outdated.items()
     ]
-    more = f" and {len(each) - 5} more" if len(each) > 5 else ""
-    return f"stored doubts are not those of the numbers: {'; '.join(each[:5])}{more} (fatbench db check --repair)"
+    remainder = f" and {len(descriptions) - 5} more" if len(descriptions) > 5 else ""
+    return (
+        f"stored doubts are not those of the numbers: {'; '.join(descriptions[:5])}{remainder} (fatbench db check "
+        "--repair)"
+    )

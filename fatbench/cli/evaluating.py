@@ -78,15 +78,15 @@ def evaluate(
     Example: fatbench evaluate net.pt --model net.py:Net --dataset cifar10 --eps 8/255 -n 1000
     """
     known_format(format, ("text", "json"))
-    attack = [one for text in attack or () for one in ([text] if "{" in text else listed(text))]
+    attack = [item for text in attack or () for item in ([text] if "{" in text else listed(text))]
     file = whole_file.regular(file)  # of the hub, or a pipe
     options = RunOptions(device=device, precision=precision, db=db, data=data)
     if model is None:
         foreign = {"--dataset": dataset, "--like": like, "--mean": mean, "--std": std, "--size": size, "--name": name,
                    "--entry": entry, "--expect-natural": expect_natural, "--strict": strict or None}  # fmt: skip
-        if given := [option for option, value in foreign.items() if value is not None]:
-            said = "a state dict needs --model timm/NAME or --model FILE.py:FUNCTION"
-            raise SpecError(f"{', '.join(given)}: {said}; a checkpoint of a run already has these settings")
+        if misplaced := [option for option, value in foreign.items() if value is not None]:
+            reason = "a state dict needs --model timm/NAME or --model FILE.py:FUNCTION"
+            raise SpecError(f"{', '.join(misplaced)}: {reason}; a checkpoint of a run already has these settings")
         if file.is_file() and file.suffix != ".safetensors":  # as every model of a run ends
             raise SpecError(
                 f"{file} is no checkpoint of a run; a state dict needs --model timm/NAME or FILE.py:FUNCTION"
@@ -107,9 +107,9 @@ def evaluate(
     source = evaluate_external.from_file(file, model, name, entry, **preprocessing)
     if source.note:
         print(f"fatbench: {source.note}", file=sys.stderr)
-    expected = None if expect_natural is None else expect_natural / 100
-    cell, status = api.judged(source, task, options, _say, expected)
-    doubts = _show(cell, {stage: one.attack for one in task.evaluations for stage in one.stages(ROUND)}, db, format)
+    expected_natural = None if expect_natural is None else expect_natural / 100
+    cell, status = api.judged(source, task, options, _say, expected_natural)
+    doubts = _show(cell, {stage: item.attack for item in task.evaluations for stage in item.stages(ROUND)}, db, format)
     if status != "done":
         print(f"fatbench: {cell}: {status} (fatbench logs {cell})", file=sys.stderr)
         raise typer.Exit(1)
@@ -117,10 +117,10 @@ def evaluate(
         raise Doubtful(f"--strict: {cell}: {'; '.join(doubts)}")
 
 
-def _show(cell: str, asked: Mapping[str, Any], db: str | None, format: str) -> list[str]:
+def _show(cell: str, attack_by_stage: Mapping[str, Any], db: str | None, format: str) -> list[str]:
     """The numbers of a cell, the robust accuracy first, and on stderr what is doubtful: what `--strict` ends at.
 
-    asked: stage -> attack of those that a text shows; JSON has all attacks on the model.
+    attack_by_stage: stage -> attack of those that a text shows; JSON has all attacks on the model.
     """
     from fatbench import report as reporting
     from fatbench.report.numbers import cell_rows
@@ -130,15 +130,15 @@ def _show(cell: str, asked: Mapping[str, Any], db: str | None, format: str) -> l
 
     with opened(db) as store:
         assert store is not None
-        why = cell_rows.doubts_of([cell], store)
+        doubts_by_stage = cell_rows.doubts_of([cell], store)
         if format == "json":
             suite, plan = suite_and_plan(store, f"id={cell}")
             grids = reporting.build_tables(suite, plan, store)
         else:
-            numbers = cell_rows.accuracies([cell], store, asked)
+            numbers = cell_rows.accuracies([cell], store, attack_by_stage)
             spec = store.cells([cell])[cell]
-    found = dict.fromkeys(doubt for doubts in why.values() for doubt in doubts)
-    doubts = advised(found)
+    all_doubts = dict.fromkeys(doubt for doubts in doubts_by_stage.values() for doubt in doubts)
+    doubts = advised(all_doubts)
     if format == "json":
         import json
 
@@ -149,10 +149,10 @@ def _show(cell: str, asked: Mapping[str, Any], db: str | None, format: str) -> l
         rows = [
             {
                 "label": parsed(stage).metric,
-                "attack": asked[stage],
+                "attack": attack_by_stage[stage],
                 "accuracy": accuracy,
                 "n": n,
-                "doubts": in_words(why.get((cell, stage), ())),
+                "doubts": in_words(doubts_by_stage.get((cell, stage), ())),
             }
             for (_, stage), (accuracy, n) in numbers.items()
         ]
@@ -163,7 +163,7 @@ def _show(cell: str, asked: Mapping[str, Any], db: str | None, format: str) -> l
             print(note)
     for line in doubts:
         print(f"fatbench: {line}", file=sys.stderr)
-    return in_words(doubt for doubt in found if doubt.code not in MEASURED_WELL)
+    return in_words(doubt for doubt in all_doubts if doubt.code not in MEASURED_WELL)
 
 
 AT_CHANCE = "no better than guessing the most frequent class; "
@@ -202,12 +202,12 @@ def _checkpoint(
 
 def _numbers(option: str, text: str | None) -> tuple[float, ...]:
     try:
-        found = tuple(float(part) for part in (text or "").split(",") if part.strip())
+        values = tuple(float(field) for field in (text or "").split(",") if field.strip())
     except ValueError:
         raise SpecError(f"{option}: expected numbers such as 0.5,0.5,0.5, got '{text}'") from None
-    if option == "--std" and not all(0 < one < float("inf") for one in found):
+    if option == "--std" and not all(0 < value < float("inf") for value in values):
         raise SpecError(f"--std: expected positive numbers, by which images are divided, got '{text}'")
-    return found
+    return values
 
 
 def _mapping(dataset: str) -> Any:
@@ -233,9 +233,9 @@ def _say(event: Any) -> None:
         print(f"attack {metric}", file=sys.stderr, flush=True)
     elif event.kind == "progress" and sys.stderr.isatty():
         so_far = "" if event.accuracy is None else f", {100 * event.accuracy:.1f} % right so far"
-        which = f", {event.message}" if event.message else ""
+        phase = f", {event.message}" if event.message else ""
         print(
-            f"\x1b[2Kattack {metric}: {event.round} of {event.total}{which}{so_far}",
+            f"\x1b[2Kattack {metric}: {event.round} of {event.total}{phase}{so_far}",
             end="\r",
             file=sys.stderr,
             flush=True,

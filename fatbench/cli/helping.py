@@ -65,7 +65,7 @@ PANELS = {
 MANY = 12  # options; with more, they stand in panels
 
 
-def _first(text: str | None) -> str:
+def _first_sentence(text: str | None) -> str:
     """The first sentence of a help text."""
     return " ".join((text or "").split("\n\n")[0].split())
 
@@ -85,16 +85,18 @@ class Documented(typer.core.TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[Any]] = {"Arguments": [], "Options": [], **{panel: [] for panel in PANELS}}
-        parameters = [(one, record) for one in self.get_params(ctx) if (record := one.get_help_record(ctx)) is not None]
-        many = len(parameters) > MANY
+        parameters = [
+            (option, record) for option in self.get_params(ctx) if (record := option.get_help_record(ctx)) is not None
+        ]
+        has_panels = len(parameters) > MANY
         for parameter, record in parameters:
-            panel = next((p for p, names in PANELS.items() if many and parameter.name in names), "Options")
+            panel = next((p for p, names in PANELS.items() if has_panels and parameter.name in names), "Options")
             if parameter.param_type_name == "argument":
                 panels["Arguments"].append((re.sub(" <.*>", "", record[0]), record[1]))
             else:
                 panels[panel].append(record)
-        first = ["Arguments", "Which cells", "Options"]
-        for panel in dict.fromkeys([*first, *panels]):
+        leading_panels = ["Arguments", "Which cells", "Options"]
+        for panel in dict.fromkeys([*leading_panels, *panels]):
             if panels[panel]:
                 with formatter.section(panel):
                     formatter.write_dl(panels[panel])
@@ -121,7 +123,9 @@ class Suggesting(typer.core.TyperGroup):
         """Every command with all of its first sentence, on as many lines as it needs."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, _first(command.help)) for name, command in commands if command is not None])
+            formatter.write_dl(
+                [(name, _first_sentence(command.help)) for name, command in commands if command is not None]
+            )
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         if self.epilog:
@@ -130,8 +134,8 @@ class Suggesting(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            if ctx.parent is None and (meant := MEANT.get(args[0].lower())):
-                raise SpecError(f"no command is named '{args[0]}' (did you mean 'fatbench {meant}'?)")
+            if ctx.parent is None and (hint := MEANT.get(args[0].lower())):
+                raise SpecError(f"no command is named '{args[0]}' (did you mean 'fatbench {hint}'?)")
             raise SpecError(f"no command is named '{args[0]}'{did_you_mean(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
@@ -144,13 +148,13 @@ class OfSuites(Suggesting):
             args = ["suite"]
             ctx.obj = True
             return super().parse_args(ctx, args)
-        commands, said = self.list_commands(ctx), next((arg for arg in args if not arg.startswith("-")), None)
-        ctx.obj = args and args[0] not in commands and said not in commands
+        commands, first_word = self.list_commands(ctx), next((arg for arg in args if not arg.startswith("-")), None)
+        ctx.obj = args and args[0] not in commands and first_word not in commands
         return super().parse_args(ctx, ["suite", *args] if ctx.obj else args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, command, rest = super().resolve_command(ctx, args)
-        return "" if ctx.obj else name, command, rest
+        name, command, remaining = super().resolve_command(ctx, args)
+        return "" if ctx.obj else name, command, remaining
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         items = super().shell_complete(ctx, incomplete)

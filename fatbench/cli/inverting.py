@@ -75,8 +75,8 @@ def invert(
     from fatbench.suite import threats
 
     if threat not in ("A", "B", "C", "D"):
-        what = "a manipulated model is needed" if threat in threats.KNOWS else "no such threat model"
-        raise SpecError(f"--threat: expected A, B, C or D, got '{threat}' ({what}; see docs/methods.md, Inversions)")
+        reason = "a manipulated model is needed" if threat in threats.KNOWS else "no such threat model"
+        raise SpecError(f"--threat: expected A, B, C or D, got '{threat}' ({reason}; see docs/methods.md, Inversions)")
     if lr is None and (epochs > 1 or local_batch or momentum or weight_decay):
         raise SpecError("--epochs, --local-batch, --momentum and --weight-decay need --lr")
     if lr is not None and threat not in ("C", "D"):
@@ -84,8 +84,12 @@ def invert(
     from fatbench.cli.evaluating import _mapping, _numbers
     from fatbench.runner import invert as inverting
 
-    told = tuple(int(part) for part in (labels or "").split(",") if part.strip()) if _whole(labels) else ()
-    count = batch or len(told)
+    given_labels = (
+        tuple(int(label_text) for label_text in (labels or "").split(",") if label_text.strip())
+        if _are_labels(labels)
+        else ()
+    )
+    count = batch or len(given_labels)
     local = lr and {
         "lr": lr, "epochs": epochs, "batch": local_batch or count, "momentum": momentum, "weight_decay": weight_decay,
     }  # fmt: skip
@@ -95,34 +99,36 @@ def invert(
     update, kind = (after, "after") if after is not None else (gradient, "gradient")
     assert update is not None
     task = inverting.InversionTask(
-        file, update, kind, model, size, classes, threat, batch, told,  # type: ignore[arg-type]
-        tuple(_mapping(one) for one in inversion or ()), preprocessing, local or None,
+        file, update, kind, model, size, classes, threat, batch, given_labels,  # type: ignore[arg-type]
+        tuple(_mapping(attack_text) for attack_text in inversion or ()), preprocessing, local or None,
     )  # fmt: skip
     originals = _images(original or [], size, count)
     if like is None and (preset or smoke or where or db):
         raise SpecError("--preset, --smoke, -k and --db choose results of a suite: name it with --like SUITE")
-    beside = [] if like is None else _beside(plan_of(like, preset, smoke, None, where), db)
+    beside = [] if like is None else _rows_of_suite(plan_of(like, preset, smoke, None, where), db)
     loaded = inverting.load(task)
-    chosen = inverting.fitting(task, loaded)
-    answers = inverting.invert(task, loaded, chosen)
-    rest = inverting.residual(task, loaded)
+    attack_calls = inverting.fitting(task, loaded)
+    answers = inverting.invert(task, loaded, attack_calls)
+    residual = inverting.residual(task, loaded)
     rows: list[dict[str, Any]] = []
     pictures: dict[Path, str | bytes] = {}
     for position, answer in enumerate(answers):
-        made = output / f"{position + 1}-{re.sub('[^a-z0-9]+', '-', answer.name.lower()).strip('-')}.png"
-        pictures[made] = _png(answer.images)
-        row = {"attack": answer.name, "threat": answer.threat, "labels": answer.labels, "file": str(made)}
+        picture_file = output / f"{position + 1}-{re.sub('[^a-z0-9]+', '-', answer.name.lower()).strip('-')}.png"
+        pictures[picture_file] = _png(answer.images)
+        row = {"attack": answer.name, "threat": answer.threat, "labels": answer.labels, "file": str(picture_file)}
         rows.append(row | (inverting.scores(answer, originals) if originals is not None else {}))
     if originals is not None:
         pictures[output / "originals.png"] = _png(originals)
     whole_file.write_all(pictures, f"-o {output}")
-    found = loaded.observed.labels[0].tolist()
-    verdict = _verdict(rest, inverting.ONE_IMAGE)
+    label_list = loaded.observed.labels[0].tolist()
+    verdict = _verdict(residual, inverting.ONE_IMAGE)
     if format == "json":
-        print_json({"labels": found, "residual": rest, "notes": list(loaded.notes), "attacks": rows, "like": beside})
+        print_json(
+            {"labels": label_list, "residual": residual, "notes": list(loaded.notes), "attacks": rows, "like": beside}
+        )
         return
     _print(rows + beside)
-    print(f"\nlabels, {'given' if told else 'restored'}: {', '.join(map(str, found))}")
+    print(f"\nlabels, {'given' if given_labels else 'restored'}: {', '.join(map(str, label_list))}")
     for line in (verdict, *loaded.notes):
         if line:
             print(line, file=sys.stderr if line in loaded.notes else sys.stdout)
@@ -131,7 +137,7 @@ def invert(
 MEASURES = ("psnr", "ssim", "lpips", "matched_psnr", "matched_ssim", "recovered")
 
 
-def _beside(plan: Plan, db: str | None) -> list[dict[str, Any]]:
+def _rows_of_suite(plan: Plan, db: str | None) -> list[dict[str, Any]]:
     """A row for each cell of a suite that inverted updates: means over its clients. NothingMatched: there is none."""
     from fatbench.report.numbers.cell_rows import OVERALL, numbers_of
     from fatbench.store.schema import NUMBERS
@@ -143,25 +149,27 @@ def _beside(plan: Plan, db: str | None) -> list[dict[str, Any]]:
         measures = NUMBERS.c.metric.in_(MEASURES) & OVERALL
         numbers = [] if store is None else numbers_of([cell.id for cell in cells], store, measures)
     # the last round's are those of all clients
-    found = {(row["cell"], row["metric"]): row["value"] for row in sorted(numbers, key=lambda row: row["round"])}
+    value_by_cell = {
+        (row["cell"], row["metric"]): row["value"] for row in sorted(numbers, key=lambda row: row["round"])
+    }
     rows = []
     for cell in cells:
-        if (cell.id, "psnr") in found:
+        if (cell.id, "psnr") in value_by_cell:
             algorithm = cell.spec["algorithm"]
             labels = ", ".join(str(cell.key.get(axis, "")) for axis in varying) or algorithm["inversion"]["name"]
             clients = f"{plan.suite}: mean of {algorithm['rounds'] * algorithm['target_clients']} clients"
-            means = {name: found[cell.id, name] for name in MEASURES if (cell.id, name) in found}
+            means = {name: value_by_cell[cell.id, name] for name in MEASURES if (cell.id, name) in value_by_cell}
             rows.append({"attack": labels, **threats.of_cell(cell.spec), "file": clients, **means})
     if not rows:
         raise NothingMatched(f"--like {plan.suite}: no cell of preset {plan.preset} has inverted updates here yet")
     return rows
 
 
-def _verdict(residual: float | None, least: float) -> str:
+def _verdict(residual: float | None, threshold: float) -> str:
     if residual is None:
         return ""
-    said = "one image, which patch_ls finds" if residual < least else "a mixture, or numbers of low precision"
-    return f"residual of the least squares {residual:.1e}: {said}"
+    verdict = "one image, which patch_ls finds" if residual < threshold else "a mixture, or numbers of low precision"
+    return f"residual of the least squares {residual:.1e}: {verdict}"
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
@@ -172,14 +180,14 @@ def _print(rows: list[dict[str, Any]]) -> None:
         "matched_psnr": "PSNR, all",
         "matched_ssim": "SSIM, all", "recovered": "above 19 dB",
     }  # fmt: skip
-    shown = [
+    shown_rows = [
         {heads.get(key, key): f"{value:.3f}" if isinstance(value, float) else value for key, value in row.items()}
         for row in rows
     ]
-    print(tabulate(shown, headers="keys", tablefmt="pipe", disable_numparse=True))
+    print(tabulate(shown_rows, headers="keys", tablefmt="pipe", disable_numparse=True))
 
 
-def _whole(labels: str | None) -> bool:
+def _are_labels(labels: str | None) -> bool:
     if labels is not None and not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", labels):
         raise SpecError(f"--labels: expected whole numbers such as 3,1, got '{labels}'")
     return True
@@ -206,19 +214,19 @@ def _images(files: list[Path], shape: tuple[int, int, int], count: int) -> Tenso
         raise SpecError(f"--original: {len(files)} images, and the update is of {count}")
     if shape[1] < 11:
         raise SpecError(f"--original: SSIM needs images of at least 11 x 11, these are {shape[1]} x {shape[2]}")
-    found = []
+    tensors = []
     for file in files:
         try:
             with Image.open(file) as image:
                 width, height = image.size
                 if (height, width) != shape[1:]:  # before it is unpacked
-                    wanted = f"{shape[1]} x {shape[2]}"
-                    raise SpecError(f"--original {file}: {height} x {width} pixels, --shape says {wanted}")
+                    wanted_size = f"{shape[1]} x {shape[2]}"
+                    raise SpecError(f"--original {file}: {height} x {width} pixels, --shape says {wanted_size}")
                 pixels = numpy.asarray(eight_bits(image, "RGB" if shape[0] == 3 else "L"))
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise MachineError(f"--original {file}: {getattr(error, 'strerror', None) or 'not an image'}") from None
-        found.append(torch.from_numpy(pixels.copy()).view(*shape[1:], shape[0]).permute(2, 0, 1).float() / 255)
-    return torch.stack(found)
+        tensors.append(torch.from_numpy(pixels.copy()).view(*shape[1:], shape[0]).permute(2, 0, 1).float() / 255)
+    return torch.stack(tensors)
 
 
 def _png(images: Tensor) -> bytes:

@@ -79,20 +79,20 @@ SCHEMA = "fatbench.schema.json"  # beside a suite, for editors
 PLUGINS = "plugins: [NAME.py]             # found relative to this file"
 
 
-def _command(what: str, help: str) -> Callable[..., None]:
+def _command(kind_name: str, help: str) -> Callable[..., None]:
     def command(name: Name, *, beside: Beside = None, rows: Rows = None, db: Db = None) -> None:
-        _write(what, name, beside, rows or [], db)
+        _write(kind_name, name, beside, rows or [], db)
 
-    def alone(name: Name) -> None:
-        _write(what, name)
+    def suite_command(name: Name) -> None:
+        _write(kind_name, name)
 
-    chosen = alone if what == "suite" else command
-    chosen.__doc__ = help
-    return chosen
+    function = suite_command if kind_name == "suite" else command
+    function.__doc__ = help
+    return function
 
 
-def _help(what: str, example: str) -> str:
-    return f"Write {what} to NAME.py, and the suite NAME.yaml.\n\nExample: fatbench new {example}"
+def _help(kind_text: str, example: str) -> str:
+    return f"Write {kind_text} to NAME.py, and the suite NAME.yaml.\n\nExample: fatbench new {example}"
 
 
 method = _command("method", _help("an algorithm", "method my_method"))
@@ -108,28 +108,30 @@ suite = _command(
 )
 
 
-def _write(what: str, name: str, beside: str | None = None, rows: Sequence[Path] = (), db: str | None = None) -> None:
+def _write(
+    kind_name: str, name: str, beside: str | None = None, rows: Sequence[Path] = (), db: str | None = None
+) -> None:
     """Write the files for a kind and say what to do next. SpecError: a name that cannot be, or a file that is there."""
-    if what == "suite":
+    if kind_name == "suite":
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise SpecError(f"'{name}' cannot be a file name: use letters, digits, '.', '_' and '-'")
     else:
-        _free(what, name)
+        _refuse_taken(kind_name, name)
     if rows and beside is None:
         raise SpecError("--rows: only with --beside SUITE")
-    if missing := [file for file in rows if not file.is_file()]:
-        raise SpecError(f"--rows: no such file: {missing[0]}")
+    if missing_files := [file for file in rows if not file.is_file()]:
+        raise SpecError(f"--rows: no such file: {missing_files[0]}")
     cells = ""
     if beside is None:
-        contents = {f"{name}.yaml": _suite(what).replace("NAME", name)}
+        contents = {f"{name}.yaml": _suite(kind_name).replace("NAME", name)}
     else:
-        text, cells = _beside(what, name, beside)
+        text, cells = _suite_beside(kind_name, name, beside)
         contents = {f"{name}.yaml": text}
-    if what != "suite":
-        template = (TEMPLATES / f"{what}.py.txt").read_text(encoding="utf-8")
+    if kind_name != "suite":
+        template = (TEMPLATES / f"{kind_name}.py.txt").read_text(encoding="utf-8")
         contents = {f"{name}.py": template.replace("NAME", name), **contents}
-    if there := [file for file in contents if Path(file).exists()]:
-        raise SpecError(f"{there[0]} exists already: nothing was written")
+    if existing_files := [file for file in contents if Path(file).exists()]:
+        raise SpecError(f"{existing_files[0]} exists already: nothing was written")
     contents[f"{name}.yaml"] = f"# yaml-language-server: $schema={SCHEMA}\n{contents[f'{name}.yaml']}"
     if not Path(SCHEMA).exists():
         from fatbench.suite import file_schema
@@ -148,7 +150,7 @@ def _write(what: str, name: str, beside: str | None = None, rows: Sequence[Path]
     print(f"  fatbench report {name}.yaml")
 
 
-def _beside(what: str, name: str, given: str) -> tuple[str, str]:
+def _suite_beside(kind_name: str, name: str, suite_name: str) -> tuple[str, str]:
     """The suite that adds this function to a suite, and a filter of the cells that it adds.
 
     SpecError: there is no such suite, or it has no place for it.
@@ -156,13 +158,13 @@ def _beside(what: str, name: str, given: str) -> tuple[str, str]:
     from fatbench.cli import beside
     from fatbench.suite import files
 
-    base, settings = files.with_settings(given)
+    base, settings = files.with_settings(suite_name)
     if settings:
-        raise SpecError(f"--beside {given}: name the suite alone, without {', '.join(settings)}")
-    return beside.text_of(what, name, files.load(base), base)
+        raise SpecError(f"--beside {suite_name}: name the suite alone, without {', '.join(settings)}")
+    return beside.text_of(kind_name, name, files.load(base), base)
 
 
-def _free(what: str, name: str) -> None:
+def _refuse_taken(kind_name: str, name: str) -> None:
     """SpecError: no name for a Python function, or one that is taken."""
     from fatbench.suite import signatures
 
@@ -170,16 +172,16 @@ def _free(what: str, name: str) -> None:
         raise SpecError(
             f"'{name}' cannot be a function name: use lower case letters, digits and '_', such as near_median"
         )
-    kind = KINDS[what]
+    kind = KINDS[kind_name]
     if name in signatures.names(kind):
         raise SpecError(f"there is already {article(kind.lower())} named '{name}'")
 
 
-def _suite(what: str) -> str:
+def _suite(kind_name: str) -> str:
     """templates/suite.yaml with what this kind changes; the marks that are left over go."""
     text = (TEMPLATES / "suite.yaml").read_text(encoding="utf-8")
-    changes = CHANGES[what] if what == "suite" else {**CHANGES[what], "# PLUGINS": PLUGINS}
-    for old, new in changes.items():
-        assert old in text, old
-        text = text.replace(old, new)
+    changes = CHANGES[kind_name] if kind_name == "suite" else {**CHANGES[kind_name], "# PLUGINS": PLUGINS}
+    for mark, replacement in changes.items():
+        assert mark in text, mark
+        text = text.replace(mark, replacement)
     return re.sub(r"^ *# [A-Z]+\n", "", text, flags=re.MULTILINE)

@@ -15,7 +15,7 @@ import typer
 from fatbench.cli.common import cell_in, known_format, print_json, write_text
 from fatbench.cli.options import Cell, DataDir, Db
 from fatbench.errors import FatbenchError, NothingMatched, SpecError, did_you_mean
-from fatbench.store.inputs import differ, stored
+from fatbench.store.inputs import differ, stored_inputs
 from fatbench.store.opening import opened
 from fatbench.store.stage_names import parsed
 
@@ -47,17 +47,17 @@ def outcomes(
         assert store is not None
         spec = store.cells([id])[id]
         stages = {stage: row for (_, stage), row in store.stages([id]).items()}
-        found = {stage: bits for stage in stages if (bits := _bits(store.outcomes(id, stage)))}
-        sizes = {stage: n for (_, stage), (_, n) in accuracies([id], store, found).items()}
-        answered = {stage: inputs for (_, stage), inputs in stored(store.database, [id]).items()}
-    names = {parsed(stage).metric for stage in found}
+        bits_by_stage = {stage: bits for stage in stages if (bits := _bits(store.outcomes(id, stage)))}
+        sizes = {stage: n for (_, stage), (_, n) in accuracies([id], store, bits_by_stage).items()}
+        answered = {stage: inputs for (_, stage), inputs in stored_inputs(store.database, [id]).items()}
+    names = {parsed(stage).metric for stage in bits_by_stage}
     for name in metric or ():
         if name not in names:
             raise SpecError(f"--metric: cell {id} has no outcomes of '{name}'{did_you_mean(name, names)}")
     labels = _labels(spec, data, answered)
     rows = [
         row
-        for stage, bits in found.items()
+        for stage, bits in bits_by_stage.items()
         for row in _rows(id, stage, stages, bits, sizes.get(stage) or len(bits), labels.get(stage))
         if not metric or row["metric"] in metric
     ]
@@ -96,16 +96,18 @@ def _rows(
     cell: str, stage: str, stages: dict[str, StageRow], bits: str, n: int, labels: Sequence[int] | None
 ) -> list[dict[str, Any]]:
     """One row an image; of a stage that attacked several models, all images of the first, then of the next."""
-    metric, _, _, at = parsed(stage)
+    metric, _, _, stage_round = parsed(stage)
     record = stages["train"].record if "train" in stages else {}
-    named = [name for name, best in record.items() if isinstance(best, dict) and best.get("round") == at]
+    checkpoint_names = [
+        name for name, best in record.items() if isinstance(best, dict) and best.get("round") == stage_round
+    ]
     return [
         {
             "cell": cell,
             "stage": stage,
             "metric": metric,
-            "round": at,
-            "checkpoint": ";".join(named),
+            "round": stage_round,
+            "checkpoint": ";".join(checkpoint_names),
             "model": position // n,
             "image": position % n,
             "label": None if labels is None or position % n >= len(labels) else int(labels[position % n]),
@@ -127,12 +129,16 @@ def _labels(
     from fatbench.suite.first_images import first_images
 
     try:
-        first = first_images(spec)["data"]
-        dataset = load(spec["data"], settings.data_folder(str(data) if data else None), first)
+        image_count = first_images(spec)["data"]
+        dataset = load(spec["data"], settings.data_folder(str(data) if data else None), image_count)
     except FatbenchError:
         return {}
-    now = {"data": {"": dataset.fingerprint}}
-    other = {stage: reasons for stage, inputs in answered.items() if (reasons := differ({"data": inputs["data"]}, now))}
-    for reason in dict.fromkeys(reason for reasons in other.values() for reason in reasons):
+    current_inputs = {"data": {"": dataset.fingerprint}}
+    changed_stages = {
+        stage: reasons
+        for stage, inputs in answered.items()
+        if (reasons := differ({"data": inputs["data"]}, current_inputs))
+    }
+    for reason in dict.fromkeys(reason for reasons in changed_stages.values() for reason in reasons):
         print(f"fatbench: no labels: the outcomes are of {reason.words}", file=sys.stderr)
-    return {stage: dataset.test_labels.tolist() for stage in answered if stage not in other}
+    return {stage: dataset.test_labels.tolist() for stage in answered if stage not in changed_stages}

@@ -31,23 +31,39 @@ def publish(
         raise SpecError(f"--select: no checkpoint is named '{select}'{did_you_mean(select, checkpoints)}")
     if unit not in (None, "percent", "plain"):
         raise SpecError(f"--unit: expected percent or plain, got '{unit}'")
-    if bad := next((one for one in labels if "=" not in one), None):
-        raise SpecError(f"--label: expected PAPER=OURS, such as 'Standard AT=FAT', got '{bad}'")
-    named = {paper.strip(): ours.strip() for paper, _, ours in (one.partition("=") for one in labels)}
+    if bad_label := next((label_text for label_text in labels if "=" not in label_text), None):
+        raise SpecError(f"--label: expected PAPER=OURS, such as 'Standard AT=FAT', got '{bad_label}'")
+    ours_by_paper = {
+        paper.strip(): our_label.strip() for paper, _, our_label in (label_text.partition("=") for label_text in labels)
+    }
     suite = files.load(name)
-    table = publish.chosen(suite, id)
-    taken = publish.matched([row for paper in papers for row in publish.read(paper)], suite, table, named)
-    for line in taken.refused:
+    table = publish.table_of(suite, id)
+    matched_rows = publish.matched(
+        [row for paper in papers for row in publish.read_table(paper)], suite, table, ours_by_paper
+    )
+    for line in matched_rows.refused:
         print(f"fatbench: refused: {line}", file=sys.stderr)
-    if taken.refused and not (skip_bad and taken.count):
-        raise SpecError(f"{len(taken.refused)} rows are refused, and nothing was written; --skip-bad takes the others")
-    target = publish.write(taken, suite, select, unit)
+    if matched_rows.refused and not (skip_bad and matched_rows.count):
+        raise SpecError(
+            f"{len(matched_rows.refused)} rows are refused, and nothing was written; --skip-bad takes the others"
+        )
+    target = publish.write(matched_rows, suite, select, unit)
     if format == "json":
-        print_json({"suite": str(suite.file), "table": table.id, "file": str(target), "rows": len(taken.rows),
-                    "numbers": taken.count, "refused": taken.refused, "unused": taken.unused})  # fmt: skip
+        print_json(
+            {
+                "suite": str(suite.file),
+                "table": table.id,
+                "file": str(target),
+                "rows": len(matched_rows.rows),
+                "numbers": matched_rows.count,
+                "refused": matched_rows.refused,
+                "unused": matched_rows.unused,
+            }
+        )
         return
     print(
-        f"{suite.file}: table {table.id} has {taken.count} published numbers in {len(taken.rows)} rows, from {target}"
+        f"{suite.file}: table {table.id} has {matched_rows.count} published numbers in "
+        f"{len(matched_rows.rows)} rows, from {target}"
     )
-    if taken.unused:
-        print(f"fatbench: columns that the table does not have: {', '.join(taken.unused)}", file=sys.stderr)
+    if matched_rows.unused:
+        print(f"fatbench: columns that the table does not have: {', '.join(matched_rows.unused)}", file=sys.stderr)

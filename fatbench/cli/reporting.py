@@ -66,16 +66,22 @@ def status(
         _, plan = plan_in(name, preset, smoke, seeds, where, store)
         rows = progress.cells_of(plan, store)
         ids = [row.cell.id for row in rows]
-        why = {} if store is None else doubts.cells_of(cell_rows.doubts_of(ids, store))
+        count_by_doubt = {} if store is None else doubts.cells_of(cell_rows.doubts_of(ids, store))
         if format == "json":
             cells = [{"id": row.cell.id, "key": row.cell.key, "status": row.status} for row in rows]
-            changed = {row.cell.id: versions.plain(row.changed) for row in rows if row.changed}
+            changed = {row.cell.id: versions.as_dicts(row.changed) for row in rows if row.changed}
             about = {"suite": plan.suite, "preset": plan.preset, "cells": progress.count(rows), "list": cells}
-            print_json({**about, **({"changed": changed} if changed else {}), **({"doubts": why} if why else {})})
+            print_json(
+                {
+                    **about,
+                    **({"changed": changed} if changed else {}),
+                    **({"doubts": count_by_doubt} if count_by_doubt else {}),
+                }
+            )
         else:
             show.status(plan, rows)
-            for words, many in why.items():
-                print(f"doubtful: {words} ({many} cell{'s' * (many != 1)})")
+            for words, cell_count in count_by_doubt.items():
+                print(f"doubtful: {words} ({cell_count} cell{'s' * (cell_count != 1)})")
             running = [row.cell.id for row in rows if row.status == "running"]
             for line in waiting.holders_of(running, store) if store is not None else ():
                 print(line)
@@ -90,7 +96,7 @@ def checkpoint(select: str) -> Checkpoint:
     return cast("Checkpoint", select)
 
 
-def _found(names: Collection[str]) -> list[str]:
+def _suites_with_results(names: Collection[str]) -> list[str]:
     """Suites that have results, as they are found: by name, or by a file in the working directory."""
     from fatbench.suite import files
     from fatbench.suite.external_models import SUITE
@@ -98,28 +104,28 @@ def _found(names: Collection[str]) -> list[str]:
     order = [*files.available(), SUITE]
     by_name = [name for name in names if files.with_settings(name)[0] in order]
     by_name.sort(key=lambda name: (order.index(files.with_settings(name)[0]), name))
-    return [*by_name, *_own({*names} - {*by_name})]
+    return [*by_name, *_own_suite_files({*names} - {*by_name})]
 
 
-def _own(names: Collection[str]) -> list[str]:
+def _own_suite_files(names: Collection[str]) -> list[str]:
     """The files in the working directory of suites that are not found by name; says which are nowhere."""
     from fatbench.suite.files import with_settings
     from fatbench.suite.folders import own_files
 
-    files, own = own_files(), []
+    files, suite_files = own_files(), []
     for name in sorted(names):
         base = with_settings(name)[0]
         if base in files:
-            own.append(files[base] + name.removeprefix(base))
+            suite_files.append(files[base] + name.removeprefix(base))
         else:
             print(
                 f"fatbench: suite '{name}' has results, but its file was not found: fatbench report FILE",
                 file=sys.stderr,
             )
-    return own
+    return suite_files
 
 
-def _how(
+def _render_options(
     format: str,
     notes: str | None,
     published: str | None,
@@ -132,10 +138,10 @@ def _how(
     from fatbench.report.formats.latex import NUMBERS, SPREADS, width_of
     from fatbench.report.tables.notes import LEVELS
 
-    how = {}
+    options = {}
     if notes is not None:
         known_choice("notes", notes, LEVELS)
-        how["notes"] = notes
+        options["notes"] = notes
     if published not in (None, *PUBLISHED):
         raise SpecError(
             f"--published: expected {', '.join(PUBLISHED)}, got '{published}'{did_you_mean(str(published), PUBLISHED)}"
@@ -143,23 +149,23 @@ def _how(
     if published in ("below", "column"):
         if format not in ("latex", "terminal"):
             raise SpecError(f"--published {published}: only latex and terminal place the paper's numbers, not {format}")
-        how["published"] = str(published)
+        options["published"] = str(published)
     if spread is not None:
         known_choice("spread", spread, SPREADS)
         if format != "latex":
             raise SpecError(f"--spread {spread}: only latex places the spread over seeds, not {format}")
-        how["spread"] = spread
+        options["spread"] = spread
     if numbers is not None:
         known_choice("numbers", numbers, NUMBERS)
         if format != "latex":
             raise SpecError(f"--numbers {numbers}: only latex sets numbers with siunitx, not {format}")
-        how["numbers"] = numbers
+        options["numbers"] = numbers
     if width is not None:
         if format != "latex":
             raise SpecError(f"--width {width}: only latex has a width, not {format}")
         width_of(width)
-        how["width"] = width
-    return how
+        options["width"] = width
+    return options
 
 
 def report(
@@ -281,53 +287,71 @@ def report(
     )
     if bom and format != "csv":
         raise SpecError(f"--bom: only csv has a byte-order mark, not {format}")
-    at = checkpoint(select)
-    how = _how(format, notes, "none" if no_published else published, width, spread, numbers)
+    chosen_checkpoint = checkpoint(select)
+    render_options = _render_options(format, notes, "none" if no_published else published, width, spread, numbers)
     api.known_choice("images", images, IMAGES)
     with_published = not no_published and published != "none"
     with opened(db) as store:
-        run = set() if names or store is None else {one for one, _ in progress.by_suite(store)}
-        parts = [plan_in(one, preset, smoke, seeds, where, store) for one in names or _found(run)]
-        parts = [(suite, plan if store is None else api.to_read(suite, plan, store, runs)) for suite, plan in parts]
+        run = set() if names or store is None else {item for item, _ in progress.by_suite(store)}
+        plans = [plan_in(item, preset, smoke, seeds, where, store) for item in names or _suites_with_results(run)]
+        plans = [(suite, plan if store is None else api.to_read(suite, plan, store, runs)) for suite, plan in plans]
         if differences is not None and store is not None:
             if table or rows is not None:
                 raise SpecError("--differences is a table by itself: without --table and --rows")
-            made = [
+            difference_tables = [
                 of_baseline.of_plan(
-                    suite, plan, store, differences, select=at, digits=digits, images=images, shown=listed(columns)
+                    suite,
+                    plan,
+                    store,
+                    differences,
+                    select=chosen_checkpoint,
+                    digits=digits,
+                    images=images,
+                    shown_metrics=listed(columns),
                 )
-                for suite, plan in parts
+                for suite, plan in plans
             ]
-            text = "\n".join(of_baseline.render(one, format) for one in made)
+            text = "\n".join(of_baseline.render(item, format) for item in difference_tables)
             if output is None:
                 sys.stdout.write(text)
             else:
                 write_text(output, text, output)
             return
-        if parts and (rows is not None or columns is not None):
-            parts = [combine(parts, listed(rows), listed(columns))]
+        if plans and (rows is not None or columns is not None):
+            plans = [combine(plans, listed(rows), listed(columns))]
         if table:
-            parts = api.with_table(parts, table)
-        measured = {"select": at, "published": with_published, "digits": digits, "images": images}
-        shown = api.grids_of(parts, store, with_evaluated, **measured)
+            plans = api.with_table(plans, table)
+        table_options = {"select": chosen_checkpoint, "published": with_published, "digits": digits, "images": images}
+        grids_by_suite = api.grids_of(plans, store, with_evaluated, **table_options)
         if sort is not None:
-            order = sorted_by([grid for _, _, mine in shown for grid in mine], sort)
-            shown = [(suite, plan, [order[id(grid)] for grid in mine]) for suite, plan, mine in shown]
-        grids = [grid for _, _, mine in shown for grid in mine]
+            order = sorted_by([grid for _, _, suite_grids in grids_by_suite for grid in suite_grids], sort)
+            grids_by_suite = [
+                (suite, plan, [order[id(grid)] for grid in suite_grids]) for suite, plan, suite_grids in grids_by_suite
+            ]
+        grids = [grid for _, _, suite_grids in grids_by_suite for grid in suite_grids]
         if not grids and not names:
             raise NothingMatched("the database has no results yet: fatbench run NAME")
         if store is None:
-            place = settings.shown_url(settings.database(db))
-            print(f"fatbench: {place} does not exist: nothing has been run here, or --db is missing", file=sys.stderr)
+            database_name = settings.shown_url(settings.database(db))
+            print(
+                f"fatbench: {database_name} does not exist: nothing has been run here, or --db is missing",
+                file=sys.stderr,
+            )
         if format == "html" and store is not None:
             from fatbench.report.site import pages
             from fatbench.runner import provenance
 
-            found = [pages.Part(s, p, [shortened(grid, notes or "full") for grid in mine]) for s, p, mine in shown]
-            kept = settings.files_folder(settings.database(db))
-            text = pages.page(pages.content(found, store, select=at, files=kept), provenance.short_version())
+            page_parts = [
+                pages.Part(s, p, [shortened(grid, notes or "full") for grid in suite_grids])
+                for s, p, suite_grids in grids_by_suite
+            ]
+            files_folder = settings.files_folder(settings.database(db))
+            text = pages.page(
+                pages.content(page_parts, store, select=chosen_checkpoint, files=files_folder),
+                provenance.short_version(),
+            )
         else:
-            text = "\ufeff" * bom + reporting.render(grids, format, **how)
+            text = "\ufeff" * bom + reporting.render(grids, format, **render_options)
     if output is None:
         sys.stdout.write(text)
         return
@@ -399,9 +423,9 @@ def plot(
     from fatbench.report.figures import series
 
     known_format(format, PLOT_FORMATS)
-    at, inches = checkpoint(select), _inches(plain, width)
-    own = x is not None or y is not None or by is not None
-    if figure is not None and own:
+    chosen_checkpoint, inches = checkpoint(select), _inches(plain, width)
+    is_own = x is not None or y is not None or by is not None
+    if figure is not None and is_own:
         raise SpecError("--figure cannot be combined with --x, --y and --by")
     if bool(names) == (cell is not None):
         raise SpecError("name a suite, or give --cell ID" if not names else "--cell cannot be combined with a suite")
@@ -413,11 +437,15 @@ def plot(
             raise SpecError("--figure forest: the numbers are those of fatbench compare --format json")
         with opened(db) as store:
             for name in names or ():
-                chosen, plan = plan_in(name, preset, smoke, seeds, where, store)
+                chosen_suite, plan = plan_in(name, preset, smoke, seeds, where, store)
                 if store is None:
                     raise NothingMatched(f"nothing has been measured yet of '{name}'")
-                place = output or FIGURES
-                print(reporting.draw_forest(plan, store, place, format, select=at, width=inches, serif=serif))
+                target_folder = output or FIGURES
+                print(
+                    reporting.draw_forest(
+                        plan, store, target_folder, format, select=chosen_checkpoint, width=inches, serif=serif
+                    )
+                )
         return
     with opened(db) as store:
         if cell is not None:
@@ -425,22 +453,22 @@ def plot(
 
             id = cell_in(store, cell)
             assert store is not None
-            plots = adhoc_figures.curves(store, id, listed(y), at)
+            plots = adhoc_figures.curves(store, id, listed(y), chosen_checkpoint)
         for name in names or ():
-            chosen, plan = plan_in(name, preset, smoke, seeds, where, store)
-            if own:
+            chosen_suite, plan = plan_in(name, preset, smoke, seeds, where, store)
+            if is_own:
                 from fatbench.report.figures import adhoc_figures
 
-                drawn = adhoc_figures.figure(chosen, plan, store, x, listed(y), listed(by))
+                own_figure = adhoc_figures.figure(chosen_suite, plan, store, x, listed(y), listed(by))
                 assert store is not None  # else nothing is measured
-                plots += adhoc_figures.series_of(chosen, plan, store, [drawn], at)
+                plots += adhoc_figures.series_of(chosen_suite, plan, store, [own_figure], chosen_checkpoint)
                 continue
-            if not chosen.figures:
-                raise NothingMatched(f"suite '{chosen.name}' has no figures: --x round --y natural draws one")
-            here = reporting.build_figures(chosen, plan, store, figure, select=at)
-            for missing in reporting.unknown(here, plan, store):
-                print(f"fatbench: {missing}", file=sys.stderr)
-            plots += here
+            if not chosen_suite.figures:
+                raise NothingMatched(f"suite '{chosen_suite.name}' has no figures: --x round --y natural draws one")
+            suite_plots = reporting.build_figures(chosen_suite, plan, store, figure, select=chosen_checkpoint)
+            for unknown_label in reporting.unknown(suite_plots, plan, store):
+                print(f"fatbench: {unknown_label}", file=sys.stderr)
+            plots += suite_plots
     called = "-".join(dict.fromkeys(plot.suite for plot in plots)) or "no"
     plots = series.merged(plots)
     if format == "csv":
@@ -453,11 +481,11 @@ def plot(
         print(file)
         return
     files = settings.files_folder(settings.database(db))
-    some = reporting.drawable(plots, files)
-    if not some:
+    drawable = reporting.drawable(plots, files)
+    if not drawable:
         about = f"the figures of '{called}' show ({plots[0].preset})" if plots else f"'{called}' shows"
         raise NothingMatched(f"nothing has been measured yet of what {about}")
-    for path in reporting.draw(some, output or FIGURES, format, files, inches, serif):
+    for path in reporting.draw(drawable, output or FIGURES, format, files, inches, serif):
         print(path)
 
 

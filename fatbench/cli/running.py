@@ -45,7 +45,7 @@ def _run_suite(
         from fatbench.runner.live_log import logged
         from fatbench.suite import files
 
-        plan = plan_of(files.named(name, override), preset, smoke, seeds, where, attacks)
+        plan = plan_of(files.name_with_settings(name, override), preset, smoke, seeds, where, attacks)
         judged = sql_tables.judged(options.db, () if options.dry_run else [cell.id for cell in plan.to_run()])
         watching = Watch(f"suite {plan.suite}, preset {plan.preset}", lines)
         with watching as watch, logged(watch, options) as observer, judged:
@@ -86,7 +86,7 @@ def _lines(quiet: bool, verbose: bool) -> str:
 
 OF_MANY = ("jobs", "per_gpu", "executor", "fail_fast")  # say how several cells are run
 run_suite = with_keywords(_run_suite, types=RUN)
-run_cell = with_keywords(_run_cell, without=OF_MANY, types=RUN)
+run_cell = with_keywords(_run_cell, excluded=OF_MANY, types=RUN)
 
 
 def _find_jobs(id: str) -> list[Job]:
@@ -99,19 +99,19 @@ def _find_jobs(id: str) -> list[Job]:
 
     if len(id) < 4:
         raise SpecError(f"'{id}': give at least the first 4 letters of a cell's id (fatbench plan NAME lists them)")
-    found: dict[str, list[Job]] = {}
+    jobs_by_cell: dict[str, list[Job]] = {}
     for name in files.available():
-        chosen = files.load(name)
-        for preset in chosen.presets():
-            jobs = {job.cell: job for job in start.jobs_of(chosen.plan(preset))}
+        chosen_suite = files.load(name)
+        for preset in chosen_suite.presets():
+            jobs = {job.cell: job for job in start.jobs_of(chosen_suite.plan(preset))}
             for job in jobs.values():
                 if job.cell.startswith(id):
-                    found.setdefault(job.cell, [*_origins(job, jobs), job])
-    if not found:
+                    jobs_by_cell.setdefault(job.cell, [*_origins(job, jobs), job])
+    if not jobs_by_cell:
         raise NothingMatched(f"no suite has a cell '{id}'")
-    if len(found) > 1:
-        raise SpecError(f"'{id}' could be any of {', '.join(sorted(found))}")
-    return next(iter(found.values()))
+    if len(jobs_by_cell) > 1:
+        raise SpecError(f"'{id}' could be any of {', '.join(sorted(jobs_by_cell))}")
+    return next(iter(jobs_by_cell.values()))
 
 
 def _origins(job: Job, jobs: Mapping[str, Job]) -> list[Job]:

@@ -30,10 +30,11 @@ def _ids(file: Path) -> Iterator[str]:
         yield from (found[1] for line in lines if (found := CELL.match(line)))
 
 
-def take_rows(name: str, added: str, rows: Sequence[Path], db: str | None) -> None:
+def take_rows(name: str, cell_filter: str, rows: Sequence[Path], db: str | None) -> None:
     """Import the numbers that there are of a suite's cells, and print what is left to run.
 
-    name: the suite's file. added: a filter of the cells that the suite adds to what it extends; empty: all are new.
+    name: the suite's file. cell_filter: a filter of the cells that the suite adds to what it extends; empty: all are
+    new.
     """
     from fatbench.cli.db import import_
     from fatbench.report import unlike
@@ -47,30 +48,30 @@ def take_rows(name: str, added: str, rows: Sequence[Path], db: str | None) -> No
             plans[preset] = suite.plan(preset)
         except FatbenchError as error:
             print(f"fatbench: preset {preset} cannot run yet: {error}", file=sys.stderr)
-    under = files.load(extended)
-    cells = {cell.id for preset in under.presets() for cell in under.plan(preset).cells}
-    if found := list(rows) or files_of(cells):
-        import_(found, db=db)
+    parent_suite = files.load(extended)
+    cells = {cell.id for preset in parent_suite.presets() for cell in parent_suite.plan(preset).cells}
+    if row_files := list(rows) or files_of(cells):
+        import_(row_files, db=db)
     else:
-        near = [one for one in files.available() if one.startswith(f"{extended}-")]
-        others = f"; {', '.join(near)} may have some" if near else ""
-        print(f"no numbers of {extended} are here: give exported files with --rows{others}")
+        similar_suites = [suite_name for suite_name in files.available() if suite_name.startswith(f"{extended}-")]
+        hint = f"; {', '.join(similar_suites)} may have some" if similar_suites else ""
+        print(f"no numbers of {extended} are here: give exported files with --rows{hint}")
     for presets, sentence in unlike(suite, list(plans.values())):
         print(f"not compared in {presets}: {sentence}")
     if not plans:
         print(f"next: change {name}, then\n  fatbench suite check {name}")
         return
-    preset, said = _what_is_left(plans, added, db)
-    quote = '"' if "'" in added else ""
-    chosen = f" -k {quote}{added}{quote}" if added else ""
-    which = "" if preset == "paper" else f" --preset {preset}"
-    print(f"{said}\nnext:")
+    preset, left_text = _what_is_left(plans, cell_filter, db)
+    quote = '"' if "'" in cell_filter else ""
+    filter_option = f" -k {quote}{cell_filter}{quote}" if cell_filter else ""
+    preset_option = "" if preset == "paper" else f" --preset {preset}"
+    print(f"{left_text}\nnext:")
     if "smoke" in plans:
-        print(f"  fatbench run {name} --smoke{chosen}")
-    print(f"  fatbench run {name}{which}{chosen}\n  fatbench report {name}{which}")
+        print(f"  fatbench run {name} --smoke{filter_option}")
+    print(f"  fatbench run {name}{preset_option}{filter_option}\n  fatbench report {name}{preset_option}")
 
 
-def _what_is_left(plans: Mapping[str, Plan], added: str, db: str | None) -> tuple[str, str]:
+def _what_is_left(plans: Mapping[str, Plan], cell_filter: str, db: str | None) -> tuple[str, str]:
     """(the preset that most numbers are there of, how many of its cells are done and how long the added ones take)."""
     from fatbench.cli.watch import duration
     from fatbench.runner import progress
@@ -78,24 +79,28 @@ def _what_is_left(plans: Mapping[str, Plan], added: str, db: str | None) -> tupl
     from fatbench.suite import duration as durations
     from fatbench.suite.filters import select
 
-    with opened(db, new=True) as store:
+    with opened(db, create=True) as store:
         states = {preset: progress.cells_of(plan, store) for preset, plan in plans.items()}
-        begun = {preset: sum(row.stages_done > 0 for row in rows) for preset, rows in states.items()}
-        preset = max(begun, key=begun.__getitem__)
-        plan, own = plans[preset], select(plans[preset], added) if added else plans[preset]
+        begun_by_preset = {preset: sum(row.stages_done > 0 for row in rows) for preset, rows in states.items()}
+        preset = max(begun_by_preset, key=begun_by_preset.__getitem__)
+        plan, own_plan = plans[preset], select(plans[preset], cell_filter) if cell_filter else plans[preset]
         if store is None:
-            return preset, f"yours: {_counted(own)}"
-        known = durations.speeds(timing.measured(store, everywhere=True))
-        time = durations.estimate(own.to_run(), known, progress.cells_left(own, store))
-    done, left = sum(row.status == "done" for row in states[preset]), len(own.to_run()) - time.done
-    each = f", about {duration(time.seconds / left)} each" if left and not time.unknown else ""
-    nobody = len(plan.to_run()) - done - left
-    rest = f"; {nobody} more that nobody has run" if nobody else ""
-    models = "; it needs the models, which exported numbers do not hold" if not added else ""
-    return preset, f"preset {preset}: {done} cells are there; yours: {_counted(own)}{each}{rest}{models}"
+            return preset, f"yours: {_cell_count(own_plan)}"
+        speeds = durations.speeds(timing.timed_runs(store, everywhere=True))
+        time = durations.estimate(own_plan.to_run(), speeds, progress.cells_left(own_plan, store))
+    done_count, left_count = sum(row.status == "done" for row in states[preset]), len(own_plan.to_run()) - time.done
+    time_each = f", about {duration(time.seconds / left_count)} each" if left_count and not time.unknown else ""
+    nobody = len(plan.to_run()) - done_count - left_count
+    others_text = f"; {nobody} more that nobody has run" if nobody else ""
+    models = "; it needs the models, which exported numbers do not hold" if not cell_filter else ""
+    return (
+        preset,
+        f"preset {preset}: {done_count} cells are there; yours: "
+        f"{_cell_count(own_plan)}{time_each}{others_text}{models}",
+    )
 
 
-def _counted(plan: Plan) -> str:
+def _cell_count(plan: Plan) -> str:
     """ "5 cells (seeds 0, 1, 2, 3, 4)"."""
     seeds = ", ".join(map(str, sorted({cell.spec["seed"] for cell in plan.cells})))
     cells = len(plan.to_run())

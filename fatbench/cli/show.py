@@ -52,10 +52,10 @@ def new_console() -> Console:
     return console
 
 
-def _table(*columns: str, right: Sequence[str] = ()) -> Table:
+def _table(*columns: str, right_aligned: Sequence[str] = ()) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        table.add_column(column, justify="right" if column in right_aligned else "left", overflow="fold")
     return table
 
 
@@ -64,7 +64,7 @@ NARROW = 8  # letters that are left of a text at least
 
 
 def print_rows(
-    console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], right_aligned: Sequence[str] = ()
 ) -> None:
     """A table, one line a row. If it is too wide, what all rows share is said once above it, then texts are cut."""
     widths = {i: max(len(column), *(len(row[i]) for row in rows)) for i, column in enumerate(columns)}
@@ -73,22 +73,22 @@ def print_rows(
         return sum(widths.values()) + 2 * (len(widths) - 1) - console.width
 
     if excess() > 0 and len(rows) > 1:
-        same = [i for i in widths if all(row[i] == rows[0][i] for row in rows)]
-        widths = {i: width for i, width in widths.items() if i not in same}
-        if same:
+        shared_columns = [i for i in widths if all(row[i] == rows[0][i] for row in rows)]
+        widths = {i: width for i, width in widths.items() if i not in shared_columns}
+        if shared_columns:
             console.print(
-                f"all: {', '.join(f'{columns[i]} {rows[0][i]}' for i in same)}",
+                f"all: {', '.join(f'{columns[i]} {rows[0][i]}' for i in shared_columns)}",
                 style="dim",
                 soft_wrap=True,
             )
-    texts = [i for i in widths if i and columns[i] not in (*right, "presets", GOT)]  # a command is of use whole
+    texts = [i for i in widths if i and columns[i] not in (*right_aligned, "presets", GOT)]  # a command is of use whole
     while excess() > 0 and texts and widths[widest := max(texts, key=widths.__getitem__)] > NARROW:
         widths[widest] -= 1
 
     def line(row: Sequence[str]) -> str:
         cut = {i: row[i] if len(row[i]) <= n else f"{row[i][: n - 1]}…" for i, n in widths.items()}
         return "  ".join(
-            f"{text:>{widths[i]}}" if columns[i] in right else f"{text:{widths[i]}}" for i, text in cut.items()
+            f"{text:>{widths[i]}}" if columns[i] in right_aligned else f"{text:{widths[i]}}" for i, text in cut.items()
         ).rstrip()
 
     lines = [line(columns), "─" * min(excess() + console.width, console.width), *map(line, rows)]
@@ -115,27 +115,29 @@ def suites(rows: Sequence[Mapping[str, Any]], hidden: int) -> None:
             title = re.sub(r"^[\w ]*?,? (?=(Table|Figure)s? \d)", "", row["title"])  # without the name of the paper
             line = f"  {row['name']:{names}} {cells:>5}  {title}"
             console.print(line, no_wrap=True, overflow="ellipsis")
-    more = f"\n{hidden} more on images as JPEG: --all" if hidden else ""
+    hint = f"\n{hidden} more on images as JPEG: --all" if hidden else ""
     console.print(
-        f"\nNumbers are cells (training runs) of the preset paper: fatbench suite show NAME{more}",
+        f"\nNumbers are cells (training runs) of the preset paper: fatbench suite show NAME{hint}",
         style="dim",
     )
 
 
-def suite(chosen: Suite) -> None:
+def suite(shown_suite: Suite) -> None:
     """`suite show`."""
     console = new_console()
-    console.print(Text.assemble((chosen.name, "bold"), f"  {chosen.title}"))
-    if chosen.description:
-        console.print(chosen.description)
+    console.print(Text.assemble((shown_suite.name, "bold"), f"  {shown_suite.title}"))
+    if shown_suite.description:
+        console.print(shown_suite.description)
     console.print()
-    for axis, labels in chosen.axes().items():
+    for axis, labels in shown_suite.axes().items():
         console.print(f"  {axis}: {', '.join(labels)}")
-    for preset in chosen.presets():
-        plan = chosen.plan(preset, refuse=False)
+    for preset in shown_suite.presets():
+        plan = shown_suite.plan(preset, refuse=False)
         seeds = sorted({cell.spec["seed"] for cell in plan.cells})
-        counted = f": {len(plan.to_run())} cells, seeds {', '.join(map(str, seeds))}"
-        console.print(Text.assemble((f"\npreset {preset}", "bold"), counted, f"\n  {plan.note}" if plan.note else ""))
+        count_text = f": {len(plan.to_run())} cells, seeds {', '.join(map(str, seeds))}"
+        console.print(
+            Text.assemble((f"\npreset {preset}", "bold"), count_text, f"\n  {plan.note}" if plan.note else "")
+        )
         console.print(f"  evaluated at {', '.join(plan.checkpoints)}:{'' if plan.metrics() else ' nothing'}")
         for metric, attacks in _attacks(plan).items():
             console.print(f"    {format_call.attack(metric, attacks)}")
@@ -143,53 +145,55 @@ def suite(chosen: Suite) -> None:
         for key, reason in plan.excluded:
             console.print(f"  left out: {', '.join(key.values())}: {reason}", style="dim")
     console.print()
-    for table in chosen.tables:
+    for table in shown_suite.tables:
         console.print(f"  table {table.id}: {table.title}")
-    for figure in chosen.figures:
+    for figure in shown_suite.figures:
         console.print(f"  figure {figure.id}: {figure.title}")
-    console.print(f"\n{chosen.file}", style="dim")
+    console.print(f"\n{shown_suite.file}", style="dim")
 
 
-def _weights(console: Console, what: Plan) -> None:
+def _weights(console: Console, plan: Plan) -> None:
     """The weights that a preset wants: which cell trains them, or where their file goes and if it is here."""
     root = settings.data_folder()
-    cells = what.to_run()
+    cells = plan.to_run()
     for begin in {cell.origin.id: cell.origin for cell in cells if cell.origin is not None}.values():
-        said = ", ".join([begin.suite, *begin.key.values(), f"seed {begin.spec['seed']}"])
-        console.print(f"  weights of cell {begin.id}, which runs first: {said}")
+        origin_text = ", ".join([begin.suite, *begin.key.values(), f"seed {begin.spec['seed']}"])
+        console.print(f"  weights of cell {begin.id}, which runs first: {origin_text}")
     for text in weights.weights_of(cell.spec for cell in cells if cell.origin is None):
         console.print(f"  weights {weights.describe(text, root)}")
 
 
-def _attacks(what: Plan) -> dict[str, list[dict[str, Any]]]:
+def _attacks(plan: Plan) -> dict[str, list[dict[str, Any]]]:
     """Metric -> the attacks it stands for in this preset."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for evaluations in {id(cell.evaluations): cell.evaluations for cell in what.cells}.values():
+    attacks_by_metric: dict[str, list[dict[str, Any]]] = {}
+    for evaluations in {id(cell.evaluations): cell.evaluations for cell in plan.cells}.values():
         for evaluation in evaluations:
-            on = {} if evaluation.origin is None else {"computed on": f"{evaluation.origin.shown}'s model"}
-            found.setdefault(evaluation.label, []).append({**evaluation.attack, **on})
-    return found
+            origin_setting = {} if evaluation.origin is None else {"computed on": f"{evaluation.origin.shown}'s model"}
+            attacks_by_metric.setdefault(evaluation.label, []).append({**evaluation.attack, **origin_setting})
+    return attacks_by_metric
 
 
-def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: Estimate, on: str | None = None) -> None:
-    """`plan suite`; on: the GPU that the time is an estimate for."""
+def plan(
+    shown_plan: Plan, works: Mapping[str, Work | None], total: Work, time: Estimate, gpu: str | None = None
+) -> None:
+    """`plan suite`; gpu: the GPU that the time is an estimate for."""
     from fatbench.suite import cost, memory_need
 
     console = new_console()
-    cells = what.to_run()
+    cells = shown_plan.to_run()
     axes = list(dict.fromkeys(axis for cell in cells for axis in cell.key))
     rows = []
     for cell in cells:
         work = works[cell.id]
-        counts = ("?", "?") if work is None else (_short(work.gradient_steps), _short(work.image_passes))
+        counts = ("?", "?") if work is None else (_si_number(work.gradient_steps), _si_number(work.image_passes))
         rows.append([cell.id, *(cell.key.get(axis, "") for axis in axes), str(cell.spec["seed"]), *counts])
     numbers = ("seed", "steps", "images")
     print_rows(console, ("cell", *axes, *numbers), rows, numbers)
-    console.print(f"suite {what.suite}, preset {what.preset}: {len(cells)} cells")
-    _weights(console, what)
+    console.print(f"suite {shown_plan.suite}, preset {shown_plan.preset}: {len(cells)} cells")
+    _weights(console, shown_plan)
     console.print(
-        f"{_short(total.gradient_steps)} gradient steps, {_short(total.forward)} forward and"
-        f" {_short(total.backward)} backward image passes (AutoAttack counted as if every image survived)"
+        f"{_si_number(total.gradient_steps)} gradient steps, {_si_number(total.forward)} forward and"
+        f" {_si_number(total.backward)} backward image passes (AutoAttack counted as if every image survived)"
     )
     if all(cost.parameters(cell.spec) is not None for cell in cells):
         console.print(
@@ -201,54 +205,61 @@ def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: Estima
             "bytes uploaded, downloaded and on this disk: unknown, a data set or model does not say its size"
             " (images of its DataEntry, or parameters of its ModelEntry)"
         )
-    if on is None and (said := memory_need.line(cell.spec for cell in cells)):
-        console.print(said)
-    console.print(_how_long(len(cells), time, on))
+    if gpu is None and (memory_line := memory_need.line(cell.spec for cell in cells)):
+        console.print(memory_line)
+    console.print(_how_long(len(cells), time, gpu))
 
 
-def schedule(what: Schedule | None, on: str | None) -> None:
+def schedule(gpu_schedule: Schedule | None, gpu: str | None) -> None:
     """`plan --gpus`."""
     from fatbench.cli.watch import duration
     from fatbench.suite.schedule import SQLITE
 
-    if what is None:
+    if gpu_schedule is None:
         print("schedule: unknown, nothing comparable has run here (--calibrate measures for about 20 s)")
         return
-    kind = "of that kind" if on else "as fast as this machine's worker"
-    enough = "SQLite is enough on one machine" if what.writes <= SQLITE else "PostgreSQL is needed (docs/clusters.md)"
+    kind = "of that kind" if gpu else "as fast as this machine's worker"
+    database_advice = (
+        "SQLite is enough on one machine"
+        if gpu_schedule.writes <= SQLITE
+        else "PostgreSQL is needed (docs/clusters.md)"
+    )
     print(
-        f"on {what.gpus} GPUs {kind}: {duration(what.seconds)},"
-        f" {100 * what.idle:.0f} % of their time idle (the longest cell takes {duration(what.longest)});"
-        f" {what.writes:.3g} database writes per second: {enough}"
+        f"on {gpu_schedule.gpus} GPUs {kind}: {duration(gpu_schedule.seconds)},"
+        f" {100 * gpu_schedule.idle:.0f} % of their time idle (the longest cell takes "
+        f"{duration(gpu_schedule.longest)});"
+        f" {gpu_schedule.writes:.3g} database writes per second: {database_advice}"
     )
 
 
-def _how_long(cells: int, time: Estimate, on: str | None) -> str:
+def _how_long(cells: int, time: Estimate, gpu: str | None) -> str:
     """The answer to "how long?"."""
-    done = f"; {time.done} of {cells} cells are done" if time.done else ""
+    done_text = f"; {time.done} of {cells} cells are done" if time.done else ""
     if time.done == cells:
         return "no time left: all cells are done"
     if time.unknown == cells - time.done:
-        if on is not None:
-            return f"time: unknown, the size of the data set is not known until it is read{done}"
-        return f"time: unknown, nothing comparable has run here (--calibrate measures for about 20 s){done}"
+        if gpu is not None:
+            return f"time: unknown, the size of the data set is not known until it is read{done_text}"
+        return f"time: unknown, nothing comparable has run here (--calibrate measures for about 20 s){done_text}"
     from fatbench.cli.watch import duration
     from fatbench.runner.executors.local import slots
 
     bound = "; an upper bound: AutoAttack as if every image survived" * time.bound
-    if on is not None:
-        rest = f"; {time.unknown} cells not counted" * (time.unknown > 0)
+    if gpu is not None:
+        not_counted = f"; {time.unknown} cells not counted" * (time.unknown > 0)
         return (
-            f"time left on one {on.upper()}: about {duration(time.seconds)}{done}{rest}{bound}\n"
+            f"time left on one {gpu.upper()}: about {duration(time.seconds)}{done_text}{not_counted}{bound}\n"
             "an estimate: operations and kernels were counted on this machine; the GPU's speed is from its data sheet"
         )
-    here = len(slots(None, None))
-    side = f", {duration(time.seconds / min(here, cells))} on the {here} workers of this machine" * (here > 1)
-    rest = f"; {time.unknown} cells not counted: nothing comparable has run here" * (time.unknown > 0)
-    return f"time left: about {duration(time.seconds)} on one worker{side}{done}{rest}{bound}"
+    worker_count = len(slots(None, None))
+    side = f", {duration(time.seconds / min(worker_count, cells))} on the {worker_count} workers of this machine" * (
+        worker_count > 1
+    )
+    not_counted = f"; {time.unknown} cells not counted: nothing comparable has run here" * (time.unknown > 0)
+    return f"time left: about {duration(time.seconds)} on one worker{side}{done_text}{not_counted}{bound}"
 
 
-def _short(value: float) -> str:
+def _si_number(value: float) -> str:
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:.3g} {unit}"
@@ -262,7 +273,7 @@ def _bytes(value: float) -> str:
     return f"{value:.0f} B"
 
 
-def status(what: Plan, rows: Sequence[CellProgress]) -> None:
+def status(plan: Plan, rows: Sequence[CellProgress]) -> None:
     """`status NAME`."""
     from fatbench.cli.watch import said_once
     from fatbench.runner import progress, versions
@@ -270,24 +281,24 @@ def status(what: Plan, rows: Sequence[CellProgress]) -> None:
     console = new_console()
     axes = list(dict.fromkeys(axis for row in rows for axis in row.cell.key))
     labels: dict[tuple[str, str], dict[str, None]] = {}  # several where points of the grid are one cell
-    for cell in what.cells:
+    for cell in plan.cells:
         for axis, label in cell.key.items():
             labels.setdefault((cell.id, axis), {})[label] = None
-    shown = [
+    status_rows = [
         [row.cell.id, *("; ".join(labels.get((row.cell.id, axis), ())) for axis in axes), str(row.cell.spec["seed"]),
          row.status, f"{row.round}/{row.total}", f"{row.stages_done}/{row.stages}"]
         for row in rows
     ]  # fmt: skip
-    print_rows(console, ("cell", *axes, "seed", "state", "rounds", "stages"), shown, ("seed", "rounds", "stages"))
+    print_rows(console, ("cell", *axes, "seed", "state", "rounds", "stages"), status_rows, ("seed", "rounds", "stages"))
     counts = progress.count(rows).items()
-    console.print(f"suite {what.suite}, preset {what.preset}: " + ", ".join(f"{n} {state}" for state, n in counts))
+    console.print(f"suite {plan.suite}, preset {plan.preset}: " + ", ".join(f"{n} {state}" for state, n in counts))
     if changed := {row.cell.id: row.changed for row in rows if row.changed}:
         console.print("\n".join(versions.lines(changed)), style="yellow")
-    failed: dict[str, list[str]] = {}
+    cells_by_error: dict[str, list[str]] = {}
     for row in rows:
         if row.status == "failed":
-            failed.setdefault(row.error, []).append(row.cell.id)
-    for error, ids in failed.items():
+            cells_by_error.setdefault(row.error, []).append(row.cell.id)
+    for error, ids in cells_by_error.items():
         console.print(f"failed: {said_once(ids, error)}", style="red")
 
 
@@ -299,7 +310,7 @@ def all_status(counts: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
     if not counts:
         console.print("nothing has been run yet: fatbench run NAME (see fatbench suite list)")
         return
-    table = _table("suite", "preset", *STATES, right=STATES)
+    table = _table("suite", "preset", *STATES, right_aligned=STATES)
     for (name, preset), states in counts.items():
         table.add_row(name, preset, *(str(states[state]) for state in STATES))
     console.print(table)
@@ -313,11 +324,11 @@ def cell(
     stages: Mapping[tuple[str, str], StageRow],
     numbers: Sequence[Mapping[str, Any]],
     runs: Sequence[Mapping[str, Any]],
-    earlier: int = 0,
+    earlier_count: int = 0,
 ) -> None:
     """`show CELL`: its name, its accuracies and why to doubt them; then settings, stages, the last round, the runs.
 
-    earlier: how many numbers of earlier rounds are not among `numbers`.
+    earlier_count: how many numbers of earlier rounds are not among `numbers`.
     """
     from fatbench.report.numbers.cell_facts import settings as settings_of
     from fatbench.store.stage_names import parsed
@@ -325,10 +336,10 @@ def cell(
 
     console = new_console()
     console.print(f"cell {id}{f': {name}' if name else ''}", style="bold")
-    made = [(parsed(row["stage"]), row) for row in numbers if row["client"] < 0]
-    accuracies = [(stage, row) for stage, row in made if row["metric"] == stage.metric]
+    model_numbers = [(parsed(row["stage"]), row) for row in numbers if row["client"] < 0]
+    accuracies = [(stage, row) for stage, row in model_numbers if row["metric"] == stage.metric]
     table = _table(
-        "evaluated", "accuracy", "n", "model of round", "precision", right=("accuracy", "n", "model of round")
+        "evaluated", "accuracy", "n", "model of round", "precision", right_aligned=("accuracy", "n", "model of round")
     )
     for stage, row in sorted(accuracies, key=lambda one: (place(one[0].metric), one[0].metric)):
         accuracy = f"{100 * row['value']:.2f} %{'†' * bool(row['doubts'])}"
@@ -338,22 +349,22 @@ def cell(
     for doubt in dict.fromkeys(doubt for row in numbers for doubt in row["doubts"]):
         about = dict.fromkeys(row["metric"] for _, row in accuracies if doubt in row["doubts"])
         console.print(f"† {doubt} ({', '.join(about)})", style="red")
-    for what, text, _ in settings_of(spec):
-        console.print(f"{what}: {text}", soft_wrap=True)
-    table = _table("stage", "state", "done", "run", "attack", right=("done", "run"))
+    for setting_name, text, _ in settings_of(spec):
+        console.print(f"{setting_name}: {text}", soft_wrap=True)
+    table = _table("stage", "state", "done", "run", "attack", right_aligned=("done", "run"))
     for (_, stage_name), stage_row in sorted(stages.items()):
         state = Text(stage_row.status, COLOURS.get(stage_row.status, ""))
-        attack = format_call.full(stage_row.settings) if stage_row.settings else ""
+        attack = format_call.with_all_settings(stage_row.settings) if stage_row.settings else ""
         table.add_row(stage_name, state, f"{stage_row.round}/{stage_row.total}", str(stage_row.run or ""), attack)
     console.print(table)
-    last = max((row["round"] for row in numbers if row["stage"] == "train"), default=0)
-    ends = [row for row in numbers if row["stage"] == "train" and row["round"] == last]
-    table = _table("training, last round", "value", right=("value",))
+    last_round = max((row["round"] for row in numbers if row["stage"] == "train"), default=0)
+    ends = [row for row in numbers if row["stage"] == "train" and row["round"] == last_round]
+    table = _table("training, last round", "value", right_aligned=("value",))
     for row in ends:
         if row["client"] < 0:
             table.add_row(row["metric"], f"{row['value']:.6g}")
     console.print(table)
-    hidden = earlier + len(numbers) - len(accuracies) - sum(row["client"] < 0 for row in ends)
+    hidden = earlier_count + len(numbers) - len(accuracies) - sum(row["client"] < 0 for row in ends)
     if hidden:
         console.print(f"{hidden} further numbers, of clients and earlier rounds: --format json", style="dim")
     for run in runs:
@@ -372,18 +383,18 @@ def _path(run: Mapping[str, Any]) -> str:
     """How a run trained, where it was not in the usual way: "fast 45 clients of up to 9 cells, "."""
     if run["stage"] != "train" or run.get("path") in (None, "loop"):
         return ""
-    many = [f"{run[key]} {what}" for key, what in (("stack", "clients"), ("vectorise", "cells")) if run.get(key)]
-    return f"{run['path']} {' of up to '.join(many)}".strip() + ", "
+    batch_texts = [f"{run[key]} {unit}" for key, unit in (("stack", "clients"), ("vectorise", "cells")) if run.get(key)]
+    return f"{run['path']} {' of up to '.join(batch_texts)}".strip() + ", "
 
 
-def evaluation(results: Sequence[Mapping[str, Any]], what: str) -> None:
+def evaluation(results: Sequence[Mapping[str, Any]], subject: str) -> None:
     """`evaluate`: the accuracy under the strongest attack in a sentence, then every attack, its interval and doubts."""
     from fatbench.api.evaluating import answer
     from fatbench.report.numbers.statistics import wilson
 
     console = new_console()
-    console.print(f"{answer(results)}: {what}", style="bold", soft_wrap=True)
-    table = _table("attack", "accuracy", "95 % interval", "images", "settings", right=("accuracy", "images"))
+    console.print(f"{answer(results)}: {subject}", style="bold", soft_wrap=True)
+    table = _table("attack", "accuracy", "95 % interval", "images", "settings", right_aligned=("accuracy", "images"))
     for row in results:
         low, high = wilson(round(row["accuracy"] * row["n"]), row["n"])
         accuracy = f"{100 * row['accuracy']:.2f} %{'†' * bool(row['doubts'])}"
@@ -400,27 +411,27 @@ def _called(attack: Mapping[str, Any]) -> str:
     try:
         return format_call.brief("Attack", attack)
     except SpecError:
-        return format_call.full(attack)
+        return format_call.with_all_settings(attack)
 
 
 def datasets(root: Path, rows: Sequence[Mapping[str, Any]], files: Sequence[Mapping[str, Any]] = ()) -> None:
     """`data list`."""
     console = new_console()
     numbers = ("train", "test")
-    shown = [
+    set_rows = [
         [row["name"], row["state"], str(row["train"] or ""), str(row["test"] or ""),
-         *([", ".join(row["presets"])] if "presets" in row else []), _got(row)]
+         *([", ".join(row["presets"])] if "presets" in row else []), _location(row)]
         for row in rows
     ]  # fmt: skip
-    if shown:
-        extra = ["presets"] if len(shown[0]) > 5 else []
-        print_rows(console, ("data set", "state", *numbers, *extra, GOT), shown, numbers)
+    if set_rows:
+        extra = ["presets"] if len(set_rows[0]) > 5 else []
+        print_rows(console, ("data set", "state", *numbers, *extra, GOT), set_rows, numbers)
     if files:
         console.print()
         print_rows(
             console,
             ("weights", "state", GOT),
-            [[Path(row["name"]).name.partition("@")[0], row["state"], _got(row)] for row in files],
+            [[Path(row["name"]).name.partition("@")[0], row["state"], _location(row)] for row in files],
         )
     for row in [*rows, *files]:
         if row["state"] in ("variant", "damaged"):
@@ -431,7 +442,7 @@ def datasets(root: Path, rows: Sequence[Mapping[str, Any]], files: Sequence[Mapp
 GOT = "where, or how to get it"
 
 
-def _got(row: Mapping[str, Any]) -> str:
+def _location(row: Mapping[str, Any]) -> str:
     """Where a data set or a file is; of a missing one the command that fetches it."""
     if row["state"] != "missing" or row["name"] not in (*catalogue.CATALOGUE, *weights.WEIGHTS):
         return str(row["where"] or "").replace(str(Path.home()), "~", 1)
@@ -441,13 +452,15 @@ def _got(row: Mapping[str, Any]) -> str:
 
 def models(rows: Sequence[Mapping[str, Any]]) -> None:
     """`models`: per cent, and the file or how its name begins."""
-    known = dict.fromkeys(metric for row in rows for metric in row["numbers"])
-    shown = [metric for metric in ("natural", "pgd20", "autoattack") if metric in known] or [*known][:3]
-    print_rows(new_console(), ("network", *shown, GOT), [
-        [row["name"], *(f"{100 * row['numbers'][m]:.2f}" if m in row["numbers"] else "" for m in shown),
+    known_metrics = dict.fromkeys(metric for row in rows for metric in row["numbers"])
+    shown_metrics = [metric for metric in ("natural", "pgd20", "autoattack") if metric in known_metrics] or [
+        *known_metrics
+    ][:3]
+    print_rows(new_console(), ("network", *shown_metrics, GOT), [
+        [row["name"], *(f"{100 * row['numbers'][m]:.2f}" if m in row["numbers"] else "" for m in shown_metrics),
          row["file"] or f"SHA-256 {row['sha256'][:12]}"]
         for row in rows
-    ], shown)  # fmt: skip
+    ], shown_metrics)  # fmt: skip
 
 
 MPS = "/tmp/nvidia-mps"  # where NVIDIA's daemon has its pipes unless told otherwise
@@ -503,8 +516,10 @@ def machine(db: str | None, data: Path | None) -> list[tuple[str, str]]:
     lines.append(("database", f"{settings.shown_url(url)}: {state}"))
     root = settings.data_folder(str(data) if data else None)
     lines.append(("data", str(root)))
-    if used := signatures.plugins():
-        lines.append(("plug-ins", ", ".join(f"{inputs.describe(plugins.version(file))} at {file}" for file in used)))
+    if plugin_files := signatures.plugins():
+        lines.append(
+            ("plug-ins", ", ".join(f"{inputs.describe(plugins.version(file))} at {file}" for file in plugin_files))
+        )
     lines += [("weights", weights.describe(name, root)) for name in weights.WEIGHTS]
     lines.append(("checkpoints", str(settings.files_folder(url))))
     return lines

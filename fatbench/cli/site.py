@@ -50,19 +50,19 @@ def site(
 
     Example: fatbench site -o site
     """
-    at = checkpoint(select)
-    asked = what or []
-    files = [Path(one) for one in asked if one == "-" or one.endswith(packed.RESULTS)]
-    suites = [one for one in asked if Path(one) not in files]
-    if missing := next((file for file in files if not whole_file.regular(file).is_file()), None):
-        raise SpecError(f"no such file: {missing}")
+    chosen_checkpoint = checkpoint(select)
+    requested = what or []
+    files = [Path(item) for item in requested if item == "-" or item.endswith(packed.RESULTS)]
+    suites = [item for item in requested if Path(item) not in files]
+    if missing_file := next((file for file in files if not whole_file.regular(file).is_file()), None):
+        raise SpecError(f"no such file: {missing_file}")
     if images is not None and not images.is_dir():
         raise SpecError(f"--images {images}: no such folder")
     if watch and files:
         raise SpecError(f"--watch: {files[0]} is a file of results; cells run in a database (--db)")
     idle = 0
     while True:
-        running = _write(files, suites, output, images, at, runs, db, EVERY if watch else 0)
+        running = _write(files, suites, output, images, chosen_checkpoint, runs, db, EVERY if watch else 0)
         if show:
             webbrowser.open((output / "index.html").resolve().as_uri())
             show = False
@@ -70,7 +70,7 @@ def site(
             break
         time.sleep(EVERY)
     if watch:
-        _write(files, suites, output, images, at, runs, db, 0)  # pages that no longer ask for newer ones
+        _write(files, suites, output, images, chosen_checkpoint, runs, db, 0)  # pages that no longer ask for newer ones
 
 
 EVERY = 60  # seconds between two looks
@@ -82,7 +82,7 @@ def _write(
     suites: list[str],
     output: Path,
     images: Path | None,
-    at: Checkpoint,
+    chosen_checkpoint: Checkpoint,
     runs: str,
     db: str | None,
     every: int,
@@ -97,28 +97,30 @@ def _write(
         store = stack.enter_context(_imported(files) if files else opened(db))
         if store is None:
             raise NothingMatched("the database has no results yet: fatbench run NAME")
-        parts, problems = _parts(store, suites, at, runs)
-        if not parts:
+        suite_parts, problems = _suite_parts(store, suites, chosen_checkpoint, runs)
+        if not suite_parts:
             raise NothingMatched("; ".join(problems) or "the database has no results yet: fatbench run NAME")
         folder = None if files else settings.files_folder(settings.database(db))
 
         def read(part: Part) -> pages.Content:
-            say(f"page of {part.plan.suite}, of {len(parts)} suites")
-            return pages.content([part], store, select=at, files=folder, images=images)
+            say(f"page of {part.plan.suite}, of {len(suite_parts)} suites")
+            return pages.content([part], store, select=chosen_checkpoint, files=folder, images=images)
 
         def boards() -> list[Board]:
             say("index")
-            return pages.boards_of(parts, store, at)
+            return pages.boards_of(suite_parts, store, chosen_checkpoint)
 
-        written = pages.site(parts, read, boards, output, problems, provenance.short_version(), every)
+        written_files = pages.site(suite_parts, read, boards, output, problems, provenance.short_version(), every)
     for problem in problems:
         print(f"fatbench: {problem}", file=sys.stderr)
-    for file in written:
+    for file in written_files:
         print(file)
-    return any(part.counts.get("running") for part in parts)
+    return any(part.counts.get("running") for part in suite_parts)
 
 
-def _parts(store: Store, suites: list[str], at: Checkpoint, runs: str) -> tuple[list[Part], list[str]]:
+def _suite_parts(
+    store: Store, suites: list[str], chosen_checkpoint: Checkpoint, runs: str
+) -> tuple[list[Part], list[str]]:
     """Every preset of the suites that has been run, with its tables; and what cannot be shown, in words."""
     from fatbench import api, report
     from fatbench.report.site.pages import Part
@@ -126,35 +128,37 @@ def _parts(store: Store, suites: list[str], at: Checkpoint, runs: str) -> tuple[
     from fatbench.suite import files
     from fatbench.suite.folders import own_files
 
-    found: list[Part] = []
+    parts: list[Part] = []
     problems = []
-    counted = progress.by_suite(store)
-    known = files.available()
-    own = {name: file for name, file in own_files().items() if name not in known}
+    count_by_suite = progress.by_suite(store)
+    suite_names = files.available()
+    own_files_by_name = {name: file for name, file in own_files().items() if name not in suite_names}
     # by what a person asked for: a file of a suite has another name than the suite
-    wanted: list[tuple[str, str | None]] = [(name, None) for name in suites] or [(n, p or None) for n, p in counted]
-    for name, preset in wanted:
+    suites_wanted: list[tuple[str, str | None]] = [(name, None) for name in suites] or [
+        (n, p or None) for n, p in count_by_suite
+    ]
+    for name, preset in suites_wanted:
         try:
             if not suites and files.is_path(name):  # of imported lines: a name, and never a file to open
                 raise SpecError("a suite's name is no path")
             base = files.with_settings(name)[0]
-            asked = own[base] + name.removeprefix(base) if base in own else name
-            suite, plan = plan_in(asked, preset, False, None, None, store)
+            suite_name = own_files_by_name[base] + name.removeprefix(base) if base in own_files_by_name else name
+            suite, plan = plan_in(suite_name, preset, False, None, None, store)
         except FatbenchError as error:
             if suites:
                 raise
-            cells = sum(counted[name, preset or ""].values())
+            cells = sum(count_by_suite[name, preset or ""].values())
             problems.append(f"{cells} cells of '{name}' are not shown: {error}")
             continue
         asked_for, plan = plan, api.to_read(suite, plan, store, runs)
-        grids = report.build_tables(suite, plan, store, select=at)
-        shown = {cell.id for cell in asked_for.unique()}  # and not the networks that they begin with
-        rows = [row for row in progress.cells_of(asked_for, store) if row.cell.id in shown]
-        measured = frozenset(row.cell.id for row in rows if row.stages_done > (row.stages > 1))
-        counts = {"measured": len(measured), **progress.count(rows)}
-        if grids and not (preset and any(part.file == Part(suite, plan, []).file for part in found)):
-            found.append(Part(suite, plan, grids, counts, measured))
-    return found, problems
+        grids = report.build_tables(suite, plan, store, select=chosen_checkpoint)
+        shown_cells = {cell.id for cell in asked_for.unique()}  # and not the networks that they begin with
+        rows = [row for row in progress.cells_of(asked_for, store) if row.cell.id in shown_cells]
+        measured_cells = frozenset(row.cell.id for row in rows if row.stages_done > (row.stages > 1))
+        counts = {"measured": len(measured_cells), **progress.count(rows)}
+        if grids and not (preset and any(earlier_part.file == Part(suite, plan, []).file for earlier_part in parts)):
+            parts.append(Part(suite, plan, grids, counts, measured_cells))
+    return parts, problems
 
 
 @contextlib.contextmanager

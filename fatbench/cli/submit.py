@@ -49,24 +49,29 @@ def submit(
         raise SpecError(f"{file}: no such file (give one that 'fatbench export' wrote)")
     with (
         tempfile.TemporaryDirectory(prefix="fatbench-") as folder,
-        Store.open(f"{folder}/theirs.db", create=True) as theirs,
+        Store.open(f"{folder}/theirs.db", create=True) as their_store,
     ):
         # digests, outcomes and identities of every line
-        jsonl.import_(theirs, file, identify=identity, contradiction=contradiction)
-        if problems := list(_problems(theirs)):
-            more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-            raise SpecError(f"{file}: {'; '.join(problems[:3])}{more}; nothing was written")
-        chosen = verify.choose(theirs, sample, seed)
+        jsonl.import_(their_store, file, identify=identity, contradiction=contradiction)
+        if problems := list(_problems(their_store)):
+            remainder = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+            raise SpecError(f"{file}: {'; '.join(problems[:3])}{remainder}; nothing was written")
+        sampled_cells = verify.choose(their_store, sample, seed)
         options = RunOptions(device=device, db=f"{folder}/ours.db", data=data)
-        found = verify.again(theirs, chosen, options)
-        print(agreement.text(found))
-        if not found.agrees:
-            word = "differs" if found.reasons else "is not verified"
+        verification = verify.run_again(their_store, sampled_cells, options)
+        print(agreement.text(verification))
+        if not verification.agrees:
+            word = "differs" if verification.reasons else "is not verified"
             print(f"fatbench: {file}: the sample {word}: nothing was written")
             raise typer.Exit(1)
-        tolerated = {"tolerance": found.tolerance, "because": found.because}
-        record = _record(theirs, file) | {
-            "verified": {"cells": chosen, "numbers": len(found.numbers), "apart": found.far, **tolerated}
+        tolerated = {"tolerance": verification.tolerance, "because": verification.because}
+        record = _record(their_store, file) | {
+            "verified": {
+                "cells": sampled_cells,
+                "numbers": len(verification.numbers),
+                "apart": verification.far,
+                **tolerated,
+            }
         }
     target = output / f"{record['sha256'][:12]}.jsonl"
     whole_file.write_all(
@@ -92,19 +97,24 @@ def _problems(store: Store) -> Iterator[str]:
     specs = store.cells()
     stages = store.stages()
     for cell in specs:
-        mine = {name: row for (id, name), row in stages.items() if id == cell}
-        if "train" not in mine or mine["train"].status != "done":
+        cell_stages = {name: row for (id, name), row in stages.items() if id == cell}
+        if "train" not in cell_stages or cell_stages["train"].status != "done":
             yield f"cell {cell} is not trained to the end"
-        for name, row in mine.items():
+        for name, row in cell_stages.items():
             if name != "train" and row.status != "done":
                 yield f"cell {cell}: {name} is {row.status}"
             elif name != "train" and parsed(name).metric and not store.outcomes(cell, name):
                 yield f"cell {cell}: {name} has no outcome of each image"
             elif name != "train" and row.settings is None:
                 yield f"cell {cell}: {name} does not say what its attack was"
-    why = cell_rows.doubts_of(list(specs), store)
-    empty = {(cell, doubt.words) for (cell, _), found in why.items() for doubt in found if doubt.code in NOT_LEARNED}
-    yield from (f"cell {cell}: the network has not learned: {words}" for cell, words in sorted(empty))
+    doubts_by_stage = cell_rows.doubts_of(list(specs), store)
+    not_learned = {
+        (cell, doubt.words)
+        for (cell, _), stage_doubts in doubts_by_stage.items()
+        for doubt in stage_doubts
+        if doubt.code in NOT_LEARNED
+    }
+    yield from (f"cell {cell}: the network has not learned: {words}" for cell, words in sorted(not_learned))
     for run in store.runs(list(specs)):
         if run["status"] == "done" and not (run.get("versions") or {}).get("torch"):
             yield f"cell {run['cell']}: the versions of the packages are not recorded"
@@ -136,7 +146,7 @@ def _record(store: Store, file: Path) -> dict[str, Any]:
         "devices": several(run["device"] for run in runs),
         "precisions": several(run["precision"] for run in runs),
         "torch": several((run.get("versions") or {}).get("torch") for run in runs),
-        "plugins": several(one["plugin"] for run in runs for one in run.get("plugins") or ()),
+        "plugins": several(plugin_record["plugin"] for run in runs for plugin_record in run.get("plugins") or ()),
     }
 
 
@@ -144,7 +154,7 @@ def _text(record: dict[str, Any], target: Path) -> str:
     """The text of the pull request. Names are the file's, so they may hold anything."""
     from fatbench.report.formats.markdown import escape
 
-    again = record["verified"]
+    verification = record["verified"]
     suites = escape("; ".join(record["suites"]))
     lines = [
         f"# Results: {suites}",
@@ -153,10 +163,11 @@ def _text(record: dict[str, Any], target: Path) -> str:
         "",
         f"* cells: {record['cells']}",
     ]
-    for what in ("commits", "devices", "precisions", "torch", "plugins"):
-        lines.append(f"* {what}: {escape(', '.join(record[what])) or 'none'}")
+    for fact_name in ("commits", "devices", "precisions", "torch", "plugins"):
+        lines.append(f"* {fact_name}: {escape(', '.join(record[fact_name])) or 'none'}")
     lines.append(
-        f"* run again: {', '.join(again['cells'])}; accuracies at most {100 * again['apart']:.2f} points apart,"
-        f" tolerance {100 * again['tolerance']:g} ({escape(again['because'])})"
+        f"* run again: {', '.join(verification['cells'])}; accuracies at most "
+        f"{100 * verification['apart']:.2f} points apart,"
+        f" tolerance {100 * verification['tolerance']:g} ({escape(verification['because'])})"
     )
     return "\n".join([*lines, ""])

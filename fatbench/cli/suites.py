@@ -54,9 +54,9 @@ def suite_list(
     from fatbench.suite import sizes
 
     known_format(format, ("text", "json"))
-    found = list(sizes.listing())
-    rows = [row for row in found if "error" not in row]
-    for row in found:
+    all_rows = list(sizes.listing())
+    rows = [row for row in all_rows if "error" not in row]
+    for row in all_rows:
         if "error" in row:
             print(f"fatbench: {explain(row['error'])}", file=sys.stderr)
     if format == "json":
@@ -65,9 +65,9 @@ def suite_list(
         from fatbench.cli import show
         from fatbench.suite.papers import is_jpeg
 
-        shown = [row for row in rows if every or not is_jpeg(row["name"])]
-        show.suites(shown, len(rows) - len(shown))
-    if len(rows) < len(found):
+        shown_rows = [row for row in rows if every or not is_jpeg(row["name"])]
+        show.suites(shown_rows, len(rows) - len(shown_rows))
+    if len(rows) < len(all_rows):
         raise typer.Exit(SpecError.exit_code)
 
 
@@ -153,21 +153,21 @@ def suite_check(
 
         _learn(plan, settings.data_folder(str(data) if data else None), slots(device, 1)[0])
         return
-    if given := [option for option, value in (("--preset", preset), ("-k", where), ("--seeds", seeds),
+    if misplaced := [option for option, value in (("--preset", preset), ("-k", where), ("--seeds", seeds),
                                               ("--device", device), ("--data", data)) if value]:  # fmt: skip
-        raise SpecError(f"{', '.join(given)}: only with --learn")
+        raise SpecError(f"{', '.join(misplaced)}: only with --learn")
 
     mistakes = 0
     rows: list[dict[str, Any]] = []
     for file in files:
         try:
-            found = load(file)
+            loaded_suite = load(file)
             sizes, plans = {}, []
-            for preset in found.presets():
-                plans.append(plan := found.plan(preset))
+            for preset in loaded_suite.presets():
+                plans.append(plan := loaded_suite.plan(preset))
                 sizes[preset] = len(plan.to_run())
-                _check_report(found, plan)
-            reporting.check_headings(found, plans)
+                _check_report(loaded_suite, plan)
+            reporting.check_headings(loaded_suite, plans)
         except FatbenchError as error:
             mistakes += 1
             rows.append({"file": file, "ok": False, "error": explain(error)})
@@ -177,7 +177,7 @@ def suite_check(
             rows.append({"file": file, "ok": True, "presets": sizes})
             if format == "text":
                 print(f"{file}: ok ({', '.join(f'{preset} {n} cells' for preset, n in sizes.items())})")
-            for presets, sentence in reporting.unlike(found, plans):
+            for presets, sentence in reporting.unlike(loaded_suite, plans):
                 print(f"{file}: not compared in {presets}: {sentence}")
     if format == "json":
         print_json({"suites": rows})
@@ -206,20 +206,26 @@ def _contract(files: list[str]) -> None:
         plugins.add(path, "")
     from fatbench import testing
 
-    wrong = 0
+    failures = 0
     for path in paths:
-        for kind, name, held, broken in testing.check(path):
-            wrong += bool(broken)
-            said = f"{len(broken)} of {len(held) + len(broken)} properties do not hold" if broken else "ok"
-            if not held and not broken:
-                said = "has no property to test; a run reads it"
-            print(f"{path.name}: {kind} {name}: {said}")
-            shown: dict[str, list[str]] = {}  # what is wrong -> the properties that it breaks
+        for kind, name, held_properties, broken in testing.check(path):
+            failures += bool(broken)
+            verdict = (
+                f"{len(broken)} of {len(held_properties) + len(broken)} properties do not hold" if broken else "ok"
+            )
+            if not held_properties and not broken:
+                verdict = "has no property to test; a run reads it"
+            print(f"{path.name}: {kind} {name}: {verdict}")
+            properties_by_problem: dict[str, list[str]] = {}  # what is wrong -> the properties that it breaks
             for line in broken:
                 property, _, words = line.partition(": ")
-                shown.setdefault(words, []).append(property)
-            print(*(f"  {', '.join(properties)}: {words}\n" for words, properties in shown.items()), sep="", end="")
-    if wrong:
+                properties_by_problem.setdefault(words, []).append(property)
+            print(
+                *(f"  {', '.join(properties)}: {words}\n" for words, properties in properties_by_problem.items()),
+                sep="",
+                end="",
+            )
+    if failures:
         raise typer.Exit(1)
 
 
@@ -230,35 +236,39 @@ def _learn(plan: Plan, data: Path, device: str) -> None:
     from fatbench.runner.learning_check import check_learning
 
     cell = plan.cells[0]
-    who = ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"])
-    print(f"{plan.suite}, preset {plan.preset}, cell {cell.id}: {who}")
+    cell_label = ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"])
+    print(f"{plan.suite}, preset {plan.preset}, cell {cell.id}: {cell_label}")
     check = None
     for check in check_learning(plan, data, device):
         loss = "" if math.isnan(check.loss) else f"loss {check.loss:.4f}, "
-        said = f"natural {100 * check.accuracy:.2f} % of {check.n}"
-        print(f"round {check.round} of {check.rounds}, step {check.steps}: {loss}{said}", file=sys.stderr, flush=True)
+        accuracy_text = f"natural {100 * check.accuracy:.2f} % of {check.n}"
+        print(
+            f"round {check.round} of {check.rounds}, step {check.steps}: {loss}{accuracy_text}",
+            file=sys.stderr,
+            flush=True,
+        )
         chance = binomial_tail(round(check.accuracy * check.n), check.n, check.chance)
         if learned := leaves_chance(chance, check.rounds):
             break
     assert check is not None  # an algorithm has a round
-    when = f"{check.steps} steps of a client (round {check.round} of {check.rounds})"
+    reached = f"{check.steps} steps of a client (round {check.round} of {check.rounds})"
     result = f"natural accuracy {100 * check.accuracy:.2f} % of {check.n} images, chance {100 * check.chance:.4g} %"
     p = "p < 1e-6" if chance < 1e-6 else f"p = {chance:.2g}"
     if learned:
-        print(f"above chance after {when}: {result}, {p}")
+        print(f"above chance after {reached}: {result}, {p}")
         return
-    print(f"still at chance after {when}: {result}, {p}")
+    print(f"still at chance after {reached}: {result}, {p}")
     raise typer.Exit(1)
 
 
-def _check_report(chosen: Suite, plan: Plan) -> None:
+def _check_report(checked_suite: Suite, plan: Plan) -> None:
     """Whether the tables and figures can be filled. SpecError names the file."""
     from fatbench import report as reporting
 
     try:
-        reporting.check(chosen, plan)
+        reporting.check(checked_suite, plan)
     except SpecError as error:
-        raise SpecError(f"{chosen.file}: {error} ({plan.preset})") from None
+        raise SpecError(f"{checked_suite.file}: {error} ({plan.preset})") from None
 
 
 def _time(
@@ -268,34 +278,34 @@ def _time(
     from fatbench.suite import duration, schedule
 
     timed: list[duration.Timed] = []
-    left = duration.everything(plan)
+    work_left = duration.everything(plan)
     if store is not None:  # else nothing imports SQLAlchemy
         from fatbench.runner import progress
         from fatbench.store import timing
 
-        timed += timing.measured(store)
-        left = progress.cells_left(plan, store)
+        timed += timing.timed_runs(store)
+        work_left = progress.cells_left(plan, store)
     if calibrate:
         from fatbench import settings
         from fatbench.runner import calibrate as calibrating
 
         print(f"fatbench: measuring for about {CALIBRATION} s", file=sys.stderr)
         data = settings.data_folder()
-        before = duration.speeds(timed)
-        measured = calibrating.calibrated(plan, before, data, CALIBRATION)
-        if not measured and duration.estimate(plan.to_run(), before, left).unknown:
+        known_speeds = duration.speeds(timed)
+        calibration = calibrating.calibrated(plan, known_speeds, data, CALIBRATION)
+        if not calibration and duration.estimate(plan.to_run(), known_speeds, work_left).unknown:
             print(
                 "fatbench: no cell got far enough to be measured; times are known once a cell has run here",
                 file=sys.stderr,
             )
-        timed += measured
-    known = unseen or duration.speeds(timed)
-    time = duration.estimate(plan.to_run(), known, left)
+        timed += calibration
+    speeds_used = unseen or duration.speeds(timed)
+    time = duration.estimate(plan.to_run(), speeds_used, work_left)
     if gpus is None:
         return time, None
     from fatbench import settings
 
-    cells = duration.lengths(plan.to_run(), known, left)
+    cells = duration.lengths(plan.to_run(), speeds_used, work_left)
     return time, schedule.schedule(cells, gpus, settings.checkpoint_seconds()) if cells else None
 
 
@@ -346,7 +356,7 @@ def plan_suite(
     from fatbench.runner import progress, versions
     from fatbench.suite import cost as planning
     from fatbench.suite import weights
-    from fatbench.suite.files import named
+    from fatbench.suite.files import name_with_settings
 
     known_format(format, ("text", "json"))
     if on is None and (precision is not None or attack_precision is not None or path != AUTO):
@@ -362,7 +372,7 @@ def plan_suite(
         return
     if budget is not None:
         raise SpecError("--budget says which suites fit: leave out the suite's name")
-    plan = plan_of(named(name, override), preset, smoke, seeds, where, attacks)
+    plan = plan_of(name_with_settings(name, override), preset, smoke, seeds, where, attacks)
     unseen = None
     if on is not None:
         if calibrate:
@@ -372,28 +382,30 @@ def plan_suite(
         bits, attacks_in = settings.precision(precision), settings.attack_precision(attack_precision)
         unseen = speeds(plan.to_run(), on, bits, attacks_in, path)
     works = {cell.id: planning.cell_work(cell, plan) for cell in plan.to_run()}
-    with opened(db, new=True) as store:
-        time, many = _time(plan, store, calibrate, gpus, unseen)
+    with opened(db, create=True) as store:
+        time, gpu_schedule = _time(plan, store, calibrate, gpus, unseen)
         changed = {row.cell.id: row.changed for row in progress.cells_of(plan, store) if row.changed}
     if format == "json":
         cells = []
         for cell in plan.to_run():
             work = works[cell.id]
-            counted = None if work is None else {**vars(work), "image_passes": work.image_passes}
-            cells.append({"id": cell.id, "key": cell.key, "spec": cell.spec, "work": counted})
+            work_counts = None if work is None else {**vars(work), "image_passes": work.image_passes}
+            cells.append({"id": cell.id, "key": cell.key, "spec": cell.spec, "work": work_counts})
         root = settings.data_folder()
-        wanted = [
-            found for text in weights.weights_of(cell.spec for cell in plan.to_run()) if (found := weights.read(text))
+        needed_weights = [
+            weights_file
+            for text in weights.weights_of(cell.spec for cell in plan.to_run())
+            if (weights_file := weights.parse_weights(text))
         ]
-        files = [weights.status(found, root) for found in wanted]
-        reasons = {cell: versions.plain(stages) for cell, stages in changed.items()}
+        files = [weights.status(weights_file, root) for weights_file in needed_weights]
+        reasons = {cell: versions.as_dicts(stages) for cell, stages in changed.items()}
         print_json({"suite": plan.suite, "preset": plan.preset, "cells": cells, "weights": files, "time": vars(time),
                     **({"changed": reasons} if reasons else {}),
                     **({"on": on} if on else {}),
-                    **({"schedule": vars(many) if many else None} if gpus else {})})  # fmt: skip
+                    **({"schedule": vars(gpu_schedule) if gpu_schedule else None} if gpus else {})})  # fmt: skip
         return
     show.plan(plan, works, planning.total(works.values()), time, on)
     if changed:
         print("\n".join(versions.lines(changed)))
     if gpus is not None:
-        show.schedule(many, on)
+        show.schedule(gpu_schedule, on)

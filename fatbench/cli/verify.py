@@ -64,63 +64,82 @@ def verify(
     if not whole_file.regular(file).is_file():
         raise SpecError(f"{file}: no such file (give one that 'fatbench export' wrote)")
     with tempfile.TemporaryDirectory(prefix="fatbench-") as folder, contextlib.ExitStack() as stack:
-        theirs = stack.enter_context(Store.open(f"{folder}/theirs.db", create=True))
-        jsonl.import_(theirs, file, identify=identity, contradiction=contradiction)
-        if mixed := inputs.mixtures(theirs.database, data_keys):
+        their_store = stack.enter_context(Store.open(f"{folder}/theirs.db", create=True))
+        jsonl.import_(their_store, file, identify=identity, contradiction=contradiction)
+        if mixed := inputs.mixtures(their_store.database, data_keys):
             raise SpecError(f"{file}: {'; '.join(mixed[:3])}: a file whose names mean several things is not verified")
-        chosen = [cell_in(theirs, id) for id in cell] if cell else choose(theirs, sample, seed)
-        if brought := [id for id, spec in theirs.cells(chosen).items() if "evaluated" in spec]:
+        sampled_cells = [cell_in(their_store, id) for id in cell] if cell else choose(their_store, sample, seed)
+        if brought := [id for id, spec in their_store.cells(sampled_cells).items() if "evaluated" in spec]:
             raise SpecError(f"cell {brought[0]} is an external model: its training cannot be run again")
         options = RunOptions(device=device, precision=precision, db=f"{folder}/ours.db", data=data)
-        found = again(theirs, chosen, options, path, tolerance)
-        notes = dict.fromkeys(at_chance(theirs, chosen), f" ({doubts.WORDS['chance']})")
+        verification = run_again(their_store, sampled_cells, options, path, tolerance)
+        notes = dict.fromkeys(at_chance(their_store, sampled_cells), f" ({doubts.WORDS['chance']})")
     if format == "json":
-        numbers = [{**asdict(one), "agreement": one.agreement, "evaluated": one.evaluated} for one in found.numbers]
-        said = {"agrees": found.agrees, "reasons": found.reasons, "unverified": found.unverified}
-        tolerated = {"tolerance": found.tolerance, "because": found.because, "apart": found.far}
-        print_json({"cells": chosen, **said, **tolerated, "numbers": numbers})
+        numbers = [
+            {**asdict(number), "agreement": number.agreement, "evaluated": number.evaluated}
+            for number in verification.numbers
+        ]
+        verdict = {
+            "agrees": verification.agrees,
+            "reasons": verification.reasons,
+            "unverified": verification.unverified,
+        }
+        tolerated = {"tolerance": verification.tolerance, "because": verification.because, "apart": verification.far}
+        print_json({"cells": sampled_cells, **verdict, **tolerated, "numbers": numbers})
     else:
-        print(agreement.text(found, notes))
-    if not found.agrees:
+        print(agreement.text(verification, notes))
+    if not verification.agrees:
         raise typer.Exit(1)
 
 
-def again(
-    theirs: Store, chosen: Sequence[str], options: RunOptions, path: str | None = None, tolerance: float | None = None
+def run_again(
+    their_store: Store,
+    cell_ids: Sequence[str],
+    options: RunOptions,
+    path: str | None = None,
+    tolerance: float | None = None,
 ) -> Agreement:
     """Run cells again in the empty database of the options, and compare. SystemExit: one failed."""
     from fatbench.report.numbers import agreement
     from fatbench.store.stages import Store
 
-    jobs = {id: job(theirs, id) for id in chosen}
-    first = [_alone(jobs[id]) if id in jobs else job(theirs, id, trained_only=True) for id in origins(theirs, chosen)]
-    _run(theirs, first, options, path)
-    _run(theirs, list(jobs.values()), options, path)
-    with Store.open(str(options.db)) as ours:
-        both = [agreement.apart(theirs, ours, id) for id in chosen]
-        numbers = [one for found, _ in both for one in found]
-        pairs = [(_trained(theirs, id), _trained(ours, id)) for id in chosen]
-        missing = [what for _, without in both for what in without]
-        found = agreement.overall(numbers, missing, elsewhere(pairs, numbers), tolerance)
-        return replace(found, reasons=[*_causes(theirs, ours, chosen), *found.reasons])
+    jobs = {id: job(their_store, id) for id in cell_ids}
+    origin_jobs = [
+        _without_transfers(jobs[id]) if id in jobs else job(their_store, id, trained_only=True)
+        for id in origins(their_store, cell_ids)
+    ]
+    _run(their_store, origin_jobs, options, path)
+    _run(their_store, list(jobs.values()), options, path)
+    with Store.open(str(options.db)) as our_store:
+        comparisons = [agreement.compared_numbers(their_store, our_store, id) for id in cell_ids]
+        numbers = [number for cell_numbers, _ in comparisons for number in cell_numbers]
+        pairs = [(_trained(their_store, id), _trained(our_store, id)) for id in cell_ids]
+        missing_numbers = [stage_name for _, absent_stages in comparisons for stage_name in absent_stages]
+        cell_numbers = agreement.overall(numbers, missing_numbers, elsewhere(pairs, numbers), tolerance)
+        return replace(cell_numbers, reasons=[*_causes(their_store, our_store, cell_ids), *cell_numbers.reasons])
 
 
-def _causes(theirs: Store, ours: Store, chosen: Sequence[str]) -> list[str]:
+def _causes(their_store: Store, our_store: Store, cell_ids: Sequence[str]) -> list[str]:
     """In what the cells were answered by something else there than here: why numbers differ, and no agreement."""
-    there, here = (inputs.stored(store.database, chosen) for store in (theirs, ours))
+    inputs_there, inputs_here = (inputs.stored_inputs(store.database, cell_ids) for store in (their_store, our_store))
     reasons = (
-        (cell, one)
-        for (cell, stage), answered in there.items()
-        if (cell, stage) in here
-        for one in inputs.differ(answered, here[cell, stage])
-        if one.decides and one.code not in ("model", "origin")  # of two trainings
+        (cell, reason)
+        for (cell, stage), answered in inputs_there.items()
+        if (cell, stage) in inputs_here
+        for reason in inputs.differ(answered, inputs_here[cell, stage])
+        if reason.decides and reason.code not in ("model", "origin")  # of two trainings
     )
-    return list(dict.fromkeys(f"cell {cell} there is of {one.words}" for cell, one in reasons))
+    return list(dict.fromkeys(f"cell {cell} there is of {reason.words}" for cell, reason in reasons))
 
 
-def _alone(job: Job) -> Job:
+def _without_transfers(job: Job) -> Job:
     """The job without the attacks that are computed on models of other cells."""
-    return replace(job, evaluations=[one for one in job.evaluations if one.origin is None or not one.origin.cell])
+    return replace(
+        job,
+        evaluations=[
+            evaluation for evaluation in job.evaluations if evaluation.origin is None or not evaluation.origin.cell
+        ],
+    )
 
 
 def origins(store: Store, cells: Sequence[str]) -> list[str]:
@@ -128,40 +147,49 @@ def origins(store: Store, cells: Sequence[str]) -> list[str]:
 
     SpecError: one with whose weights a cell begins is not in the file.
     """
-    attacking = [one.origin.cell for id in cells for one in _evaluations(store, id) if one.origin is not None]
-    found: dict[str, None] = {}
+    attacking = [
+        evaluation.origin.cell
+        for id in cells
+        for evaluation in _evaluations(store, id)
+        if evaluation.origin is not None
+    ]
+    ordered_cells: dict[str, None] = {}
     for id in [*cells, *sorted(filter(None, attacking))]:
-        found |= dict.fromkeys(_before(store, id))
-        found |= dict.fromkeys([id] if id in attacking else [])
-    return list(found)
+        ordered_cells |= dict.fromkeys(_trained_before(store, id))
+        ordered_cells |= dict.fromkeys([id] if id in attacking else [])
+    return list(ordered_cells)
 
 
-def _before(store: Store, cell: str) -> list[str]:
+def _trained_before(store: Store, cell: str) -> list[str]:
     """The cells that have to be trained before a cell, the first ones first. SpecError: one is not in the file."""
     origin = weights.trained_by(store.cells([cell])[cell])
     if origin is None:
         return []
     if origin not in store.cells([origin]):
         raise SpecError(f"cell {cell} begins with the weights of cell {origin}, which is not in the file")
-    return [*_before(store, origin), origin]
+    return [*_trained_before(store, origin), origin]
 
 
-def _run(theirs: Store, jobs: Sequence[Job], options: RunOptions, path: str | None) -> None:
+def _run(their_store: Store, jobs: Sequence[Job], options: RunOptions, path: str | None) -> None:
     """Run cells as they were run there, or as the options say. SystemExit: one failed."""
     from fatbench.cli.watch import Watch
     from fatbench.runner import start
 
-    alike: dict[tuple[str | None, str | None, str], list[Job]] = {}
-    for one in jobs:
-        was = _trained(theirs, one.cell)
-        attacked = next((run["precision"] for run in theirs.runs([one.cell]) if run["stage"] != "train"), None)
-        trained, way = was.get("precision"), path or str(was.get("path") or "loop")
+    jobs_by_settings: dict[tuple[str | None, str | None, str], list[Job]] = {}
+    for rerun_job in jobs:
+        earlier_run = _trained(their_store, rerun_job.cell)
+        attack_precision = next(
+            (run["precision"] for run in their_store.runs([rerun_job.cell]) if run["stage"] != "train"), None
+        )
+        trained, way = earlier_run.get("precision"), path or str(earlier_run.get("path") or "loop")
         way = "loop" if path is None and way in settings.FORMER_PATHS else way
-        asked = None if options.precision == "auto" else options.precision
-        alike.setdefault((asked or trained, asked or attacked, way), []).append(one)
-    for (bits, attacks, way), these in alike.items():
+        asked_precision = None if options.precision == "auto" else options.precision
+        jobs_by_settings.setdefault((asked_precision or trained, asked_precision or attack_precision, way), []).append(
+            rerun_job
+        )
+    for (bits, attacks, way), same_jobs in jobs_by_settings.items():
         with Watch(f"again: {bits}, path {way}") as watch:
-            start.run(these, watch, replace(options, precision=bits, attack_precision=attacks, path=way))
+            start.run(same_jobs, watch, replace(options, precision=bits, attack_precision=attacks, path=way))
 
 
 def _trained(store: Store, cell: str) -> Mapping[str, Any]:
@@ -174,20 +202,22 @@ MACHINE = ("device", "cpu", "precision", "path", "threads", "not_reproducible")
 
 def elsewhere(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], numbers: Sequence[Apart] = ()) -> str | None:
     """In what runs here are not those of the file (there, here); None: in nothing, so the bytes should be the same."""
-    for theirs, ours in runs:
-        there, here = ({**run, "torch": (run.get("versions") or {}).get("torch")} for run in (theirs, ours))
+    for their_run, our_run in runs:
+        run_there, run_here = (
+            {**run, "torch": (run.get("versions") or {}).get("torch")} for run in (their_run, our_run)
+        )
         for key in (*MACHINE, "torch"):
-            if there.get(key) != here.get(key):
-                return f"{key}: {_said(there.get(key))} there, {_said(here.get(key))} here"
-        if here.get("not_reproducible"):
-            return f"not reproducible: {here['not_reproducible']}"
-    for one in numbers:
-        if one.precisions[0] != one.precisions[1]:
-            return f"precision of {one.metric}: {one.precisions[0]} there, {one.precisions[1]} here"
+            if run_there.get(key) != run_here.get(key):
+                return f"{key}: {_value_text(run_there.get(key))} there, {_value_text(run_here.get(key))} here"
+        if run_here.get("not_reproducible"):
+            return f"not reproducible: {run_here['not_reproducible']}"
+    for number in numbers:
+        if number.precisions[0] != number.precisions[1]:
+            return f"precision of {number.metric}: {number.precisions[0]} there, {number.precisions[1]} here"
     return None
 
 
-def _said(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return (
         "not recorded"
         if value is None
@@ -206,26 +236,26 @@ def choose(store: Store, sample: int, seed: int | None) -> list[str]:
     from fatbench.store.replicates import SIGN
     from fatbench.store.schema import NUMBERS
 
-    known = {id: spec for id, spec in store.cells().items() if SIGN not in id}
-    specs = {id: spec for id, spec in known.items() if "evaluated" not in spec}
+    all_specs = {id: spec for id, spec in store.cells().items() if SIGN not in id}
+    specs = {id: spec for id, spec in all_specs.items() if "evaluated" not in spec}
     stages = store.stages()
-    done = sorted(id for id in specs if (row := stages.get((id, "train"))) is not None and row.status == "done")
-    if not done and len(known) > len(specs):
+    trained = sorted(id for id in specs if (row := stages.get((id, "train"))) is not None and row.status == "done")
+    if not trained and len(all_specs) > len(specs):
         raise NothingMatched(
             "these are models that were trained elsewhere: without their files nobody can attack them again;"
             " fatbench site FILE ... shows them beside other results"
         )
-    if not done:
+    if not trained:
         raise NothingMatched("no cell of these results finished its training: there is nothing to verify")
-    below = at_chance(store, done)
-    done = [id for id in done if id not in below] or done
+    at_chance_cells = at_chance(store, trained)
+    trained = [id for id in trained if id not in at_chance_cells] or trained
     if seed is not None:
-        return random.Random(seed).sample(done, min(sample, len(done)))
-    seconds = dict.fromkeys(done, 0.0)
-    for number in cell_rows.numbers_of(done, store, (NUMBERS.c.metric == "seconds") & cell_rows.OVERALL):
+        return random.Random(seed).sample(trained, min(sample, len(trained)))
+    seconds = dict.fromkeys(trained, 0.0)
+    for number in cell_rows.numbers_of(trained, store, (NUMBERS.c.metric == "seconds") & cell_rows.OVERALL):
         seconds[number["cell"]] += number["value"]
     # a cell without recorded seconds comes after all that have them
-    return sorted(done, key=lambda id: (not seconds[id], seconds[id], _work(specs[id]), id))[:sample]
+    return sorted(trained, key=lambda id: (not seconds[id], seconds[id], _work(specs[id]), id))[:sample]
 
 
 def at_chance(store: Store, cells: Sequence[str]) -> set[str]:
@@ -233,8 +263,13 @@ def at_chance(store: Store, cells: Sequence[str]) -> set[str]:
     from fatbench.report.numbers import cell_rows
     from fatbench.report.numbers.doubts import NOT_LEARNED
 
-    why = cell_rows.doubts_of(list(cells), store)
-    return {cell for (cell, _), found in why.items() for doubt in found if doubt.code in NOT_LEARNED}
+    doubts_by_stage = cell_rows.doubts_of(list(cells), store)
+    return {
+        cell
+        for (cell, _), stage_doubts in doubts_by_stage.items()
+        for doubt in stage_doubts
+        if doubt.code in NOT_LEARNED
+    }
 
 
 def _work(spec: Mapping[str, Any]) -> float:
@@ -262,16 +297,17 @@ def job(store: Store, cell: str, trained_only: bool = False) -> Job:
         raise SpecError(f"cell {cell} is not trained to the end: there is nothing to verify")
     spec = canonical(store.cells([cell])[cell])  # with the settings that the program has learned since
     evaluations = [] if trained_only else _evaluations(store, cell)
-    attacked = {parsed(stage).round for stage in rows if stage != "train"}
+    attacked_rounds = {parsed(stage).round for stage in rows if stage != "train"}
     record = rows["train"].record
-    checkpoints = [name for name in WORDS if name in record and int(record[name]["round"]) in attacked]
+    checkpoints = [name for name in WORDS if name in record and int(record[name]["round"]) in attacked_rounds]
     run = _trained(store, cell)
     suite, preset = str(run.get("suite") or "verify"), str(run.get("preset") or "verify")
     return Job(cell, spec, evaluations, checkpoints, suite, preset)
 
 
 def _evaluations(store: Store, cell: str) -> list[Evaluation]:
-    """The finished evaluations of a cell that can be run again; what is not among them, `agreement.apart` names.
+    """The finished evaluations of a cell that can be run again; what is not among them, `agreement.compared_numbers`
+    names.
 
     SpecError: a finished evaluation has no numbers or no outcomes.
     """
@@ -279,21 +315,21 @@ def _evaluations(store: Store, cell: str) -> list[Evaluation]:
     from fatbench.suite import asked
 
     sizes = {stage: n for (_, stage), (_, n) in cell_rows.accuracies([cell], store).items()}
-    found: dict[str, Evaluation] = {}
+    evaluations_by_id: dict[str, Evaluation] = {}
     for (_, stage), row in store.stages([cell]).items():
         if stage == "train" or row.status != "done" or row.settings is None:
             continue
         chunks = store.outcomes(cell, stage)
         if not chunks or stage not in sizes:
-            lacking = "outcomes" if stage in sizes else "numbers"
-            raise SpecError(f"cell {cell} {stage} is finished but has no {lacking}: it cannot be verified")
-        one = asked.evaluation(stage, row.settings, sizes[stage], chunks[0][1])
-        if one is None:
+            missing_kind = "outcomes" if stage in sizes else "numbers"
+            raise SpecError(f"cell {cell} {stage} is finished but has no {missing_kind}: it cannot be verified")
+        planned = asked.evaluation(stage, row.settings, sizes[stage], chunks[0][1])
+        if planned is None:
             continue
-        if one.origin is not None and one.origin.cell:
-            spec = store.cells([one.origin.cell]).get(one.origin.cell)
+        if planned.origin is not None and planned.origin.cell:
+            spec = store.cells([planned.origin.cell]).get(planned.origin.cell)
             if spec is None:  # its model cannot be trained again
                 continue
-            one = replace(one, origin=replace(one.origin, spec=spec))
-        found[one.id] = one
-    return list(found.values())
+            planned = replace(planned, origin=replace(planned.origin, spec=spec))
+        evaluations_by_id[planned.id] = planned
+    return list(evaluations_by_id.values())

@@ -40,9 +40,9 @@ class SlotState:
 class Watch:
     """Collects the workers' events and shows them: cells done/failed/left, a slot per worker, images/s, time left."""
 
-    def __init__(self, what: str, lines: str = "cell"):
+    def __init__(self, title: str, lines: str = "cell"):
         """lines: what is a line where no live table is: "none" but failures, a "cell", or every "event"."""
-        self.what, self.lines = what, lines
+        self.what, self.lines = title, lines
         self.slots: list[str] = []
         self.rounds_left: dict[str, float] = {}
         self.total = self.done = self.failed = 0
@@ -65,17 +65,17 @@ class Watch:
         if self.live.is_started:
             self.live.stop()
 
-    def begin(self, jobs: Sequence[Job], before: Mapping[str, str], slots: Sequence[str]) -> None:
+    def begin(self, jobs: Sequence[Job], earlier_states: Mapping[str, str], slots: Sequence[str]) -> None:
         """Show what is about to run: its cells, how each of them stands, and who works on them."""
         self.slots, self.began = list(slots), time.monotonic()
         self.rounds_left = {
-            job.cell: float(job.spec["algorithm"]["rounds"]) for job in jobs if before[job.cell] != "done"
+            job.cell: float(job.spec["algorithm"]["rounds"]) for job in jobs if earlier_states[job.cell] != "done"
         }
         self.labels = {job.cell: job.label for job in jobs}
         self.shared = _shared([job.label for job in jobs])
         self.total = len(jobs)
-        self.done = sum(state == "done" for state in before.values())
-        self.failed = sum(state == "failed" for state in before.values())
+        self.done = sum(state == "done" for state in earlier_states.values())
+        self.failed = sum(state == "failed" for state in earlier_states.values())
         if self.console.is_terminal and self.lines == "cell":
             self.live.start()
         elif self.lines != "none":
@@ -88,9 +88,9 @@ class Watch:
 
     def see(self, slot: int, event: Event) -> None:
         """Take one event of the worker in `slot`."""
-        now, self.begun = time.monotonic(), True
+        current_time, self.begun = time.monotonic(), True
         if event.kind == "given":
-            self.at[slot] = SlotState(event, now, 0)
+            self.at[slot] = SlotState(event, current_time, 0)
             if self._each("event"):
                 self._line(f"{event.cell} starts: {self.labels.get(event.cell, '')}".removesuffix(": "))
             return
@@ -105,36 +105,36 @@ class Watch:
                 self._line(f"{event.cell} done: {self.labels.get(event.cell, '')}".removesuffix(": "))
             return
         if event.images:
-            self.recent.append((now, event.images))
+            self.recent.append((current_time, event.images))
         if event.kind == "progress" and event.stage == "train":
             self.rounds_done += 1
             self.rounds_left[event.cell] = float(event.total - event.round)
         if event.loss is not None or event.accuracy is not None:
             self.seen[event.cell] = (event.loss, event.accuracy)
         if event.kind in ("start", "progress"):
-            before = self.at.get(slot)
-            if before is None or before.event.stage != event.stage or event.kind == "start":
-                self.at[slot] = SlotState(event, now, event.round)
+            earlier_state = self.at.get(slot)
+            if earlier_state is None or earlier_state.event.stage != event.stage or event.kind == "start":
+                self.at[slot] = SlotState(event, current_time, event.round)
             else:
-                self.at[slot] = SlotState(event, before.since, before.first)
+                self.at[slot] = SlotState(event, earlier_state.since, earlier_state.first)
         else:
             self.at.pop(slot, None)
         if event.kind == "failed":
-            said = event.message in self.errors.values()
+            said_before = event.message in self.errors.values()
             self.errors.setdefault(event.cell, event.message)
-            event = replace(event, message="as above") if said else event
+            event = replace(event, message="as above") if said_before else event
             if self.live.is_started:
                 self.console.print(
                     Text.assemble(("failed", "red"), f" {event.cell} {event.stage}: {event.message}"), highlight=False
                 )
         lines = not self.live.is_started
-        told = {"failed": lines, "waiting": self._each("cell")}  # also where events are no lines
+        is_line = {"failed": lines, "waiting": self._each("cell")}  # also where events are no lines
         if event.message:  # its worker or its node is lost, which a person should know
-            told["interrupted"] = lines
-        if told.get(event.kind, self._each("event")):
-            where = f"{event.round}/{event.total}" if event.kind == "progress" else event.kind
+            is_line["interrupted"] = lines
+        if is_line.get(event.kind, self._each("event")):
+            progress_text = f"{event.round}/{event.total}" if event.kind == "progress" else event.kind
             tail = f": {event.message}" if event.message else ""
-            self._line(f"{event.cell} {event.stage} {where}{_numbers(event.loss, event.accuracy)}{tail}")
+            self._line(f"{event.cell} {event.stage} {progress_text}{_numbers(event.loss, event.accuracy)}{tail}")
 
     def note(self, text: str) -> None:
         """Something that a person should know now."""
@@ -147,13 +147,13 @@ class Watch:
         """The last lines: what was done and what to do about the rest."""
         if self.live.is_started:
             self.live.stop()
-        parts = [f"{end.done} of {end.cells} cells done"]
-        parts += [f"{len(end.failed)} failed"] if end.failed else []
-        parts += [f"{len(end.interrupted)} not finished"] if end.interrupted else []
-        parts += [f"{len(end.elsewhere)} being run by another process"] if end.elsewhere else []
-        parts += [f"{len(end.changed)} changed"] if end.changed else []
+        counts = [f"{end.done} of {end.cells} cells done"]
+        counts += [f"{len(end.failed)} failed"] if end.failed else []
+        counts += [f"{len(end.interrupted)} not finished"] if end.interrupted else []
+        counts += [f"{len(end.elsewhere)} being run by another process"] if end.elsewhere else []
+        counts += [f"{len(end.changed)} changed"] if end.changed else []
         if self.lines != "none" or end.done < end.cells:
-            self._line(f"{self.what}: {', '.join(parts)} in {duration(time.monotonic() - self.began)}")
+            self._line(f"{self.what}: {', '.join(counts)} in {duration(time.monotonic() - self.began)}")
         by_error: dict[str, list[str]] = {}
         for cell in end.failed:
             by_error.setdefault(self.errors.get(cell, ""), []).append(cell)
@@ -164,32 +164,32 @@ class Watch:
         for line in versions.lines(end.changed) if end.changed else ():
             self._line(line)
 
-    def _each(self, what: str) -> bool:
+    def _each(self, line_kind: str) -> bool:
         """Whether each of these, "cell" or "event", is a plain line."""
-        return not self.live.is_started and self.lines in ("event", what)
+        return not self.live.is_started and self.lines in ("event", line_kind)
 
     def _line(self, text: str) -> None:
         """A line; with the time of day where it is no terminal."""
-        when = "" if self.console.is_terminal else time.strftime("%H:%M:%S ")
-        print(f"{when}{text}", file=sys.stderr, flush=True)
+        time_of_day = "" if self.console.is_terminal else time.strftime("%H:%M:%S ")
+        print(f"{time_of_day}{text}", file=sys.stderr, flush=True)
 
     def render(self) -> Any:
         """The counts, and a line for each slot that fits the terminal: labels are cut last, numbers never."""
-        left = self.total - self.done - self.failed
+        cells_left = self.total - self.done - self.failed
         speed = self._speed()
         counts = f"{self.done}/{self.total} cells"
-        parts = [self.what, counts, *([f"{self.failed} failed"] if self.failed else []), f"{left} left"]
-        parts += [self._time_left()] * bool(self._time_left()) + [f"{speed:,.0f} images/s"] * bool(speed)
-        while len("  ".join(parts)) > self.console.width and len(parts) > 2:
-            parts.pop()
-        head = Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
+        head_parts = [self.what, counts, *([f"{self.failed} failed"] if self.failed else []), f"{cells_left} left"]
+        head_parts += [self._time_left()] * bool(self._time_left()) + [f"{speed:,.0f} images/s"] * bool(speed)
+        while len("  ".join(head_parts)) > self.console.width and len(head_parts) > 2:
+            head_parts.pop()
+        head = Text("  ".join(head_parts), no_wrap=True, overflow="ellipsis")
         head.stylize("bold", 0, len(self.what))
         head.highlight_regex(r"\d+ failed", "red")
         several = len({*self.slots}) > 1
         rows = [((device,) if several else ()) + self._slot(slot) for slot, device in enumerate(self.slots)]
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(5 + several)]
-        others = sum(width + 2 for i, width in enumerate(widths) if i != several and width)
-        widths[several] = max(min(widths[several], self.console.width - others), 10)
+        other_widths = sum(width + 2 for i, width in enumerate(widths) if i != several and width)
+        widths[several] = max(min(widths[several], self.console.width - other_widths), 10)
         lines = [head]
         for row in rows:
             cells = (
@@ -205,35 +205,47 @@ class Watch:
         doing = self.at.get(slot)
         if doing is None:
             return ("", "idle" if self.begun else "starting", "", "", "")
-        event, now = doing.event, time.monotonic()
+        event, current_time = doing.event, time.monotonic()
         label = self.labels.get(event.cell, "").removeprefix(self.shared) or event.cell
         if event.kind == "given":
-            return (label, "starting", "", duration(now - doing.since), "")
-        done, elapsed = event.round - doing.first, now - doing.since
-        each = elapsed / done if done > 0 else None
+            return (label, "starting", "", duration(current_time - doing.since), "")
+        done_count, elapsed = event.round - doing.first, current_time - doing.since
+        seconds_each = elapsed / done_count if done_count > 0 else None
         trains = event.stage == "train"
-        where = (
+        progress_text = (
             f"round {event.round}/{event.total}" if trains else f"{parsed(event.stage).metric} {event.message}".strip()
         )
-        where += "" if trains or event.message else f" {event.round}/{event.total}"
-        pace = "" if each is None else f"{_two_digits(each)} s/round" if trains else f"{_two_digits(1 / each)} images/s"
-        times = duration(elapsed) if each is None else f"{duration(each * (event.total - event.round))} left"
+        progress_text += "" if trains or event.message else f" {event.round}/{event.total}"
+        pace = (
+            ""
+            if seconds_each is None
+            else f"{_two_digits(seconds_each)} s/round"
+            if trains
+            else f"{_two_digits(1 / seconds_each)} images/s"
+        )
+        times = (
+            duration(elapsed)
+            if seconds_each is None
+            else f"{duration(seconds_each * (event.total - event.round))} left"
+        )
         roomy = self.console.width >= ROOMY
         numbers = _numbers(*self.seen.get(event.cell, (None, None))).strip() if roomy else ""
-        return (label, where, pace, times, numbers)
+        return (label, progress_text, pace, times, numbers)
 
     def _speed(self) -> float:
-        now = time.monotonic()
-        window = [(t, images) for t, images in self.recent if now - t < 60]
-        return sum(images for _, images in window) / max(now - min(t for t, _ in window), 1.0) if window else 0.0
+        current_time = time.monotonic()
+        window = [(t, images) for t, images in self.recent if current_time - t < 60]
+        return (
+            sum(images for _, images in window) / max(current_time - min(t for t, _ in window), 1.0) if window else 0.0
+        )
 
     def _time_left(self) -> str:
         """Rounds left at the speed of this run so far."""
         elapsed = time.monotonic() - self.began
-        left = sum(self.rounds_left.values())
-        if self.rounds_done < 2 or not left:
+        rounds_left = sum(self.rounds_left.values())
+        if self.rounds_done < 2 or not rounds_left:
             return ""
-        return f"about {duration(elapsed / self.rounds_done * left)} left"
+        return f"about {duration(elapsed / self.rounds_done * rounds_left)} left"
 
 
 ROOMY = 110  # letters from which a line has room for loss and accuracy
@@ -243,22 +255,22 @@ def _shared(labels: Sequence[str]) -> str:
     """What several labels, parts with commas between them, all begin with: "CIFAR-10, Non-IID, ", but the last two."""
     if len({*labels}) < 2:
         return ""
-    parts = zip(*(label.split(", ")[:-2] for label in labels), strict=False)
-    same = itertools.takewhile(lambda part: len({*part}) == 1, parts)
-    return "".join(f"{part[0]}, " for part in same)
+    columns = zip(*(label.split(", ")[:-2] for label in labels), strict=False)
+    shared_parts = itertools.takewhile(lambda part: len({*part}) == 1, columns)
+    return "".join(f"{label_part[0]}, " for label_part in shared_parts)
 
 
 def said_once(cells: Sequence[str], error: str) -> str:
     """The cells that one error ended, the error, and where to read more."""
-    more = f" and {len(cells) - 4} more" if len(cells) > 4 else ""
-    return f"{', '.join(cells[:4])}{more}{f': {error}' if error else ''} (fatbench logs {cells[0]})"
+    remainder = f" and {len(cells) - 4} more" if len(cells) > 4 else ""
+    return f"{', '.join(cells[:4])}{remainder}{f': {error}' if error else ''} (fatbench logs {cells[0]})"
 
 
 def _numbers(loss: float | None, accuracy: float | None) -> str:
     """ " loss 1.204, accuracy 31.2 %": what is known of it."""
-    said = [] if loss is None else [f"loss {loss:.4g}"]
-    said += [] if accuracy is None else [f"accuracy {100 * accuracy:.1f} %"]
-    return f" {', '.join(said)}" if said else ""
+    number_texts = [] if loss is None else [f"loss {loss:.4g}"]
+    number_texts += [] if accuracy is None else [f"accuracy {100 * accuracy:.1f} %"]
+    return f" {', '.join(number_texts)}" if number_texts else ""
 
 
 def _bar(value: int, total: int, width: int = 10) -> str:
@@ -288,7 +300,7 @@ def duration(seconds: float) -> str:
 IDLE = 3  # looks: between two cells of a run there may be a moment without one
 
 
-def watch_plan(name: str, chosen: Callable[[Store | None], Plan], db: str | None, every: float) -> None:
+def watch_plan(name: str, plan_of: Callable[[Store | None], Plan], db: str | None, every: float) -> None:
     """Show how far the cells of a plan are, whoever runs them: live, or a line at a time.
 
     Ends when none is left, or when none has run for IDLE looks.
@@ -298,17 +310,19 @@ def watch_plan(name: str, chosen: Callable[[Store | None], Plan], db: str | None
     console, idle = Console(markup=False), 0
     with Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live:
         while True:
-            with opened(db, new=True) as store:
-                plan = chosen(store)
+            with opened(db, create=True) as store:
+                plan = plan_of(store)
                 rows = progress.cells_of(plan, store)
-                rest = None if store is None else _rest(plan, store)
+                time_left = None if store is None else _time_of_rest(plan, store)
             counts = progress.count(rows)
             head = f"suite {plan.suite}, preset {plan.preset}: " + ", ".join(
                 f"{n} {state}" for state, n in counts.items()
             )
             running = [row for row in rows if row.status == "running"]
-            if rest is not None and rest.seconds and running:
-                head += f", about {duration(rest.seconds / len(running))} left" + " and more" * bool(rest.unknown)
+            if time_left is not None and time_left.seconds and running:
+                head += f", about {duration(time_left.seconds / len(running))} left" + " and more" * bool(
+                    time_left.unknown
+                )
             if live is None:
                 print(f"{time.strftime('%H:%M:%S')} {head}", flush=True)
             else:
@@ -322,10 +336,10 @@ def watch_plan(name: str, chosen: Callable[[Store | None], Plan], db: str | None
             time.sleep(every)
 
 
-def _rest(plan: Plan, store: Store) -> durations.Estimate:
+def _time_of_rest(plan: Plan, store: Store) -> durations.Estimate:
     """The time left of a plan, at the speed of the machine that worked last."""
-    known = durations.speeds(timing.measured(store, everywhere=True))
-    return durations.estimate(plan.to_run(), known, progress.cells_left(plan, store))
+    speeds = durations.speeds(timing.timed_runs(store, everywhere=True))
+    return durations.estimate(plan.to_run(), speeds, progress.cells_left(plan, store))
 
 
 def _looked(head: str, running: Sequence[progress.CellProgress]) -> Table:

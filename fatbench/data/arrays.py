@@ -19,9 +19,9 @@ from fatbench.data.common import (
     Loaded,
     as_labels,
     md5,
-    missing,
+    missing_error,
     parsing,
-    read,
+    read_bytes,
 )
 from fatbench.errors import MachineError
 
@@ -35,8 +35,8 @@ PACKED = {".gz": ("a gzip file", gzip.decompress), ".xz": ("an xz file", lzma.de
 
 def idx_file(published: Path) -> Path:
     """The file to read for a published .gz: itself, or its content as .xz, or its content uncompressed."""
-    plain = published.with_suffix("")
-    choices = (published, published.with_suffix(".xz"), plain)
+    uncompressed = published.with_suffix("")
+    choices = (published, published.with_suffix(".xz"), uncompressed)
     return next((path for path in choices if path.is_file()), published)
 
 
@@ -48,32 +48,32 @@ def idx_files(name: str, root: Path) -> list[Path]:
     facts, published = catalogue.dataset_facts(name), catalogue.files(name)
     folders = [root / facts.folder, *([Path(facts.package)] if facts.package else [])]
     choices = [[idx_file(folder / Path(file.path).name) for file in published] for folder in folders]
-    for enough in (all, any):
+    for condition in (all, any):
         for files in choices:
-            if enough(path.is_file() for path in files):
+            if condition(path.is_file() for path in files):
                 return files
-    raise missing(name, root, *folders)
+    raise missing_error(name, root, *folders)
 
 
 def load_idx(name: str, root: Path) -> Loaded:
     """The arrays of `name` ("mnist" or "fashion_mnist"). What is inside the files is held against the checksums."""
-    facts, chosen = catalogue.dataset_facts(name), idx_files(name, root)
+    facts, paths = catalogue.dataset_facts(name), idx_files(name, root)
     assert facts.classes is not None
     contents, checks = [], []
-    for path, file in zip(chosen, catalogue.files(name), strict=True):
-        data = read(path)
+    for path, file in zip(paths, catalogue.files(name), strict=True):
+        data = read_bytes(path)
         if path.suffix in PACKED:
-            what, decompress = PACKED[path.suffix]
-            with parsing(path, what):
+            kind, decompress = PACKED[path.suffix]
+            with parsing(path, kind):
                 data = decompress(data)
         assert file.content is not None
         checks.append(Check(path, file.content, md5(data)))
         contents.append(data)
     train_images, train_labels, test_images, test_labels = (
-        read_idx(data, path) for data, path in zip(contents, chosen, strict=True)
+        read_idx(data, path) for data, path in zip(contents, paths, strict=True)
     )
     return Loaded(
-        where=chosen[0].parent,
+        where=paths[0].parent,
         train_images=train_images.reshape(-1, 1, *train_images.shape[1:]),
         train_labels=train_labels.astype(np.int64),
         test_images=test_images.reshape(-1, 1, *test_images.shape[1:]),
@@ -98,9 +98,9 @@ def read_idx(data: bytes, path: Path) -> Images:
         magic, *shape = (int(number) for number in np.frombuffer(data, ">u4", 1 + dimensions))
         if magic != (IDX_IMAGES if images else IDX_LABELS):
             raise ValueError(f"magic number {magic:#010x}")
-        expected = header + int(np.prod(shape, dtype=object))
-        if len(data) != expected:
-            raise ValueError(f"{len(data):,} bytes, its header says {expected:,}")
+        expected_bytes = header + int(np.prod(shape, dtype=object))
+        if len(data) != expected_bytes:
+            raise ValueError(f"{len(data):,} bytes, its header says {expected_bytes:,}")
         return np.frombuffer(data, np.uint8, offset=header).reshape(shape).copy()  # writable
 
 
@@ -122,7 +122,7 @@ def load_svhn(root: Path) -> Loaded:
     facts, published, paths = catalogue.dataset_facts("svhn"), catalogue.files("svhn"), svhn_files(root)
     assert facts.classes is not None
     if not any(path.is_file() for path in paths):
-        raise missing("svhn", root, *(root / folder / paths[0].name for folder in ("", "svhn", "SVHN")))
+        raise missing_error("svhn", root, *(root / folder / paths[0].name for folder in ("", "svhn", "SVHN")))
     (train_images, train_labels, train_md5), (test_images, test_labels, test_md5) = map(read_mat, paths)
     return Loaded(
         where=paths[0].parent,
@@ -143,7 +143,7 @@ def read_mat(path: Path) -> tuple[Images, Labels, str]:
     """One file: images (N, 3, 32, 32) uint8, labels (N,) int64 with the published 10 as 0, the file's md5."""
     import scipy.io
 
-    data = read(path)
+    data = read_bytes(path)
     with parsing(path, "an SVHN .mat file"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         content = scipy.io.loadmat(io.BytesIO(data), variable_names=("X", "y"))
@@ -164,16 +164,16 @@ DIGITS_WRITERS = 13
 
 def digits_file() -> Path:
     """Where scikit-learn keeps its digits; found without importing scikit-learn, which takes seconds."""
-    found = importlib.util.find_spec("sklearn")
-    if found is None or not found.submodule_search_locations:
+    module_spec = importlib.util.find_spec("sklearn")
+    if module_spec is None or not module_spec.submodule_search_locations:
         raise MachineError("scikit-learn is not installed: the digits are inside it")
-    return Path(found.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    return Path(module_spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
 
 
 def load_digits() -> Loaded:
     """Every fifth image of each class, in file order, is a test image; v in 0..16 becomes round(255 v / 16)."""
     path = digits_file()
-    data = read(path)
+    data = read_bytes(path)
     with parsing(path, "a gzip file"):
         text = gzip.decompress(data)
     with parsing(path, "scikit-learn's digits"):
@@ -208,10 +208,10 @@ def load_plane() -> Loaded:
     plastic = 1.32471795724474602596  # the real root of x^3 = x + 1
     n = np.arange(1, 1601)
     points = np.stack([(0.5 + n / plastic) % 1, (0.5 + n / plastic**2) % 1], 1)
-    above = points[:, 1] - (0.5 + np.sin(2 * np.pi * points[:, 0]) / 5)
-    chosen = np.sort(np.concatenate([np.flatnonzero(above * side > 0.05)[:500] for side in (-1, 1)]))
-    images = np.rint(255 * points[chosen]).astype(np.uint8).reshape(-1, 2, 1, 1)
-    labels = (above[chosen] > 0).astype(np.int64)
+    height = points[:, 1] - (0.5 + np.sin(2 * np.pi * points[:, 0]) / 5)
+    chosen_points = np.sort(np.concatenate([np.flatnonzero(height * side > 0.05)[:500] for side in (-1, 1)]))
+    images = np.rint(255 * points[chosen_points]).astype(np.uint8).reshape(-1, 2, 1, 1)
+    labels = (height[chosen_points] > 0).astype(np.int64)
     rank = np.where(labels == 1, np.cumsum(labels == 1), np.cumsum(labels == 0))  # 1, 2, ... within each class
     test = rank % 5 == 0
     return Loaded(

@@ -113,37 +113,39 @@ def facts(spec: Mapping[str, Any], root: Path | None = None) -> DatasetFacts:
     The images of an `image_folder` are counted below `root` where the folder exists there; otherwise classes and
     counts stay None.
     """
-    known = dataset_facts(spec["name"])
+    set_facts = dataset_facts(spec["name"])
     if spec["name"] == "cinic10" and spec.get("enlarge"):
-        return replace(known, train=180_000)
+        return replace(set_facts, train=180_000)
     if spec["name"] == "celeba":
         if spec.get("split") == "json":
-            return replace(known, train=None, test=None)
+            return replace(set_facts, train=None, test=None)
         fraction = spec.get("sample", 0.05)
         images, celebrities = fraction * _LEAF_IMAGES, fraction * _LEAF_CELEBRITIES
         test = round(0.1 * images + 0.45 * celebrities)  # each celebrity's fraction of 0.9 is rounded down
-        return replace(known, train=round(images) - test, test=test)
+        return replace(set_facts, train=round(images) - test, test=test)
     if spec["name"] in NAMED_BY_SUITES[1:]:
-        return replace(known, shape=(1 if spec.get("grey") else 3, spec["size"], spec["size"]))
+        return replace(set_facts, shape=(1 if spec.get("grey") else 3, spec["size"], spec["size"]))
     if spec["name"] == "image_folder":
-        known = replace(known, shape=(3, spec["size"], spec["size"]))
+        set_facts = replace(set_facts, shape=(3, spec["size"], spec["size"]))
         folder = Path(root or "", spec["path"]).expanduser()
         if (folder / "train").is_dir() and (folder / "test").is_dir():
             train, test = class_folders(folder / "train"), class_folders(folder / "test")
             return replace(
-                known, classes=len(train), train=sum(map(len, train.values())), test=sum(map(len, test.values()))
+                set_facts, classes=len(train), train=sum(map(len, train.values())), test=sum(map(len, test.values()))
             )
-    return known
+    return set_facts
 
 
 def class_folders(folder: Path) -> dict[str, list[Path]]:
     """The image files of each class folder below `folder`, classes and files in the order of their names."""
     classes = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     return {
-        each.name: sorted(
-            file for file in each.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".")
+        class_folder.name: sorted(
+            file
+            for file in class_folder.iterdir()
+            if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".")
         )
-        for each in classes
+        for class_folder in classes
     }
 
 

@@ -24,7 +24,7 @@ from fatbench.data.common import (
     as_labels,
     md5,
     parsing,
-    read,
+    read_bytes,
     unpacked,
 )
 
@@ -53,7 +53,7 @@ def load(name: str, root: Path) -> Loaded:
         test_images=np.concatenate(images[-1:]).reshape(-1, 3, 32, 32),
         test_labels=np.concatenate(labels[-1:]),
         classes=facts.classes,
-        checks=tuple(Check(path, file.md5, found) for path, file, found in zip(paths, files, sums, strict=True)),
+        checks=tuple(Check(path, file.md5, digest) for path, file, digest in zip(paths, files, sums, strict=True)),
         whole=True,
     )
 
@@ -63,7 +63,7 @@ def read_batch(path: Path, key: str) -> tuple[Images, Labels, str]:
 
     DamagedData: it is missing, truncated, or no CIFAR batch. Refused: it is a pickle that would execute something.
     """
-    data = read(path)
+    data = read_bytes(path)
     with parsing(path, "a CIFAR batch"):
         batch = _Unpickler(data, path).load()
         if not isinstance(batch, dict):

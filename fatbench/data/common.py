@@ -104,14 +104,14 @@ def reading(file: Path) -> Iterator[None]:
         raise MachineError(f"cannot read {file}: {error.strerror or error}") from None
 
 
-def read(file: Path) -> bytes:
+def read_bytes(file: Path) -> bytes:
     """The bytes of a file. DamagedData: it is missing; MachineError: it cannot be read."""
     with reading(file):
         return file.read_bytes()
 
 
 @contextmanager
-def parsing(file: Path, what: str) -> Iterator[None]:
+def parsing(file: Path, format_name: str) -> Iterator[None]:
     """Turn whatever a parser says of a broken file into one message that names the file.
 
     Every exception is caught: the parsers are other people's (scipy, Pillow, zlib) and promise no list of them.
@@ -121,7 +121,7 @@ def parsing(file: Path, what: str) -> Iterator[None]:
     except FatbenchError:
         raise
     except Exception as error:
-        raise DamagedData(f"{file} is truncated or damaged, not {what} ({reason(error)})") from None
+        raise DamagedData(f"{file} is truncated or damaged, not {format_name} ({reason(error)})") from None
 
 
 def reason(error: Exception) -> str:
@@ -129,11 +129,11 @@ def reason(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def missing(name: str, root: Path, *looked: Path) -> Missing:
+def missing_error(name: str, root: Path, *looked: Path) -> Missing:
     """The error for a set of which nothing is there."""
-    places = " or ".join(str(place) for place in looked)
+    folder_names = " or ".join(str(place) for place in looked)
     return Missing(
-        f"{catalogue.dataset_facts(name).title} is not in {root} (looked for {places}): "
+        f"{catalogue.dataset_facts(name).title} is not in {root} (looked for {folder_names}): "
         f"run 'fatbench data prepare {name}', or put the published files there"
     )
 
@@ -148,24 +148,24 @@ def finish(name: str, variant: str | None, loaded: Loaded, counts: tuple[int, in
     """
     if variant is not None and not variant.strip():
         raise SpecError("variant: expected a name, got an empty string")
-    known = catalogue.CATALOGUE.get(name)  # a plug-in's is in no catalogue
-    before = None if loaded.decoded is None else loaded.decoded.doubts
-    doubts = question(loaded.where, loaded, known.shape if known else None, loaded.gaps, before)
+    published = catalogue.CATALOGUE.get(name)  # a plug-in's is in no catalogue
+    earlier_doubts = None if loaded.decoded is None else loaded.decoded.doubts
+    doubts = question(loaded.where, loaded, published.shape if published else None, loaded.gaps, earlier_doubts)
     if loaded.decoded is not None:
         loaded.decoded.keep(doubts)
-    how = f"to use them under a name of their own: data: {{name: {name}, variant: NAME}}"
+    advice = f"to use them under a name of their own: data: {{name: {name}, variant: NAME}}"
     if variant is None:
-        if wrong := loaded.wrong:
-            others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        if differing := loaded.wrong:
+            further_files = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
             raise Differs(
-                f"{wrong[0].file}{others} is not the published file: the md5 of its content should be "
-                f"{wrong[0].expected}, it is {wrong[0].found}; {how}"
+                f"{differing[0].file}{further_files} is not the published file: the md5 of its content should be "
+                f"{differing[0].expected}, it is {differing[0].found}; {advice}"
             )
-        found = loaded.counts or (len(loaded.train_labels), len(loaded.test_labels))
-        if counts is not None and found != counts:
+        found_counts = loaded.counts or (len(loaded.train_labels), len(loaded.test_labels))
+        if counts is not None and found_counts != counts:
             raise Differs(
-                f"{loaded.where} holds {found[0]:,} training and {found[1]:,} test images, "
-                f"{counts[0]:,} and {counts[1]:,} are published; {how}"
+                f"{loaded.where} holds {found_counts[0]:,} training and {found_counts[1]:,} test images, "
+                f"{counts[0]:,} and {counts[1]:,} are published; {advice}"
             )
     elif loaded.whole and not loaded.wrong:
         raise MachineError(
@@ -214,53 +214,54 @@ SAMPLED = 256  # bytes of an image that are compared first
 
 
 def question(
-    where: Path | str,
+    source: Path | str,
     data: Loaded | Dataset,
     shape: tuple[int, int, int] | None = None,
     gaps: bool = True,
-    before: Mapping[str, float] | None = None,
+    earlier_doubts: Mapping[str, float] | None = None,
 ) -> Mapping[str, float]:
     """What is doubtful about the arrays, in a few words -> how many, whichever reader they came from.
 
-    shape: (C, H, W) that the set is known to have. gaps: a class may be without training images. before: the answer of
+    shape: (C, H, W) that the set is known to have. gaps: a class may be without training images. earlier_doubts: the
+    answer of
     the time before, for which all pixels were read. DamagedData: what cannot be right, such as labels beyond the
     classes, pixels in the last axis, test images that are training images.
     """
-    parts = (
+    splits = (
         ("training", data.train_images, data.train_labels, data.writers),
         ("test", data.test_images, data.test_labels, data.test_writers),
     )
-    for split, images, labels, writers in parts:
+    for split, images, labels, writers in splits:
         if not len(images):
-            raise DamagedData(f"{where} holds no {split} images")
+            raise DamagedData(f"{source} holds no {split} images")
         if images.dtype != np.uint8 or images.ndim != 4:
-            raise DamagedData(f"{where}: {split} images are {images.dtype} {images.shape}, not uint8 (N, C, H, W)")
+            raise DamagedData(f"{source}: {split} images are {images.dtype} {images.shape}, not uint8 (N, C, H, W)")
         if len(images) != len(labels) or (writers is not None and len(writers) != len(labels)):
-            raise DamagedData(f"{where}: {len(images)} {split} images, but {len(labels)} labels")
+            raise DamagedData(f"{source}: {len(images)} {split} images, but {len(labels)} labels")
         if shape is not None and images.shape[1:] != shape:
-            raise DamagedData(f"{where}: {split} images have shape {images.shape[1:]}, {shape} is published")
+            raise DamagedData(f"{source}: {split} images have shape {images.shape[1:]}, {shape} is published")
         if images.shape[1:] != data.train_images.shape[1:]:
-            sizes = ["x".join(map(str, each.shape[1:])) for each in (data.train_images, images)]
-            raise DamagedData(f"{where}: training images of {sizes[0]}, test images of {sizes[1]}")
+            sizes = ["x".join(map(str, array.shape[1:])) for array in (data.train_images, images)]
+            raise DamagedData(f"{source}: training images of {sizes[0]}, test images of {sizes[1]}")
         if labels.ndim != 1 or labels.dtype.kind not in "iu":
-            raise DamagedData(f"{where}: {split} labels are {labels.dtype} {labels.shape}, not whole numbers (N,)")
+            raise DamagedData(f"{source}: {split} labels are {labels.dtype} {labels.shape}, not whole numbers (N,)")
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= data.classes:
-            raise DamagedData(f"{where}: {split} labels run from {low} to {high}, not 0 to {data.classes - 1}")
-        if shape is None and before is None and (problem := _layout(images)):
-            raise DamagedData(f"{where}: {split} images {problem}")
-    held = np.bincount(data.train_labels, minlength=data.classes)
-    if not gaps and (empty := np.flatnonzero(held == 0).tolist()):
-        first = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
+            raise DamagedData(f"{source}: {split} labels run from {low} to {high}, not 0 to {data.classes - 1}")
+        if shape is None and earlier_doubts is None and (problem := _layout(images)):
+            raise DamagedData(f"{source}: {split} images {problem}")
+    class_counts = np.bincount(data.train_labels, minlength=data.classes)
+    if not gaps and (empty_classes := np.flatnonzero(class_counts == 0).tolist()):
+        class_list = ", ".join(map(str, empty_classes[:5])) + (", ..." if len(empty_classes) > 5 else "")
         raise DamagedData(
-            f"{where}: no training image is of class {first}: labels must be 0, 1, 2, ... without a gap "
+            f"{source}: no training image is of class {class_list}: labels must be 0, 1, 2, ... without a gap "
             "(a plug-in gives other ones: fatbench.dataset(..., classes=N))"
         )
-    if before is not None:
-        return before
+    if earlier_doubts is not None:
+        return earlier_doubts
     count, n = shared(data.train_images, data.test_images), len(data.test_images)
     if count >= LEAKED * n:
-        raise DamagedData(f"{where}: {count:,} of {n:,} test images are training images: no test set")
+        raise DamagedData(f"{source}: {count:,} of {n:,} test images are training images: no test set")
     return {"test images are training images": float(count)} if count > SHARED * n else {}
 
 
@@ -281,10 +282,10 @@ def shared(train: Images, test: Images) -> int:
     """How many test images are training images, to the byte."""
     train, test = train.reshape(len(train), -1), test.reshape(len(test), -1)
     stride = -(-train.shape[1] // SAMPLED)  # most images differ in a few bytes, so few are compared whole
-    some = {row.tobytes() for row in test[:, ::stride]}
-    alike = [i for i, row in enumerate(train[:, ::stride]) if row.tobytes() in some]
-    whole = {train[i].tobytes() for i in alike}
-    return sum(row.tobytes() in whole for row in test) if whole else 0
+    test_samples = {row.tobytes() for row in test[:, ::stride]}
+    candidates = [i for i, row in enumerate(train[:, ::stride]) if row.tobytes() in test_samples]
+    train_images = {train[i].tobytes() for i in candidates}
+    return sum(row.tobytes() in train_images for row in test) if train_images else 0
 
 
 # --- images of other programs -------------------------------------------------------------------------------------
@@ -319,10 +320,10 @@ def fair_order(labels: Labels) -> NDArray[np.int64] | None:
 # --- archives -----------------------------------------------------------------------------------------------------
 
 
-def unpacked(name: str, root: Path, place: Callable[[tuple[str, ...]], tuple[str, ...] | None]) -> Path:
+def unpacked(name: str, root: Path, target_of: Callable[[tuple[str, ...]], tuple[str, ...] | None]) -> Path:
     """The folder of a set published as one archive; the archive is unpacked first where only it is there.
 
-    `place` maps the parts of a member's path to its place inside the folder, or to None where it is not wanted: an
+    `target_of` maps the parts of a member's path to its place inside the folder, or to None where it is not wanted: an
     archive can write nothing else. The folder appears whole or not at all, so that several workers may start at once.
     Missing: neither is there; DamagedData: not a whole archive; MachineError: the root cannot be written to.
     """
@@ -333,7 +334,7 @@ def unpacked(name: str, root: Path, place: Callable[[tuple[str, ...]], tuple[str
     if folder.is_dir():
         return folder
     if not packed.is_file():
-        raise missing(name, root, folder, packed)
+        raise missing_error(name, root, folder, packed)
     count = 0
     staging: Path | None = None
     try:
@@ -341,11 +342,11 @@ def unpacked(name: str, root: Path, place: Callable[[tuple[str, ...]], tuple[str
         staging.chmod(0o755)  # mkdtemp's 0700 would lock out other users of a shared root
         with tarfile.open(packed, "r|*") as tar:
             for member in tar:
-                parts = place(PurePosixPath(member.name).parts) if member.isfile() else None
-                source = tar.extractfile(member) if parts else None
-                if parts is None or source is None:
+                target_parts = target_of(PurePosixPath(member.name).parts) if member.isfile() else None
+                source = tar.extractfile(member) if target_parts else None
+                if target_parts is None or source is None:
                     continue
-                target = staging.joinpath(*parts)
+                target = staging.joinpath(*target_parts)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with target.open("wb") as handle:
                     shutil.copyfileobj(source, handle)

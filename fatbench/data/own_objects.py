@@ -17,60 +17,60 @@ COLUMNS = (("image", "img", "pixel_values"), ("label", "labels", "fine_label")) 
 EXPECTED = "expected a name, (x, y), a Dataset or a DataLoader of images and labels"
 
 
-def dataset(given: Any, n: int | None, classes: Callable[[Any], int | None]) -> Dataset:
+def dataset(source: Any, n: int | None, classes: Callable[[Any], int | None]) -> Dataset:
     """The first n images of arrays (x, y), a torch Dataset or DataLoader, or a Hugging Face Dataset; ours as it is.
 
     classes: of one image as the model takes it, how many classes there are. SpecError: none of these.
     """
-    if isinstance(given, Dataset):
-        return given
-    name = "arrays" if isinstance(given, tuple | list) else type(given).__name__.lower()
-    if isinstance(getattr(given, "column_names", None), Mapping):
-        raise SpecError(f"dataset: it has the splits {', '.join(given.column_names)}: give one of them")
-    if isinstance(given, tuple | list):
-        if len(given) != 2:
-            raise SpecError(f"dataset: {EXPECTED}, got {len(given)} things")
-        x, y = (_array(part)[:n] for part in given)
-    elif hasattr(given, "dataset") and hasattr(given, "batch_size"):  # a DataLoader
-        shuffles = type(getattr(given, "sampler", None)).__name__ == "RandomSampler"
-        x, y = _items(given.dataset, n) if shuffles else _batches(given, n)
-    elif hasattr(given, "__getitem__") or hasattr(given, "__iter__"):
-        x, y = _items(given, n)
+    if isinstance(source, Dataset):
+        return source
+    name = "arrays" if isinstance(source, tuple | list) else type(source).__name__.lower()
+    if isinstance(getattr(source, "column_names", None), Mapping):
+        raise SpecError(f"dataset: it has the splits {', '.join(source.column_names)}: give one of them")
+    if isinstance(source, tuple | list):
+        if len(source) != 2:
+            raise SpecError(f"dataset: {EXPECTED}, got {len(source)} things")
+        x, y = (_array(array)[:n] for array in source)
+    elif hasattr(source, "dataset") and hasattr(source, "batch_size"):  # a DataLoader
+        shuffles = type(getattr(source, "sampler", None)).__name__ == "RandomSampler"
+        x, y = _items(source.dataset, n) if shuffles else _batches(source, n)
+    elif hasattr(source, "__getitem__") or hasattr(source, "__iter__"):
+        x, y = _items(source, n)
     else:
-        raise SpecError(f"dataset: {EXPECTED}, got a {type(given).__name__}")
+        raise SpecError(f"dataset: {EXPECTED}, got a {type(source).__name__}")
     if x.ndim in (3, 4) and y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     x = as_stored(name, "x_test", x)
-    known = classes(x[:1] / np.float32(255)) if len(x) else None
-    most = int(y.max()) + 1 if y.size and y.dtype.kind in "iu" else None
+    model_classes = classes(x[:1] / np.float32(255)) if len(x) else None
+    label_classes = int(y.max()) + 1 if y.size and y.dtype.kind in "iu" else None
     noise = np.random.default_rng(0).integers(256, size=(1, *x.shape[1:]), dtype=np.uint8)  # nothing is trained
-    return of_arrays(noise, [0], x, y, name=name, classes=known or most)
+    return of_arrays(noise, [0], x, y, name=name, classes=model_classes or label_classes)
 
 
-def _array(part: Any) -> Any:
+def _array(value: Any) -> Any:
     """A tensor of any device, or anything like an array, as one."""
-    return part.detach().cpu().numpy() if hasattr(part, "detach") else np.asarray(part)
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
 
 
-def _items(given: Any, n: int | None) -> tuple[Any, Any]:
+def _items(source: Any, n: int | None) -> tuple[Any, Any]:
     """Of a data set of (image, label), or of {"image": ..., "label": ...}; without a length, of its first ones."""
-    if hasattr(given, "__len__") and hasattr(given, "__getitem__"):
-        many = len(given) if n is None else min(n, len(given))
-        items: Iterable[Any] = (given[position] for position in range(many))
+    if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+        count = len(source) if n is None else min(n, len(source))
+        items: Iterable[Any] = (source[position] for position in range(count))
     else:
-        items = itertools.islice(given, n)
+        items = itertools.islice(source, n)
     pairs = [_pair(item) for item in items]
     return _together(np.stack, [image for image, _ in pairs]), np.asarray([int(label) for _, label in pairs])
 
 
-def _batches(given: Any, n: int | None) -> tuple[Any, Any]:
-    images, labels, have = [], [], 0
-    for batch in given:
+def _batches(loader: Any, n: int | None) -> tuple[Any, Any]:
+    images, labels, images_read = [], [], 0
+    for batch in loader:
         x, y = _pair(batch)
         images.append(x)
         labels.append(np.atleast_1d(y))
-        have += len(x)
-        if n is not None and have >= n:
+        images_read += len(x)
+        if n is not None and images_read >= n:
             break
     return _together(np.concatenate, images)[:n], np.concatenate(labels)[:n]
 

@@ -49,35 +49,44 @@ def load_torchvision(
         choices = ({"train": True}, {"train": False})
     elif "split" in takes:
         choices = ({"split": splits[0]}, {"split": splits[1]})
-    if chosen := [key for key in settings if key in choices[0]]:
-        how = "by train_split and test_split" if chosen == ["split"] else "as training and test images"
-        raise SpecError(f"data: '{chosen[0]}' is set here: both parts of torchvision's {dataset} are read, {how}")
-    given = {**settings, **({"root": str(root)} if "root" in takes else {})}
+    if taken_settings := [key for key in settings if key in choices[0]]:
+        advice = "by train_split and test_split" if taken_settings == ["split"] else "as training and test images"
+        raise SpecError(
+            f"data: '{taken_settings[0]}' is set here: both parts of torchvision's {dataset} are read, {advice}"
+        )
+    arguments = {**settings, **({"root": str(root)} if "root" in takes else {})}
     if "loader" in takes:
-        given.setdefault("loader", _opened)
+        arguments.setdefault("loader", _opened)
     for key, parameter in takes.items():
-        if parameter.default is parameter.empty and key not in {*given, *choices[0]}:
-            known = f" ({', '.join(kind.splits)})" if key == "split" and hasattr(kind, "splits") else ""
-            raise SpecError(f"data: torchvision's {dataset} needs the setting '{key}'{known}")
-    how = f"to fetch it: python -c \"from torchvision import datasets; datasets.{dataset}('{root}', download=True)\""
-    with _of("torchvision", dataset, f" ({how})" if "download" in takes else ""):
-        examples = [kind(**given, **choice) for choice in choices]
+        if parameter.default is parameter.empty and key not in {*arguments, *choices[0]}:
+            choices_text = f" ({', '.join(kind.splits)})" if key == "split" and hasattr(kind, "splits") else ""
+            raise SpecError(f"data: torchvision's {dataset} needs the setting '{key}'{choices_text}")
+    advice = f"to fetch it: python -c \"from torchvision import datasets; datasets.{dataset}('{root}', download=True)\""
+    with _of("torchvision", dataset, f" ({advice})" if "download" in takes else ""):
+        examples = [kind(**arguments, **choice) for choice in choices]
         labels = None if first == ALL else _labels_of(examples)
         if labels is not None:
             loaded = _of_first(dataset, labels, first, lambda part, rows: _of_class(examples[part], size, grey, rows))
             if loaded is not None:
                 return loaded
-        parts = [_of_class(one, size, grey) for one in examples]
-    return _loaded(f"torchvision's {dataset}", parts)
+        splits_read = [_of_class(one, size, grey) for one in examples]
+    return _loaded(f"torchvision's {dataset}", splits_read)
 
 
 def _parameters(kind: type) -> dict[str, inspect.Parameter]:
     """What a class takes by name, with what it hands on to its bases: EMNIST's `train` is MNIST's."""
     takes: dict[str, inspect.Parameter] = {}
     for base in kind.__mro__:
-        own = inspect.signature(base).parameters.values() if "__init__" in vars(base) else ()
-        takes = {**{one.name: one for one in own if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}, **takes}
-        if own and not any(one.kind is one.VAR_KEYWORD for one in own):
+        own_parameters = inspect.signature(base).parameters.values() if "__init__" in vars(base) else ()
+        takes = {
+            **{
+                parameter.name: parameter
+                for parameter in own_parameters
+                if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            },
+            **takes,
+        }
+        if own_parameters and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own_parameters):
             break
     return takes
 
@@ -152,27 +161,27 @@ def load_huggingface(
         import datasets
     except ImportError:
         raise MachineError("data: huggingface needs a package: pip install datasets") from None
-    here = Path(dataset).is_dir()
+    is_folder = Path(dataset).is_dir()
     with _of("the package datasets", dataset):
-        found = datasets.load_from_disk(dataset) if here else datasets.load_dataset(dataset, config)
-        known = list(found)
+        splits_by_name = datasets.load_from_disk(dataset) if is_folder else datasets.load_dataset(dataset, config)
+        names = list(splits_by_name)
     for split in splits:
-        if split not in known:
-            raise SpecError(f"data: {dataset} has no split '{split}'{did_you_mean(split, known)}")
+        if split not in names:
+            raise SpecError(f"data: {dataset} has no split '{split}'{did_you_mean(split, names)}")
     image, label = columns
     for column in columns:
-        if column not in found[splits[0]].column_names:
-            known = found[splits[0]].column_names
-            raise SpecError(f"data: {dataset} has no column '{column}'{did_you_mean(column, known)}")
+        if column not in splits_by_name[splits[0]].column_names:
+            names = splits_by_name[splits[0]].column_names
+            raise SpecError(f"data: {dataset} has no column '{column}'{did_you_mean(column, names)}")
     with _of("the package datasets", dataset):
-        parts = [found[split] for split in splits]
+        arrays_by_split = [splits_by_name[split] for split in splits]
 
         def read(part: int, rows: Any = None) -> tuple[Images, Labels]:
-            chosen = parts[part] if rows is None else parts[part].select(rows)
+            chosen = arrays_by_split[part] if rows is None else arrays_by_split[part].select(rows)
             return _arrays(((row[image], row[label]) for row in chosen), size, grey)
 
         if first != ALL:
-            loaded = _of_first(dataset, [np.asarray(part[label]) for part in parts], first, read)
+            loaded = _of_first(dataset, [np.asarray(part[label]) for part in arrays_by_split], first, read)
             if loaded is not None:
                 return loaded
         arrays = [read(0), read(1)]
@@ -208,13 +217,14 @@ def _arrays(examples: Iterable[tuple[Any, Any]], size: int, grey: bool) -> tuple
     return np.ascontiguousarray(np.stack(images)), np.array(labels, np.int64)
 
 
-def _loaded(where: str, parts: Sequence[tuple[Images, Labels]]) -> Loaded:
+def _loaded(source: str, arrays_by_split: Sequence[tuple[Images, Labels]]) -> Loaded:
     """All images of a set."""
     (train_images, train_labels), (test_images, test_labels) = (
-        (parts[part][0][order], parts[part][1][order]) for part, order in _in_order([labels for _, labels in parts])
+        (arrays_by_split[split_arrays][0][order], arrays_by_split[split_arrays][1][order])
+        for split_arrays, order in _in_order([labels for _, labels in arrays_by_split])
     )
     classes = int(max(train_labels.max(), test_labels.max())) + 1
-    return Loaded(Path(where), train_images, train_labels, test_images, test_labels, classes)
+    return Loaded(Path(source), train_images, train_labels, test_images, test_labels, classes)
 
 
 def _in_order(labels: Sequence[Labels]) -> list[tuple[int, Any]]:

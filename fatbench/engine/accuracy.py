@@ -1,6 +1,7 @@
 """Accuracy under attack, kept per example: which of n images a model still classifies correctly.
 
-Bits are True where the model is right on the attacked image (`outcomes.right`). The outcome is always taken in float32,
+Bits are True where the model is right on the attacked image (`outcomes.is_correct`). The outcome is always taken in
+float32,
 whatever the precision of the attack, so a low-precision success that float32 does not confirm is not counted.
 """
 
@@ -15,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fatbench.engine.gradients import NoGradient, cross_entropy, gradient_of, logits_of, part_of
-from fatbench.engine.inject import granted
+from fatbench.engine.inject import requested_arguments
 from fatbench.engine.local import load, pixels, precision_context
-from fatbench.engine.outcomes import Seen, ball, right
+from fatbench.engine.outcomes import Seen, ball, is_correct
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Problem, Tensors
 
@@ -36,7 +37,7 @@ class Chunk(NamedTuple):
     seen: Seen
 
 
-def attacked(
+def attack_in_chunks(
     problem: Problem,
     state: Tensors,
     images: Tensor,
@@ -57,17 +58,17 @@ def attacked(
     """
     model = load(problem, state).eval()
     computed_on = model if origin is None else load(*origin).eval()
-    allowed = ball(attack)
-    for first in range(start, len(labels), batch):
-        x, y = pixels(problem, images[first : first + batch]), labels[first : first + batch]
-        noise = generator(problem.seed, *key, first, device=problem.device)
+    attack_ball = ball(attack)
+    for offset in range(start, len(labels), batch):
+        x, y = pixels(problem, images[offset : offset + batch]), labels[offset : offset + batch]
+        noise = generator(problem.seed, *key, offset, device=problem.device)
         with precision_context(problem):
-            places = functools.partial(torch.arange, first, first + len(y), device=y.device)
-            adversarial = attack(computed_on, x, y, noise, **granted(attack, {"index": places}))
+            positions = functools.partial(torch.arange, offset, offset + len(y), device=y.device)
+            adversarial = attack(computed_on, x, y, noise, **requested_arguments(attack, {"index": positions}))
         with torch.no_grad():
             logits = logits_of(model, adversarial).double()
         losses = F.cross_entropy(logits, y, reduction="none").cpu()
-        yield Chunk(first, right(logits, y).cpu(), losses, Seen.of(logits, x, adversarial, allowed))
+        yield Chunk(offset, is_correct(logits, y).cpu(), losses, Seen.of(logits, x, adversarial, attack_ball))
 
 
 def judged(
@@ -81,8 +82,10 @@ def judged(
     batch: int = 500,
 ) -> Chunk:
     """All images (n, C, H, W) uint8 under the attack, `batch` at a time."""
-    _, correct, losses, seen = zip(*attacked(problem, state, images, labels, attack, key, batch=batch), strict=True)
-    return Chunk(0, torch.cat(correct), torch.cat(losses), functools.reduce(Seen.__add__, seen))
+    _, correct, losses, observations = zip(
+        *attack_in_chunks(problem, state, images, labels, attack, key, batch=batch), strict=True
+    )
+    return Chunk(0, torch.cat(correct), torch.cat(losses), functools.reduce(Seen.__add__, observations))
 
 
 def accuracy(
@@ -96,8 +99,8 @@ def accuracy(
     batch: int = 500,
 ) -> tuple[Tensor, float]:
     """(which images are classified correctly under the attack, (n,) bool on the CPU; their mean cross-entropy)."""
-    found = judged(problem, state, images, labels, attack, key, batch=batch)
-    return found.correct, float(found.losses.mean())
+    judgement = judged(problem, state, images, labels, attack, key, batch=batch)
+    return judgement.correct, float(judgement.losses.mean())
 
 
 def most_frequent(labels: Tensor) -> Tensor:
@@ -105,9 +108,9 @@ def most_frequent(labels: Tensor) -> Tensor:
     return (labels == labels.bincount().argmax()).cpu()
 
 
-def models_of(model: Tensors, own: Mapping[int, Tensors]) -> dict[int, Tensors]:
+def models_of(model: Tensors, client_tensors: Mapping[int, Tensors]) -> dict[int, Tensors]:
     """The models that stand for a round, by client; the one global model as {-1: model}."""
-    return {k: {**model, **tensors} for k, tensors in sorted(own.items())} or {-1: model}
+    return {k: {**model, **tensors} for k, tensors in sorted(client_tensors.items())} or {-1: model}
 
 
 def of_client(k: int) -> tuple[int, ...]:
@@ -120,9 +123,9 @@ def edge_accuracy(problem: Problem, state: Tensors, images: Tensor, labels: Tens
     model = load(problem, state).eval()
     hits = 0
     with torch.no_grad():
-        for first in range(0, len(labels), batch):
-            logits = model.edge_logits(pixels(problem, images[first : first + batch]))  # type: ignore[operator]
-            hits += int(right(logits, labels[first : first + batch]).sum())
+        for offset in range(0, len(labels), batch):
+            logits = model.edge_logits(pixels(problem, images[offset : offset + batch]))  # type: ignore[operator]
+            hits += int(is_correct(logits, labels[offset : offset + batch]).sum())
     return hits / len(labels)
 
 
@@ -134,10 +137,10 @@ def zero_gradients(problem: Problem, state: Tensors, images: Tensor, labels: Ten
     """
     model = load(problem, state).eval()
     dead = 0
-    for first in range(0, len(labels), batch):
-        x = pixels(problem, images[first : first + batch])
+    for offset in range(0, len(labels), batch):
+        x = pixels(problem, images[offset : offset + batch])
         try:
-            _, gradient = gradient_of(model, cross_entropy, x, labels[first : first + batch], part_of(x, model))
+            _, gradient = gradient_of(model, cross_entropy, x, labels[offset : offset + batch], part_of(x, model))
         except NoGradient:
             return 1.0
         dead += int((~(gradient.flatten(1).abs().amax(1) > 0)).sum())  # NaN moves nothing either
@@ -145,27 +148,28 @@ def zero_gradients(problem: Problem, state: Tensors, images: Tensor, labels: Ten
 
 
 def prior_accuracy(
-    right: Mapping[int, Tensor], labels: Tensor, held: Sequence[Tensor], classes: int
+    correct_by_client: Mapping[int, Tensor], labels: Tensor, labels_by_client: Sequence[Tensor], classes: int
 ) -> dict[int, float]:
     """Client -> sum over classes c of pi_c a_c: its fraction of class c, times the accuracy on class c of the test set.
 
     That is the accuracy on the client's own distribution, without an image of it, if clients differ in their labels
-    alone. right: which of n test images each client's model gets right (n,) bool; {-1: ...} is the one global model.
-    labels (n,); held: the labels of each client's training examples. A client without examples has none. Empty if the
-    test images lack a class that some client has.
+    alone. correct_by_client: which of n test images each client's model gets right (n,) bool; {-1: ...} is the one
+    global model.
+    labels (n,); labels_by_client: the labels of each client's training examples. A client without examples has none.
+    Empty if the test images lack a class that some client has.
     """
     labels = labels.cpu()
-    there = torch.bincount(labels, minlength=classes)
-    found = {}
-    for k, mine in enumerate(held):
-        if len(mine) == 0 or (bits := right.get(k, right.get(-1))) is None:
+    test_counts = torch.bincount(labels, minlength=classes)
+    accuracy_by_client = {}
+    for k, client_labels in enumerate(labels_by_client):
+        if len(client_labels) == 0 or (bits := correct_by_client.get(k, correct_by_client.get(-1))) is None:
             continue
-        fractions = torch.bincount(mine.cpu(), minlength=classes).double() / len(mine)
-        if bool(((fractions > 0) & (there == 0)).any()):
+        fractions = torch.bincount(client_labels.cpu(), minlength=classes).double() / len(client_labels)
+        if bool(((fractions > 0) & (test_counts == 0)).any()):
             return {}
         hits = torch.bincount(labels[bits.cpu()], minlength=classes).double()
-        found[k] = float((fractions * hits / there.clamp(min=1)).sum())
-    return found
+        accuracy_by_client[k] = float((fractions * hits / test_counts.clamp(min=1)).sum())
+    return accuracy_by_client
 
 
 def packed(bits: Tensor) -> bytes:

@@ -45,12 +45,12 @@ def _answers(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:
     with forked(0, "answers", device=x.device):
         logits = model(x)
     with torch.no_grad(), forked(0, "answers", device=x.device):
-        again = model(x)
+        second_logits = model(x)
     largest = logits.detach().nan_to_num(posinf=0, neginf=0).abs().amax()
-    if not torch.allclose(logits.detach(), again, rtol=0, atol=1e-4 * float(largest), equal_nan=True):
+    if not torch.allclose(logits.detach(), second_logits, rtol=0, atol=1e-4 * float(largest), equal_nan=True):
         return {"random": True}
-    kept = torch.cat([logits[:, :CLASSES], logits.logsumexp(1, keepdim=True)], dim=1).detach().double().cpu()
-    values = [[float(f"{v:.6g}") if abs(v) < float("inf") else None for v in image] for image in kept.tolist()]
+    shown_logits = torch.cat([logits[:, :CLASSES], logits.logsumexp(1, keepdim=True)], dim=1).detach().double().cpu()
+    values = [[float(f"{v:.6g}") if abs(v) < float("inf") else None for v in image] for image in shown_logits.tolist()]
     return {"logits": values, "signs": _signs(logits, x, y)}
 
 
@@ -63,6 +63,6 @@ def _signs(logits: Tensor, x: Tensor, y: Tensor) -> list[str]:
     if gradient is None:
         return []
     flat = gradient.nan_to_num(0, 0, 0).flatten(1)
-    least = ROUNDING * flat.abs().amax(1, keepdim=True)
-    signs = torch.where(flat.abs() > least, flat.sign(), 0)[:, :: max(1, flat.shape[1] // PIXELS)]
+    threshold = ROUNDING * flat.abs().amax(1, keepdim=True)
+    signs = torch.where(flat.abs() > threshold, flat.sign(), 0)[:, :: max(1, flat.shape[1] // PIXELS)]
     return ["".join("0+-"[int(sign)] for sign in image) for image in signs.tolist()]

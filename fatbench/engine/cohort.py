@@ -32,31 +32,35 @@ def train_cohort(
     aggregator: Callable[..., Any] | None = None,
     gradient_shift: Mapping[int, Tensors] | None = None,
     weight_shift: Mapping[int, Tensors] | None = None,
-    own: Mapping[int, Tensors] | None = None,
+    tensors_by_client: Mapping[int, Tensors] | None = None,
     locals: Mapping[int, LocalTraining] | None = None,
 ) -> list[Update]:
     """Every client of the cohort trained from `broadcast`; what they send, in the order of the cohort.
 
     An `aggregator` that asks for `broadcast_losses` has every client measure theta^t on its own data first (in Stats).
     gradient_shift[k] is added to every gradient of client k (SCAFFOLD: c - c_k); weight_shift[k] is subtracted from
-    its weights after every step (the released SCAFFOLD). Clients that differ: own[k], tensors that stand in place of
+    its weights after every step (the released SCAFFOLD). Clients that differ: tensors_by_client[k], tensors that
+    stand in place of
     those of `broadcast` (as in `Round.own`), and locals[k], settings in place of `local`. What malicious clients send
     is in place of what they trained. Models that together take much of the host's memory lie in a file (`filed`).
     """
-    measured = aggregator is not None and asks(aggregator, "broadcast_losses")
+    measures_broadcast = aggregator is not None and asks(aggregator, "broadcast_losses")
     shifts = {k: (gradient_shift[k] if gradient_shift else {}, weight_shift[k] if weight_shift else {}) for k in cohort}
-    starts = {k: {**broadcast, **own[k]} if own and k in own else broadcast for k in cohort}
+    starts = {
+        k: {**broadcast, **tensors_by_client[k]} if tensors_by_client and k in tensors_by_client else broadcast
+        for k in cohort
+    }
     settings = malicious.training(problem, cohort, {k: (locals or {}).get(k, local) for k in cohort})
     keep = keeper(broadcast, len(cohort))
     updates: list[Update] = []
     for k in cohort:
         client = Client(problem, starts[k], k, round, *shifts[k])
-        loss = broadcast_loss(client, settings[k]) if measured else None
+        loss = broadcast_loss(client, settings[k]) if measures_broadcast else None
         update = train_client(client, settings[k])
         stats = replace(update.stats, broadcast_loss=loss)
         updates.append(replace(update, model=keep(update.model), stats=stats))
     robust = malicious.bears(aggregator, len(cohort))
-    return malicious.sent(problem, starts, updates, round, robust)
+    return malicious.accepted_updates(problem, starts, updates, round, robust)
 
 
 def step_divisors(updates: Sequence[Update], lr: float, divisor: str) -> list[float]:
@@ -74,26 +78,26 @@ def cost(
     updates: Sequence[Update],
     local: LocalTraining,
     broadcast: Tensors,
-    up: int = 1,
-    down: int = 1,
+    models_up: int = 1,
+    models_down: int = 1,
     locals: Mapping[int, LocalTraining] | None = None,
 ) -> Cost:
-    """What the round cost; `up` and `down` count models on the wire per participant.
+    """What the round cost; `models_up` and `models_down` count models on the wire per participant.
 
     locals: settings of clients that have others. A client that measured the broadcast model computed its objective once
     more, without a step.
     """
-    trained, measured = Passes(), Passes()
+    trained, measuring = Passes(), Passes()
     for update in updates:
-        one = passes((locals or {}).get(update.client, local).objective)
-        trained += update.n * local.epochs * one
+        example_passes = passes((locals or {}).get(update.client, local).objective)
+        trained += update.n * local.epochs * example_passes
         if update.stats.broadcast_loss is not None:
-            measured += update.n * (one + Passes(0, -1))
+            measuring += update.n * (example_passes + Passes(0, -1))
     size = sum(value.numel() * value.element_size() for value in broadcast.values())
     return Cost(
         gradient_steps=sum(u.stats.steps for u in updates),
-        forward=trained.forward + measured.forward,
-        backward=trained.backward + measured.backward,
-        bytes_up=up * size * len(updates),
-        bytes_down=down * size * len(updates),
+        forward=trained.forward + measuring.forward,
+        backward=trained.backward + measuring.backward,
+        bytes_up=models_up * size * len(updates),
+        bytes_down=models_down * size * len(updates),
     )

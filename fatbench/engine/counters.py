@@ -27,18 +27,21 @@ def _added_product(_out: Any, _to: Any, a: Any, b: Any) -> int:
     return 2 * prod(a.shape) * b.shape[-1]
 
 
-def _convolution(out: Any, x: Any, w: Any, *others: Any) -> int:
-    transposed = others[4]  # after bias, stride, padding and dilation
+def _convolution(out: Any, x: Any, w: Any, *arguments: Any) -> int:
+    transposed = arguments[4]  # after bias, stride, padding and dilation
     return 2 * prod(w.shape) * x.shape[0] * prod((x if transposed else out).shape[2:])
 
 
-def _convolution_backward(_out: Any, grad: Any, x: Any, w: Any, *others: Any) -> int:
+def _convolution_backward(_out: Any, grad: Any, x: Any, w: Any, *arguments: Any) -> int:
     """Of the gradients of the input and of the weights, where they are wanted."""
-    transposed, wanted = others[4], others[7]  # after bias, stride, padding, dilation; output padding, groups
+    transposed, gradient_mask = (
+        arguments[4],
+        arguments[7],
+    )  # after bias, stride, padding, dilation; output padding, groups
     of_input = 2 * prod(w.shape) * x.shape[0] * prod((x if transposed else grad).shape[2:])
     small, channels = (x, grad.shape[1]) if transposed else (grad, x.shape[1])
     of_weights = 2 * prod(small.shape) * channels * prod(w.shape[2:])
-    return of_input * wanted[0] + of_weights * wanted[1]
+    return of_input * gradient_mask[0] + of_weights * gradient_mask[1]
 
 
 def _attention(_out: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:

@@ -15,7 +15,7 @@ from fatbench.engine import measures
 from fatbench.engine.accuracy import most_frequent
 from fatbench.engine.local import pixels
 from fatbench.engine.malicious import finite
-from fatbench.engine.mixing import whole
+from fatbench.engine.mixing import completed
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Number, Problem, Round, State
 from fatbench.engine.setup import Setup
@@ -82,11 +82,11 @@ def experiment(
     rounds = settings["rounds"]
     _refuse_batches_of_one(ready.problem, getattr(settings.get("local"), "batch", None))
     # before there are uploads: it takes the memory of a pass of three images
-    first = [] if state.round else list(measures.once(ready, settings, per_class))
+    first = [] if state.round else list(measures.constant_numbers(ready, settings, per_class))
     begin = time.perf_counter()
-    last: tuple[Round, list[Number]] | None = None
-    for given in algorithm(ready.problem, state):
-        result = replace(given, updates=whole(given.updates, given.broadcast))
+    last_round: tuple[Round, list[Number]] | None = None
+    for algorithm_round in algorithm(ready.problem, state):
+        result = replace(algorithm_round, updates=completed(algorithm_round.updates, algorithm_round.broadcast))
         for client, loss in [(update.client, update.stats.loss) for update in result.updates]:
             if malicious is None and not math.isfinite(loss):
                 raise Diverged(f"round {result.index + 1}: training loss of client {client} is {loss}")
@@ -94,8 +94,8 @@ def experiment(
         seconds = time.perf_counter() - begin
         numbers = [
             *measures.training(result, ready.problem),
-            *measures.named(count, result.metrics),
-            *measures.named(count, result.mixing.metrics if result.mixing else {}),
+            *measures.metric_numbers(count, result.metrics),
+            *measures.metric_numbers(count, result.mixing.metrics if result.mixing else {}),
             Number("gradient_steps", result.cost.gradient_steps, count),
             Number("forward", result.cost.forward, count),
             Number("backward", result.cost.backward, count),
@@ -111,11 +111,15 @@ def experiment(
                 diagnostic_every is None or count % diagnostic_every == 0 or count == rounds
             ):
                 noise = generator(seed, "probe", count, device=ready.problem.device)
-                found = diagnostic(ready.problem, result, *ready.test, monitor, noise)
-                kept = {name: value for name, value in found.items() if isinstance(value, Tensor)}
-                numbers += measures.named(count, {name: found[name] for name in found if name not in kept})
-                result = replace(result, artifacts={**result.artifacts, **kept})
-        sound = malicious is None or (finite(result.state.model) and all(math.isfinite(one.value) for one in numbers))
+                diagnostics = diagnostic(ready.problem, result, *ready.test, monitor, noise)
+                tensors = {name: value for name, value in diagnostics.items() if isinstance(value, Tensor)}
+                numbers += measures.metric_numbers(
+                    count, {name: diagnostics[name] for name in diagnostics if name not in tensors}
+                )
+                result = replace(result, artifacts={**result.artifacts, **tensors})
+        sound = malicious is None or (
+            finite(result.state.model) and all(math.isfinite(number.value) for number in numbers)
+        )
         if not sound:
             yield replace(result, index=rounds - 1), _diverged(ready, count, rounds, monitor is not None, monitor_n)
             return
@@ -123,48 +127,61 @@ def experiment(
         if refused or malicious is not None:
             numbers.append(Number("uploads_refused", refused, count))
         yield result, numbers
-        last = replace(result, broadcast={}, updates=[], mixing=None, artifacts={}), numbers
-        del given, result  # its uploads and FedGKT's features, before those of the next round are made
+        last_round = replace(result, broadcast={}, updates=[], mixing=None, artifacts={}), numbers
+        del algorithm_round, result  # its uploads and FedGKT's features, before those of the next round are made
         begin = time.perf_counter()
-    if last is None and state.round < rounds:
+    if last_round is None and state.round < rounds:
         raise SpecError(f"the algorithm gave no round after round {state.round} of {rounds}")
-    if last is not None and last[0].index + 1 < rounds:
-        yield replace(last[0], index=rounds - 1), _ended(ready, *last, rounds, monitor, monitor_n, per_class)
+    if last_round is not None and last_round[0].index + 1 < rounds:
+        yield (
+            replace(last_round[0], index=rounds - 1),
+            _numbers_after_end(ready, *last_round, rounds, monitor, monitor_n, per_class),
+        )
 
 
 NOTHING = ("forward", "backward", "gradient_steps", "bytes_up", "bytes_down", "seconds")
 
 
-def _ended(
-    ready: Setup, last: Round, before: list[Number], rounds: int, monitor: Attack | None, n: int | None, per_class: bool
+def _numbers_after_end(
+    ready: Setup,
+    last_round: Round,
+    last_numbers: list[Number],
+    rounds: int,
+    monitor: Attack | None,
+    n: int | None,
+    per_class: bool,
 ) -> list[Number]:
     """The numbers of the last round of a training that its algorithm has ended in an earlier one, which is `ended`.
 
     They are those of that round, `before`, and cost nothing.
     """
-    count = last.index + 1
+    count = last_round.index + 1
     numbers = [Number(name, 0.0, rounds) for name in NOTHING] + [Number("ended", count, rounds)]
     numbers += [
-        replace(number, round=rounds) for number in before if number.metric not in (*NOTHING, "uploads_refused")
+        replace(number, round=rounds) for number in last_numbers if number.metric not in (*NOTHING, "uploads_refused")
     ]
-    if monitor is not None and not any(number.metric == "natural" for number in before):
-        numbers += measures.monitored(ready, last, rounds, monitor, n, per_class)
+    if monitor is not None and not any(number.metric == "natural" for number in last_numbers):
+        numbers += measures.monitored(ready, last_round, rounds, monitor, n, per_class)
     return numbers
 
 
 def _refuse_batches_of_one(problem: Problem, batch: int | None) -> None:
     """SpecError: a client's last batch has one example, and the network cannot train on one."""
-    alone = [k for k, shard in enumerate(problem.shards) if batch and len(shard) % batch == 1 % batch]
-    if not alone:
+    affected_clients = [k for k, shard in enumerate(problem.shards) if batch and len(shard) % batch == 1 % batch]
+    if not affected_clients:
         return
     network = copy.deepcopy(problem.model).train()
     try:
         with torch.no_grad(), forked(0, "one", device=problem.device):
-            network(pixels(problem, problem.images[problem.shards[alone[0]][:1]]))
+            network(pixels(problem, problem.images[problem.shards[affected_clients[0]][:1]]))
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
-        clients = f"client {alone[0]}" if len(alone) == 1 else f"{len(alone)} clients, such as {alone[0]},"
+        clients = (
+            f"client {affected_clients[0]}"
+            if len(affected_clients) == 1
+            else f"{len(affected_clients)} clients, such as {affected_clients[0]},"
+        )
         raise SpecError(
             f"local.batch: {batch}: the last batch of {clients} has one example, and batch normalisation cannot train "
             "on one: set another batch size, 'train' or number of clients"
@@ -180,9 +197,9 @@ def _diverged(ready: Setup, round: int, rounds: int, monitored: bool, n: int | N
     numbers = [*(Number(name, 0.0, rounds) for name in NOTHING), Number("diverged", round, rounds)]
     for prefix, held_out in (("", ready.test), ("val_", ready.validation)):
         if monitored and held_out is not None:
-            right = most_frequent(held_out[1][:n])
-            value = float(right.double().mean())
-            numbers += [Number(prefix + metric, value, rounds, n=len(right)) for metric in ("natural", "monitor")]
+            correct = most_frequent(held_out[1][:n])
+            value = float(correct.double().mean())
+            numbers += [Number(prefix + metric, value, rounds, n=len(correct)) for metric in ("natural", "monitor")]
     return numbers
 
 

@@ -40,7 +40,7 @@ def footprint(problem: Problem, batch: int, *, moments: int = 1) -> dict[str, fl
     image = (channels, problem.size or height, problem.size or width)
     parameters = sum(p.numel() for p in network.parameters() if p.requires_grad)
     trained = sum(_bytes(p) for p in network.parameters() if p.requires_grad)
-    kept = sum(_bytes(t) for t in (*network.parameters(), *network.buffers()))
+    model_bytes = sum(_bytes(t) for t in (*network.parameters(), *network.buffers()))
     with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
         two, three = (_count(network, (images, *image)) for images in (2, 3))
     forward, step, activations = (a + (batch - 2) * (b - a) for a, b in zip(two, three, strict=True))
@@ -48,19 +48,19 @@ def footprint(problem: Problem, batch: int, *, moments: int = 1) -> dict[str, fl
         "edge_parameters": float(parameters),
         "edge_flops": forward / batch,
         "edge_step_flops": step / batch,
-        "edge_memory": float(kept + (1 + moments) * trained + activations),
+        "edge_memory": float(model_bytes + (1 + moments) * trained + activations),
     }
 
 
 def _on_the_device(model: nn.Module) -> nn.Module:
     """A copy on the CPU of the part that a client trains."""
-    part = model
+    client_model = model
     if hasattr(model, "edge_logits"):
-        part = nn.Sequential(model.get_submodule("extractor"), model.get_submodule("classifier"))
-    part = copy.deepcopy(part).to("cpu", torch.float32)
-    for module in part.modules():
+        client_model = nn.Sequential(model.get_submodule("extractor"), model.get_submodule("classifier"))
+    client_model = copy.deepcopy(client_model).to("cpu", torch.float32)
+    for module in client_model.modules():
         module.__dict__.pop("forward", None)  # what `microbatch.bound` put there: a matter of this machine
-    return part
+    return client_model
 
 
 class _Matrices(TorchFunctionMode):
@@ -75,24 +75,24 @@ class _Matrices(TorchFunctionMode):
 def _count(network: nn.Module, shape: tuple[int, ...]) -> tuple[int, int, int]:
     """(operations of a forward pass, of a forward and a backward pass, bytes kept between them) of one batch."""
     network.train()
-    own = [t.untyped_storage() for t in (*network.parameters(), *network.buffers())]
-    known = {storage.data_ptr() for storage in own}
+    storages = [t.untyped_storage() for t in (*network.parameters(), *network.buffers())]
+    model_storages = {storage.data_ptr() for storage in storages}
     saved: dict[int, Tensor] = {}  # by storage: several layers may keep the same one
 
     def keep(tensor: Tensor) -> Tensor:
-        if tensor.untyped_storage().data_ptr() not in known:
+        if tensor.untyped_storage().data_ptr() not in model_storages:
             saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     x, y = torch.zeros(shape), torch.zeros(shape[0], dtype=torch.int64)
-    with Flops() as counted, _Matrices(), torch.enable_grad():
+    with Flops() as flops, _Matrices(), torch.enable_grad():
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             loss = F.cross_entropy(network(x), y)
-        forward = counted.total
+        forward = flops.total
         activations = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
         loss.backward()
     network.zero_grad()
-    return forward, counted.total, activations
+    return forward, flops.total, activations
 
 
 def _bytes(tensor: Tensor) -> int:

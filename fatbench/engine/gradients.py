@@ -58,18 +58,18 @@ def part_of(x: Tensor, model: nn.Module) -> int:
         return max(1, len(x))
     fits = _FITS.setdefault(model, {})
     if x.shape[1:] not in fits:
-        each, free = bytes_of_one(model, x), free_memory(x.device)
-        fits[x.shape[1:]] = max(1, 2 ** math.floor(math.log2(max(1.0, FRACTION * free / max(1, each)))))
+        image_bytes, free_bytes = bytes_of_one(model, x), free_memory(x.device)
+        fits[x.shape[1:]] = max(1, 2 ** math.floor(math.log2(max(1.0, FRACTION * free_bytes / max(1, image_bytes)))))
     return min(len(x), fits[x.shape[1:]])
 
 
 def bytes_of_one(model: nn.Module, x: Tensor) -> float:
     """Bytes of a GPU's memory that the gradient of one image more takes: the peak with `FEW` images, by image."""
     torch.cuda.reset_peak_memory_stats(x.device)
-    before = torch.cuda.memory_allocated(x.device)
-    some = x[:FEW].detach().clone()
-    gradient_of(model, cross_entropy, some, torch.zeros(len(some), dtype=torch.int64, device=x.device), None)
-    return (torch.cuda.max_memory_allocated(x.device) - before) / len(some)
+    allocated_before = torch.cuda.memory_allocated(x.device)
+    images = x[:FEW].detach().clone()
+    gradient_of(model, cross_entropy, images, torch.zeros(len(images), dtype=torch.int64, device=x.device), None)
+    return (torch.cuda.max_memory_allocated(x.device) - allocated_before) / len(images)
 
 
 def free_memory(device: torch.device) -> int:
@@ -79,26 +79,26 @@ def free_memory(device: torch.device) -> int:
 
 
 def in_parts(
-    model: nn.Module, part: int | None, function: Callable[..., tuple[Tensor, ...]], *batch: Tensor
+    model: nn.Module, limit: int | None, function: Callable[..., tuple[Tensor, ...]], *batch: Tensor
 ) -> tuple[Tensor, ...]:
-    """`function` of the batch (B, ...), at most `part` images at a time; None: all at once, whatever happens.
+    """`function` of the batch (B, ...), at most `limit` images at a time; None: all at once, whatever happens.
 
     If memory runs out, half as many from then on, down to one; what was computed of them is computed again.
     """
     x = batch[0]
-    if part is None or len(x) <= min(part, _FITS.get(model, {}).get(x.shape[1:], part)):
+    if limit is None or len(x) <= min(limit, _FITS.get(model, {}).get(x.shape[1:], limit)):
         try:
             return function(*batch)
         except Exception as error:
-            if part is None or len(x) == 1 or not out_of_memory(error):
+            if limit is None or len(x) == 1 or not out_of_memory(error):
                 raise
         # outside the handler, whose traceback holds what filled the memory
         _FITS.setdefault(model, {})[x.shape[1:]] = len(x) // 2
         log.warning("out of memory with %d images at once; continuing with %d", len(x), len(x) // 2)
         if x.device.type == "cuda":
             torch.cuda.empty_cache()
-    size = min(part, _FITS.get(model, {}).get(x.shape[1:], part))
-    several = [in_parts(model, size, function, *parts) for parts in zip(*(t.split(size) for t in batch), strict=True)]
+    size = min(limit, _FITS.get(model, {}).get(x.shape[1:], limit))
+    several = [in_parts(model, size, function, *chunk) for chunk in zip(*(t.split(size) for t in batch), strict=True)]
     return tuple(torch.cat(column) for column in zip(*several, strict=True))
 
 
@@ -120,17 +120,17 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
         return in_parts(model, part_of(x, model), lambda part: (model(part),), x)[0]
 
 
-def gradient_of(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, part: int | None) -> tuple[Tensor, Tensor]:
-    """The logits (B, classes) of x (B, C, H, W) and the gradient of the loss by x, `part` images at a time.
+def gradient_of(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, limit: int | None) -> tuple[Tensor, Tensor]:
+    """The logits (B, classes) of x (B, C, H, W) and the gradient of the loss by x, `limit` images at a time.
 
     part None: all at once. NoGradient: it has none.
     """
 
     def at_once(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
-            one = predict(model, x.requires_grad_())
+            logits = predict(model, x.requires_grad_())
             with gradient_asked():
-                return one, torch.autograd.grad(loss(one, y), x)[0]
+                return logits, torch.autograd.grad(loss(logits, y), x)[0]
 
-    logits, gradient = in_parts(model, part, at_once, x, y)
+    logits, gradient = in_parts(model, limit, at_once, x, y)
     return logits, gradient

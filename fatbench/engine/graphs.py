@@ -46,17 +46,17 @@ class Recordings:
 
     def hold(self, name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The values of `tensors`, in the same place for every client."""
-        own = self.held.setdefault(name, [])
-        if [t.shape for t in own] != [t.shape for t in tensors]:
-            own[:] = [t.detach().clone() for t in tensors]
-        for place, value in zip(own, tensors, strict=True):
-            place.copy_(value)
-        return own
+        buffers = self.held.setdefault(name, [])
+        if [t.shape for t in buffers] != [t.shape for t in tensors]:
+            buffers[:] = [t.detach().clone() for t in tensors]
+        for buffer, value in zip(buffers, tensors, strict=True):
+            buffer.copy_(value)
+        return buffers
 
     def stream(self, name: str, generator: Generator) -> Generator:
         """A generator that draws what `generator`, at its beginning, would draw; the same one for every client."""
-        own = self.streams.setdefault(name, Generator(generator.device))
-        return own.manual_seed(generator.initial_seed())
+        held_stream = self.streams.setdefault(name, Generator(generator.device))
+        return held_stream.manual_seed(generator.initial_seed())
 
     def copy(self, name: str, model: nn.Module) -> nn.Module:
         """A frozen copy of the model in eval mode, in the same place for every client."""
@@ -82,7 +82,7 @@ def record(
 ) -> Callable[[Tensor], Tensor]:
     """`step(batch)`, replayed where it comes often enough; `batch` is copied to where the recording reads it."""
     calls: Counter[int] = Counter()
-    known: dict[int, tuple[Tensor, Any, Tensor]] = {}  # length -> where the batch goes, the graph, its result
+    recordings: dict[int, tuple[Tensor, Any, Tensor]] = {}  # length -> where the batch goes, the graph, its result
     refused = False
 
     def recorded(batch: Tensor) -> Tensor:
@@ -91,18 +91,20 @@ def record(
         calls[length] += 1
         if refused or calls[length] <= PLAIN_CALLS:
             return step(batch)
-        if length not in known:
-            own = batch.clone()
-            pool = next(iter(known.values()))[1].pool() if known else None
-            graph, result = capture(lambda: step(own), generators, pool)
-            loss, distance = checked(lambda: step(own), graph.replay, [*generators, _default(batch.device)], changed)
+        if length not in recordings:
+            held_batch = batch.clone()
+            pool = next(iter(recordings.values()))[1].pool() if recordings else None
+            graph, result = capture(lambda: step(held_batch), generators, pool)
+            loss, distance = checked(
+                lambda: step(held_batch), graph.replay, [*generators, _default(batch.device)], changed
+            )
             if refused := not distance <= ROUNDING:
                 log.warning("a recorded step is %.2g of itself away from the step: steps are not recorded", distance)
             else:
-                known[length] = (own, graph, result)
+                recordings[length] = (held_batch, graph, result)
             return loss
-        own, graph, result = known[length]
-        own.copy_(batch)
+        held_batch, graph, result = recordings[length]
+        held_batch.copy_(batch)
         graph.replay()
         return result.clone()
 
@@ -113,22 +115,22 @@ def checked(
     step: Callable[[], Tensor], replay: Callable[[], object], generators: Sequence[Generator], changed: Sequence[Tensor]
 ) -> tuple[Tensor, float]:
     """(The result of `step`, how far its replay is away, as a fraction of what the step changes): the step is done."""
-    before, positions = [t.clone() for t in changed], [generator.get_state() for generator in generators]
+    values_before, positions = [t.clone() for t in changed], [generator.get_state() for generator in generators]
     replay()
     replayed = [t.clone() for t in changed]
     with torch.no_grad():
-        for tensor, value in zip(changed, before, strict=True):
+        for tensor, value in zip(changed, values_before, strict=True):
             tensor.copy_(value)
     for generator, position in zip(generators, positions, strict=True):
         generator.set_state(position)
     loss = step()
 
-    def distance(others: Sequence[Tensor]) -> float:
-        squares = [(a.double() - b.double()).square().sum() for a, b in zip(changed, others, strict=True)]
+    def distance(values: Sequence[Tensor]) -> float:
+        squares = [(a.double() - b.double()).square().sum() for a, b in zip(changed, values, strict=True)]
         return float(torch.stack(squares).sum().sqrt())
 
-    away = distance(replayed)
-    return loss, away / moved if (moved := distance(before)) else float(away > 0)
+    deviation = distance(replayed)
+    return loss, deviation / moved if (moved := distance(values_before)) else float(deviation > 0)
 
 
 def _default(device: torch.device) -> Generator:

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from fatbench.engine import precision
 from fatbench.engine.graphs import Recordings
-from fatbench.engine.inject import asks, granted
+from fatbench.engine.inject import asks, requested_arguments
 from fatbench.engine.optimizers import Descent, Moments, step
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Stats, Tensors, Update
@@ -207,10 +207,10 @@ def batches(problem: Problem, k: int, round: int, local: LocalTraining) -> Itera
         yield Batch(epoch, rows, *examples(problem, problem.shards[k][rows], views))
 
 
-def examples(problem: Problem, chosen: Tensor, views: Generator) -> tuple[Tensor, Tensor]:
-    """The images `chosen` (B,) as training sees them, (B, C, H, W) in [0, 1], and their labels (B,)."""
-    x = pixels(problem, problem.images[chosen])
-    return x if problem.augment is None else problem.augment(x, views), problem.labels[chosen]
+def examples(problem: Problem, index: Tensor, views: Generator) -> tuple[Tensor, Tensor]:
+    """The images `index` (B,) as training sees them, (B, C, H, W) in [0, 1], and their labels (B,)."""
+    x = pixels(problem, problem.images[index])
+    return x if problem.augment is None else problem.augment(x, views), problem.labels[index]
 
 
 def train(
@@ -234,68 +234,68 @@ def train(
     replayed; then all that the functions read is held there, and moments begin at zero.
     """
     problem, k, round = client.problem, client.k, client.round
-    shard, how = problem.shards[k], local.descent(plain=problem.path == "reference")
+    shard, step_settings = problem.shards[k], local.descent(plain=problem.path == "reference")
     noise, views = client.stream("attack"), client.stream("augment")
-    given = offers(problem, k, broadcast)
+    offered = offers(problem, k, broadcast)
     correct = torch.zeros((), device=problem.device)
-    after: Moments = moments or {}
+    new_moments: Moments = moments or {}
     if recordings is not None:
         noise, views = recordings.stream("attack", noise), recordings.stream("augment", views)
-        given = held(given, recordings)
+        offered = hold_offers(offered, recordings)
         [correct] = recordings.hold("correct", [correct])
-        after = {"velocity": recordings.hold("velocity", [torch.zeros_like(w) for w in weights])}
-    asked = granted(local.objective, given)
+        new_moments = {"velocity": recordings.hold("velocity", [torch.zeros_like(w) for w in weights])}
+    extra_arguments = requested_arguments(local.objective, offered)
 
-    def one(chosen: Tensor, epoch: int = 0, rows: Tensor | None = None) -> Tensor:
+    def train_step(index: Tensor, epoch: int = 0, rows: Tensor | None = None) -> Tensor:
         """A step on the images `chosen` (B,); its loss."""
-        nonlocal after
-        x, y = examples(problem, chosen, views)
+        nonlocal new_moments
+        x, y = examples(problem, index, views)
         with precision_context(problem):
-            loss, hits = local.objective(network, x, y, noise, **asked)
+            loss, hits = local.objective(network, x, y, noise, **extra_arguments)
         if loss_of is not None:
             assert rows is not None
             loss = loss + loss_of(Batch(epoch, rows, x, y))
         gradients = gradients_of(problem, loss, weights)
         with torch.no_grad():
-            after = step(weights, gradient(gradients), after, how)
+            new_moments = step(weights, gradient(gradients), new_moments, step_settings)
             after_step()
             correct.add_(hits.sum())
         return loss.detach()
 
-    take: Callable[[Tensor], Tensor] = one
+    take: Callable[[Tensor], Tensor] = train_step
     if recordings is not None:
-        changed = [correct, *after["velocity"], *network.state_dict().values()]
-        take = recordings.step(_recorded_as(client, local, network, weights, how), one, changed)
+        changed = [correct, *new_moments["velocity"], *network.state_dict().values()]
+        take = recordings.step(_recorded_as(client, local, network, weights, step_settings), train_step, changed)
     with forked(problem.seed, "dropout", round, k, device=problem.device):
         losses: list[Tensor] = []
         sizes: list[int] = []
         for epoch, rows in orders(problem, k, round, local):
-            loss = one(shard[rows], epoch, rows) if recordings is None else take(shard[rows])
+            loss = train_step(shard[rows], epoch, rows) if recordings is None else take(shard[rows])
             if epoch == local.epochs - 1:
                 losses.append(loss)
                 sizes.append(len(rows))
     means = torch.stack(losses).double().tolist()
-    return after, stats(local, client.n, means, sizes, float(correct))
+    return new_moments, stats(local, client.n, means, sizes, float(correct))
 
 
 def _recorded_as(
-    client: Client, local: LocalTraining, network: nn.Module, weights: Sequence[Tensor], how: Descent
+    client: Client, local: LocalTraining, network: nn.Module, weights: Sequence[Tensor], descent: Descent
 ) -> Hashable:
     """What a recorded step has in it: whoever differs in one of these needs another recording."""
     problem = client.problem
-    own = (id(problem.images), id(problem.labels), problem.precision, problem.size, problem.augment)
-    places = (network, *(tensor.data_ptr() for tensor in weights))
-    added = (tuple(client.gradient_shift), tuple(client.weight_shift))
+    problem_parts = (id(problem.images), id(problem.labels), problem.precision, problem.size, problem.augment)
+    addresses = (network, *(tensor.data_ptr() for tensor in weights))
+    shifted = (tuple(client.gradient_shift), tuple(client.weight_shift))
     pulled = None if local.proximal is None else (local.proximal, client.round)  # it may ask which round it is
-    return own, places, added, pulled, local.objective, how
+    return problem_parts, addresses, shifted, pulled, local.objective, descent
 
 
-def held(given: Mapping[str, Callable[[], Any]], recordings: Recordings) -> Mapping[str, Callable[[], Any]]:
+def hold_offers(offered: Mapping[str, Callable[[], Any]], recordings: Recordings) -> Mapping[str, Callable[[], Any]]:
     """The offers, each in the same place for every client."""
     return {
-        **given,
-        "class_counts": lambda: recordings.hold("class_counts", [given["class_counts"]()])[0],
-        "broadcast": lambda: recordings.copy("broadcast", given["broadcast"]()),
+        **offered,
+        "class_counts": lambda: recordings.hold("class_counts", [offered["class_counts"]()])[0],
+        "broadcast": lambda: recordings.copy("broadcast", offered["broadcast"]()),
     }
 
 
@@ -308,12 +308,12 @@ def offers(
     round began with, in eval mode. client: the client's number. ValueError, when asked: no model is broadcast.
     """
 
-    def nothing() -> nn.Module:
+    def no_broadcast() -> nn.Module:
         raise ValueError("the objective needs the broadcast model, and this algorithm does not broadcast one")
 
     return {
         "class_counts": functools.partial(class_counts, problem, k),
-        "broadcast": broadcast or nothing,
+        "broadcast": broadcast or no_broadcast,
         "client": lambda: k,
     }
 
@@ -331,29 +331,37 @@ def class_counts(problem: Problem, k: int) -> Tensor:
 def train_client(client: Client, local: LocalTraining) -> Update:
     """What a client uploads after its training."""
     model = load(client.problem, client.broadcast)
-    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    weights: list[Tensor] = list(named.values())
-    theta = [client.broadcast[name] for name in named] if local.proximal is not None else []
-    added = [client.gradient_shift[name] for name in named] if client.gradient_shift else []
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    weights: list[Tensor] = list(parameters.values())
+    theta = [client.broadcast[name] for name in parameters] if local.proximal is not None else []
+    gradient_shifts = [client.gradient_shift[name] for name in parameters] if client.gradient_shift else []
     entries = model.state_dict() if client.weight_shift else {}  # shares storage with the model
     shifts = list(client.weight_shift.values())
     recordings = recordings_for(client.problem, local)
     if recordings is not None:
-        theta, added = recordings.hold("theta", theta), recordings.hold("added", added)
+        theta, gradient_shifts = recordings.hold("theta", theta), recordings.hold("added", gradient_shifts)
         shifts = recordings.hold("shifts", shifts)
 
     def gradient(gradients: list[Tensor]) -> list[Tensor]:
         if local.proximal is not None:
             gradients = list(torch._foreach_add(gradients, local.proximal(weights, theta, client.round)))
-        return list(torch._foreach_add(gradients, added)) if added else gradients
+        return list(torch._foreach_add(gradients, gradient_shifts)) if gradient_shifts else gradients
 
     def after_step() -> None:
         for name, shift in zip(client.weight_shift, shifts, strict=True):
             entries[name].sub_(shift)
 
-    _, said = train(client, model, weights, local, gradient=gradient, after_step=after_step, broadcast=frozen(model),
-                    recordings=recordings)  # fmt: skip
-    return Update(client.k, client.n, copied(model), said)
+    _, client_stats = train(
+        client,
+        model,
+        weights,
+        local,
+        gradient=gradient,
+        after_step=after_step,
+        broadcast=frozen(model),
+        recordings=recordings,
+    )
+    return Update(client.k, client.n, copied(model), client_stats)
 
 
 def recordings_for(problem: Problem, local: LocalTraining) -> Recordings | None:
@@ -362,7 +370,7 @@ def recordings_for(problem: Problem, local: LocalTraining) -> Recordings | None:
     A replay repeats kernels and nothing that the host did: Adam counts its steps there, what asks for `client` has a
     number from there, and what else a function from outside fatbench does there is unknown.
     """
-    functions = [one for one in (local.objective, local.proximal, problem.augment) if one is not None]
+    functions = [function for function in (local.objective, local.proximal, problem.augment) if function is not None]
     if problem.path != "graphs" or local.optimizer != "sgd" or asks(local.objective, "client"):
         return None
     if not all(map(_is_ours, functions)):
@@ -373,9 +381,11 @@ def recordings_for(problem: Problem, local: LocalTraining) -> Recordings | None:
 def _is_ours(function: Callable[..., Any]) -> bool:
     """Whether a function, and every function among its settings, is in this package."""
     settings = getattr(function, "keywords", {}).values()
-    own = inspect.getmodule(entry_of(function).function)  # an entry itself is ours, whose function may be not
+    module = inspect.getmodule(entry_of(function).function)  # an entry itself is ours, whose function may be not
     return (
-        own is not None and own.__name__.startswith("fatbench.") and all(_is_ours(f) for f in settings if callable(f))
+        module is not None
+        and module.__name__.startswith("fatbench.")
+        and all(_is_ours(f) for f in settings if callable(f))
     )
 
 
@@ -385,13 +395,13 @@ def broadcast_loss(client: Client, local: LocalTraining) -> float:
     model = load(problem, client.broadcast)
     shard = problem.shards[k]
     noise = client.stream("broadcast_loss")
-    asked = granted(local.objective, offers(problem, k, frozen(model)))
+    extra_arguments = requested_arguments(local.objective, offers(problem, k, frozen(model)))
     losses, sizes = [], []
     with forked(problem.seed, "broadcast_loss", round, k, device=problem.device):
         for batch in shard.split(local.batch):
             with precision_context(problem):
                 x = pixels(problem, problem.images[batch])
-                losses.append(local.objective(model, x, problem.labels[batch], noise, **asked)[0].detach())
+                losses.append(local.objective(model, x, problem.labels[batch], noise, **extra_arguments)[0].detach())
             sizes.append(len(batch))
     means = torch.stack(losses).double().tolist()
     return sum(mean * size for mean, size in zip(means, sizes, strict=True)) / len(shard)

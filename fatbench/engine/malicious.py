@@ -4,7 +4,7 @@
 |---|---|---|
 | images, labels | what the client trains on | `deal`, when its data are dealt |
 | loss | what its training descends; the loss that it reports stays what it was | `training` |
-| update | what it sends: a vector (P,), its trained parameters less those that it received | `sent` |
+| update | what it sends: a vector (P,), its trained parameters less those that it received | `accepted_updates` |
 
 An adversary is a pure function and sees what its further parameters name (`fatbench.suite.signatures`), nothing else:
 they are its threat model. Whatever comes after, aggregation, drift, logs, transfers, sees what was sent.
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from fatbench.engine.inject import asks, granted
+from fatbench.engine.inject import asks, requested_arguments
 from fatbench.engine.local import LocalTraining, trainable
 from fatbench.engine.mapped import in_memory
 from fatbench.engine.randomness import generator
@@ -50,9 +50,11 @@ class Malicious:
             return frozenset(range(self.clients))
         return frozenset(map(int, self.clients.split(",")))
 
-    def acting(self, at: str) -> list[Callable[..., Any]]:
+    def acting(self, target: str) -> list[Callable[..., Any]]:
         """The adversaries that change what this parameter names: "images", "loss" or "update"."""
-        return [one for one in (self.attack, self.then) if one is not None and asks(one, at)]
+        return [
+            adversary for adversary in (self.attack, self.then) if adversary is not None and asks(adversary, target)
+        ]
 
 
 def deal(
@@ -69,11 +71,15 @@ def deal(
         images = in_memory(images)
     for adversary in malicious.acting("images"):
         for k in sorted(malicious.numbers):
-            own, told = images[shards[k]], labels[shards[k]]
+            client_images, client_labels = images[shards[k]], labels[shards[k]]
             noise = functools.partial(generator, seed, "adversary", k, device=images.device)
-            changed = adversary(own, told, **granted(adversary, {"classes": lambda: classes, "generator": noise}))
-            x, y = _like(changed, own, told)
-            images = images if x is own else images.index_put((shards[k],), x)
+            changed = adversary(
+                client_images,
+                client_labels,
+                **requested_arguments(adversary, {"classes": lambda: classes, "generator": noise}),
+            )
+            x, y = _like(changed, client_images, client_labels)
+            images = images if x is client_images else images.index_put((shards[k],), x)
             labels = labels.index_put((shards[k],), y)
     return images, labels
 
@@ -93,8 +99,8 @@ def _descending(
 ) -> tuple[Tensor, Tensor]:
     """An objective with the adversary's gradient, and its own value."""
     loss, correct = objective(model, x, y, generator)
-    (wanted,) = _like((adversary(loss),), loss)
-    return wanted + (loss - wanted).detach(), correct
+    (adversarial_loss,) = _like((adversary(loss),), loss)
+    return adversarial_loss + (loss - adversarial_loss).detach(), correct
 
 
 def bears(aggregator: Callable[..., Any] | None, cohort: int) -> bool:
@@ -106,7 +112,7 @@ def bears(aggregator: Callable[..., Any] | None, cohort: int) -> bool:
     return bears is not None and ask(bears, aggregator, SimpleNamespace(cohort=cohort)) > 0
 
 
-def sent(
+def accepted_updates(
     problem: Problem, starts: Mapping[int, Tensors], updates: Sequence[Update], round: int, robust: bool = False
 ) -> list[Update]:
     """What the server accepts: malicious clients' trained parameters replaced, uploads that are not finite left out.
@@ -126,50 +132,56 @@ def sent(
         return torch.cat([tensors[name].flatten() for name in names])
 
     def offers(k: int) -> dict[str, Callable[[], Any]]:
-        last = logit_parameters(problem.model)
+        last_layers = logit_parameters(problem.model)
         return {
             "others": lambda: torch.stack(
                 [flat(u.model) - flat(starts[u.client]) for u in updates if u.client not in liars]
             ),
             "broadcast": lambda: flat(starts[k]),
-            "last_layer": lambda: flat({n: torch.full_like(starts[k][n], n in last, dtype=torch.bool) for n in names}),
+            "last_layer": lambda: flat(
+                {n: torch.full_like(starts[k][n], n in last_layers, dtype=torch.bool) for n in names}
+            ),
             "malicious": lambda: len(liars),
             "round": lambda: round,
             "generator": lambda: generator(problem.seed, "adversary", round, k, device=problem.device),
         }
 
-    def lied(update: Update) -> Update:
+    def tampered(update: Update) -> Update:
         start = flat(starts[update.client])
         change = flat(update.model) - start
         for adversary in malicious.acting("update"):
             if len(liars) < len(updates) or not asks(adversary, "others"):
-                (change,) = _like((adversary(change, **granted(adversary, offers(update.client))),), change)
-        parts = (start + change).split([update.model[name].numel() for name in names])
+                (change,) = _like((adversary(change, **requested_arguments(adversary, offers(update.client))),), change)
+        pieces = (start + change).split([update.model[name].numel() for name in names])
         trained = [(name, update.model[name]) for name in names]
-        own = {name: part.view_as(like).to(like.dtype) for (name, like), part in zip(trained, parts, strict=True)}
-        return replace(update, model={**update.model, **own})
+        changed_tensors = {
+            name: values.view_as(like).to(like.dtype) for (name, like), values in zip(trained, pieces, strict=True)
+        }
+        return replace(update, model={**update.model, **changed_tensors})
 
     if malicious.acting("update"):
         with torch.no_grad():
-            updates = [lied(update) if update.client in liars else update for update in updates]
+            updates = [tampered(update) if update.client in liars else update for update in updates]
     return _finite(updates)
 
 
 def _finite(updates: Sequence[Update]) -> list[Update]:
-    kept = [update for update in updates if finite(update.model)] or list(updates)
-    return [replace(update, refused=len(updates) - len(kept)) for update in kept]
+    finite_updates = [update for update in updates if finite(update.model)] or list(updates)
+    return [replace(update, refused=len(updates) - len(finite_updates)) for update in finite_updates]
 
 
-def _like(given: Any, *expected: Tensor) -> Sequence[Tensor]:
+def _like(result: Any, *expected: Tensor) -> Sequence[Tensor]:
     """What an adversary gives in place of tensors. ValueError: other than as many of the same shapes."""
-    found = given if isinstance(given, tuple) else (given,)
-    if [getattr(one, "shape", None) for one in found] != [one.shape for one in expected]:
-        said, wanted = (
-            " and ".join(str(tuple(one.shape)) if isinstance(one, Tensor) else type(one).__name__ for one in tensors)
-            for tensors in (found, expected)
+    results = result if isinstance(result, tuple) else (result,)
+    if [getattr(tensor, "shape", None) for tensor in results] != [tensor.shape for tensor in expected]:
+        returned_shapes, expected_shapes = (
+            " and ".join(
+                str(tuple(tensor.shape)) if isinstance(tensor, Tensor) else type(tensor).__name__ for tensor in tensors
+            )
+            for tensors in (results, expected)
         )
-        raise ValueError(f"the adversary returns {said}, in place of {wanted}")
-    return found
+        raise ValueError(f"the adversary returns {returned_shapes}, in place of {expected_shapes}")
+    return results
 
 
 def finite(tensors: Tensors) -> bool:

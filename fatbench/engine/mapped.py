@@ -35,13 +35,13 @@ class MappedImages:
         return flat.reshape(*rows.shape, *self.shape[1:]).to(self.device)
 
 
-def on(device: torch.device, images: Any, rows: Any) -> Tensor:
+def images_on_device(device: torch.device, images: Any, rows: Any) -> Tensor:
     """The images (N, C, H, W) of an array at `rows`, an index or a slice, as a tensor on the device.
 
     Of a mapped file nothing is copied: a slice stays in the file, an index is followed batch by batch
     (`MappedImages`). On a GPU they are copied where they fit.
     """
-    if not isinstance(images, np.memmap) or (device.type != "cpu" and images.nbytes < SHARE * free(device)):
+    if not isinstance(images, np.memmap) or (device.type != "cpu" and images.nbytes < SHARE * free_memory(device)):
         return torch.from_numpy(np.asarray(images)[rows]).to(device)
     if isinstance(rows, slice):
         return torch.from_numpy(np.asarray(images)[rows]).to(device)
@@ -49,7 +49,7 @@ def on(device: torch.device, images: Any, rows: Any) -> Tensor:
     return cast(Tensor, MappedImages(torch.from_numpy(np.asarray(images)), index, device))
 
 
-def free(device: torch.device) -> int:
+def free_memory(device: torch.device) -> int:
     """Bytes of memory of a GPU that are free."""
     return int(torch.cuda.mem_get_info(device)[0])
 

@@ -48,26 +48,28 @@ from fatbench.engine.setup import Setup
 from fatbench.models import logit_parameters
 
 
-def named(count: int, metrics: Mapping[str, float | dict[int, float]]) -> Iterator[Number]:
+def metric_numbers(count: int, metrics: Mapping[str, float | dict[int, float]]) -> Iterator[Number]:
     """Metrics as numbers of a round."""
     for name, value in metrics.items():
         if isinstance(value, dict):
-            yield from (Number(name, one, count, client=k) for k, one in value.items())
+            yield from (Number(name, client_value, count, client=k) for k, client_value in value.items())
         else:
             yield Number(name, value, count)
 
 
-def once(ready: Setup, settings: Mapping[str, Any], per_class: bool) -> Iterator[Number]:
+def constant_numbers(ready: Setup, settings: Mapping[str, Any], per_class: bool) -> Iterator[Number]:
     """What does not change from round to round."""
     problem = ready.problem
     local = settings.get("local")
     batch = settings.get("batch") if local is None else local.batch
     moments = 0 if local is None else 2 if local.optimizer != "sgd" else int(local.momentum > 0)
     if batch is not None:
-        yield from named(1, footprint(problem, batch, moments=moments))
+        yield from metric_numbers(1, footprint(problem, batch, moments=moments))
     if per_class:
-        held = torch.stack([problem.labels[shard].bincount(minlength=ready.classes) > 0 for shard in problem.shards])
-        yield from named(1, {"label_clients": dict(enumerate(held.sum(0).double().tolist()))})
+        client_has_class = torch.stack(
+            [problem.labels[shard].bincount(minlength=ready.classes) > 0 for shard in problem.shards]
+        )
+        yield from metric_numbers(1, {"label_clients": dict(enumerate(client_has_class.sum(0).double().tolist()))})
 
 
 def training(result: Round, problem: Problem) -> Iterator[Number]:
@@ -101,7 +103,7 @@ def training(result: Round, problem: Problem) -> Iterator[Number]:
         for other, tensor in others.items():
             norms[other].append(torch._foreach_norm(torch._foreach_sub(sent, [tensor] * len(sent))))
     distances = {
-        other: [float(torch.stack(parts).double().norm()) for parts in zip(*of_tensors, strict=True)]
+        other: [float(torch.stack(client_tensors).double().norm()) for client_tensors in zip(*of_tensors, strict=True)]
         for other, of_tensors in norms.items()
     }
     yield Number("drift_post", sum(distances["post"]) / len(updates), count)
@@ -116,49 +118,49 @@ def monitored(
     problem = ready.problem
     models = models_of(result.state.model, result.own)
     clean_only = getattr(monitor, "func", monitor) is natural
-    allowed, kinds = ball(monitor), dict[str, None]()
+    attack_ball, kinds = ball(monitor), dict[str, None]()
     for prefix, held_out in (("", ready.test), ("val_", ready.validation)):
         if held_out is None:
             continue
         images, labels = held_out[0][:n], held_out[1][:n]
-        found: dict[str, list[Chunk]] = {}
+        judgements: dict[str, list[Chunk]] = {}
         for metric, attack in (("natural", natural), ("monitor", monitor)):
             if metric == "monitor" and clean_only:
-                found[metric] = found["natural"]
+                judgements[metric] = judgements["natural"]
                 continue
-            found[metric] = [
+            judgements[metric] = [
                 judged(problem, model, images, labels, attack, ("monitor", prefix + metric, count, *of_client(k)))
                 for k, model in models.items()
             ]
-        for metric, results in found.items():
-            bits = torch.stack([one.correct for one in results]).double()
-            kinds |= {kind: None for one in results for kind in one.seen.doubts(allowed)}
+        for metric, results in judgements.items():
+            bits = torch.stack([judgement.correct for judgement in results]).double()
+            kinds |= {kind: None for judgement in results for kind in judgement.seen.doubts(attack_ball)}
             yield Number(prefix + metric, float(bits.mean()), count, n=len(labels))
-            loss = sum(float(one.losses.mean()) for one in results) / len(results)
+            loss = sum(float(judgement.losses.mean()) for judgement in results) / len(results)
             if math.isfinite(loss) or problem.malicious is not None:  # there the training has diverged
                 yield Number(f"{prefix}{metric}_loss", loss, count, n=len(labels))
             if result.own:
                 yield from (
-                    Number(prefix + metric, float(one.mean()), count, len(labels), k)
-                    for k, one in zip(models, bits, strict=True)
+                    Number(prefix + metric, float(judgement.mean()), count, len(labels), k)
+                    for k, judgement in zip(models, bits, strict=True)
                 )
             if per_class:
                 for c in range(ready.classes):
                     of_class = labels.cpu() == c
-                    if here := int(of_class.sum()):
-                        yield Number(f"{prefix}{metric}_class", float(bits[:, of_class].mean()), count, here, c)
+                    if class_size := int(of_class.sum()):
+                        yield Number(f"{prefix}{metric}_class", float(bits[:, of_class].mean()), count, class_size, c)
     yield from (Number(f"doubt_monitored: {kind}".replace(" ", "_"), 1.0, count) for kind in kinds)
     if hasattr(problem.model, "edge_logits"):
         images, labels = ready.test[0][:n], ready.test[1][:n]
         edges = [edge_accuracy(problem, model, images, labels) for model in models.values()]
         yield Number("edge_natural", sum(edges) / len(edges), count, n=len(labels))
     trained = {update.client: update.stats.accuracy for update in result.updates}
-    for k, held in enumerate(ready.held):
-        if len(held):
-            images, labels = problem.images[held], problem.labels[held]
+    for k, held_indices in enumerate(ready.held):
+        if len(held_indices):
+            images, labels = problem.images[held_indices], problem.labels[held_indices]
             model = models.get(k, result.state.model)
-            right, _ = accuracy(problem, model, images, labels, monitor, ("monitor", "holdout", count, k))
-            value = float(right.double().mean())
-            yield Number("holdout_accuracy", value, count, n=len(held), client=k)
+            holdout_correct, _ = accuracy(problem, model, images, labels, monitor, ("monitor", "holdout", count, k))
+            value = float(holdout_correct.double().mean())
+            yield Number("holdout_accuracy", value, count, n=len(held_indices), client=k)
             if k in trained:
-                yield Number("holdout_gap", trained[k] - value, count, n=len(held), client=k)
+                yield Number("holdout_gap", trained[k] - value, count, n=len(held_indices), client=k)

@@ -16,13 +16,13 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 LARGEST = {TRIM_THRESHOLD: 64 << 20, MMAP_THRESHOLD: 32 << 20}
 
 
-def keep(kept: bool = True) -> None:
+def keep_freed_memory(enabled: bool = True) -> None:
     """Keep what is freed; with False, give back as the library does of itself. Nothing where it is not the GNU one."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         library = ctypes.CDLL(None)
-        for which, size in LARGEST.items():
-            library.mallopt(which, 1 << 30 if kept else size)
-        if not kept:
+        for option, size in LARGEST.items():
+            library.mallopt(option, 1 << 30 if enabled else size)
+        if not enabled:
             library.malloc_trim(0)
 
 

@@ -12,8 +12,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from fatbench.models.dropout import Dropout
 
 
-def bound(model: nn.Module, parts: int) -> None:
-    """Make `model`, or its `backbone` where it has one, take at most `parts` images at a time.
+def bound(model: nn.Module, limit: int) -> None:
+    """Make `model`, or its `backbone` where it has one, take at most `limit` images at a time.
 
     Between the parts nothing is kept but inputs and outputs: the activations of a part are computed again when its
     gradient is asked for, at the price of one more forward pass. Works under every objective and every attack, because
@@ -23,7 +23,7 @@ def bound(model: nn.Module, parts: int) -> None:
     network: nn.Module = getattr(model, "backbone", model)
     if any(isinstance(module, _BatchNorm) for module in network.modules()):
         raise ValueError("--microbatch: batch normalisation needs its whole batch, and this model has it")
-    network.forward = _in_parts(network.forward, parts)
+    network.forward = _in_parts(network.forward, limit)
 
 
 def dropping(model: nn.Module) -> bool:
@@ -38,7 +38,7 @@ def _in_parts(forward: Callable[[Tensor], Tensor], size: int) -> Callable[[Tenso
         if len(x) <= size:
             return forward(x)
         if not torch.is_grad_enabled():
-            return torch.cat([forward(part) for part in x.split(size)])
-        return torch.cat([checkpoint(forward, part, use_reentrant=False) for part in x.split(size)])
+            return torch.cat([forward(images) for images in x.split(size)])
+        return torch.cat([checkpoint(forward, images, use_reentrant=False) for images in x.split(size)])
 
     return bounded

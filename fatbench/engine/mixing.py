@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fatbench.engine.inject import granted
+from fatbench.engine.inject import requested_arguments
 from fatbench.engine.rounds import Context, Mixing, Tensors, Update
 
 
@@ -23,15 +23,15 @@ def aggregate(aggregator: Callable[..., Mixing], updates: Sequence[Update], cont
 
     TypeError: it gives something else.
     """
-    updates = whole(updates, context.broadcast)
-    asked = granted(aggregator, {"broadcast_losses": lambda: _broadcast_losses(updates)})
-    mixing = aggregator(updates, context, **asked)
+    updates = completed(updates, context.broadcast)
+    extra_arguments = requested_arguments(aggregator, {"broadcast_losses": lambda: _broadcast_losses(updates)})
+    mixing = aggregator(updates, context, **extra_arguments)
     if not isinstance(mixing, Mixing):
         raise TypeError(f"the aggregator returns {type(mixing).__name__}, not a Mixing")
     return mixing
 
 
-def whole(updates: Sequence[Update], broadcast: Tensors) -> list[Update]:
+def completed(updates: Sequence[Update], broadcast: Tensors) -> list[Update]:
     """Updates with the tensors of theta^t in place of what a client did not send; one that sent none keeps none."""
     return [
         replace(update, model={**broadcast, **update.model})
@@ -43,9 +43,9 @@ def whole(updates: Sequence[Update], broadcast: Tensors) -> list[Update]:
 
 def _broadcast_losses(updates: Sequence[Update]) -> list[float]:
     losses = [update.stats.broadcast_loss for update in updates]
-    missing = [update.client for update, loss in zip(updates, losses, strict=True) if loss is None]
-    if missing:
-        raise ValueError(f"the aggregator needs broadcast_losses, and client {missing[0]} did not measure them")
+    clients_without = [update.client for update, loss in zip(updates, losses, strict=True) if loss is None]
+    if clients_without:
+        raise ValueError(f"the aggregator needs broadcast_losses, and client {clients_without[0]} did not measure them")
     return [loss for loss in losses if loss is not None]
 
 
@@ -63,18 +63,20 @@ def mix(updates: Sequence[Update], mixing: Mixing, broadcast: Tensors, model: nn
     Half precision is summed in float32. A client of weight 0 is left out, so that a model full of NaN does no harm.
     ValueError: not one weight per update, or `broadcast` is no state of `model`.
     """
-    for given in (mixing.weights, mixing.norm):
-        if given is not None and len(given) != len(updates):
-            raise ValueError(f"mix: {len(given)} weights for {len(updates)} updates")
+    for mixing_weights in (mixing.weights, mixing.norm):
+        if mixing_weights is not None and len(mixing_weights) != len(updates):
+            raise ValueError(f"mix: {len(mixing_weights)} weights for {len(updates)} updates")
     if strangers := broadcast.keys() ^ model.state_dict().keys():
         raise ValueError(f"mix: model and broadcast weights differ in {', '.join(sorted(strangers)[:3])}")
-    updates = whole(updates, broadcast)
+    updates = completed(updates, broadcast)
     norm = mixing.weights if mixing.norm is None else mixing.norm
-    first = updates[0].model
+    first_model = updates[0].model
     if mixing.model is not None:
         stay = mixing.broadcast
-        taken = {key: mixing.model[key] for key in broadcast}
-        return {k: torch.lerp(v, broadcast[k], stay) if stay and v.is_floating_point() else v for k, v in taken.items()}
+        next_model = {key: mixing.model[key] for key in broadcast}
+        return {
+            k: torch.lerp(v, broadcast[k], stay) if stay and v.is_floating_point() else v for k, v in next_model.items()
+        }
     result: Tensors = {}
 
     def sources(weights: Sequence[float], stay: float) -> list[tuple[Tensors, float]]:
@@ -111,7 +113,7 @@ def mix(updates: Sequence[Update], mixing: Mixing, broadcast: Tensors, model: nn
                 (running, sources(fraction, 0.0)),
             ]
             for key in broadcast.keys() - trainable - set(running):
-                result[key] = first[key].detach().clone()
+                result[key] = first_model[key].detach().clone()
         for keys, terms in groups:
             result.update(_weighted_sum(keys, terms, broadcast))
     return {key: result[key] for key in broadcast}
@@ -134,8 +136,8 @@ def _weighted_sum(keys: list[str], terms: list[tuple[Tensors, float]], like: Ten
         by_type.setdefault(like[key].dtype, []).append(key)
     summed: Tensors = {}
     for dtype, names in by_type.items():
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        total = [torch.zeros_like(like[key], dtype=wide) for key in names]
+        sum_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        total = [torch.zeros_like(like[key], dtype=sum_dtype) for key in names]
         for tensors, weight in terms:
             torch._foreach_add_(total, [tensors[key].to(t) for key, t in zip(names, total, strict=True)], alpha=weight)
         summed.update(zip(names, [value.to(dtype) for value in total], strict=True))
@@ -155,12 +157,12 @@ def last_layer_cosines(updates: Sequence[Update], broadcast: Tensors, names: Seq
     """
     if not names:
         raise ValueError("fedwavg: the model has no layer with parameters that emits logits")
-    ours = _flat(broadcast, names)
+    broadcast_vector = _flat(broadcast, names)
     cosines = []
     for update in updates:
-        theirs = _flat(update.model, names)
-        norms = float(ours.norm() * theirs.norm())
-        cosines.append(float(ours @ theirs) / norms if norms > 0 else 0.0)
+        client_vector = _flat(update.model, names)
+        norms = float(broadcast_vector.norm() * client_vector.norm())
+        cosines.append(float(broadcast_vector @ client_vector) / norms if norms > 0 else 0.0)
     return cosines
 
 

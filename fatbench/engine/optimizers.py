@@ -57,12 +57,12 @@ class ServerTraining:
         return Descent(self.optimizer, self.lr * self.lr_decay**round, self.momentum, self.weight_decay)
 
 
-def step(weights: Sequence[Tensor], gradients: Sequence[Tensor], moments: Moments, how: Descent) -> Moments:
+def step(weights: Sequence[Tensor], gradients: Sequence[Tensor], moments: Moments, descent: Descent) -> Moments:
     """One step on `weights`, in place; the moments after it. Before the first step they are empty."""
     with torch.no_grad():
-        if how.clip is not None:
-            gradients = clipped(gradients, how.clip)
-        return OPTIMIZERS[how.name](list(weights), list(gradients), moments, how)
+        if descent.clip is not None:
+            gradients = clipped(gradients, descent.clip)
+        return OPTIMIZERS[descent.name](list(weights), list(gradients), moments, descent)
 
 
 def clipped(gradients: Sequence[Tensor], bound: float) -> list[Tensor]:
@@ -72,89 +72,93 @@ def clipped(gradients: Sequence[Tensor], bound: float) -> list[Tensor]:
     return [gradient * factor for gradient in gradients]
 
 
-def sgd(weights: list[Tensor], gradients: list[Tensor], moments: Moments, how: Descent) -> Moments:
+def sgd(weights: list[Tensor], gradients: list[Tensor], moments: Moments, descent: Descent) -> Moments:
     """SGD: d = g + weight_decay w; v = momentum v + d; w = w - lr v, as torch.optim.SGD does it."""
     velocity = moments.get("velocity", [])
-    if how.plain:
-        after = []
+    if descent.plain:
+        velocities = []
         for position, (w, g) in enumerate(zip(weights, gradients, strict=True)):
-            d = g.add(w, alpha=how.weight_decay) if how.weight_decay else g
-            v = velocity[position].mul(how.momentum).add(d) if velocity and how.momentum else d
-            w.sub_(v, alpha=how.lr)
-            after.append(v)
-        return {"velocity": after}
+            d = g.add(w, alpha=descent.weight_decay) if descent.weight_decay else g
+            v = velocity[position].mul(descent.momentum).add(d) if velocity and descent.momentum else d
+            w.sub_(v, alpha=descent.lr)
+            velocities.append(v)
+        return {"velocity": velocities}
     change = gradients
-    if how.weight_decay:
-        change = list(torch._foreach_add(change, weights, alpha=how.weight_decay))
-    if velocity and how.momentum:
-        torch._foreach_mul_(velocity, how.momentum)
+    if descent.weight_decay:
+        change = list(torch._foreach_add(change, weights, alpha=descent.weight_decay))
+    if velocity and descent.momentum:
+        torch._foreach_mul_(velocity, descent.momentum)
         torch._foreach_add_(velocity, change)
         change = list(velocity)
-    torch._foreach_add_(weights, change, alpha=-how.lr)
+    torch._foreach_add_(weights, change, alpha=-descent.lr)
     return {"velocity": change}
 
 
-def adam(weights: list[Tensor], gradients: list[Tensor], moments: Moments, how: Descent) -> Moments:
+def adam(weights: list[Tensor], gradients: list[Tensor], moments: Moments, descent: Descent) -> Moments:
     """Adam (Kingma and Ba 2015); weight decay is added to the gradient."""
-    if how.weight_decay:
-        gradients = list(torch._foreach_add(gradients, weights, alpha=how.weight_decay))
-    return _adam(weights, gradients, moments, how.lr)
+    if descent.weight_decay:
+        gradients = list(torch._foreach_add(gradients, weights, alpha=descent.weight_decay))
+    return _adam(weights, gradients, moments, descent.lr)
 
 
-def adamw(weights: list[Tensor], gradients: list[Tensor], moments: Moments, how: Descent) -> Moments:
+def adamw(weights: list[Tensor], gradients: list[Tensor], moments: Moments, descent: Descent) -> Moments:
     """AdamW (Loshchilov and Hutter 2019): Adam, and weight decay that shrinks the weights themselves."""
-    torch._foreach_mul_(weights, 1 - how.lr * how.weight_decay)
-    return _adam(weights, gradients, moments, how.lr)
+    torch._foreach_mul_(weights, 1 - descent.lr * descent.weight_decay)
+    return _adam(weights, gradients, moments, descent.lr)
 
 
 def masked_adam(
-    weights: list[Tensor], gradients: list[Tensor], moments: Moments, how: Descent, moved: Sequence[Tensor]
+    weights: list[Tensor], gradients: list[Tensor], moments: Moments, descent: Descent, moved: Sequence[Tensor]
 ) -> Moments:
     """Adam on the entries that `moved` (bool, as the weights) names; the others keep their weight and both moments.
 
     The bias of the moments is corrected by the number of steps of all, also where an entry has moved less often.
     """
-    kept = {key: [t.clone() for t in moments[key]] for key in ("first", "second") if key in moments}
-    before = [w.clone() for w in weights]
-    after = _adam(weights, gradients, moments, how.lr)
-    for position, here in enumerate(moved):
-        weights[position].copy_(torch.where(here, weights[position], before[position]))
+    old_moments = {key: [t.clone() for t in moments[key]] for key in ("first", "second") if key in moments}
+    old_weights = [w.clone() for w in weights]
+    new_moments = _adam(weights, gradients, moments, descent.lr)
+    for position, moved_entries in enumerate(moved):
+        weights[position].copy_(torch.where(moved_entries, weights[position], old_weights[position]))
         for key in ("first", "second"):
-            old = kept[key][position] if kept else torch.zeros_like(before[position])
-            after[key][position] = torch.where(here, after[key][position], old)
-    return after
+            old_moment = old_moments[key][position] if old_moments else torch.zeros_like(old_weights[position])
+            new_moments[key][position] = torch.where(moved_entries, new_moments[key][position], old_moment)
+    return new_moments
 
 
 def _adam(weights: list[Tensor], gradients: list[Tensor], moments: Moments, lr: float) -> Moments:
     if not moments:
         zeros = [torch.zeros_like(w) for w in weights]
         moments = {"steps": [torch.tensor(0)], "first": zeros, "second": [z.clone() for z in zeros]}
-    first, second = moments["first"], moments["second"]
+    first_moment, second_moment = moments["first"], moments["second"]
     count = int(moments["steps"][0]) + 1  # lives on the CPU, so nothing waits for the device
-    torch._foreach_lerp_(first, gradients, 1 - BETA1)
-    torch._foreach_mul_(second, BETA2)
-    torch._foreach_addcmul_(second, gradients, gradients, 1 - BETA2)
-    scale = list(torch._foreach_sqrt(second))
+    torch._foreach_lerp_(first_moment, gradients, 1 - BETA1)
+    torch._foreach_mul_(second_moment, BETA2)
+    torch._foreach_addcmul_(second_moment, gradients, gradients, 1 - BETA2)
+    scale = list(torch._foreach_sqrt(second_moment))
     torch._foreach_div_(scale, (1 - BETA2**count) ** 0.5)
     torch._foreach_add_(scale, EPSILON)
-    torch._foreach_addcdiv_(weights, first, scale, -lr / (1 - BETA1**count))
-    return {"steps": [torch.tensor(count)], "first": first, "second": second}
+    torch._foreach_addcdiv_(weights, first_moment, scale, -lr / (1 - BETA1**count))
+    return {"steps": [torch.tensor(count)], "first": first_moment, "second": second_moment}
 
 
 def packed(moments: Moments, names: Sequence[str]) -> Memory:
     """The moments as named tensors: {what: {name of the weight: tensor}}, and {"steps": how many}."""
     tensors: Memory = {}
-    for what, parts in moments.items():
-        copies = [part.detach().clone(memory_format=torch.contiguous_format) for part in parts]
-        tensors[what] = copies[0] if what == "steps" else dict(zip(names, copies, strict=True))
+    for moment_name, moment_tensors in moments.items():
+        copies = [moment.detach().clone(memory_format=torch.contiguous_format) for moment in moment_tensors]
+        tensors[moment_name] = copies[0] if moment_name == "steps" else dict(zip(names, copies, strict=True))
     return tensors
 
 
 def unpacked(tensors: Memory, names: Sequence[str]) -> Moments:
     """A copy of the moments that `packed` made; empty if nothing was."""
     moments: Moments = {}
-    for what, own in tensors.items():
-        moments[what] = [own[name].clone() for name in names] if isinstance(own, dict) else [own.cpu()]
+    for moment_name, tensors_by_name in tensors.items():
+        moments[moment_name] = (
+            [tensors_by_name[name].clone() for name in names]
+            if isinstance(tensors_by_name, dict)
+            else [tensors_by_name.cpu()]
+        )
     return moments
 
 

@@ -32,7 +32,7 @@ def classed(logits: Tensor) -> Tensor:
     return logits.amax(1).isfinite()  # amax hands NaN on, whose argmax is the first of them
 
 
-def right(logits: Tensor, y: Tensor) -> Tensor:
+def is_correct(logits: Tensor, y: Tensor) -> Tensor:
     """Which images (B,) are classified correctly: one whose outputs name no class is not."""
     return (logits.argmax(1) == y) & classed(logits)
 
@@ -42,13 +42,15 @@ def ball(attack: Callable[..., Any]) -> Ball | None:
 
     An attack around another (setting `attack`) has the ball of that one. torchattacks' classes in L2 end in "L2".
     """
-    given = {
-        name: one.default for name, one in inspect.signature(attack).parameters.items() if one.default is not one.empty
+    settings = {
+        name: parameter.default
+        for name, parameter in inspect.signature(attack).parameters.items()
+        if parameter.default is not parameter.empty
     } | getattr(attack, "keywords", {})
-    inner = given.get("attack")
-    if "eps" not in given and callable(inner):
+    inner = settings.get("attack")
+    if "eps" not in settings and callable(inner):
         return ball(inner)
-    eps, norm = given.get("eps"), given.get("norm", "L2" if str(inner).endswith("L2") else "Linf")
+    eps, norm = settings.get("eps"), settings.get("norm", "L2" if str(inner).endswith("L2") else "Linf")
     return Ball(float(eps), norm) if isinstance(eps, int | float) and norm in ("Linf", "L2") else None
 
 
@@ -65,16 +67,16 @@ class Seen:
     def of(cls, logits: Tensor, x: Tensor, adversarial: Tensor, ball: Ball | None) -> Seen:
         """Of logits (B, classes), images x (B, C, H, W) and what was made of them. Waits for the device once."""
         x, moved = x.flatten(1), adversarial.flatten(1)
-        whole = moved.isfinite().all(1)
-        moved = torch.where(whole[:, None], moved, x)  # what is not finite is no distance
+        image_is_finite = moved.isfinite().all(1)
+        moved = torch.where(image_is_finite[:, None], moved, x)  # what is not finite is no distance
         if ball is None:
-            far = x.new_zeros(1)
+            distances = x.new_zeros(1)
         else:
-            far = (moved - x).norm(dim=1) if ball.norm == "L2" else (moved - x).abs().amax(1)
-        outside = torch.maximum(-moved.amin(), moved.amax() - 1).relu()
-        counts = (~classed(logits)).sum(), (~whole).sum(), far.amax(), outside
-        unclassed, lost, distance, beyond = torch.stack([one.to(torch.float64) for one in counts]).tolist()
-        return cls(int(unclassed), int(lost), distance, beyond)
+            distances = (moved - x).norm(dim=1) if ball.norm == "L2" else (moved - x).abs().amax(1)
+        out_of_range = torch.maximum(-moved.amin(), moved.amax() - 1).relu()
+        counts = (~classed(logits)).sum(), (~image_is_finite).sum(), distances.amax(), out_of_range
+        unclassed, not_finite, distance, beyond = torch.stack([count.to(torch.float64) for count in counts]).tolist()
+        return cls(int(unclassed), int(not_finite), distance, beyond)
 
     def __add__(self, other: Seen) -> Seen:
         return Seen(
@@ -86,13 +88,13 @@ class Seen:
 
     def doubts(self, ball: Ball | None) -> dict[str, float]:
         """What is doubtful, in a few words -> how much of it: images, or the largest distance."""
-        found = {
+        amounts = {
             NOT_FINITE: float(self.unclassed),
             "attacked images are not finite": float(self.lost),
             "an attack leaves its radius": self.distance if self._leaves(ball) else 0.0,
             "an attack leaves the pixel range": self.outside if self.outside > ROUNDING else 0.0,
         }
-        return {kind: amount for kind, amount in found.items() if amount}
+        return {kind: amount for kind, amount in amounts.items() if amount}
 
     def _leaves(self, ball: Ball | None) -> bool:
         return ball is not None and self.distance > ball.eps * (1 + RELATIVE) + ROUNDING

@@ -45,25 +45,29 @@ def aggregate(
                 f"uploads: '{key}' is {shape.get(key)} of client {client} and {shapes[0].get(key)} of client 0"
             )
     counts = _listed("sizes", sizes, [1] * len(states))
-    stats = [_Unsaid()] * len(states) if losses is None else [_stats(one) for one in _listed("losses", losses, counts)]
-    begun = _mean(states) if broadcast is None else _state(broadcast)
+    stats = (
+        [_Unsaid()] * len(states)
+        if losses is None
+        else [_stats(client_stats) for client_stats in _listed("losses", losses, counts)]
+    )
+    start_state = _mean(states) if broadcast is None else _state(broadcast)
     network = _network(states[0]) if model is None else model
     updates = [
-        Update(client, int(n), state, one)  # type: ignore[arg-type]
-        for client, (n, state, one) in enumerate(zip(counts, states, stats, strict=True))
+        Update(client, int(n), state, client_stats)  # type: ignore[arg-type]
+        for client, (n, state, client_stats) in enumerate(zip(counts, states, stats, strict=True))
     ]
-    nothing = torch.zeros(1, dtype=torch.int64)
-    shards = [nothing.expand(int(n)) for n in counts]
+    no_labels = torch.zeros(1, dtype=torch.int64)
+    shards = [no_labels.expand(int(n)) for n in counts]
     problem = Problem(
-        model=network, images=torch.zeros(0, 1, 1, 1, dtype=torch.uint8), labels=nothing[:0], shards=shards,
-        classes=0, seed=0, device=next(iter(begun.values())).device,
+        model=network, images=torch.zeros(0, 1, 1, 1, dtype=torch.uint8), labels=no_labels[:0], shards=shards,
+        classes=0, seed=0, device=next(iter(start_state.values())).device,
     )  # fmt: skip
-    context = Context(round, rounds, problem, begun, {} if memory is None else memory, 1.0)
+    context = Context(round, rounds, problem, start_state, {} if memory is None else memory, 1.0)
     mixing = mixing_of(aggregator, updates, context)
     if memory is not None:
         memory.clear()
         memory.update(mixing.memory)
-    return _like(uploads[0], mix(updates, mixing, begun, network))
+    return _like(uploads[0], mix(updates, mixing, start_state, network))
 
 
 class _Unsaid:
@@ -94,12 +98,12 @@ def _state(upload: Any) -> Tensors:
     return {VECTOR: vector if vector.is_floating_point() else vector.float()}
 
 
-def _listed(name: str, given: Sequence[Any] | None, default: list[Any]) -> list[Any]:
-    if given is None:
+def _listed(name: str, values: Sequence[Any] | None, default: list[Any]) -> list[Any]:
+    if values is None:
         return default
-    if len(given) != len(default):
-        raise SpecError(f"{name}: expected one a client, {len(default)}, got {len(given)}")
-    return list(given)
+    if len(values) != len(default):
+        raise SpecError(f"{name}: expected one a client, {len(default)}, got {len(values)}")
+    return list(values)
 
 
 def _mean(states: Sequence[Tensors]) -> Tensors:
@@ -116,11 +120,11 @@ def _network(state: Tensors) -> nn.Module:
     for key, value in state.items():
         *path, name = key.split(".")
         module = root
-        for depth, part in enumerate(path):
-            if part not in module._modules:
+        for depth, module_name in enumerate(path):
+            if module_name not in module._modules:
                 norm = f"{'.'.join(path[: depth + 1])}.{OF_BATCH_NORM}" in state
-                module.add_module(part, _bare_norm() if norm else nn.Module())
-            module = module._modules[part]  # type: ignore[assignment]
+                module.add_module(module_name, _bare_norm() if norm else nn.Module())
+            module = module._modules[module_name]  # type: ignore[assignment]
         buffer = name.startswith("running_") or not value.is_floating_point()
         if buffer:
             module.register_buffer(name, value.clone())

@@ -38,23 +38,25 @@ def doubts(problem: Problem, state: Tensors, images: Tensor, outputs: str | None
     x = pixels(problem, images[:batch])
     if len(x) == 1:
         x = torch.cat([x, 1 - x])
-    first, second = logits_of(model, x).double(), logits_of(model, x).double()
+    first_outputs, second_outputs = logits_of(model, x).double(), logits_of(model, x).double()
     # in another order and in other batches, none of one image: some networks take none
-    other = x.flip(0).chunk(2) if len(x) > 3 else [torch.cat([x.flip(0), 1 - x[:1]])]
-    third = torch.cat([logits_of(model, part).double() for part in other])[: len(x)].flip(0)
-    if not bool(torch.isfinite(first).all()):
+    reordered_batches = x.flip(0).chunk(2) if len(x) > 3 else [torch.cat([x.flip(0), 1 - x[:1]])]
+    reordered_outputs = torch.cat([logits_of(model, batch_images).double() for batch_images in reordered_batches])[
+        : len(x)
+    ].flip(0)
+    if not bool(torch.isfinite(first_outputs).all()):
         return [NOT_FINITE]
-    found = []
-    largest = max(1.0, float(first.abs().max()))
-    if float((first - second).abs().max()) > CLOSE * largest:
-        found.append(RANDOM)
-    elif float((first - third).abs().max()) > APART * largest:
-        found.append(BATCH)
+    doubt_names = []
+    largest = max(1.0, float(first_outputs.abs().max()))
+    if float((first_outputs - second_outputs).abs().max()) > CLOSE * largest:
+        doubt_names.append(RANDOM)
+    elif float((first_outputs - reordered_outputs).abs().max()) > APART * largest:
+        doubt_names.append(BATCH)
     # Of a model that gives probabilities these are their logarithms.
-    given = first.exp() if outputs == "probabilities" else first
-    adds_up = bool((given >= -CLOSE).all() and ((given.sum(1) - 1).abs() < 1e-3).all())
+    probabilities = first_outputs.exp() if outputs == "probabilities" else first_outputs
+    adds_up = bool((probabilities >= -CLOSE).all() and ((probabilities.sum(1) - 1).abs() < 1e-3).all())
     if outputs == "logits" and adds_up:
-        found.append(PROBABILITIES)
+        doubt_names.append(PROBABILITIES)
     if outputs == "probabilities" and not adds_up:
-        found.append(NOT_PROBABILITIES)
-    return found
+        doubt_names.append(NOT_PROBABILITIES)
+    return doubt_names

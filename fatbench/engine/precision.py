@@ -51,8 +51,8 @@ def exact(device: torch.device, precision: Precision, strict: bool = True) -> No
 
 def without_kernel(error: BaseException) -> str | None:
     """The operation that has no deterministic kernel, if that is what torch complains of."""
-    found = re.search(r"(\S+(?: CUDA)?) does not have a deterministic implementation", str(error))
-    return found[1] if found else None
+    match = re.search(r"(\S+(?: CUDA)?) does not have a deterministic implementation", str(error))
+    return match[1] if match else None
 
 
 @contextlib.contextmanager
@@ -69,25 +69,25 @@ def forward(device: torch.device, precision: Precision) -> Iterator[None]:
 @contextlib.contextmanager
 def backward(precision: Precision) -> Iterator[None]:
     """Inside, the gradient of what was computed in `forward` is taken. Under autocast the tensors' types say how."""
-    before = reduced_to_tf32()
+    previous = reduced_to_tf32()
     if precision == "tf32":
         _tf32(True)
     try:
         yield
     finally:
-        _tf32(before)
+        _tf32(previous)
 
 
 @contextlib.contextmanager
 def ieee(device: torch.device) -> Iterator[None]:
     """Inside, float32 is float32, whatever is around: for outcomes."""
-    before = reduced_to_tf32()
+    previous = reduced_to_tf32()
     _tf32(False)
     try:
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
-        _tf32(before)
+        _tf32(previous)
 
 
 def reduced(device: torch.device) -> bool:
@@ -100,6 +100,6 @@ def reduced_to_tf32() -> bool:
     return torch.backends.cuda.matmul.allow_tf32
 
 
-def _tf32(allowed: bool) -> None:
-    if (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) != (allowed, allowed):
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
+def _tf32(enabled: bool) -> None:
+    if (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) != (enabled, enabled):
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = enabled

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from fatbench.engine import memory, microbatch
 from fatbench.engine.graphs import Recordings
-from fatbench.engine.inject import granted
+from fatbench.engine.inject import requested_arguments
 from fatbench.engine.malicious import Malicious, deal
-from fatbench.engine.mapped import in_memory, on
+from fatbench.engine.mapped import images_on_device, in_memory
 from fatbench.engine.precision import exact
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Problem, State
 from fatbench.engine.splits import auxiliary_images, split
 from fatbench.settings import LocalPath, Precision
-from fatbench.suite.first_images import First, wanted
+from fatbench.suite.first_images import First, images_read
 
 if TYPE_CHECKING:
     from fatbench.data import Dataset
@@ -78,34 +78,36 @@ def setup(
     """
     exact(runtime.device, runtime.precision, runtime.strict)
     if runtime.device.type == "cpu":
-        memory.keep()
-    shared = auxiliary is not None and _same(auxiliary, data)
-    dataset = _read(data, runtime.data, wanted(train, test, train_from, auxiliary_n if shared else 0))
-    chosen = split(
+        memory.keep_freed_memory()
+    shared = auxiliary is not None and _same_data_set(auxiliary, data)
+    dataset = _read_data(data, runtime.data, images_read(train, test, train_from, auxiliary_n if shared else 0))
+    parts = split(
         dataset, seed, partition, train, validation=validation, client_holdout=client_holdout, train_from=train_from
     )
 
-    def tensors(part: str, images: Any, labels: Any, indices: Any) -> tuple[Tensor, Tensor]:
-        chosen, classes = on(runtime.device, images, indices), torch.from_numpy(labels[indices])
-        return chosen if part == "train" else in_memory(chosen), classes.to(runtime.device, torch.int64)
+    def tensors(part_name: str, images: Any, labels: Any, indices: Any) -> tuple[Tensor, Tensor]:
+        part_images, classes = images_on_device(runtime.device, images, indices), torch.from_numpy(labels[indices])
+        return part_images if part_name == "train" else in_memory(part_images), classes.to(runtime.device, torch.int64)
 
     def on_device(shards: list[Any]) -> list[Tensor]:
         return [torch.from_numpy(shard).to(runtime.device, torch.int64) for shard in shards]
 
-    images, labels = tensors("train", dataset.train_images, dataset.train_labels, chosen.train)
-    shards = on_device(chosen.shards)
+    images, labels = tensors("train", dataset.train_images, dataset.train_labels, parts.train)
+    shards = on_device(parts.shards)
     if malicious is not None:
         images, labels = deal(malicious, shards, images, labels, dataset.classes, seed)
     network = network_of(
         runtime, seed, model, dataset.shape if size is None else (dataset.shape[0], size, size), dataset.classes
     )
-    read = {"data": _described(dataset)}
+    data_facts = {"data": _described(dataset)}
     unlabelled = None
     if auxiliary is not None:
-        other = dataset if shared else _read(auxiliary, runtime.data, (auxiliary_n, 1))
-        read["auxiliary"] = _described(other)
-        unlabelled = on(runtime.device, auxiliary_images(dataset, other, train, auxiliary_n, train_from), slice(None))
-    held_out = tensors("validation", dataset.train_images, dataset.train_labels, chosen.validation)
+        auxiliary_set = dataset if shared else _read_data(auxiliary, runtime.data, (auxiliary_n, 1))
+        data_facts["auxiliary"] = _described(auxiliary_set)
+        unlabelled = images_on_device(
+            runtime.device, auxiliary_images(dataset, auxiliary_set, train, auxiliary_n, train_from), slice(None)
+        )
+    held_out = tensors("validation", dataset.train_images, dataset.train_labels, parts.validation)
     problem = Problem(
         network, images, labels, shards, dataset.classes, seed, runtime.device, runtime.precision, runtime.path, size,
         augment, unlabelled, malicious,
@@ -118,9 +120,9 @@ def setup(
         initial=State(0, start),
         test=tensors("test", dataset.test_images, dataset.test_labels, slice(test)),
         validation=problem.held_out,
-        held=on_device(chosen.held),
+        held=on_device(parts.held),
         classes=dataset.classes,
-        data=read,
+        data=data_facts,
         weights=getattr(network, "pretrained", None),
         doubts=dataset.doubts,
     )
@@ -141,11 +143,11 @@ def network_of(
     return network.to(runtime.device)
 
 
-def _read(reader: Callable[..., Any], root: Path, first: First) -> Any:
+def _read_data(reader: Callable[..., Any], root: Path, counts: First) -> Any:
     """The data set; of a reader that asks how many, only the first training and test images."""
-    return reader(root, **granted(reader, {"first": lambda: first}))
+    return reader(root, **requested_arguments(reader, {"first": lambda: counts}))
 
 
-def _same(a: Callable[..., Any], b: Callable[..., Any]) -> bool:
+def _same_data_set(a: Callable[..., Any], b: Callable[..., Any]) -> bool:
     """Whether two bound readers read the same data set."""
     return (a.func, a.keywords) == (b.func, b.keywords)  # type: ignore[attr-defined]

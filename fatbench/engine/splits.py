@@ -44,30 +44,32 @@ def split(
     labels = dataset.train_labels[train_from:][:train]
     writers = None if dataset.writers is None else dataset.writers[train_from:][:train]
     order = numpy_generator(0, "validation", len(labels)).permutation(len(labels))
-    rest = order[validation:]
-    rest.sort()
-    shards = partition(labels[rest], numpy_generator(seed, "partition"), None if writers is None else writers[rest])
-    kept, held = [], []
+    remaining = order[validation:]
+    remaining.sort()
+    shards = partition(
+        labels[remaining], numpy_generator(seed, "partition"), None if writers is None else writers[remaining]
+    )
+    shards_kept, held_out = [], []
     for k, shard in enumerate(shards):
         cut = int(client_holdout * len(shard))
         shuffled = numpy_generator(seed, "client_holdout", k).permutation(shard) if cut else shard
-        kept.append(shuffled[cut:])
-        held.append(shuffled[:cut])
-    if empty := [k for k, shard in enumerate(kept) if len(shard) == 0]:
-        raise ValueError(f"partition: clients {empty} have no training example")
-    return Split(rest + train_from, order[:validation] + train_from, kept, held)
+        shards_kept.append(shuffled[cut:])
+        held_out.append(shuffled[:cut])
+    if empty_clients := [k for k, shard in enumerate(shards_kept) if len(shard) == 0]:
+        raise ValueError(f"partition: clients {empty_clients} have no training example")
+    return Split(remaining + train_from, order[:validation] + train_from, shards_kept, held_out)
 
 
 def auxiliary_images(
-    dataset: Dataset, other: Dataset, train: int | None, n: int | None, train_from: int = 0
+    dataset: Dataset, auxiliary_set: Dataset, train: int | None, n: int | None, train_from: int = 0
 ) -> NDArray[uint8]:
-    """The first n unlabelled images (n, C, H, W) for the server: `other`'s training images.
+    """The first n unlabelled images (n, C, H, W) for the server: `auxiliary_set`'s training images.
 
     Of the cell's own data set only those after the `train` images of the clients. SpecError: none is left, another
     shape, or an image of the test set among them.
     """
-    after = 0 if other is not dataset else train_from + train if train else None
-    images = None if after is None else other.train_images[after:][:n]
+    offset = 0 if auxiliary_set is not dataset else train_from + train if train else None
+    images = None if offset is None else auxiliary_set.train_images[offset:][:n]
     if images is None or not len(images):
         raise SpecError("auxiliary: all training images are the clients'; set 'train' or name another data set")
     if images.shape[1:] != dataset.shape:

@@ -37,8 +37,8 @@ def gaussian_epsilon(noise: float, delta: float, uploads: int = 1, sensitivity: 
     mu = sensitivity * math.sqrt(uploads) / noise
 
     def excess(epsilon: float) -> float:  # log delta(epsilon) - log delta, through logarithms: exp(epsilon) overflows
-        first, second = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
-        return float(first + math.log1p(-math.exp(min(second - first, -1e-16))) - math.log(delta))
+        log_upper, log_lower = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+        return float(log_upper + math.log1p(-math.exp(min(log_lower - log_upper, -1e-16))) - math.log(delta))
 
     if excess(0.0) <= 0:
         return 0.0
@@ -71,11 +71,11 @@ def sampled_gaussian_epsilon(noise: float, rate: float, steps: int, delta: float
     of_all = gaussian_epsilon(noise, delta, steps)
     if rate == 1:
         return of_all
-    found = [
+    bounds = [
         steps * renyi(a, noise, rate) - (math.log(delta) + math.log(a)) / (a - 1) + math.log1p(-1 / a)
         for a in orders(noise)
     ]
-    return max(0.0, min(of_all, *found))
+    return max(0.0, min(of_all, *bounds))
 
 
 def orders(noise: float) -> list[float]:

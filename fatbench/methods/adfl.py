@@ -63,8 +63,8 @@ def adfl(
         blank = torch.full(shape, 1.0 if start == "white" else 0.0, device=problem.device)
     images = draw_images(problem, [update.model for update in updates], blank, steps, step)
     cross = _cross_prediction(problem, updates, images)
-    others = cross.sum(2).fill_diagonal_(0)  # [i, k]: how model i reads the images of model k
-    scores = [float(score) for score in others.sum(1) + others.sum(0)]
+    cross_reading = cross.sum(2).fill_diagonal_(0)  # [i, k]: how model i reads the images of model k
+    scores = [float(score) for score in cross_reading.sum(1) + cross_reading.sum(0)]
     weights = normalised(scores) if math.fsum(scores) > 0 else [1 / len(updates)] * len(updates)
     hits = (cross.diagonal().T > 0).double().mean(1).tolist()
     clients = [update.client for update in updates]
@@ -100,11 +100,11 @@ def draw_images(problem: Problem, states: Sequence[Tensors], blank: Tensor, step
         all_models = functools.partial(torch.vmap(logits_of), stacked)
         with sdpa_kernel(SDPBackend.MATH):  # vmap takes no fused attention on a CPU
             return _towards_labels(problem, all_models, blank.expand(len(states), *blank.shape), steps, step)
-    drawn = []
+    images = []
     for state in states:
         model = load(problem, state).eval()
-        drawn.append(_towards_labels(problem, model, blank, steps, step))
-    return torch.stack(drawn)
+        images.append(_towards_labels(problem, model, blank, steps, step))
+    return torch.stack(images)
 
 
 def _towards_labels(problem: Problem, model: Callable[[Tensor], Tensor], x: Tensor, steps: int, step: float) -> Tensor:
@@ -123,11 +123,13 @@ def _cross_prediction(problem: Problem, updates: Sequence[Update], images: Tenso
     """p (m, m, C) float64 on the CPU: the probability of c model i gives image c of model k, 0 if it is misread."""
     m, classes = images.shape[:2]
     labels = torch.arange(classes, device=images.device).expand(m, classes)
-    read = []
+    probabilities_by_model = []
     with torch.no_grad():
         for update in updates:
             model = load(problem, update.model).eval()
             probabilities = model(images.flatten(0, 1)).float().softmax(1).view(m, classes, classes)
-            right = probabilities.argmax(2) == labels
-            read.append(torch.where(right, probabilities.gather(2, labels[..., None])[..., 0], 0.0).nan_to_num())
-    return torch.stack(read).to("cpu", torch.float64)
+            is_correct = probabilities.argmax(2) == labels
+            probabilities_by_model.append(
+                torch.where(is_correct, probabilities.gather(2, labels[..., None])[..., 0], 0.0).nan_to_num()
+            )
+    return torch.stack(probabilities_by_model).to("cpu", torch.float64)

@@ -56,10 +56,10 @@ def badnets(
     if size >= min(images.shape[2:]):
         raise ValueError(f"badnets: a square of {size} pixels on images of {images.shape[2]} x {images.shape[3]}")
     count = int(fraction * len(images) + 1e-9)
-    chosen = torch.randperm(len(images), generator=generator, device=images.device)[:count]
+    patched_images = torch.randperm(len(images), generator=generator, device=images.device)[:count]
     images, labels = images.clone(), labels.clone()
-    images[chosen] = patched(images[chosen], size)
-    labels[chosen] = target
+    images[patched_images] = patched(images[patched_images], size)
+    labels[patched_images] = target
     return images, labels
 
 

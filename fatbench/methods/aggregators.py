@@ -244,28 +244,33 @@ def two_level(
     Source: ours, for the setting of Hong et al. 2023; methods: SFAT.
     """
     factor = (1 + alpha) / (1 - alpha)
-    groups = [[k for k, u in enumerate(updates) if (u.client < adversarial) == first] for first in (True, False)]
-    here = [[updates[k] for k in group] for group in groups]
-    examples = [sum(update.n for update in group) for group in here]
+    groups = [
+        [k for k, u in enumerate(updates) if (u.client < adversarial) == is_adversarial]
+        for is_adversarial in (True, False)
+    ]
+    updates_by_group = [[updates[k] for k in group] for group in groups]
+    examples = [sum(update.n for update in group) for group in updates_by_group]
     shares = normalised([float(n) for n in examples])
     if share is not None and all(groups):
         shares = [share, 1 - share]
     selected = min(top, len(groups[0]) // 2)
-    trained, others = (Mixing(normalised([float(u.n) for u in group]) if group else []) for group in here)
+    trained, standard = (Mixing(normalised([float(u.n) for u in group]) if group else []) for group in updates_by_group)
     if selected:
-        trained = _slack("two_level", here[0], context, factor, top=selected, rank_by=rank_by, first_round=first_round)
+        trained = _slack(
+            "two_level", updates_by_group[0], context, factor, top=selected, rank_by=rank_by, first_round=first_round
+        )
     weights, norm = [0.0] * len(updates), [0.0] * len(updates)
-    for group, part, mixing in zip(groups, shares, (trained, others), strict=True):
-        for place, k in enumerate(group):
-            weights[k] = part * mixing.weights[place]
-            norm[k] = part * (mixing.norm or mixing.weights)[place]
+    for group, group_share, mixing in zip(groups, shares, (trained, standard), strict=True):
+        for position, k in enumerate(group):
+            weights[k] = group_share * mixing.weights[position]
+            norm[k] = group_share * (mixing.norm or mixing.weights)[position]
     losses = {
         name: math.fsum(update.n * update.stats.loss for update in group) / n
-        for name, group, n in zip(("adversarial_loss", "standard_loss"), here, examples, strict=True)
+        for name, group, n in zip(("adversarial_loss", "standard_loss"), updates_by_group, examples, strict=True)
         if n
     }
-    chosen = tuple(groups[0][place] for place in trained.selected)
-    return Mixing(weights, norm=norm, selected=chosen, metrics={**losses})
+    selected_clients = tuple(groups[0][position] for position in trained.selected)
+    return Mixing(weights, norm=norm, selected=selected_clients, metrics={**losses})
 
 
 # --- SFAT as released --------------------------------------------------------------------------------------------
@@ -301,13 +306,13 @@ def sfat_released(updates: Sequence[Update], context: Context, *, r: Positive, t
     """
     m = len(updates)
     if context.round == 0:
-        plain = [1 / m] * m
-        return Mixing(plain, norm=plain, norm_match="substring")
+        uniform_weights = [1 / m] * m
+        return Mixing(uniform_weights, norm=uniform_weights, norm_match="substring")
     scores = [-update.stats.loss_released for update in updates]
     threshold = sorted(scores, reverse=True)[min(top, m) - 1]
     selected = tuple(k for k in range(m) if scores[k] >= threshold)
-    others = sum(k not in selected for k in range(1, m))
-    divisor = others + (m - others) * r
+    unselected = sum(k not in selected for k in range(1, m))
+    divisor = unselected + (m - unselected) * r
     weights = [(r if k in selected else 1.0) / divisor for k in range(m)]
     norm = [(r if k == 0 and k in selected else 1.0) / (m - 1 + r) for k in range(m)]
     return Mixing(weights, norm=norm, norm_match="substring", selected=selected)

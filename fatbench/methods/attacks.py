@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from fatbench.engine import precision
 from fatbench.engine.accuracy import natural
 from fatbench.engine.gradients import Loss, cross_entropy, gradient_asked, gradient_of, in_parts, part_of, predict
-from fatbench.engine.outcomes import right
+from fatbench.engine.outcomes import is_correct
 from fatbench.engine.randomness import normal, uniform
 from fatbench.methods.corruptions import cifar10_c, corruption, five_severities, test_images_of_cifar10
 from fatbench.methods.packages import (
@@ -177,8 +177,8 @@ def cw(
 
     def margin(logits: Tensor, y: Tensor) -> Tensor:
         label = y.unsqueeze(1)
-        other = logits.scatter(1, label, -torch.inf).max(1).values
-        return -(logits.gather(1, label).squeeze(1) - other + kappa).clamp(min=0).sum()
+        largest_other = logits.scatter(1, label, -torch.inf).max(1).values
+        return -(logits.gather(1, label).squeeze(1) - largest_other + kappa).clamp(min=0).sum()
 
     x_start = _uniform_start(x, eps, generator)
     uphill, ball = _uphill(model, margin, x), _Cube.around(x, eps, step)
@@ -211,13 +211,17 @@ def exact_linear(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Genera
         with torch.enable_grad():
             logits = predict(model, x.requires_grad_())
             margins = logits.gather(1, y.unsqueeze(1)) - logits
-            each = torch.eye(logits.shape[1], dtype=logits.dtype, device=x.device).unsqueeze(1).expand(-1, len(x), -1)
+            class_directions = (
+                torch.eye(logits.shape[1], dtype=logits.dtype, device=x.device).unsqueeze(1).expand(-1, len(x), -1)
+            )
             with gradient_asked():
-                (slopes,) = torch.autograd.grad(margins, x, each, is_grads_batched=True)  # (classes, B, C, H, W)
+                (slopes,) = torch.autograd.grad(
+                    margins, x, class_directions, is_grads_batched=True
+                )  # (classes, B, C, H, W)
         x = x.detach()
         moved = (x - eps * slopes.sign()).clamp(0, 1)
-        least = margins.detach() + ((moved - x) * slopes).flatten(2).sum(2).T
-        target = least.scatter(1, y.unsqueeze(1), torch.inf).argmin(1)
+        least_margins = margins.detach() + ((moved - x) * slopes).flatten(2).sum(2).T
+        target = least_margins.scatter(1, y.unsqueeze(1), torch.inf).argmin(1)
         return (moved[target, torch.arange(len(x), device=x.device)],)
 
     (x_adv,) = in_parts(model, part_of(x, model), corners, x.detach(), y)
@@ -340,27 +344,27 @@ def _until_wrong(
     The host looks once per step which are left.
     """
     x_adv = x_adv.detach()
-    result, place = x_adv.clone(), torch.arange(len(y), device=y.device)
+    result, positions = x_adv.clone(), torch.arange(len(y), device=y.device)
     for _ in range(steps):
         logits, gradient = uphill(x_adv, y)
-        left = (~_wrong(model, x_adv, y, logits)).nonzero().squeeze(1)
-        if len(left) == 0:
+        standing = (~_wrong(model, x_adv, y, logits)).nonzero().squeeze(1)
+        if len(standing) == 0:
             break
         x_adv = ball.move(x_adv, gradient)
-        if len(left) < len(y):
-            x_adv, y, place = (tensor[left] for tensor in (x_adv, y, place))
-            ball = ball.only(left)
-        result[place] = x_adv
+        if len(standing) < len(y):
+            x_adv, y, positions = (tensor[standing] for tensor in (x_adv, y, positions))
+            ball = ball.only(standing)
+        result[positions] = x_adv
     return result
 
 
 def _wrong(model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Tensor:
     """Which images (B,) the model gets wrong, in float32 also where the logits were made with fewer bits."""
-    wrong = ~right(logits, y)
-    if precision.reduced(x.device) and len(doubtful := wrong.nonzero().squeeze(1)):
+    is_wrong = ~is_correct(logits, y)
+    if precision.reduced(x.device) and len(doubtful := is_wrong.nonzero().squeeze(1)):
         with precision.ieee(x.device):
-            wrong[doubtful] = ~right(predict(model, x[doubtful]), y[doubtful])
-    return wrong
+            is_wrong[doubtful] = ~is_correct(predict(model, x[doubtful]), y[doubtful])
+    return is_wrong
 
 
 ATTACKS: dict[str, Callable[..., Tensor]] = {

@@ -24,13 +24,13 @@ def crop_flip(x: Tensor, generator: Generator, *, padding: Natural, flip: bool =
     the customary padding for 32 x 32 images is 4.
     """
     n, _, height, width = x.shape
-    top, left = torch.randint(0, 2 * padding + 1, (2, n, 1), generator=generator, device=x.device)
-    rows = top + torch.arange(height, device=x.device)
+    top_edge, left_edge = torch.randint(0, 2 * padding + 1, (2, n, 1), generator=generator, device=x.device)
+    rows = top_edge + torch.arange(height, device=x.device)
     columns = torch.arange(width, device=x.device).expand(n, width)
     if flip:
         mirrored = torch.rand((n, 1), generator=generator, device=x.device) < 0.5
         columns = torch.where(mirrored, columns.flip(1), columns)
-    columns = columns + left
+    columns = columns + left_edge
     padded = F.pad(x, (padding, padding, padding, padding))
     image = torch.arange(n, device=x.device)[:, None, None]
     cropped = padded.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

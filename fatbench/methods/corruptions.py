@@ -75,13 +75,13 @@ def cifar10_c(
 
     file = data_folder() / "CIFAR-10-C" / f"{kind}.npy"
     try:
-        stored = numpy.load(file, mmap_mode="r")
+        file_images = numpy.load(file, mmap_mode="r")
     except (OSError, ValueError) as error:
         raise MachineError(f"{file}: {error}; CIFAR-10-C is at https://zenodo.org/records/2535967") from None
-    if stored.shape != (50_000, 32, 32, 3):
-        raise MachineError(f"{file}: expected 50,000 images of 32 x 32, found an array {stored.shape}")
+    if file_images.shape != (50_000, 32, 32, 3):
+        raise MachineError(f"{file}: expected 50,000 images of 32 x 32, found an array {file_images.shape}")
     rows = 10_000 * (severity - 1) + index.cpu().numpy()
-    images = torch.from_numpy(stored[rows]).permute(0, 3, 1, 2)
+    images = torch.from_numpy(file_images[rows]).permute(0, 3, 1, 2)
     return torch.empty_like(x).copy_(images.to(x) / 255)
 
 
@@ -147,8 +147,11 @@ def _of_each(x: Tensor, change: Callable[..., object]) -> Tensor:
     import numpy
     from PIL import Image
 
-    stored = (x * 255).round().to("cpu", torch.uint8).permute(0, 2, 3, 1).numpy()
-    changed = [numpy.asarray(change(Image.fromarray(one.squeeze(-1) if one.shape[-1] == 1 else one))) for one in stored]
+    byte_images = (x * 255).round().to("cpu", torch.uint8).permute(0, 2, 3, 1).numpy()
+    changed = [
+        numpy.asarray(change(Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)))
+        for pixels in byte_images
+    ]
     images = torch.from_numpy(numpy.stack(changed)).reshape(len(x), *x.shape[2:], x.shape[1]).permute(0, 3, 1, 2)
     return torch.empty_like(x).copy_(images.to(x) / 255)
 

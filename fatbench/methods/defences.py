@@ -63,12 +63,12 @@ class Examples:
     expected: float  # examples of a batch, the mean where they are drawn
 
 
-def none(part: Gradient, at: Upload) -> tuple[Gradient, Mask]:
+def none(gradient: Gradient, upload: Upload) -> tuple[Gradient, Mask]:
     """No defence: the gradient as it is."""
-    return part, None
+    return gradient, None
 
 
-def fixed_position(part: Gradient, at: Upload) -> tuple[Gradient, Mask]:
+def fixed_position(gradient: Gradient, upload: Upload) -> tuple[Gradient, Mask]:
     """Withhold the gradient of the position embedding, which then never moves.
 
     What is left still tells: the gradient of the class token is row 0 of the one withheld, that of the patch
@@ -77,11 +77,11 @@ def fixed_position(part: Gradient, at: Upload) -> tuple[Gradient, Mask]:
 
     Source: Lu et al. 2022 (APRIL), section 5; the comparison of Sawada et al. 2024.
     """
-    positions = [name for name in part if name.endswith("pos_embed")]
+    positions = [name for name in gradient if name.endswith("pos_embed")]
     if not positions:
         raise ValueError("fixed_position: the model has no learned positions (no parameter named pos_embed)")
-    mask = {name: torch.zeros_like(part[name], dtype=torch.bool) for name in positions}
-    return _masked(part, mask), mask
+    mask = {name: torch.zeros_like(gradient[name], dtype=torch.bool) for name in positions}
+    return _masked(gradient, mask), mask
 
 
 def learned_positions(cell: Facts) -> str | None:
@@ -91,8 +91,8 @@ def learned_positions(cell: Facts) -> str | None:
 
 
 def random_binary(
-    part: Gradient,
-    at: Upload,
+    gradient: Gradient,
+    upload: Upload,
     *,
     mask_probability: Momentum,
     period: Literal["epoch", "step"] = "epoch",
@@ -106,14 +106,14 @@ def random_binary(
 
     Source: Sawada et al. 2024, Eq. 11-12: the text draws once per epoch, Eq. 12 per update (differences: masks-period).
     """
-    when: tuple[int, ...] = (at.epoch,) if period == "epoch" else (at.epoch, at.step)
-    mask = _draw("random_binary", part, at.seed, ("mask", at.client, *when), mask_probability, layers)
-    return _masked(part, mask), mask
+    time_key: tuple[int, ...] = (upload.epoch,) if period == "epoch" else (upload.epoch, upload.step)
+    mask = _draw("random_binary", gradient, upload.seed, ("mask", upload.client, *time_key), mask_probability, layers)
+    return _masked(gradient, mask), mask
 
 
 def locked_binary(
-    part: Gradient,
-    at: Upload,
+    gradient: Gradient,
+    upload: Upload,
     *,
     mask_probability: Momentum,
     shared: bool = False,
@@ -126,32 +126,32 @@ def locked_binary(
 
     Source: Sawada et al. 2024, Fig. 6 (differences: masks-locked).
     """
-    whose: tuple[int, ...] = () if shared else (at.client,)
-    mask = _draw("locked_binary", part, at.seed, ("locked mask", *whose), mask_probability, layers)
-    return _masked(part, mask), mask
+    owner_key: tuple[int, ...] = () if shared else (upload.client,)
+    mask = _draw("locked_binary", gradient, upload.seed, ("locked mask", *owner_key), mask_probability, layers)
+    return _masked(gradient, mask), mask
 
 
-def gaussian(gradient: Gradient, at: Upload, *, noise: NonNegative, clip: Positive = 1.0) -> tuple[Gradient, Mask]:
+def gaussian(gradient: Gradient, upload: Upload, *, noise: NonNegative, clip: Positive = 1.0) -> tuple[Gradient, Mask]:
     """Cut the gradient to L2 norm `clip`, then add normal noise of standard deviation noise * clip to every entry.
 
     What is cut is the gradient of the whole batch, so that what is protected is the upload; `gaussian_epsilon` says how
     well. Not in Sawada et al. 2024. Source: the Gaussian mechanism; Abadi et al. 2016 cut each example's gradient.
     """
     length = torch.stack([g.double().norm() for g in gradient.values()]).norm()
-    return _noisy(gradient, at, clip / length.clamp(min=clip), noise * clip, "gaussian"), None
+    return _noisy(gradient, upload, clip / length.clamp(min=clip), noise * clip, "gaussian"), None
 
 
-def laplace(gradient: Gradient, at: Upload, *, noise: NonNegative, clip: Positive = 1.0) -> tuple[Gradient, Mask]:
+def laplace(gradient: Gradient, upload: Upload, *, noise: NonNegative, clip: Positive = 1.0) -> tuple[Gradient, Mask]:
     """Cut the gradient to L1 norm `clip`, then add Laplace noise of scale noise * clip to every entry.
 
     The L1 norm, because that is what the Laplace mechanism's epsilon is measured in (`laplace_epsilon`); breaching adds
     it to gradients that are cut in L2 or not at all. Not in Sawada et al. 2024. Source: Dwork et al. 2006.
     """
     length = torch.stack([g.double().abs().sum() for g in gradient.values()]).sum()
-    return _noisy(gradient, at, clip / length.clamp(min=clip), noise * clip, "laplace"), None
+    return _noisy(gradient, upload, clip / length.clamp(min=clip), noise * clip, "laplace"), None
 
 
-def pruning(part: Gradient, at: Upload, *, fraction: Momentum) -> tuple[Gradient, Mask]:
+def pruning(gradient: Gradient, upload: Upload, *, fraction: Momentum) -> tuple[Gradient, Mask]:
     """Send zero in place of the `fraction` of entries that are smallest in magnitude, tensor by tensor.
 
     Exactly int(fraction * entries) of them; of equal ones the first. The zeros count in the server's mean, as they do
@@ -161,17 +161,17 @@ def pruning(part: Gradient, at: Upload, *, fraction: Momentum) -> tuple[Gradient
     _check_fraction("pruning", fraction)
 
     def prune(g: Tensor) -> Tensor:
-        dropped = int(fraction * g.numel())
-        if dropped == 0:
+        dropped_count = int(fraction * g.numel())
+        if dropped_count == 0:
             return g
-        smallest = g.abs().flatten().argsort(stable=True)[:dropped]  # kthvalue has no deterministic kernel
+        smallest = g.abs().flatten().argsort(stable=True)[:dropped_count]  # kthvalue has no deterministic kernel
         return g.flatten().index_fill(0, smallest, 0).view_as(g)
 
-    return {name: prune(g) for name, g in part.items()}, None
+    return {name: prune(g) for name, g in gradient.items()}, None
 
 
 def dpsgd(
-    gradient: Gradient, at: Upload, examples: Examples, *, noise: NonNegative, clip: Positive = 1.0
+    gradient: Gradient, upload: Upload, examples: Examples, *, noise: NonNegative, clip: Positive = 1.0
 ) -> tuple[Gradient, Mask]:
     """DP-SGD: cut the gradient of each example to L2 norm `clip`, sum, add normal noise, divide by the batch size.
 
@@ -180,14 +180,16 @@ def dpsgd(
 
     Source: Abadi et al. 2016, algorithm 1.
     """
-    each = examples.gradients()
-    length = torch.stack([each[name].double().flatten(1).norm(dim=1) for name in gradient]).norm(dim=0)
+    example_gradients = examples.gradients()
+    length = torch.stack([example_gradients[name].double().flatten(1).norm(dim=1) for name in gradient]).norm(dim=0)
     factor = clip / length.clamp(min=clip)
     mean = {
-        name: torch.tensordot(factor.to(g), each[name], 1) / examples.expected if len(length) else torch.zeros_like(g)
+        name: torch.tensordot(factor.to(g), example_gradients[name], 1) / examples.expected
+        if len(length)
+        else torch.zeros_like(g)
         for name, g in gradient.items()
     }
-    return _noisy(mean, at, torch.ones(()), noise * clip / examples.expected, "gaussian"), None
+    return _noisy(mean, upload, torch.ones(()), noise * clip / examples.expected, "gaussian"), None
 
 
 def one_gradient_of_examples(cell: Facts) -> str | None:
@@ -196,7 +198,7 @@ def one_gradient_of_examples(cell: Facts) -> str | None:
     return None
 
 
-def soteria(part: Gradient, at: Upload, examples: Examples, *, fraction: Momentum) -> tuple[Gradient, Mask]:
+def soteria(gradient: Gradient, upload: Upload, examples: Examples, *, fraction: Momentum) -> tuple[Gradient, Mask]:
     """Send zero for the `fraction` of the last layer's columns whose features say most of the image.
 
     A feature r_f counts by the sum over the batch of |d r_f / d x| / (|r_f| + 0.1), the smallest of which are dropped:
@@ -206,24 +208,24 @@ def soteria(part: Gradient, at: Upload, examples: Examples, *, fraction: Momentu
     Source: Sun et al. 2021 (Soteria), as its program approximates it.
     """
     _check_fraction("soteria", fraction)
-    layer = next(name for name in reversed(list(part)) if part[name].dim() == 2)
-    kept: list[Tensor] = []
+    layer = next(name for name in reversed(list(gradient)) if gradient[name].dim() == 2)
+    layer_inputs: list[Tensor] = []
     module = examples.model.get_submodule(layer.rpartition(".")[0])
-    handle = module.register_forward_pre_hook(lambda _, given: kept.append(given[0]))
+    handle = module.register_forward_pre_hook(lambda _, given: layer_inputs.append(given[0]))
     try:
         with torch.enable_grad():
             x = examples.x.detach().requires_grad_()
             functional_call(examples.model, examples.weights, (x,))
-            r = kept[0]
+            r = layer_inputs[0]
             slopes = [torch.autograd.grad(column.sum(), x, retain_graph=True)[0] for column in r.unbind(1)]
     finally:
         handle.remove()
     lengths = torch.stack([slope.flatten(1).norm(dim=1) for slope in slopes], 1)
     score = (lengths / (r.detach().abs() + 0.1)).sum(0)
-    dropped = score.argsort()[: int(fraction * len(score))]
-    sent = part[layer].clone()
-    sent[:, dropped] = 0
-    return {**part, layer: sent}, None
+    dropped_columns = score.argsort()[: int(fraction * len(score))]
+    sent_weight = gradient[layer].clone()
+    sent_weight[:, dropped_columns] = 0
+    return {**gradient, layer: sent_weight}, None
 
 
 def one_gradient_of_features(cell: Facts) -> str | None:
@@ -234,8 +236,8 @@ def one_gradient_of_features(cell: Facts) -> str | None:
 
 def _check_fraction(name: str, withheld: float) -> None:
     if not 0 <= withheld < 1:
-        why = ": at 1 nothing is sent" if withheld == 1 else ""
-        raise ValueError(f"{name}: the fraction withheld must be in [0, 1), got {withheld:g}{why}")
+        reason = ": at 1 nothing is sent" if withheld == 1 else ""
+        raise ValueError(f"{name}: the fraction withheld must be in [0, 1), got {withheld:g}{reason}")
 
 
 def _draw(
@@ -254,10 +256,10 @@ def _draw(
         raise ValueError(f"{defence}: layers: no parameter is named '{unused[0]}...', there are {', '.join(gradient)}")
     mask = {}
     for name, g in gradient.items():
-        own = max((key_ for key_, names in fits.items() if name in names), key=len, default=None)
+        longest_prefix = max((key_ for key_, names in fits.items() if name in names), key=len, default=None)
         draw = generator(seed, *key, name, device=g.device)
         mask[name] = torch.rand(g.shape, generator=draw, device=g.device) >= (
-            mask_probability if own is None else layers[own]
+            mask_probability if longest_prefix is None else layers[longest_prefix]
         )
     return mask
 
@@ -266,17 +268,17 @@ def _masked(gradient: Gradient, mask: dict[str, Tensor]) -> Gradient:
     return {name: g.masked_fill(~mask[name], 0) if name in mask else g for name, g in gradient.items()}
 
 
-def _noisy(gradient: Gradient, at: Upload, factor: Tensor, scale: float, kind: str) -> Gradient:
-    sent = {}
+def _noisy(gradient: Gradient, upload: Upload, factor: Tensor, scale: float, kind: str) -> Gradient:
+    noisy_gradient = {}
     for name, g in gradient.items():
-        draw = generator(at.seed, "noise", at.client, at.epoch, at.step, name, device=g.device)
+        draw = generator(upload.seed, "noise", upload.client, upload.epoch, upload.step, name, device=g.device)
         if kind == "gaussian":
             noise = torch.randn(g.shape, generator=draw, device=g.device, dtype=g.dtype)
         else:  # the difference of two exponentials
             size = torch.empty(2, *g.shape, device=g.device, dtype=g.dtype).exponential_(generator=draw)
             noise = size[0] - size[1]
-        sent[name] = g * factor.to(g.dtype) + scale * noise
-    return sent
+        noisy_gradient[name] = g * factor.to(g.dtype) + scale * noise
+    return noisy_gradient
 
 
 DEFENCES: dict[str, Callable[..., tuple[Gradient, Mask]]] = {
@@ -332,5 +334,5 @@ def guarantee(defence: Callable[..., tuple[Gradient, Mask]], spent: Spent, delta
 
     `delta` is what is asked for; Laplace noise needs none, and its guarantee has delta 0.
     """
-    known = GUARANTEES.get(entry_of(defence).function)
-    return None if known is None else known(spent, delta, **getattr(defence, "keywords", {}))
+    accountant = GUARANTEES.get(entry_of(defence).function)
+    return None if accountant is None else accountant(spent, delta, **getattr(defence, "keywords", {}))

@@ -21,7 +21,7 @@ from torch import Generator, Tensor
 from fatbench.engine.accuracy import models_of
 from fatbench.engine.gradients import logits_of
 from fatbench.engine.local import load, pixels, precision_context
-from fatbench.engine.outcomes import right
+from fatbench.engine.outcomes import is_correct
 from fatbench.engine.rounds import Metrics, Problem, Round
 from fatbench.methods.adversaries import class_of_the_data, patched, square_inside_the_image
 from fatbench.methods.inversions import image_measures
@@ -61,31 +61,33 @@ def svcca(
     Raghu et al. 2017.
     """
     states = {"server": result.state.model, **{f"c{u.client}": u.model for u in result.updates}}
-    wanted = [tuple(_name(side) for side in pair.split("-")) for pair in pairs.split(",")]
-    wanted = [(a, b) for a, b in wanted if a in states and b in states]
-    chosen = [int(block) for block in blocks.split(",")]
+    side_pairs = [tuple(_name(side) for side in pair.split("-")) for pair in pairs.split(",")]
+    side_pairs = [(a, b) for a, b in side_pairs if a in states and b in states]
+    block_numbers = [int(block) for block in blocks.split(",")]
     inputs: dict[str, list[Tensor]] = {"clean": [], "adv": []}
     model = load(problem, states["server"]).eval()
-    for first in range(0, min(n, len(labels)), batch):
-        last = min(first + batch, n)
-        x = pixels(problem, images[first:last])
+    for offset in range(0, min(n, len(labels)), batch):
+        chunk_end = min(offset + batch, n)
+        x = pixels(problem, images[offset:chunk_end])
         inputs["clean"].append(x)
         with precision_context(problem):
-            inputs["adv"].append(attack(model, x, labels[first:last], generator))
-    seen: dict[tuple[str, int, str], Tensor] = {}
-    for name in sorted({side for pair in wanted for side in pair}):
+            inputs["adv"].append(attack(model, x, labels[offset:chunk_end], generator))
+    activations_by_side: dict[tuple[str, int, str], Tensor] = {}
+    for name in sorted({side for pair in side_pairs for side in pair}):
         model = load(problem, states[name]).eval()
         with torch.no_grad():
-            for block in chosen:
+            for block in block_numbers:
                 for kind, batches in inputs.items():
-                    seen[name, block, kind] = torch.cat([activations(model, x, block) for x in batches])
-    found = {
-        f"svcca_b{block}_{a}_{b}_{kind}": correlation(seen[a, block, kind], seen[b, block, kind], variance)
-        for block in chosen
-        for a, b in wanted
+                    activations_by_side[name, block, kind] = torch.cat([activations(model, x, block) for x in batches])
+    correlations = {
+        f"svcca_b{block}_{a}_{b}_{kind}": correlation(
+            activations_by_side[a, block, kind], activations_by_side[b, block, kind], variance
+        )
+        for block in block_numbers
+        for a, b in side_pairs
         for kind in inputs
     }
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    return {name: value for name, value in correlations.items() if math.isfinite(value)}
 
 
 def enough_images(cell: Facts, *, n: int) -> str | None:
@@ -96,20 +98,20 @@ def enough_images(cell: Facts, *, n: int) -> str | None:
 
 
 def blocks_of_the_model(cell: Facts, *, blocks: str) -> str | None:
-    last, depth = max(_numbers(blocks)), cell.model.get("depth")
-    if depth is not None and last > depth:
-        return f"blocks: block {last} of a model with {depth} blocks"
+    last_block, depth = max(_numbers(blocks)), cell.model.get("depth")
+    if depth is not None and last_block > depth:
+        return f"blocks: block {last_block} of a model with {depth} blocks"
     return None
 
 
 def clients_of_the_cell(cell: Facts, *, pairs: str) -> str | None:
-    last = max(_numbers(pairs), default=0)
-    return f"pairs: client {last} of {cell.clients} (counted from 0)" if last >= cell.clients else None
+    last_client = max(_numbers(pairs), default=0)
+    return f"pairs: client {last_client} of {cell.clients} (counted from 0)" if last_client >= cell.clients else None
 
 
 def _numbers(text: str) -> list[int]:
     """The whole numbers in a text such as "0-3,0-server"."""
-    return [int(part) for part in re.findall(r"\d+", text)]
+    return [int(digits) for digits in re.findall(r"\d+", text)]
 
 
 def leakage(
@@ -140,34 +142,40 @@ def leakage(
     Source: ours; Tao et al. 2022 name the question as a limitation. Geiping et al. 2020 for the gradient.
     """
     update = result.updates[0]
-    chosen = problem.shards[update.client][:target_clients]
-    x = pixels(problem, problem.images[chosen]).contiguous()
-    known = torch.unique(torch.cat([chosen, torch.arange(min(candidates, len(problem.images))).to(chosen)]))
-    gallery = pixels(problem, problem.images[known])
-    truth = torch.searchsorted(known, chosen)
+    target_indices = problem.shards[update.client][:target_clients]
+    x = pixels(problem, problem.images[target_indices]).contiguous()
+    gallery_indices = torch.unique(
+        torch.cat([target_indices, torch.arange(min(candidates, len(problem.images))).to(target_indices)])
+    )
+    gallery = pixels(problem, problem.images[gallery_indices])
+    truth = torch.searchsorted(gallery_indices, target_indices)
     reconstructions: dict[str, Tensor] = {}
     if "features" in update.extra:
-        own = pixels(problem, images)
-        sent = update.extra["features"][: len(chosen)]
+        public_images = pixels(problem, images)
+        sent_features = update.extra["features"][: len(target_indices)]
         edges = {"leak": {**result.state.model, **result.own[update.client]}, "leak_initial": result.state.model}
         for name, edge in edges.items():
             extractor = load(problem, edge).get_submodule("extractor")
-            reconstructions[name] = feature_inversion(extractor, own, sent, generator, steps=steps, width=width)
+            reconstructions[name] = feature_inversion(
+                extractor, public_images, sent_features, generator, steps=steps, width=width
+            )
     elif update.model:
-        y = problem.labels[chosen]
+        y = problem.labels[target_indices]
         gradient = gradients(problem.model, result.broadcast, x[:, None], y[:, None])
-        seen = [Observation(result.broadcast, gradient, y[:, None])]
+        observed = [Observation(result.broadcast, gradient, y[:, None])]
         shape = (x.shape[1], x.shape[2], x.shape[3])
-        reconstructions["leak"] = matching(seen, problem.model, shape, generator, steps=steps)[:, 0]
+        reconstructions["leak"] = matching(observed, problem.model, shape, generator, steps=steps)[:, 0]
     reconstructions["leak_grey"] = image_measures.grey(x)
-    found: Metrics = {}
-    for name, made in reconstructions.items():
-        found[f"{name}_psnr"] = float(image_measures.psnr(made, x).mean())
-        found[f"{name}_ssim"] = float(image_measures.ssim(made, x).mean())
+    metrics: Metrics = {}
+    for name, reconstruction in reconstructions.items():
+        metrics[f"{name}_psnr"] = float(image_measures.psnr(reconstruction, x).mean())
+        metrics[f"{name}_ssim"] = float(image_measures.ssim(reconstruction, x).mean())
         if name != "leak_grey":
-            found[f"{name}_correlation"] = float(image_measures.correlation(made, x).mean())
-            found[f"{name}_identification"] = float(image_measures.identified(made, gallery, truth).double().mean())
-    return found
+            metrics[f"{name}_correlation"] = float(image_measures.correlation(reconstruction, x).mean())
+            metrics[f"{name}_identification"] = float(
+                image_measures.identified(reconstruction, gallery, truth).double().mean()
+            )
+    return metrics
 
 
 def window_of_ssim(cell: Facts) -> str | None:
@@ -198,23 +206,25 @@ def boundaries(
     steps = torch.linspace(0, 1, points, device=images.device)
     y, x = torch.meshgrid(steps.flip(0), steps, indexing="ij")
     grid = torch.stack([x, y], -1).reshape(-1, 2, 1, 1)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, state in {"server": result.state.model, **{f"c{u.client}": u.model for u in result.updates}}.items():
         model = load(problem, state).eval()
         with torch.no_grad(), precision_context(problem):
             logits = model(grid).float()
-        found[f"boundary_{name}"] = (logits[:, 1] - logits[:, 0]).reshape(points, points).cpu()
-    signs = torch.stack([found[f"boundary_c{u.client}"] > 0 for u in result.updates])
-    found["boundary_apart"] = float((signs != signs[0]).any(0).double().mean())
+        results[f"boundary_{name}"] = (logits[:, 1] - logits[:, 0]).reshape(points, points).cpu()
+    signs = torch.stack([results[f"boundary_c{u.client}"] > 0 for u in result.updates])
+    results["boundary_apart"] = float((signs != signs[0]).any(0).double().mean())
     for update in result.updates:
         shard = problem.shards[update.client]
         x, y = pixels(problem, problem.images[shard]), problem.labels[shard]
         model = load(problem, update.model).eval()
         with precision_context(problem):
             moved = attack(model, x, y, generator)
-        for kind, held in (("points", x), ("adversarial", moved)):
-            found[f"boundary_c{update.client}_{kind}"] = torch.cat([held.flatten(1), y[:, None]], 1).float().cpu()
-    return found
+        for kind, points_shown in (("points", x), ("adversarial", moved)):
+            results[f"boundary_c{update.client}_{kind}"] = (
+                torch.cat([points_shown.flatten(1), y[:, None]], 1).float().cpu()
+            )
+    return results
 
 
 def points_in_the_plane(cell: Facts) -> str | None:
@@ -248,16 +258,18 @@ def backdoor(
 
     Source: Gu et al. 2017 (BadNets).
     """
-    others = images[labels != target]
-    if not len(others):
+    other_images = images[labels != target]
+    if not len(other_images):
         raise ValueError(f"backdoor: every test image is of class {target}")
-    found: dict[str, list[float]] = {"backdoor_success": [], "backdoor_none": []}
+    rates_by_metric: dict[str, list[float]] = {"backdoor_success": [], "backdoor_none": []}
     for state in models_of(result.state.model, result.own).values():
         model = load(problem, state).eval()
-        for name, shown in (("backdoor_success", patched(others, size)), ("backdoor_none", others)):
-            logits = torch.cat([logits_of(model, pixels(problem, part)) for part in shown.split(500)])
-            found[name].append(float(right(logits, torch.tensor(target, device=logits.device)).double().mean()))
-    return {name: sum(values) / len(values) for name, values in found.items()}
+        for name, test_images in (("backdoor_success", patched(other_images, size)), ("backdoor_none", other_images)):
+            logits = torch.cat([logits_of(model, pixels(problem, chunk)) for chunk in test_images.split(500)])
+            rates_by_metric[name].append(
+                float(is_correct(logits, torch.tensor(target, device=logits.device)).double().mean())
+            )
+    return {name: sum(values) / len(values) for name, values in rates_by_metric.items()}
 
 
 def _name(side: str) -> str:

@@ -48,8 +48,8 @@ def fishing(
     (differences: fishing-row).
     """
     weight, bias = head_of(model)
-    found = labels.bincount(minlength=len(weights[bias])).double()
-    c = int(torch.where(found > 0, found, torch.inf).argmin())
+    class_counts = labels.bincount(minlength=len(weights[bias])).double()
+    c = int(torch.where(class_counts > 0, class_counts, torch.inf).argmin())
     W, b = torch.zeros_like(weights[weight]), torch.full_like(weights[bias], FAR)
     W[c], b[c] = weights[weight][c], weights[bias][c]
     target = {**weights, weight: W, bias: b}
@@ -94,15 +94,15 @@ def imprint(
     size = flat.shape[1]
     q = torch.ones(size) if query == "mean" else torch.randn(size, generator=generator, device=generator.device)
     q = (q / size**0.5 if query == "random" else q / size).to(flat)
-    seen = flat @ q
-    if not seen.std() > 0:
+    projections = flat @ q
+    if not projections.std() > 0:
         raise ValueError(f"imprint: all {len(images)} images of the server's own have the same q . x")
-    t = seen.quantile(torch.arange(bins).to(seen) / bins)
+    t = projections.quantile(torch.arange(bins).to(projections) / bins)
     block = Imprint(q, t, kind)
-    whole = _Behind(block, model)
+    network_behind = _Behind(block, model)
     target = {f"imprint.{name}": value.clone() for name, value in block.state_dict().items()}  # training changes them
     target |= {f"network.{name}": value for name, value in weights.items()}
-    return Manipulated(whole, target, target, {"sparse": torch.tensor(kind == "sparse")})
+    return Manipulated(network_behind, target, target, {"sparse": torch.tensor(kind == "sparse")})
 
 
 def two_bins(*, bins: int) -> str | None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fatbench.engine.gradients import predict
 from fatbench.engine.randomness import uniform
 from fatbench.methods.attacks import pgd
-from fatbench.models.dual_norm import attacked
+from fatbench.models.dual_norm import on_attacked_images
 from fatbench.suite.entry import Entry, Passes, ProximalEntry, passes
 from fatbench.suite.types import Attack, NonNegative, Positive, Probability, Radius
 
@@ -57,7 +57,7 @@ def trades(
     Zhang et al. 2019 (arXiv 1901.08573), Algorithm 1; its inner attack is pgd_kl. SFAT's paper does not give beta, its
     code has 6.
     """
-    adversarial, clean = _both(model, x, y, generator, attack)
+    adversarial, clean = _adversarial_and_clean(model, x, y, generator, attack)
     divergence = _kl(clean.log_softmax(1), adversarial.log_softmax(1))
     return F.cross_entropy(clean, y) + beta * divergence.mean(), _correct(adversarial, y)
 
@@ -75,7 +75,7 @@ def mart(
     Boosted CE = CE(f(x_adv), y) - log(1 - max_{j != y} p_j(x_adv)). Its inner attack is pgd with start "gaussian".
     The constants 1.0001, 1.0000001 and 1e-12 that keep the logarithms and the weight positive are its code's.
     """
-    adversarial, clean = _both(model, x, y, generator, attack)
+    adversarial, clean = _adversarial_and_clean(model, x, y, generator, attack)
     p_adversarial, log_p_clean = adversarial.softmax(1), clean.log_softmax(1)
     label = y.unsqueeze(1)
     likely_wrong = p_adversarial.scatter(1, label, -1.0).argmax(1)
@@ -102,9 +102,9 @@ def mixed_at(
     """
     count = _part(ratio, x)
     if count:
-        chosen = torch.randperm(len(x), generator=generator, device=x.device)[:count]
-        x_adv = _adversarial(model, x[chosen], y[chosen], generator, attack)
-        x = x.index_put((chosen,), x_adv)
+        attacked_index = torch.randperm(len(x), generator=generator, device=x.device)[:count]
+        x_adv = _adversarial(model, x[attacked_index], y[attacked_index], generator, attack)
+        x = x.index_put((attacked_index,), x_adv)
     model.train()
     return _cross_entropy(model, x, y)
 
@@ -132,7 +132,7 @@ def mixfat(
     """
     if mix != "append":
         clean_weight, weight = (1.0, 1.0) if mix == "sum" else (1.0 - ratio, ratio)
-        adversarial, clean = _both(model, x, y, generator, attack)
+        adversarial, clean = _adversarial_and_clean(model, x, y, generator, attack)
         loss = clean_weight * F.cross_entropy(clean, y) + weight * F.cross_entropy(adversarial, y)
         return loss, _correct(adversarial, y)
     count = _part(ratio, x)
@@ -159,10 +159,10 @@ def dual_at(
     al. 2023 (FedRBN), ratio 0.5 in their code. On another network it is `mixfat` with mix: weighted.
     """
     model.eval()
-    with attacked(model):
+    with on_attacked_images(model):
         x_adv = attack(model, x, y, generator)
     model.train()
-    with attacked(model):
+    with on_attacked_images(model):
         adversarial = predict(model, x_adv)
     clean = predict(model, x)
     loss = (1 - ratio) * F.cross_entropy(clean, y) + ratio * F.cross_entropy(adversarial, y)
@@ -301,7 +301,9 @@ def _adversarial(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Genera
     return x_adv
 
 
-def _both(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, attack: Attack) -> tuple[Tensor, Tensor]:
+def _adversarial_and_clean(
+    model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, attack: Attack
+) -> tuple[Tensor, Tensor]:
     # Two forwards, adversarial first: each normalises by its own batch and updates the running statistics.
     x_adv = _adversarial(model, x, y, generator, attack)
     return predict(model, x_adv), predict(model, x)

@@ -76,11 +76,11 @@ def autoattack(
         return x
     with _foreign(model, generator, x.device) as (victim, seed):
         with torch.no_grad():
-            logits, again = victim(x[:1]), victim(x[:1])
+            logits, second_logits = victim(x[:1]), victim(x[:1])
         classes = logits.shape[1]
         if classes < 4:
             raise AttackError(f"AutoAttack needs at least 4 classes (targeted DLR loss), the model has {classes}")
-        if not torch.allclose(logits, again, rtol=1e-3, atol=1e-5, equal_nan=True):
+        if not torch.allclose(logits, second_logits, rtol=1e-3, atol=1e-5, equal_nan=True):
             raise AttackError(
                 "the network draws at test time (the same image twice, two answers): AutoAttack, also as 'rand', and"
                 " early stopping go by a single forward pass, so one lucky draw would decide an image"
@@ -91,14 +91,14 @@ def autoattack(
         )
         adversary.verbose = False
         adversary.apgd_targeted.n_target_classes = adversary.fab.n_target_classes = min(9, classes - 1)
-        attacked = _Logits(_fused(model, x)).eval()
-        attacked.stands_in = victim.stands_in = 0
-        adversary.apgd.model = adversary.apgd_targeted.model = attacked
-        adversary.fab.predict = adversary.square.predict = attacked
+        surrogate = _Logits(_fused(model, x)).eval()
+        surrogate.stands_in = victim.stands_in = 0
+        adversary.apgd.model = adversary.apgd_targeted.model = surrogate
+        adversary.fab.predict = adversary.square.predict = surrogate
         if (tell := watching.get()) is not None:
             for attribute, name in NAMES.items():
                 stage = getattr(adversary, attribute)
-                stage.perturb = _told(stage.perturb, name, tell)
+                stage.perturb = _with_progress(stage.perturb, name, tell)
         ask, evaluate = adversary.square.margin_and_loss, adversary.run_standard_evaluation
         # The packages reshape gradients with view(), which a channels_last tensor does not have.
         images = x.detach().contiguous()
@@ -110,15 +110,15 @@ def autoattack(
                 return _in_tf32(adversary, victim, images, y, seed)
             with precision.ieee(x.device):
                 if package == "pyautoattack":
-                    found: Tensor = evaluate(images, y, batch_size=len(images))[0]
+                    adversarial: Tensor = evaluate(images, y, batch_size=len(images))[0]
                 else:
-                    found = evaluate(images, y, bs=len(images))
-            return found
+                    adversarial = evaluate(images, y, bs=len(images))
+            return adversarial
 
         with gradient_asked():
             x_adv = run(images, y)
-            if attacked.unclassed or victim.unclassed:  # images of class 0 have passed for right: once more
-                attacked.stands_in = victim.stands_in = 1
+            if surrogate.unclassed or victim.unclassed:  # images of class 0 have passed for right: once more
+                surrogate.stands_in = victim.stands_in = 1
                 mistaken = (y == 0).nonzero().squeeze(1)
                 if len(mistaken):
                     x_adv[mistaken] = run(images[mistaken], y[mistaken])
@@ -130,10 +130,10 @@ watching: contextvars.ContextVar[Callable[[str, int], None] | None] = contextvar
 NAMES = {"apgd": "APGD-CE", "apgd_targeted": "APGD-T", "fab": "FAB-T", "square": "Square"}  # of the standard version
 
 
-def _told(perturb: Callable[..., Any], name: str, tell: Callable[[str, int], None]) -> Callable[..., Any]:
-    def run(x: Tensor, *rest: Any, **more: Any) -> Any:
+def _with_progress(perturb: Callable[..., Any], name: str, tell: Callable[[str, int], None]) -> Callable[..., Any]:
+    def run(x: Tensor, *arguments: Any, **keywords: Any) -> Any:
         tell(name, len(x))
-        return perturb(x, *rest, **more)
+        return perturb(x, *arguments, **keywords)
 
     return run
 
@@ -176,13 +176,13 @@ def _in_tf32(adversary: Any, victim: _Logits, x: Tensor, y: Tensor, seed: int) -
     stage, which stops at what it takes for a success, would be weaker than the package's.
     """
 
-    def right(images: Tensor, labels: Tensor) -> Tensor:
+    def is_correct(images: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad():
-            return outcomes.right(victim(images), labels)
+            return outcomes.is_correct(victim(images), labels)
 
     def truly_right(images: Tensor, labels: Tensor) -> Tensor:
         with precision.ieee(x.device):
-            return right(images, labels)
+            return is_correct(images, labels)
 
     x_adv, standing = x.clone(), truly_right(x, y)
     for name in adversary.attacks_to_run:
@@ -190,16 +190,16 @@ def _in_tf32(adversary: Any, victim: _Logits, x: Tensor, y: Tensor, seed: int) -
         stage = getattr(adversary, attribute)
         for setting, value in {**settings, "seed": seed}.items():
             setattr(stage, setting, value)
-        places = standing.nonzero().squeeze(1)
+        positions = standing.nonzero().squeeze(1)
         for bits in (contextlib.nullcontext(), precision.ieee(x.device)):
-            if len(places) == 0:
+            if len(positions) == 0:
                 break
             with bits:
-                found = stage.perturb(x[places], y[places])
-            holds = truly_right(found, y[places])
-            broken = places[~holds]
-            x_adv[broken], standing[broken] = found[~holds], False
-            places = places[holds & ~right(found, y[places])]
+                candidates = stage.perturb(x[positions], y[positions])
+            holds = truly_right(candidates, y[positions])
+            broken = positions[~holds]
+            x_adv[broken], standing[broken] = candidates[~holds], False
+            positions = positions[holds & ~is_correct(candidates, y[positions])]
     return x_adv
 
 
@@ -215,12 +215,14 @@ def _fused(model: nn.Module, x: Tensor) -> nn.Module:
     try:
         fused: nn.Module = fuse(model.eval())
         with torch.no_grad(), precision.ieee(x.device):
-            same = all(torch.allclose(fused(part), model(part), rtol=1e-3, atol=1e-4) for part in (x[:1], x[:3]))
+            is_same = all(
+                torch.allclose(fused(images), model(images), rtol=1e-3, atol=1e-4) for images in (x[:1], x[:3])
+            )
     except Exception:  # what a network's code may raise when it is traced is anything
         return model
     for hook in model._forward_pre_hooks.values():  # the heartbeat of a run
         fused.register_forward_pre_hook(hook)
-    return fused if same else model
+    return fused if is_same else model
 
 
 def _asked_once(ask: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -230,25 +232,25 @@ def _asked_once(ask: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Calla
     images whose best margin is positive: those are remembered, with what is known of them. What is remembered is
     taken for an image and label of these very values only, whoever asks.
     """
-    kept: tuple[Tensor, Tensor, Tensor, Tensor] | None = None  # images, labels, margins, losses
+    best_so_far: tuple[Tensor, Tensor, Tensor, Tensor] | None = None  # images, labels, margins, losses
 
     def margin_and_loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        nonlocal kept
-        if kept is None or kept[0].shape != x.shape or not torch.equal(kept[1], y):
+        nonlocal best_so_far
+        if best_so_far is None or best_so_far[0].shape != x.shape or not torch.equal(best_so_far[1], y):
             margin, loss = ask(x, y)
             best = (x.clone(), y, margin.clone(), loss.clone())  # Square writes into all of them
         else:
-            changed = (x != kept[0]).flatten(1).any(1)
-            margin, loss = kept[2].clone(), kept[3].clone()
+            changed = (x != best_so_far[0]).flatten(1).any(1)
+            margin, loss = best_so_far[2].clone(), best_so_far[3].clone()
             if changed.all():
                 margin, loss = ask(x, y)
             elif changed.any():
                 margin[changed], loss[changed] = ask(x[changed], y[changed])
-            better = (loss < kept[3]) | (margin <= 0)
-            images = torch.where(better[:, None, None, None], x, kept[0])
-            best = (images, y, torch.where(better, margin, kept[2]), torch.where(better, loss, kept[3]))
+            better = (loss < best_so_far[3]) | (margin <= 0)
+            images = torch.where(better[:, None, None, None], x, best_so_far[0])
+            best = (images, y, torch.where(better, margin, best_so_far[2]), torch.where(better, loss, best_so_far[3]))
         standing = best[2] > 0
-        kept = best if standing.all() else tuple(part[standing] for part in best)  # type: ignore[assignment]
+        best_so_far = best if standing.all() else tuple(tensor[standing] for tensor in best)  # type: ignore[assignment]
         return margin, loss
 
     return margin_and_loss
@@ -266,7 +268,7 @@ def torchattacks(
 
     """
     if not foreign.installed("torchattacks"):
-        raise AttackError(foreign.needed("torchattacks", "torchattacks"))
+        raise AttackError(foreign.missing_package("torchattacks", "torchattacks"))
     with _foreign(model, generator, x.device) as (victim, seed):
         package = importlib.import_module("torchattacks")
         if attack == "AutoAttack":
@@ -274,18 +276,18 @@ def torchattacks(
                 "torchattacks.AutoAttack runs 10 steps of APGD and FAB instead of 100 and gives other numbers than "
                 "AutoAttack; use the attack named 'autoattack'"
             )
-        known: dict[str, Any] = {
+        attack_classes: dict[str, Any] = {
             name: value
             for name, value in vars(package).items()
             if inspect.isclass(value) and issubclass(value, package.attack.Attack)
         }
         for name in ("AutoAttack", *package.__wrapper__):  # the wrappers take attacks or data, not images alone
-            known.pop(name, None)
+            attack_classes.pop(name, None)
         if attack in package.__wrapper__:
             raise AttackError(f"torchattacks.{attack} is made of other attacks or of data, which a suite cannot name")
-        if attack not in known:
-            raise AttackError(f"torchattacks has no attack '{attack}'{did_you_mean(attack, known)}")
-        accepted = [name for name in inspect.signature(known[attack]).parameters if name != "model"]
+        if attack not in attack_classes:
+            raise AttackError(f"torchattacks has no attack '{attack}'{did_you_mean(attack, attack_classes)}")
+        accepted = [name for name in inspect.signature(attack_classes[attack]).parameters if name != "model"]
         for name in settings:
             if name not in accepted:
                 raise AttackError(f"torchattacks.{attack} has no setting '{name}'{did_you_mean(name, accepted)}")
@@ -293,14 +295,14 @@ def torchattacks(
             settings.setdefault("seed", seed)
         victim.contiguous = True
         try:
-            adversary = known[attack](victim, **settings)
+            adversary = attack_classes[attack](victim, **settings)
             with torch.enable_grad(), gradient_asked():
                 x_adv = adversary(x.detach().contiguous(), y)
         except Exception as error:
             if out_of_memory(error) or isinstance(error, NoGradient):
                 raise
-            said = " ".join(str(error).split()) or "it gives no reason"
-            raise AttackError(f"torchattacks.{attack} failed: {type(error).__name__}: {said}") from error
+            reason = " ".join(str(error).split()) or "it gives no reason"
+            raise AttackError(f"torchattacks.{attack} failed: {type(error).__name__}: {reason}") from error
     if x_adv.shape != x.shape or not torch.isfinite(x_adv).all():
         raise AttackError(f"torchattacks.{attack} gave no images: {tuple(x_adv.shape)}, some values are not finite")
     return torch.empty_like(x).copy_(x_adv.detach())
@@ -313,11 +315,11 @@ def implementation(name: str) -> str:
     SpecError: no attack is named so.
     """
     signature = signatures.describe("Attack", name)
-    named = foreign.packages(signature)
-    if not named:
+    package_names = foreign.packages(signature)
+    if not package_names:
         file = Path(signatures.place_of(calls.function(signature)).rpartition(":")[0])
         return f"fatbench {__version__}" if file.is_relative_to(Path(__file__).parents[1]) else file.name
-    package = next(filter(foreign.installed, named), ", ".join(named))
+    package = next(filter(foreign.installed, package_names), ", ".join(package_names))
     try:
         return f"{package} {importlib.metadata.version(package)}"
     except importlib.metadata.PackageNotFoundError:  # imported from a checkout on the path
@@ -370,9 +372,9 @@ class _Logits(nn.Module):
         if torch.is_grad_enabled():
             from torch.utils.checkpoint import checkpoint
 
-            kept = functools.partial(checkpoint, predict, self.model, use_reentrant=False)
-            return torch.cat([kept(part) for part in x.split(fits)])
-        return torch.cat([predict(self.model, part) for part in x.split(fits)])
+            recomputed = functools.partial(checkpoint, predict, self.model, use_reentrant=False)
+            return torch.cat([recomputed(chunk) for chunk in x.split(fits)])
+        return torch.cat([predict(self.model, chunk) for chunk in x.split(fits)])
 
 
 @contextlib.contextmanager

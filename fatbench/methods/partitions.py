@@ -73,8 +73,8 @@ def classes_per_client(
     size = _chunk("classes_per_client", labels, clients, classes)
     labels = numpy.asarray(labels)
     if class_perm_seed is not None:
-        place = numpy_generator(class_perm_seed, "classes_per_client").permutation(int(labels.max()) + 1)
-        labels = place[labels]
+        class_position = numpy_generator(class_perm_seed, "classes_per_client").permutation(int(labels.max()) + 1)
+        labels = class_position[labels]
     order = numpy.argsort(labels, kind="stable")
     slices = order[: clients * classes * size].reshape(classes, clients, size)
     return [_sorted(slices[:, k].ravel()) for k in range(clients)]
@@ -111,16 +111,18 @@ def shah(
             f"shah: (clients - 1) * skew must be below 100 per cent, got ({clients} - 1) * {skew:g} = "
             f"{(clients - 1) * skew:g}"
         )
-    own = 1 - (clients - 1) * skew / 100 if own_fraction is None else own_fraction
+    main_fraction = 1 - (clients - 1) * skew / 100 if own_fraction is None else own_fraction
     # Client j + d gets the d-th part of chunk j. The parts are cut alike in every chunk, hence the equal sizes.
-    cuts = numpy.rint(size * (own + (1 - own) / max(clients - 1, 1) * numpy.arange(clients - 1))).astype(int)
+    cuts = numpy.rint(
+        size * (main_fraction + (1 - main_fraction) / max(clients - 1, 1) * numpy.arange(clients - 1))
+    ).astype(int)
     order = numpy.argsort(labels, kind="stable")
     shards: list[list[NDArray[Any]]] = [[] for _ in range(clients)]
     for j in range(clients):
         chunk = rng.permutation(order[j * size : (j + 1) * size])
-        for d, part in enumerate(numpy.split(chunk, cuts)):
-            shards[(j + d) % clients].append(part)
-    return [_sorted(numpy.concatenate(parts)) for parts in shards]
+        for d, piece in enumerate(numpy.split(chunk, cuts)):
+            shards[(j + d) % clients].append(piece)
+    return [_sorted(numpy.concatenate(pieces)) for pieces in shards]
 
 
 def part_of_its_own(*, clients: int, skew: float, own_fraction: float | None) -> str | None:
@@ -174,19 +176,21 @@ def unequal_shards(
     # One random order of the shards, cut by the counts, is the same distribution as the release's draws in turn.
     owned = numpy.split(rng.permutation(shards), numpy.cumsum(counts)[:-1])
     pieces = numpy.argsort(labels, kind="stable")[: shards * size].reshape(shards, size)
-    return [_sorted(pieces[own].ravel()) for own in owned]
+    return [_sorted(pieces[shard_numbers].ravel()) for shard_numbers in owned]
 
 
 def shard_counts(rng: numpy.random.Generator, clients: int, shards: int, max_shards: int) -> NDArray[numpy.int64]:
     """How many shards each client of `unequal_shards` gets (clients,): at least 1, together `shards`."""
-    drawn = rng.integers(1, max_shards + 1, clients)
-    counts: NDArray[numpy.int64] = numpy.maximum(numpy.around(drawn / drawn.sum() * shards).astype(numpy.int64), 1)
-    left = shards - int(counts.sum())
-    if left > 0:
-        counts[counts.argmin()] += left
-    elif left < 0:  # one each, then the rest in turn until the shards are gone
-        further = numpy.minimum(numpy.cumsum(counts - 1), shards - clients)
-        counts = 1 + numpy.diff(further, prepend=0)
+    random_counts = rng.integers(1, max_shards + 1, clients)
+    counts: NDArray[numpy.int64] = numpy.maximum(
+        numpy.around(random_counts / random_counts.sum() * shards).astype(numpy.int64), 1
+    )
+    remaining = shards - int(counts.sum())
+    if remaining > 0:
+        counts[counts.argmin()] += remaining
+    elif remaining < 0:  # one each, then the rest in turn until the shards are gone
+        extra_counts = numpy.minimum(numpy.cumsum(counts - 1), shards - clients)
+        counts = 1 + numpy.diff(extra_counts, prepend=0)
     return counts
 
 
@@ -220,7 +224,10 @@ def dirichlet(
             numpy.floor(numpy.cumsum(rng.dirichlet(numpy.full(clients, alpha)))[:-1] * len(members)).astype(int)
             for members in classes
         ]
-        sizes = [numpy.diff(cut, prepend=0, append=len(own)) for cut, own in zip(cuts, classes, strict=True)]
+        sizes = [
+            numpy.diff(cut, prepend=0, append=len(members_of_class))
+            for cut, members_of_class in zip(cuts, classes, strict=True)
+        ]
         if numpy.sum(sizes, axis=0).min() >= min_size:
             break
     else:
@@ -230,9 +237,9 @@ def dirichlet(
         )
     shards: list[list[NDArray[Any]]] = [[] for _ in range(clients)]
     for cut, members in zip(cuts, classes, strict=True):
-        for shard, part in zip(shards, numpy.split(rng.permutation(members), cut), strict=True):
-            shard.append(part)
-    return [_sorted(numpy.concatenate(parts)) for parts in shards]
+        for shard, piece in zip(shards, numpy.split(rng.permutation(members), cut), strict=True):
+            shard.append(piece)
+    return [_sorted(numpy.concatenate(pieces)) for pieces in shards]
 
 
 def by_writer(
@@ -254,17 +261,18 @@ def by_writer(
     if writers is None:
         raise ValueError("by_writer: this data set does not say who wrote (or who is on) an image")
     names, owner, sizes = numpy.unique(writers, return_inverse=True, return_counts=True)
-    kept = numpy.flatnonzero(sizes >= min_images)
-    if len(kept) < (clients or 1):
-        asked = "one client per writer" if clients is None else f"{clients} clients"
+    chosen_writers = numpy.flatnonzero(sizes >= min_images)
+    if len(chosen_writers) < (clients or 1):
+        request = "one client per writer" if clients is None else f"{clients} clients"
         raise ValueError(
-            f"by_writer: {asked}, but only {len(kept)} of {len(names)} writers have {min_images} examples or more"
+            f"by_writer: {request}, but only {len(chosen_writers)} of {len(names)} writers have {min_images} "
+            "examples or more"
         )
     if clients is not None:
-        kept = numpy.sort(rng.choice(kept, clients, replace=False))
+        chosen_writers = numpy.sort(rng.choice(chosen_writers, clients, replace=False))
     order = numpy.argsort(owner)
     starts = numpy.concatenate([[0], numpy.cumsum(sizes)])
-    return [_sorted(order[starts[k] : starts[k + 1]]) for k in kept]
+    return [_sorted(order[starts[k] : starts[k + 1]]) for k in chosen_writers]
 
 
 def known_writers(cell: Facts) -> str | None:
@@ -309,29 +317,29 @@ def label_table(
     labels = numpy.asarray(labels)
     if labels.max() > 9:
         raise ValueError(f"label_table: the table has labels 0 to 9, but there is a label {labels.max()}")
-    present = numpy.unique(labels)
-    if classes > len(present):
-        raise ValueError(f"label_table: classes={classes} labels for each client, but only {len(present)} occur")
-    held = drawn_labels(rng, clients, classes, numpy.asarray(LABEL_TABLES[table])[present])
+    labels_present = numpy.unique(labels)
+    if classes > len(labels_present):
+        raise ValueError(f"label_table: classes={classes} labels for each client, but only {len(labels_present)} occur")
+    holdings = drawn_labels(rng, clients, classes, numpy.asarray(LABEL_TABLES[table])[labels_present])
     shards: list[list[NDArray[Any]]] = [[] for _ in range(clients)]
-    for column, label in enumerate(present):
-        holders, members = numpy.flatnonzero(held[:, column]), numpy.flatnonzero(labels == label)
+    for column, label in enumerate(labels_present):
+        holders, members = numpy.flatnonzero(holdings[:, column]), numpy.flatnonzero(labels == label)
         if len(holders) > len(members):
             raise ValueError(f"label_table: {len(holders)} clients hold label {label}, of {len(members)} examples")
         if len(holders):
-            for k, part in zip(holders, numpy.array_split(rng.permutation(members), len(holders)), strict=True):
-                shards[k].append(part)
-    return [_sorted(numpy.concatenate(parts)) for parts in shards]
+            for k, piece in zip(holders, numpy.array_split(rng.permutation(members), len(holders)), strict=True):
+                shards[k].append(piece)
+    return [_sorted(numpy.concatenate(pieces)) for pieces in shards]
 
 
 def drawn_labels(
     rng: numpy.random.Generator, clients: int, classes: int, table: NDArray[numpy.float64]
 ) -> NDArray[numpy.bool_]:
     """Which of the labels of `table`, proportions (L,), each client of `label_table` draws: (clients, L) bool."""
-    held = numpy.zeros((clients, len(table)), dtype=bool)
+    holdings = numpy.zeros((clients, len(table)), dtype=bool)
     for k in range(clients):
-        held[k, rng.choice(len(table), classes, replace=False, p=table / table.sum())] = True
-    return held
+        holdings[k, rng.choice(len(table), classes, replace=False, p=table / table.sum())] = True
+    return holdings
 
 
 def group_skew(
@@ -359,9 +367,9 @@ def group_skew(
         raise ValueError(f"group_skew: {groups} groups of {classes} classes and {clients} clients: at least one each")
     if groups == 1 and p < 1:
         raise ValueError(f"group_skew: p={p:g}, but with one group there is no other")
-    own = labels * groups // classes
-    elsewhere = (own + rng.integers(1, max(groups, 2), len(labels))) % groups
-    group = numpy.where(rng.random(len(labels)) < p, own, elsewhere)
+    own_group = labels * groups // classes
+    elsewhere = (own_group + rng.integers(1, max(groups, 2), len(labels))) % groups
+    group = numpy.where(rng.random(len(labels)) < p, own_group, elsewhere)
     owner = numpy.empty(len(labels), dtype=numpy.int64)
     for g, members in enumerate(numpy.array_split(rng.permutation(clients), groups)):
         owner[group == g] = rng.choice(members, int((group == g).sum()))
@@ -380,8 +388,8 @@ def one_class_and_client_each(cell: Facts, *, groups: int, clients: int) -> str 
 def _chunk(name: str, labels: Labels, clients: int, slices: int = 1) -> int:
     size = len(labels) // (clients * slices)
     if size == 0:
-        parts = f"{clients} clients" if slices == 1 else f"{clients} clients with {slices} slices each"
-        raise ValueError(f"{name}: {parts}, but only {len(labels)} examples")
+        holders_text = f"{clients} clients" if slices == 1 else f"{clients} clients with {slices} slices each"
+        raise ValueError(f"{name}: {holders_text}, but only {len(labels)} examples")
     return size
 
 

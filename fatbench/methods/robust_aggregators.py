@@ -52,9 +52,11 @@ def trimmed_mean(updates: Sequence[Update], context: Context, *, byzantine: Natu
 
     Source: Yin et al. 2018 (ICML).
     """
-    left = _fewer(updates, byzantine, "trimmed_mean", 2 * byzantine + 1)
+    malicious_left = _fewer(updates, byzantine, "trimmed_mean", 2 * byzantine + 1)
     return _by_coordinate(
-        updates, context, lambda values: values.sort(0).values[left : len(values) - left or None].mean(0)
+        updates,
+        context,
+        lambda values: values.sort(0).values[malicious_left : len(values) - malicious_left or None].mean(0),
     )
 
 
@@ -68,21 +70,21 @@ def bulyan(updates: Sequence[Update], context: Context, *, byzantine: Natural) -
     Source: El Mhamdi et al. 2018 (arXiv 1802.07927).
     """
     f = _fewer(updates, byzantine, "bulyan", 4 * byzantine + 3)
-    kept = by_number(updates)
-    squared = _squared_distances(_gram(updates, kept, context))
-    chosen: list[int] = []
-    while len(chosen) < len(kept) - 2 * f:
-        left = [k for k in range(len(kept)) if k not in chosen]
-        scores = _krum_scores(squared[left][:, left], f)
-        chosen.append(left[min(range(len(left)), key=scores.__getitem__)])
-    nearest = len(chosen) - 2 * f
+    positions_by_client = by_number(updates)
+    squared = _squared_distances(_gram(updates, positions_by_client, context))
+    chosen_rows: list[int] = []
+    while len(chosen_rows) < len(positions_by_client) - 2 * f:
+        rows_left = [k for k in range(len(positions_by_client)) if k not in chosen_rows]
+        scores = _krum_scores(squared[rows_left][:, rows_left], f)
+        chosen_rows.append(rows_left[min(range(len(rows_left)), key=scores.__getitem__)])
+    nearest = len(chosen_rows) - 2 * f
 
     def near_the_median(values: Tensor) -> Tensor:
         ordered = values.sort(0).values
         order = (ordered - _middle(ordered)).abs().sort(dim=0, stable=True).indices[:nearest]
         return ordered.gather(0, order).mean(0)
 
-    positions = [kept[k] for k in chosen]
+    positions = [positions_by_client[k] for k in chosen_rows]
     return _by_coordinate(updates, context, near_the_median, positions)
 
 
@@ -99,8 +101,8 @@ def _by_coordinate(
     positions: Sequence[int] | None = None,
 ) -> Mixing:
     """The model whose tensors are `combine` of the clients' (m, ...), of the clients at `positions` alone if given."""
-    taken = by_number(updates) if positions is None else list(positions)
-    models = [updates[k].model for k in taken]
+    used_positions = by_number(updates) if positions is None else list(positions)
+    models = [updates[k].model for k in used_positions]
     network = context.problem.model
     frozen = {name for name, _ in network.named_parameters(remove_duplicate=False)} - set(trainable(network))
     combined: Tensors = {
@@ -109,7 +111,12 @@ def _by_coordinate(
         else models[0][name]
         for name, value in context.broadcast.items()
     }
-    return _mixing(updates, dict.fromkeys(taken, 1 / len(taken)), combined, () if positions is None else taken)
+    return _mixing(
+        updates,
+        dict.fromkeys(used_positions, 1 / len(used_positions)),
+        combined,
+        () if positions is None else used_positions,
+    )
 
 
 # --- what the distances say ---------------------------------------------------------------------------------------
@@ -135,11 +142,11 @@ def multi_krum(updates: Sequence[Update], context: Context, *, byzantine: Natura
 
 def _multi_krum(name: str, updates: Sequence[Update], context: Context, byzantine: int, keep: int | None) -> Mixing:
     f = _fewer(updates, byzantine, name, 2 * byzantine + 3)
-    kept = by_number(updates)
-    scores = _krum_scores(_squared_distances(_gram(updates, kept, context)), f)
-    best = sorted(range(len(kept)), key=scores.__getitem__)[: keep or len(kept) - f]
-    chosen = [kept[k] for k in best]
-    return _weighted(updates, context, dict.fromkeys(chosen, 1 / len(chosen)), chosen)
+    positions = by_number(updates)
+    scores = _krum_scores(_squared_distances(_gram(updates, positions, context)), f)
+    best = sorted(range(len(positions)), key=scores.__getitem__)[: keep or len(positions) - f]
+    chosen_positions = [positions[k] for k in best]
+    return _weighted(updates, context, dict.fromkeys(chosen_positions, 1 / len(chosen_positions)), chosen_positions)
 
 
 def _krum_scores(squared: Tensor, byzantine: int) -> list[float]:
@@ -163,31 +170,31 @@ def geometric_median(
 
     Source: Pillutla et al. 2019 (arXiv 1912.13445).
     """
-    kept = by_number(updates)
-    gram = _gram(updates, kept, context)
-    alpha = torch.tensor([float(updates[k].n if by_samples else 1) for k in kept], dtype=torch.float64)
+    positions = by_number(updates)
+    gram = _gram(updates, positions, context)
+    alpha = torch.tensor([float(updates[k].n if by_samples else 1) for k in positions], dtype=torch.float64)
     weights = alpha = alpha / alpha.sum()
 
     def distances(weights: Tensor) -> Tensor:
         squared = gram.diag() - 2 * gram @ weights + weights @ gram @ weights
         return squared.clamp(min=0).sqrt()
 
-    far = distances(weights)
+    lengths = distances(weights)
     for _ in range(iterations):
-        before = float(alpha @ far)
-        weights = alpha / far.clamp(min=smoothing)
+        old_objective = float(alpha @ lengths)
+        weights = alpha / lengths.clamp(min=smoothing)
         weights = weights / weights.sum()
-        far = distances(weights)
-        if before - float(alpha @ far) < 1e-6 * before:
+        lengths = distances(weights)
+        if old_objective - float(alpha @ lengths) < 1e-6 * old_objective:
             break
-    return _weighted(updates, context, dict(zip(kept, weights.tolist(), strict=True)))
+    return _weighted(updates, context, dict(zip(positions, weights.tolist(), strict=True)))
 
 
-def _gram(updates: Sequence[Update], kept: Sequence[int], context: Context) -> Tensor:
-    """The products (m, m) of the uploads at the positions `kept`, float64 on the CPU."""
-    total = torch.zeros(len(kept), len(kept), dtype=torch.float64)
+def _gram(updates: Sequence[Update], positions: Sequence[int], context: Context) -> Tensor:
+    """The products (m, m) of the uploads at the positions `positions`, float64 on the CPU."""
+    total = torch.zeros(len(positions), len(positions), dtype=torch.float64)
     for name in trainable(context.problem.model):
-        u = torch.stack([(updates[k].model[name] - context.broadcast[name]).flatten() for k in kept]).double()
+        u = torch.stack([(updates[k].model[name] - context.broadcast[name]).flatten() for k in positions]).double()
         total += (u @ u.T).cpu()
     return total
 
@@ -212,14 +219,14 @@ def centred_clipping(
 
     Source: Karimireddy et al. 2021 (arXiv 2012.10333).
     """
-    kept = by_number(updates)
-    u = _flat(updates, kept, context)
+    positions = by_number(updates)
+    u = _flat(updates, positions, context)
     centre: Tensor = context.memory["centre"].to(u) if "centre" in context.memory else torch.zeros_like(u[0])
     for _ in range(iterations):
         difference = u - centre
         norms = torch.linalg.vector_norm(difference, dim=1, keepdim=True)
         centre = centre + (difference * _at_most(radius, norms)).mean(0)
-    mixing = _moved(updates, context, kept, centre, float((norms > radius).double().mean()))
+    mixing = _moved(updates, context, positions, centre, float((norms > radius).double().mean()))
     return replace(mixing, memory={"centre": centre})
 
 
@@ -228,23 +235,23 @@ def _at_most(bound: float, norms: Tensor) -> Tensor:
     return (bound / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1)
 
 
-def _flat(updates: Sequence[Update], kept: Sequence[int], context: Context) -> Tensor:
-    """The uploads at the positions `kept`, one row each."""
+def _flat(updates: Sequence[Update], positions: Sequence[int], context: Context) -> Tensor:
+    """The uploads at the positions `positions`, one row each."""
     names = trainable(context.problem.model)
     return torch.stack(
-        [torch.cat([(updates[k].model[name] - context.broadcast[name]).flatten() for name in names]) for k in kept]
+        [torch.cat([(updates[k].model[name] - context.broadcast[name]).flatten() for name in names]) for k in positions]
     )
 
 
-def _moved(updates: Sequence[Update], context: Context, kept: Sequence[int], by: Tensor, clipped: float) -> Mixing:
-    """theta^t moved by the vector `by`, with plain means of the buffers at the positions `kept`."""
-    mixing = _weighted(updates, context, dict.fromkeys(kept, 1 / len(kept)))
+def _moved(updates: Sequence[Update], context: Context, positions: Sequence[int], by: Tensor, clipped: float) -> Mixing:
+    """theta^t moved by the vector `by`, with plain means of the buffers at the positions `positions`."""
+    mixing = _weighted(updates, context, dict.fromkeys(positions, 1 / len(positions)))
     assert mixing.model is not None
     names = trainable(context.problem.model)
-    parts = by.split([context.broadcast[name].numel() for name in names])
+    pieces = by.split([context.broadcast[name].numel() for name in names])
     moved = {
-        name: context.broadcast[name] + part.view_as(context.broadcast[name])
-        for name, part in zip(names, parts, strict=True)
+        name: context.broadcast[name] + piece.view_as(context.broadcast[name])
+        for name, piece in zip(names, pieces, strict=True)
     }
     return replace(mixing, model={**mixing.model, **moved}, metrics={**mixing.metrics, "clipped": clipped})
 
@@ -274,10 +281,10 @@ def enough_for_krum(cell: Facts, *, byzantine: int) -> str | None:
     return _too_few("Krum", cell, byzantine, 2 * byzantine + 3)
 
 
-def _too_few(name: str, cell: Facts, byzantine: int, least: int) -> str | None:
-    if cell.cohort < least:
+def _too_few(name: str, cell: Facts, byzantine: int, minimum: int) -> str | None:
+    if cell.cohort < minimum:
         return (
-            f"byzantine: {name} needs {least} clients in a round to bear {byzantine} malicious ones, and there are "
+            f"byzantine: {name} needs {minimum} clients in a round to bear {byzantine} malicious ones, and there are "
             f"{cell.cohort}"
         )
     return None
@@ -297,12 +304,12 @@ def by_number(updates: Sequence[Update]) -> list[int]:
     return sorted(range(len(updates)), key=lambda k: updates[k].client)
 
 
-def _fewer(updates: Sequence[Update], byzantine: int, name: str, least: int) -> int:
-    """How many malicious clients are left among the updates. ValueError: fewer than `least` clients in the round."""
+def _fewer(updates: Sequence[Update], byzantine: int, name: str, minimum: int) -> int:
+    """How many malicious clients are left among the updates. ValueError: fewer than `minimum` clients in the round."""
     refused = updates[0].refused
-    if len(updates) + refused < least:
+    if len(updates) + refused < minimum:
         clients = len(updates) + refused
-        raise ValueError(f"{name}: byzantine={byzantine} needs {least} clients in a round, and there are {clients}")
+        raise ValueError(f"{name}: byzantine={byzantine} needs {minimum} clients in a round, and there are {clients}")
     return max(byzantine - refused, 0)
 
 
@@ -311,8 +318,8 @@ def _weighted(
 ) -> Mixing:
     """The sum of models with `weights` by position, which sum to 1; of float buffers too."""
     # `mix` weighs buffers by n, which is a whole number.
-    taken = [replace(updates[k], n=round(weight * 2**52)) for k, weight in weights.items()]
-    model = mix(taken, Mixing(list(weights.values())), context.broadcast, context.problem.model)
+    reweighted = [replace(updates[k], n=round(weight * 2**52)) for k, weight in weights.items()]
+    model = mix(reweighted, Mixing(list(weights.values())), context.broadcast, context.problem.model)
     return _mixing(updates, weights, model, selected)
 
 

@@ -25,15 +25,15 @@ def svcca(a: Tensor, b: Tensor, variance: float = 0.99) -> float:
     """
     if a.dim() != 2 or b.dim() != 2 or len(a) != len(b):
         raise ValueError(f"svcca: expected (n, p) and (n, q), got {tuple(a.shape)} and {tuple(b.shape)}")
-    left, right = leading_directions(a, variance), leading_directions(b, variance)
-    if left is None or right is None:
+    directions_a, directions_b = leading_directions(a, variance), leading_directions(b, variance)
+    if directions_a is None or directions_b is None:
         return float("nan")
-    p, q = left.shape[1], right.shape[1]
+    p, q = directions_a.shape[1], directions_b.shape[1]
     if p + q > len(a) - 1:
         raise ValueError(
             f"svcca: {len(a)} images are too few to compare {p} with {q} dimensions; more than {p + q} needed"
         )
-    correlations = torch.linalg.svdvals(left.T @ right).clamp(0, 1)
+    correlations = torch.linalg.svdvals(directions_a.T @ directions_b).clamp(0, 1)
     return float(correlations.mean())
 
 
@@ -65,15 +65,15 @@ def activations(model: nn.Module, x: Tensor, block: int) -> Tensor:
         raise ValueError(f"svcca: {type(model).__name__} has no blocks; it takes a vision transformer")
     if not 1 <= block <= len(blocks):
         raise ValueError(f"svcca: block {block} of a model with {len(blocks)} blocks")
-    found: list[Tensor] = []
+    token_means: list[Tensor] = []
 
     def keep(_module: nn.Module, _inputs: object, output: Tensor | tuple[Tensor, Tensor]) -> None:
         tokens = output if isinstance(output, Tensor) else output[-1]  # a TNT block returns pixel and patch tokens
-        found.append(tokens[:, 1:].mean(1))
+        token_means.append(tokens[:, 1:].mean(1))
 
     handle = blocks[block - 1].register_forward_hook(keep)
     try:
         model.tokens(x)  # type: ignore[operator]
     finally:
         handle.remove()
-    return torch.cat(found)  # several where --microbatch cuts the batch
+    return torch.cat(token_means)  # several where --microbatch cuts the batch

@@ -65,8 +65,8 @@ def logit_parameters(model: nn.Module) -> list[str]:
         return [name for name, _ in model.named_parameters() if name.startswith(prefixes)]
     names: list[str] = []
     for prefix, module in model.named_modules():
-        own = [f"{prefix}.{name}".removeprefix(".") for name, _ in module.named_parameters(recurse=False)]
-        names = own or names
+        layer_names = [f"{prefix}.{name}".removeprefix(".") for name, _ in module.named_parameters(recurse=False)]
+        names = layer_names or names
     return names
 
 

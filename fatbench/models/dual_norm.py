@@ -17,8 +17,8 @@ def with_dual_norm(network: nn.Module) -> nn.Module:
     """
     for name, module in list(network.named_modules()):
         if type(module) is nn.BatchNorm2d:
-            parent, _, own = name.rpartition(".")
-            setattr(network.get_submodule(parent), own, DualBatchNorm2d(module))
+            parent, _, attribute = name.rpartition(".")
+            setattr(network.get_submodule(parent), attribute, DualBatchNorm2d(module))
     return network
 
 
@@ -51,7 +51,7 @@ class DualBatchNorm2d(nn.BatchNorm2d):
 
 
 @contextlib.contextmanager
-def attacked(model: nn.Module) -> Iterator[None]:
+def on_attacked_images(model: nn.Module) -> Iterator[None]:
     """While it lasts, the network uses the statistics of attacked images, until its mode changes."""
     use_statistics(model, attacked=True)
     try:

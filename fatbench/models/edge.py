@@ -60,7 +60,7 @@ def edge_vit(
     server = _vit(
         "edge_vit", extractor, shape, classes, channels=takes or width, dim=dim, depth=depth, heads=heads, patch=patch
     )
-    return EdgeServer(extractor, _rest(width, classes), server, ("server.head", "server.head_dist"))
+    return EdgeServer(extractor, _remaining_stages(width, classes), server, ("server.head", "server.head_dist"))
 
 
 def whole_vit(
@@ -111,7 +111,7 @@ def edge_resnet(
     server = _bottlenecks(
         "edge_resnet", extractor, shape, classes, channels=takes or width, planes=planes, blocks=blocks
     )
-    return EdgeServer(extractor, _rest(width, classes), server, ("server.fc",))
+    return EdgeServer(extractor, _remaining_stages(width, classes), server, ("server.fc",))
 
 
 def edge_resnet8(
@@ -171,7 +171,7 @@ def whole_edge(shape: Shape, classes: int, *, width: Count = 64, stem: Literal[3
 
     Source: Tao et al. 2022, Figure 5.
     """
-    return Whole(_shallow(shape, width, stem, "whole_edge"), _rest(width, classes), ("server.fc",))
+    return Whole(_shallow(shape, width, stem, "whole_edge"), _remaining_stages(width, classes), ("server.fc",))
 
 
 def edge_vit_parameters(shape: Shape, classes: int, *, width: int, stem: int, dim: int, depth: int, patch: int) -> int:
@@ -231,8 +231,8 @@ def _vit_size(tokens: int, classes: int, width: int, dim: int, depth: int, patch
 
 
 def _bottlenecks_size(classes: int, width: int, planes: int, blocks: int) -> int:
-    later = (blocks - 1) * (357 * planes + 84)
-    return planes * (5 * width + 473 * planes + 140 + later) + (16 * planes + 1) * classes
+    later_blocks = (blocks - 1) * (357 * planes + 84)
+    return planes * (5 * width + 473 * planes + 140 + later_blocks) + (16 * planes + 1) * classes
 
 
 def _side_on_the_wire(side: int, stem: int) -> int:
@@ -246,8 +246,8 @@ def features_tiled(cell: Facts, *, stem: int, patch: int) -> str | None:
 
 def trained_by_edges(cell: Facts) -> str | None:
     if "edge" not in cell.algorithm.parts:
-        whole = "whole_vit" if "distillation head" in cell.model.parts else "whole_resnet"
-        return f"{cell.algorithm.name} trains a model that is trained whole ({whole}?), not {cell.model.name}"
+        whole_model = "whole_vit" if "distillation head" in cell.model.parts else "whole_resnet"
+        return f"{cell.algorithm.name} trains a model that is trained whole ({whole_model}?), not {cell.model.name}"
     return None
 
 
@@ -306,7 +306,7 @@ def _shallow(shape: Shape, width: int, stem: int, name: str) -> nn.Module:
     return nn.Sequential(OrderedDict({**_stem(shape[0], width, stem), "layer1": layer1}))
 
 
-def _rest(width: int, classes: int) -> nn.Module:
+def _remaining_stages(width: int, classes: int) -> nn.Module:
     """ResNet-18 behind its first stage: (B, width, h, w) -> (B, classes)."""
     stages = {
         f"layer{i + 1}": nn.Sequential(

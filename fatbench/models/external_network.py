@@ -51,8 +51,8 @@ class Preprocessed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.channels == "bgr":
             x = x.flip(1)
-        given: Tensor = self.network((x - self.mean) / self.std)
-        return given.clamp(min=TINY).log() if self.outputs == "probabilities" else given
+        network_outputs: Tensor = self.network((x - self.mean) / self.std)
+        return network_outputs.clamp(min=TINY).log() if self.outputs == "probabilities" else network_outputs
 
 
 def network(source: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -62,7 +62,7 @@ def network(source: str, shape: tuple[int, int, int], classes: int) -> nn.Module
     function of that Python file returns; it takes no arguments. SpecError: neither, or no such name; MachineError: the
     function, or the file, raised.
     """
-    source = named(source)
+    source = full_name(source)
     kind, slash, name = source.partition("/")
     if kind == "timm" and slash and not source.endswith(".py") and ":" not in source:
         return _from_timm(name, shape, classes)
@@ -72,7 +72,7 @@ def network(source: str, shape: tuple[int, int, int], classes: int) -> nn.Module
     return _from_python(Path(file), function)
 
 
-def named(source: str) -> str:
+def full_name(source: str) -> str:
     """ "timm/NAME" or "FILE.py:FUNCTION" of a network as people name it: "net:Net", "net.py" with one, "resnet18".
 
     SpecError: the file has several networks, or none. What else it could be is returned as it is.
@@ -82,10 +82,12 @@ def named(source: str) -> str:
         module = Path(*file.split(".")).with_suffix(".py") if re.fullmatch(r"[\w.]+", file) else Path()
         return f"{module}:{function}" if not file.endswith(".py") and module.is_file() else source
     if source.endswith(".py") and Path(source).is_file():
-        known = _networks(Path(source))
-        if len(known) != 1:
-            raise SpecError(f"--model {source}: which of {', '.join(known) or 'no network'}? write {source}:FUNCTION")
-        return f"{source}:{known[0]}"
+        candidates = _networks(Path(source))
+        if len(candidates) != 1:
+            raise SpecError(
+                f"--model {source}: which of {', '.join(candidates) or 'no network'}? write {source}:FUNCTION"
+            )
+        return f"{source}:{candidates[0]}"
     if re.fullmatch(r"[A-Za-z]\w*", source):
         import timm
 
@@ -103,9 +105,9 @@ def _networks(file: Path) -> list[str]:
         node for node in tree.body
         if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Module") for base in node.bases)
     ]  # fmt: skip
-    parts = {part.id for node in modules for part in ast.walk(node) if isinstance(part, ast.Name)}
-    found = [node.name for node in modules if node.name not in parts]
-    return found or [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
+    used_inside = {name_node.id for node in modules for name_node in ast.walk(node) if isinstance(name_node, ast.Name)}
+    outer_modules = [node.name for node in modules if node.name not in used_inside]
+    return outer_modules or [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
 
 
 def _from_timm(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -114,55 +116,55 @@ def _from_timm(name: str, shape: tuple[int, int, int], classes: int) -> nn.Modul
     if not timm.is_model(name):
         raise SpecError(f"--model: timm has no network '{name}'{did_you_mean(name, timm.list_models())}")
     try:
-        made: nn.Module = timm.create_model(name, pretrained=False, num_classes=classes, in_chans=shape[0])
+        network: nn.Module = timm.create_model(name, pretrained=False, num_classes=classes, in_chans=shape[0])
     except Exception as error:  # whatever a network says to a number of channels that it does not take
         raise MachineError(f"--model: timm cannot build {name}: {first_line(error)}") from error
-    return made
+    return network
 
 
 def _from_python(file: Path, function: str) -> nn.Module:
     if not file.is_file():
         raise SpecError(f"--model: no such file: {file}")
     try:
-        own = OwnModules(file)
+        neighbours = OwnModules(file)
     except SpecError as error:
         raise SpecError(f"--model: {error}") from None
     except Exception as error:
         raise _raised(str(file), error) from error
-    with own.first():
+    with neighbours.first():
         try:
-            module = own.module()
+            module = neighbours.module()
         except Exception as error:
             raise _raised(str(file), error) from error
         make = getattr(module, function, None)
         if not callable(make):
-            known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-            raise SpecError(f"--model: {file} has no function '{function}'{did_you_mean(function, known)}")
+            callables = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+            raise SpecError(f"--model: {file} has no function '{function}'{did_you_mean(function, callables)}")
         try:
-            made = make()
+            network = make()
         except Exception as error:
             raise _raised(f"{file}:{function}()", error) from error
-    if not isinstance(made, nn.Module):
-        raise SpecError(f"--model: {file}:{function}() returned a {type(made).__name__}, not a torch.nn.Module")
-    if own.imports_late():
-        _with_neighbours(made, own)
-    return made
+    if not isinstance(network, nn.Module):
+        raise SpecError(f"--model: {file}:{function}() returned a {type(network).__name__}, not a torch.nn.Module")
+    if neighbours.imports_late():
+        _with_neighbours(network, neighbours)
+    return network
 
 
-def _raised(what: str, error: Exception) -> MachineError:
-    return MachineError(f"--model: {what}: {type(error).__name__}: {first_line(error)}")
+def _raised(source: str, error: Exception) -> MachineError:
+    return MachineError(f"--model: {source}: {type(error).__name__}: {first_line(error)}")
 
 
-def _with_neighbours(network: nn.Module, own: OwnModules) -> None:
+def _with_neighbours(network: nn.Module, neighbours: OwnModules) -> None:
     """Let a network's functions import its neighbours whenever it is called."""
-    inside: list[contextlib.ExitStack] = []
+    open_contexts: list[contextlib.ExitStack] = []
 
     def enter(*_: object) -> None:
-        inside.append(contextlib.ExitStack())
-        inside[-1].enter_context(own.first())
+        open_contexts.append(contextlib.ExitStack())
+        open_contexts[-1].enter_context(neighbours.first())
 
     def leave(*_: object) -> None:
-        inside.pop().close()
+        open_contexts.pop().close()
 
     network.register_forward_pre_hook(enter)
     network.register_forward_hook(leave, always_call=True)
@@ -170,8 +172,8 @@ def _with_neighbours(network: nn.Module, own: OwnModules) -> None:
 
 def load(network: nn.Module, source: str, state: Mapping[str, Tensor]) -> None:
     """Put a state dict into a network, every tensor of it. SpecError: it is another network's, and where."""
-    wanted = network.state_dict()
-    if differences := mismatches(state, wanted):
-        more = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
-        raise SpecError(f"{source} is of another network: {'; '.join(differences[:SHOWN])}{more}")
+    network_state = network.state_dict()
+    if differences := mismatches(state, network_state):
+        remainder = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
+        raise SpecError(f"{source} is of another network: {'; '.join(differences[:SHOWN])}{remainder}")
     network.load_state_dict(dict(state))

@@ -137,7 +137,7 @@ def cls_vis_parameters(classes: int, *, dim: int, head: str, d1: int | None, d2:
     """How many weights of a head train beyond those of the class token's linear layer."""
     if head != "cls_vis":
         return 0
-    first = d1 or 48 + 16 * (dim >= 384) + 32 * (dim >= 448)
-    second = d2 or 24 + 24 * (dim >= 384)
+    first_width = d1 or 48 + 16 * (dim >= 384) + 32 * (dim >= 448)
+    second_width = d2 or 24 + 24 * (dim >= 384)
     normed = dim + 2 * (head_norm != "none")
-    return first * (normed + 1) + second * normed + classes + first * second * classes
+    return first_width * (normed + 1) + second_width * normed + classes + first_width * second_width * classes

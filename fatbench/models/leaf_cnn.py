@@ -26,8 +26,8 @@ def leaf_cnn(shape: tuple[int, int, int], classes: int, *, width: Count = 32) ->
 def leaf_cnn_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
     """How many weights train."""
     channels, side, _ = shape
-    last = width * ((side + 15) // 16) ** 2
-    return 9 * channels * width + 27 * width * width + 12 * width + (last + 1) * classes
+    flattened = width * ((side + 15) // 16) ** 2
+    return 9 * channels * width + 27 * width * width + 12 * width + (flattened + 1) * classes
 
 
 class LeafCNN(nn.Module):

@@ -38,8 +38,8 @@ def nin(
 def nin_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
     """How many weights train."""
     middle = 5 * width // 6
-    first = width * (25 * shape[0] + 12 * width + 6)
-    return first + (width + 1) * (classes + middle) + width // 2 * (25 * width + 1 + middle)
+    first_block = width * (25 * shape[0] + 12 * width + 6)
+    return first_block + (width + 1) * (classes + middle) + width // 2 * (25 * width + 1 + middle)
 
 
 class NIN(nn.Module):

@@ -44,7 +44,7 @@ class OwnModules:
         self._finder = _Neighbours(self.folders)
         for path in sources.local_modules(self.file, _tree):
             module = sys.modules.get(sources.module_name(path))
-            if module is not None and not _own(module):
+            if module is not None and not _is_own_module(module):
                 raise SpecError(f"{path} has the name of another module that is loaded already: rename it")
 
     def module(self) -> ModuleType:
@@ -64,7 +64,9 @@ class OwnModules:
         names = self._names()
 
         def of_folders() -> dict[str, ModuleType]:
-            return {name: m for name, m in [*sys.modules.items()] if name.partition(".")[0] in names and _own(m)}
+            return {
+                name: m for name, m in [*sys.modules.items()] if name.partition(".")[0] in names and _is_own_module(m)
+            }
 
         hidden, path = of_folders(), [*sys.path]
         for name in hidden:
@@ -103,13 +105,13 @@ def _tree(file: Path) -> ast.Module:
     return ast.parse(file.read_bytes(), str(file))
 
 
-def _own(module: ModuleType) -> bool:
+def _is_own_module(module: ModuleType) -> bool:
     """Whether a module is somebody's own: no part of Python, of an installed package or of fatbench."""
-    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())][:1]
+    locations = [getattr(module, "__file__", None), *getattr(module, "__path__", ())][:1]
     name = getattr(module, "__name__", "").partition(".")[0]
-    if not places or places[0] is None or name in ("__main__", "fatbench") or name in sys.stdlib_module_names:
+    if not locations or locations[0] is None or name in ("__main__", "fatbench") or name in sys.stdlib_module_names:
         return False
-    path = Path(places[0])
+    path = Path(locations[0])
     return not path.is_relative_to(LIBRARY) and not set(path.parts).intersection(sources.INSTALLED)
 
 
@@ -134,7 +136,7 @@ class _Neighbours(MetaPathFinder):
     ) -> ModuleSpec | None:
         """The neighbour of this name; None: there is none."""
         for folder in self.folders if path is None else path:
-            if any(Path(folder).is_relative_to(own) for own in self.folders):
+            if any(Path(folder).is_relative_to(own_folder) for own_folder in self.folders):
                 spec = self.finder(folder).find_spec(name)
                 if spec is not None and spec.loader is not None:
                     return spec

@@ -78,13 +78,14 @@ def load_pretrained(
     model.pretrained = {"source": Path(source).name, "digest": digest}
     state = renamed(state)
     classifier = {key: state.pop(key) for key in CLASSIFIER if key in state}
-    wanted = model.backbone.state_dict()
-    if position is not None and position in state and position in wanted:
-        state[position] = resized(state[position], wanted[position])
-    if differences := mismatches(state, wanted):
-        more = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
+    backbone_state = model.backbone.state_dict()
+    if position is not None and position in state and position in backbone_state:
+        state[position] = resized(state[position], backbone_state[position])
+    if differences := mismatches(state, backbone_state):
+        remainder = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
         raise ValueError(
-            f"{name}: {source} holds another architecture than these settings: {'; '.join(differences[:SHOWN])}{more}"
+            f"{name}: {source} holds another architecture than these settings: "
+            f"{'; '.join(differences[:SHOWN])}{remainder}"
         )
     model.backbone.load_state_dict(state)
     layer = model.classifier
@@ -94,33 +95,33 @@ def load_pretrained(
 
 def of_tensors(state: Mapping[str, Tensor]) -> str:
     """ "sha256:<hex>" of the tensors' names and contents, in the order of the names."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for key in sorted(state):
         value = state[key].detach().cpu().contiguous()
-        found.update(f"{key} {value.dtype} {shape(value)}\n".encode())
-        found.update(value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
-    return f"sha256:{found.hexdigest()}"
+        sha256.update(f"{key} {value.dtype} {shape(value)}\n".encode())
+        sha256.update(value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    return f"sha256:{sha256.hexdigest()}"
 
 
-def resized(table: Tensor, wanted: Tensor) -> Tensor:
-    """A position table (1, 1 + n * n, D) for as many tokens as `wanted` has; as it is where its form is another."""
-    old, new = (round((t.shape[1] - 1) ** 0.5) if t.dim() == 3 else 0 for t in (table, wanted))
-    if old == new or not old or table.shape != (1, old * old + 1, wanted.shape[2]):
+def resized(table: Tensor, target: Tensor) -> Tensor:
+    """A position table (1, 1 + n * n, D) for as many tokens as `target` has; as it is where its form is another."""
+    old_side, new_side = (round((t.shape[1] - 1) ** 0.5) if t.dim() == 3 else 0 for t in (table, target))
+    if old_side == new_side or not old_side or table.shape != (1, old_side * old_side + 1, target.shape[2]):
         return table
     from timm.layers.pos_embed import resample_abs_pos_embed
 
-    return resample_abs_pos_embed(table, new_size=[new, new], old_size=[old, old])
+    return resample_abs_pos_embed(table, new_size=[new_side, new_side], old_size=[old_side, old_side])
 
 
-def mismatches(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+def mismatches(state: Mapping[str, Tensor], needed: Mapping[str, Tensor]) -> list[str]:
     """What keeps `state` from being loaded, in the order of the model's tensors, then those that only it has."""
-    found = []
-    for key, value in wanted.items():
+    differences = []
+    for key, value in needed.items():
         if key not in state:
-            found.append(f"{key} is missing, {shape(value)} needed")
+            differences.append(f"{key} is missing, {shape(value)} needed")
         elif state[key].shape != value.shape:
-            found.append(f"{key} is {shape(state[key])}, {shape(value)} needed")
-    return found + [f"{key} is {shape(value)}, none needed" for key, value in state.items() if key not in wanted]
+            differences.append(f"{key} is {shape(state[key])}, {shape(value)} needed")
+    return differences + [f"{key} is {shape(value)}, none needed" for key, value in state.items() if key not in needed]
 
 
 def shape(tensor: Tensor) -> str:
@@ -147,10 +148,10 @@ ENTRIES = ("state_dict", "model_state_dict", "model", "net")  # of a training sc
 
 def from_file(name: str, path: Path) -> dict[str, Tensor]:
     """The state stored in a .safetensors file or a torch checkpoint, exponential moving average first, as published."""
-    return read(name, path, order=(*AVERAGES, *ENTRIES))[0]
+    return read_state(name, path, order=(*AVERAGES, *ENTRIES))[0]
 
 
-def read(
+def read_state(
     name: str, path: Path, entry: str | None = None, order: Sequence[str] = (*ENTRIES, *AVERAGES)
 ) -> tuple[dict[str, Tensor], list[str]]:
     """(the state stored in a file, its entries that are one, that which was read first; none: it is a state itself).
@@ -167,7 +168,7 @@ def read(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a TorchScript program, which is refused below
             with torch.serialization.safe_globals([argparse.Namespace]):  # training scripts store their arguments, too
-                stored: Any = torch.load(path, map_location="cpu", weights_only=True)
+                content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, KeyError) as error:  # KeyError: an opcode that torch does not know
         if "GLOBAL" not in str(error):  # that is how torch says that the file names code, which is not executed
             raise MachineError(f"{name}: weights: cannot read {path}: not a file that torch.save wrote") from None
@@ -180,21 +181,21 @@ def read(
                 f"{path} holds a TorchScript program, not a state dict: torch.save(model.state_dict(), FILE)"
             ) from None
         raise MachineError(f"{name}: weights: cannot read {path}: {first_line(error)}") from error
-    known = [key for key in order if isinstance(stored, Mapping) and isinstance(stored.get(key), Mapping)]
-    if entry is not None and entry not in known:
-        raise SpecError(f"{path} has no entry '{entry}' (it has {', '.join(known) or 'none'})")
-    known.sort(key=lambda key: key != entry)
-    state = stored[known[0]] if known else stored
+    entries_here = [key for key in order if isinstance(content, Mapping) and isinstance(content.get(key), Mapping)]
+    if entry is not None and entry not in entries_here:
+        raise SpecError(f"{path} has no entry '{entry}' (it has {', '.join(entries_here) or 'none'})")
+    entries_here.sort(key=lambda key: key != entry)
+    state = content[entries_here[0]] if entries_here else content
     if not (isinstance(state, Mapping) and state and all(isinstance(value, Tensor) for value in state.values())):
         raise MachineError(f"{name}: weights: {path} holds no state of named tensors")
-    return {str(key).removeprefix("module."): value for key, value in state.items()}, known
+    return {str(key).removeprefix("module."): value for key, value in state.items()}, entries_here
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
     with safe_open(path, framework="pt") as file:
-        ours = "fatbench" in (file.metadata() or {})
+        is_ours = "fatbench" in (file.metadata() or {})
     state = load_file(path)
-    return {published_name(key): value for key, value in state.items() if not new_head(key)} if ours else state
+    return {published_name(key): value for key, value in state.items() if not new_head(key)} if is_ours else state
 
 
 def published_name(key: str) -> str:

@@ -34,8 +34,8 @@ def small_cnn(
 def small_cnn_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
     """How many weights train."""
     channels, side, _ = shape
-    last = (12 * width + 16) * (side // 8) ** 2
-    return width * (9 * channels + 198 * width + 328 + 4 * classes + last) + 168 + classes
+    flattened = (12 * width + 16) * (side // 8) ** 2
+    return width * (9 * channels + 198 * width + 328 + 4 * classes + flattened) + 168 + classes
 
 
 class SmallCNN(nn.Module):
@@ -43,20 +43,20 @@ class SmallCNN(nn.Module):
 
     def __init__(self, channels: int, size: int, classes: int, width: int) -> None:
         super().__init__()
-        first, second, third = width, 2 * width, 3 * width + 4
-        self.block1_conv1 = nn.Conv2d(channels, first, 3, padding=1)
-        self.batchnorm1_1 = nn.BatchNorm2d(first)
-        self.block1_conv2 = nn.Conv2d(first, first, 3, padding=1)
-        self.batchnorm1_2 = nn.BatchNorm2d(first)
-        self.block2_conv1 = nn.Conv2d(first, second, 3, padding=1)
-        self.batchnorm2_1 = nn.BatchNorm2d(second)
-        self.block2_conv2 = nn.Conv2d(second, second, 3, padding=1)
-        self.batchnorm2_2 = nn.BatchNorm2d(second)
-        self.block3_conv1 = nn.Conv2d(second, third, 3, padding=1)
-        self.batchnorm3_1 = nn.BatchNorm2d(third)
-        self.block3_conv2 = nn.Conv2d(third, third, 3, padding=1)
-        self.batchnorm3_2 = nn.BatchNorm2d(third)
-        self.fc1 = nn.Linear(third * (size // 8) ** 2, 4 * width)
+        width1, width2, width3 = width, 2 * width, 3 * width + 4
+        self.block1_conv1 = nn.Conv2d(channels, width1, 3, padding=1)
+        self.batchnorm1_1 = nn.BatchNorm2d(width1)
+        self.block1_conv2 = nn.Conv2d(width1, width1, 3, padding=1)
+        self.batchnorm1_2 = nn.BatchNorm2d(width1)
+        self.block2_conv1 = nn.Conv2d(width1, width2, 3, padding=1)
+        self.batchnorm2_1 = nn.BatchNorm2d(width2)
+        self.block2_conv2 = nn.Conv2d(width2, width2, 3, padding=1)
+        self.batchnorm2_2 = nn.BatchNorm2d(width2)
+        self.block3_conv1 = nn.Conv2d(width2, width3, 3, padding=1)
+        self.batchnorm3_1 = nn.BatchNorm2d(width3)
+        self.block3_conv2 = nn.Conv2d(width3, width3, 3, padding=1)
+        self.batchnorm3_2 = nn.BatchNorm2d(width3)
+        self.fc1 = nn.Linear(width3 * (size // 8) ** 2, 4 * width)
         self.fc2 = nn.Linear(4 * width, classes)
 
     def forward(self, x: Tensor) -> Tensor:

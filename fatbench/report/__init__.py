@@ -59,8 +59,8 @@ _RENDERERS = {
 FORMATS = tuple(_RENDERERS)
 
 
-def render(grids: Sequence[Grid], format: str, notes: str | None = None, **how: Any) -> str:
-    """The grids in one of FORMATS, ending in a line break; `how`: see `latex.render`. SpecError: no such format.
+def render(grids: Sequence[Grid], format: str, notes: str | None = None, **options: Any) -> str:
+    """The grids in one of FORMATS, ending in a line break; `options`: see `latex.render`. SpecError: no such format.
 
     notes: one of `notes.LEVELS`; None: short on a terminal and in LaTeX, else full.
     """
@@ -72,7 +72,7 @@ def render(grids: Sequence[Grid], format: str, notes: str | None = None, **how: 
     captioned = IN_CAPTION if format == "latex" else ()
     grids = [shortened(grid, level, captioned) for grid in grids]
     module, function = _RENDERERS[format]
-    text: str = getattr(importlib.import_module(f"fatbench.report.formats.{module}"), function)(grids, **how)
+    text: str = getattr(importlib.import_module(f"fatbench.report.formats.{module}"), function)(grids, **options)
     return text
 
 
@@ -104,17 +104,17 @@ def build_tables(
 
     evaluated = shown_runs.shown(replace(plan, cells=list(evaluated), resolved=False), store).cells
     plan = shown_runs.shown(plan, store)
-    every = replace(plan, cells=[*plan.cells, *evaluated])
+    plan_with_evaluated = replace(plan, cells=[*plan.cells, *evaluated])
     sources = [text for table in suite.tables for text in table.values.values()]
-    numbers = query.numbers_of_sources(sources, every, store, select)
+    numbers = query.numbers_of_sources(sources, plan_with_evaluated, store, select)
     grids = build(suite, plan, numbers, published=published, evaluated=evaluated, digits=digits, images=images)
     for grid in grids:
-        if said := shown_runs.note(store, [id for _, id in grid.points]):
-            grid.notes.append(("replicates", said))
+        if replicate_note := shown_runs.note(store, [id for _, id in grid.points]):
+            grid.notes.append(("replicates", replicate_note))
     if grids and not plan.where and any(tests.headline for tests in suite.tests):
-        of = compare.measured(store, [cell.id for cell in plan.cells], select).__getitem__
-        if (found := declared_tests.headline(suite.tests, plan, of)) is not None:
-            grids[0].notes.append(("finding", f"{found[1]}; fatbench compare {suite.name} --tests"))
+        of = compare.measured_numbers(store, [cell.id for cell in plan.cells], select).__getitem__
+        if (headline := declared_tests.headline(suite.tests, plan, of)) is not None:
+            grids[0].notes.append(("finding", f"{headline[1]}; fatbench compare {suite.name} --tests"))
     return grids
 
 
@@ -127,9 +127,9 @@ def check(suite: Suite, plan: Plan) -> None:
     from fatbench.report.numbers.published import Lookup
     from fatbench.report.tables import grid_points
 
-    for shown in (*suite.tables, *suite.figures):
-        if shown.reference is not None:
-            Lookup(shown.reference)
+    for display in (*suite.tables, *suite.figures):
+        if display.reference is not None:
+            Lookup(display.reference)
     for table in suite.tables:
         grid_points.points_of_table(plan, table)
     for figure in suite.figures:
@@ -141,13 +141,13 @@ def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
     from fatbench.report.numbers.measurements import Source
     from fatbench.report.tables import grid_points
 
-    known = dict.fromkeys(metric for plan in plans for metric in plan.metrics())
+    metrics = dict.fromkeys(metric for plan in plans for metric in plan.metrics())
     taken_out = {label for label, attack in suite.contents.evaluate.attacks.items() if attack is None}
-    known |= dict.fromkeys(taken_out)  # of what the suite extends; its tables and tests do without
-    for family, metric in ((one, metric) for one in suite.tests for metric in one.named()):
-        if metric not in known:
-            place = family.place("metrics" if metric in (family.metrics or ()) else "contrasts")
-            raise SpecError(f"{place}: no preset evaluates '{metric}'{did_you_mean(metric, known)}")
+    metrics |= dict.fromkeys(taken_out)  # of what the suite extends; its tables and tests do without
+    for family, metric in ((suite_tests, metric) for suite_tests in suite.tests for metric in suite_tests.named()):
+        if metric not in metrics:
+            location = family.place("metrics" if metric in (family.metrics or ()) else "contrasts")
+            raise SpecError(f"{location}: no preset evaluates '{metric}'{did_you_mean(metric, metrics)}")
     for table in suite.tables:
         whys = [
             (plan.preset, grid_points.unfilled(plan, table))
@@ -155,12 +155,12 @@ def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
             if grid_points.points_of_table(plan, table)
         ]
         for heading in table.values:
-            missing = [f"{preset}: {why[heading]}" for preset, why in whys if heading in why]
+            preset_reasons = [f"{preset}: {reasons[heading]}" for preset, reasons in whys if heading in reasons]
             if not taken_out.isdisjoint(Source.parse(table.values[heading]).metric.split("+")):
                 continue
-            if whys and len(missing) == len(whys):
-                what = f"no cell can fill this heading of table {table.id}"
-                raise SpecError(f"{table.place('values', heading)}: {what} ({'; '.join(missing)})")
+            if whys and len(preset_reasons) == len(whys):
+                problem = f"no cell can fill this heading of table {table.id}"
+                raise SpecError(f"{table.place('values', heading)}: {problem} ({'; '.join(preset_reasons)})")
 
 
 def unlike(suite: Suite, plans: Sequence[Plan]) -> list[tuple[str, str]]:
@@ -171,15 +171,17 @@ def unlike(suite: Suite, plans: Sequence[Plan]) -> list[tuple[str, str]]:
 
     presets: dict[str, list[str]] = {}
     for plan in plans:
-        found = [
+        confounding = [
             *(
-                one
+                confounder
                 for table in suite.tables
-                for one in confounded(plan, grid_points.spread(table, plan), grid_points.points_of_table(plan, table))
+                for confounder in confounded(
+                    plan, grid_points.spread(table, plan), grid_points.points_of_table(plan, table)
+                )
             ),
             *confounders.against(plan.cells, plan.baseline),
         ]
-        for sentence in confounders.sentences(found):
+        for sentence in confounders.sentences(confounding):
             presets.setdefault(sentence, []).append(plan.preset)
     return [(", ".join(names), sentence) for sentence, names in presets.items()]
 
@@ -190,15 +192,17 @@ def left_out(suite: Suite, plan: Plan) -> list[str]:
 
     lines = []
     for table in suite.tables:
-        why = grid_points.unfilled(plan, table)
-        if why and all(heading in why for heading in grid_points.spread(table, plan).values):
-            reasons = "; ".join(dict.fromkeys(why.values()))
+        reasons_by_heading = grid_points.unfilled(plan, table)
+        if reasons_by_heading and all(
+            heading in reasons_by_heading for heading in grid_points.spread(table, plan).values
+        ):
+            reasons = "; ".join(dict.fromkeys(reasons_by_heading.values()))
             lines.append(f"suite {suite.name}, table {table.id} is left out of preset {plan.preset}: {reasons}")
     return lines
 
 
 def build_figures(
-    suite: Suite, plan: Plan, store: Store | None, only: str | None = None, *, select: Checkpoint = "last"
+    suite: Suite, plan: Plan, store: Store | None, figure_id: str | None = None, *, select: Checkpoint = "last"
 ) -> list[Plot]:
     """The figures of a suite, or the one with an id, with what the database has. SpecError: no such figure."""
     from fatbench.report.figures import series
@@ -206,15 +210,15 @@ def build_figures(
     from fatbench.report.numbers.measurements import Numbers
 
     ids = [figure.id for figure in suite.figures]
-    if only is not None and only not in ids:
-        raise SpecError(f"suite '{suite.name}' has no figure '{only}'{did_you_mean(only, [*ids, 'forest'])}")
-    wanted = [figure for figure in suite.figures if only in (None, figure.id)]
+    if figure_id is not None and figure_id not in ids:
+        raise SpecError(f"suite '{suite.name}' has no figure '{figure_id}'{did_you_mean(figure_id, [*ids, 'forest'])}")
+    wanted_figures = [figure for figure in suite.figures if figure_id in (None, figure.id)]
     if store is None:
-        return series.build(suite, plan, Numbers(plan, select=select), wanted)
+        return series.build(suite, plan, Numbers(plan, select=select), wanted_figures)
     plan = shown_runs.shown(plan, store)
-    sources = [text for figure in wanted for text in figure.series.values()]
+    sources = [text for figure in wanted_figures for text in figure.series.values()]
     numbers = query.numbers_of_sources(sources, plan, store, select, curves=True)
-    return series.build(suite, plan, numbers, wanted)
+    return series.build(suite, plan, numbers, wanted_figures)
 
 
 def drawable(plots: Sequence[Plot], files: Path) -> list[Plot]:
@@ -236,18 +240,20 @@ def unknown(plots: Sequence[Plot], plan: Plan, store: Store | None) -> list[str]
     """One line for each number that a figure shows and training never logged, where it has logged others."""
     from fatbench.report.numbers import query
 
-    lacking = {
+    missing_series = {
         (plot.figure.id, heading, text.removeprefix("train:").split("[")[0])
         for plot in plots
         for heading, text in plot.figure.series.items()
         if text.startswith("train:")
         and not any(line.points for panel in plot.panels for line in panel.lines if line.heading == heading)
     }
-    known = [metric for metric, _ in query.logged_clients(plan, store)] if lacking and store is not None else []
+    logged_metrics = (
+        [metric for metric, _ in query.logged_clients(plan, store)] if missing_series and store is not None else []
+    )
     return [
-        f"figure {id}: {heading}: nothing is logged as '{metric}'{did_you_mean(metric, known)}"
-        for id, heading, metric in sorted(lacking)
-        if known and metric not in known
+        f"figure {id}: {heading}: nothing is logged as '{metric}'{did_you_mean(metric, logged_metrics)}"
+        for id, heading, metric in sorted(missing_series)
+        if logged_metrics and metric not in logged_metrics
     ]
 
 
@@ -276,13 +282,15 @@ def draw_forest(
     if plan.baseline is None:
         raise NothingMatched(f"'{plan.suite}' names no baseline to compare with: write 'baseline: LABEL' in its file")
     plan = shown_runs.shown(plan, store)
-    found = baseline.differences(plan, compare.measured(store, [c.id for c in plan.cells], select).__getitem__)
-    if not found:
+    differences = baseline.differences(
+        plan, compare.measured_numbers(store, [c.id for c in plan.cells], select).__getitem__
+    )
+    if not differences:
         raise NothingMatched(f"'{plan.suite}', preset {plan.preset}, has no two methods with the same evaluation")
     preset = "" if plan.preset == "paper" else f"-{plan.preset}"
     numbers = frame.frame(store, plan)
     origin = [f"suite: {plan.suite}, preset {plan.preset}"]
     for name in ("commit", "device", "precision"):
         origin.append(f"{name}: {', '.join(sorted(numbers[name].dropna().unique()))}")
-    what = forest.Forest(found, plan.metrics(), label(plan), format, width, "; ".join(origin))
-    return forest.draw(what, f"{plan.suite}-{forest.ID}{preset}", folder, serif)
+    plot = forest.Forest(differences, plan.metrics(), label(plan), format, width, "; ".join(origin))
+    return forest.draw(plot, f"{plan.suite}-{forest.ID}{preset}", folder, serif)

@@ -100,8 +100,8 @@ def floor(tables: Mapping[str, pandas.DataFrame]) -> Check:
             continue
         data = table["dataset"].map(DATA) if "dataset" in table else pandas.Series("cifar10", table.index)
         constant = data.map(_constant)
-        for (label, lowest), part in table.groupby([table[method], constant], sort=False):
-            values = part[metrics].stack()
+        for (label, lowest), group in table.groupby([table[method], constant], sort=False):
+            values = group[metrics].stack()
             lines.append([name, label, len(values), (values < lowest).sum(), values.mean(), values.max(), lowest])
     heads = ["table", "method", "numbers", "below", "mean", "maximum", "constant"]
     rows = pandas.DataFrame(lines, columns=heads)
@@ -120,11 +120,11 @@ def order(tables: Mapping[str, pandas.DataFrame]) -> Check:
         for weak, strong in CHAINS:
             if weak not in table or strong not in table:
                 continue
-            both = table[[weak, strong]].dropna()
-            looked += len(both)
-            above = both[strong] > both[weak]
+            pairs = table[[weak, strong]].dropna()
+            looked += len(pairs)
+            violates = pairs[strong] > pairs[weak]
             for (_, row), (_, printed) in zip(
-                both[above].iterrows(), table.loc[both.index[above]].iterrows(), strict=True
+                pairs[violates].iterrows(), table.loc[pairs.index[violates]].iterrows(), strict=True
             ):
                 lines.append([name, _labels(printed), weak, row[weak], strong, row[strong]])
     rows = pandas.DataFrame(lines, columns=["table", "row", "weaker", "its accuracy", "stronger", "its accuracy "])
@@ -140,15 +140,15 @@ def runs(tables: Mapping[str, pandas.DataFrame]) -> Check:
     question = "How many runs is a printed deviation of?"
     if means_name not in tables or single_name not in tables:
         return Check(question, "", pandas.DataFrame())
-    both = tables[means_name].merge(
+    merged = tables[means_name].merge(
         tables[single_name], on=["dataset", "optimizer", "method"], suffixes=("", " single")
     )
     lines = []
     for metric in (NATURAL, "fgsm", "pgd20", "cw", "aa"):
-        apart = (both[f"{prefix}{metric}"] - both[metric]).abs()
-        equal = (apart - both[f"{metric}_std"]).abs() < 0.0101  # both are printed to 0.01
-        deviations = both.loc[both["dataset"] == "CIFAR-10", f"{metric}_std"]
-        lines.append([metric, len(both), int(equal.sum()), math.sqrt(2 * (deviations**2).mean())])
+        distance = (merged[f"{prefix}{metric}"] - merged[metric]).abs()
+        equal = (distance - merged[f"{metric}_std"]).abs() < 0.0101  # both are printed to 0.01
+        deviations = merged.loc[merged["dataset"] == "CIFAR-10", f"{metric}_std"]
+        lines.append([metric, len(merged), int(equal.sum()), math.sqrt(2 * (deviations**2).mean())])
     rows = pandas.DataFrame(lines, columns=["metric", "deviations", "equal", "spread of two runs"])
     total = rows[["equal", "deviations"]].sum()
     return Check(
@@ -173,14 +173,14 @@ def seeds(tables: Mapping[str, pandas.DataFrame], spread: float | None = None) -
             continue
         table = tables[name]
         keys = [key for key in table if key in ("dataset", "optimizer", "model", "head")]
-        others = table[table[column] == baseline]
-        pairs = table[table[column] == method].merge(others, on=keys, suffixes=("", " of baseline"))
+        baseline_rows = table[table[column] == baseline]
+        pairs = table[table[column] == method].merge(baseline_rows, on=keys, suffixes=("", " of baseline"))
         for metric in metrics:
             for _, pair in pairs.iterrows():
                 gain = pair[metric] - pair[f"{metric} of baseline"]
                 deviations = [pair.get(f"{metric}_std{of}", math.nan) for of in ("", " of baseline")]
                 printed = math.hypot(*deviations) * math.sqrt(2)  # of two runs, over n - 1
-                found = [seeds_needed(gain, sd) for sd in (printed, *([] if spread is None else [spread]))]
+                needed = [seeds_needed(gain, sd) for sd in (printed, *([] if spread is None else [spread]))]
                 lines.append(
                     [
                         name,
@@ -189,7 +189,7 @@ def seeds(tables: Mapping[str, pandas.DataFrame], spread: float | None = None) -
                         metric,
                         round(gain, 2),
                         round(printed, 2),
-                        *found,
+                        *needed,
                     ]
                 )
     heads = ["table", "row", "gain of", "metric", "points", "printed spread", "seeds by that"]
@@ -199,9 +199,9 @@ def seeds(tables: Mapping[str, pandas.DataFrame], spread: float | None = None) -
     answers = []
     for head in heads[6:]:
         numbers = rows[head].dropna()
-        few = int((numbers <= FEW).sum())
+        few_count = int((numbers <= FEW).sum())
         by = "the printed spread" if head == "seeds by that" else head.removeprefix("seeds by ")
-        answers.append(f"{few} of {len(numbers)} need at most {FEW} by {by}")
+        answers.append(f"{few_count} of {len(numbers)} need at most {FEW} by {by}")
     return Check(f"How many seeds find the {gains} printed gains with a power of 0.8?", "; ".join(answers), rows)
 
 
@@ -238,8 +238,8 @@ def _power(effect: float, n: int) -> float:
 
 
 def _constant(data: object) -> float:
-    known = CATALOGUE.get(str(data))
-    share = None if known is None else chance({"name": data}, n=known.test)
+    dataset = CATALOGUE.get(str(data))
+    share = None if dataset is None else chance({"name": data}, n=dataset.test)
     return math.nan if share is None else 100 * share
 
 

@@ -19,7 +19,7 @@ from tabulate import tabulate
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.report.numbers import statistics
 from fatbench.report.numbers.baseline import Difference, differences
-from fatbench.report.numbers.compare import measured
+from fatbench.report.numbers.compare import measured_numbers
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Grid, Row, Value
 from fatbench.report.tables.number_format import MISSING, rounded
@@ -69,12 +69,12 @@ class Differences:
 
 def of_plan(
     suite: Suite, plan: Plan, store: Store, metric: str, *, select: Checkpoint = "last", digits: int = 1,
-    images: str = "all", shown: Sequence[str] = (),
+    images: str = "all", shown_metrics: Sequence[str] = (),
 ) -> Differences:  # fmt: skip
     """The methods of a plan whose ids are those of the runs to read, each against the suite's baseline.
 
-    shown: the metrics that have a column; none: all that are measured. SpecError: the suite names no baseline, or
-    evaluates no such metric.
+    shown_metrics: the metrics that have a column; none: all that are measured. SpecError: the suite names no
+    baseline, or evaluates no such metric.
     """
     from fatbench.report import build_tables
 
@@ -86,27 +86,29 @@ def of_plan(
     headings: dict[str, str] = {}  # those of the suite's first table that has the metric
     for heading, source in (item for table in suite.tables for item in table.values.items()):
         headings.setdefault(source, heading)
-    combined, cells = combine([(suite, plan)], [], [*(shown or metrics)])
-    how = {"select": select, "published": False, "digits": digits, "images": images}
-    (grid,) = build_tables(combined, cells, store, **how)  # type: ignore[arg-type]
-    of = measured(store, [cell.id for cell in plan.cells], select).__getitem__
-    found = {one.cells: one for one in differences(plan, of, [metric])}
+    combined, cells = combine([(suite, plan)], [], [*(shown_metrics or metrics)])
+    options = {"select": select, "published": False, "digits": digits, "images": images}
+    (grid,) = build_tables(combined, cells, store, **options)  # type: ignore[arg-type]
+    of = measured_numbers(store, [cell.id for cell in plan.cells], select).__getitem__
+    difference_by_cells = {entry.cells: entry for entry in differences(plan, of, [metric])}
     grid = grid.only(*grid.having(lambda value: value.mean is not None))
-    compared = [_difference(row, found) for row in grid.rows]
-    p = [1.0 if one.comparison.p is None else one.comparison.p for one in compared if one is not None]
+    compared = [_difference(row, difference_by_cells) for row in grid.rows]
+    p = [1.0 if entry.comparison.p is None else entry.comparison.p for entry in compared if entry is not None]
     corrected = iter(statistics.holm(p))
     lines = [
-        Line(dict(row.key), row.values[0], one, 1.0 if one is None else next(corrected))
-        for row, one in zip(grid.rows, compared, strict=True)
+        Line(dict(row.key), row.values[0], entry, 1.0 if entry is None else next(corrected))
+        for row, entry in zip(grid.rows, compared, strict=True)
     ]
     marks = {text: "†‡§¶"[i % 4] * (1 + i // 4) for i, text in enumerate(dict.fromkeys(_doubts(lines)))}
-    grid = replace(grid, columns=[replace(one, heading=headings.get(one.metric, one.metric)) for one in grid.columns])
+    grid = replace(
+        grid, columns=[replace(entry, heading=headings.get(entry.metric, entry.metric)) for entry in grid.columns]
+    )
     return Differences(grid, headings.get(metric, metric), plan.baseline[1], digits, lines, marks)
 
 
-def _difference(row: Row, found: dict[frozenset[str], Difference]) -> Difference | None:
+def _difference(row: Row, difference_by_cells: dict[frozenset[str], Difference]) -> Difference | None:
     cells = {cell for value in row.values[0] for cell in value.cells}
-    return next((one for of_label, one in found.items() if of_label <= cells), None)
+    return next((difference for of_label, difference in difference_by_cells.items() if of_label <= cells), None)
 
 
 def _doubts(lines: Iterable[Line]) -> Iterable[str]:
@@ -148,13 +150,15 @@ def _compared(line: Line, digits: int) -> Sequence[str]:
     """Points with their interval, the size that is not excluded, p; empty where nothing is compared."""
     if line.difference is None:
         return "", "", ""
-    one = line.difference.comparison
-    mean = rounded(100 * one.difference, digits)
-    if one.test is None:
+    comparison = line.difference.comparison
+    mean = rounded(100 * comparison.difference, digits)
+    if comparison.test is None:
         return mean, MISSING, MISSING
-    low, high, most = (rounded(100 * end, digits) for end in (one.test.low, one.test.high, one.test.at_most))
+    low, high, at_most = (
+        rounded(100 * end, digits) for end in (comparison.test.low, comparison.test.high, comparison.test.at_most)
+    )
     p = "< 0.001" if line.corrected < 0.001 else f"{line.corrected:.2g}"
-    return f"{mean} ({low} to {high})", MISSING if one.floor else most, p
+    return f"{mean} ({low} to {high})", MISSING if comparison.floor else at_most, p
 
 
 def records(table: Differences) -> list[dict[str, object]]:

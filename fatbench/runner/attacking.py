@@ -16,7 +16,7 @@ from fatbench.runner import checkpoints, reading, transfer, versions
 from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.jobs import WORSE, CellStatus, Event, Job, Machine, Turn, evaluation_rounds
 from fatbench.runner.oom_retry import with_oom_retry
-from fatbench.runner.stage import claim, demand_same_inputs, failed, ready_for, renewed, with_some_kernel
+from fatbench.runner.stage import claim, demand_same_inputs, ready_for, record_failure, renewed, with_some_kernel
 from fatbench.store import doubt_names
 from fatbench.store.doubt_names import IN_ROUNDS, PREFIX
 from fatbench.suite import calls, cost, facts, plugins
@@ -85,83 +85,85 @@ class _Loaded:
 
         assert self.ready is not None
         if self.round != stage.round:
-            model, own, _ = checkpoints.load_model(file, machine.device, digest, file.parent.name, stage.round)
-            self.models, self.round = models_of(model, own), stage.round
+            model, client_tensors, _ = checkpoints.load_model(
+                file, machine.device, digest, file.parent.name, stage.round
+            )
+            self.models, self.round = models_of(model, client_tensors), stage.round
         origin = stage.evaluation.origin
         if origin is None:
             return [transfer.ModelPair(k, model) for k, model in self.models.items()]
         if self.origins is None or self.there != stage.there:
-            self.there, self.origins = stage.there, transfer.read(origin, stage.there, self.ready, machine)
+            self.there, self.origins = stage.there, transfer.read_origins(origin, stage.there, self.ready, machine)
         return transfer.pairs(origin, stage.there, self.models, self.origins)
 
 
-def attack_models(turn: Turn, machine: Machine, again: bool, ready: Setup | None = None) -> CellStatus:
+def attack_models(turn: Turn, machine: Machine, trained_again: bool, ready: Setup | None = None) -> CellStatus:
     """Every evaluation of the job that is not done; one that fails leaves the others to run.
 
     Done means done on the model that is here: one trained again elsewhere can differ. DamagedCheckpoint: a model
-    trained here is lost or damaged; with `again`, after it was trained anew, that is a failure like any other.
+    trained here is lost or damaged; with `trained_again`, after it was trained anew, that is a failure like any other.
     """
     job, store = turn.job, turn.store
     rows = store.stages([job.cell])
     record = rows[(job.cell, "train")].record
     worst: CellStatus = "done"
-    lacking: dict[str, str] = {}  # cells whose models are waited for
-    other = versions.changed([job], store).get(job.cell, {})
+    missing_origins: dict[str, str] = {}  # cells whose models are waited for
+    changed_stages = versions.changed([job], store).get(job.cell, {})
     loaded = _Loaded(ready, machine.microbatch)
     rounds, trained_by = evaluation_rounds(job, record), plugins.files(job.spec)
-    foreign = {one.id: bool(plugins.files(job.spec, [one]) - trained_by) for one in job.evaluations}
-    order = [(round, one) for round in rounds for one in job.evaluations]
+    foreign = {item.id: bool(plugins.files(job.spec, [item]) - trained_by) for item in job.evaluations}
+    order = [(round, item) for round in rounds for item in job.evaluations]
     order.sort(key=lambda pair: foreign[pair[1].id])  # what an attack's plug-in does to torch, the others do not meet
     for round, evaluation in order:
         digest = record.get("sha256", {}).get(model_file(round))  # none: the model was never here
-        stage = ours = evaluation.stage(round, evaluation.computes_in(machine.precision))
+        stage = own_name = evaluation.stage(round, evaluation.computes_in(machine.precision))
         for name in evaluation.stages(round):  # what is done in another precision is not repeated
             if (row := rows.get((job.cell, name))) is not None and row.status == "done":
                 stage = name
                 break
         row = rows.get((job.cell, stage))
-        if stage in other and not machine.rerun_changed:
+        if stage in changed_stages and not machine.rerun_changed:
             continue
         origin = evaluation.origin
-        theirs = transfer.trained(origin.cell, store) if origin is not None and origin.cell else None
-        if row is not None and row.status == "done" and stage not in other:
+        origin_model = transfer.trained(origin.cell, store) if origin is not None and origin.cell else None
+        if row is not None and row.status == "done" and stage not in changed_stages:
             if not transfer.of_former_model(row, rows[(job.cell, "train")]):
                 continue
             store.reopen(job.cell, stage)
-        if origin is not None and origin.cell and theirs is None:
-            lacking[origin.cell] = origin.name
+        if origin is not None and origin.cell and origin_model is None:
+            missing_origins[origin.cell] = origin.name
             continue
-        if stage != ours:  # of another model or plug-in, and this run computes in another precision
-            _empty(turn, stage, machine, evaluation)
-            stage = ours
-        run = claim(turn, stage, machine, 0, evaluation, fresh=stage in other)
+        if stage != own_name:  # of another model or plug-in, and this run computes in another precision
+            _discard_results(turn, stage, machine, evaluation)
+            stage = own_name
+        run = claim(turn, stage, machine, 0, evaluation, fresh=stage in changed_stages)
         if run is None:
-            free: CellStatus = "failed" if row is not None and row.status == "failed" else "elsewhere"
-            worst = max(worst, free, key=WORSE.index)
+            claim_status: CellStatus = "failed" if row is not None and row.status == "failed" else "elsewhere"
+            worst = max(worst, claim_status, key=WORSE.index)
             continue
         try:
             of_clients = record.get("sha256", {}).get(clients_file(round))
-            there = theirs or transfer.Trained(job.cell, round, clients_file(round), of_clients)
-            claimed = _Stage(run, round, evaluation, stage, digest, there, record)
+            origin_source = origin_model or transfer.Trained(job.cell, round, clients_file(round), of_clients)
+            claimed = _Stage(run, round, evaluation, stage, digest, origin_source, record)
             attempt = partial(with_some_kernel, run, store=store, stage=partial(_attack, claimed, turn, loaded))
             with renewed(machine, run):
                 status = with_oom_retry(attempt, machine, evaluation.batch, partial(store.describe_run, run))
         except BaseException as error:
-            if isinstance(error, checkpoints.DamagedCheckpoint) and digest is not None and not again:
+            if isinstance(error, checkpoints.DamagedCheckpoint) and digest is not None and not trained_again:
                 store.release(run)
                 raise
-            status = failed(error, run, turn, stage)
+            status = record_failure(error, run, turn, stage)
         if status in ("interrupted", "blocked"):
             return status
         worst = max(worst, status, key=WORSE.index)
-    if lacking and worst == "done":
-        of = ", ".join(f"{cell} ({name})" for cell, name in lacking.items())
+    if missing_origins and worst == "done":
+        of = ", ".join(f"{cell} ({name})" for cell, name in missing_origins.items())
         turn.notify(Event(job.cell, "transfer", "waiting", message=f"for the model of {of}, which is not trained yet"))
         return "waiting"
     return worst
 
 
-def _empty(turn: Turn, stage: str, machine: Machine, evaluation: Evaluation) -> None:
+def _discard_results(turn: Turn, stage: str, machine: Machine, evaluation: Evaluation) -> None:
     """Take away what a stage holds, if it is to be had."""
     if (run := claim(turn, stage, machine, 0, evaluation, fresh=True)) is not None:
         turn.store.release(run)
@@ -171,7 +173,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
     """Attack all images on every model of the round, from where the stage is, or until asked to stop."""
     import torch
 
-    from fatbench.engine.accuracy import attacked, most_frequent, packed, unpacked
+    from fatbench.engine.accuracy import attack_in_chunks, most_frequent, packed, unpacked
     from fatbench.engine.outcomes import Seen, ball
     from fatbench.methods.packages import implementation, watching
 
@@ -192,46 +194,48 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
     pairs = loaded.pairs(stage, file, digest, machine)
     record = {} if digest is None else {"model": digest}
     record |= {"origin": stage.there.digest} if evaluation.origin is not None and stage.there.digest else {}
-    begun = rows[(job.cell, stage.name)]
-    if begun.round and any(begun.record.get(which) != file_digest for which, file_digest in record.items()):
+    stage_row = rows[(job.cell, stage.name)]
+    if stage_row.round and any(
+        stage_row.record.get(record_key) != file_digest for record_key, file_digest in record.items()
+    ):
         store.restart(run)  # what is done of it is about a model that is gone, or never was here
     images, labels = ready.test[0][: evaluation.n], ready.test[1][: evaluation.n]
     n = len(labels)
     total = n * len(pairs)
     demand_same_inputs(turn, run, stage.name, ready.data)
-    said: dict[str, Any] = {**ready.data, "attack": implementation(evaluation.attack["name"])}
-    said |= {"microbatch": loaded.microbatch} if loaded.microbatch else {}
-    store.describe_run(run, said, total=total)
+    provenance: dict[str, Any] = {**ready.data, "attack": implementation(evaluation.attack["name"])}
+    provenance |= {"microbatch": loaded.microbatch} if loaded.microbatch else {}
+    store.describe_run(run, provenance, total=total)
     reader = reading.Reader(store, run, job.cell, stage.name, plugins.files(job.spec, [evaluation]))
     bits = [torch.from_numpy(unpacked(data, length)) for _, length, data in store.outcomes(job.cell, stage.name)]
     position = sum(len(b) for b in bits)
     turn.notify(Event(job.cell, stage.name, "start", position, total))
     attack = calls.build("Attack", evaluation.attack)
-    allowed, seen = ball(attack), Seen(**begun.record.get("seen", {}) if position else {})
+    attack_ball, observations = ball(attack), Seen(**stage_row.record.get("seen", {}) if position else {})
     an_image = cost.attack_passes(evaluation.attack).total + 1
     begin = time.perf_counter()
 
     def tell(name: str, standing: int) -> None:
-        said = f"{name} on {standing} of {min(evaluation.batch, n)}"
-        turn.notify(Event(job.cell, stage.name, "progress", position, total, message=said))
+        progress_text = f"{name} on {standing} of {min(evaluation.batch, n)}"
+        turn.notify(Event(job.cell, stage.name, "progress", position, total, message=progress_text))
 
     watching.set(tell)
     for number, pair in enumerate(pairs):  # all images on one model, then on the next
-        first = number * n
-        if position >= first + n:
+        offset = number * n
+        if position >= offset + n:
             continue
-        chunks = attacked(
+        chunks = attack_in_chunks(
             ready.problem, pair.judged, images, labels, attack, ("evaluate", evaluation.id, stage.round, *pair.key),
-            batch=evaluation.batch, start=position - first, origin=pair.origin,
+            batch=evaluation.batch, start=position - offset, origin=pair.origin,
         )  # fmt: skip
         for start, correct, _, doubtful in [(0, most_frequent(labels), None, Seen())] if stage.diverged else chunks:
             bits.append(correct)
-            seen += doubtful
-            position = first + start + len(correct)
-            chunk = (first + start, len(correct), packed(correct))
+            observations += doubtful
+            position = offset + start + len(correct)
+            chunk = (offset + start, len(correct), packed(correct))
             reader.tell()
-            store.commit(run, round=position, outcomes=chunk, record={**record, "seen": asdict(seen)})
-            so_far = sum(int(part.sum()) for part in bits) / position
+            store.commit(run, round=position, outcomes=chunk, record={**record, "seen": asdict(observations)})
+            so_far = sum(int(chunk_bits.sum()) for chunk_bits in bits) / position
             images_passed = an_image * len(correct)
             turn.notify(Event(job.cell, stage.name, "progress", position, total, images_passed, accuracy=so_far))
             if position < total and turn.stop():
@@ -240,31 +244,31 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
                 watching.set(None)
                 return "interrupted"
     watching.set(None)
-    each = torch.cat(bits).reshape(len(pairs), n)
+    correct_by_model = torch.cat(bits).reshape(len(pairs), n)
     seconds = time.perf_counter() - begin
-    numbers = [*_numbers(stage, pairs, each), Number("seconds", seconds, stage.round)]
-    numbers += [Number(PREFIX + code, value, stage.round) for code, value in _said(stage)]
-    doubts = {**ready.doubts, **seen.doubts(allowed)}
+    numbers = [*_numbers(stage, pairs, correct_by_model), Number("seconds", seconds, stage.round)]
+    numbers += [Number(PREFIX + code, value, stage.round) for code, value in _training_doubts(stage)]
+    doubts = {**ready.doubts, **observations.doubts(attack_ball)}
     numbers += [Number(doubt_names.name(words), amount, stage.round) for words, amount in doubts.items()]
     if evaluation.origin is None:
-        numbers += _beside(stage, loaded, each, job)
+        numbers += _side_numbers(stage, loaded, correct_by_model, job)
     store.finish(run, numbers, record=record)
     log.info("%s: %s=%.6f on %d images", stage.name, numbers[0].metric, numbers[0].value, numbers[0].n)
     turn.notify(Event(job.cell, stage.name, "done", total, total))
     return "done"
 
 
-def _numbers(stage: _Stage, pairs: list[transfer.ModelPair], each: Tensor) -> list[Number]:
-    """The accuracy over all models, and of each client's where they have their own models. each: (models, n)."""
-    label, round, n = stage.evaluation.label, stage.round, each.shape[1]
-    right = each.double().mean(1)
-    numbers = [Number(label, float(right.mean()), round, n=n)]
+def _numbers(stage: _Stage, pairs: list[transfer.ModelPair], outcomes: Tensor) -> list[Number]:
+    """The accuracy over all models, and of each client's where they have their own models. outcomes: (models, n)."""
+    label, round, n = stage.evaluation.label, stage.round, outcomes.shape[1]
+    accuracies = outcomes.double().mean(1)
+    numbers = [Number(label, float(accuracies.mean()), round, n=n)]
     if len(pairs) > 1 or pairs[0].client >= 0:
-        numbers += [Number(label, float(v), round, n, p.client) for p, v in zip(pairs, right, strict=True)]
+        numbers += [Number(label, float(v), round, n, p.client) for p, v in zip(pairs, accuracies, strict=True)]
     return numbers
 
 
-def _said(stage: _Stage) -> Iterator[tuple[str, float]]:
+def _training_doubts(stage: _Stage) -> Iterator[tuple[str, float]]:
     """What has happened in training that makes the model's numbers doubtful: (code, in which round or how many)."""
     if stage.diverged:
         yield "diverged", float(stage.diverged)
@@ -275,23 +279,23 @@ def _said(stage: _Stage) -> Iterator[tuple[str, float]]:
         yield code + IN_ROUNDS, float(count)
 
 
-def _beside(stage: _Stage, loaded: _Loaded, each: Tensor, job: Job) -> list[Number]:
+def _side_numbers(stage: _Stage, loaded: _Loaded, outcomes: Tensor, job: Job) -> list[Number]:
     """What else the outcomes on the cell's own models say, and of clean images what is doubtful about the models."""
     from fatbench.engine.accuracy import prior_accuracy, zero_gradients
 
-    ready, models, round, n = loaded.ready, loaded.models, stage.round, each.shape[1]
+    ready, models, round, n = loaded.ready, loaded.models, stage.round, outcomes.shape[1]
     assert ready is not None
     images, labels = ready.test[0][:n], ready.test[1][:n]
     liars = ready.problem.malicious.numbers if ready.problem.malicious is not None else ()  # have no accuracy
     fractions = [ready.problem.labels[[] if k in liars else shard] for k, shard in enumerate(ready.problem.shards)]
     by_client = prior_accuracy(
-        {k: each[position] for position, k in enumerate(models)}, labels, fractions, ready.classes
+        {k: outcomes[position] for position, k in enumerate(models)}, labels, fractions, ready.classes
     )
     numbers = [Number("prior_accuracy", v, round, n, k) for k, v in by_client.items()]
     if facts.role(stage.evaluation.attack) == "natural":
-        few, truth = images[:LOOKED_AT], labels[:LOOKED_AT]
+        first_images, truth = images[:LOOKED_AT], labels[:LOOKED_AT]
         if not stage.diverged:
-            dead = [zero_gradients(ready.problem, model, few, truth) for model in models.values()]
+            dead = [zero_gradients(ready.problem, model, first_images, truth) for model in models.values()]
             numbers.append(Number("zero_gradients", sum(dead) / len(dead), round, n=len(truth)))
         numbers.append(Number("chance", float(labels.bincount().max()) / n, round, n=n))
     if not stage.diverged and ("evaluated" in job.spec or facts.role(stage.evaluation.attack) == "natural"):

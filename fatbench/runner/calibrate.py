@@ -31,20 +31,28 @@ EARLY = ("autoattack",)  # stop at images that fall, so their time on an untrain
 SIZES = ((1, 32), (4, 128), (16, 512))
 
 
-def samples(cells: Iterable[Cell], known: duration.Speeds) -> list[Cell]:
+def samples(cells: Iterable[Cell], speeds: duration.Speeds) -> list[Cell]:
     """A cell of each kind that nothing is known of, the kinds with the most work first."""
     works: dict[tuple[str, ...], float] = {}
-    first: dict[tuple[str, ...], Cell] = {}
+    cell_by_kind: dict[tuple[str, ...], Cell] = {}
     for cell in cells:
         net, kind = duration.network(cell.spec), duration.kind(cell.spec)
-        attacks = {digest(one.attack) for one in cell.evaluations if one.attack["name"] not in EARLY}
-        new = tuple(sorted(one for one in attacks if (net, one) not in known.attacks))
-        if kind in known.training and not new:
+        attacks = {
+            digest(attack_digest.attack)
+            for attack_digest in cell.evaluations
+            if attack_digest.attack["name"] not in EARLY
+        }
+        untimed_attacks = tuple(
+            sorted(attack_digest for attack_digest in attacks if (net, attack_digest) not in speeds.attacks)
+        )
+        if kind in speeds.training and not untimed_attacks:
             continue
         work = cost.training(cell.spec)
-        first.setdefault((kind, *new), cell)
-        works[kind, *new] = works.get((kind, *new), 0.0) + (0.0 if work is None else work.image_passes)
-    return [first[key] for key in sorted(works, key=works.__getitem__, reverse=True)]
+        cell_by_kind.setdefault((kind, *untimed_attacks), cell)
+        works[kind, *untimed_attacks] = works.get((kind, *untimed_attacks), 0.0) + (
+            0.0 if work is None else work.image_passes
+        )
+    return [cell_by_kind[key] for key in sorted(works, key=works.__getitem__, reverse=True)]
 
 
 def job(cell: Cell, plan: Plan, data: Path, size: tuple[int, int] = SIZES[0]) -> Job:
@@ -65,23 +73,29 @@ def job(cell: Cell, plan: Plan, data: Path, size: tuple[int, int] = SIZES[0]) ->
 def _cut(cell: Cell, plan: Plan, batches: int, images: int) -> Job:
     spec: dict[str, Any] = {**cell.spec, "algorithm": {**cell.spec["algorithm"], "rounds": ROUNDS}, "monitor": None}
     clients, batch = spec["partition"].get("clients") or 1, cost.local(spec["algorithm"]).get("batch") or 1
-    have = spec["train"] or facts.of_data(spec["data"]).train or 10**9
+    available = spec["train"] or facts.of_data(spec["data"]).train or 10**9
     if weights.trained_by(spec) is not None:
         spec["model"] = {**spec["model"], "weights": None}  # they change no time
     spec["validation"] = min(spec["validation"], SIZES[0][1])
     fraction = 1 - float(number(spec["client_holdout"]))
-    spec["train"] = min(have, int(batches * clients * batch / fraction) + 1 + spec["validation"])
+    spec["train"] = min(available, int(batches * clients * batch / fraction) + 1 + spec["validation"])
     spec["test"] = min(spec["test"] or images, images)
     evaluations = [
-        replace(one, n=min(one.n or images, images)) for one in cell.evaluations if one.attack["name"] not in EARLY
+        replace(evaluation, n=min(evaluation.n or images, images))
+        for evaluation in cell.evaluations
+        if evaluation.attack["name"] not in EARLY
     ]
     return Job(digest(spec)[:12], spec, evaluations, ["last"], plan.suite, plan.preset)
 
 
-def calibrated(plan: Plan, known: duration.Speeds, data: Path, seconds: float) -> list[timing.TimedRun]:
+def calibrated(plan: Plan, speeds: duration.Speeds, data: Path, seconds: float) -> list[timing.TimedRun]:
     """What could be timed of the plan's cells in about so many seconds, once torch is imported."""
-    cells = samples(plan.unique(), known)
-    jobs = list({one.cell: one for size in SIZES for cell in cells for one in [job(cell, plan, data, size)]}.values())
+    cells = samples(plan.unique(), speeds)
+    jobs = list(
+        {
+            short_job.cell: short_job for size in SIZES for cell in cells for short_job in [job(cell, plan, data, size)]
+        }.values()
+    )
     if not jobs:
         return []
     with tempfile.TemporaryDirectory(prefix="fatbench-") as folder:
@@ -94,17 +108,17 @@ def calibrated(plan: Plan, known: duration.Speeds, data: Path, seconds: float) -
         with Store.open(machine.db, create=True):
             pass
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_measure, args=(jobs, machine, theirs), daemon=True)
+        parent_end, child_end = context.Pipe()
+        process = context.Process(target=_measure, args=(jobs, machine, child_end), daemon=True)
         process.start()
-        theirs.close()
-        if ours.poll(120):  # torch is imported
+        child_end.close()
+        if parent_end.poll(120):  # torch is imported
             process.join(seconds)
         if process.is_alive():
             process.kill()
         process.join()
         with Store.open(machine.db) as store:
-            return timing.measured(store, after=ROUNDS - 1)
+            return timing.timed_runs(store, after_round=ROUNDS - 1)
 
 
 def _measure(jobs: Sequence[Job], machine: Machine, pipe: Any) -> None:
@@ -113,5 +127,5 @@ def _measure(jobs: Sequence[Job], machine: Machine, pipe: Any) -> None:
     import fatbench.methods.algorithms  # noqa: F401
 
     pipe.send(time.time())
-    for one in jobs:
-        attempt(one, machine, lambda event: None, lambda: False)
+    for short_job in jobs:
+        attempt(short_job, machine, lambda event: None, lambda: False)

@@ -39,22 +39,22 @@ def demand_tensors(state: State) -> None:
     """SpecError: the state holds what no checkpoint keeps, which is named."""
     import torch
 
-    def look(tree: Mapping[Any, Any], place: str) -> None:
+    def look(tree: Mapping[Any, Any], path: str) -> None:
         for name, value in tree.items():
             if not isinstance(name, str):
-                raise SpecError(f"{place}: the key {name!r} is no text; a checkpoint keeps tensors under names")
+                raise SpecError(f"{path}: the key {name!r} is no text; a checkpoint keeps tensors under names")
             if isinstance(value, Mapping):
-                look(value, f"{place}[{name!r}]")
+                look(value, f"{path}[{name!r}]")
             elif not isinstance(value, torch.Tensor):
                 kind = type(value).__name__
-                raise SpecError(f"{place}[{name!r}] is of type {kind}; a checkpoint keeps tensors: torch.tensor(...)")
+                raise SpecError(f"{path}[{name!r}] is of type {kind}; a checkpoint keeps tensors: torch.tensor(...)")
 
     for name, tree in _tree(state).items():
         if name != "clients":
             look(tree, f"state.{name}")
             continue
-        for k, own in tree.items():
-            look(own, f"state.clients[{k}]")
+        for k, client_tree in tree.items():
+            look(client_tree, f"state.clients[{k}]")
 
 
 def load_state(
@@ -64,30 +64,32 @@ def load_state(
 
     DamagedCheckpoint: it is missing or another; MachineError: it cannot be opened.
     """
-    tensors, header = _read(file, sha256, cell, round)
+    tensors, header = _read_tensors(file, sha256, cell, round)
     try:
-        parts = _ordered(unflatten(_on(tensors, device)), header.get("names", []))
-        clients = {int(k): own for k, own in parts["clients"].items()}
-        return State(int(header["round"]), parts["model"], parts["server"], clients)
+        tree = _ordered(unflatten(_to_device(tensors, device)), header.get("names", []))
+        clients = {int(k): client_tensors for k, client_tensors in tree["clients"].items()}
+        return State(int(header["round"]), tree["model"], tree["server"], clients)
     except (KeyError, ValueError, AttributeError) as error:
         raise DamagedCheckpoint(f"{file}: damaged, or not a checkpoint of fatbench ({error})") from None
 
 
 def _ordered(tree: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """A tree whose mappings have these names in this order, as the network has them; safetensors has its own."""
-    place = {name: i for i, name in enumerate(names)}
+    position = {name: i for i, name in enumerate(names)}
     return {
         name: _ordered(tree[name], names) if isinstance(tree[name], Mapping) else tree[name]
-        for name in sorted(tree, key=lambda name: place.get(name, len(names)))
+        for name in sorted(tree, key=lambda name: position.get(name, len(names)))
     }
 
 
-def save_model(file: Path, model: Tensors, own: Mapping[int, Tensors], **header: str) -> str:
+def save_model(file: Path, model: Tensors, client_tensors: Mapping[int, Tensors], **header: str) -> str:
     """Write a model's state_dict, and the tensors that differ between clients, with text about them.
 
     Returns the file's SHA-256. Unavailable: disk full or folder not writable.
     """
-    tensors = {f"own/{k}/{name}": value for k, part in own.items() for name, value in part.items()}
+    tensors = {
+        f"own/{k}/{name}": value for k, own_tensors in client_tensors.items() for name, value in own_tensors.items()
+    }
     return _write(file, {**model, **tensors}, header)
 
 
@@ -95,19 +97,19 @@ def load_model(
     file: Path, device: str, sha256: str | None = None, cell: str | None = None, round: int | None = None
 ) -> tuple[Tensors, dict[int, Tensors], dict[str, str]]:
     """(state_dict, per client its own tensors, header) of a file of `save_model`; checks and errors of `load_state`."""
-    tensors, header = _read(file, sha256, cell, round)
+    tensors, header = _read_tensors(file, sha256, cell, round)
     model: Tensors = {}
-    own: dict[int, Tensors] = {}
+    client_tensors: dict[int, Tensors] = {}
     try:
-        for name, value in _on(tensors, device).items():
+        for name, value in _to_device(tensors, device).items():
             if name.startswith("own/"):
-                _, k, rest = name.split("/", 2)
-                own.setdefault(int(k), {})[rest] = value
+                _, k, tensor_name = name.split("/", 2)
+                client_tensors.setdefault(int(k), {})[tensor_name] = value
             else:
                 model[name] = value
     except ValueError as error:
         raise DamagedCheckpoint(f"{file}: damaged, or not a model of fatbench ({error})") from None
-    return model, own, header
+    return model, client_tensors, header
 
 
 def model_file(round: int) -> str:
@@ -131,15 +133,15 @@ def save_artifacts(file: Path, artifacts: Tensors, cell: str, round: int) -> str
 def check(file: Path, sha256: str) -> None:
     """DamagedCheckpoint: the file is missing or not the one that was written; MachineError: it cannot be opened."""
     with _opening(file), file.open("rb") as handle:
-        found = hashlib.file_digest(handle, "sha256").hexdigest()
-    _demand(file, found, sha256)
+        digest_found = hashlib.file_digest(handle, "sha256").hexdigest()
+    _demand(file, digest_found, sha256)
 
 
 def sweep(folder: Path, keep: Iterable[str]) -> None:
     """Remove checkpoint files of a cell that the database does not name."""
-    kept = set(keep)
+    kept_names = set(keep)
     for file in folder.glob("*.safetensors*"):
-        if file.name not in kept:
+        if file.name not in kept_names:
             file.unlink(missing_ok=True)
 
 
@@ -160,7 +162,7 @@ def flatten(tree: Mapping[str, Any]) -> Tensors:
             raise ValueError("a tensor or dictionary of a state has no name")
         path = name.replace("~", "~0").replace("/", "~1")
         if isinstance(value, Mapping):
-            flat |= {f"{path}/{rest}": inner for rest, inner in flatten(value).items()}
+            flat |= {f"{path}/{inner_path}": inner for inner_path, inner in flatten(value).items()}
             if not value:
                 flat[f"{path}/"] = torch.empty(0)
         else:
@@ -172,21 +174,21 @@ def unflatten(flat: Tensors) -> dict[str, Any]:
     """The nested dictionaries of which `flatten` made these tensors. ValueError: a path leads through a tensor."""
     tree: dict[str, Any] = {}
     for path, value in flat.items():
-        *parents, last = (part.replace("~1", "/").replace("~0", "~") for part in path.split("/"))
+        *parents, leaf = (step.replace("~1", "/").replace("~0", "~") for step in path.split("/"))
         branch = tree
         for parent in parents:
             branch = branch.setdefault(parent, {})
             if not isinstance(branch, dict):
                 raise ValueError(f"'{path}' leads through a tensor")
-        if last:
-            branch[last] = value
+        if leaf:
+            branch[leaf] = value
     return tree
 
 
 # --- files --------------------------------------------------------------------------------------------------------
 
 
-def _on(tensors: Tensors, device: str) -> Tensors:
+def _to_device(tensors: Tensors, device: str) -> Tensors:
     return {name: value.to(device) for name, value in tensors.items()}
 
 
@@ -200,16 +202,16 @@ def _write(file: Path, tensors: Tensors, header: Mapping[str, object]) -> str:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with whole_file.replacing(file) as handle:
-            for part in _parts(tensors, {"fatbench": json.dumps(header)}):
-                handle.write(part)
-                digest.update(part)
+            for piece in _serialised(tensors, {"fatbench": json.dumps(header)}):
+                handle.write(piece)
+                digest.update(piece)
     except OSError as error:
         reason = "the disk is full" if error.errno in whole_file.FULL else error.strerror
         raise Unavailable(f"cannot write the checkpoint {file}: {reason}") from None
     return digest.hexdigest()
 
 
-def _parts(tensors: Tensors, metadata: dict[str, str]) -> Iterator[Any]:
+def _serialised(tensors: Tensors, metadata: dict[str, str]) -> Iterator[Any]:
     """The bytes that `safetensors.torch.save` gives, tensor by tensor: together they are as large as the state."""
     import torch
 
@@ -220,12 +222,12 @@ def _parts(tensors: Tensors, metadata: dict[str, str]) -> Iterator[Any]:
         yield save({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, metadata=metadata)
         return
     order = sorted(tensors, key=lambda name: (list(TYPES).index(kinds[name]), name))
-    said: dict[str, Any] = {"__metadata__": metadata}
+    entries: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name in order:
         begin, end = end, end + tensors[name].numel() * tensors[name].element_size()
-        said[name] = {"dtype": TYPES[kinds[name]], "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
-    head = json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode()
+        entries[name] = {"dtype": TYPES[kinds[name]], "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
+    head = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     head += b" " * (-len(head) % 8)
     yield len(head).to_bytes(8, "little") + head
     for name in order:
@@ -244,9 +246,11 @@ def _opening(file: Path) -> Iterator[None]:
         raise (DamagedCheckpoint if error.errno in LOST else MachineError)(problem) from None
 
 
-def _demand(file: Path, found: str, sha256: str) -> None:
-    if found != sha256:
-        raise DamagedCheckpoint(f"{file}: not the file that was written: its SHA-256 is {found}, {sha256} is stored")
+def _demand(file: Path, file_digest: str, sha256: str) -> None:
+    if file_digest != sha256:
+        raise DamagedCheckpoint(
+            f"{file}: not the file that was written: its SHA-256 is {file_digest}, {sha256} is stored"
+        )
 
 
 def _bytes(file: Path, sha256: str | None) -> bytes:
@@ -258,7 +262,9 @@ def _bytes(file: Path, sha256: str | None) -> bytes:
     return data
 
 
-def _read(file: Path, sha256: str | None, cell: str | None, round: int | None) -> tuple[Tensors, dict[str, str]]:
+def _read_tensors(
+    file: Path, sha256: str | None, cell: str | None, round: int | None
+) -> tuple[Tensors, dict[str, str]]:
     """(tensors on the CPU, header) of a file; digest, cell and round are checked where given."""
     from safetensors.torch import load
 
@@ -267,14 +273,14 @@ def _read(file: Path, sha256: str | None, cell: str | None, round: int | None) -
         tensors = load(data)
         length = int.from_bytes(data[:8], "little")  # the format: length of a JSON header, the header, the tensors
         header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["fatbench"])
-        found = header["cell"], int(header["round"])
+        file_identity = header["cell"], int(header["round"])
     except MemoryError:
         raise
     except Exception as error:  # safetensors, json and torch each have their own
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise DamagedCheckpoint(f"{file}: damaged, or not a checkpoint of fatbench ({said})") from None
-    if cell is not None and found[0] != cell:
-        raise DamagedCheckpoint(f"{file}: is of cell {found[0]}, not of {cell}")
-    if round is not None and found[1] != round:
-        raise DamagedCheckpoint(f"{file}: is of round {found[1]}, not of {round}")
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise DamagedCheckpoint(f"{file}: damaged, or not a checkpoint of fatbench ({reason})") from None
+    if cell is not None and file_identity[0] != cell:
+        raise DamagedCheckpoint(f"{file}: is of cell {file_identity[0]}, not of {cell}")
+    if round is not None and file_identity[1] != round:
+        raise DamagedCheckpoint(f"{file}: is of round {file_identity[1]}, not of {round}")
     return tensors, header

@@ -25,8 +25,8 @@ def checkpoint(
     An attack is written as `external_models.evaluations` reads it. SpecError, MachineError.
     """
     specs = [
-        (one.label, calls.call("Attack", one.attack))
-        for one in external_models.evaluations(list(attacks), eps, n, batch)
+        (item.label, calls.call("Attack", item.attack))
+        for item in external_models.evaluations(list(attacks), eps, n, batch)
     ]
     device = local.slots(options.device, 1)[0]
     import torch
@@ -36,7 +36,7 @@ def checkpoint(
     from fatbench.engine.outcomes import Seen, ball
     from fatbench.engine.setup import Runtime, setup
 
-    model, own, header = checkpoints.load_model(file, device)
+    model, client_tensors, header = checkpoints.load_model(file, device)
     if "spec" not in header:
         raise MachineError(f"{file}: no settings in it; give a model-*.safetensors of a run")
     spec = stage.spec_of(header)
@@ -53,12 +53,15 @@ def checkpoint(
     results = []
     for label, attack in specs:
         function = calls.build("Attack", attack)
-        found = [
-            judged(ready.problem, one, images, labels, function, ("evaluate", label), batch=batch)
-            for one in models_of(model, own).values()
+        judgements = [
+            judged(ready.problem, item, images, labels, function, ("evaluate", label), batch=batch)
+            for item in models_of(model, client_tensors).values()
         ]
-        value = float(torch.cat([one.correct for one in found]).double().mean())
-        doubts = {**ready.doubts, **functools.reduce(Seen.__add__, [one.seen for one in found]).doubts(ball(function))}
+        value = float(torch.cat([item.correct for item in judgements]).double().mean())
+        doubts = {
+            **ready.doubts,
+            **functools.reduce(Seen.__add__, [item.seen for item in judgements]).doubts(ball(function)),
+        }
         row = {"label": label, "attack": attack, "accuracy": value, "n": len(labels), "doubts": doubts}
         results.append(row)
     return results

@@ -65,21 +65,23 @@ def task_like(plan: Plan, dataset: str | None = None) -> EvaluationTask:
     cells.
     SpecError: two cells differ in them; say which with a filter, or with the name of a data set.
     """
-    chosen = [cell for cell in plan.cells if dataset in (None, cell.spec["data"]["name"])]
-    if not chosen:
-        known = ", ".join(sorted({cell.spec["data"]["name"] for cell in plan.cells}))
-        raise SpecError(f"--like {plan.suite}: no cell is on {dataset} (preset {plan.preset} has {known})")
-    data, test, size = (chosen[0].spec[key] for key in ("data", "test", "size"))
+    matching_cells = [cell for cell in plan.cells if dataset in (None, cell.spec["data"]["name"])]
+    if not matching_cells:
+        known_sets = ", ".join(sorted({cell.spec["data"]["name"] for cell in plan.cells}))
+        raise SpecError(f"--like {plan.suite}: no cell is on {dataset} (preset {plan.preset} has {known_sets})")
+    data, test, size = (matching_cells[0].spec[key] for key in ("data", "test", "size"))
     attacks: dict[str, Evaluation] = {}
-    for cell in chosen:
-        own = {one.label: one for one in cell.evaluations if one.origin is None}
+    for cell in matching_cells:
+        cell_attacks = {evaluation.label: evaluation for evaluation in cell.evaluations if evaluation.origin is None}
         images = (cell.spec["data"], cell.spec["test"], cell.spec["size"])
-        if images != (data, test, size) or any(attacks.get(label, one) != one for label, one in own.items()):
+        if images != (data, test, size) or any(
+            attacks.get(label, evaluation) != evaluation for label, evaluation in cell_attacks.items()
+        ):
             raise SpecError(
                 f"--like {plan.suite}: its cells differ in data, size or attacks: choose some by a filter "
                 "(-k, in Python `where`) or by the data set"
             )
-        attacks = {**attacks, **own}
+        attacks = {**attacks, **cell_attacks}
     return EvaluationTask(data, tuple(attacks.values()), test, size)
 
 
@@ -110,7 +112,7 @@ def from_file(
 ) -> ExternalModel:
     """A state dict in a file and the network that it belongs to. MachineError: unreadable; SpecError: no such network.
 
-    network: see `external_network.named`. entry: which of a file's states, "state_dict_ema"; None: the network
+    network: see `external_network.full_name`. entry: which of a file's states, "state_dict_ema"; None: the network
     itself, before an average. preprocessing: mean, std, outputs, channels of `Model`.
     """
     from fatbench.models import external_network, pretrained
@@ -118,25 +120,30 @@ def from_file(
     if not file.is_file():
         raise MachineError(f"{file}: no such file")
     try:
-        state, entries = pretrained.read("evaluate", file, entry)
+        state, entries = pretrained.read_state("evaluate", file, entry)
     except MachineError as error:
         hint = "what is read is a state dict: torch.save(model.state_dict(), FILE), or safetensors"
         raise MachineError(f"{error} ({hint})") from None
-    network = external_network.named(network)
+    network = external_network.full_name(network)
     path, colon, function = network.rpartition(":")
     code = Path(path) if colon and path.endswith(".py") else None
     if code is not None and not code.is_file():
         raise SpecError(f"--model: no such file: {code}")
-    read, others = (entries[:1] or [""])[0], entries[1:]
+    used_entry, other_entries = (entries[:1] or [""])[0], entries[1:]
     model = Model(
         name or file.name,
         _sha256(file.read_bytes()),
-        (network if code is None else f"{code.name}:{function}") + (f", {read}" if entry and others else ""),
+        (network if code is None else f"{code.name}:{function}")
+        + (f", {used_entry}" if entry and other_entries else ""),
         "" if code is None else _sha256(code.read_bytes()),
         named=name is not None,
         **preprocessing,
     )
-    note = f"{file}: '{read}' is read, not '{', '.join(others)}' (--entry, in Python entry=)" if others else ""
+    note = (
+        f"{file}: '{used_entry}' is read, not '{', '.join(other_entries)}' (--entry, in Python entry=)"
+        if other_entries
+        else ""
+    )
     return ExternalModel(model, lambda shape, classes: external_network.network(network, shape, classes), state, note)
 
 
@@ -150,8 +157,8 @@ def from_module(
     if inspect.isfunction(module) or inspect.ismethod(module) or isinstance(module, functools.partial):
         function, module = module, torch.nn.Module()
         module.forward = function
-    mine = _copied(module)
-    state = {key: value.detach().cpu().clone().contiguous() for key, value in mine.state_dict().items()}
+    module_copy = _copied(module)
+    state = {key: value.detach().cpu().clone().contiguous() for key, value in module_copy.state_dict().items()}
     try:
         code = inspect.getsource(type(module))
     except (OSError, TypeError):  # typed at a prompt
@@ -162,7 +169,7 @@ def from_module(
         name or kind, digest, kind, _sha256(f"{code}\n{module!r}".encode()),
         named=name is not None, **preprocessing,
     )  # fmt: skip
-    return ExternalModel(model, lambda shape, classes: mine, state)
+    return ExternalModel(model, lambda shape, classes: module_copy, state)
 
 
 def _copied(module: Any) -> nn.Module:
@@ -179,8 +186,8 @@ def _copied(module: Any) -> nn.Module:
         raise SpecError(f"{kind} has lazy layers without weights: call it once on images")
     try:
         # weights that a hook computes from others are no leaves of a graph, which alone can be copied
-        parts = (value for part in module.modules() for value in vars(part).values())
-        computed = [value for value in parts if isinstance(value, torch.Tensor) and not value.is_leaf]
+        attributes = (value for submodule in module.modules() for value in vars(submodule).values())
+        computed = [value for value in attributes if isinstance(value, torch.Tensor) and not value.is_leaf]
         return copy.deepcopy(module, {id(value): value.detach().clone() for value in computed})
     except (RuntimeError, TypeError, ValueError) as error:
         raise SpecError(
@@ -205,10 +212,10 @@ def evaluate(
     """
     reading.watch()
     spec = external_models.cell(external.model, task.data, task.test, task.size, task.seed)
-    for one in task.evaluations:
-        attack = calls.call("Attack", one.attack)
-        facts.refuse(attack, {"partition": {}, "train": None, "validation": 0, **spec}, one.label)
-        foreign.check(attack, one.label)
+    for evaluation in task.evaluations:
+        attack = calls.call("Attack", evaluation.attack)
+        facts.refuse(attack, {"partition": {}, "train": None, "validation": 0, **spec}, evaluation.label)
+        foreign.check(attack, evaluation.label)
     url = settings.database(options.db)
     device = local.slots(options.device, 1)[0]
     machine = Machine(
@@ -221,11 +228,11 @@ def evaluate(
         retry_failed=True,
         rerun_changed=True,  # one model at a time: what it asks for is computed, with what stands today
     )
-    ready = _ready(external, spec, machine)
+    ready = _setup_of(external, spec, machine)
     answers = _answers(ready)
     with folder.opened(url, Path(machine.files)) as store:
         store.see_data({data_keys(spec)["data"]: ready.data["data"]["fingerprint"]})
-        spec = _stored(spec, answers, ready.data["data"]["fingerprint"], store)
+        spec = _stored_spec(spec, answers, ready.data["data"]["fingerprint"], store)
         job = Job(
             cells.identity(spec), spec, list(task.evaluations), ["last"], external_models.SUITE, "paper",
             answers=answers,
@@ -247,7 +254,7 @@ def _answers(ready: Setup) -> dict[str, Any]:
         return answers(with_state(ready.problem, ready.initial.model), pixels(ready.problem, images), labels)
 
 
-def _stored(spec: dict[str, Any], answers: Mapping[str, Any], fingerprint: str, store: Store) -> dict[str, Any]:
+def _stored_spec(spec: dict[str, Any], answers: Mapping[str, Any], fingerprint: str, store: Store) -> dict[str, Any]:
     """The spec under which a network with these answers is stored; where it is not, one that no other network has.
 
     fingerprint: of the data set. Answers to other images are not compared.
@@ -256,20 +263,30 @@ def _stored(spec: dict[str, Any], answers: Mapping[str, Any], fingerprint: str, 
     with store.database.reading() as connection:  # of thousands of cells those of these weights
         query = select(CELLS.c.id, CELLS.c.spec).where(CELLS.c.spec.contains(spec["evaluated"]["sha256"]))
         weights = {row.id: json.loads(row.spec) for row in connection.execute(query) if SIGN not in row.id}
-    known = {id: other for id, other in weights.items() if "evaluated" in other and _question(other) == question}
-    said: dict[str, list[Any]] = {cell: [] for cell in known}
-    for run in store.runs(list(known)) if known else ():
+    stored_specs = {
+        id: stored_spec
+        for id, stored_spec in weights.items()
+        if "evaluated" in stored_spec and _question(stored_spec) == question
+    }
+    answers_by_cell: dict[str, list[Any]] = {cell: [] for cell in stored_specs}
+    for run in store.runs(list(stored_specs)) if stored_specs else ():
         same_images = (run.get("data") or {}).get("fingerprint") in (None, fingerprint)
         if "answers" in run and same_images and not run.get("dropped"):
-            said[run["cell"]].append(run["answers"])
-    own = cells.identity(spec)
-    for cell in sorted(known, key=lambda cell: cell != own):
-        if said[cell] and "logits" in answers and all(same_answers(one, answers) for one in said[cell]):
-            return known[cell]
-    if own in known and any(not same_answers(one, answers) for one in said[own]):
+            answers_by_cell[run["cell"]].append(run["answers"])
+    own_cell = cells.identity(spec)
+    for cell in sorted(stored_specs, key=lambda cell: cell != own_cell):
+        if (
+            answers_by_cell[cell]
+            and "logits" in answers
+            and all(same_answers(stored_answers, answers) for stored_answers in answers_by_cell[cell])
+        ):
+            return stored_specs[cell]
+    if own_cell in stored_specs and any(
+        not same_answers(stored_answers, answers) for stored_answers in answers_by_cell[own_cell]
+    ):
         code = _sha256(f"{spec['evaluated']['code']}\n{json.dumps(answers, sort_keys=True)}".encode())
         return {**spec, "evaluated": {**spec["evaluated"], "code": code}}
-    return known.get(own, spec)
+    return stored_specs.get(own_cell, spec)
 
 
 def _question(spec: Mapping[str, Any]) -> str:
@@ -284,21 +301,23 @@ def _other_name(cell: str, spec: Mapping[str, Any], name: str) -> str:
     )
 
 
-def _ready(external: ExternalModel, spec: Mapping[str, Any], machine: Machine) -> Setup:
+def _setup_of(external: ExternalModel, spec: Mapping[str, Any], machine: Machine) -> Setup:
     """The data read and the network holding its state; one image has gone through it."""
     import torch
 
     from fatbench.engine.setup import Runtime, setup
     from fatbench.models import external_network as networks
 
-    said = external.model
+    description = external.model
 
     def model(shape: tuple[int, int, int], classes: int) -> nn.Module:
         network = external.build(shape, classes)
-        networks.load(network, said.name, external.state)
-        return networks.Preprocessed(network, said.mean, said.std, said.outputs, said.channels)
+        networks.load(network, description.name, external.state)
+        return networks.Preprocessed(
+            network, description.mean, description.std, description.outputs, description.channels
+        )
 
-    def alone(labels: Any, rng: Any, writers: Any) -> Sequence[Any]:
+    def one_client(labels: Any, rng: Any, writers: Any) -> Sequence[Any]:
         import numpy
 
         return [numpy.arange(len(labels))]
@@ -307,14 +326,14 @@ def _ready(external: ExternalModel, spec: Mapping[str, Any], machine: Machine) -
     assert machine.precision != "auto"
     runtime = Runtime(Path(machine.data), torch.device(machine.device), machine.precision, machine.path)
     ready = setup(
-        runtime, seed=spec["seed"], data=functools.partial(load, spec["data"]), partition=alone, model=model,
+        runtime, seed=spec["seed"], data=functools.partial(load, spec["data"]), partition=one_client, model=model,
         train=1, test=spec["test"], size=spec["size"],
     )  # fmt: skip
-    _takes_images(ready, said)
+    _takes_images(ready, description)
     return ready
 
 
-def _takes_images(ready: Setup, said: Model) -> None:
+def _takes_images(ready: Setup, description: Model) -> None:
     """SpecError: the network does not take one image of the data set, or does not give a number for each class."""
     import torch
 
@@ -324,13 +343,17 @@ def _takes_images(ready: Setup, said: Model) -> None:
     shape = "x".join(map(str, x.shape[1:]))
     try:
         with torch.no_grad():
-            given = ready.problem.model.eval()(x)
+            logits = ready.problem.model.eval()(x)
     except Exception as error:  # the network's own code
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise SpecError(f"{said.network} does not take images of {shape} (see --size, --mean): {line}") from None
-    if not isinstance(given, torch.Tensor) or given.shape != (1, ready.classes):
-        found = "x".join(map(str, given.shape[1:])) if isinstance(given, torch.Tensor) else type(given).__name__
-        raise SpecError(f"{said.network} gives {found} for an image, {ready.classes} numbers, one a class, are needed")
+        raise SpecError(f"{description.network} does not take images of {shape} (see --size, --mean): {line}") from None
+    if not isinstance(logits, torch.Tensor) or logits.shape != (1, ready.classes):
+        output_shape = (
+            "x".join(map(str, logits.shape[1:])) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        )
+        raise SpecError(
+            f"{description.network} gives {output_shape} for an image, {ready.classes} numbers, one a class, are needed"
+        )
 
 
 def _sha256(content: bytes) -> str:

@@ -51,11 +51,11 @@ def path_for(spec: Mapping[str, Any], precision: str, gpu: str | None) -> settin
     of unknown shape, "loop". A GPU that is not in `GPUS` counts as the slowest there. It is counted, not timed, so the
     same cell takes the same path whenever it is run or resumed on a GPU of this kind.
     """
-    if gpu is None or (found := count(spec)) is None:
+    if gpu is None or (counts := count(spec)) is None:
         return "loop"
     name = listed(gpu)
     rate = GPUS[name][precision] if name else min(rates[precision] for rates in GPUS.values())
-    flops, kernels = found
+    flops, kernels = counts
     return "graphs" if kernels * LAUNCH > cost.images_at_once(spec) * flops / (FRACTION[precision] * rate) else "loop"
 
 
@@ -80,31 +80,36 @@ def choices(
     many there are of it. Every cell is counted from its beginning.
     """
     counts = Counter(path_for(cell.spec, precision, gpu) if path == settings.AUTO else path for cell in cells)
-    chosen = ", ".join(f"--path {way} for {n} cells" for way, n in counts.most_common())
+    path_text = ", ".join(f"--path {way} for {n} cells" for way, n in counts.most_common())
     if path == settings.AUTO:
-        chosen += " (graphs where starting the kernels takes longer than they compute)"
-    said = _said(precision, attacks)
+        path_text += " (graphs where starting the kernels takes longer than they compute)"
+    summary = _precision_options(precision, attacks)
     if auto:
-        why = "training and its monitor" if precision == "tf32" else "training: the GPU is not known to have tf32"
-        said = f"--precision auto ({precision} for {why}; {attacks or precision} for attacks after training)"
-    said = f"{f'{gpus} x ' if gpus > 1 else ''}{gpu}: {said}, {chosen}"
+        reason = "training and its monitor" if precision == "tf32" else "training: the GPU is not known to have tf32"
+        summary = f"--precision auto ({precision} for {reason}; {attacks or precision} for attacks after training)"
+    summary = f"{f'{gpus} x ' if gpus > 1 else ''}{gpu}: {summary}, {path_text}"
     if (name := listed(gpu)) is None:
-        return f"{said}; how fast it is, is not known"
+        return f"{summary}; how fast it is, is not known"
 
     def seconds(bits: str, attacks: str | None) -> float:
-        known = speeds(cells, name, bits, attacks, path)
-        return estimate(cells, known, lambda cell: (1.0, [(one, 1.0) for one in cell.evaluations])).seconds
+        estimated_speeds = speeds(cells, name, bits, attacks, path)
+        return estimate(cells, estimated_speeds, lambda cell: (1.0, [(one, 1.0) for one in cell.evaluations])).seconds
 
-    now = seconds(precision, attacks)
-    faster = {bits: taken for bits in GPUS[name] if 0 < (taken := seconds(bits, None)) < now / 1.2}
-    lines = [f"{now / taken:.1f} times as fast with {_said(bits, None)}" for bits, taken in faster.items()]
+    seconds_now = seconds(precision, attacks)
+    faster = {
+        bits: seconds_taken for bits in GPUS[name] if 0 < (seconds_taken := seconds(bits, None)) < seconds_now / 1.2
+    }
+    lines = [
+        f"{seconds_now / seconds_taken:.1f} times as fast with {_precision_options(bits, None)}"
+        for bits, seconds_taken in faster.items()
+    ]
     mixed = seconds("bf16", "tf32")
-    if 0 < mixed < 0.9 * min([now, *faster.values()]):
-        lines.append(f"{now / mixed:.1f} times as fast with {_said('bf16', 'tf32')}")
-    return said + (f"; estimated {', '.join(lines)}" if lines else "")
+    if 0 < mixed < 0.9 * min([seconds_now, *faster.values()]):
+        lines.append(f"{seconds_now / mixed:.1f} times as fast with {_precision_options('bf16', 'tf32')}")
+    return summary + (f"; estimated {', '.join(lines)}" if lines else "")
 
 
-def _said(precision: str, attacks: str | None) -> str:
+def _precision_options(precision: str, attacks: str | None) -> str:
     return f"--precision {precision}" + (f" --attack-precision {attacks}" if attacks else "")
 
 
@@ -127,9 +132,9 @@ def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None,
     autoattack: dict[str, float] = {}  # which bf16 leaves in float32
     for cell in cells:
         net, spec = network(cell.spec), cell.spec
-        if (found := count(spec)) is None:
+        if (counts := count(spec)) is None:
             continue
-        flops, kernels = found
+        flops, kernels = counts
         way = path_for(spec, precision, gpu) if path == settings.AUTO else path
         launch = REPLAYED if way == "graphs" else LAUNCH
         training[kind(spec)] = max(flops / rate, kernels * launch / cost.images_at_once(spec))
@@ -147,17 +152,17 @@ def count(spec: Mapping[str, Any]) -> tuple[float, float] | None:
     side = spec["size"] or data.side
     if side is None or data.channels is None or data.classes is None:
         return None
-    without = {key: value for key, value in spec["model"].items() if key != "weights"}  # they change no count
-    return _count(json.dumps(without, sort_keys=True), (data.channels, side, side), data.classes)
+    architecture = {key: value for key, value in spec["model"].items() if key != "weights"}  # they change no count
+    return _count(json.dumps(architecture, sort_keys=True), (data.channels, side, side), data.classes)
 
 
 @functools.lru_cache(maxsize=64)
 def _count(model: str, shape: tuple[int, int, int], classes: int) -> tuple[float, float]:
     build = calls.build("Model", calls.check("Model", json.loads(model), "model"))
     with forked(0, "model"), torch.device("meta"):  # no weights are drawn
-        made: torch.nn.Module = build(shape, classes).requires_grad_(False)
-    made = made.to_empty(device="cpu")
+        network: torch.nn.Module = build(shape, classes).requires_grad_(False)
+    network = network.to_empty(device="cpu")
     x = torch.zeros(2, *shape, requires_grad=True)
-    with Flops() as counted:
-        torch.autograd.grad(F.cross_entropy(made(x), torch.zeros(2, dtype=torch.int64)), x)
-    return counted.total / 4, counted.launches / 2
+    with Flops() as flops:
+        torch.autograd.grad(F.cross_entropy(network(x), torch.zeros(2, dtype=torch.int64)), x)
+    return flops.total / 4, flops.launches / 2

@@ -59,20 +59,20 @@ class Heartbeat:
 @contextlib.contextmanager
 def renewing(db: str, run: int, heartbeat: Heartbeat, lease: float = LEASE) -> Iterator[None]:
     """Renew the lease of a run while there are beats; the next beat ends the work when another process has it."""
-    over = threading.Event()
+    finished_event = threading.Event()
     heartbeat.lost = None
 
     def renew() -> None:
-        seen = heartbeat.beats
-        while not over.wait(min(OFTEN, lease / 4)):
-            if heartbeat.beats == seen:
+        last_beats = heartbeat.beats
+        while not finished_event.wait(min(OFTEN, lease / 4)):
+            if heartbeat.beats == last_beats:
                 continue
-            seen = heartbeat.beats
+            last_beats = heartbeat.beats
             try:
                 with Store.open(db) as store:
                     store.heartbeat(run)
             except Stolen as error:
-                if not over.is_set():
+                if not finished_event.is_set():
                     heartbeat.lost = error
                 return
             except Exception:  # `commit` finds out what is wrong
@@ -83,5 +83,5 @@ def renewing(db: str, run: int, heartbeat: Heartbeat, lease: float = LEASE) -> I
     try:
         yield
     finally:
-        over.set()
+        finished_event.set()
         thread.join()

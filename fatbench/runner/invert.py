@@ -86,8 +86,8 @@ def load(task: InversionTask) -> CheckedUpdate:
         raise SpecError(f"--batch {task.batch} contradicts --labels, which are {len(task.labels)}")
     if task.batch is None and not task.labels:
         raise SpecError("say how many images are behind the update by --batch N, or their labels by --labels 3,1")
-    if wrong := [label for label in task.labels if not 0 <= label < task.classes]:
-        raise SpecError(f"--labels: {wrong[0]} is no class of {task.classes} (--classes; they count from 0)")
+    if bad_labels := [label for label in task.labels if not 0 <= label < task.classes]:
+        raise SpecError(f"--labels: {bad_labels[0]} is no class of {task.classes} (--classes; they count from 0)")
     for file in (task.before, task.update):
         if not file.is_file():
             raise MachineError(f"{file}: no such file")
@@ -100,27 +100,29 @@ def load(task: InversionTask) -> CheckedUpdate:
     parameters = dict(model.network.named_parameters())
     if ignored := [name for name, value in states[1].items() if name in states[0] and name not in parameters]:
         notes.append(f"buffers are no part of an update: {', '.join(ignored[:3])}{', ...' * (len(ignored) > 3)}")
-    sent = {name: value for name, value in states[1].items() if name not in ignored}
-    if differences := pretrained.mismatches(sent, parameters):
-        more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
-        raise SpecError(f"{task.update} is no update of this model: {'; '.join(differences[:3])}{more}")
-    if half := next((name for name, value in sent.items() if value.dtype in (torch.float16, torch.bfloat16)), None):
-        notes.append(f"{half} has 16 bits, which hides most of what small updates tell")
-    broken = next((name for name, value in sent.items() if not bool(value.isfinite().all())), None)
+    update_tensors = {name: value for name, value in states[1].items() if name not in ignored}
+    if differences := pretrained.mismatches(update_tensors, parameters):
+        remainder = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
+        raise SpecError(f"{task.update} is no update of this model: {'; '.join(differences[:3])}{remainder}")
+    if half_tensor := next(
+        (name for name, value in update_tensors.items() if value.dtype in (torch.float16, torch.bfloat16)), None
+    ):
+        notes.append(f"{half_tensor} has 16 bits, which hides most of what small updates tell")
+    broken = next((name for name, value in update_tensors.items() if not bool(value.isfinite().all())), None)
     if broken is not None:
         raise SpecError(f"{task.update}: {broken} has entries that are not finite")
-    alike = _cosine(sent, states[0])
-    if task.kind == "gradient" and alike > 0.9:
+    similarity = _cosine(update_tensors, states[0])
+    if task.kind == "gradient" and similarity > 0.9:
         raise SpecError(f"{task.update} is nearly {task.before}, so it holds weights: give them by --after")
-    if task.kind == "after" and abs(alike) < 0.1:
+    if task.kind == "after" and abs(similarity) < 0.1:
         raise SpecError(f"{task.update} has nothing of {task.before}: is it a gradient? Give it by --gradient")
     if task.kind == "after":
-        gradient = {name: states[0][name].double() - value.double() for name, value in sent.items()}
+        gradient = {name: states[0][name].double() - value.double() for name, value in update_tensors.items()}
     else:
-        gradient = {name: value.double() for name, value in sent.items()}
+        gradient = {name: value.double() for name, value in update_tensors.items()}
     if not any(bool(value.any()) for value in gradient.values()):
-        what = f"is the same as {task.before}" if task.kind == "after" else "is all zeros"
-        raise SpecError(f"{task.update} {what}: there is no update to invert")
+        reason = f"is the same as {task.before}" if task.kind == "after" else "is all zeros"
+        raise SpecError(f"{task.update} {reason}: there is no update to invert")
     model.eval()
     prefix = "network."
     count = task.batch or len(task.labels)
@@ -142,90 +144,97 @@ def load(task: InversionTask) -> CheckedUpdate:
                 raise SpecError(
                     "labels of several images follow from an update only with its --lr: give it, or --labels"
                 )
-            found = observed.gradient[bias].argmin(1, keepdim=True)
+            label_tensor = observed.gradient[bias].argmin(1, keepdim=True)
         else:
             draw = torch.Generator().manual_seed(0)
-            found = restored("ilrg", observed, model, count, task.shape, draw)
-        observed = Observation(observed.weights, observed.gradient, found, local=local)
+            label_tensor = restored("ilrg", observed, model, count, task.shape, draw)
+        observed = Observation(observed.weights, observed.gradient, label_tensor, local=local)
     return CheckedUpdate(model, observed, tuple(notes))
 
 
 def _cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """Of all tensors of `a` with those of the same names in `b`; no number where `a` is zero."""
-    product, left, right = (
+    product, norm_a, norm_b = (
         float(sum((x[name].double() * y[name].double()).sum() for name in a)) for x, y in ((a, b), (a, a), (b, b))
     )
-    return product / (left * right) ** 0.5 if left and right else float("nan")
+    return product / (norm_a * norm_b) ** 0.5 if norm_a and norm_b else float("nan")
 
 
 def fitting(task: InversionTask, loaded: CheckedUpdate) -> list[calls.Call]:
     """The attacks to run. SpecError: one that was asked for needs more than the threat model, or was not sent."""
     from fatbench.methods.inversions import INVERSIONS, reads_of
 
-    chosen = []
+    attack_calls = []
     for node in task.inversions or DEFAULTS:
         node = LocatedMap(node) if isinstance(node, Mapping) else node
-        one = calls.check("Inversion", node, "--inversion")
-        why = _unfit(task, loaded, one, reads_of(INVERSIONS[one["name"]]) if one["name"] in INVERSIONS else None)
-        if why and task.inversions:
-            raise SpecError(f"--inversion {one['name']}: {why}")
-        if not why:
-            chosen.append(one)
-    if not chosen:
+        attack_call = calls.check("Inversion", node, "--inversion")
+        obstacle = _unfit(
+            task,
+            loaded,
+            attack_call,
+            reads_of(INVERSIONS[attack_call["name"]]) if attack_call["name"] in INVERSIONS else None,
+        )
+        if obstacle and task.inversions:
+            raise SpecError(f"--inversion {attack_call['name']}: {obstacle}")
+        if not obstacle:
+            attack_calls.append(attack_call)
+    if not attack_calls:
         raise SpecError(
             f"no attack fits threat model {task.threat} and this update: try --inversion NAME for the reason"
         )
-    return chosen
+    return attack_calls
 
 
-def _unfit(task: InversionTask, loaded: CheckedUpdate, one: calls.Call, reads: Sequence[str] | None) -> str:
+def _unfit(task: InversionTask, loaded: CheckedUpdate, attack_call: calls.Call, reads: Sequence[str] | None) -> str:
     """Why an attack cannot run; empty if it can."""
-    letter = threats.letter(one)
+    letter = threats.letter(attack_call)
     if letter is None or letter == threats.BOUND:
         return "it is no attack: it needs the original images"
     if lacks := threats.KNOWS[letter] - threats.KNOWS[task.threat]:
         return f"it needs {' and '.join(sorted(lacks))} (threat model {letter}), and --threat is {task.threat}"
-    if one.get("decay") == "corrected" and not (task.local and task.local["weight_decay"]):
+    if attack_call.get("decay") == "corrected" and not (task.local and task.local["weight_decay"]):
         return "there is no weight decay to correct: give --lr and --weight-decay"
-    if one["name"] == "simulated" and task.local is None:
+    if attack_call["name"] == "simulated" and task.local is None:
         return "it simulates local steps: give --lr"
     if (
-        one["name"] == "patch_ls"
-        and one.get("solver") == "tv"
+        attack_call["name"] == "patch_ls"
+        and attack_call.get("solver") == "tv"
         and not task.inversions
         and len(loaded.observed.labels[0]) > 1
     ):
         return "the update is of several images"
     for end in reads or ():
-        found = [name for name in loaded.observed.gradient if name.endswith(end)]
-        if not found:
+        matching_names = [name for name in loaded.observed.gradient if name.endswith(end)]
+        if not matching_names:
             return f"it reads {end}, and the model has no such parameter: matching takes any model"
-        withheld = not bool(loaded.observed.gradient[found[0]].any())
-        if withheld and not (one["name"] == "patch_span" and end == "pos_embed"):
-            return f"it reads {found[0].removeprefix('network.')}, which the update withholds (all zeros)"
-    if one["name"] in ("april_opt", "april") and not any(n.endswith("pos_embed") for n in loaded.observed.gradient):
+        withheld = not bool(loaded.observed.gradient[matching_names[0]].any())
+        if withheld and not (attack_call["name"] == "patch_span" and end == "pos_embed"):
+            return f"it reads {matching_names[0].removeprefix('network.')}, which the update withholds (all zeros)"
+    if attack_call["name"] in ("april_opt", "april") and not any(
+        n.endswith("pos_embed") for n in loaded.observed.gradient
+    ):
         return "it needs learned positions"
     return ""
 
 
-def invert(task: InversionTask, loaded: CheckedUpdate, chosen: Sequence[calls.Call]) -> list[Answer]:
+def invert(task: InversionTask, loaded: CheckedUpdate, attack_calls: Sequence[calls.Call]) -> list[Answer]:
     """Run the attacks. SpecError: one of them cannot solve this update, and why."""
     import torch
 
     answers = []
-    for one in chosen:
+    for attack_call in attack_calls:
         noise = torch.Generator().manual_seed(0)
         try:
-            found = calls.build("Inversion", one)([loaded.observed], loaded.model, task.shape, noise)
+            reconstruction = calls.build("Inversion", attack_call)([loaded.observed], loaded.model, task.shape, noise)
         except ValueError as error:
             if task.inversions:
-                raise SpecError(f"--inversion {one['name']}: {error}") from None
+                raise SpecError(f"--inversion {attack_call['name']}: {error}") from None
             continue
-        used = threats.uses_labels(one)
-        labels = ("given" if task.labels else "recovered") if used else "unused"
-        settings = {k: v for k, v in calls.without_defaults(one).items() if k != "name"}
-        name = one["name"] + (f" ({', '.join(f'{k}: {v}' for k, v in settings.items())})" if settings else "")
-        answers.append(Answer(name, str(threats.letter(one)), labels, found[0].detach()))
+        labels_used = threats.uses_labels(attack_call)
+        labels = ("given" if task.labels else "recovered") if labels_used else "unused"
+        settings = {k: v for k, v in calls.without_defaults(attack_call).items() if k != "name"}
+        name = attack_call["name"] + (f" ({', '.join(f'{k}: {v}' for k, v in settings.items())})" if settings else "")
+        answers.append(Answer(name, str(threats.letter(attack_call)), labels, reconstruction[0].detach()))
     if not answers:
         raise SpecError("none of the attacks can solve this update: too few equations for each of them")
     return answers
@@ -240,11 +249,11 @@ def residual(task: InversionTask, loaded: CheckedUpdate) -> float | None:
     from fatbench.methods.inversions.upload import geometry
 
     try:
-        at = geometry(loaded.observed, task.shape, "invert")
+        embedding = geometry(loaded.observed, task.shape, "invert")
     except ValueError:
         return None
-    A, M = averaged([loaded.observed], at, "invert")
-    if at.width <= at.patches or not bool(A.any()):
+    A, M = averaged([loaded.observed], embedding, "invert")
+    if embedding.width <= embedding.patches or not bool(A.any()):
         return None
     X, _ = filtered(A, M, "ridge")
     return float((M - A.transpose(1, 2) @ X).norm() / M.norm())
@@ -254,13 +263,13 @@ def scores(answer: Answer, originals: Tensor) -> dict[str, float]:
     """PSNR and SSIM of the best pair, and of all pairs assigned one to one; LPIPS where its weights are installed."""
     from fatbench.methods.inversions import image_measures, lpips
 
-    found = {
+    measures = {
         name: float(image_measures.best_of(measure, answer.images[None], originals[None])[0])
         for name, measure in (("psnr", image_measures.psnr), ("ssim", image_measures.ssim))
     }
-    found["psnr"] = min(found["psnr"], 300.0)
+    measures["psnr"] = min(measures["psnr"], 300.0)
     if perceptual := lpips.measure(originals.shape[-1]):
-        found["lpips"] = float(image_measures.least_of(perceptual, answer.images[None], originals[None])[0])
-    return found | {
+        measures["lpips"] = float(image_measures.least_of(perceptual, answer.images[None], originals[None])[0])
+    return measures | {
         name: float(value[0]) for name, value in image_measures.matched(answer.images[None], originals[None]).items()
     }

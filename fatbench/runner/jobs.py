@@ -42,11 +42,13 @@ class Job:
 def resolved(job: Job) -> Job:
     """The job, whose cell and attacks are Calls again; for another process, once the plug-ins are loaded."""
     try:
-        attacks = [call("Attack", one.attack) for one in job.evaluations]
+        attacks = [call("Attack", evaluation.attack) for evaluation in job.evaluations]
         spec = call("Experiment", job.spec)
     except UnknownName:  # the stage that needs it says so
         return job
-    evaluations = [replace(one, attack=attack) for one, attack in zip(job.evaluations, attacks, strict=True)]
+    evaluations = [
+        replace(evaluation, attack=attack) for evaluation, attack in zip(job.evaluations, attacks, strict=True)
+    ]
     return replace(job, spec=spec, evaluations=evaluations)
 
 

@@ -23,14 +23,14 @@ SPLITS = ("split", "partition")  # axes whose labels say how data are dealt
 
 def points_of(plan: Plan) -> list[Point]:
     """The points of a plan, and those of the cells of other suites with whose models its own begin."""
-    own = {cell.id for cell in plan.cells}
-    cells = [*plan.cells, *(cell for cell in plan.to_run() if cell.id not in own)]
+    own_ids = {cell.id for cell in plan.cells}
+    cells = [*plan.cells, *(cell for cell in plan.to_run() if cell.id not in own_ids)]
     axis = "method" if plan.baseline is None else plan.baseline[0]
-    found: dict[Point, None] = {}
+    points: dict[Point, None] = {}
     for cell in cells:
         spec, key = cell.spec, cell.key
-        named = [key[name] for name in SPLITS if name in key]
-        found[
+        splits = [key[name] for name in SPLITS if name in key]
+        points[
             Point(
                 suite=cell.suite or plan.suite,
                 preset=plan.preset,
@@ -38,12 +38,12 @@ def points_of(plan: Plan) -> list[Point]:
                 labels=labels_text(key),
                 method=key.get(axis) or _name(spec.get("algorithm")),
                 data=_name(spec.get("data")),
-                split=named[0] if named else _name(spec.get("partition")),
+                split=splits[0] if splits else _name(spec.get("partition")),
                 model=_name(spec.get("model")),
                 evaluations=tuple(one.id for one in cell.evaluations),
             )
         ] = None
-    return list(found)
+    return list(points)
 
 
 def _name(call: Mapping[str, Any] | None) -> str:
@@ -56,12 +56,12 @@ def _name(call: Mapping[str, Any] | None) -> str:
 
 def of_unlabelled(store: Store) -> Iterator[Plan]:
     """The plans of our suites that have run cells here whose points are not known, as in a file of an older program."""
-    at = and_(POINTS.c.cell == RUNS.c.cell, POINTS.c.suite == RUNS.c.suite, POINTS.c.preset == RUNS.c.preset)
-    lacking = select(RUNS.c.suite, RUNS.c.preset).outerjoin(POINTS, at).where(POINTS.c.cell.is_(None))
+    same_point = and_(POINTS.c.cell == RUNS.c.cell, POINTS.c.suite == RUNS.c.suite, POINTS.c.preset == RUNS.c.preset)
+    unlabelled = select(RUNS.c.suite, RUNS.c.preset).outerjoin(POINTS, same_point).where(POINTS.c.cell.is_(None))
     with store.database.reading() as connection:
-        own = ~RUNS.c.cell.contains(replicates.SIGN) & RUNS.c.preset.is_not(None)
-        wanted = connection.execute(lacking.where(own).distinct()).all()
-    for suite, preset in sorted(map(tuple, wanted)):
+        is_original = ~RUNS.c.cell.contains(replicates.SIGN) & RUNS.c.preset.is_not(None)
+        suite_presets = connection.execute(unlabelled.where(is_original).distinct()).all()
+    for suite, preset in sorted(map(tuple, suite_presets)):
         if files.with_settings(suite)[0] in files.available():  # never a path: a file would name plug-ins
             with suppress(FatbenchError):  # a preset or a setting of another version
                 yield files.load(suite).plan(preset, refuse=False)

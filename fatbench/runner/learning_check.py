@@ -48,14 +48,14 @@ def check_learning(plan: Plan, data: Path, device: str) -> Iterator[LearningChec
     rounds, steps = int(job.spec["algorithm"]["rounds"]), 0.0
     for result in bound["algorithm"](ready.problem, ready.initial):
         count, updates = result.index + 1, result.updates
-        taken = [update.stats.steps for update in updates]
-        steps += sum(taken) / len(taken) if taken else result.cost.gradient_steps
+        client_steps = [update.stats.steps for update in updates]
+        steps += sum(client_steps) / len(client_steps) if client_steps else result.cost.gradient_steps
         loss = sum(u.n * u.stats.loss for u in updates) / sum(u.n for u in updates) if updates else math.nan
-        right = [
+        correct = [
             accuracy(ready.problem, model, images, labels, natural, ("learn", count, *of_client(k)))[0]
             for k, model in models_of(result.state.model, result.own).items()
         ]
-        value = float(torch.stack(right).double().mean())
+        value = float(torch.stack(correct).double().mean())
         yield LearningCheck(count, rounds, round(steps), loss, value, n, fraction)
         if math.isinf(loss) or (updates and math.isnan(loss)):
             return

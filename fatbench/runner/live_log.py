@@ -35,36 +35,38 @@ def logged(watch: Observer, options: RunOptions) -> Iterator[Observer]:
     folder = settings.files_folder(settings.database(options.db))
     if name not in WRITERS:
         raise SpecError(f"--log: no writer is named '{name}'{did_you_mean(name, WRITERS)}")
-    with WRITERS[name](folder) as open_:
-        yield Both(watch, open_)
+    with WRITERS[name](folder) as open_writer:
+        yield Both(watch, open_writer)
 
 
 class Both:
     """Tells another observer, and writes what a cell's events say."""
 
-    def __init__(self, watch: Observer, open_: Callable[[Job], Write]) -> None:
-        self.watch, self.open = watch, open_
+    def __init__(self, watch: Observer, open_writer: Callable[[Job], Write]) -> None:
+        self.watch, self.open = watch, open_writer
         self.what = watch.what
         self.jobs: dict[str, Job] = {}
         self.writes: dict[str, Write] = {}
 
-    def begin(self, jobs: Sequence[Job], before: Mapping[str, str], slots: Sequence[str]) -> None:
+    def begin(self, jobs: Sequence[Job], earlier_states: Mapping[str, str], slots: Sequence[str]) -> None:
         self.jobs = {job.cell: job for job in jobs}
-        self.watch.begin(jobs, before, slots)
+        self.watch.begin(jobs, earlier_states, slots)
 
     def work_in(self, slots: Sequence[str]) -> None:
         self.watch.work_in(slots)
 
     def see(self, slot: int, event: Event) -> None:
         self.watch.see(slot, event)
-        found = {"loss": event.loss, "accuracy": event.accuracy}
-        numbers = {key: float(value) for key, value in found.items() if value is not None}
+        values = {"loss": event.loss, "accuracy": event.accuracy}
+        numbers = {key: float(value) for key, value in values.items() if value is not None}
         if event.kind != "progress" or not numbers or event.cell not in self.jobs:
             return
         if event.cell not in self.writes:
             self.writes[event.cell] = self.open(self.jobs[event.cell])
-        name, at, round = event.stage.partition("@")
-        stage = f"{name.rpartition('-')[0]}{at}{round}" if at else name  # an attack on the model of a round
+        name, separator, round = event.stage.partition("@")
+        stage = (
+            f"{name.rpartition('-')[0]}{separator}{round}" if separator else name
+        )  # an attack on the model of a round
         self.writes[event.cell](stage, event.round, numbers)
 
     def note(self, text: str) -> None:
@@ -132,13 +134,13 @@ def mlflow(folder: Path) -> Iterator[Callable[[Job], Write]]:
     except ImportError:
         raise MachineError("--log mlflow: pip install 'fatbench[mlflow]'") from None
     folder.mkdir(parents=True, exist_ok=True)
-    own = f"sqlite:///{(folder / 'mlflow.db').absolute()}"
-    client: Any = package.MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI", own))
-    known = client.get_experiment_by_name("fatbench")
-    experiment = client.create_experiment("fatbench") if known is None else known.experiment_id
+    own_uri = f"sqlite:///{(folder / 'mlflow.db').absolute()}"
+    client: Any = package.MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI", own_uri))
+    existing = client.get_experiment_by_name("fatbench")
+    experiment = client.create_experiment("fatbench") if existing is None else existing.experiment_id
     runs: list[str] = []
 
-    def open_(job: Job) -> Write:
+    def open_run(job: Job) -> Write:
         tags = {"suite": job.suite, "preset": job.preset, "cell": job.cell}
         run = client.create_run(experiment, run_name=_name(job), tags=tags).info.run_id
         runs.append(run)
@@ -152,19 +154,19 @@ def mlflow(folder: Path) -> Iterator[Callable[[Job], Write]]:
         return write
 
     try:
-        yield open_
+        yield open_run
     finally:
         for run in runs:
             client.set_terminated(run)
 
 
-def _flat(spec: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(spec: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The settings of a cell by name: algorithm.local.lr."""
     for key, value in spec.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{key}.")
+            yield from _flat(value, f"{prefix}{key}.")
         else:
-            yield f"{before}{key}", value
+            yield f"{prefix}{key}", value
 
 
 WRITERS: dict[str, Callable[[Path], contextlib.AbstractContextManager[Callable[[Job], Write]]]] = {

@@ -25,9 +25,12 @@ class OutOfMemory(FatbenchError):
 
 
 def with_oom_retry(
-    do: Callable[[Machine], CellStatus], machine: Machine, batch: int, describe: Callable[[Mapping[str, Any]], None]
+    attempt: Callable[[Machine], CellStatus],
+    machine: Machine,
+    batch: int,
+    describe: Callable[[Mapping[str, Any]], None],
 ) -> CellStatus:
-    """`do`, and where memory was not enough once more with a quarter of the images in the network at once.
+    """`attempt`, and where memory was not enough once more with a quarter of the images in the network at once.
 
     An attack of ours halves what does not fit by itself (`fatbench.engine.gradients.in_parts`). Here are training, and
     the attacks of other people.
@@ -36,26 +39,28 @@ def with_oom_retry(
     OutOfMemory: it was not enough then either, or the network needs its whole batch.
     """
     try:
-        return do(machine)
+        return attempt(machine)
     except Exception as error:
         if not out_of_memory(error):
             raise
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     free_memory()  # here, where the error and all that its frames held are gone
-    before = min(machine.microbatch or batch, batch)
-    parts = max(1, before // 4)
-    if parts == before:
-        raise OutOfMemory(f"{said}; the network already gets one image at a time")
-    log.warning("out of memory (%s): trying again with at most %d images in the network at once", said, parts)
-    describe({"microbatch": parts, "out_of_memory": said})
+    images_before = min(machine.microbatch or batch, batch)
+    images_at_once = max(1, images_before // 4)
+    if images_at_once == images_before:
+        raise OutOfMemory(f"{reason}; the network already gets one image at a time")
+    log.warning(
+        "out of memory (%s): trying again with at most %d images in the network at once", reason, images_at_once
+    )
+    describe({"microbatch": images_at_once, "out_of_memory": reason})
     try:
-        return do(replace(machine, microbatch=parts, path="loop"))
+        return attempt(replace(machine, microbatch=images_at_once, path="loop"))
     except Exception as error:
         if out_of_memory(error):
-            raise OutOfMemory(f"{said}; even with {parts} images in the network at once") from None
+            raise OutOfMemory(f"{reason}; even with {images_at_once} images in the network at once") from None
         if isinstance(error, ValueError) and "batch normalisation needs its whole batch" in str(error):
             raise OutOfMemory(
-                f"{said}; fewer images at once would change the gradients, because batch"
+                f"{reason}; fewer images at once would change the gradients, because batch"
                 " normalisation in this model needs the whole batch"
             ) from None
         raise
@@ -75,6 +80,6 @@ def gpu_memory(device: str) -> int:
         return 0
     import torch
 
-    most = int(torch.cuda.max_memory_reserved(device))
+    peak = int(torch.cuda.max_memory_reserved(device))
     torch.cuda.reset_peak_memory_stats(device)
-    return most
+    return peak

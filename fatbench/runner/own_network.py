@@ -52,14 +52,17 @@ def demand_same(
     model: its settings. trained_with: records of the plug-ins of its training, for files that do not know the answers.
     """
     names = _names(model)
-    then = _of(names, trained_with)
-    now = [record for name in names if (record := plugins.loaded_version({"names": [name]})) is not None]
+    trained_records = _of(names, trained_with)
+    loaded_records = [record for name in names if (record := plugins.loaded_version({"names": [name]})) is not None]
     if "answers" in header:
         if same_answers(json.loads(header["answers"]), _to_noise(network, shape, classes)):
             return
-    elif not then or inputs.same_functions(then, _of(names, now)):
+    elif not trained_records or inputs.same_functions(trained_records, _of(names, loaded_records)):
         return
-    trained, loaded = (", ".join(sorted({inputs.describe(record) for record in records})) for records in (then, now))
+    trained, loaded = (
+        ", ".join(sorted({inputs.describe(record) for record in records}))
+        for records in (trained_records, loaded_records)
+    )
     raise MachineError(
         f"{file}: {model['name']} of {loaded} is not the network that was trained{f' ({trained})' if trained else ''}:"
         " the same weights give another network. Give the plug-in as it was, or train the cell again"
@@ -68,17 +71,17 @@ def demand_same(
 
 def _names(model: Mapping[str, Any]) -> list[str]:
     """What a network's settings call of plug-ins: "model mine"."""
-    return [name for _, name in plugins.used(calls.call("Model", model))]
+    return [name for _, name in plugins.used_plugins(calls.call("Model", model))]
 
 
 def _of(names: Iterable[str], records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What records say of these functions alone."""
     return [
-        {**record, "names": own, "reached": {name: record["reached"][name] for name in own}}
+        {**record, "names": own_names, "reached": {name: record["reached"][name] for name in own_names}}
         if "reached" in record
-        else {**record, "names": own}
+        else {**record, "names": own_names}
         for record in records
-        if (own := [name for name in names if name in record.get("names", ())])
+        if (own_names := [name for name in names if name in record.get("names", ())])
     ]
 
 

@@ -29,21 +29,21 @@ def start_process(target: Callable[..., None], *arguments: Any) -> Any:
     process: Any = multiprocessing.get_context("spawn").Process(target=_ready, args=(target, *arguments), daemon=True)
     vars(sys.modules["__main__"]).setdefault("__spec__", None)  # which a notebook's %reset takes away, and spawn reads
     resource_tracker.ensure_running()  # which would unblock the signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     process.start()
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
     return process
 
 
 @contextlib.contextmanager
-def started_early(wanted: bool = True) -> Iterator[None]:
+def started_early(enabled: bool = True) -> Iterator[None]:
     """Inside, a worker imports the engine meanwhile; it is gone at the end, whether somebody took it or not."""
     process = None
-    if wanted:
-        ours, theirs = multiprocessing.get_context("spawn").Pipe()
-        process = start_process(_begin, theirs)
-        theirs.close()
-        _EARLY.append((process, ours))
+    if enabled:
+        parent_end, child_end = multiprocessing.get_context("spawn").Pipe()
+        process = start_process(_begin, child_end)
+        child_end.close()
+        _EARLY.append((process, parent_end))
     try:
         yield
     finally:

@@ -40,17 +40,25 @@ def cells_of(plan: Plan, store: Store | None) -> list[CellProgress]:
     """The state of each cell of a plan."""
     cells, jobs = plan.to_run(), _jobs(plan)
     rows = {} if store is None else _by_cell(store.stages(list(jobs)))
-    other = {} if store is None else versions.changed(list(jobs.values()), store)
+    changed_by_cell = {} if store is None else versions.changed(list(jobs.values()), store)
     result = []
     for cell in cells:
-        mine = rows.get(cell.id, {})
-        train = mine.get("train")
-        status, done, wanted = _state(jobs[cell.id], mine, other.get(cell.id, {}))
-        error = next((row.error for row in mine.values() if row.status == "failed" and row.error), "") or ""
+        cell_rows = rows.get(cell.id, {})
+        train = cell_rows.get("train")
+        status, stages_done, stages_asked = _state(jobs[cell.id], cell_rows, changed_by_cell.get(cell.id, {}))
+        error = next((row.error for row in cell_rows.values() if row.status == "failed" and row.error), "") or ""
         result.append(
-            CellProgress(cell, status, train.round if train else 0, int(cell.spec["algorithm"]["rounds"]), done, wanted,
-                error.strip().splitlines()[-1] if error.strip() else "", other.get(cell.id, {}))
-        )  # fmt: skip
+            CellProgress(
+                cell,
+                status,
+                train.round if train else 0,
+                int(cell.spec["algorithm"]["rounds"]),
+                stages_done,
+                stages_asked,
+                error.strip().splitlines()[-1] if error.strip() else "",
+                changed_by_cell.get(cell.id, {}),
+            )
+        )
     return result
 
 
@@ -64,8 +72,8 @@ def _jobs(plan: Plan) -> dict[str, Job]:
 def of_jobs(jobs: Sequence[Job], store: Store, changed: versions.Changed | None = None) -> dict[str, str]:
     """The state of each job's cell. changed: of these jobs, where it is known."""
     rows = _by_cell(store.stages([job.cell for job in jobs]))
-    other = versions.changed(jobs, store) if changed is None else changed
-    return {job.cell: _state(job, rows.get(job.cell, {}), other.get(job.cell, {}))[0] for job in jobs}
+    changed_by_cell = versions.changed(jobs, store) if changed is None else changed
+    return {job.cell: _state(job, rows.get(job.cell, {}), changed_by_cell.get(job.cell, {}))[0] for job in jobs}
 
 
 def _by_cell(stages: Mapping[tuple[str, str], StageRow]) -> dict[str, dict[str, StageRow]]:
@@ -80,21 +88,21 @@ def _state(job: Job, rows: Mapping[str, StageRow], changed: Collection[str]) -> 
 
     A changed stage is not done. A cell whose training is changed is changed, whatever else is to do.
     """
-    wanted: list[tuple[str, ...]] = [("train",)]
+    asked_stages: list[tuple[str, ...]] = [("train",)]
     train = rows.get("train")
     if train is not None and train.status == "done":
-        wanted += [e.stages(r) for r in evaluation_rounds(job, train.record) for e in job.evaluations]
+        asked_stages += [e.stages(r) for r in evaluation_rounds(job, train.record) for e in job.evaluations]
     else:
-        wanted += [(e.id,) for e in job.evaluations]  # which rounds is not known yet
-    left = ("running", "failed", "todo", "interrupted", CHANGED)
-    first = ("done", "running", "failed", CHANGED, "interrupted", "todo")  # an attack in one precision stands for all
-    now = {stage: _of_stage(row, stage in changed, train) for stage, row in rows.items()}
-    states = [min((now.get(stage, "todo") for stage in stages), key=first.index) for stages in wanted]
-    done = states.count("done")
-    state = next((state for state in left if state in states), "done")
+        asked_stages += [(e.id,) for e in job.evaluations]  # which rounds is not known yet
+    unfinished = ("running", "failed", "todo", "interrupted", CHANGED)
+    rank = ("done", "running", "failed", CHANGED, "interrupted", "todo")  # an attack in one precision stands for all
+    status_by_stage = {stage: _of_stage(row, stage in changed, train) for stage, row in rows.items()}
+    states = [min((status_by_stage.get(stage, "todo") for stage in stages), key=rank.index) for stages in asked_stages]
+    done_count = states.count("done")
+    state = next((state for state in unfinished if state in states), "done")
     if state != "running" and states[0] == CHANGED:
         state = CHANGED
-    return ("todo" if state == "interrupted" else state), done, len(wanted)
+    return ("todo" if state == "interrupted" else state), done_count, len(asked_stages)
 
 
 def _of_stage(row: StageRow, changed: bool, train: StageRow | None) -> str:
@@ -120,22 +128,30 @@ def cells_left(plan: Plan, store: Store) -> duration.Left:
             return None
         return evaluation_rounds(jobs[cell.id], train.record)
 
-    known = [len(found) for cell in plan.to_run() if (found := rounds(cell)) is not None]
-    nothing_done = duration.everything(plan, sum(known) / len(known) if known else None)
+    round_counts = [len(attacked_rounds) for cell in plan.to_run() if (attacked_rounds := rounds(cell)) is not None]
+    nothing_done = duration.everything(plan, sum(round_counts) / len(round_counts) if round_counts else None)
 
     def of_cell(cell: Cell) -> tuple[float, list[tuple[Evaluation, float]]]:
-        mine = rows.get(cell.id, {})
-        other = changed.get(cell.id, {})
-        if "train" in other:
+        cell_rows = rows.get(cell.id, {})
+        changed_stages = changed.get(cell.id, {})
+        if "train" in changed_stages:
             return nothing_done(cell)
-        if (found := rounds(cell)) is None:
-            train = mine.get("train")
+        if (attacked_rounds := rounds(cell)) is None:
+            train = cell_rows.get("train")
             fraction = 1 - train.round / train.total if train is not None and train.total else 1.0
             return fraction, nothing_done(cell)[1]
-        now = {stage: _of_stage(row, stage in other, mine["train"]) for stage, row in mine.items()}
+        status_by_stage = {
+            stage: _of_stage(row, stage in changed_stages, cell_rows["train"]) for stage, row in cell_rows.items()
+        }
         todo = [
-            (one, sum(all(now.get(stage) != "done" for stage in one.stages(round)) for round in found))
-            for one in cell.evaluations
+            (
+                planned,
+                sum(
+                    all(status_by_stage.get(stage) != "done" for stage in planned.stages(round))
+                    for round in attacked_rounds
+                ),
+            )
+            for planned in cell.evaluations
         ]
         return 0.0, [(evaluation, float(models)) for evaluation, models in todo if models]
 
@@ -153,8 +169,8 @@ def preset_run(suite: Suite, store: Store) -> str | None:
     query = select(SUITE_CELLS.c.preset).where(SUITE_CELLS.c.suite == suite.name).distinct()
     with store.database.reading() as connection:
         run = {row.preset for row in connection.execute(query)}
-    if found := next((preset for preset in suite.presets() if preset in run), None):
-        return found
+    if own_preset := next((preset for preset in suite.presets() if preset in run), None):
+        return own_preset
     if not store.any_cell():
         return None
     return next(
@@ -164,28 +180,39 @@ def preset_run(suite: Suite, store: Store) -> str | None:
 
 def with_stored_attacks(suite: Suite, plan: Plan, store: Store) -> Plan:
     """The plan with the attacks that `--attacks` has added to some of its cells before: those that the database has."""
-    named = dict.fromkeys((*standard_attacks.TITLES, *suite.contents.evaluate.attacks))
-    planned = {id(cell.evaluations): {one.id for one in cell.evaluations} for cell in plan.cells}
-    everywhere = set.intersection(*planned.values()) if planned else set()
+    attack_names = dict.fromkeys((*standard_attacks.TITLES, *suite.contents.evaluate.attacks))
+    planned_ids = {id(cell.evaluations): {item.id for item in cell.evaluations} for cell in plan.cells}
+    everywhere = set.intersection(*planned_ids.values()) if planned_ids else set()
     with store.database.reading() as connection:
         stages = connection.scalars(select(STAGES.c.stage).where(STAGES.c.stage != "train").distinct()).all()
-        others = [one for one in stages if parsed(one).metric in named and parsed(one).evaluation not in everywhere]
-        wanted = select(STAGES.c.cell, STAGES.c.stage).where(STAGES.c.stage.in_(others))
-        rows = fetch(connection, wanted, STAGES.c.cell, [cell.id for cell in plan.cells]) if others else ()
-        here = {(cell, parsed(stage).evaluation) for cell, stage in rows}
-    here -= {(cell.id, one.id) for cell in plan.cells for one in cell.evaluations}
-    if not here:
+        other_stages = [
+            item for item in stages if parsed(item).metric in attack_names and parsed(item).evaluation not in everywhere
+        ]
+        stage_query = select(STAGES.c.cell, STAGES.c.stage).where(STAGES.c.stage.in_(other_stages))
+        rows = fetch(connection, stage_query, STAGES.c.cell, [cell.id for cell in plan.cells]) if other_stages else ()
+        stored_evaluations = {(cell, parsed(stage).evaluation) for cell, stage in rows}
+    stored_evaluations -= {(cell.id, item.id) for cell in plan.cells for item in cell.evaluations}
+    if not stored_evaluations:
         return plan
     seeds = list(dict.fromkeys(int(cell.spec["seed"]) for cell in plan.cells))
-    labels = {name.rpartition("-")[0] for _, name in here}
-    every = suite.plan(plan.preset, seeds, attacks=[label for label in named if label in labels], refuse=False)
-    more = {cell.id: [one for one in cell.evaluations if (cell.id, one.id) in here] for cell in every.cells}
-    added = tuple(label for label in every.added if any(one.label == label for found in more.values() for one in found))
+    labels = {name.rpartition("-")[0] for _, name in stored_evaluations}
+    plan_with_all = suite.plan(
+        plan.preset, seeds, attacks=[label for label in attack_names if label in labels], refuse=False
+    )
+    extra_by_cell = {
+        cell.id: [item for item in cell.evaluations if (cell.id, item.id) in stored_evaluations]
+        for cell in plan_with_all.cells
+    }
+    added_labels = tuple(
+        label
+        for label in plan_with_all.added
+        if any(item.label == label for extra_evaluations in extra_by_cell.values() for item in extra_evaluations)
+    )
     cells = [
-        replace(cell, evaluations=(*cell.evaluations, *more[cell.id])) if more.get(cell.id) else cell
+        replace(cell, evaluations=(*cell.evaluations, *extra_by_cell[cell.id])) if extra_by_cell.get(cell.id) else cell
         for cell in plan.cells
     ]
-    return replace(plan, cells=cells, added=added)
+    return replace(plan, cells=cells, added=added_labels)
 
 
 def by_suite(store: Store) -> dict[tuple[str, str], dict[str, int]]:

@@ -55,8 +55,12 @@ def cpu() -> dict[str, str]:
     """The CPU and what decides its kernels: {"model", "capability" as torch names it, "instructions"}."""
     import torch
 
-    known = " ".join(instructions())
-    return {"model": processor(), "capability": torch.backends.cpu.get_cpu_capability(), "instructions": known}
+    instruction_names = " ".join(instructions())
+    return {
+        "model": processor(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "instructions": instruction_names,
+    }
 
 
 def instructions() -> list[str]:
@@ -71,8 +75,8 @@ def instructions() -> list[str]:
 
 def emulates_bfloat16() -> bool:
     """Whether this CPU has no instructions for bfloat16, as far as its system says what it has."""
-    known = instructions()
-    return bool(known) and not BFLOAT16.intersection(known)
+    instruction_names = instructions()
+    return bool(instruction_names) and not BFLOAT16.intersection(instruction_names)
 
 
 def slurm_job() -> str:
@@ -93,10 +97,12 @@ def code_version() -> dict[str, Any]:
 
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=20, check=True)
+            process = subprocess.run(
+                ["git", *arguments], cwd=root, capture_output=True, text=True, timeout=20, check=True
+            )
         except (OSError, subprocess.SubprocessError):
             return None
-        return done.stdout.strip()
+        return process.stdout.strip()
 
     if not (root / ".git").exists() or (commit := git("rev-parse", "HEAD")) is None:
         return {"commit": f"release {__version__}", "dirty": False}

@@ -91,37 +91,43 @@ def recorded(files: Iterable[Path]) -> dict[str, str]:
     """What these plug-ins have read in this process, and modules that they import from elsewhere: name -> digest."""
     result = {}
     for file in files:
-        known, start = sources.version(file), sources.root(file)
-        local = {str(file), *(str(start / path) for path, _ in known.modules)}
-        found = {**_modules(file), **_reads.get(file, {})}
-        for what, value in sorted(found.items()):
-            if what not in local:
-                name = what if what.startswith("variable ") else Path(os.path.relpath(what, start)).as_posix()
-                result[f"{name} of {known.plugin}"] = value
+        plugin_version, start = sources.version(file), sources.root(file)
+        local = {str(file), *(str(start / path) for path, _ in plugin_version.modules)}
+        digests = {**_modules(file), **_reads.get(file, {})}
+        for name_read, value in sorted(digests.items()):
+            if name_read not in local:
+                name = (
+                    name_read
+                    if name_read.startswith("variable ")
+                    else Path(os.path.relpath(name_read, start)).as_posix()
+                )
+                result[f"{name} of {plugin_version.plugin}"] = value
     return result
 
 
-def today(read: Mapping[str, str], files: Iterable[Path]) -> dict[str, str]:
-    """The digests of now for the names of `read` that are known here.
+def today(recorded_digests: Mapping[str, str], files: Iterable[Path]) -> dict[str, str]:
+    """The digests of now for the names of `recorded_digests` that are known here.
 
     A file outside the plug-in's folder that is not here is on another machine, and unknown.
     """
-    places = {sources.version(file).plugin: sources.root(file) for file in files}
+    root_by_plugin = {sources.version(file).plugin: sources.root(file) for file in files}
     result = {}
-    for name in read:
-        what, _, plugin = name.rpartition(" of ")
-        if plugin not in places:
+    for name in recorded_digests:
+        name_read, _, plugin = name.rpartition(" of ")
+        if plugin not in root_by_plugin:
             continue
-        if what.startswith("variable "):
-            result[name] = of_variable(what.removeprefix("variable "))
-        elif (value := digest(str(places[plugin] / what))) or not what.startswith(".."):
+        if name_read.startswith("variable "):
+            result[name] = of_variable(name_read.removeprefix("variable "))
+        elif (value := digest(str(root_by_plugin[plugin] / name_read))) or not name_read.startswith(".."):
             result[name] = value
     return result
 
 
-def changed_files(read: Mapping[str, str], files: Iterable[Path]) -> list[str]:
-    """The names of `read`, as `recorded` gave it, whose content is another now. files: the plug-ins of now."""
-    return [name for name, value in today(read, files).items() if value != read[name]]
+def changed_files(recorded_digests: Mapping[str, str], files: Iterable[Path]) -> list[str]:
+    """The names of `recorded_digests`, as `recorded` gave it, whose content is another now. files: the plug-ins of
+    now.
+    """
+    return [name for name, value in today(recorded_digests, files).items() if value != recorded_digests[name]]
 
 
 class Reader:
@@ -130,18 +136,18 @@ class Reader:
     def __init__(self, store: Store, run: int, cell: str, stage: str, files: Iterable[Path]) -> None:
         self.store, self.run, self.files = store, run, sorted(files)
         self.earlier: dict[str, str] = {}  # of the runs whose work this one goes on with
-        for one in store.runs([cell]) if self.files else ():
-            if one["stage"] == stage and one["id"] != run and not one.get("dropped"):
-                self.earlier |= one.get("read") or {}
+        for earlier_run in store.runs([cell]) if self.files else ():
+            if earlier_run["stage"] == stage and earlier_run["id"] != run and not earlier_run.get("dropped"):
+                self.earlier |= earlier_run.get("read") or {}
         self.told: dict[str, str] = {}
         recorded(self.files)  # from here on their modules are known by their files
 
     def tell(self) -> None:
         """Write it into the run's provenance. Errors of `Store.describe_run`."""
-        read = {**self.earlier, **recorded(self.files)}
-        if read != self.told:
-            self.store.describe_run(self.run, {"read": read})
-            self.told = read
+        digests = {**self.earlier, **recorded(self.files)}
+        if digests != self.told:
+            self.store.describe_run(self.run, {"read": digests})
+            self.told = digests
 
 
 # --- digests ------------------------------------------------------------------------------------------------------
@@ -200,7 +206,7 @@ def _open(name: str, flags: int, frame: FrameType) -> None:
             path = importlib.util.source_from_cache(path)
         except ValueError:
             return
-    if _own(path) and path not in _written and not os.path.isdir(path):
+    if _is_own_file(path) and path not in _written and not os.path.isdir(path):
         _reads.setdefault(plugin, {})[path] = digest(path)
 
 
@@ -208,7 +214,7 @@ class _Environment(type(os.environ)):  # type: ignore[misc]
     """`os.environ`, which tells what a plug-in asks it for by name."""
 
     def __getitem__(self, key: str) -> str:
-        _asked(key, sys._getframe(1))
+        _note_variable(key, sys._getframe(1))
         value: str = super().__getitem__(key)
         return value
 
@@ -219,7 +225,7 @@ class _Environment(type(os.environ)):  # type: ignore[misc]
         return keys
 
 
-def _asked(key: str, frame: FrameType | None) -> None:
+def _note_variable(key: str, frame: FrameType | None) -> None:
     if key in PLACE or key.startswith(MACHINE) or (plugin := _asking(frame)) is None:
         return
     if key in _copied:  # all of them are asked for, as for the environment of a program
@@ -232,26 +238,26 @@ def _asking(frame: FrameType | None) -> Path | None:
     """The plug-in one of whose own lines asks for a variable; None: there is none, or a library's line asks."""
     while frame is not None and frame.f_code.co_filename in (os.__file__, "<frozen os>", "<frozen _collections_abc>"):
         frame = frame.f_back
-    return None if frame is None or not _own(frame.f_code.co_filename) else _plugin(frame)
+    return None if frame is None or not _is_own_file(frame.f_code.co_filename) else _plugin(frame)
 
 
 def _plugin(frame: FrameType | None) -> Path | None:
     """The plug-in whose code a frame is run by; None: none, or its data set's function."""
     try:
-        known = _owners(tuple((file, sources.version(file)) for file in signatures.plugins()))
+        owners = _owners(tuple((file, sources.version(file)) for file in signatures.plugins()))
     except (OSError, SyntaxError, ValueError):  # one that is being edited, and is not run by this process
         return None
-    found = None
-    while frame is not None and known:
+    owner = None
+    while frame is not None and owners:
         name = frame.f_code.co_filename
-        if found is None:
-            found = known.get(name) or _of_modules.get(name)
+        if owner is None:
+            owner = owners.get(name) or _of_modules.get(name)
         if name == DATA:  # the images have a fingerprint
             return None
         if name == sources.__file__:  # it is imported, whoever has asked for it
             break
         frame = frame.f_back
-    return found
+    return owner
 
 
 @cache
@@ -264,25 +270,25 @@ def _owners(versions: tuple[tuple[Path, sources.Version], ...]) -> dict[str, Pat
     }
 
 
-def _own(path: str) -> bool:
+def _is_own_file(path: str) -> bool:
     """Whether a file is somebody's own: no part of Python, of an installed package, of the system or of fatbench."""
-    return not path.startswith(SYSTEM) and not any(part in path for part in INSTALLED)
+    return not path.startswith(SYSTEM) and not any(fragment in path for fragment in INSTALLED)
 
 
 def _modules(file: Path) -> dict[str, str]:
     """Own modules that a plug-in imports, and that these import, wherever they are: file -> its digest when loaded."""
-    found: dict[str, str] = {}
-    left = [str(file)]
-    while left:
-        for module in filter(None, map(sys.modules.get, _imports(left.pop()))):
+    digest_by_file: dict[str, str] = {}
+    to_visit = [str(file)]
+    while to_visit:
+        for module in filter(None, map(sys.modules.get, _imports(to_visit.pop()))):
             path = os.path.realpath(getattr(module, "__file__", None) or "")
-            if path.endswith(".py") and _own(path) and path not in found:
+            if path.endswith(".py") and _is_own_file(path) and path not in digest_by_file:
                 if _loaded.get(path, (None, ""))[0] is not module:
                     _loaded[path] = (module, digest(path))
-                found[path] = _loaded[path][1]
+                digest_by_file[path] = _loaded[path][1]
                 _of_modules.setdefault(path, file)
-                left.append(path)
-    return found
+                to_visit.append(path)
+    return digest_by_file
 
 
 def _imports(path: str) -> list[str]:
@@ -296,10 +302,10 @@ def _names(path: str, _: str) -> list[str]:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return []
-    return list(dict.fromkeys(_named(tree)))
+    return list(dict.fromkeys(_module_names(tree)))
 
 
-def _named(tree: ast.Module) -> Iterator[str]:
+def _module_names(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.Import):
@@ -307,5 +313,5 @@ def _named(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         for name in names:
-            parts = name.split(".")
-            yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+            path = name.split(".")
+            yield from (".".join(path[:end]) for end in range(1, len(path) + 1))

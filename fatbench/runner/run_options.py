@@ -38,30 +38,30 @@ class RunOptions:
 
 
 def with_keywords(
-    function: Callable[..., T], without: Collection[str] = (), types: Mapping[str, Any] | None = None
+    function: Callable[..., T], excluded: Collection[str] = (), types: Mapping[str, Any] | None = None
 ) -> Callable[..., T]:
     """The function, whose last parameter is `options: RunOptions`, with a keyword for each option in its place.
 
-    without: options that keep their default. types: option -> its annotation, such as Typer reads it.
+    excluded: options that keep their default. types: option -> its annotation, such as Typer reads it.
     """
-    given = inspect.signature(function, eval_str=types is not None)
-    chosen = [option for option in fields(RunOptions) if option.name not in without]
+    own_signature = inspect.signature(function, eval_str=types is not None)
+    offered_options = [option for option in fields(RunOptions) if option.name not in excluded]
 
     @functools.wraps(function)
     def called(*arguments: Any, **keywords: Any) -> T:
         bound = signature.bind(*arguments, **keywords).arguments
-        options = {option.name: bound.pop(option.name) for option in chosen if option.name in bound}
+        options = {option.name: bound.pop(option.name) for option in offered_options if option.name in bound}
         return function(**bound, options=RunOptions(**options))
 
-    asked = [
+    option_parameters = [
         inspect.Parameter(
             option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default,
             annotation=option.type if types is None else types[option.name],
         )
-        for option in chosen
+        for option in offered_options
     ]  # fmt: skip
-    own = [parameter for parameter in given.parameters.values() if parameter.name != "options"]
-    signature = given.replace(parameters=[*own, *asked])
+    own_parameters = [parameter for parameter in own_signature.parameters.values() if parameter.name != "options"]
+    signature = own_signature.replace(parameters=[*own_parameters, *option_parameters])
     called.__signature__ = signature  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
     return called

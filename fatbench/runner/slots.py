@@ -16,17 +16,23 @@ AMPERE = 8  # the first compute capability with TF32
 MOST = 8  # cells side by side; more do not make a GPU faster
 
 
-def slots(free: int | None, used: float | None) -> int:
-    """Cells that fit into `free` bytes if each uses `used`; 1 where either is not known."""
-    if not free or not used:
+def slots(free_bytes: int | None, bytes_each: float | None) -> int:
+    """Cells that fit into `free_bytes` bytes if each uses `largest_use`; 1 where either is not known."""
+    if not free_bytes or not bytes_each:
         return 1
-    return max(1, min(MOST, int(FRACTION * free // (used + CONTEXT))))
+    return max(1, min(MOST, int(FRACTION * free_bytes // (bytes_each + CONTEXT))))
 
 
-def used(specs: Iterable[Mapping[str, Any]], known: Mapping[str, float], kind: Callable[[Any], str]) -> float | None:
+def largest_use(
+    specs: Iterable[Mapping[str, Any]], bytes_by_kind: Mapping[str, float], kind: Callable[[Any], str]
+) -> float | None:
     """The most bytes that a cell of these has used on a GPU before, from `known` by kind; None: one is not known."""
-    found = [known.get(kind(spec)) for spec in specs]
-    return None if not found or None in found else max(value for value in found if value is not None)
+    bytes_by_cell = [bytes_by_kind.get(kind(spec)) for spec in specs]
+    return (
+        None
+        if not bytes_by_cell or None in bytes_by_cell
+        else max(value for value in bytes_by_cell if value is not None)
+    )
 
 
 class _Memory(ctypes.Structure):
@@ -42,7 +48,7 @@ def free_memory(gpu: int) -> int | None:
         memory = _Memory()
         return None if library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) else int(memory.free)
 
-    return _asked(gpu, ask)
+    return _ask_nvml(gpu, ask)
 
 
 def gpu_name(device: str) -> str | None:
@@ -52,7 +58,7 @@ def gpu_name(device: str) -> str | None:
         name = ctypes.create_string_buffer(96)
         return None if library.nvmlDeviceGetName(handle, name, 96) else name.value.decode(errors="replace")
 
-    return _asked(int(device.partition(":")[2] or 0), ask)
+    return _ask_nvml(int(device.partition(":")[2] or 0), ask)
 
 
 def has_tf32(device: str) -> bool:
@@ -62,10 +68,10 @@ def has_tf32(device: str) -> bool:
 
     def ask(library: ctypes.CDLL, handle: ctypes.c_void_p) -> int | None:
         major, minor = ctypes.c_int(0), ctypes.c_int(0)
-        failed = library.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
-        return None if failed else major.value
+        error_code = library.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
+        return None if error_code else major.value
 
-    return (_asked(int(device.partition(":")[2] or 0), ask) or 0) >= AMPERE
+    return (_ask_nvml(int(device.partition(":")[2] or 0), ask) or 0) >= AMPERE
 
 
 def precision_for(device: str) -> Precision:
@@ -73,7 +79,7 @@ def precision_for(device: str) -> Precision:
     return "tf32" if has_tf32(device) else "fp32"
 
 
-def _asked(gpu: int, ask: Callable[[ctypes.CDLL, ctypes.c_void_p], T | None]) -> T | None:
+def _ask_nvml(gpu: int, ask: Callable[[ctypes.CDLL, ctypes.c_void_p], T | None]) -> T | None:
     """What NVIDIA's management library says of a GPU. Asking it takes no memory there, as a context would."""
     name = driver_name(gpu, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if name is None:
@@ -85,10 +91,10 @@ def _asked(gpu: int, ask: Callable[[ctypes.CDLL, ctypes.c_void_p], T | None]) ->
         try:
             handle = ctypes.c_void_p()
             if name.isdecimal():
-                failed = library.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(handle))
+                error_code = library.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(handle))
             else:
-                failed = library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
-            return None if failed else ask(library, handle)
+                error_code = library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
+            return None if error_code else ask(library, handle)
         finally:
             library.nvmlShutdown()
     except (OSError, AttributeError):  # no driver, or one of another make

@@ -43,12 +43,12 @@ def claim(
     evaluation: None for training. fresh: nothing of what is done counts.
     """
     job = turn.job
-    used = plugins.records(job.spec) if evaluation is None else plugins.of_evaluation(job.spec, evaluation)
-    others = sources.run_here() - (
+    plugin_records = plugins.records(job.spec) if evaluation is None else plugins.of_evaluation(job.spec, evaluation)
+    other_plugins = sources.run_here() - (
         plugins.files(job.spec) if evaluation is None else plugins.files(job.spec, [evaluation])
     )
-    others = frozenset(file for file in others if not registered.kept_data(file))
-    for file in others:
+    other_plugins = frozenset(file for file in other_plugins if not registered.kept_data(file))
+    for file in other_plugins:
         log.warning("%s: this process has run %s, which the stage does not use", stage, file)
     made_by = produced_by(machine.device)
     quick = machine.device.startswith("cuda") and machine.precision == "bf16"  # kernels are chosen by their speed
@@ -60,32 +60,38 @@ def claim(
         settings=None if evaluation is None else _settings(evaluation),
         retry_failed=machine.retry_failed,
         fresh=fresh or versions.code_changed(turn.store, job.cell, stage, made_by),
-        provenance={**made_by, "cpu": cpu(), "preset": job.preset, "precision": machine.precision,
-                    "path": machine.path, "threads": machine.threads,
-                    **({"not_reproducible": f"{machine.precision} on a GPU"} if quick else {}),
-                    **({"microbatch": machine.microbatch} if machine.microbatch else {}),
-                    **({"slurm_job": name} if (name := slurm_job()) else {}),
-                    **({"lease": machine.lease} if machine.lease != LEASE else {}),
-                    **({"plugins": used} if used else {}),
-                    **({"answers": job.answers} if job.answers else {}),
-                    **({"other_plugins": [plugins.version(file) for file in sorted(others)]} if others else {})},
-    )  # fmt: skip
+        provenance={
+            **made_by,
+            "cpu": cpu(),
+            "preset": job.preset,
+            "precision": machine.precision,
+            "path": machine.path,
+            "threads": machine.threads,
+            **({"not_reproducible": f"{machine.precision} on a GPU"} if quick else {}),
+            **({"microbatch": machine.microbatch} if machine.microbatch else {}),
+            **({"slurm_job": name} if (name := slurm_job()) else {}),
+            **({"lease": machine.lease} if machine.lease != LEASE else {}),
+            **({"plugins": plugin_records} if plugin_records else {}),
+            **({"answers": job.answers} if job.answers else {}),
+            **({"other_plugins": [plugins.version(file) for file in sorted(other_plugins)]} if other_plugins else {}),
+        },
+    )
 
 
-def demand_same_inputs(turn: Turn, run: int, stage: str, now: Mapping[str, Any]) -> None:
+def demand_same_inputs(turn: Turn, run: int, stage: str, current_facts: Mapping[str, Any]) -> None:
     """MachineError: what the cell holds was answered by other inputs than these, which this machine has.
 
-    run: the one that asks. now: of its provenance: data, auxiliary, weights.
+    run: the one that asks. current_facts: of its provenance: data, auxiliary, weights.
     """
     rows = {stage: row for (_, stage), row in turn.store.stages([turn.job.cell]).items()}
-    for earlier in turn.store.runs([turn.job.cell]):
-        same_stage = earlier["stage"] == stage and rows[stage].round > 0 and not earlier.get("dropped")
-        trained = stage != "train" and earlier["id"] == rows["train"].run
-        if earlier["id"] == run or not (same_stage or trained):
+    for earlier_run in turn.store.runs([turn.job.cell]):
+        same_stage = earlier_run["stage"] == stage and rows[stage].round > 0 and not earlier_run.get("dropped")
+        trained = stage != "train" and earlier_run["id"] == rows["train"].run
+        if earlier_run["id"] == run or not (same_stage or trained):
             continue
-        known = ("data", "weights") if same_stage else ("data",)  # an attack begins with no weights
-        then, current = inputs.of_run(earlier), inputs.of_run(now)
-        if reasons := inputs.differ({name: then[name] for name in known}, current):
+        compared = ("data", "weights") if same_stage else ("data",)  # an attack begins with no weights
+        earlier_inputs, current = inputs.of_run(earlier_run), inputs.of_run(current_facts)
+        if reasons := inputs.differ({name: earlier_inputs[name] for name in compared}, current):
             raise MachineError(
                 f"{stage}: this machine has {'; '.join(reason.words for reason in reasons)}: what is done of the cell"
                 " is not gone on with; --rerun-changed computes it again"
@@ -126,10 +132,10 @@ def ready_for(job: Job, machine: Machine, trained: Path | None) -> tuple[dict[st
     except Exception as error:  # before any batch: smaller ones would not help
         if not out_of_memory(error):
             raise
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         name = job.spec["data"]["name"]
         raise MachineError(
-            f"out of memory while data set {name} was read{memory_need.of_cell(job.spec)}: {said}"
+            f"out of memory while data set {name} was read{memory_need.of_cell(job.spec)}: {reason}"
         ) from None
     if machine.microbatch and dropping(ready.problem.model):
         log.warning("dropout draws its masks for each microbatch: other masks than for the whole batch, as likely")
@@ -147,10 +153,10 @@ def with_some_kernel(run: int, machine: Machine, store: Store, stage: Callable[[
 
         from fatbench.engine.precision import exact, without_kernel
 
-        if not machine.strict or (missing := without_kernel(error)) is None:
+        if not machine.strict or (operation := without_kernel(error)) is None:
             raise
-        log.warning("not reproducible bit for bit: %s has no deterministic kernel", missing)
-        store.describe_run(run, {"not_reproducible": f"{missing} has no deterministic kernel"})
+        log.warning("not reproducible bit for bit: %s has no deterministic kernel", operation)
+        store.describe_run(run, {"not_reproducible": f"{operation} has no deterministic kernel"})
         device = torch.device(machine.device)
     assert machine.precision != "auto"
     exact(device, machine.precision, strict=False)
@@ -172,15 +178,15 @@ def header_of(job: Job, round: int, classes: int) -> dict[str, str]:
     Settings at their default are left out, as in a cell's identity: a setting that a later version adds would give the
     same network another file, and so another SHA-256. Weights that it began with are no part of it.
     """
-    short = calls.without_defaults(calls.call("Experiment", job.spec))
-    said = json.dumps({**short, "model": without_weights(short["model"])}, sort_keys=True)
-    return {"cell": job.cell, "round": str(round), "spec": said, "classes": str(classes)}
+    short_spec = calls.without_defaults(calls.call("Experiment", job.spec))
+    spec_text = json.dumps({**short_spec, "model": without_weights(short_spec["model"])}, sort_keys=True)
+    return {"cell": job.cell, "round": str(round), "spec": spec_text, "classes": str(classes)}
 
 
 def spec_of(header: Mapping[str, str]) -> calls.Call:
     """The canonical cell of a model's file, less the weights that it began with. SpecError: of another version."""
-    said = json.loads(header["spec"])
-    return canonical({**said, "model": without_weights(said["model"])})
+    spec = json.loads(header["spec"])
+    return canonical({**spec, "model": without_weights(spec["model"])})
 
 
 def without_weights(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,7 +194,7 @@ def without_weights(model: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in model.items() if key != "weights"}
 
 
-def failed(error: BaseException, run: int, turn: Turn, stage: str) -> CellStatus:
+def record_failure(error: BaseException, run: int, turn: Turn, stage: str) -> CellStatus:
     """Store a failure with its traceback; a mistake a person can cause keeps its own message.
 
     What is not the cell's fault is no failure: the stage is released, and where even that cannot be written, its lease
@@ -203,12 +209,12 @@ def failed(error: BaseException, run: int, turn: Turn, stage: str) -> CellStatus
         turn.notify(Event(job.cell, stage, "interrupted"))
         return "interrupted"
     if isinstance(error, Unavailable) or (isinstance(error, OSError) and error.errno in whole_file.FULL):
-        said = str(error) if isinstance(error, Unavailable) else f"the disk is full: {error}"
-        log.error("%s: released: %s", stage, said)
+        reason = str(error) if isinstance(error, Unavailable) else f"the disk is full: {error}"
+        log.error("%s: released: %s", stage, reason)
         store.database.patience = 0.0
         with suppress(Unavailable):
             store.release(run)
-        turn.notify(Event(job.cell, stage, "blocked", message=said))
+        turn.notify(Event(job.cell, stage, "blocked", message=reason))
         return "blocked"
     if isinstance(error, Stolen):
         log.warning("%s: taken over by another process", stage)
@@ -216,7 +222,7 @@ def failed(error: BaseException, run: int, turn: Turn, stage: str) -> CellStatus
     text = f"{type(error).__name__}: {error}" if isinstance(error, FatbenchError) else traceback.format_exc()
     log.error("%s failed\n%s", stage, text)
     store.fail(run, text)
-    last = f"{type(error).__name__}: {error}".splitlines()[0]
-    turn.notify(Event(job.cell, stage, "failed", message=last))
+    last_line = f"{type(error).__name__}: {error}".splitlines()[0]
+    turn.notify(Event(job.cell, stage, "failed", message=last_line))
     free_memory()
     return "failed"

@@ -31,7 +31,7 @@ from fatbench.store.opening import opened
 from fatbench.store.points import Point
 from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
-from fatbench.store.timing import gpu_memory, measured
+from fatbench.store.timing import gpu_memory, timed_runs
 from fatbench.suite import calls, duration, foreign, memory_need, plugins, signatures, weights
 from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.first_images import data_key, first_images
@@ -67,8 +67,10 @@ class Observer(Protocol):
 
     what: str  # the run in words: "suite sfat-cifar10, preset quick"
 
-    def begin(self, jobs: Sequence[Job], before: Mapping[str, str], slots: Sequence[str]) -> None:
-        """The run starts. before: cell -> its state until now; slots: a name for each place a cell is worked on."""
+    def begin(self, jobs: Sequence[Job], earlier_states: Mapping[str, str], slots: Sequence[str]) -> None:
+        """The run starts. earlier_states: cell -> its state until now; slots: a name for each place a cell is worked
+        on.
+        """
 
     def work_in(self, slots: Sequence[str]) -> None:
         """From now on cells are worked on in these places."""
@@ -103,13 +105,13 @@ def run(
     root = settings.data_folder(str(options.data) if options.data else None)
     if options.dry_run:
         if options.executor == "local":  # what a run would refuse
-            here = local.slots(options.device, options.jobs, options.per_gpu or 1)
-            settings.path(_path(options), here)
-            settings.precision(options.precision, here)
+            local_slots = local.slots(options.device, options.jobs, options.per_gpu or 1)
+            settings.path(_path(options), local_slots)
+            settings.precision(options.precision, local_slots)
         check_packages(jobs)
         _say_what_would_run(jobs, url, watch.what, options)
         return
-    chosen: Any = importlib.import_module(f"fatbench.runner.executors.{options.executor}")
+    executor_module: Any = importlib.import_module(f"fatbench.runner.executors.{options.executor}")
     fit: Any = options.per_gpu or 1
     by_memory = options.per_gpu is None and options.executor == "local"
     memory: dict[int, int | None] = {}  # free on each GPU before this run takes any
@@ -117,33 +119,33 @@ def run(
         memory = _free_memory()
         with contextlib.suppress(NoDatabase), Store.open(url) as store:
             fit = per_gpu_of(jobs, store, memory)
-    slots = chosen.slots(options.device, options.jobs, fit, url)
+    slots = executor_module.slots(options.device, options.jobs, fit, url)
     precision, path = settings.precision(options.precision, slots), settings.path(_path(options), slots)
     for file in sorted({file for job in jobs for file in plugins.files(job.spec, job.evaluations)}):
         watch.note(f"runs the plug-in {inputs.describe(plugins.version(file))} at {file}")  # a suite may have named it
     check_packages(jobs)
     local_cpu = options.executor == "local" and "cpu" in slots
-    if local_cpu and (said := memory_need.line((job.spec for job in jobs), min(len(slots), len(jobs)), LARGE)):
-        watch.note(said)
+    if local_cpu and (memory_line := memory_need.line((job.spec for job in jobs), min(len(slots), len(jobs)), LARGE)):
+        watch.note(memory_line)
     reading.watch()
     with decoded.progress(_decoding(watch)):
-        seen = check_data(jobs, root)
+        fingerprints = check_data(jobs, root)
     files, checkpoint_seconds = settings.files_folder(url).absolute(), settings.checkpoint_seconds()
-    with opened(url, new=True) as known:
-        before, changed, left = _standing(jobs, known, options, seen)
-        _check_origins(left, known, files)
-        if known is not None:
-            done = [job.cell for job in jobs if before[job.cell] == "done"]
-            asked = None if precision == settings.AUTO or not options.precision else precision
+    with opened(url, create=True) as known_store:
+        earlier_states, changed, remaining = _standing(jobs, known_store, options, fingerprints)
+        _check_origins(remaining, known_store, files)
+        if known_store is not None:
+            done_cells = [job.cell for job in jobs if earlier_states[job.cell] == "done"]
+            asked_precision = None if precision == settings.AUTO or not options.precision else precision
             attacks = settings.attack_precision(options.attack_precision, slots) if options.attack_precision else None
-            for line in versions.asked_in_vain(done, known, asked, path, attacks):
+            for line in versions.asked_in_vain(done_cells, known_store, asked_precision, path, attacks):
                 watch.note(line)
-            if again := {job.cell: changed[job.cell] for job in left if job.cell in changed}:
-                watch.note(_cost_of_again(left, again, known))
-    following = [job for job in left if versions.only_follows(changed.get(job.cell, {}))]
-    left = [job for job in left if job not in following]
+            if repeated := {job.cell: changed[job.cell] for job in remaining if job.cell in changed}:
+                watch.note(_cost_of_again(remaining, repeated, known_store))
+    following = [job for job in remaining if versions.only_follows(changed.get(job.cell, {}))]
+    remaining = [job for job in remaining if job not in following]
     with folder.opened(url, files) as store:
-        store.see_data(seen)
+        store.see_data(fingerprints)
         store.label(point for job in jobs for point in job.points)
         address = str(store.database.path or url)
     machine = Machine(  # a worker may have another working directory
@@ -162,80 +164,80 @@ def run(
         time_limit=limit,
         plugins=signatures.of_plugins(),
     )
-    if options.executor == "local" and (gpu := next((slot for slot in slots if slot != "cpu"), None)) and left:
-        watch.note(_choices(left, gpu, machine, len({*slots})))
+    if options.executor == "local" and (gpu := next((slot for slot in slots if slot != "cpu"), None)) and remaining:
+        watch.note(_choices(remaining, gpu, machine, len({*slots})))
     if (
-        options.executor == "local" and left and "cpu" in slots
+        options.executor == "local" and remaining and "cpu" in slots
         and "bf16" in (machine.precision, machine.attack_precision) and provenance.emulates_bfloat16()
     ):  # fmt: skip
         watch.note(
             "this CPU has no instructions for bfloat16 (avx512_bf16, amx_bf16): fp32 would be several times as fast"
         )
     request, blocked = StopRequest(), list[str]()
-    slots = slots[: len(left)]
+    slots = slots[: len(remaining)]
 
     def see(slot: int, event: Event) -> None:
         if event.kind == "blocked":
             blocked.append(event.message)
         watch.see(slot, event)
 
-    watch.begin(jobs, before, slots if options.executor == "local" else [options.executor] * len(slots))
+    watch.begin(jobs, earlier_states, slots if options.executor == "local" else [options.executor] * len(slots))
     with request, Store.open(url) as store:
         store.database.patience, store.database.stop = math.inf, request.ask  # type: ignore[method-assign]
 
-        def places(waiting: Sequence[Job]) -> Sequence[str]:
+        def widened_slots(waiting: Sequence[Job]) -> Sequence[str]:
             """The slots, and more where the first rounds have shown that these cells fit side by side."""
-            room = chosen.slots(options.device, options.jobs, per_gpu_of(waiting, store, memory), url)
-            if new := list((Counter(room) - Counter(slots)).elements()):
-                slots.extend(new[: len(waiting)])
+            room = executor_module.slots(options.device, options.jobs, per_gpu_of(waiting, store, memory), url)
+            if new_slots := list((Counter(room) - Counter(slots)).elements()):
+                slots.extend(new_slots[: len(waiting)])
                 watch.work_in(slots)
             return slots
 
-        more: dict[str, Any] = {}
-        open_ = left
+        executor_options: dict[str, Any] = {}
+        open_jobs = remaining
         if (
             by_memory and "cpu" not in slots
         ):  # one cell on every GPU, of each kind one first, and then more side by side
-            open_, more = _each_kind_first(left), {"places": places}
-        first = True
-        while open_:
-            statuses = chosen.run(
-                open_,
+            open_jobs, executor_options = _each_kind_first(remaining), {"places": widened_slots}
+        is_first = True
+        while open_jobs:
+            statuses = executor_module.run(
+                open_jobs,
                 machine,
-                slots[: len(open_)],
+                slots[: len(open_jobs)],
                 see,
                 request.ask,
                 fail_fast=options.fail_fast,
                 note=watch.note,
-                **more,
+                **executor_options,
             )
-            ended = {*statuses.values()}
-            if request.times or "blocked" in ended or (options.fail_fast and "failed" in ended):
+            outcome_kinds = {*statuses.values()}
+            if request.times or "blocked" in outcome_kinds or (options.fail_fast and "failed" in outcome_kinds):
                 break
-            others = [job for job in open_ if statuses[job.cell] == "elsewhere"] if options.wait else []
-            free = waiting.until_free(others, store, watch.note, request.ask)
+            held_elsewhere = [job for job in open_jobs if statuses[job.cell] == "elsewhere"] if options.wait else []
+            free_jobs = waiting.until_free(held_elsewhere, store, watch.note, request.ask)
             # attacks on models of other cells: those of this run are trained by now, others may be
-            lacking = [job for job in open_ if statuses[job.cell] == "waiting"]
-            open_ = free + (lacking if first or others or "done" in ended else [])
-            first = False
-            if not open_ and following:  # those whose models they use are trained again by now
+            waiting_jobs = [job for job in open_jobs if statuses[job.cell] == "waiting"]
+            open_jobs = free_jobs + (waiting_jobs if is_first or held_elsewhere or "done" in outcome_kinds else [])
+            is_first = False
+            if not open_jobs and following:  # those whose models they use are trained again by now
                 _, others_changed, todo = _standing(following, store, options)
-                open_ = [job for job in todo if not versions.only_follows(others_changed.get(job.cell, {}))]
-                following = [job for job in following if job not in open_]
+                open_jobs = [job for job in todo if not versions.only_follows(others_changed.get(job.cell, {}))]
+                following = [job for job in following if job not in open_jobs]
         changed = versions.changed(jobs, store)
         states = progress.of_jobs(jobs, store, changed)  # what the database says, and `fatbench status` too
-        held = waiting.holders([job for job in jobs if states[job.cell] == "running"], store)
+        holder_lines = waiting.holders([job for job in jobs if states[job.cell] == "running"], store)
     changed = {cell: stages for cell, stages in changed.items() if states[cell] not in ("failed", "running")}
 
-    def those(state: str) -> list[str]:
+    def cells_in(state: str) -> list[str]:
         return [job.cell for job in jobs if states[job.cell] == state and job.cell not in changed]
 
-    watch.summary(Summary(len(jobs), those("failed"), those("todo"), those("running"), changed))
-    for line in held:
+    watch.summary(Summary(len(jobs), cells_in("failed"), cells_in("todo"), cells_in("running"), changed))
+    for line in holder_lines:
         watch.note(line)
     if request.code:
         raise SystemExit(request.code)
-    if blocked and (those("todo") or those("running")):
+    if blocked and (cells_in("todo") or cells_in("running")):
         raise Unavailable(f"{blocked[0]}; no cell is marked failed: run the same command again to continue")
     if set(states.values()) != {"done"} and states:
         raise SystemExit(1)
@@ -270,15 +272,15 @@ def _choices(jobs: Sequence[Job], gpu: str, machine: Machine, gpus: int) -> str:
     return choices(cells, name, bits, machine.attack_precision, machine.path, auto=auto, gpus=gpus)
 
 
-def per_gpu_of(jobs: Sequence[Job], store: Store, free: Mapping[int, int | None]) -> dict[int, int]:
+def per_gpu_of(jobs: Sequence[Job], store: Store, free_memory: Mapping[int, int | None]) -> dict[int, int]:
     """GPU -> how many of these cells it takes side by side, from its free memory and what such cells used before.
 
-    free: the bytes of each GPU that were free before any of them ran.
+    free_memory: the bytes of each GPU that were free before any of them ran.
     """
-    if not (known := gpu_memory(store, duration.kind)):
+    if not (memory_by_kind := gpu_memory(store, duration.kind)):
         return {}
-    most = slots.used((job.spec for job in jobs), known, duration.kind)
-    return {gpu: slots.slots(bytes_, most) for gpu, bytes_ in free.items()}
+    most_bytes = slots.largest_use((job.spec for job in jobs), memory_by_kind, duration.kind)
+    return {gpu: slots.slots(bytes_, most_bytes) for gpu, bytes_ in free_memory.items()}
 
 
 def _free_memory() -> dict[int, int | None]:
@@ -288,27 +290,29 @@ def _free_memory() -> dict[int, int | None]:
 def _each_kind_first(jobs: Sequence[Job]) -> list[Job]:
     """The cells in their order, the first of each kind before all others: what a GPU has room for goes by all kinds."""
     kinds = {duration.kind(job.spec): job for job in reversed(jobs)}
-    first = {job.cell for job in kinds.values()}
-    return sorted(jobs, key=lambda job: job.cell not in first)
+    first_cells = {job.cell for job in kinds.values()}
+    return sorted(jobs, key=lambda job: job.cell not in first_cells)
 
 
 def check_packages(jobs: Sequence[Job]) -> None:
     """MachineError: a cell, or an evaluation of it, calls a function of a package that is not installed."""
-    alike = {repr([[item for item in job.spec.items() if item[0] != "seed"], job.evaluations]): job for job in jobs}
-    for job in alike.values():
+    distinct_jobs = {
+        repr([[item for item in job.spec.items() if item[0] != "seed"], job.evaluations]): job for job in jobs
+    }
+    for job in distinct_jobs.values():
         for call in plugins.calls_of(job.spec, job.evaluations):
             foreign.check(call, f"cell {job.cell}")
 
 
 def _decoding(watch: Any) -> decoded.Progress:
     """Says how far the decoding of images is, where it takes long."""
-    last = time.monotonic() - EVERY + SOON
+    last_said = time.monotonic() - EVERY + SOON
 
-    def say(what: str, done: int, images: int) -> None:
-        nonlocal last
-        if what and time.monotonic() - last >= EVERY:
-            last = time.monotonic()
-            watch.note(f"{what}: {done:,} done")
+    def say(source: str, decoded_count: int, images: int) -> None:
+        nonlocal last_said
+        if source and time.monotonic() - last_said >= EVERY:
+            last_said = time.monotonic()
+            watch.note(f"{source}: {decoded_count:,} done")
 
     return say
 
@@ -320,46 +324,46 @@ def check_data(jobs: Sequence[Job], root: Path) -> dict[str, str]:
     as named, or a file of weights is not there or another; SpecError: the data cannot be split as the cell says.
     """
     for text in weights.weights_of(job.spec for job in jobs):
-        found = weights.read(text)
-        if found is not None and (row := weights.status(found, root))["state"] != "complete":
-            how = (
-                found.got_by
+        weights_source = weights.parse_weights(text)
+        if weights_source is not None and (row := weights.status(weights_source, root))["state"] != "complete":
+            advice = (
+                weights_source.got_by
                 if text in weights.WEIGHTS
                 else "put the file there; the description of the suite says where it comes from"
             )
-            raise MachineError(f"model: weights: {text}: {row['message']} ({how})")
+            raise MachineError(f"model: weights: {text}: {row['message']} ({advice})")
     keys = ("data", "partition", "seed", "train", "train_from", "validation", "client_holdout")
     splits = {repr([*(job.spec[key] for key in keys), first_images(job.spec)["data"]]): job for job in jobs}
     datasets: dict[str, Any] = {}
-    seen: dict[str, str] = {}
+    fingerprints: dict[str, str] = {}
     with_auxiliary = [job for job in jobs if job.spec.get("auxiliary") is not None]
     for job in {repr([job.spec.get(key) for key in AUXILIARY]): job for job in with_auxiliary}.values():
-        first = first_images(job.spec)["auxiliary"]
-        seen[data_key(job.spec["auxiliary"], first)] = _check_auxiliary(job, root)
+        image_counts = first_images(job.spec)["auxiliary"]
+        fingerprints[data_key(job.spec["auxiliary"], image_counts)] = _check_auxiliary(job, root)
     for job in splits.values():
-        first = first_images(job.spec)["data"]
-        name = data_key(job.spec["data"], first)
+        image_counts = first_images(job.spec)["data"]
+        name = data_key(job.spec["data"], image_counts)
         if name not in datasets:
-            datasets = {name: load(job.spec["data"], root, first)}  # one in memory at a time
-            seen[name] = datasets[name].fingerprint
+            datasets = {name: load(job.spec["data"], root, image_counts)}  # one in memory at a time
+            fingerprints[name] = datasets[name].fingerprint
         spec = {key: number(job.spec[key]) for key in keys[2:]}
         try:
             split(datasets[name], partition=calls.build("Partition", job.spec["partition"]), **spec)
         except ValueError as error:
             raise SpecError(f"cell {job.cell}: partition: {str(error).removeprefix('partition: ')}") from None
-    return seen
+    return fingerprints
 
 
 def _standing(
-    jobs: Sequence[Job], store: Store | None, options: RunOptions, seen: Mapping[str, str] | None = None
+    jobs: Sequence[Job], store: Store | None, options: RunOptions, fingerprints: Mapping[str, str] | None = None
 ) -> tuple[dict[str, str], versions.Changed, list[Job]]:
     """(cell -> its state, the stages that changed, the jobs that are to run).
 
-    store: None before the first run. seen: as for `versions.changed`.
+    store: None before the first run. fingerprints: as for `versions.changed`.
     """
     if store is None:
         return {job.cell: "todo" for job in jobs}, {}, list(jobs)
-    changed = versions.changed(jobs, store, seen)
+    changed = versions.changed(jobs, store, fingerprints)
     states = progress.of_jobs(jobs, store, changed)
     keep = {"done"} | (set() if options.rerun_changed else {progress.CHANGED})
     keep |= set() if options.retry_failed else {"failed"}
@@ -368,19 +372,23 @@ def _standing(
 
 def _cost_of_again(jobs: Sequence[Job], changed: versions.Changed, store: Store) -> str:
     """What `--rerun-changed` is about to compute again, why, and how long that takes on one worker."""
-    again = [Cell(job.cell, {}, job.spec, tuple(job.evaluations)) for job in jobs if job.cell in changed]
+    repeated = [Cell(job.cell, {}, job.spec, tuple(job.evaluations)) for job in jobs if job.cell in changed]
 
-    def left(cell: Cell) -> tuple[float, list[tuple[Evaluation, float]]]:
+    def work_left(cell: Cell) -> tuple[float, list[tuple[Evaluation, float]]]:
         stages = changed[cell.id]
         if "train" in stages:
-            return 1.0, [(one, 1.0) for one in cell.evaluations]
+            return 1.0, [(planned, 1.0) for planned in cell.evaluations]
         judged = {parsed(stage).evaluation for stage in stages}
-        return 0.0, [(one, 1.0) for one in cell.evaluations if one.id in judged]
+        return 0.0, [(planned, 1.0) for planned in cell.evaluations if planned.id in judged]
 
-    time = duration.estimate(again, duration.speeds(measured(store)), left)
-    long = f"about {max(1, round(time.seconds / 60))} min on one worker" if not time.unknown else "time unknown"
-    reasons = "; ".join(versions.words({cell.id: changed[cell.id] for cell in again}))
-    return f"--rerun-changed computes {len(again)} cell{'s' * (len(again) != 1)} again ({long}): {reasons}"
+    time = duration.estimate(repeated, duration.speeds(timed_runs(store)), work_left)
+    duration_text = (
+        f"about {max(1, round(time.seconds / 60))} min on one worker" if not time.unknown else "time unknown"
+    )
+    reasons = "; ".join(versions.words({cell.id: changed[cell.id] for cell in repeated}))
+    return (
+        f"--rerun-changed computes {len(repeated)} cell{'s' * (len(repeated) != 1)} again ({duration_text}): {reasons}"
+    )
 
 
 def _check_origins(jobs: Sequence[Job], store: Store | None, files: Path) -> None:
@@ -390,16 +398,17 @@ def _check_origins(jobs: Sequence[Job], store: Store | None, files: Path) -> Non
         origin = weights.trained_by(job.spec)
         if origin is None or origin in todo:
             continue
-        there = None if store is None else transfer.trained(origin, store)
-        if store is None or there is None:
+        origin_model = None if store is None else transfer.trained(origin, store)
+        if store is None or origin_model is None:
             raise MachineError(
                 f"cell {job.cell} begins with the weights of cell {origin}: run that first, or its suite"
             )
         row = store.stages([job.cell]).get((job.cell, "train"))
-        if (row is None or row.status != "done") and not (files / origin / there.file).is_file():
+        if (row is None or row.status != "done") and not (files / origin / origin_model.file).is_file():
             raise MachineError(
                 f"cell {job.cell} begins with the weights of cell {origin}, whose model is not here"
-                f" ({files / origin / there.file}): its results were imported, or it was removed. Copy it from where it"
+                f" ({files / origin / origin_model.file}): its results were imported, or it was removed. Copy "
+                "it from where it"
                 f" was trained; or, to train it here, fatbench delete {origin} and run this again"
             )
 
@@ -411,35 +420,35 @@ def _check_auxiliary(job: Job, root: Path) -> str:
     """Read the server's images too, and refuse those of the test set; their fingerprint."""
     from fatbench.engine.splits import auxiliary_images
 
-    first = first_images(job.spec)
-    own = load(job.spec["data"], root, first["data"])
-    same = job.spec["auxiliary"] == job.spec["data"]
-    other = own if same else load(job.spec["auxiliary"], root, first["auxiliary"])
+    image_counts = first_images(job.spec)
+    own_set = load(job.spec["data"], root, image_counts["data"])
+    is_same_set = job.spec["auxiliary"] == job.spec["data"]
+    auxiliary_set = own_set if is_same_set else load(job.spec["auxiliary"], root, image_counts["auxiliary"])
     try:
-        auxiliary_images(own, other, job.spec["train"], job.spec["auxiliary_n"], job.spec["train_from"])
+        auxiliary_images(own_set, auxiliary_set, job.spec["train"], job.spec["auxiliary_n"], job.spec["train_from"])
     except SpecError as error:
         raise SpecError(f"cell {job.cell}: {error}") from None
-    return other.fingerprint
+    return auxiliary_set.fingerprint
 
 
-def _say_what_would_run(jobs: Sequence[Job], url: str, what: str, options: RunOptions) -> None:
-    with opened(url, new=True) as known:
-        states, changed, left = _standing(jobs, known, options)
-        again = {job.cell: changed[job.cell] for job in left if job.cell in changed}
-        cost = _cost_of_again(left, again, known) if again and known is not None else ""
-    failed = [job for job in jobs if states[job.cell] == "failed" and job not in left]
+def _say_what_would_run(jobs: Sequence[Job], url: str, title: str, options: RunOptions) -> None:
+    with opened(url, create=True) as known_store:
+        states, changed, remaining = _standing(jobs, known_store, options)
+        repeated = {job.cell: changed[job.cell] for job in remaining if job.cell in changed}
+        cost = _cost_of_again(remaining, repeated, known_store) if repeated and known_store is not None else ""
+    failed_jobs = [job for job in jobs if states[job.cell] == "failed" and job not in remaining]
     if not jobs:
         raise NothingMatched("nothing to run")
-    print(f"{what}: {len(jobs)} cells, {len(left)} to run")
-    for job in left:
+    print(f"{title}: {len(jobs)} cells, {len(remaining)} to run")
+    for job in remaining:
         print(f"{job.cell}  {states[job.cell]}  {job.label}".rstrip())
-    if failed:
-        print(f"{len(failed)} failed earlier: --retry-failed")
+    if failed_jobs:
+        print(f"{len(failed_jobs)} failed earlier: --retry-failed")
     if changed and not options.rerun_changed:
         print("\n".join(versions.lines(changed)))
     elif cost:
         print(cost)
-    if options.executor == "slurm" and left:
+    if options.executor == "slurm" and remaining:
         from fatbench.runner.executors import slurm
 
         print(slurm.try_out(options.device))

@@ -22,10 +22,10 @@ from fatbench.runner.oom_retry import gpu_memory, with_oom_retry
 from fatbench.runner.stage import (
     claim,
     demand_same_inputs,
-    failed,
     files_of,
     header_of,
     ready_for,
+    record_failure,
     renewed,
     with_some_kernel,
 )
@@ -44,19 +44,19 @@ def train(turn: Turn, machine: Machine) -> CellStatus:
     """What is not done of a cell's training, from its last checkpoint on."""
     job, store = turn.job, turn.store
     row = store.stages([job.cell]).get((job.cell, "train"))
-    other = versions.changed([job], store).get(job.cell, {}).get("train")
-    if other and not machine.rerun_changed:
-        what = "; ".join(reason.words for reason in other)
-        turn.notify(Event(job.cell, "train", "interrupted", message=f"kept: {what}; see --rerun-changed"))
+    changed_inputs = versions.changed([job], store).get(job.cell, {}).get("train")
+    if changed_inputs and not machine.rerun_changed:
+        reason_text = "; ".join(reason.words for reason in changed_inputs)
+        turn.notify(Event(job.cell, "train", "interrupted", message=f"kept: {reason_text}; see --rerun-changed"))
         return "interrupted"
-    if row is not None and row.status == "done" and not other:
+    if row is not None and row.status == "done" and not changed_inputs:
         checkpoints.sweep(turn.folder, files_of(row.record))  # what a process killed after its last commit has left
         return "done"
     origin = weights.trained_by(job.spec)
     if origin is not None and transfer.trained(origin, store) is None:
         turn.notify(Event(job.cell, "train", "waiting", message=f"for the weights of cell {origin}, not trained yet"))
         return "waiting"
-    run = claim(turn, "train", machine, int(job.spec["algorithm"]["rounds"]), fresh=other is not None)
+    run = claim(turn, "train", machine, int(job.spec["algorithm"]["rounds"]), fresh=changed_inputs is not None)
     if run is None:
         # also where it was free when we looked, and another process was quicker to claim it
         return "failed" if row is not None and row.status == "failed" else "elsewhere"
@@ -67,7 +67,7 @@ def train(turn: Turn, machine: Machine) -> CellStatus:
                 machine, int(cost.local(job.spec["algorithm"])["batch"]), partial(store.describe_run, run),
             )  # fmt: skip
     except BaseException as error:
-        return failed(error, run, turn, "train")
+        return record_failure(error, run, turn, "train")
 
 
 def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
@@ -102,8 +102,8 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
     models: dict[int, Any] = {}  # round -> (its model, the clients' own tensors), of rounds that count, not yet written
     artifacts: dict[int, Any] = {}
     clients: dict[int, Any] = {}  # round -> the clients' models before averaging, where transfers ask for them
-    every = machine.checkpoint_seconds
-    committed, wait = time.monotonic(), every
+    checkpoint_interval = machine.checkpoint_seconds
+    committed, wait = time.monotonic(), checkpoint_interval
     for result, numbers in experiment(ready, state, **bound):
         count = result.index + 1
         if count == state.round + 1:
@@ -115,16 +115,16 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
         if refused := int(series.get("uploads_refused", 0)):
             record["uploads_refused"] = record.get("uploads_refused", 0) + refused
         for code in [name.removeprefix(PREFIX) for name in series if name.startswith(PREFIX)]:
-            said = record.get("said", {})
-            record["said"] = {**said, code: said.get(code, 0) + 1}
+            doubt_counts = record.get("said", {})
+            record["said"] = {**doubt_counts, code: doubt_counts.get(code, 0) + 1}
         latest = (result.state.model, result.own)
         models = {r: m for r, m in {**models, count: latest}.items() if model_file(r) in files_of(record)}
-        if kept := {**result.artifacts, **(result.mixing.artifacts if result.mixing else {})}:
-            artifacts[count] = kept
-        if many := transfer.clients_wanted(job, record, count):
-            clients[count] = transfer.client_models(result, many)
-        if count == state.round + 1 and (used := gpu_memory(machine.device)):
-            store.describe_run(run, {"gpu_memory": used})  # others may begin beside it: before the round is told
+        if round_artifacts := {**result.artifacts, **(result.mixing.artifacts if result.mixing else {})}:
+            artifacts[count] = round_artifacts
+        if client_limit := transfer.clients_wanted(job, record, count):
+            clients[count] = transfer.client_models(result, client_limit)
+        if count == state.round + 1 and (gpu_bytes := gpu_memory(machine.device)):
+            store.describe_run(run, {"gpu_memory": gpu_bytes})  # others may begin beside it: before the round is told
         images = series["forward"] + series["backward"]
         loss, accuracy = series.get("train_loss"), series.get("natural")
         notify(Event(job.cell, "train", "progress", count, rounds, images, loss=loss, accuracy=accuracy))
@@ -134,33 +134,39 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
             begin = time.monotonic()
             store.heartbeat(run)  # a file written by a run that has lost its stage would be in another's way
             reader.tell()
-            for r, (model, own) in models.items():
+            for r, (model, client_tensors) in models.items():
                 header = {**header_of(job, r, ready.classes), **own_network.in_header(job.spec, ready.problem, model)}
-                digests[model_file(r)] = checkpoints.save_model(folder / model_file(r), model, own, **header)
-            for r, own in clients.items():
-                if clients_file(r) in files_of(record) and own:
+                digests[model_file(r)] = checkpoints.save_model(folder / model_file(r), model, client_tensors, **header)
+            for r, client_tensors in clients.items():
+                if clients_file(r) in files_of(record) and client_tensors:
                     header = header_of(job, r, ready.classes)
-                    digests[clients_file(r)] = checkpoints.save_model(folder / clients_file(r), {}, own, **header)
-            for r, kept in artifacts.items():
+                    digests[clients_file(r)] = checkpoints.save_model(
+                        folder / clients_file(r), {}, client_tensors, **header
+                    )
+            for r, round_artifacts in artifacts.items():
                 file = artifact_file(folder, r)
-                digests[file.relative_to(folder).as_posix()] = checkpoints.save_artifacts(file, kept, job.cell, r)
+                digests[file.relative_to(folder).as_posix()] = checkpoints.save_artifacts(
+                    file, round_artifacts, job.cell, r
+                )
             pointer = f"state-{count:06d}.safetensors"
             if count < rounds:
                 digests[pointer] = checkpoints.save_state(folder / pointer, result.state, job.cell)
             keep = {pointer, *files_of(record)}
             digests = {name: digest for name, digest in digests.items() if name in keep or "/" in name}
             if count == rounds:
-                if used := gpu_memory(machine.device):
-                    store.describe_run(run, {"gpu_memory": used})
+                if gpu_bytes := gpu_memory(machine.device):
+                    store.describe_run(run, {"gpu_memory": gpu_bytes})
                 store.finish(run, pending, round=count, record={**record, "sha256": digests})
                 checkpoints.sweep(folder, keep)
                 break
-            named = {**record, "sha256": digests}
-            store.commit(run, numbers=pending, round=count, checkpoint=pointer, record=named)
+            full_record = {**record, "sha256": digests}
+            store.commit(run, numbers=pending, round=count, checkpoint=pointer, record=full_record)
             checkpoints.sweep(folder, keep)
             pending, models, artifacts, clients, committed = [], {}, {}, {}, time.monotonic()
-            wait = every and max(every, (committed - begin) / SHARE)  # 0 seconds: every round is saved
-        del result, latest, kept  # what crossed the wire can be large
+            wait = checkpoint_interval and max(
+                checkpoint_interval, (committed - begin) / SHARE
+            )  # 0 seconds: every round is saved
+        del result, latest, round_artifacts  # what crossed the wire can be large
         if stopping:
             store.release(run)
             notify(Event(job.cell, "train", "interrupted", count, rounds))

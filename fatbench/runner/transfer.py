@@ -73,12 +73,12 @@ def of_former_model(row: StageRow, train: StageRow) -> bool:
 
 def model_of(cell: str, store: Store, machine: Machine) -> Path:
     """The file of a trained cell's last model. MachineError: it is not here, or is damaged."""
-    there = trained(cell, store)
-    file = Path(machine.files) / cell / (there.file if there is not None else "")
-    if there is None or not file.is_file():
+    origin_model = trained(cell, store)
+    file = Path(machine.files) / cell / (origin_model.file if origin_model is not None else "")
+    if origin_model is None or not file.is_file():
         raise MachineError(f"the model of cell {cell} is not here ({file}): its results were imported")
     try:
-        checkpoints.check(file, there.digest or "none")
+        checkpoints.check(file, origin_model.digest or "none")
     except checkpoints.DamagedCheckpoint as error:
         raise MachineError(f"{error}; fatbench run cell {cell} trains it again") from None
     return file
@@ -88,68 +88,79 @@ def clients_wanted(job: Job, record: Mapping[str, Any], round: int) -> int:
     """How many clients' models the job's transfers want of a round, as far as is known when it is over."""
     ends = {int(job.spec["algorithm"]["rounds"])} if "last" in job.checkpoints else set()
     ends |= {int(record[name]["round"]) for name in job.checkpoints if name != "last" and name in record}
-    asked = (one.origin.clients for one in job.evaluations if one.origin is not None and one.origin.clients)
-    return max(asked, default=0) if round in ends else 0
+    client_counts = (
+        evaluation.origin.clients
+        for evaluation in job.evaluations
+        if evaluation.origin is not None and evaluation.origin.clients
+    )
+    return max(client_counts, default=0) if round in ends else 0
 
 
-def client_models(result: Round, many: int) -> dict[int, Tensors]:
+def client_models(result: Round, client_count: int) -> dict[int, Tensors]:
     """The models that the first clients of a round have before averaging, on the CPU; empty: they train none."""
-    found = {}
-    for position, update in enumerate(sorted(result.updates, key=lambda update: update.client)[:many]):
+    models = {}
+    for position, update in enumerate(sorted(result.updates, key=lambda update: update.client)[:client_count]):
         model = update.model
         if not model and update.client in result.own:
             model = {**result.state.model, **result.own[update.client]}
         if not model:
             return {}
-        found[position] = {name: value.detach().cpu().clone() for name, value in model.items()}
-    return found
+        models[position] = {name: value.detach().cpu().clone() for name, value in model.items()}
+    return models
 
 
-def pairs(origin: TransferOrigin, there: Trained, models: Mapping[int, Tensors], origins: Origins) -> list[ModelPair]:
+def pairs(origin: TransferOrigin, source: Trained, models: Mapping[int, Tensors], origins: Origins) -> list[ModelPair]:
     """What is judged under what. models: client -> model that is evaluated, {-1: model} where it is one for all.
 
     Where both cells have a model for each client, clients are matched by their number; where one has, each of its
     models meets the only one of the other. SpecError: no pair.
     """
-    problem, theirs = origins
+    problem, origin_models = origins
     if not origin.cell:
-        if origin.client not in theirs or len(theirs) < origin.clients:
-            raise SpecError(f"{origin.clients} clients: only {len(theirs)} took part in round {there.round}")
-        return [ModelPair(k, theirs[k], (problem, theirs[origin.client])) for k in range(origin.clients)]
-    keys = [k for k in sorted({*models, *theirs} - {-1}) if {k, -1} & models.keys() and {k, -1} & theirs.keys()]
-    if not keys and not (models.keys() == theirs.keys() == {-1}):
-        raise SpecError(f"no client has a model both here and in cell {there.cell}")
+        if origin.client not in origin_models or len(origin_models) < origin.clients:
+            raise SpecError(f"{origin.clients} clients: only {len(origin_models)} took part in round {source.round}")
+        return [ModelPair(k, origin_models[k], (problem, origin_models[origin.client])) for k in range(origin.clients)]
+    keys = [
+        k
+        for k in sorted({*models, *origin_models} - {-1})
+        if {k, -1} & models.keys() and {k, -1} & origin_models.keys()
+    ]
+    if not keys and not (models.keys() == origin_models.keys() == {-1}):
+        raise SpecError(f"no client has a model both here and in cell {source.cell}")
     return [
-        ModelPair(k, models[k if k in models else -1], (problem, theirs[k if k in theirs else -1]))
+        ModelPair(k, models[k if k in models else -1], (problem, origin_models[k if k in origin_models else -1]))
         for k in keys or [-1]
     ]
 
 
-def read(origin: TransferOrigin, there: Trained, ready: Setup, machine: Machine) -> Origins:
+def read_origins(origin: TransferOrigin, source: Trained, ready: Setup, machine: Machine) -> Origins:
     """The models that attacks are computed on. MachineError: a file is not here, or is damaged."""
     import torch
 
     from fatbench.engine.accuracy import models_of
     from fatbench.engine.setup import Runtime, network_of
 
-    file = Path(machine.files) / there.cell / there.file
-    if not origin.cell and there.digest is None:
+    file = Path(machine.files) / source.cell / source.file
+    if not origin.cell and source.digest is None:
         raise MachineError(
-            f"the clients' models of round {there.round} were not kept (the transfer between clients was added after"
-            f" the training, or the clients train no models): run fatbench delete {there.cell}; the next run keeps them"
+            f"the clients' models of round {source.round} were not kept (the transfer between clients was added after"
+            f" the training, or the clients train no models): run fatbench delete {source.cell}; the next run "
+            "keeps them"
         )
     if not file.is_file():
-        raise MachineError(f"the model of cell {there.cell} is not here ({file}): its results were imported")
+        raise MachineError(f"the model of cell {source.cell} is not here ({file}): its results were imported")
     try:
-        model, own, _ = checkpoints.load_model(file, machine.device, there.digest, there.cell, there.round)
+        model, client_tensors, _ = checkpoints.load_model(
+            file, machine.device, source.digest, source.cell, source.round
+        )
     except checkpoints.DamagedCheckpoint as error:
-        raise MachineError(f"{error}; fatbench run cell {there.cell} trains it again") from None
+        raise MachineError(f"{error}; fatbench run cell {source.cell} trains it again") from None
     if not origin.cell:
-        return replace(ready.problem, model=copy.deepcopy(ready.problem.model)), own
+        return replace(ready.problem, model=copy.deepcopy(ready.problem.model)), client_tensors
     build = calls.build("Model", weights.located(origin.spec, Path(machine.data), file)["model"])
     runtime = Runtime(Path(machine.data), torch.device(machine.device), microbatch=machine.microbatch)
-    channels, high, wide = ready.test[0].shape[1:]
+    channels, height, width = ready.test[0].shape[1:]
     size = ready.problem.size
-    shape = (channels, size or high, size or wide)
+    shape = (channels, size or height, size or width)
     network = network_of(runtime, origin.spec["seed"], build, shape, ready.classes)
-    return replace(ready.problem, model=network), models_of(model, own)
+    return replace(ready.problem, model=network), models_of(model, client_tensors)

@@ -33,41 +33,41 @@ FOLLOWS = "changed"  # of a model that is to be trained again
 Changed = Mapping[str, Mapping[str, Sequence[Reason]]]  # cell -> stage -> in what its answer differs
 
 
-def changed(jobs: Sequence[Job], store: Store, seen: Mapping[str, str] | None = None) -> Changed:
+def changed(jobs: Sequence[Job], store: Store, fingerprints: Mapping[str, str] | None = None) -> Changed:
     """Stages that hold results which other inputs have answered than those of now, of all that the jobs ask for.
 
     A stage that was begun counts too: no run may continue it. One that holds nothing does not. A cell that begins with
     the model of a changed cell, or attacks with it, is changed itself. An evaluation of a model that its own cell has
-    trained anew is no such stage, but one that is still to do (`transfer.of_former_model`). seen: fingerprints by
-    `data_keys`, of data sets that were just read; None: those that the newest run saw.
+    trained anew is no such stage, but one that is still to do (`transfer.of_former_model`). fingerprints:
+    fingerprints by `data_keys`, of data sets that were just read; None: those that the newest run saw.
     """
-    known = store.seen_data() if seen is None else {**store.seen_data(), **seen}
-    origins = {one.cell for job in jobs for one in _origins(job) if one.cell}
+    known_data = store.seen_data() if fingerprints is None else {**store.seen_data(), **fingerprints}
+    origins = {item.cell for job in jobs for item in _origins(job) if item.cell}
     origins |= {cell for job in jobs if (cell := weights.trained_by(job.spec)) is not None}
     rows = store.stages(sorted({*(job.cell for job in jobs), *origins}))
     by_cell: dict[str, dict[str, Any]] = {}
     for (cell, stage), row in rows.items():
         by_cell.setdefault(cell, {})[stage] = row
     # the cells whose models attacks are computed on may be no jobs: a filter can leave them out
-    asked = [*jobs, *_others(jobs, rows)]
-    answered = inputs.stored(store.database, [job.cell for job in asked])
+    all_jobs = [*jobs, *_origin_jobs(jobs, rows)]
+    answered = inputs.stored_inputs(store.database, [job.cell for job in all_jobs])
     result: dict[str, dict[str, Sequence[Reason]]] = {}
-    for job in asked:
-        now = _Now(job, by_cell, known)
+    for job in all_jobs:
+        current_inputs = _Now(job, by_cell, known_data)
         for stage, row in by_cell.get(job.cell, {}).items():
             if row.run is None or not (row.status == "done" or row.round):
                 continue
-            current = now.of(stage)
+            current = current_inputs.of(stage)
             if current is None:
                 continue
-            then = answered[job.cell, stage]
-            current["read"] = reading.today(then["read"], now.files(stage))
-            reasons = [one for one in inputs.differ(then, current) if one.decides]
+            stored_answer = answered[job.cell, stage]
+            current["read"] = reading.today(stored_answer["read"], current_inputs.files(stage))
+            reasons = [item for item in inputs.differ(stored_answer, current) if item.decides]
             if reasons:
                 result.setdefault(job.cell, {})[stage] = reasons
-    _carry_on(asked, by_cell, result)
-    wanted = {job.cell for job in jobs}
-    return {cell: stages for cell, stages in result.items() if cell in wanted}
+    _carry_on(all_jobs, by_cell, result)
+    job_cells = {job.cell for job in jobs}
+    return {cell: stages for cell, stages in result.items() if cell in job_cells}
 
 
 def _carry_on(jobs: Sequence[Job], rows: Mapping[str, Mapping[str, Any]], result: dict[str, Any]) -> None:
@@ -81,51 +81,55 @@ def _carry_on(jobs: Sequence[Job], rows: Mapping[str, Mapping[str, Any]], result
                     continue
                 for stage in stages:
                     if stage not in result.get(job.cell, {}):
-                        one = Reason(code, f"cell {cell}", "as it was", FOLLOWS)
-                        result.setdefault(job.cell, {})[stage] = [one]
+                        reason = Reason(code, f"cell {cell}", "as it was", FOLLOWS)
+                        result.setdefault(job.cell, {})[stage] = [reason]
                         growing = True
 
 
 def _followed(job: Job, rows: Mapping[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
     """(input, cell, stages of the job that hold something made with that cell's model)."""
-    held = [stage for stage, row in rows.items() if row.status == "done" or row.round]
-    if (cell := weights.trained_by(job.spec)) is not None and "train" in held:
+    stages_with_results = [stage for stage, row in rows.items() if row.status == "done" or row.round]
+    if (cell := weights.trained_by(job.spec)) is not None and "train" in stages_with_results:
         yield "weights", cell, ["train"]
-    for one in _origins(job):
-        if one.cell:
-            yield "origin", one.cell, [stage for stage in held if _origin_cell(job, stage) == one.cell]
+    for origin in _origins(job):
+        if origin.cell:
+            yield (
+                "origin",
+                origin.cell,
+                [stage for stage in stages_with_results if _origin_cell(job, stage) == origin.cell],
+            )
 
 
 def _origins(job: Job) -> Iterator[Any]:
-    return (one.origin for one in job.evaluations if one.origin is not None)
+    return (evaluation.origin for evaluation in job.evaluations if evaluation.origin is not None)
 
 
 def _origin_cell(job: Job, stage: str) -> str:
     """The cell on whose model an evaluation's attack is computed; empty: the model that is attacked, or a client's."""
     evaluation = parsed(stage).evaluation
-    one = next((one for one in job.evaluations if one.id == evaluation), None)
-    return one.origin.cell if one is not None and one.origin is not None else ""
+    match = next((match for match in job.evaluations if match.id == evaluation), None)
+    return match.origin.cell if match is not None and match.origin is not None else ""
 
 
-def _others(jobs: Sequence[Job], rows: Mapping[tuple[str, str], Any]) -> list[Job]:
+def _origin_jobs(jobs: Sequence[Job], rows: Mapping[tuple[str, str], Any]) -> list[Job]:
     """The cells, as jobs without evaluations, that attack for a job and are none themselves."""
-    own = {job.cell for job in jobs}
+    job_cells = {job.cell for job in jobs}
     return [
-        Job(one.cell, one.spec, [], [], "", "")
-        for one in {one.cell: one for job in jobs for one in _origins(job)}.values()
-        if one.cell and one.cell not in own and one.spec and (one.cell, "train") in rows
+        Job(origin.cell, origin.spec, [], [], "", "")
+        for origin in {origin.cell: origin for job in jobs for origin in _origins(job)}.values()
+        if origin.cell and origin.cell not in job_cells and origin.spec and (origin.cell, "train") in rows
     ]
 
 
 class _Now:
     """What would answer the stages of a job today, as far as that is known without loading anything."""
 
-    def __init__(self, job: Job, rows: Mapping[str, Mapping[str, Any]], seen: Mapping[str, str]) -> None:
+    def __init__(self, job: Job, rows: Mapping[str, Mapping[str, Any]], fingerprints: Mapping[str, str]) -> None:
         self.job = job
         self.rows = rows
-        self.evaluations: dict[str, Evaluation] = {one.id: one for one in job.evaluations}
+        self.evaluations: dict[str, Evaluation] = {evaluation.id: evaluation for evaluation in job.evaluations}
         keys = data_keys(job.spec)
-        self.data = {inputs.DATA_SETS[name]: seen[key] for name, key in keys.items() if key in seen}
+        self.data = {inputs.DATA_SETS[name]: fingerprints[key] for name, key in keys.items() if key in fingerprints}
         self.training = plugins.records(job.spec)
 
     def of(self, stage: str) -> dict[str, Any] | None:
@@ -152,8 +156,8 @@ class _Now:
 
     def _digest(self, cell: str) -> dict[str, str]:
         """That of the last model of another cell."""
-        there = transfer.last_model(cell, self.rows.get(cell, {}).get("train"))
-        return {} if there is None or there.digest is None else {f"cell {cell}": there.digest}
+        origin_model = transfer.last_model(cell, self.rows.get(cell, {}).get("train"))
+        return {} if origin_model is None or origin_model.digest is None else {f"cell {cell}": origin_model.digest}
 
 
 def code_changed(store: Store, cell: str, stage: str, made_by: Mapping[str, Any]) -> bool:
@@ -164,10 +168,10 @@ def code_changed(store: Store, cell: str, stage: str, made_by: Mapping[str, Any]
     row = store.stages([cell]).get((cell, stage))
     if row is None or row.run is None or row.status == "done" or not row.round:
         return False
-    then = inputs.stored(store.database, [cell])[cell, stage]["code"]
-    now = inputs.of_run(made_by)["code"]
-    committed = all("+" not in code for code in (*then.values(), *now.values()))
-    return not committed and bool(inputs.differ({"code": then}, {"code": now}))
+    earlier_code = inputs.stored_inputs(store.database, [cell])[cell, stage]["code"]
+    current_code = inputs.of_run(made_by)["code"]
+    committed = all("+" not in code for code in (*earlier_code.values(), *current_code.values()))
+    return not committed and bool(inputs.differ({"code": earlier_code}, {"code": current_code}))
 
 
 def only_follows(stages: Mapping[str, Sequence[Reason]]) -> bool:
@@ -182,50 +186,50 @@ def asked_in_vain(
 
     precision, attack_precision: None where they were not asked for. path: "auto" where it was not named.
     """
-    asked = {
+    asked_options = {
         "precision": precision,
         "path": None if path == "auto" else path,
         "attack-precision": attack_precision,
     }
     query = select(STAGES.c.cell, STAGES.c.stage, RUNS.c.precision, RUNS.c.extra).join(RUNS, RUNS.c.id == STAGES.c.run)
-    others: dict[tuple[str, str], set[str]] = {}
+    cells_by_option: dict[tuple[str, str], set[str]] = {}
     with store.database.reading() as connection:
         for row in fetch(connection, query, STAGES.c.cell, cells):
             if row.stage == "train":
-                used = {"precision": row.precision, "path": json.loads(row.extra).get("path")}
+                used_options = {"precision": row.precision, "path": json.loads(row.extra).get("path")}
             else:
-                used = {"attack-precision": parsed(row.stage).precision}
-            for name, value in used.items():
-                if asked[name] is not None and value not in (None, asked[name]):
-                    others.setdefault((name, value), set()).add(row.cell)
+                used_options = {"attack-precision": parsed(row.stage).precision}
+            for name, value in used_options.items():
+                if asked_options[name] is not None and value not in (None, asked_options[name]):
+                    cells_by_option.setdefault((name, value), set()).add(row.cell)
     return [
         f"{len(ids)} finished cell{'s' * (len(ids) != 1)} with {name} {value} {'are' if len(ids) != 1 else 'is'} kept:"
-        f" --{name} {asked[name]} is for what is still to do"
-        for (name, value), ids in others.items()
+        f" --{name} {asked_options[name]} is for what is still to do"
+        for (name, value), ids in cells_by_option.items()
     ]
 
 
-def plain(stages: Mapping[str, Sequence[Reason]]) -> list[dict[str, str]]:
+def as_dicts(stages: Mapping[str, Sequence[Reason]]) -> list[dict[str, str]]:
     """The reasons of one cell as plain data, each once."""
     reasons = dict.fromkeys(reason for reasons in stages.values() for reason in reasons)
     return [{**reason._asdict(), "words": reason.words} for reason in reasons]
 
 
-def words(found: Changed) -> list[str]:
+def words(changes: Changed) -> list[str]:
     """The reasons of some cells in words, each once."""
-    reasons = (reason for stages in found.values() for each in stages.values() for reason in each)
+    reasons = (reason for stages in changes.values() for stage_reasons in stages.values() for reason in stage_reasons)
     return list(dict.fromkeys(reason.words for reason in reasons))
 
 
-def lines(found: Changed) -> list[str]:
+def lines(changes: Changed) -> list[str]:
     """What to tell a person about work that was left as it is."""
-    cells = sorted(found)
+    cells = sorted(changes)
     of_one = "1 cell was computed with other inputs than those of now and is kept as it is"
     of_many = f"{len(cells)} cells were computed with other inputs than those of now and are kept as they are"
-    first = f"{of_one if len(cells) == 1 else of_many}: {', '.join(cells[:8])}{', ...' * (len(cells) > 8)}"
+    first_line = f"{of_one if len(cells) == 1 else of_many}: {', '.join(cells[:8])}{', ...' * (len(cells) > 8)}"
     return [
-        first,
-        *(f"  computed with {text}" for text in words(found)),
+        first_line,
+        *(f"  computed with {text}" for text in words(changes)),
         "  --rerun-changed computes them again and deletes the old numbers; to keep both, give the function or the"
         " data set a new name",
     ]

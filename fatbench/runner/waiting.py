@@ -24,39 +24,39 @@ def until_free(jobs: Sequence[Job], store: Store, say: Callable[[str], None], st
 
     A cell is free when its process is dead, gave it back or lost its lease.
     """
-    told = -REMIND
+    last_told = -REMIND
     while jobs and not stop():
         began = time.monotonic()
         states = progress.of_jobs(jobs, store)
-        free = [job for job in jobs if states[job.cell] == "todo"]
+        free_jobs = [job for job in jobs if states[job.cell] == "todo"]
         jobs = [job for job in jobs if states[job.cell] in ("todo", "running")]
-        if free or not jobs:
+        if free_jobs or not jobs:
             # those that are still held come back as "elsewhere" and are waited for again
-            return jobs if free else []
-        if began - told > REMIND:
-            told = began
+            return jobs if free_jobs else []
+        if began - last_told > REMIND:
+            last_told = began
             for line in holders(jobs, store):
                 say(f"waiting: {line}")
         time.sleep(max(PAUSE, 10 * (time.monotonic() - began)))
     return []
 
 
-def holders(jobs: Sequence[Job], store: Store, most: int = 10) -> list[str]:
+def holders(jobs: Sequence[Job], store: Store, maximum: int = 10) -> list[str]:
     """Who holds these jobs' cells, a line each."""
-    return holders_of([job.cell for job in jobs], store, most)
+    return holders_of([job.cell for job in jobs], store, maximum)
 
 
-def holders_of(cells: Sequence[str], store: Store, most: int = 10) -> list[str]:
+def holders_of(cells: Sequence[str], store: Store, maximum: int = 10) -> list[str]:
     """Who holds these cells, a line each."""
     rows = [row for row in store.stages(cells).values() if row.alive] if cells else []
     runs = {run["id"]: run for run in store.runs(cells)} if cells else {}  # after the rows, so that each has its run
     lines = []
-    for row in rows[:most]:
+    for row in rows[:maximum]:
         run = runs[row.run]
         age = "" if row.age is None else f", last progress {row.age:.0f} s ago"
         slurm = f", SLURM job {run['slurm_job']}" if run.get("slurm_job") else ""
         lines.append(f"{row.cell} {row.stage} is held by process {run['pid']} on {run['host']}{slurm}{age}")
-    return [*lines, f"and {len(rows) - most} more"] if len(rows) > most else lines
+    return [*lines, f"and {len(rows) - maximum} more"] if len(rows) > maximum else lines
 
 
 class StopRequest:
@@ -74,21 +74,21 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is not threading.main_thread():
             return self
-        for which in SIGNALS:
-            self._before[which] = signal.signal(which, self._hear)
+        for number in SIGNALS:
+            self._before[number] = signal.signal(number, self._hear)
         # a command ends with its reader (`| head`), but a run writes to workers too, and one that died must not end it
         self._before[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
-        for which, handler in self._before.items():
-            signal.signal(which, handler)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
         if self.code and isinstance(error, Unavailable):  # what was waited for until the user would not any more
             raise SystemExit(self.code) from error
 
-    def _hear(self, which: int, _: object) -> None:
+    def _hear(self, number: int, _: object) -> None:
         self.times += 1
-        self.code = 128 + which
+        self.code = 128 + number
         if self.times == 1:
             print(
                 "\nfatbench: finishing and checkpointing the current round; press Ctrl-C again to stop at once"

@@ -60,7 +60,7 @@ def work(
             raise decoded.Interrupted
 
     try:
-        for again in (False, True):
+        for trained_again in (False, True):
             with decoded.progress(ask):
                 status = train(turn, machine)
             if status != "done":
@@ -68,7 +68,7 @@ def work(
             try:
                 attacking = replace(machine, precision=machine.attack_precision or machine.precision)
                 with decoded.progress(ask):
-                    return attack_models(turn, attacking, again)
+                    return attack_models(turn, attacking, trained_again)
             except checkpoints.DamagedCheckpoint as error:  # the first time only
                 log.warning("%s: training begins again from round 0", error)
                 store.reopen(job.cell, "train")
@@ -84,18 +84,18 @@ def computing(job: Job, machine: Machine, store: Store) -> Machine:
 
     What is begun keeps both, wherever it is resumed. MachineError: this machine has not what it was begun with.
     """
-    begun: Mapping[str, Any] = {}
+    begun_run: Mapping[str, Any] = {}
     if "auto" in (machine.precision, machine.path):
         row = store.stages([job.cell]).get((job.cell, "train"))
         if row is not None and row.round and row.status != "done":
-            begun = next((run for run in store.runs([job.cell]) if run["id"] == row.run), {})
+            begun_run = next((run for run in store.runs([job.cell]) if run["id"] == row.run), {})
     bits, path = machine.precision, machine.path
     if bits == "auto":
-        bits = begun.get("precision") or slots.precision_for(machine.device)
+        bits = begun_run.get("precision") or slots.precision_for(machine.device)
         if bits == "tf32" and not slots.has_tf32(machine.device):
             raise MachineError("its training was begun in tf32, which is not here: go on on a GPU, or --precision fp32")
     if path == "auto":
-        path = begun.get("path") or path_of(job, replace(machine, precision=bits))
+        path = begun_run.get("path") or path_of(job, replace(machine, precision=bits))
         if path in FORMER_PATHS:
             raise MachineError(f"its training was begun with --path {path}, which is gone: go on with --path loop")
         if path == "graphs" and not machine.device.startswith("cuda"):
@@ -157,8 +157,8 @@ def _log_to(file: Path) -> logging.Handler:
     except OSError as error:
         raise Unavailable(f"cannot write {file}: {error.strerror}") from None
     handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk: the work goes on or says so
-    own = threading.get_ident()  # a process can have several cells in hand, each in a thread
-    handler.addFilter(lambda record: record.thread == own)
+    own_thread = threading.get_ident()  # a process can have several cells in hand, each in a thread
+    handler.addFilter(lambda record: record.thread == own_thread)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)

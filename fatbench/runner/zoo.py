@@ -47,37 +47,52 @@ class Network:
 
 def entries(results: Iterable[Path]) -> list[Network]:
     """The networks of files that `fatbench export` wrote. MachineError: unreadable; SpecError: no such file."""
-    found: dict[tuple[str, str], Network] = {}
+    network_by_key: dict[tuple[str, str], Network] = {}
     for file in results:
         for cell in _cells(file):
             run: dict[str, Any] = next(iter(cell["runs"]), {})
-            trained = next((one for one in cell["runs"] if one["stage"] == "train" and one["status"] == "done"), run)
+            trained = next(
+                (
+                    train_run
+                    for train_run in cell["runs"]
+                    if train_run["stage"] == "train" and train_run["status"] == "done"
+                ),
+                run,
+            )
             for stage in cell["stages"]:
                 digest = (stage.get("record") or {}).get("model")
                 if digest is None or stage["status"] != "done":
                     continue
                 key = cell["cell"], digest
                 round = int(stage["stage"].rpartition("@")[2])
-                numbers = {**found[key].numbers} if key in found else {}
+                numbers = {**network_by_key[key].numbers} if key in network_by_key else {}
                 numbers |= dict(_numbers(stage))
                 suite, preset = str(run.get("suite", "")), str(run.get("preset", ""))
-                used = (trained.get("extra") or {}).get("plugins", ())
-                found[key] = Network(cell["cell"], suite, preset, round, digest, numbers, _how(trained), used)
-    return list(found.values())
+                plugin_records = (trained.get("extra") or {}).get("plugins", ())
+                network_by_key[key] = Network(
+                    cell["cell"], suite, preset, round, digest, numbers, _run_options(trained), plugin_records
+                )
+    return list(network_by_key.values())
 
 
-def rows(results: Iterable[Path], places: Sequence[str | Path] = ()) -> list[dict[str, Any]]:
+def rows(results: Iterable[Path], folders_or_urls: Sequence[str | Path] = ()) -> list[dict[str, Any]]:
     """Each network by its name: cell, round, sha256, numbers, and its file, None where it is not here."""
-    known = names(entries(results))
-    folders = [one for one in places if "://" not in str(one)]
+    networks = names(entries(results))
+    folders = [network for network in folders_or_urls if "://" not in str(network)]
     return [
-        {"name": name, "cell": one.cell, "round": one.round, "sha256": one.sha256, "numbers": dict(one.numbers),
-         "file": None if (file := find(one, folders)) is None else str(file)}
-        for name, one in sorted(known.items(), key=lambda item: _counted(item[0]))
-    ]  # fmt: skip
+        {
+            "name": name,
+            "cell": network.cell,
+            "round": network.round,
+            "sha256": network.sha256,
+            "numbers": dict(network.numbers),
+            "file": None if (file := find(network, folders)) is None else str(file),
+        }
+        for name, network in sorted(networks.items(), key=lambda item: _sort_key(item[0]))
+    ]
 
 
-def _counted(name: str) -> list[tuple[str, int]]:
+def _sort_key(name: str) -> list[tuple[str, int]]:
     """A name for sorting: numbers in it by their size, so that seed 10 follows seed 9."""
     return [(text, int(number or 0)) for text, number in re.findall(r"(\D+)(\d*)", name)]
 
@@ -95,10 +110,10 @@ def _cells(file: Path) -> Iterator[dict[str, Any]]:
         raise MachineError(f"{file}: cannot be read as results ({error})") from None
 
 
-def _how(run: Mapping[str, Any]) -> str:
+def _run_options(run: Mapping[str, Any]) -> str:
     """The options of a run that decide about its bits."""
-    said = {"precision": run.get("precision"), "path": (run.get("extra") or {}).get("path")}
-    return "".join(f" --{option} {value}" for option, value in said.items() if value)
+    options = {"precision": run.get("precision"), "path": (run.get("extra") or {}).get("path")}
+    return "".join(f" --{option} {value}" for option, value in options.items() if value)
 
 
 def _numbers(stage: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -109,58 +124,58 @@ def _numbers(stage: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield metric, float(value)
 
 
-def names(found: Sequence[Network]) -> dict[str, Network]:
+def names(networks: Sequence[Network]) -> dict[str, Network]:
     """Each network by its name; a cell of a suite that is not here by suite and cell."""
     plans: dict[tuple[str, str], Plan | None] = {}
-    named: dict[str, Network] = {}
-    for one in found:
-        key = one.suite, one.preset
+    network_by_name: dict[str, Network] = {}
+    for network in networks:
+        key = network.suite, network.preset
         if key not in plans:
             try:
-                plans[key] = files.load(one.suite).plan(one.preset, refuse=False)
+                plans[key] = files.load(network.suite).plan(network.preset, refuse=False)
             except FatbenchError:
                 plans[key] = None
         plan = plans[key]
-        cell = None if plan is None else next((cell for cell in plan.cells if cell.id == one.cell), None)
+        cell = None if plan is None else next((cell for cell in plan.cells if cell.id == network.cell), None)
         if plan is None or cell is None:
-            name = f"{one.suite}/{one.cell}"
+            name = f"{network.suite}/{network.cell}"
         else:
-            axes = [axis for axis in cell.key if len({other.key.get(axis) for other in plan.cells}) > 1]
-            name = "/".join([one.suite, *(cell.key[axis] for axis in axes), str(cell.spec["seed"])])
-        named[name if name not in named else f"{name}@{one.round}"] = one
-    return named
+            axes = [axis for axis in cell.key if len({other_cell.key.get(axis) for other_cell in plan.cells}) > 1]
+            name = "/".join([network.suite, *(cell.key[axis] for axis in axes), str(cell.spec["seed"])])
+        network_by_name[name if name not in network_by_name else f"{name}@{network.round}"] = network
+    return network_by_name
 
 
-def choose(name: str, known: Mapping[str, Network]) -> Network:
+def choose(name: str, networks: Mapping[str, Network]) -> Network:
     """The network of this name, or the one whose name has these parts in this order. SpecError: none, or several."""
-    if name in known:
-        return known[name]
-    parts = name.split("/")
+    if name in networks:
+        return networks[name]
+    name_parts = name.split("/")
 
-    def fits(other: str) -> bool:
-        rest = iter(other.split("/"))
-        return all(part in rest for part in parts)
+    def fits(other_name: str) -> bool:
+        remaining_parts = iter(other_name.split("/"))
+        return all(name_part in remaining_parts for name_part in name_parts)
 
-    several = [other for other in known if fits(other)]
+    several = [other_name for other_name in networks if fits(other_name)]
     if len(several) > 1:
         raise SpecError(f"'{name}' could be any of {', '.join(sorted(several)[:4])}")
     if not several:
-        raise SpecError(f"no network is named '{name}'{did_you_mean(name, known)}")
-    return known[several[0]]
+        raise SpecError(f"no network is named '{name}'{did_you_mean(name, networks)}")
+    return networks[several[0]]
 
 
-def find(network: Network, places: Sequence[str | Path] = ()) -> Path | None:
+def find(network: Network, sources: Sequence[str | Path] = ()) -> Path | None:
     """The file of a network: in one of some folders, in those of the repository, or at an address https://.../.
 
     None: it is nowhere. MachineError: an address gives another file.
     """
-    for place in (*places, *FOLDERS, settings.files_folder(settings.database()) / network.cell):
-        if str(place).startswith(("https://", "http://", "file://")):
-            fetched = _fetch(str(place), network.sha256)
+    for source in (*sources, *FOLDERS, settings.files_folder(settings.database()) / network.cell):
+        if str(source).startswith(("https://", "http://", "file://")):
+            fetched = _fetch(str(source), network.sha256)
             if fetched is not None:
                 return fetched
             continue
-        for file in sorted(Path(place).glob("*.safetensors")):
+        for file in sorted(Path(source).glob("*.safetensors")):
             if hashlib.sha256(file.read_bytes()).hexdigest() == network.sha256:
                 return file
     cached = settings.cache_folder() / "models" / f"{network.sha256}.safetensors"

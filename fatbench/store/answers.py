@@ -17,18 +17,18 @@ CLOSE = 1e-3  # of the largest logit of an image: other kernels and devices roun
 FLIPPED = 0.02  # of the signs: a unit at the edge of its ReLU may change a few
 
 
-def same_answers(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def same_answers(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
     """Whether two networks answer alike within rounding; what either side lacks is unknown and not compared."""
-    if then.get("random", False) != now.get("random", False):
+    if earlier.get("random", False) != current.get("random", False):
         return False
     compared = (("logits", _same_logits), ("signs", _same_signs))
-    return all(same(then[key], now[key]) for key, same in compared if key in then and key in now)
+    return all(compare(earlier[key], current[key]) for key, compare in compared if key in earlier and key in current)
 
 
-def _same_logits(then: Sequence[Sequence[float | None]], now: Sequence[Sequence[float | None]]) -> bool:
-    if [len(image) for image in then] != [len(image) for image in now]:
+def _same_logits(earlier: Sequence[Sequence[float | None]], current: Sequence[Sequence[float | None]]) -> bool:
+    if [len(image) for image in earlier] != [len(image) for image in current]:
         return False
-    for pair in zip(then, now, strict=True):
+    for pair in zip(earlier, current, strict=True):
         margin = CLOSE * max((abs(value) for value in chain(*pair) if value is not None), default=0.0)
         for a, b in zip(*pair, strict=True):
             if (a is None or b is None) and a is not b:
@@ -38,8 +38,8 @@ def _same_logits(then: Sequence[Sequence[float | None]], now: Sequence[Sequence[
     return True
 
 
-def _same_signs(then: Sequence[str], now: Sequence[str]) -> bool:
-    if [len(image) for image in then] != [len(image) for image in now]:
+def _same_signs(earlier: Sequence[str], current: Sequence[str]) -> bool:
+    if [len(image) for image in earlier] != [len(image) for image in current]:
         return False
-    pairs = [pair for pair in zip("".join(then), "".join(now), strict=True) if pair != ("0", "0")]
+    pairs = [pair for pair in zip("".join(earlier), "".join(current), strict=True) if pair != ("0", "0")]
     return sum(a != b for a, b in pairs) <= FLIPPED * len(pairs)

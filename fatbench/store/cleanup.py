@@ -31,25 +31,25 @@ def delete_cell(store: Store, cell: str) -> dict[str, int]:
     """
     with store.database.writing() as connection:
         lock(connection)
-        own = replicates.here(connection, cell) or [cell]
-        locked = select(CELLS.c.id).where(CELLS.c.id.in_(own)).with_for_update()  # as `claim` does
+        cell_ids = replicates.ids_here(connection, cell) or [cell]
+        locked = select(CELLS.c.id).where(CELLS.c.id.in_(cell_ids)).with_for_update()  # as `claim` does
         connection.execute(locked).all()
         running = (
             select(STAGES, RUNS.c.host, RUNS.c.pid, RUNS.c.process, RUNS.c.extra)
             .join(RUNS, RUNS.c.id == STAGES.c.run)
-            .where(STAGES.c.cell.in_(own), STAGES.c.status == "running")
+            .where(STAGES.c.cell.in_(cell_ids), STAGES.c.status == "running")
         )
         for row in connection.execute(running).all():
             if leases.held(row, leases.clock(connection, store.database.path)):
                 raise SpecError(f"cell {row.cell}: a process is working on {row.stage}; stop it first")
-        counts = {"numbers": numbers.remove(connection, ROUND_METRICS.c.cell.in_(own))}
-        connection.execute(delete(DOUBTS).where(DOUBTS.c.cell.in_(own)))
+        counts = {"numbers": numbers.remove(connection, ROUND_METRICS.c.cell.in_(cell_ids))}
+        connection.execute(delete(DOUBTS).where(DOUBTS.c.cell.in_(cell_ids)))
         for table in (OUTCOME_CHUNKS, STAGES, RUNS):
-            counts[table.name] = connection.execute(delete(table).where(table.c.cell.in_(own))).rowcount
-        connection.execute(delete(POINTS).where(POINTS.c.cell.in_(own)))
-        connection.execute(update(POINTS).where(POINTS.c.shown.in_(own)).values(shown=POINTS.c.cell))
-        connection.execute(delete(REPLICATES).where(REPLICATES.c.id.in_(own)))
-        counts["cells"] = connection.execute(delete(CELLS).where(CELLS.c.id.in_(own))).rowcount
+            counts[table.name] = connection.execute(delete(table).where(table.c.cell.in_(cell_ids))).rowcount
+        connection.execute(delete(POINTS).where(POINTS.c.cell.in_(cell_ids)))
+        connection.execute(update(POINTS).where(POINTS.c.shown.in_(cell_ids)).values(shown=POINTS.c.cell))
+        connection.execute(delete(REPLICATES).where(REPLICATES.c.id.in_(cell_ids)))
+        counts["cells"] = connection.execute(delete(CELLS).where(CELLS.c.id.in_(cell_ids))).rowcount
     counts["outcomes"] = counts.pop(OUTCOME_CHUNKS.name)
     return {name: counts[name] for name in ("cells", "runs", "stages", "numbers", "outcomes")}
 
@@ -60,29 +60,29 @@ def unneeded(store: Store, files: Path) -> Iterator[tuple[Path, int]]:
 
     Left alone are cells that a process holds, what is YOUNG, and whatever does not look like ours.
     """
-    now = time.time()
+    current_time = time.time()
     if not files.is_dir():
         return
     for folder in sorted(folder for folder in files.iterdir() if folder.is_dir() and FOLDER.fullmatch(folder.name)):
-        inside = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+        cell_files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
         if not store.known([folder.name]):
-            if all(_age(file, now) > YOUNG for file in [folder, *inside]):
-                yield folder, sum(file.stat().st_size for file in inside)
+            if all(_age(file, current_time) > YOUNG for file in [folder, *cell_files]):
+                yield folder, sum(file.stat().st_size for file in cell_files)
             continue
         rows = store.stages([folder.name])
         train = rows.get((folder.name, "train"))
         if any(row.alive for row in rows.values()) or train is None or "sha256" not in train.record:
             continue
-        named = {*train.record["sha256"], train.checkpoint}
-        for file in inside:
+        needed_names = {*train.record["sha256"], train.checkpoint}
+        for file in cell_files:
             name = file.relative_to(folder).as_posix()
-            if ".safetensors" in file.name and name not in named and _age(file, now) > YOUNG:
+            if ".safetensors" in file.name and name not in needed_names and _age(file, current_time) > YOUNG:
                 yield file, file.stat().st_size
 
 
-def _age(file: Path, now: float) -> float:
+def _age(file: Path, current_time: float) -> float:
     try:
-        return now - file.stat().st_mtime
+        return current_time - file.stat().st_mtime
     except OSError:  # gone in the meantime
         return 0.0
 
@@ -110,21 +110,21 @@ def backup(store: Store, file: Path) -> int:
         raise SpecError(f"{store.database.shown}: copy a server's database with its own tools, such as pg_dump")
     if file.exists():
         raise SpecError(f"{file} exists: give a new file")
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    partial_file = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         with (
             closing(sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True, timeout=60)) as source,
-            closing(sqlite3.connect(part)) as copy,
+            closing(sqlite3.connect(partial_file)) as copy,
         ):
             source.backup(copy)  # in one step: what is written meanwhile is not in it, and does not begin it again
             copy.execute("PRAGMA journal_mode = delete")
-        with part.open("rb+") as handle:
+        with partial_file.open("rb+") as handle:
             os.fsync(handle.fileno())
-        os.link(part, file)  # unlike a new name, it never replaces what somebody put there meanwhile
+        os.link(partial_file, file)  # unlike a new name, it never replaces what somebody put there meanwhile
     except FileExistsError:
         raise SpecError(f"{file} exists: give a new file") from None
     except (OSError, sqlite3.Error) as error:
         raise MachineError(f"cannot write {file}: {getattr(error, 'strerror', None) or error}") from None
     finally:
-        part.unlink(missing_ok=True)
+        partial_file.unlink(missing_ok=True)
     return file.stat().st_size

@@ -29,7 +29,7 @@ FINEST = 1e-6  # of an image: what rounding makes of a count of them
 APART = 0.02  # that two passes over the same images may differ in other batches or another precision
 
 
-def right(chunks: Iterable[tuple[int, bytes]]) -> tuple[int, int]:
+def count_correct(chunks: Iterable[tuple[int, bytes]]) -> tuple[int, int]:
     """(images classified right, images) of packed outcomes (how many, bits)."""
     correct = total = 0
     for n, bits in chunks:
@@ -73,21 +73,21 @@ def problems(
         name = stage["stage"]
         numbers = stage["numbers"]  # millions may be text, which is read again and again
         chunks = [(n, base64.b64decode(bits)) for _, n, bits in stage["outcomes"]]
-        said = _problem(line["spec"], name, numbers, chunks)
+        problem = _problem(line["spec"], name, numbers, chunks)
         outcomes = sum(n for n, _ in chunks)
-        if said is None and name != "train" and outcomes not in (0, stage["round"]):
-            said = f"{outcomes} outcomes of {stage['round']} examples"
-        if said is None and stage["status"] == "done":
-            said = _last(line["spec"], stage) or _best(stage["record"], numbers)
-        if said is None and stage["run"] is not None:
-            other = line["runs"][stage["run"]]["stage"]
-            said = None if other == name else f"its run is one of {other}"
-        if said is None and contradiction is not None:
-            said = contradiction(stage)
-        if said is not None:
-            yield name, said
-    if said := _other_training(line):
-        yield "train", said
+        if problem is None and name != "train" and outcomes not in (0, stage["round"]):
+            problem = f"{outcomes} outcomes of {stage['round']} examples"
+        if problem is None and stage["status"] == "done":
+            problem = _last_round_problem(line["spec"], stage) or _best_round_problem(stage["record"], numbers)
+        if problem is None and stage["run"] is not None:
+            run_stage = line["runs"][stage["run"]]["stage"]
+            problem = None if run_stage == name else f"its run is one of {run_stage}"
+        if problem is None and contradiction is not None:
+            problem = contradiction(stage)
+        if problem is not None:
+            yield name, problem
+    if problem := _other_training(line):
+        yield "train", problem
 
 
 def _other_training(line: Mapping[str, Any]) -> str | None:
@@ -104,19 +104,20 @@ def _other_training(line: Mapping[str, Any]) -> str | None:
     }
     for stage in line["stages"]:
         name, settings = parsed(stage["stage"]), stage.get("settings") or {}
-        own = {metric: n for _, client, metric, _, n, *_ in stage["numbers"] if client < 0}
-        diverged = any(doubt_names.translated(metric, 1.0)[0] == "doubt_diverged" for metric in own)
+        images_by_metric = {metric: n for _, client, metric, _, n, *_ in stage["numbers"] if client < 0}
+        diverged = any(doubt_names.translated(metric, 1.0)[0] == "doubt_diverged" for metric in images_by_metric)
         if settings.get("name") != "natural" or "origin" in settings or diverged or name.round not in logged:
             continue
-        bits, n = _bits(stage["outcomes"]), own.get(name.metric, 0)
-        value, first = logged[name.round]
-        if not 0 < first <= n or len(bits) % n:
+        bits, n = _bits(stage["outcomes"]), images_by_metric.get(name.metric, 0)
+        value, logged_images = logged[name.round]
+        if not 0 < logged_images <= n or len(bits) % n:
             continue
-        right = sum(bits[start : start + first].count("1") for start in range(0, len(bits), n))
-        said = right / (first * (len(bits) // n)) if bits else value
-        if abs(said - value) > APART:
+        correct = sum(bits[start : start + logged_images].count("1") for start in range(0, len(bits), n))
+        accuracy = correct / (logged_images * (len(bits) // n)) if bits else value
+        if abs(accuracy - value) > APART:
             return (
-                f"natural of round {name.round} is {value!r}, {stage['stage']} says {said!r} of the same {first} images"
+                f"natural of round {name.round} is {value!r}, {stage['stage']} says {accuracy!r} of the same "
+                f"{logged_images} images"
             )
     return None
 
@@ -127,23 +128,27 @@ def _bits(chunks: Iterable[Sequence[Any]]) -> str:
     return "".join(f"{int.from_bytes(bits):0{8 * len(bits)}b}"[:n] for n, bits in packed)
 
 
-def _last(spec: Mapping[str, Any], stage: Mapping[str, Any]) -> str | None:
+def _last_round_problem(spec: Mapping[str, Any], stage: Mapping[str, Any]) -> str | None:
     """In what a finished training did not end in its last round."""
-    rounds, last = _bound(spec, *BOUNDS[0]), stage["record"].get("last", {}).get("round", stage["round"])
-    if stage["stage"] != "train" or rounds is None or (stage["round"], last) == (rounds, rounds):
+    rounds, last_round = _bound(spec, *BOUNDS[0]), stage["record"].get("last", {}).get("round", stage["round"])
+    if stage["stage"] != "train" or rounds is None or (stage["round"], last_round) == (rounds, rounds):
         return None
-    return f"finished in round {last if stage['round'] == rounds else stage['round']} of {rounds}"
+    return f"finished in round {last_round if stage['round'] == rounds else stage['round']} of {rounds}"
 
 
-def _best(record: Mapping[str, Any], numbers: Iterable[Sequence[Any]]) -> str | None:
+def _best_round_problem(record: Mapping[str, Any], numbers: Iterable[Sequence[Any]]) -> str | None:
     """In what the rounds that were chosen in training are not those of its numbers."""
     for name, metric in selection.MONITORED.items():
         series = {round: value for round, client, of, value, *_ in numbers if of == metric and client < 0}
         best = selection.checkpoint_round(series)
-        said = record.get(name)
-        if best is not None and said is not None and (said["round"], said.get("value")) != (best, series[best]):
-            chosen = f"{name} is {said.get('value')!r} in round {said['round']}"
-            return f"{chosen}, the best {metric} {series[best]!r} in round {best}"
+        best_record = record.get(name)
+        if (
+            best is not None
+            and best_record is not None
+            and (best_record["round"], best_record.get("value")) != (best, series[best])
+        ):
+            chosen_round = f"{name} is {best_record.get('value')!r} in round {best_record['round']}"
+            return f"{chosen_round}, the best {metric} {series[best]!r} in round {best}"
     return None
 
 
@@ -154,59 +159,66 @@ def _problem(
     chunks: Sequence[tuple[int, bytes]],
 ) -> str | None:
     """What cannot be of a stage's numbers (as in a line) and outcomes (how many, bits); None: all can be."""
-    last, clients, images = (_bound(spec, *keys) for keys in BOUNDS)
-    metric, _, _, at = parsed(stage)
+    last_round, clients, images = (_bound(spec, *keys) for keys in BOUNDS)
+    metric, _, _, stage_round = parsed(stage)
     evaluation = stage != "train"
-    if evaluation and last is not None and at > last:
-        return f"round {at} of {last}"
-    correct, total = right(chunks)
+    if evaluation and last_round is not None and stage_round > last_round:
+        return f"round {stage_round} of {last_round}"
+    correct, total = count_correct(chunks)
     of_clients = Counter((name, round) for round, client, name, *_ in numbers if client >= 0)
-    models = of_clients[metric, at] or 1
+    models = of_clients[metric, stage_round] or 1
     for round, client, name, value, n, *_ in numbers:
-        who = f"{name} of client {client}" if client >= 0 else name
-        own = evaluation and name == metric
-        if (own and round != at) or (last is not None and round > last):
-            return f"{who} is of round {round}{f', the stage of round {at}' if own else f' of {last}'}"
-        if (own or name in FRACTIONS) and not 0 <= value <= 1:
-            return f"{who} is {value!r}: not in [0, 1]"
+        subject = f"{name} of client {client}" if client >= 0 else name
+        of_stage = evaluation and name == metric
+        if (of_stage and round != stage_round) or (last_round is not None and round > last_round):
+            return (
+                f"{subject} is of round "
+                f"{round}{f', the stage of round {stage_round}' if of_stage else f' of {last_round}'}"
+            )
+        if (of_stage or name in FRACTIONS) and not 0 <= value <= 1:
+            return f"{subject} is {value!r}: not in [0, 1]"
         if name in COUNTS and value < 0:
-            return f"{who} is {value!r}: below 0"
+            return f"{subject} is {value!r}: below 0"
         if client < -1:
             return f"{name} of client {client}: clients are counted from 0"
-        if (own or name in OF_CLIENTS) and clients is not None and client >= clients:
-            return f"{who}: the cell has {clients} clients"
-        if (own or name in OF_TEST_IMAGES) and n < 1:
-            return f"{who} is of no image"
-        if (own or name in OF_TEST_IMAGES) and images is not None and n > images:
-            return f"{who} is of {n} images, the cell has {images}"
-        if own and client < 0 and (said := disagreement(name, value, n, correct, total)):
-            return said
-        if own and client < 0 and total and n * models != total:
-            return f"{who} is of {n} images and {models} model{'s' * (models != 1)}, its outcomes are of {total}"
+        if (of_stage or name in OF_CLIENTS) and clients is not None and client >= clients:
+            return f"{subject}: the cell has {clients} clients"
+        if (of_stage or name in OF_TEST_IMAGES) and n < 1:
+            return f"{subject} is of no image"
+        if (of_stage or name in OF_TEST_IMAGES) and images is not None and n > images:
+            return f"{subject} is of {n} images, the cell has {images}"
+        if of_stage and client < 0 and (problem := disagreement(name, value, n, correct, total)):
+            return problem
+        if of_stage and client < 0 and total and n * models != total:
+            return f"{subject} is of {n} images and {models} model{'s' * (models != 1)}, its outcomes are of {total}"
         of = metric if name == "zero_gradients" else CLASSES.get(name, name)  # a mean over the same models
-        many = 1 if client >= 0 and name not in CLASSES else of_clients[of, round] or 1
-        if ((own and not total) or (name in MEANS and not own)) and (said := impossible(who, value, n, many)):
-            return said
-    if said := _of_classes(numbers):
-        return said
-    own = sorted((row for row in numbers if row[2] == metric), key=tuple)
-    return _of_models(metric, own, chunks) if evaluation else None
+        models_averaged = 1 if client >= 0 and name not in CLASSES else of_clients[of, round] or 1
+        if ((of_stage and not total) or (name in MEANS and not of_stage)) and (
+            problem := impossible(subject, value, n, models_averaged)
+        ):
+            return problem
+    if problem := _of_classes(numbers):
+        return problem
+    of_stage = sorted((row for row in numbers if row[2] == metric), key=tuple)
+    return _of_models(metric, of_stage, chunks) if evaluation else None
 
 
 def _of_classes(numbers: Iterable[Sequence[Any]]) -> str | None:
     """In what the accuracies of the classes are not those of all images."""
     classes: dict[tuple[str, int], list[tuple[float, int]]] = {}
-    whole: dict[tuple[str, int], tuple[float, int]] = {}
+    overall: dict[tuple[str, int], tuple[float, int]] = {}
     for round, client, name, value, n, *_ in numbers:
         if name in CLASSES:
             classes.setdefault((CLASSES[name], round), []).append((value, n))
         elif client < 0:
-            whole[name, round] = value, n
-    for (name, round), parts in classes.items():
-        value, n = whole.get((name, round), (0.0, 0))
-        right = sum(accuracy * images for accuracy, images in parts)
-        if n == sum(images for _, images in parts) and abs(right - value * n) > FINEST * len(parts):
-            return f"{name} of round {round} is {value!r}, its classes say {right / n!r}"
+            overall[name, round] = value, n
+    for (name, round), class_accuracies in classes.items():
+        value, n = overall.get((name, round), (0.0, 0))
+        correct = sum(accuracy * images for accuracy, images in class_accuracies)
+        if n == sum(images for _, images in class_accuracies) and abs(correct - value * n) > FINEST * len(
+            class_accuracies
+        ):
+            return f"{name} of round {round} is {value!r}, its classes say {correct / n!r}"
     return None
 
 
@@ -223,16 +235,16 @@ def _bound(spec: Mapping[str, Any], *keys: str) -> int | None:
 
 def _of_models(metric: str, numbers: Sequence[Sequence[Any]], chunks: Sequence[tuple[int, bytes]]) -> str | None:
     """In what the accuracies of single clients, in their order, contradict the outcomes of their models."""
-    own = [row for row in numbers if row[1] >= 0]
-    if not own or not chunks:
+    client_rows = [row for row in numbers if row[1] >= 0]
+    if not client_rows or not chunks:
         return None
     bits = "".join(f"{int.from_bytes(data):0{8 * len(data)}b}"[:n] for n, data in chunks)
-    if sum(row[4] for row in own) != len(bits):
-        return f"{metric} has {len(own)} clients, its {len(bits)} outcomes are not theirs"
+    if sum(row[4] for row in client_rows) != len(bits):
+        return f"{metric} has {len(client_rows)} clients, its {len(bits)} outcomes are not theirs"
     start = 0
-    for _, client, _, value, n, *_ in own:
+    for _, client, _, value, n, *_ in client_rows:
         correct = bits[start : start + n].count("1")
-        if said := disagreement(f"{metric} of client {client}", value, n, correct, n):
-            return said
+        if problem := disagreement(f"{metric} of client {client}", value, n, correct, n):
+            return problem
         start += n
     return None

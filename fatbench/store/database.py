@@ -78,16 +78,16 @@ def patiently(attempt: Callable[[], T], patience: float, stop: Callable[[], obje
 
     Locked: that was so for `patience` seconds, or `stop` says that the user will not wait.
     """
-    end, told = time.monotonic() + patience, False
+    end, warned = time.monotonic() + patience, False
     while True:
         try:
             return attempt()
         except Locked as error:
             if time.monotonic() >= end or stop():
                 raise
-            if not told:
+            if not warned:
                 log.warning("%s: waiting for it", error)
-            told = True
+            warned = True
         time.sleep(PAUSE)
 
 
@@ -112,9 +112,9 @@ def patient(work: Callable[Concatenate[Source, P], T]) -> Callable[Concatenate[S
     @wraps(work)
     def persistent(source: Source, *args: P.args, **kwargs: P.kwargs) -> T:
         database = source if isinstance(source, Database) else source.database
-        given: Any = [list(value) if isinstance(value, Iterator) else value for value in args]  # read at each try
-        named: Any = {name: list(value) if isinstance(value, Iterator) else value for name, value in kwargs.items()}
-        return patiently(lambda: work(source, *given, **named), database.patience, database.stop)
+        positional: Any = [list(value) if isinstance(value, Iterator) else value for value in args]  # read at each try
+        keywords: Any = {name: list(value) if isinstance(value, Iterator) else value for name, value in kwargs.items()}
+        return patiently(lambda: work(source, *positional, **keywords), database.patience, database.stop)
 
     return persistent
 
@@ -153,9 +153,11 @@ def on_network(path: Path) -> bool:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:
         return False
-    at = os.path.realpath(path.parent)
-    inside = [(len(m[1]), m[2]) for m in mounts if m[1] == "/" or at == m[1] or at.startswith(m[1] + "/")]
-    return max(inside, default=(0, ""))[1] in NETWORK
+    folder = os.path.realpath(path.parent)
+    matching_mounts = [
+        (len(m[1]), m[2]) for m in mounts if m[1] == "/" or folder == m[1] or folder.startswith(m[1] + "/")
+    ]
+    return max(matching_mounts, default=(0, ""))[1] in NETWORK
 
 
 # --- connections -------------------------------------------------------------------------------------------------
@@ -235,8 +237,10 @@ class Database:
             try:
                 self._engine = create_engine(parsed, poolclass=NullPool)
             except ModuleNotFoundError as error:
-                how = "pip install 'fatbench[postgres]'"
-                raise SpecError(f"{self.shown}: the driver '{error.name}' is not installed: {how}") from None
+                install_command = "pip install 'fatbench[postgres]'"
+                raise SpecError(
+                    f"{self.shown}: the driver '{error.name}' is not installed: {install_command}"
+                ) from None
             except (ArgumentError, ValueError) as error:
                 raise SpecError(f"{self.shown}: {self._safe(str(error))}") from None
             event.listen(self._engine, "connect", _read_text)
@@ -287,7 +291,9 @@ class Database:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -321,14 +327,14 @@ class Database:
         def status() -> bool:
             try:
                 with self._explaining(), self._begun(self._reader) as connection:
-                    said = connection.scalar(text("SELECT txid_status(:number)"), {"number": number})
+                    transaction_status = connection.scalar(text("SELECT txid_status(:number)"), {"number": number})
             except DBAPIError as error:
                 if getattr(error.orig, "sqlstate", None) == "22023":  # a server that crashed has not given it yet
                     return False
                 raise
-            if said == "in progress":
+            if transaction_status == "in progress":
                 raise Locked(f"{self.shown}: a transaction is not over yet, and whether it will be done is not known")
-            return bool(said == "committed")
+            return bool(transaction_status == "committed")
 
         return patiently(status, self.patience, self.stop)
 
@@ -360,36 +366,36 @@ class Database:
 
     def _explained(self, error: DBAPIError | sqlite3.Error) -> FatbenchError | None:
         """What a driver's error means to a person; None where it can only be a mistake of ours."""
-        original, shown = error.orig if isinstance(error, DBAPIError) else error, self.shown
+        original, shown_url = error.orig if isinstance(error, DBAPIError) else error, self.shown
         if isinstance(original, sqlite3.Error):
             code = getattr(original, "sqlite_errorcode", 0) & 0xFF
             if code == sqlite3.SQLITE_FULL:
-                return Unavailable(f"{shown}: the disk is full; nothing was written in this step")
+                return Unavailable(f"{shown_url}: the disk is full; nothing was written in this step")
             if code == sqlite3.SQLITE_READONLY:
-                return Unavailable(f"{shown} cannot be written")
+                return Unavailable(f"{shown_url} cannot be written")
             if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-                return Unavailable(f"{shown} cannot be opened (is its folder there, and writable?)")
+                return Unavailable(f"{shown_url} cannot be opened (is its folder there, and writable?)")
             if code == sqlite3.SQLITE_IOERR:
-                return Unavailable(f"{shown}: reading or writing failed ({original}): is the disk full or damaged?")
+                return Unavailable(f"{shown_url}: reading or writing failed ({original}): is the disk full or damaged?")
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                return Locked(f"{shown}: another process has been writing for more than a minute")
+                return Locked(f"{shown_url}: another process has been writing for more than a minute")
             if code == sqlite3.SQLITE_NOTADB:
-                return DatabaseError(f"{shown} is not a fatbench database (nor any SQLite file)")
+                return DatabaseError(f"{shown_url} is not a fatbench database (nor any SQLite file)")
             # the schema's version was found right before a table or a column is missed
             if code == sqlite3.SQLITE_CORRUPT or str(original).startswith(DAMAGE):
-                return DatabaseError(f"{shown} is damaged: {original}")
+                return DatabaseError(f"{shown_url} is damaged: {original}")
             if "decode to UTF-8" in str(original):
-                where = " ".join(str(original).partition(" with text")[0].split())
-                return DatabaseError(f"{shown} is damaged: {where} (fatbench db check)")
+                context = " ".join(str(original).partition(" with text")[0].split())
+                return DatabaseError(f"{shown_url} is damaged: {context} (fatbench db check)")
             return None
         state = getattr(original, "sqlstate", None)  # None: the server was not reached
         reason = " ".join(self._safe(str(original)).split())
         if state == "53100":
-            return Unavailable(f"{shown}: the server's disk is full; nothing of this step was written")
+            return Unavailable(f"{shown_url}: the server's disk is full; nothing of this step was written")
         if state in ("25006", "42501"):
-            return MachineError(f"{shown} cannot be written: {reason}")
+            return MachineError(f"{shown_url} cannot be written: {reason}")
         if isinstance(error, OperationalError):  # not reached, shut down, out of memory, too many connections
-            return Locked(f"{shown}: {reason}")
+            return Locked(f"{shown_url}: {reason}")
         return None
 
     # --- opening -------------------------------------------------------------------------------------------------
@@ -475,14 +481,14 @@ class Database:
         The log needs memory shared by all processes, which a network file system cannot give.
         """
         assert self.path is not None
-        wanted = "delete" if on_network(self.path) else "wal"
+        journal_mode = "delete" if on_network(self.path) else "wal"
         with self._explaining(), self._engine.connect() as connection:
             raw = connection.connection.driver_connection
             assert raw is not None
-            if raw.execute("PRAGMA journal_mode").fetchone()[0] == wanted:
+            if raw.execute("PRAGMA journal_mode").fetchone()[0] == journal_mode:
                 return
             try:
-                raw.execute(f"PRAGMA journal_mode = {wanted}")
+                raw.execute(f"PRAGMA journal_mode = {journal_mode}")
             except sqlite3.OperationalError as error:
                 # in use this instant: whoever opens it next tries again, and either mode is safe
                 if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):

@@ -33,6 +33,6 @@ def translated(metric: str, value: float) -> tuple[str, float]:
         return metric, value
     for pattern, code in BEFORE:
         if match := pattern.fullmatch(metric):
-            parts = match.groupdict()
-            return PREFIX + parts.get("code", "") + code, float(parts.get("value", 1)) * value
+            groups = match.groupdict()
+            return PREFIX + groups.get("code", "") + code, float(groups.get("value", 1)) * value
     return metric, value

@@ -46,9 +46,9 @@ def lines(
     rows = by_cell(STAGES, STAGES.c.stage)
     outcomes = by_cell(OUTCOME_CHUNKS, *OUTCOME_CHUNKS.primary_key)
     for cell in connection.execute(select(CELLS).where(CELLS.c.id.in_(cells)).order_by(CELLS.c.id)).all():
-        mine = runs.get(cell.id, [])
-        position = {run.id: number for number, run in enumerate(mine)}
-        by_uid = {run.uid: number for number, run in enumerate(mine)}
+        cell_runs = runs.get(cell.id, [])
+        position = {run.id: number for number, run in enumerate(cell_runs)}
+        by_uid = {run.uid: number for number, run in enumerate(cell_runs)}
         chunks = {stage: list(group) for stage, group in groupby(outcomes.get(cell.id, []), lambda row: row.stage)}
         yield {
             **dict(zip(("cell", "replicate"), (copies or {}).get(cell.id, (cell.id,)), strict=False)),
@@ -57,16 +57,16 @@ def lines(
             "runs": [
                 {
                     **{name: getattr(run, name) for name in RUN_COLUMNS},
-                    "status": _rest(run.status),
+                    "status": _portable_status(run.status),
                     "versions": None if run.versions is None else json.loads(run.versions),
                     "extra": json.loads(run.extra),
                 }
-                for run in mine
+                for run in cell_runs
             ],
             "stages": [
                 {
                     "stage": row.stage,
-                    "status": _rest(row.status),
+                    "status": _portable_status(row.status),
                     "round": row.round,
                     "total": row.total,
                     "record": {k: v for k, v in json.loads(row.record).items() if k != "sha256"},  # of files here
@@ -106,23 +106,23 @@ def _numbers(connection: Connection, cell: str, stage: str, position: Mapping[st
     return first if len(first) <= FEW else stored
 
 
-def _rest(status: str) -> str:
+def _portable_status(status: str) -> str:
     """A status as another database may take it: no process there runs the stage."""
     return "interrupted" if status == "running" else status
 
 
 def rounds(
-    connection: Connection, cell: str, stage: str, first: int = 0, end: int | None = None
+    connection: Connection, cell: str, stage: str, first_round: int = 0, end: int | None = None
 ) -> Iterator[list[Any]]:
-    """The numbers of a stage from round `first` to before round `end`: a list for each round, in order.
+    """The numbers of a stage from round `first_round` to before round `end`: a list for each round, in order.
 
     A number is as in a line, with the uid of its run.
     """
     columns = [NUMBERS.c[name] for name in ("round", "client", "metric", "value", "n")]
     query = select(*columns, RUNS.c.uid, NUMBERS.c.created).join(RUNS, RUNS.c.id == NUMBERS.c.run)
-    mine = (NUMBERS.c.cell == cell) & (NUMBERS.c.stage == stage) & (NUMBERS.c.round >= first)
-    mine = mine if end is None else mine & (NUMBERS.c.round < end)
-    rows = connection.execute(query.where(mine).order_by(NUMBERS.c.round), execution_options={"yield_per": 10_000})
+    condition = (NUMBERS.c.cell == cell) & (NUMBERS.c.stage == stage) & (NUMBERS.c.round >= first_round)
+    condition = condition if end is None else condition & (NUMBERS.c.round < end)
+    rows = connection.execute(query.where(condition).order_by(NUMBERS.c.round), execution_options={"yield_per": 10_000})
     for _, group in groupby(rows, lambda row: row[0]):
         yield sorted(map(list, group))
 
@@ -135,7 +135,7 @@ class Digest:
 
     def __init__(self, line: Mapping[str, Any], stage: Mapping[str, Any]):
         runs = line["runs"]
-        said = {
+        content = {
             **{key: stage.get(key) for key in ("stage", "status", "round", "total", "record", "settings", "error")},
             "spec": line["spec"],
             "created": line["created"],
@@ -144,8 +144,8 @@ class Digest:
             "numbers": [],
             "outcomes": stage["outcomes"],
         }
-        before, self.after = split_at_numbers(dumps(said))
-        self.sha256, self.any = hashlib.sha256(before.encode()), False
+        head, self.after = split_at_numbers(dumps(content))
+        self.sha256, self.any = hashlib.sha256(head.encode()), False
 
     def add(self, numbers: Sequence[Any]) -> None:
         """Numbers in order, each with the uid of its run."""
@@ -154,9 +154,9 @@ class Digest:
 
     def hexdigest(self) -> str:
         """The SHA-256 in hexadecimal; the same on every machine and in every order of the runs."""
-        whole = self.sha256.copy()
-        whole.update(self.after.encode())
-        return str(whole.hexdigest())
+        complete = self.sha256.copy()
+        complete.update(self.after.encode())
+        return str(complete.hexdigest())
 
 
 def split_at_numbers(text: str) -> tuple[str, str]:
@@ -165,58 +165,62 @@ def split_at_numbers(text: str) -> tuple[str, str]:
     No key before "numbers" has a mapping as its value, and in a text every quote is escaped: the first is the list.
     """
     key = '"numbers":['
-    before, _, after = text.partition(f"{key}]")
-    return before + key, "]" + after
+    head, _, tail = text.partition(f"{key}]")
+    return head + key, "]" + tail
 
 
 def digest(line: Mapping[str, Any], stage: Mapping[str, Any]) -> str:
     """The digest of a stage of a line that has its numbers."""
     uids = [run["uid"] for run in line["runs"]]
-    made = Digest(line, stage)
+    stage_digest = Digest(line, stage)
     for numbers in number_text.rounds(stage["numbers"]):
-        made.add(
+        stage_digest.add(
             sorted(
                 [round, client, metric, float(value) + 0.0, n, uids[run], created]
                 for round, client, metric, value, n, run, created in numbers
             )
         )
-    return made.hexdigest()
+    return stage_digest.hexdigest()
 
 
-def begun(connection: Connection, cell: str, stage: str, end: int | None) -> Digest:
+def digest_begun(connection: Connection, cell: str, stage: str, end: int | None) -> Digest:
     """The digest that a stage will have once it is done, up to its numbers of the rounds before `end`.
 
     What a run has committed does not change while it holds the stage, so others may write meanwhile.
     """
     created = connection.execute(select(CELLS.c.created).where(CELLS.c.id == cell)).scalar_one()
     unknown: dict[str, Any] = {"stage": stage, "run": None, "outcomes": []}  # all that stands after the numbers
-    made = Digest({"runs": [], "spec": {}, "created": created}, unknown)
+    stage_digest = Digest({"runs": [], "spec": {}, "created": created}, unknown)
     for numbers in rounds(connection, cell, stage, end=end):
-        made.add(numbers)
-    return made
+        stage_digest.add(numbers)
+    return stage_digest
 
 
 def seal(
-    connection: Connection, cell: str, stages: Collection[str], ahead: Digest | None = None, first: int | None = 0
+    connection: Connection,
+    cell: str,
+    stages: Collection[str],
+    begun_digest: Digest | None = None,
+    first_round: int | None = 0,
 ) -> None:
     """Store the digests of those of these stages of a cell that are finished.
 
-    ahead: of the only stage, with its numbers of the rounds before `first`, None: of all (`begun`).
+    begun_digest: of the only stage, with its numbers of the rounds before `first_round`, None: of all (`digest_begun`).
     """
     for line in lines(connection, [cell], stages=stages, numbers=False) if stages else ():
         for stage in line["stages"]:
             if stage["status"] == "done":
-                made = Digest(line, stage)
-                if ahead is not None:
-                    made.sha256, made.any = ahead.sha256, ahead.any
-                for numbers in () if first is None else rounds(connection, cell, stage["stage"], first):
-                    made.add(numbers)
+                stage_digest = Digest(line, stage)
+                if begun_digest is not None:
+                    stage_digest.sha256, stage_digest.any = begun_digest.sha256, begun_digest.any
+                for numbers in () if first_round is None else rounds(connection, cell, stage["stage"], first_round):
+                    stage_digest.add(numbers)
                 key = (STAGES.c.cell == cell) & (STAGES.c.stage == stage["stage"])
-                connection.execute(update(STAGES).where(key).values(digest=made.hexdigest()))
+                connection.execute(update(STAGES).where(key).values(digest=stage_digest.hexdigest()))
 
 
 def mismatches(line: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """The finished stages of a line that have no digest, or another than this, which is theirs as they are."""
     for stage in line["stages"]:
-        if stage["status"] == "done" and stage.get("digest") != (own := digest(line, stage)):
-            yield stage, own
+        if stage["status"] == "done" and stage.get("digest") != (computed_digest := digest(line, stage)):
+            yield stage, computed_digest

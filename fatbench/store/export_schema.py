@@ -201,8 +201,8 @@ class PointLine(_Line):
 
     def of_cell(self, cell: str) -> Point:
         """As it is stored."""
-        stored = {"cell": cell, "labels": labels_text(self.labels), "evaluations": tuple(self.evaluations)}
-        return Point(**(dict(self) | stored))
+        replaced_fields = {"cell": cell, "labels": labels_text(self.labels), "evaluations": tuple(self.evaluations)}
+        return Point(**(dict(self) | replaced_fields))
 
 
 class CellLine(_Line):
@@ -220,49 +220,50 @@ class CellLine(_Line):
 _HEADER, _CELL, _NUMBERS = TypeAdapter(_Header), TypeAdapter(CellLine), TypeAdapter(list[NumberLine])
 
 
-def header(line: str, at: str) -> int:
+def header(line: str, location: str) -> int:
     """How many cells the first line of a file promises. ExchangeError: it is not a file of ours."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise ExchangeError(f"{at}: not a file written by 'fatbench export'")
+        raise ExchangeError(f"{location}: not a file written by 'fatbench export'")
     if value.get("schema_version") not in VERSIONS:
         raise ExchangeError(
-            f"{at}: written by another fatbench (schema_version {str(value.get('schema_version'))[:20]};"
+            f"{location}: written by another fatbench (schema_version {str(value.get('schema_version'))[:20]};"
             f" this one reads {' and '.join(map(str, VERSIONS))})"
         )
-    return int(_read(_HEADER, parsed(line, at), at).cells)
+    return int(_validated(_HEADER, parsed(line, location), location).cells)
 
 
 def cell(
     line: str,
-    at: str,
+    location: str,
     identify: Callable[[Mapping[str, Any]], str] | None = None,
     contradiction: Callable[[Mapping[str, Any]], str | None] | None = None,
     *,
-    sure: bool = False,
+    checked: bool = False,
 ) -> CellLine:
-    """A line as a cell. ExchangeError, with `at` and the place in the line: it is none, or contradicts itself, or a
+    """A line as a cell. ExchangeError, with `location` and the place in the line: it is none, or contradicts itself,
+    or a
     finished stage is not what its digest says.
 
     identify: the identity of a spec, which a cell's id must be. contradiction: in what a stage's name contradicts its
-    settings. sure: the same line has been read before without an error, which then is not looked for again.
+    settings. checked: the same line has been read before without an error, which then is not looked for again.
     """
-    value = parsed(line, at)
-    unpack(value, at)
+    value = parsed(line, location)
+    unpack(value, location)
     stages = value["stages"] if isinstance(value.get("stages"), list) else []
     texts = {i: stage["numbers"] for i, stage in enumerate(stages) if _is_text(stage)}
     short = [{**stage, "numbers": []} if i in texts else stage for i, stage in enumerate(stages)]
-    found: CellLine = _read(_CELL, {**value, "stages": short} if texts else value, at)
+    cell_line: CellLine = _validated(_CELL, {**value, "stages": short} if texts else value, location)
     for i, text in texts.items():
-        found.stages[i].numbers = text
-        if not sure:
-            _demand_in_order(text, at, i)
-    if not sure:
-        _fits(found, value, at, identify, contradiction)
-    for i, stage in enumerate(found.stages):
+        cell_line.stages[i].numbers = text
+        if not checked:
+            _demand_in_order(text, location, i)
+    if not checked:
+        _fits(cell_line, value, location, identify, contradiction)
+    for i, stage in enumerate(cell_line.stages):
         if i in texts:
             stage.numbers = NumberText(line, texts[i].begin, texts[i].end, translated=True)  # type: ignore[assignment]
             continue
@@ -270,7 +271,7 @@ def cell(
             (round, client, *doubt_names.translated(metric, value), n, run, created)
             for round, client, metric, value, n, run, created in stage.numbers
         ]
-    return found
+    return cell_line
 
 
 def _is_text(stage: Any) -> bool:
@@ -314,59 +315,75 @@ def _rows(entries: Sequence[Any], at: str) -> list[Any]:
 
 
 def _fits(
-    found: CellLine,
+    cell_line: CellLine,
     value: Mapping[str, Any],
-    at: str,
+    location: str,
     identify: Callable[[Mapping[str, Any]], str] | None,
     contradiction: Callable[[Mapping[str, Any]], str | None] | None,
 ) -> None:
     """ExchangeError: what stands in a line does not fit together."""
     if identify is not None:
         try:
-            identity = identify(found.spec)
+            identity = identify(cell_line.spec)
         except (FatbenchError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ExchangeError(f"{at}: cell {found.cell}: {shortened(str(error))}{_brought(found, error)}") from None
-        if identity != found.cell:
-            raise ExchangeError(f"{at}: cell {found.cell}: its spec has the identity {identity}; was the file edited?")
-    _distinct([run.uid for run in found.runs], "run", found, at)
-    _distinct([stage.stage for stage in found.stages], "stage", found, at)
-    for stage in found.stages:
+            raise ExchangeError(
+                f"{location}: cell {cell_line.cell}: {shortened(str(error))}{_brought(cell_line, error)}"
+            ) from None
+        if identity != cell_line.cell:
+            raise ExchangeError(
+                f"{location}: cell {cell_line.cell}: its spec has the identity {identity}; was the file edited?"
+            )
+    _distinct([run.uid for run in cell_line.runs], "run", cell_line, location)
+    _distinct([stage.stage for stage in cell_line.stages], "stage", cell_line, location)
+    for stage in cell_line.stages:
         for run in sorted({number[5] for number in stage.numbers} | (set() if stage.run is None else {stage.run})):
-            if run >= len(found.runs):
-                raise ExchangeError(f"{at}: cell {found.cell} {stage.stage}: there is no run {run}")
+            if run >= len(cell_line.runs):
+                raise ExchangeError(f"{location}: cell {cell_line.cell} {stage.stage}: there is no run {run}")
         if isinstance(stage.numbers, list):
-            _distinct([number[:3] for number in stage.numbers], "number", found, at)
+            _distinct([number[:3] for number in stage.numbers], "number", cell_line, location)
         position = 0
         for start, n, text in stage.outcomes:
             try:
                 bits = bits_of(text)
             except ValueError as error:
-                raise ExchangeError(f"{at}: cell {found.cell} {stage.stage}: outcomes: {error}") from None
+                raise ExchangeError(f"{location}: cell {cell_line.cell} {stage.stage}: outcomes: {error}") from None
             if start != position or len(bits) != (n + 7) // 8:
-                raise ExchangeError(f"{at}: cell {found.cell} {stage.stage}: the outcomes from {start} on do not fit")
+                raise ExchangeError(
+                    f"{location}: cell {cell_line.cell} {stage.stage}: the outcomes from {start} on do not fit"
+                )
             position += n
-    for name, said in consistency.problems(value, contradiction):
-        raise ExchangeError(f"{at}: cell {found.cell} {name}: {said}")
-    for part, _ in export_lines.mismatches(value):
-        said = "its digest is of other numbers or outcomes" if part.get("digest") else "a finished stage has no digest"
-        raise ExchangeError(f"{at}: cell {found.cell} {part['stage']}: {said}; was the file edited?")
+    for name, problem in consistency.problems(value, contradiction):
+        raise ExchangeError(f"{location}: cell {cell_line.cell} {name}: {problem}")
+    for damaged_stage, _ in export_lines.mismatches(value):
+        problem = (
+            "its digest is of other numbers or outcomes"
+            if damaged_stage.get("digest")
+            else "a finished stage has no digest"
+        )
+        raise ExchangeError(
+            f"{location}: cell {cell_line.cell} {damaged_stage['stage']}: {problem}; was the file edited?"
+        )
 
 
 def fields(line: Mapping[str, Any]) -> None:
     """ExchangeError: a field of a line that is to be exported may not be in one. A digest covers numbers by itself."""
     covered: dict[str, list[Any]] = {"numbers": [], "outcomes": []}
     stages = [{**stage, **covered} if stage["status"] == "done" else stage for stage in line["stages"]]
-    _read(_CELL, {**line, "stages": stages}, f"cell {line['cell']}")
+    _validated(_CELL, {**line, "stages": stages}, f"cell {line['cell']}")
 
 
-def numbers(lines: Sequence[Any], at: str, stage: int, first: int) -> None:
-    """ExchangeError: one of the numbers of a line's stage, the first of which is its number `first`, may not be one."""
+def numbers(lines: Sequence[Any], location: str, stage: int, first_index: int) -> None:
+    """ExchangeError: one of the numbers of a line's stage, the first of which is its number `first_index`, may not
+    be one.
+    """
     try:
         _NUMBERS.validate_python(lines)
     except ValidationError as error:
         problem = error.errors()[0]
-        row, *rest = problem["loc"]
-        raise ExchangeError(_said(problem, ["stages", stage, "numbers", first + int(row), *rest], at)) from None
+        row, *path_within = problem["loc"]
+        raise ExchangeError(
+            _message(problem, ["stages", stage, "numbers", first_index + int(row), *path_within], location)
+        ) from None
 
 
 def bits_of(text: str) -> bytes:
@@ -374,11 +391,11 @@ def bits_of(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-def parsed(line: str, at: str) -> dict[str, Any]:
+def parsed(line: str, location: str) -> dict[str, Any]:
     """One line as a JSON object, whose long lists of numbers are `NumberText`. ExchangeError: it is none."""
-    value = _json(line, at)
+    value = _json(line, location)
     if not isinstance(value, dict):
-        raise ExchangeError(f"{at}: expected a JSON object, got a {type(value).__name__}")
+        raise ExchangeError(f"{location}: expected a JSON object, got a {type(value).__name__}")
     return value
 
 
@@ -401,46 +418,46 @@ def _json(text: str, at: str) -> Any:
     return value
 
 
-def _read(form: TypeAdapter[Any], value: Mapping[str, Any], at: str) -> Any:
+def _validated(form: TypeAdapter[Any], value: Mapping[str, Any], location: str) -> Any:
     """A line as what it should be. ExchangeError says where it is not."""
     try:
         return form.validate_python(value)
     except ValidationError as error:
         problem = error.errors()[0]
-        raise ExchangeError(_said(problem, problem["loc"], at)) from None
+        raise ExchangeError(_message(problem, problem["loc"], location)) from None
     except RecursionError:
-        raise ExchangeError(f"{at}: nested more than {LEVELS} levels deep") from None
+        raise ExchangeError(f"{location}: nested more than {LEVELS} levels deep") from None
 
 
-def _said(problem: Mapping[str, Any], place: Sequence[str | int], at: str) -> str:
+def _message(problem: Mapping[str, Any], path: Sequence[str | int], location: str) -> str:
     """What is wrong at a place of a line, as pydantic says it."""
-    where = ".".join(str(part) for part in place if str(part) != "_Data")
-    what = problem["msg"].removeprefix("Value error, ").replace("1" + 100 * "0", f"{LARGEST:g}")
-    what = re.sub(r" or instance of \w+", "", what)
-    return f"{at}: {shortened(where) + ': ' if where else ''}{shortened(what)}"
+    dotted_path = ".".join(str(key) for key in path if str(key) != "_Data")
+    message = problem["msg"].removeprefix("Value error, ").replace("1" + 100 * "0", f"{LARGEST:g}")
+    message = re.sub(r" or instance of \w+", "", message)
+    return f"{location}: {shortened(dotted_path) + ': ' if dotted_path else ''}{shortened(message)}"
 
 
-def _storable(value: Any, at: str) -> None:
+def _storable(value: Any, location: str) -> None:
     """ExchangeError: an escape that stands for what no database and no terminal takes."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=repr).encode()
     except (UnicodeEncodeError, RecursionError):
         text = b"\\u0000"
     if b"\\u0000" in text:
-        raise ExchangeError(f"{at}: text that cannot be stored (a NUL, or half of a surrogate pair)")
+        raise ExchangeError(f"{location}: text that cannot be stored (a NUL, or half of a surrogate pair)")
 
 
 ESCAPED = re.compile(CONTROL.pattern + r"|\\[ubf]")
 
 
-def _harmless(value: Any, at: str, where: str = "") -> None:
+def _harmless(value: Any, location: str, path: str = "") -> None:
     """ExchangeError: text, or a key, with a control character; a tab and the end of a line are none here."""
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, part in parts:
-        _harmless(part, at, f"{where}.{key}" if where else str(key))
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, member in members:
+        _harmless(member, location, f"{path}.{key}" if path else str(key))
     text = value if isinstance(value, str) else "".join(value) if isinstance(value, dict) else ""
     if match := CONTROL.search(text):
-        raise ExchangeError(f"{at}: {shortened(where) or 'a key'}: a control character (U+{ord(match[0]):04X})")
+        raise ExchangeError(f"{location}: {shortened(path) or 'a key'}: a control character (U+{ord(match[0]):04X})")
 
 
 def shortened(text: str) -> str:
@@ -459,9 +476,9 @@ def _brought(cell: CellLine, error: Exception) -> str:
     return f"; its runs used the plug-in {' and '.join(sorted(names))}: pass it with --plugin" if names else ""
 
 
-def _distinct(keys: Sequence[Any], what: str, cell: CellLine, at: str) -> None:
-    seen = set()
+def _distinct(keys: Sequence[Any], key_kind: str, cell: CellLine, location: str) -> None:
+    known_keys = set()
     for key in keys:
-        if key in seen:
-            raise ExchangeError(f"{at}: cell {cell.cell}: {what} {key} occurs twice")
-        seen.add(key)
+        if key in known_keys:
+            raise ExchangeError(f"{location}: cell {cell.cell}: {key_kind} {key} occurs twice")
+        known_keys.add(key)

@@ -71,14 +71,16 @@ def _owner(folder: Path) -> tuple[str, str] | None:
     return identity, address
 
 
-def _foreign(folder: Path, owner: tuple[str, str], shown: str) -> SpecError:
-    if owner[1] == shown:  # the file was deleted and made again
+def _foreign(folder: Path, owner: tuple[str, str], shown_database: str) -> SpecError:
+    if owner[1] == shown_database:  # the file was deleted and made again
         return SpecError(
-            f"{folder} holds the checkpoints of an earlier {shown}: remove the folder to begin anew; if this database "
+            f"{folder} holds the checkpoints of an earlier {shown_database}: remove the folder to begin anew; "
+            "if this database "
             f"has the earlier one's numbers, remove {folder / MARK} alone"
         )
     return SpecError(
-        f"{folder} holds the checkpoints of another database ({owner[1]}), not of {shown}: give this one a folder by "
+        f"{folder} holds the checkpoints of another database ({owner[1]}), not of {shown_database}: give this "
+        "one a folder by "
         f"FATBENCH_FILES; if it is the same database, moved, remove {folder / MARK}"
     )
 

@@ -69,8 +69,8 @@ class Reason(NamedTuple):
         """ "other images or labels [1a2b3c4d], now [5e6f7a8b]"."""
         if self.code == "functions":
             return f"{self.then}, now {self.now}"
-        what = " ".join(WORDS[self.code].format(self.subject).split())
-        return f"{what} [{shortened(self.then)}], now [{shortened(self.now)}]"
+        difference = " ".join(WORDS[self.code].format(self.subject).split())
+        return f"{difference} [{shortened(self.then)}], now [{shortened(self.now)}]"
 
     @property
     def beside(self) -> str:
@@ -93,33 +93,33 @@ def of_run(run: Mapping[str, Any], record: Mapping[str, Any] | None = None, orig
     record = record or {}
     weights = run.get("weights")
     inputs: dict[str, Any] = {
-        "data": {subject: one["fingerprint"] for subject, one in _data_sets(run)},
-        "weights": _named(_began_with(weights), weights.get("digest")) if weights else {},
-        "model": _named("", record.get("model")),
-        "origin": _named(origin, record.get("origin")),
+        "data": {subject: data_record["fingerprint"] for subject, data_record in _data_sets(run)},
+        "weights": _digest_by_subject(_began_with(weights), weights.get("digest")) if weights else {},
+        "model": _digest_by_subject("", record.get("model")),
+        "origin": _digest_by_subject(origin, record.get("origin")),
         "functions": run.get("plugins") or [],
         "read": run.get("read") or {},
-        "code": _named("", _code(run)),
+        "code": _digest_by_subject("", _code(run)),
         "asked": {name: run[name] for name in ASKED if run.get(name)},
     }
     return inputs | ({"answers": run["answers"]} if "answers" in run else {})
 
 
 @patient
-def stored(database: Database, cells: Iterable[str]) -> dict[tuple[str, str], dict[str, Any]]:
+def stored_inputs(database: Database, cells: Iterable[str]) -> dict[tuple[str, str], dict[str, Any]]:
     """(cell, stage) -> what answered it, of the stages of some cells that a run holds."""
     columns = (*(STAGES.c[name] for name in ("cell", "stage", "record", "settings")),
                *(RUNS.c[name] for name in ("commit", "dirty", "precision", "extra")))  # fmt: skip
-    read = cache(json.loads)
+    parse = cache(json.loads)
     result = {}
     with database.reading() as connection:
         query = select(*columns).join(RUNS, RUNS.c.id == STAGES.c.run)
         for cell, stage, record, settings, commit, dirty, precision, extra in fetch(
             connection, query, STAGES.c.cell, cells
         ):
-            run = {**read(extra), "commit": commit, "dirty": dirty, "precision": precision}
-            origin = read(settings).get("origin", "") if settings else ""
-            result[cell, stage] = of_run(run, read(record), str(origin or ""))
+            run = {**parse(extra), "commit": commit, "dirty": dirty, "precision": precision}
+            origin = parse(settings).get("origin", "") if settings else ""
+            result[cell, stage] = of_run(run, parse(record), str(origin or ""))
     return result
 
 
@@ -132,40 +132,46 @@ def mixtures(database: Database, data_keys: Callable[[Mapping[str, Any]], Mappin
     """
     with database.reading() as connection:
         specs = {row.id: json.loads(row.spec) for row in connection.execute(select(CELLS.c.id, CELLS.c.spec))}
-    used: dict[tuple[str, str], dict[str, str]] = {}  # (what, name) -> digest -> a cell that has it
-    for (cell, stage), one in sorted(stored(database, list(specs)).items()):
-        for record in one["functions"]:
+    users: dict[tuple[str, str], dict[str, str]] = {}  # (what, name) -> digest -> a cell that has it
+    for (cell, stage), inputs in sorted(stored_inputs(database, list(specs)).items()):
+        for record in inputs["functions"]:
             for name in record.get("names", ()):
-                digest = record.get("reached", {}).get(name, _whole(record))
-                used.setdefault(("versions of", name), {}).setdefault(digest, f"{describe(record)} in cell {cell}")
+                digest = record.get("reached", {}).get(name, _record_key(record))
+                users.setdefault(("versions of", name), {}).setdefault(digest, f"{describe(record)} in cell {cell}")
         for setting, text in data_keys(specs[cell]).items():
-            if digest := one["data"].get(DATA_SETS[setting]):
+            if digest := inputs["data"].get(DATA_SETS[setting]):
                 key = ("versions of the data", text)
-                used.setdefault(key, {}).setdefault(digest, f"[{shortened(digest)}] in cell {cell}")
-        if digest := one["model"].get(""):
+                users.setdefault(key, {}).setdefault(digest, f"[{shortened(digest)}] in cell {cell}")
+        if digest := inputs["model"].get(""):
             key = ("models in", f"round {parsed(stage).round} of cell {cell}")
-            used.setdefault(key, {}).setdefault(digest, f"[{shortened(digest)}] in {stage}")
+            users.setdefault(key, {}).setdefault(digest, f"[{shortened(digest)}] in {stage}")
     return [
-        f"{len(places)} {what} {name}: {', '.join(places.values())}"
-        for (what, name), places in used.items()
-        if len(places) > 1
+        f"{len(cells_by_digest)} {kind} {name}: {', '.join(cells_by_digest.values())}"
+        for (kind, name), cells_by_digest in users.items()
+        if len(cells_by_digest) > 1
     ]
 
 
 def of_replicates(database: Database, cells: Iterable[str] | None = None) -> dict[str, list[Reason]]:
     """Replicate -> in what its answer differs from that of its cell; only those that differ, of all cells or these."""
-    known = replicates.of(database, cells)
-    answered = stored(database, [id for ids in known.values() for id in ids])
+    ids_by_cell = replicates.of(database, cells)
+    answered = stored_inputs(database, [id for ids in ids_by_cell.values() for id in ids])
     by_cell: dict[str, dict[str, dict[str, Any]]] = {}
-    for (cell, stage), one in answered.items():
-        by_cell.setdefault(cell, {})[stage] = one
+    for (cell, stage), inputs in answered.items():
+        by_cell.setdefault(cell, {})[stage] = inputs
     result: dict[str, list[Reason]] = {}
-    for first, *others in known.values():
-        for id in others:
-            here, there = by_cell.get(first, {}), by_cell.get(id, {})
+    for original, *replicate_ids in ids_by_cell.values():
+        for id in replicate_ids:
+            cell_inputs, replicate_inputs = by_cell.get(original, {}), by_cell.get(id, {})
             # two trainings have two models, and attacks on them other origins: that is what a repetition is
-            reasons = (one for stage in here.keys() & there.keys() for one in differ(here[stage], there[stage]))
-            decisive = dict.fromkeys(one for one in reasons if one.decides and one.code not in ("model", "origin"))
+            reasons = (
+                inputs
+                for stage in cell_inputs.keys() & replicate_inputs.keys()
+                for inputs in differ(cell_inputs[stage], replicate_inputs[stage])
+            )
+            decisive = dict.fromkeys(
+                inputs for inputs in reasons if inputs.decides and inputs.code not in ("model", "origin")
+            )
             if decisive:
                 result[id] = list(decisive)
     return result
@@ -177,12 +183,12 @@ def _began_with(weights: Mapping[str, Any]) -> str:
 
 def _data_sets(run: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, str]]]:
     for setting, subject in DATA_SETS.items():
-        one = run.get(setting)
-        if isinstance(one, Mapping) and one.get("fingerprint"):
-            yield subject, one
+        data_record = run.get(setting)
+        if isinstance(data_record, Mapping) and data_record.get("fingerprint"):
+            yield subject, data_record
 
 
-def _named(subject: Any, digest: Any) -> dict[str, str]:
+def _digest_by_subject(subject: Any, digest: Any) -> dict[str, str]:
     return {str(subject or ""): str(digest)} if digest else {}
 
 
@@ -202,32 +208,32 @@ def differ_beside(a: Inputs, b: Inputs, same_cell: bool) -> list[Reason]:
     reasons = [reason for reason in differ(a, b) if reason.decides]
     if same_cell:
         return reasons
-    kept = [reason for reason in reasons if reason.code in ("data", "read")]
+    decisive = [reason for reason in reasons if reason.code in ("data", "read")]
     of_both = [*(a.get("functions") or ()), *(b.get("functions") or ())]
     if versions_differ(of_both):
-        kept.append(Reason("functions", "", *_versions(a["functions"], b["functions"])))
-    return kept
+        decisive.append(Reason("functions", "", *_versions(a["functions"], b["functions"])))
+    return decisive
 
 
-def differ(then: Inputs, now: Inputs) -> list[Reason]:
+def differ(earlier: Inputs, current: Inputs) -> list[Reason]:
     """In what two answers differ, those that decide first; empty: in nothing that both sides know."""
     reasons = []
     for code in (*DECIDE, "code", "asked"):
-        before, after = then.get(code), now.get(code)
-        if before is None or after is None:
+        earlier_value, current_value = earlier.get(code), current.get(code)
+        if earlier_value is None or current_value is None:
             continue
         if code == "functions":
-            if not same_functions(before, after):
-                reasons.append(Reason(code, "", *_versions(before, after)))
+            if not same_functions(earlier_value, current_value):
+                reasons.append(Reason(code, "", *_versions(earlier_value, current_value)))
         elif code == "answers":
             from fatbench.store.answers import same_answers
 
-            if not same_answers(before, after):
+            if not same_answers(earlier_value, current_value):
                 reasons.append(Reason(code, "", "then", "otherwise"))
         else:
-            for subject in sorted(before.keys() & after.keys()):
-                if before[subject] != after[subject]:
-                    reasons.append(Reason(code, subject, str(before[subject]), str(after[subject])))
+            for subject in sorted(earlier_value.keys() & current_value.keys()):
+                if earlier_value[subject] != current_value[subject]:
+                    reasons.append(Reason(code, subject, str(earlier_value[subject]), str(current_value[subject])))
     return reasons
 
 
@@ -240,12 +246,12 @@ def describe(record: Record) -> str:
     return f"{record['plugin']} (sha256 {record['sha256'][:12]}{modules})"
 
 
-def same_functions(then: Iterable[Record], now: Iterable[Record]) -> bool:
+def same_functions(earlier: Iterable[Record], current: Iterable[Record]) -> bool:
     """Whether two lists of records are of the same functions, wherever the files are and whatever else is in them."""
-    then, now = list(then), list(now)
-    if {_whole(record) for record in then} == {_whole(record) for record in now}:
+    earlier, current = list(earlier), list(current)
+    if {_record_key(record) for record in earlier} == {_record_key(record) for record in current}:
         return True
-    return all("reached" in record for record in (*then, *now)) and _reached(then) == _reached(now)
+    return all("reached" in record for record in (*earlier, *current)) and _reached(earlier) == _reached(current)
 
 
 def versions_differ(records: Iterable[Record]) -> bool:
@@ -253,7 +259,7 @@ def versions_differ(records: Iterable[Record]) -> bool:
     digests: dict[str, set[str]] = {}
     for record in records:
         for name in record.get("names", ()):
-            digests.setdefault(name, set()).add(record.get("reached", {}).get(name, _whole(record)))
+            digests.setdefault(name, set()).add(record.get("reached", {}).get(name, _record_key(record)))
     return any(len(versions) > 1 for versions in digests.values())
 
 
@@ -261,14 +267,14 @@ def _reached(records: Iterable[Record]) -> dict[str, str]:
     return {name: digest for record in records for name, digest in record["reached"].items()}
 
 
-def _whole(record: Record) -> str:
+def _record_key(record: Record) -> str:
     return json.dumps([record.get("sha256"), record.get("modules", {})], sort_keys=True)
 
 
-def _versions(then: Sequence[Record], now: Sequence[Record]) -> tuple[str, str]:
+def _versions(earlier: Sequence[Record], current: Sequence[Record]) -> tuple[str, str]:
     """Both sides in words; what is the same is left out."""
-    before, after = ({describe(record) for record in records} for records in (then, now))
+    earlier_names, current_names = ({describe(record) for record in records} for records in (earlier, current))
     return (
-        ", ".join(sorted(before - after)) or "a plug-in of unknown version",
-        ", ".join(sorted(after - before)) or "without it",
+        ", ".join(sorted(earlier_names - current_names)) or "a plug-in of unknown version",
+        ", ".join(sorted(current_names - earlier_names)) or "without it",
     )

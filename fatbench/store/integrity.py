@@ -17,7 +17,7 @@ from fatbench.errors import DatabaseError, FatbenchError
 from fatbench.settings import shown_url
 from fatbench.store import consistency, export_lines, leases, replicates
 from fatbench.store.database import Database
-from fatbench.store.rows import batches, cell_row, counted, fetch
+from fatbench.store.rows import batches, cell_row, counted_text, fetch
 from fatbench.store.schema import (
     ASKED,
     CELLS,
@@ -70,7 +70,7 @@ def check(
 
 def intact(url: str, rows: Mapping[str, int]) -> str:
     """What an intact database holds, by `counts`, in a sentence."""
-    return f"{shown_url(url)} is intact (schema {SCHEMA}): {counted(rows)}"
+    return f"{shown_url(url)} is intact (schema {SCHEMA}): {counted_text(rows)}"
 
 
 def counts(
@@ -81,26 +81,28 @@ def counts(
     contradiction: Contradiction | None = None,
 ) -> dict[str, int]:
     """How many rows each table of a database has that is intact and of this version; errors as of `check`."""
-    shown = shown_url(url)
+    shown_database = shown_url(url)
     try:
         with warnings.catch_warnings(), Database.open(url) as database, database.reading() as connection:
             warnings.simplefilter("error", SAWarning)  # of a table that says something else than it was made with
             problems = [*_problems(connection), *(_contents(connection, identify, contradiction) if contents else ())]
             problems += [] if files is None else _files(connection, files)
-            tables = [part for part in METADATA.sorted_tables if part is not IDENTITY]
-            found = {part.name: connection.scalar(select(func.count()).select_from(part)) or 0 for part in tables}
+            tables = [table for table in METADATA.sorted_tables if table is not IDENTITY]
+            row_counts = {
+                table.name: connection.scalar(select(func.count()).select_from(table)) or 0 for table in tables
+            }
     except UNREADABLE as error:  # what cannot be read is damaged, whatever reads it
-        raise Damaged(f"{shown} is damaged: {_line(error)}") from error
+        raise Damaged(f"{shown_database} is damaged: {_line(error)}") from error
     if problems:
-        more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
-        raise Damaged(f"{shown} is damaged: {'; '.join(problems[:5])}{more}")
-    return found
+        remainder = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
+        raise Damaged(f"{shown_database} is damaged: {'; '.join(problems[:5])}{remainder}")
+    return row_counts
 
 
 WHOLE = (CELLS, REPLICATES, STAGES, RUNS, POINTS, ASKED)  # what decides which cells and stages there are
 
 
-def whole_rows(connection: Connection, shown: str) -> None:
+def whole_rows(connection: Connection, shown_database: str) -> None:
     """Damaged: what decides which cells and stages there are contradicts its keys, or a replicate is misnamed.
 
     What a stage says is covered by its digest. A server's tables are its own business.
@@ -109,11 +111,11 @@ def whole_rows(connection: Connection, shown: str) -> None:
         for table in WHOLE:
             for (line,) in connection.exec_driver_sql(f"PRAGMA integrity_check({table.name})"):
                 if line != "ok":
-                    raise Damaged(f"{shown} is damaged: {line} (fatbench db check)")
+                    raise Damaged(f"{shown_database} is damaged: {line} (fatbench db check)")
             for row in connection.exec_driver_sql(f"PRAGMA foreign_key_check({table.name})"):
-                raise Damaged(f"{shown} is damaged: {row[0]} refers to missing {row[2]} (fatbench db check)")
-    for said in _misnamed(connection):
-        raise Damaged(f"{shown} is damaged: {said}")
+                raise Damaged(f"{shown_database} is damaged: {row[0]} refers to missing {row[2]} (fatbench db check)")
+    for problem in _misnamed(connection):
+        raise Damaged(f"{shown_database} is damaged: {problem}")
 
 
 def _misnamed(connection: Connection) -> Iterator[str]:
@@ -140,9 +142,9 @@ def agree(rows: Sequence[Mapping[str, Any]], database: Database) -> None:
     for row in rows:
         cell, stage, metric = row["cell"], row["stage"], row["metric"]
         if metric == metrics.get(stage) and row["client"] == -1:
-            known = consistency.right(chunks.get((cell, stage), ()))
-            if said := consistency.disagreement(metric, row["value"], row["n"], *known):
-                raise DatabaseError(f"{database.shown}: cell {cell} {stage}: {said} (fatbench db check)")
+            correct_and_total = consistency.count_correct(chunks.get((cell, stage), ()))
+            if problem := consistency.disagreement(metric, row["value"], row["n"], *correct_and_total):
+                raise DatabaseError(f"{database.shown}: cell {cell} {stage}: {problem} (fatbench db check)")
 
 
 def _line(error: Exception) -> str:
@@ -156,8 +158,8 @@ def _problems(connection: Connection) -> Iterator[str]:
         for (line,) in connection.exec_driver_sql("PRAGMA integrity_check(20)"):
             if line != "ok":
                 yield line
-        for part in WHOLE:
-            for row in connection.exec_driver_sql(f"PRAGMA foreign_key_check({part.name})"):
+        for table in WHOLE:
+            for row in connection.exec_driver_sql(f"PRAGMA foreign_key_check({table.name})"):
                 if row[2] not in METADATA.tables:  # the definition is damaged
                     yield f"{row[0]} refers to missing {row[2]}"
         yield from _views(connection)
@@ -170,8 +172,8 @@ def _views(connection: Connection) -> Iterator[str]:
     views = {VIEW.name: VIEW_SQL, SUITE_CELLS.name: SUITE_CELLS_SQL, OUTCOMES_VIEW: OUTCOMES_VIEW_SQL["sqlite"]}
     views[RESULTS_VIEW] = RESULTS_VIEW_SQL["sqlite"]
     for name, sql in views.items():
-        found = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).scalar()
-        if found != sql:
+        stored_sql = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).scalar()
+        if stored_sql != sql:
             yield f"the view {name} has been changed"
 
 
@@ -183,8 +185,8 @@ def _schema(connection: Connection) -> Iterator[str]:
             yield f"the schema has been changed: the table {table.name} is gone"
             continue
         columns = {(column["name"], column["nullable"]) for column in database.get_columns(table.name)}
-        expected = {(column.name, bool(column.nullable)) for column in table.columns}
-        for name, _ in sorted(columns ^ expected):
+        expected_columns = {(column.name, bool(column.nullable)) for column in table.columns}
+        for name, _ in sorted(columns ^ expected_columns):
             yield f"the schema has been changed: column {name} of {table.name}"
         indexes = {
             index["name"] for index in database.get_indexes(table.name) if not index.get("duplicates_constraint")
@@ -201,20 +203,22 @@ def _orphans(connection: Connection) -> Iterator[str]:
             pairs = [(key.parent, key.column) for key in constraint.elements]
             orphan = (
                 select(*child.primary_key)
-                .select_from(child.outerjoin(parent, and_(*(mine == theirs for mine, theirs in pairs))))
-                .where(pairs[0][1].is_(None), *(mine.is_not(None) for mine, _ in pairs))
+                .select_from(
+                    child.outerjoin(parent, and_(*(child_key == parent_key for child_key, parent_key in pairs)))
+                )
+                .where(pairs[0][1].is_(None), *(child_key.is_not(None) for child_key, _ in pairs))
                 .limit(5)
             )
             for row in connection.execute(orphan):
                 yield f"{child.name} {tuple(row)} refers to missing {parent.name}"
     key = (OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage, OUTCOME_CHUNKS.c.start)
     chunks = select(*key, OUTCOME_CHUNKS.c.n, func.length(OUTCOME_CHUNKS.c.bits)).order_by(*key)
-    where, position = None, 0
+    stage_key, position = None, 0
     for cell, stage, start, n, length in connection.execute(chunks):
-        position = position if where == (cell, stage) else 0
+        position = position if stage_key == (cell, stage) else 0
         if start != position or length != (n + 7) // 8:
             yield f"outcomes of {cell} {stage}: the chunk at {start} does not follow {position}"
-        where, position = (cell, stage), start + n
+        stage_key, position = (cell, stage), start + n
 
 
 def _contents(connection: Connection, identify: Identify | None, contradiction: Contradiction | None) -> Iterator[str]:
@@ -222,19 +226,21 @@ def _contents(connection: Connection, identify: Identify | None, contradiction: 
     that their outcomes contradict.
     """
     yield from _misnamed(connection)
-    for part in batches(connection.scalars(select(CELLS.c.id)), 100):
+    for cell_batch in batches(connection.scalars(select(CELLS.c.id)), 100):
         try:
-            for line in export_lines.lines(connection, part):
+            for line in export_lines.lines(connection, cell_batch):
                 yield from _of_cell(line, identify, contradiction)
-            yield from _besides(connection, part)
+            yield from _not_exported(connection, cell_batch)
         except UNREADABLE as error:
-            yield f"cells {part[0]} to {part[-1]}: {_line(error)}"
+            yield f"cells {cell_batch[0]} to {cell_batch[-1]}: {_line(error)}"
 
 
 def _files(connection: Connection, folder: Path) -> Iterator[str]:
     """Models and artifacts that are not the files that a finished training has written; one that is gone is none."""
-    finished = select(STAGES.c.cell, STAGES.c.record).where(STAGES.c.stage == "train", STAGES.c.status == "done")
-    for cell, record in connection.execute(finished):
+    finished_trainings = select(STAGES.c.cell, STAGES.c.record).where(
+        STAGES.c.stage == "train", STAGES.c.status == "done"
+    )
+    for cell, record in connection.execute(finished_trainings):
         for name, digest in json.loads(record).get("sha256", {}).items():
             file = folder / cell / name
             if file.is_file():
@@ -243,7 +249,7 @@ def _files(connection: Connection, folder: Path) -> Iterator[str]:
                         yield f"cell {cell}: {name} is not the file that was written"
 
 
-def _besides(connection: Connection, cells: Sequence[str]) -> Iterator[str]:
+def _not_exported(connection: Connection, cells: Sequence[str]) -> Iterator[str]:
     """What of some cells no line of an export says: the seed that tables choose by, and the times of progress."""
     for row in connection.execute(select(CELLS).where(CELLS.c.id.in_(cells))):
         if row.seed != (seed := cell_row(row.id, json.loads(row.spec), row.created)["seed"]):
@@ -256,15 +262,15 @@ def _besides(connection: Connection, cells: Sequence[str]) -> Iterator[str]:
 
 
 def _of_cell(line: Mapping[str, Any], identify: Identify | None, contradiction: Contradiction | None) -> Iterator[str]:
-    own = line["cell"].partition(replicates.SIGN)[0]
+    cell_id = line["cell"].partition(replicates.SIGN)[0]
     try:
-        identity = own if identify is None else identify(line["spec"])
+        identity = cell_id if identify is None else identify(line["spec"])
     except FatbenchError:  # a name of a plug-in that is not loaded
-        identity = own
-    if identity != own:
+        identity = cell_id
+    if identity != cell_id:
         yield f"cell {line['cell']}: its spec is that of {identity}"
-    for name, said in consistency.problems(line, contradiction):
-        yield f"cell {line['cell']} {name}: {said}"
+    for name, problem in consistency.problems(line, contradiction):
+        yield f"cell {line['cell']} {name}: {problem}"
     for stage, _ in export_lines.mismatches(line):
-        said = "has changed since it was finished" if stage["digest"] else "is finished but has no digest"
-        yield f"cell {line['cell']} {stage['stage']} {said}"
+        problem = "has changed since it was finished" if stage["digest"] else "is finished but has no digest"
+        yield f"cell {line['cell']} {stage['stage']} {problem}"

@@ -56,19 +56,21 @@ def export(
     with store.database.reading() as connection:
         integrity.whole_rows(connection, store.database.shown)
         copies = {row.id: (row.cell, row.number) for row in connection.execute(select(REPLICATES))}
-        wanted = None if cells is None else set(cells)
-        known = connection.scalars(select(CELLS.c.id))
-        chosen = sorted(id for id in known if wanted is None or copies.get(id, (id,))[0] in wanted)
-        with nullcontext(file) if hasattr(file, "write") else _whole(Path(file)) as stream:
-            stream.write(dumps({"format": FORMAT, "schema_version": SCHEMA_VERSION, "cells": len(chosen)}) + "\n")
-            for part in batches(chosen, 100):
-                for text in lines_of(connection, part, copies, without):
+        wanted_cells = None if cells is None else set(cells)
+        known_ids = connection.scalars(select(CELLS.c.id))
+        exported_ids = sorted(
+            id for id in known_ids if wanted_cells is None or copies.get(id, (id,))[0] in wanted_cells
+        )
+        with nullcontext(file) if hasattr(file, "write") else _new_file(Path(file)) as stream:
+            stream.write(dumps({"format": FORMAT, "schema_version": SCHEMA_VERSION, "cells": len(exported_ids)}) + "\n")
+            for id_batch in batches(exported_ids, 100):
+                for text in lines_of(connection, id_batch, copies, without):
                     stream.write(text)
-    return len(chosen)
+    return len(exported_ids)
 
 
 @contextmanager
-def _whole(file: Path) -> Iterator[TextIO]:
+def _new_file(file: Path) -> Iterator[TextIO]:
     """A stream to a file that takes its name only when all is written."""
     try:
         with whole_file.replacing(file) as handle, packed.written(handle, file.name) as stream:
@@ -97,8 +99,8 @@ def lines_of(
                 yield "," * (number > 0)
                 yield from _stage_text(connection, line, number, without)
             export_schema.fields(line)
-            last = dumps({key: line[key] for key in line if key > "stages"})[1:]
-            yield f"]{',' * (len(last) > 1)}{last}\n"
+            line_end = dumps({key: line[key] for key in line if key > "stages"})[1:]
+            yield f"]{',' * (len(line_end) > 1)}{line_end}\n"
     except ExchangeError as error:
         raise DatabaseError(f"{error} (fatbench db check)") from None
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # text that is no JSON, a row of no run
@@ -117,8 +119,8 @@ def _stage_text(
         for of_round in export_lines.rounds(connection, id, stage["stage"]):
             left.add(_without(of_round, without))
         digest = left.hexdigest()
-    before, after = export_lines.split_at_numbers(dumps({**stage, "digest": digest}))
-    yield before
+    head, tail = export_lines.split_at_numbers(dumps({**stage, "digest": digest}))
+    yield head
     count = 0
     for of_round in export_lines.rounds(connection, id, stage["stage"]):
         sealed.add(of_round)
@@ -128,9 +130,9 @@ def _stage_text(
         yield "," * (count > 0 and bool(rows)) + dumps(number_text.blocks(rows))[1:-1]
         count += len(rows)
     if stage["status"] == "done" and sealed.hexdigest() != stage["digest"]:
-        said = "it has changed since it was finished" if stage["digest"] else "it is finished and has no digest"
-        raise DatabaseError(f"cell {line['cell']} {stage['stage']} is damaged: {said}")
-    yield after
+        problem = "it has changed since it was finished" if stage["digest"] else "it is finished and has no digest"
+        raise DatabaseError(f"cell {line['cell']} {stage['stage']} is damaged: {problem}")
+    yield tail
 
 
 def _without(numbers: Sequence[Any], metrics: Collection[str]) -> list[Any]:
@@ -168,48 +170,52 @@ def check(
     *,
     identify: Callable[[Mapping[str, Any]], str] | None = None,
     contradiction: Callable[[Mapping[str, Any]], str | None] | None = None,
-    bad: list[str] | None = None,
+    problems: list[str] | None = None,
 ) -> Checked:
     """Look at every line of a file that `export` wrote and write nothing: which are bad, and which are here already.
 
-    store: the database that will take them in; None: it is not there yet. bad: what is wrong with each bad line is
+    store: the database that will take them in; None: it is not there yet. problems: what is wrong with each bad line is
     added to it; without it the first bad line is an ExchangeError. A file that is none of ours always is, and one that
     cannot be read is a MachineError. Other arguments as for `import_`.
     """
-    path, wrong, here, good = Path(file), set[int](), dict[int, Known](), dict[int, bytes]()
-    seen: dict[str, int] = {}  # run -> the line it is in
+    path, bad_lines, known_lines, valid = Path(file), set[int](), dict[int, Known](), dict[int, bytes]()
+    line_by_run: dict[str, int] = {}  # run -> the line it is in
     with read_parts(path) as (promised, numbered):
         count = 0
-        for part in numbered:
+        for line_batch in numbered:
             with nullcontext() if store is None else store.database.reading() as connection:
-                for number, line in part:
-                    at = f"{path}:{number}"
+                for number, line in line_batch:
+                    location = f"{path}:{number}"
                     count += 1
                     try:
-                        known = None if connection is None else _known(connection, line, at)
-                        cell = export_schema.cell(line, at, identify, contradiction) if known is None else None
+                        known_line = None if connection is None else _known_line(connection, line, location)
+                        cell = (
+                            export_schema.cell(line, location, identify, contradiction) if known_line is None else None
+                        )
                         if count > promised:
-                            raise ExchangeError(f"{at}: more cells than the {promised} that the first line promises")
-                        for uid in known.runs if known else [run.uid for run in cell.runs] if cell else ():
-                            if seen.setdefault(uid, number) != number:
-                                raise ExchangeError(f"{at}: run {uid} is also in line {seen[uid]}")
-                        if known is not None:
-                            here[number] = known._replace(runs=())
+                            raise ExchangeError(
+                                f"{location}: more cells than the {promised} that the first line promises"
+                            )
+                        for uid in known_line.runs if known_line else [run.uid for run in cell.runs] if cell else ():
+                            if line_by_run.setdefault(uid, number) != number:
+                                raise ExchangeError(f"{location}: run {uid} is also in line {line_by_run[uid]}")
+                        if known_line is not None:
+                            known_lines[number] = known_line._replace(runs=())
                         elif connection is not None and cell is not None:
-                            _contradiction(connection, cell, at)
-                        if known is None:
-                            good[number] = _sha256(line)
+                            _contradiction(connection, cell, location)
+                        if known_line is None:
+                            valid[number] = _sha256(line)
                     except ExchangeError as error:
-                        if bad is None:
+                        if problems is None:
                             raise
-                        bad.append(str(error).removesuffix(NOTHING))
-                        wrong.add(number)
+                        problems.append(str(error).removesuffix(NOTHING))
+                        bad_lines.add(number)
         if count < promised:
-            short = f"{path}: ends after {count} of {promised} cells: it is truncated"
-            if bad is None:
-                raise ExchangeError(short)
-            bad.append(short)
-    return Checked(wrong, here, good)
+            truncation = f"{path}: ends after {count} of {promised} cells: it is truncated"
+            if problems is None:
+                raise ExchangeError(truncation)
+            problems.append(truncation)
+    return Checked(bad_lines, known_lines, valid)
 
 
 def import_(
@@ -219,13 +225,13 @@ def import_(
     identify: Callable[[Mapping[str, Any]], str] | None = None,
     contradiction: Callable[[Mapping[str, Any]], str | None] | None = None,
     checked: Checked | None = None,
-    taken: set[str] | None = None,
+    imported_cells: set[str] | None = None,
 ) -> dict[str, int]:
     """Take in a file that `export` wrote; counts of what was in it and what was new. Importing twice changes nothing.
 
     identify: the identity of a spec; a cell whose id is another is refused. contradiction: in what the name of a stage
     contradicts its settings (`fatbench.suite.asked`). checked: what `check` found; without it the file is checked
-    first. taken: the ids of the file's cells are added to it. ExchangeError, and nothing written: not such
+    first. imported_cells: the ids of the file's cells are added to it. ExchangeError, and nothing written: not such
     a file, damaged, or a number of the same run that is another here. A cell that has other numbers here, of other
     runs, is taken in as a replicate (`fatbench.store.replicates`). MachineError: the file cannot be read.
 
@@ -233,42 +239,46 @@ def import_(
     """
     path = Path(file)
     checked = check(store, path, identify=identify, contradiction=contradiction) if checked is None else checked
-    what = ("cells", "new cells", "new replicates", "new stages", "new numbers", "numbers already here")
-    counts = dict.fromkeys(what, 0)
+    count_names = ("cells", "new cells", "new replicates", "new stages", "new numbers", "numbers already here")
+    counts = dict.fromkeys(count_names, 0)
     with read_parts(path) as (_, numbered):
-        for part in numbered:
-            known, cells = [], []
-            for number, line in part:
-                at, sha256 = f"{path}:{number}", _sha256(line)
+        for line_batch in numbered:
+            known_lines, cells = [], []
+            for number, line in line_batch:
+                location, sha256 = f"{path}:{number}", _sha256(line)
                 if number in checked.known and checked.known[number].sha256 == sha256:
-                    known.append(checked.known[number])
+                    known_lines.append(checked.known[number])
                 elif number not in checked.bad:
                     sure = checked.good.get(number) == sha256
-                    cells.append((at, export_schema.cell(line, at, identify, sure=sure)))
-            at, before = "", counts["cells"]
+                    cells.append((location, export_schema.cell(line, location, identify, checked=sure)))
+            location, cells_before = "", counts["cells"]
             try:
                 with store.database.writing() as connection:
                     lock(connection)
-                    for at, cell in cells:
-                        take_in(connection, cell, at, counts, store.database.path)
+                    for location, cell in cells:
+                        take_in(connection, cell, location, counts, store.database.path)
                         counts["cells"] += 1
-                counts["cells"] += len(known)
-                counts["numbers already here"] += sum(one.numbers for one in known)
-                if taken is not None:
-                    taken |= {cell.cell for _, cell in cells} | {one.cell for one in known}
+                counts["cells"] += len(known_lines)
+                counts["numbers already here"] += sum(known_line.numbers for known_line in known_lines)
+                if imported_cells is not None:
+                    imported_cells |= {cell.cell for _, cell in cells} | {known_line.cell for known_line in known_lines}
             except (UnicodeEncodeError, DataError):
-                raise ExchangeError(f"{at}: text that cannot be stored{_after(before)}") from None
+                raise ExchangeError(
+                    f"{location}: text that cannot be stored{_already_imported(cells_before)}"
+                ) from None
             except IntegrityError as error:
-                raise ExchangeError(f"{at}: contradicts what is here: {error.orig}{_after(before)}") from None
+                raise ExchangeError(
+                    f"{location}: contradicts what is here: {error.orig}{_already_imported(cells_before)}"
+                ) from None
             except ExchangeError as error:  # somebody else wrote in the meantime
-                raise ExchangeError(f"{str(error).removesuffix(NOTHING)}{_after(before)}") from None
+                raise ExchangeError(f"{str(error).removesuffix(NOTHING)}{_already_imported(cells_before)}") from None
     return counts
 
 
 NOTHING = "; nothing was imported"
 
 
-def _after(cells: int) -> str:
+def _already_imported(cells: int) -> str:
     return f"; {cells} cells before it were imported" if cells else NOTHING
 
 
@@ -277,10 +287,10 @@ def read_parts(path: Path) -> Iterator[tuple[int, Iterator[list[tuple[int, str]]
     """How many cells a file promises, and its further lines with their numbers, BATCH at a time."""
     try:
         with packed.read_text(whole_file.regular(path)) as stream:
-            first = stream.readline(LINE)
-            if not first:
+            header_line = stream.readline(LINE)
+            if not header_line:
                 raise ExchangeError(f"{path}: empty; expected a file written by 'fatbench export'")
-            yield export_schema.header(first, f"{path}:1"), _parts(stream, path)
+            yield export_schema.header(header_line, f"{path}:1"), _line_batches(stream, path)
     except UnicodeDecodeError:
         raise ExchangeError(f"{path}: not a text file; expected one written by 'fatbench export'") from None
     except packed.DAMAGED as error:
@@ -293,47 +303,47 @@ LINE = 2**30  # characters of a line, which are held
 PART = 2**20  # characters that are held at a time, and the line that goes beyond
 
 
-def _parts(stream: TextIO, path: Path) -> Iterator[list[tuple[int, str]]]:
+def _line_batches(stream: TextIO, path: Path) -> Iterator[list[tuple[int, str]]]:
     """The further lines with their numbers, BATCH at a time, or fewer where they are long. ExchangeError: too long."""
-    part: list[tuple[int, str]] = []
-    held = 0
+    line_batch: list[tuple[int, str]] = []
+    characters = 0
     for number, line in enumerate(iter(lambda: stream.readline(LINE), ""), 2):
         if len(line) == LINE and not line.endswith("\n"):
             raise ExchangeError(f"{path}:{number}: a line of more than {LINE} characters is no cell that export wrote")
-        part.append((number, line))
-        held += len(line)
-        if len(part) == BATCH or held > PART:
-            yield part
-            part, held = [], 0
-    if part:
-        yield part
+        line_batch.append((number, line))
+        characters += len(line)
+        if len(line_batch) == BATCH or characters > PART:
+            yield line_batch
+            line_batch, characters = [], 0
+    if line_batch:
+        yield line_batch
 
 
 _CELL = re.compile(r'\{"cell":"([^"\\]{1,190})"')  # how a line of `export` begins
 
 
-def _known(connection: Connection, text: str, at: str) -> Known | None:
+def _known_line(connection: Connection, text: str, location: str) -> Known | None:
     """A line of which the database has every word; None: it is another, or not as `export` writes it.
 
     Digests decide: a finished stage whose digest here is that of the line, and of what the line says, is the same.
     """
     begin = _CELL.match(text)
-    ids = replicates.here(connection, begin[1]) if begin else []
-    done = STAGES.c.cell.in_(ids) & (STAGES.c.status == "done")
-    query = select(STAGES.c.cell, STAGES.c.stage, STAGES.c.digest).where(done)
+    ids = replicates.ids_here(connection, begin[1]) if begin else []
+    finished_here = STAGES.c.cell.in_(ids) & (STAGES.c.status == "done")
+    query = select(STAGES.c.cell, STAGES.c.stage, STAGES.c.digest).where(finished_here)
     digests: dict[str, dict[str, str]] = {}
     for id, stage, digest in connection.execute(query) if ids else ():
         if digest and digest in text:
             digests.setdefault(id, {})[stage] = digest
-    for id, own in digests.items():
-        line = export_schema.parsed(text, at)
+    for id, digest_by_stage in digests.items():
+        line = export_schema.parsed(text, location)
         try:
-            export_schema.unpack(line, at)
+            export_schema.unpack(line, location)
             export_schema.fields(line)
-            same = [own[stage["stage"]] == stage["digest"] for stage in line["stages"]]
-            same += [run["stage"] in own for run in line["runs"]]
+            agreements = [digest_by_stage[stage["stage"]] == stage["digest"] for stage in line["stages"]]
+            agreements += [run["stage"] in digest_by_stage for run in line["runs"]]
             runs = tuple(run["uid"] for run in line["runs"])
-            if not all(same) or len(line["stages"]) > len(own) or any(export_lines.mismatches(line)):
+            if not all(agreements) or len(line["stages"]) > len(digest_by_stage) or any(export_lines.mismatches(line)):
                 continue
         except (ArithmeticError, ExchangeError, LookupError, TypeError, ValueError):
             return None  # whoever reads all of it says what is wrong
@@ -354,17 +364,17 @@ def _sha256(text: str) -> bytes:
     return sha256.digest()
 
 
-def _contradiction(connection: Connection, cell: CellLine, at: str) -> None:
+def _contradiction(connection: Connection, cell: CellLine, location: str) -> None:
     """ExchangeError: the database says something else."""
-    known = replicates.here(connection, cell.cell)
-    for part in batches(run.uid for run in cell.runs):
-        foreign = select(RUNS.c.uid, RUNS.c.cell).where(RUNS.c.uid.in_(part), RUNS.c.cell.not_in(known))
+    known_ids = replicates.ids_here(connection, cell.cell)
+    for uid_batch in batches(run.uid for run in cell.runs):
+        foreign = select(RUNS.c.uid, RUNS.c.cell).where(RUNS.c.uid.in_(uid_batch), RUNS.c.cell.not_in(known_ids))
         if row := connection.execute(foreign).first():
-            raise ExchangeError(f"{at}: contradicts what is here: run {row.uid} is of cell {row.cell}{NOTHING}")
-    id = _id_for(connection, cell, known)
-    here = {} if id is None else _here(connection, id)
+            raise ExchangeError(f"{location}: contradicts what is here: run {row.uid} is of cell {row.cell}{NOTHING}")
+    id = _id_for(connection, cell, known_ids)
+    stages_here = {} if id is None else _stages_here(connection, id)
     for stage in cell.stages:
-        _compare(here.get(stage.stage), stage, cell, at)
+        _compare(stages_here.get(stage.stage), stage, cell, location)
 
 
 def is_export(file: str | Path) -> bool:
@@ -378,40 +388,40 @@ def is_export(file: str | Path) -> bool:
         raise MachineError(f"cannot read {file}: {error.strerror or error}") from None
 
 
-def take_in(connection: Connection, cell: CellLine, at: str, counts: dict[str, int], file: Path | None) -> None:
+def take_in(connection: Connection, cell: CellLine, location: str, counts: dict[str, int], file: Path | None) -> None:
     """Merge one cell into the database, counting what was new."""
     connection.scalar(select(CELLS.c.id).where(CELLS.c.id == cell.cell).with_for_update(key_share=True))  # as `claim`
-    known = replicates.here(connection, cell.cell)
-    id = _id_for(connection, cell, known)
+    known_ids = replicates.ids_here(connection, cell.cell)
+    id = _id_for(connection, cell, known_ids)
     if id is None:
-        number = 1 + int(known[-1].partition(replicates.SIGN)[2] or 0) if known else 0  # one may be deleted
+        number = 1 + int(known_ids[-1].partition(replicates.SIGN)[2] or 0) if known_ids else 0  # one may be deleted
         id = replicates.name(cell.cell, number)
         connection.execute(insert(CELLS), [cell_row(id, cell.spec, cell.created)])
         if number:
             connection.execute(insert(REPLICATES), [{"id": id, "cell": cell.cell, "number": number}])
         counts["new replicates" if number else "new cells"] += 1
     else:
-        _undamaged(connection, id, at)
+        _undamaged(connection, id, location)
     of_suites = [point.of_cell(cell.cell) for point in cell.points]
     points.write(connection, of_suites, replace=False)
     cell = cell.model_copy(update={"cell": id})
-    here = _here(connection, cell.cell)
-    running = [stage.row for stage in here.values() if stage.row.status == "running"]
+    stages_here = _stages_here(connection, cell.cell)
+    running = [stage.row for stage in stages_here.values() if stage.row.status == "running"]
     time = leases.clock(connection, file) if running else 0.0
-    held = {row.run for row in running if leases.held(row, time)}
-    runs = _take_runs(connection, cell, held)
+    held_runs = {row.run for row in running if leases.held(row, time)}
+    runs = _take_runs(connection, cell, held_runs)
     for stage in cell.stages:
-        mine = here.get(stage.stage)
-        new = _compare(mine, stage, cell, at)
-        counts["numbers already here"] += len(stage.numbers) - len(new)
-        if mine is not None and mine.row.status == stage.status == "done":
+        stage_here = stages_here.get(stage.stage)
+        new_numbers = _compare(stage_here, stage, cell, location)
+        counts["numbers already here"] += len(stage.numbers) - len(new_numbers)
+        if stage_here is not None and stage_here.row.status == stage.status == "done":
             pass  # the same work; a later version may have measured more of it
-        elif knows_more(mine, stage, held):
-            _take_stage(connection, cell, stage, runs, new=mine is None)
+        elif knows_more(stage_here, stage, held_runs):
+            _take_stage(connection, cell, stage, runs, is_new=stage_here is None)
             counts["new stages"] += 1
         else:
             continue
-        for part in number_text.rounds(new):
+        for part in number_text.rounds(new_numbers):
             rows = [
                 {
                     "cell": cell.cell, "stage": stage.stage, "round": round, "client": client, "metric": metric,
@@ -421,7 +431,7 @@ def take_in(connection: Connection, cell: CellLine, at: str, counts: dict[str, i
             ]  # fmt: skip
             numbers.append(connection, rows)
             counts["new numbers"] += len(rows)
-        chunks = [] if mine is None else mine.outcomes
+        chunks = [] if stage_here is None else stage_here.outcomes
         if sum(n for _, n, _ in stage.outcomes) > sum(n for _, n, _ in chunks):
             # the same examples, perhaps cut into other chunks, and more of them
             connection.execute(
@@ -435,11 +445,13 @@ def take_in(connection: Connection, cell: CellLine, at: str, counts: dict[str, i
     export_lines.seal(connection, cell.cell, [stage.stage for stage in cell.stages])
 
 
-def _undamaged(connection: Connection, cell: str, at: str) -> None:
+def _undamaged(connection: Connection, cell: str, location: str) -> None:
     """ExchangeError: a finished stage of the cell here is damaged; what is added to it would give it a new digest."""
     for line in export_lines.lines(connection, [cell]):
         for stage, _ in export_lines.mismatches(line):
-            raise ExchangeError(f"{at}: cell {cell} {stage['stage']} is damaged here (fatbench db check){NOTHING}")
+            raise ExchangeError(
+                f"{location}: cell {cell} {stage['stage']} is damaged here (fatbench db check){NOTHING}"
+            )
 
 
 @dataclass
@@ -451,7 +463,7 @@ class StageHere:
     outcomes: list[tuple[int, int, bytes]]
 
 
-def _here(connection: Connection, cell: str) -> dict[str, StageHere]:
+def _stages_here(connection: Connection, cell: str) -> dict[str, StageHere]:
     """The stages of a cell here, locked."""
     query = (
         select(STAGES, RUNS.c.host, RUNS.c.pid, RUNS.c.process, RUNS.c.extra)
@@ -459,108 +471,116 @@ def _here(connection: Connection, cell: str) -> dict[str, StageHere]:
         .where(STAGES.c.cell == cell)
         .with_for_update(of=STAGES)
     )
-    here = {row.stage: StageHere(row, {}, []) for row in connection.execute(query)}
-    for row in connection.execute(select(NUMBERS).where(NUMBERS.c.cell == cell)) if here else ():
-        here[row.stage].numbers[row.round, row.client, row.metric] = (row.value, row.n)
+    stages_by_name = {row.stage: StageHere(row, {}, []) for row in connection.execute(query)}
+    for row in connection.execute(select(NUMBERS).where(NUMBERS.c.cell == cell)) if stages_by_name else ():
+        stages_by_name[row.stage].numbers[row.round, row.client, row.metric] = (row.value, row.n)
     chunks = select(OUTCOME_CHUNKS).where(OUTCOME_CHUNKS.c.cell == cell).order_by(*OUTCOME_CHUNKS.primary_key)
-    for row in connection.execute(chunks) if here else ():
-        here[row.stage].outcomes.append((row.start, row.n, bytes(row.bits)))
-    return here
+    for row in connection.execute(chunks) if stages_by_name else ():
+        stages_by_name[row.stage].outcomes.append((row.start, row.n, bytes(row.bits)))
+    return stages_by_name
 
 
 CLOCK = ("seconds",)  # what a number tells of the machine: no two runs have the same
 
 
-def _id_for(connection: Connection, cell: CellLine, known: Sequence[str]) -> str | None:
+def _id_for(connection: Connection, cell: CellLine, known_ids: Sequence[str]) -> str | None:
     """The replicate here that the file's cell is: one that shares a run with it, else one that says the same.
 
     None: it is another run, for which there is no id yet.
     """
     uids = {run.uid for run in cell.runs}
-    for id in known:
+    for id in known_ids:
         if uids & set(connection.scalars(select(RUNS.c.uid).where(RUNS.c.cell == id))):
             return id
-    for id in known:
-        here = _here(connection, id)
-        if all(contradiction(here[stage.stage], stage) is None for stage in cell.stages if stage.stage in here):
+    for id in known_ids:
+        stages_here = _stages_here(connection, id)
+        if all(
+            contradiction(stages_here[stage.stage], stage) is None
+            for stage in cell.stages
+            if stage.stage in stages_here
+        ):
             return id
     return None
 
 
-def _compare(mine: StageHere | None, stage: Stage, cell: CellLine, at: str) -> Any:
+def _compare(stage_here: StageHere | None, stage: Stage, cell: CellLine, location: str) -> Any:
     """The numbers of the file's stage that are not here. ExchangeError: one of the same run is another here."""
-    if mine is None:
+    if stage_here is None:
         return stage.numbers
-    if problem := contradiction(mine, stage):
-        raise ExchangeError(f"{at}: cell {cell.cell} {stage.stage}: {problem}{NOTHING}")
-    return [number for number in stage.numbers if tuple(number[:3]) not in mine.numbers]
+    if problem := contradiction(stage_here, stage):
+        raise ExchangeError(f"{location}: cell {cell.cell} {stage.stage}: {problem}{NOTHING}")
+    return [number for number in stage.numbers if tuple(number[:3]) not in stage_here.numbers]
 
 
-def contradiction(mine: StageHere, stage: Stage) -> str | None:
+def contradiction(stage_here: StageHere, stage: Stage) -> str | None:
     """In what the file's stage contradicts the one here; wall time is no part of it."""
     for round, client, metric, value, n, *_ in stage.numbers:
-        found = mine.numbers.get((round, client, metric))
-        if found is not None and found != (value, n) and metric not in CLOCK:
-            who = f" of client {client}" if client >= 0 else ""
-            return f"{metric}{who} of round {round} is {value!r} (n={n}) there and {found[0]!r} (n={found[1]}) here"
-    if not agree(mine.outcomes, [(start, n, bits_of(text)) for start, n, text in stage.outcomes]):
+        number_here = stage_here.numbers.get((round, client, metric))
+        if number_here is not None and number_here != (value, n) and metric not in CLOCK:
+            owner = f" of client {client}" if client >= 0 else ""
+            return (
+                f"{metric}{owner} of round {round} is {value!r} (n={n}) there and {number_here[0]!r} "
+                f"(n={number_here[1]}) here"
+            )
+    if not agree(stage_here.outcomes, [(start, n, bits_of(text)) for start, n, text in stage.outcomes]):
         return "the outcomes per example differ from those here"
     return None
 
 
-def _take_stage(connection: Connection, cell: CellLine, stage: Stage, runs: Sequence[int], *, new: bool) -> None:
+def _take_stage(connection: Connection, cell: CellLine, stage: Stage, runs: Sequence[int], *, is_new: bool) -> None:
     """The stage's row, as the file has it; there is no checkpoint of it here."""
     values = {
         "status": stage.status, "round": stage.round, "total": stage.total, "record": dumps(stage.record),
         "run": None if stage.run is None else runs[stage.run], "error": stage.error, "checkpoint": None,
         "settings": None if stage.settings is None else dumps(stage.settings),
     }  # fmt: skip
-    if new:
+    if is_new:
         connection.execute(insert(STAGES).values(cell=cell.cell, stage=stage.stage, **values))
     else:
         key = (STAGES.c.cell == cell.cell) & (STAGES.c.stage == stage.stage)
         connection.execute(update(STAGES).where(key).values(**values))
 
 
-def knows_more(mine: StageHere | None, stage: Stage, held: set[int]) -> bool:
+def knows_more(stage_here: StageHere | None, stage: Stage, held_runs: set[int]) -> bool:
     """Whether the file's stage should replace what is here: it knows more, and no run could continue from here."""
-    if mine is None or mine.row.status == "todo":
+    if stage_here is None or stage_here.row.status == "todo":
         return True
-    if mine.row.status == "done" or mine.row.run in held:
+    if stage_here.row.status == "done" or stage_here.row.run in held_runs:
         return False
-    return stage.status == "done" or (mine.row.checkpoint is None and stage.round > mine.row.round)
+    return stage.status == "done" or (stage_here.row.checkpoint is None and stage.round > stage_here.row.round)
 
 
-def _take_runs(connection: Connection, cell: CellLine, held: set[int]) -> list[int]:
+def _take_runs(connection: Connection, cell: CellLine, held_runs: set[int]) -> list[int]:
     """The ids here of the file's runs, in its order; new ones are added, ended ones get their end."""
-    here = {
+    runs_by_uid = {
         row.uid: row
         for row in connection.execute(select(RUNS.c.uid, RUNS.c.id, RUNS.c.ended).where(RUNS.c.cell == cell.cell))
     }
     ids = []
     for run in cell.runs:
-        row = here.get(run.uid)
+        row = runs_by_uid.get(run.uid)
         if row is None:
             values = run.model_dump(exclude={"extra", "versions"})
             values["versions"] = None if run.versions is None else dumps(run.versions)
             values["extra"] = dumps(run.extra)
-            added = connection.execute(insert(RUNS).values(cell=cell.cell, **values)).inserted_primary_key
-            assert added is not None
-            ids.append(added[0])
+            primary_key = connection.execute(insert(RUNS).values(cell=cell.cell, **values)).inserted_primary_key
+            assert primary_key is not None
+            ids.append(primary_key[0])
             continue
         ids.append(row.id)
-        if row.ended is None and run.ended is not None and row.id not in held:
+        if row.ended is None and run.ended is not None and row.id not in held_runs:
             end = {"status": run.status, "ended": run.ended, "error": run.error}
             connection.execute(update(RUNS).where(RUNS.c.id == row.id).values(**end))
     return ids
 
 
-def agree(mine: Sequence[tuple[int, int, bytes]], theirs: Sequence[tuple[int, int, bytes]]) -> bool:
+def agree(chunks_here: Sequence[tuple[int, int, bytes]], chunks_there: Sequence[tuple[int, int, bytes]]) -> bool:
     """Whether two lists of chunks say the same of the examples that both cover."""
-    if mine == theirs or not mine or not theirs:
+    if chunks_here == chunks_there or not chunks_here or not chunks_there:
         return True
-    first, second = (
-        "".join(f"{int.from_bytes(bits):0{8 * len(bits)}b}"[:n] for _, n, bits in chunks) for chunks in (mine, theirs)
+    bits_here, bits_there = (
+        "".join(f"{int.from_bytes(bits):0{8 * len(bits)}b}"[:n] for _, n, bits in chunks)
+        for chunks in (chunks_here, chunks_there)
     )
-    shared = min(len(first), len(second))
-    return first[:shared] == second[:shared]
+    shared = min(len(bits_here), len(bits_there))
+    return bits_here[:shared] == bits_there[:shared]

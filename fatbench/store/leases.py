@@ -26,8 +26,8 @@ def clock(connection: Connection, file: Path | None) -> float:
     if file is None:
         return float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
     try:
-        with tempfile.TemporaryFile(dir=file.parent) as made:  # a file server writes its own time on it
-            return os.fstat(made.fileno()).st_mtime
+        with tempfile.TemporaryFile(dir=file.parent) as touched_file:  # a file server writes its own time on it
+            return os.fstat(touched_file.fileno()).st_mtime
     except OSError:  # whoever may only read, or has no space, judges nothing that is written
         return time.time()
 
@@ -37,9 +37,9 @@ def stamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def epoch(stored: str | None) -> float | None:
+def epoch(stored_time: str | None) -> float | None:
     """A stored time as seconds since the epoch."""
-    return None if stored is None else datetime.fromisoformat(stored).timestamp()
+    return None if stored_time is None else datetime.fromisoformat(stored_time).timestamp()
 
 
 def ends(row: Any) -> float:
@@ -48,9 +48,9 @@ def ends(row: Any) -> float:
     return (epoch(row.heartbeat) or 0.0) + float(lease)
 
 
-def held(row: Any, now: float) -> bool:
+def held(row: Any, current_time: float) -> bool:
     """Whether a running stage is still its run's: its process is not known to be gone, and its lease has not ended.
 
     `row` also has host, pid and process of the run.
     """
-    return not gone(row.host, row.pid, row.process) and now < ends(row)
+    return not gone(row.host, row.pid, row.process) and current_time < ends(row)

@@ -26,8 +26,8 @@ def this_machine() -> str:
 def start_of(pid: int) -> str | None:
     """When a process started, in clock ticks since boot; None where it is gone (a zombie is), "" where unknown."""
     try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if state in "ZX" else rest[18]
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if state in "ZX" else fields[18]
     except OSError:
         pass
     try:
@@ -48,12 +48,12 @@ def gone(host: str | None, pid: int | None, process: str | None) -> bool:
     if host != socket.gethostname() or pid is None:
         return False
     machine, _, born = (process or "").rpartition(" ")
-    here = this_machine()
-    if machine == here:
-        found = start_of(pid)
-        return found is None or bool(found and found != born)
-    if machine and here:
-        (id, boot, namespace), (our_id, our_boot, our_namespace) = machine.split(" "), here.split(" ")
+    machine_here = this_machine()
+    if machine == machine_here:
+        start_now = start_of(pid)
+        return start_now is None or bool(start_now and start_now != born)
+    if machine and machine_here:
+        (id, boot, namespace), (our_id, our_boot, our_namespace) = machine.split(" "), machine_here.split(" ")
         initial = "pid:[4026531836]"  # not a container
         # the machine was started again since
         return bool(id) and id == our_id and boot != our_boot and namespace == our_namespace == initial

@@ -22,30 +22,30 @@ def append(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     heads = [dict(zip(SHARED, group, strict=True)) for group in groups]
     # Asked for with what tells them apart: in the order of the rows SQLite would insert them one by one.
     columns = [ROUND_METRICS.c[name] for name in SHARED]
-    written = connection.execute(insert(ROUND_METRICS).returning(ROUND_METRICS.c.id, *columns), heads)
-    ids = {tuple(group): id for id, *group in written}
+    inserted_rows = connection.execute(insert(ROUND_METRICS).returning(ROUND_METRICS.c.id, *columns), heads)
+    ids = {tuple(group): id for id, *group in inserted_rows}
     connection.execute(
         insert(VALUES),
         [
             {"round_metric": ids[group], "client": row["client"], "value": float(row["value"]) + 0.0, "n": row["n"]}
-            for group, same in groups.items()
-            for row in same
+            for group, group_rows in groups.items()
+            for row in group_rows
         ],  # + 0.0: SQLite has no -0.0, so no database has
     )
 
 
-def known(connection: Connection, cell: str, stage: str, rounds: set[int]) -> set[tuple[str, int, int]]:
+def known_keys(connection: Connection, cell: str, stage: str, rounds: set[int]) -> set[tuple[str, int, int]]:
     """(metric, round, client) of the numbers that a stage has of some rounds."""
     query = select(NUMBERS.c.metric, NUMBERS.c.round, NUMBERS.c.client)
-    found = connection.execute(
+    rows = connection.execute(
         query.where(NUMBERS.c.cell == cell, NUMBERS.c.stage == stage, NUMBERS.c.round.in_(sorted(rounds)))
     )
-    return {(metric, round, client) for metric, round, client in found}
+    return {(metric, round, client) for metric, round, client in rows}
 
 
-def remove(connection: Connection, *where: Any) -> int:
+def remove(connection: Connection, *conditions: Any) -> int:
     """Take away the numbers of these round metrics: how many there were."""
-    gone = select(ROUND_METRICS.c.id).where(*where)
-    count = connection.execute(delete(VALUES).where(VALUES.c.round_metric.in_(gone))).rowcount
-    connection.execute(delete(ROUND_METRICS).where(*where))
+    removed_ids = select(ROUND_METRICS.c.id).where(*conditions)
+    count = connection.execute(delete(VALUES).where(VALUES.c.round_metric.in_(removed_ids))).rowcount
+    connection.execute(delete(ROUND_METRICS).where(*conditions))
     return count

@@ -19,25 +19,25 @@ Db = str | Path | Sequence[str | Path] | None  # databases, and files of `fatben
 
 
 @contextlib.contextmanager
-def opened(db: Db, *, new: bool = False) -> Iterator[Store | None]:
-    """The database if it exists, else None; `new`: also where it was named (db) and does not exist.
+def opened(db: Db, *, create: bool = False) -> Iterator[Store | None]:
+    """The database if it exists, else None; `create`: also where it was named (db) and does not exist.
 
     Files of `fatbench export`, and several databases or files, are read together, as one database that is not kept.
-    DatabaseError: the file is not ours, or of another version. NoDatabase: it was named, does not exist, not `new`.
+    DatabaseError: the file is not ours, or of another version. NoDatabase: it was named, does not exist, not `create`.
     """
     from fatbench.store.database import NoDatabase
     from fatbench.store.stages import Store
 
-    places = named(db)
-    if len(places) > 1 or (places and not new and exported(places[0])):
-        with _together(places) as store:
+    database_names = listed_databases(db)
+    if len(database_names) > 1 or (database_names and not create and exported(database_names[0])):
+        with _together(database_names) as store:
             yield store
         return
-    place = places[0] if places else None
+    database_name = database_names[0] if database_names else None
     try:
-        store = Store.open(settings.database(place))
+        store = Store.open(settings.database(database_name))
     except NoDatabase:
-        if place is not None and not new:
+        if database_name is not None and not create:
             raise
         yield None
         return
@@ -45,59 +45,61 @@ def opened(db: Db, *, new: bool = False) -> Iterator[Store | None]:
         yield store
 
 
-def named(db: Db) -> list[str]:
+def listed_databases(db: Db) -> list[str]:
     """The databases and files that are named; none: that of the settings."""
-    return [] if db is None else [str(db)] if isinstance(db, str | Path) else [str(one) for one in db]
+    return (
+        [] if db is None else [str(db)] if isinstance(db, str | Path) else [str(database_name) for database_name in db]
+    )
 
 
-def exported(place: str) -> bool:
+def exported(database_name: str) -> bool:
     """Whether a place is a file of JSON lines (a pipe, one of the hub), and no database."""
     from fatbench.store import jsonl
 
-    if "://" in place and hub.address(Path(place)) is None:
+    if "://" in database_name and hub.address(Path(database_name)) is None:
         return False
-    return os.path.isfile(whole_file.regular(Path(place))) and jsonl.is_export(place)
+    return os.path.isfile(whole_file.regular(Path(database_name))) and jsonl.is_export(database_name)
 
 
 _READ: dict[tuple[tuple[str, int, int], ...], tempfile.TemporaryDirectory[str]] = {}  # files, as they were -> database
 
 
 @contextlib.contextmanager
-def _together(places: Sequence[str]) -> Iterator[Store]:
+def _together(database_names: Sequence[str]) -> Iterator[Store]:
     """A database of what all these hold; that of files alone is made once in a process."""
     from fatbench.store.stages import Store
 
-    files = [whole_file.regular(Path(place)) for place in places if exported(place)]
+    files = [whole_file.regular(Path(database_name)) for database_name in database_names if exported(database_name)]
     key = tuple((str(file.resolve()), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
-    if len(files) == len(places) and key in _READ:
+    if len(files) == len(database_names) and key in _READ:
         with Store.open(f"{_READ[key].name}/results.db") as store:
             yield store
         return
     folder = tempfile.TemporaryDirectory(prefix="fatbench-")
     try:
         with Store.open(f"{folder.name}/results.db", create=True) as store:
-            for place in places:
-                _take_in(store, place, Path(folder.name) / "other.jsonl")
+            for database_name in database_names:
+                _take_in(store, database_name, Path(folder.name) / "other.jsonl")
             yield store
     except BaseException:
         folder.cleanup()
         raise
-    if len(files) == len(places):
+    if len(files) == len(database_names):
         _READ[key] = folder
     else:
         folder.cleanup()
 
 
-def _take_in(store: Store, place: str, copy: Path) -> None:
+def _take_in(store: Store, database_name: str, copy: Path) -> None:
     """What a database or a file holds, into this database; copy: where a database's lines may stand meanwhile."""
     from fatbench.store import jsonl
     from fatbench.store.stages import Store
 
-    if exported(place):
-        jsonl.import_(store, place)
+    if exported(database_name):
+        jsonl.import_(store, database_name)
         return
-    with Store.open(place) as other:
-        jsonl.export(other, copy)
+    with Store.open(database_name) as other_store:
+        jsonl.export(other_store, copy)
     jsonl.import_(store, copy)
 
 

@@ -33,8 +33,8 @@ class Point(NamedTuple):
     @property
     def kind(self) -> str:
         """What points with the same evaluations share; empty: there are none."""
-        asked = dumps(sorted(self.evaluations)).encode()
-        return hashlib.sha256(asked).hexdigest()[:12] if self.evaluations else ""
+        evaluations_text = dumps(sorted(self.evaluations)).encode()
+        return hashlib.sha256(evaluations_text).hexdigest()[:12] if self.evaluations else ""
 
     @property
     def row(self) -> dict[str, Any]:
@@ -52,36 +52,38 @@ FIELDS = ("suite", "preset", "cell", "labels", "method", "data", "split", "model
 
 def write(connection: Connection, points: Iterable[Point], *, replace: bool) -> None:
     """Store the points of cells that are known; replace: also where the suite's preset has points of the cell."""
-    wanted: dict[tuple[str, str, str], dict[Point, None]] = {}
+    points_by_key: dict[tuple[str, str, str], dict[Point, None]] = {}
     for point in points:
-        wanted.setdefault((point.suite, point.preset, point.cell), {})[point] = None
-    stored: dict[tuple[str, str, str], set[tuple[Any, ...]]] = {}
+        points_by_key.setdefault((point.suite, point.preset, point.cell), {})[point] = None
+    rows_by_key: dict[tuple[str, str, str], set[tuple[Any, ...]]] = {}
     columns = (*FIELDS, "kind")
     query = select(*(POINTS.c[name] for name in columns))
-    for row in fetch(connection, query, POINTS.c.cell, {cell for _, _, cell in wanted}):
-        stored.setdefault((row.suite, row.preset, row.cell), set()).add(tuple(row))
-    new: list[Point] = []
-    for key, of_cell in wanted.items():
-        before = stored.get(key, set())
-        if before and (not replace or before == {tuple(point.row[name] for name in columns) for point in of_cell}):
+    for row in fetch(connection, query, POINTS.c.cell, {cell for _, _, cell in points_by_key}):
+        rows_by_key.setdefault((row.suite, row.preset, row.cell), set()).add(tuple(row))
+    new_points: list[Point] = []
+    for key, of_cell in points_by_key.items():
+        stored_rows = rows_by_key.get(key, set())
+        if stored_rows and (
+            not replace or stored_rows == {tuple(point.row[name] for name in columns) for point in of_cell}
+        ):
             continue
-        if before:
+        if stored_rows:
             suite, preset, cell = key
-            mine = (POINTS.c.suite == suite) & (POINTS.c.preset == preset) & (POINTS.c.cell == cell)
-            connection.execute(delete(POINTS).where(mine))
-        new += of_cell
-    if new:
-        connection.execute(insert(POINTS), [point.row for point in new])
-        _ask(connection, {point.kind: point.evaluations for point in new if point.kind})
+            condition = (POINTS.c.suite == suite) & (POINTS.c.preset == preset) & (POINTS.c.cell == cell)
+            connection.execute(delete(POINTS).where(condition))
+        new_points += of_cell
+    if new_points:
+        connection.execute(insert(POINTS), [point.row for point in new_points])
+        _ask(connection, {point.kind: point.evaluations for point in new_points if point.kind})
 
 
 def _ask(connection: Connection, kinds: Mapping[str, Sequence[str]]) -> None:
     """Store the evaluations of kinds of points, each once."""
-    known = set(connection.scalars(select(ASKED.c.kind).where(ASKED.c.kind.in_(sorted(kinds)))))
+    known_kinds = set(connection.scalars(select(ASKED.c.kind).where(ASKED.c.kind.in_(sorted(kinds)))))
     rows = [
         {"kind": kind, "evaluation": evaluation, "attack": evaluation.rpartition("-")[0]}
         for kind, evaluations in kinds.items()
-        if kind not in known
+        if kind not in known_kinds
         for evaluation in dict.fromkeys(evaluations)
     ]
     if rows:
@@ -90,9 +92,11 @@ def _ask(connection: Connection, kinds: Mapping[str, Sequence[str]]) -> None:
 
 def of(connection: Connection, cells: Iterable[str]) -> Iterator[Point]:
     """The points of some cells, in order."""
-    asked: dict[str, list[str]] = {}
+    evaluations_by_kind: dict[str, list[str]] = {}
     for kind, evaluation in connection.execute(select(ASKED.c.kind, ASKED.c.evaluation).order_by(*ASKED.primary_key)):
-        asked.setdefault(kind, []).append(evaluation)
+        evaluations_by_kind.setdefault(kind, []).append(evaluation)
     query = select(*(POINTS.c[name] for name in FIELDS), POINTS.c.kind).order_by(*POINTS.primary_key)
     for row in fetch(connection, query, POINTS.c.cell, cells):
-        yield Point(**{name: getattr(row, name) for name in FIELDS}, evaluations=tuple(asked.get(row.kind, ())))
+        yield Point(
+            **{name: getattr(row, name) for name in FIELDS}, evaluations=tuple(evaluations_by_kind.get(row.kind, ()))
+        )

@@ -22,21 +22,21 @@ def name(cell: str, number: int) -> str:
     return f"{cell}{SIGN}{number}" if number else cell
 
 
-def here(connection: Connection, cell: str) -> list[str]:
+def ids_here(connection: Connection, cell: str) -> list[str]:
     """The ids of a cell and its replicates that the database holds, by number; empty: it does not know the cell."""
-    own = list(connection.scalars(select(CELLS.c.id).where(CELLS.c.id == cell)))
-    more = select(REPLICATES.c.id).where(REPLICATES.c.cell == cell).order_by(REPLICATES.c.number)
-    return own + list(connection.scalars(more))
+    cell_ids = list(connection.scalars(select(CELLS.c.id).where(CELLS.c.id == cell)))
+    replicate_query = select(REPLICATES.c.id).where(REPLICATES.c.cell == cell).order_by(REPLICATES.c.number)
+    return cell_ids + list(connection.scalars(replicate_query))
 
 
 @patient
 def of(database: Database, cells: Iterable[str] | None = None) -> dict[str, list[str]]:
     """Cell -> its id and those of its replicates, by number; only cells that have replicates."""
-    found: dict[str, list[tuple[int, str]]] = {}
+    ids_by_cell: dict[str, list[tuple[int, str]]] = {}
     with database.reading() as connection:
         for row in fetch(connection, select(REPLICATES), REPLICATES.c.cell, cells):
-            found.setdefault(row.cell, [(0, row.cell)]).append((row.number, row.id))
-    return {cell: [id for _, id in sorted(rows)] for cell, rows in found.items()}
+            ids_by_cell.setdefault(row.cell, [(0, row.cell)]).append((row.number, row.id))
+    return {cell: [id for _, id in sorted(rows)] for cell, rows in ids_by_cell.items()}
 
 
 @patient

@@ -24,12 +24,12 @@ def dumps(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def now() -> str:
+def current_time() -> str:
     """The time as it is stored: UTC, ISO 8601 with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def counted(counts: Mapping[str, int]) -> str:
+def counted_text(counts: Mapping[str, int]) -> str:
     """{"cells": 1, "outcome_chunks": 2} as "1 cell, 2 outcome chunks"."""
     names = ((n, name.replace("_", " ")) for name, n in counts.items())
     return ", ".join(f"{n} {name.removesuffix('s') if n == 1 else name}" for n, name in names)
@@ -40,13 +40,13 @@ _IN_JSON = re.compile(rf"\\(?:{_PAIR}|u(?P<code>[0-9a-fA-F]{{4}})|(?P<letter>.))
 
 
 @functools.lru_cache(1024)  # the rows of a cell share their names
-def stored_text(stored: bytes) -> str:
+def stored_text(stored_bytes: bytes) -> str:
     """Text of a database, which may be somebody else's, as `printable`; of JSON its strings.
 
     sqlite3.OperationalError: the file is damaged.
     """
     try:
-        text = stored.decode()
+        text = stored_bytes.decode()
     except UnicodeDecodeError:
         raise sqlite3.OperationalError("Could not decode to UTF-8") from None
     if not text.lstrip().startswith(("{", "[", '"')):
@@ -64,14 +64,16 @@ def _escaped(escape: re.Match[str]) -> str:
 def batches(values: Iterable[str], size: int = 500) -> Iterator[list[str]]:
     """Distinct values in order, so many at a time: databases limit the parameters of a statement."""
     ordered = sorted(set(values))
-    for first in range(0, len(ordered), size):
-        yield ordered[first : first + size]
+    for offset in range(0, len(ordered), size):
+        yield ordered[offset : offset + size]
 
 
 def fetch(connection: Connection, query: Any, key: Any, values: Iterable[str] | None) -> Iterator[Any]:
     """The rows of `query` whose `key` is among `values` (None: all rows); any number of values."""
-    for found in [query] if values is None else (query.where(key.in_(part)) for part in batches(values)):
-        for rows in connection.execute(found).partitions(1000):
+    for batch_query in (
+        [query] if values is None else (query.where(key.in_(value_batch)) for value_batch in batches(values))
+    ):
+        for rows in connection.execute(batch_query).partitions(1000):
             yield from rows
 
 
@@ -89,19 +91,19 @@ PROVENANCE = ("preset", "host", "pid", "device", "precision", "commit", "dirty",
 
 def run_values(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """What a row of `runs` says of where and how: columns of the same names, and the rest as JSON."""
-    known, rest = split_provenance(provenance)
-    host, pid = known.setdefault("host", socket.gethostname()), known.setdefault("pid", os.getpid())
+    columns, other_values = split_provenance(provenance)
+    host, pid = columns.setdefault("host", socket.gethostname()), columns.setdefault("pid", os.getpid())
     if host == socket.gethostname() and (machine := this_machine()):
-        known["process"] = f"{machine} {start_of(pid) or ''}"
-    return {**known, "extra": dumps(rest)}
+        columns["process"] = f"{machine} {start_of(pid) or ''}"
+    return {**columns, "extra": dumps(other_values)}
 
 
 def split_provenance(provenance: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is said of a run: (values of columns, the rest)."""
-    known = {key: value for key, value in provenance.items() if key in PROVENANCE}
-    if known.get("versions") is not None:
-        known["versions"] = dumps(known["versions"])
-    rest = {key: value for key, value in provenance.items() if key not in PROVENANCE}
-    if taken := sorted(rest.keys() & RUNS.c.keys()):
-        raise ValueError(f"provenance: '{taken[0]}' is reserved for the database")
-    return known, rest
+    columns = {key: value for key, value in provenance.items() if key in PROVENANCE}
+    if columns.get("versions") is not None:
+        columns["versions"] = dumps(columns["versions"])
+    other_values = {key: value for key, value in provenance.items() if key not in PROVENANCE}
+    if reserved_names := sorted(other_values.keys() & RUNS.c.keys()):
+        raise ValueError(f"provenance: '{reserved_names[0]}' is reserved for the database")
+    return columns, other_values

@@ -33,8 +33,8 @@ def checkpoint_round(series: Mapping[int, float]) -> int | None:
 
     series: round -> accuracy in [0, 1]. A NaN never wins. None: nothing was measured.
     """
-    measured = [(value, round) for round, value in series.items() if not math.isnan(value)]
-    return max(measured)[1] if measured else None
+    comparable = [(value, round) for round, value in series.items() if not math.isnan(value)]
+    return max(comparable)[1] if comparable else None
 
 
 def update(record: Mapping[str, Any], round: int, series: Mapping[str, float]) -> dict[str, Any]:
@@ -43,14 +43,14 @@ def update(record: Mapping[str, Any], round: int, series: Mapping[str, float]) -
     series: the round's numbers by metric. "last" is always this round and has no value; the others appear once their
     metric has been measured.
     """
-    new: dict[str, Any] = {**record, "last": {"round": round}}
+    new_record: dict[str, Any] = {**record, "last": {"round": round}}
     for checkpoint, metric in MONITORED.items():
         if metric not in series:
             continue
         values = {round: series[metric]}
-        if old := record.get(checkpoint):
-            values[old["round"]] = old["value"]
+        if old_record := record.get(checkpoint):
+            values[old_record["round"]] = old_record["value"]
         best = checkpoint_round(values)
         if best is not None:
-            new[checkpoint] = {"round": best, "value": values[best]}
-    return new
+            new_record[checkpoint] = {"round": best, "value": values[best]}
+    return new_record

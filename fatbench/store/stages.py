@@ -35,7 +35,7 @@ from fatbench.errors import FatbenchError, printable
 from fatbench.store import export_lines, leases, points, replicates
 from fatbench.store import numbers as written
 from fatbench.store.database import Database, lock, patient
-from fatbench.store.rows import LARGEST, batches, cell_row, dumps, fetch, now, run_values, split_provenance
+from fatbench.store.rows import LARGEST, batches, cell_row, current_time, dumps, fetch, run_values, split_provenance
 from fatbench.store.schema import (
     CELLS,
     DOUBTS,
@@ -138,14 +138,16 @@ class Store:
     def add_cells(self, specs: Mapping[str, Mapping[str, Any]]) -> None:
         """Make cells known, id -> spec, in one transaction; those that are known stay as they are."""
         with self.database.reading() as connection:
-            new = specs.keys() - _known(connection, specs)
-        if not new:
+            new_ids = specs.keys() - _known_ids(connection, specs)
+        if not new_ids:
             return
         with self.database.writing() as connection:
             lock(connection)
-            new -= _known(connection, new)
-            if new:
-                connection.execute(insert(CELLS), [cell_row(cell, specs[cell], now()) for cell in sorted(new)])
+            new_ids -= _known_ids(connection, new_ids)
+            if new_ids:
+                connection.execute(
+                    insert(CELLS), [cell_row(cell, specs[cell], current_time()) for cell in sorted(new_ids)]
+                )
 
     @patient
     def cells(self, cells: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
@@ -155,19 +157,21 @@ class Store:
             return {row.id: json.loads(row.spec) for row in fetch(connection, query, CELLS.c.id, cells)}
 
     @patient
-    def begins(self, letters: str, most: int = 9) -> list[str]:
-        """The ids of the first cells, at most `most`, that begin with these letters; replicates only with their "~"."""
+    def begins(self, letters: str, maximum: int = 9) -> list[str]:
+        """The ids of the first cells, at most `maximum`, that begin with these letters; replicates only with their
+        "~".
+        """
         query = select(CELLS.c.id).where(CELLS.c.id >= letters).order_by(CELLS.c.id)  # they come first
         if replicates.SIGN not in letters:
             query = query.where(~CELLS.c.id.contains(replicates.SIGN))
         with self.database.reading() as connection:
-            return [row.id for row in connection.execute(query.limit(most)) if row.id.startswith(letters)]
+            return [row.id for row in connection.execute(query.limit(maximum)) if row.id.startswith(letters)]
 
     @patient
     def known(self, cells: Iterable[str]) -> set[str]:
         """Those of these cells that are in the database."""
         with self.database.reading() as connection:
-            return _known(connection, cells)
+            return _known_ids(connection, cells)
 
     @patient
     def any_cell(self) -> bool:
@@ -176,37 +180,39 @@ class Store:
             return connection.execute(select(CELLS.c.id).limit(1)).first() is not None
 
     @patient
-    def label(self, given: Iterable[points.Point]) -> None:
+    def label(self, labelled_points: Iterable[points.Point]) -> None:
         """Say at which points of which suites cells stand; of those that are in the database."""
-        wanted = list(given)
-        if not wanted:
+        points_wanted = list(labelled_points)
+        if not points_wanted:
             return
         with self.database.writing() as connection:
             lock(connection)
-            known = _known(connection, {point.cell for point in wanted})
-            points.write(connection, [point for point in wanted if point.cell in known], replace=True)
+            known_ids = _known_ids(connection, {point.cell for point in points_wanted})
+            points.write(connection, [point for point in points_wanted if point.cell in known_ids], replace=True)
 
     @patient
     def judge(
         self,
         doubts: Mapping[str, Sequence[tuple[str, str, str, float | None]]],
-        shown: Mapping[tuple[str, str, str], str],
+        shown_runs: Mapping[tuple[str, str, str], str],
     ) -> None:
         """Store what is doubtful about cells, and which of their runs tables read.
 
-        doubts: cell -> (stage, code, against, value). shown: (suite, preset, cell) -> run.
+        doubts: cell -> (stage, code, against, value). shown_runs: (suite, preset, cell) -> run.
         """
         columns = ("stage", "code", "against", "value")
         with self.database.writing() as connection:
             lock(connection)
-            for part in batches(doubts):
-                connection.execute(delete(DOUBTS).where(DOUBTS.c.cell.in_(part)))
-            rows = [{"cell": cell, **dict(zip(columns, one, strict=True))} for cell in doubts for one in doubts[cell]]
+            for cell_batch in batches(doubts):
+                connection.execute(delete(DOUBTS).where(DOUBTS.c.cell.in_(cell_batch)))
+            rows = [
+                {"cell": cell, **dict(zip(columns, doubt, strict=True))} for cell in doubts for doubt in doubts[cell]
+            ]
             if rows:
                 connection.execute(insert(DOUBTS), rows)
-            for (suite, preset, cell), run in shown.items():
-                at = (POINTS.c.suite == suite) & (POINTS.c.preset == preset) & (POINTS.c.cell == cell)
-                connection.execute(update(POINTS).where(at, POINTS.c.shown != run).values(shown=run))
+            for (suite, preset, cell), run in shown_runs.items():
+                condition = (POINTS.c.suite == suite) & (POINTS.c.preset == preset) & (POINTS.c.cell == cell)
+                connection.execute(update(POINTS).where(condition, POINTS.c.shown != run).values(shown=run))
 
     # --- data sets -----------------------------------------------------------------------------------------------
 
@@ -217,17 +223,21 @@ class Store:
             return {row.data: row.fingerprint for row in connection.execute(select(SEEN_DATA))}
 
     @patient
-    def see_data(self, seen: Mapping[str, str]) -> None:
+    def see_data(self, seen_fingerprints: Mapping[str, str]) -> None:
         """Keep what a run has found, as `seen_data` gives it."""
-        known = self.seen_data()
-        new = {data: fingerprint for data, fingerprint in seen.items() if known.get(data) != fingerprint}
-        if not new:
+        known_data = self.seen_data()
+        new_data = {
+            data: fingerprint for data, fingerprint in seen_fingerprints.items() if known_data.get(data) != fingerprint
+        }
+        if not new_data:
             return
         with self.database.writing() as connection:
             lock(connection)
-            connection.execute(delete(SEEN_DATA).where(SEEN_DATA.c.data.in_(list(new))))
-            moment = now()
-            rows = [{"data": data, "fingerprint": digest, "created": moment} for data, digest in sorted(new.items())]
+            connection.execute(delete(SEEN_DATA).where(SEEN_DATA.c.data.in_(list(new_data))))
+            moment = current_time()
+            rows = [
+                {"data": data, "fingerprint": digest, "created": moment} for data, digest in sorted(new_data.items())
+            ]
             connection.execute(insert(SEEN_DATA), rows)
 
     # --- the life of a stage -------------------------------------------------------------------------------------
@@ -272,13 +282,15 @@ class Store:
                     if leases.held(row, self._clock(connection)):
                         return None
                     _end(connection, row.run, "interrupted", row.heartbeat)
-            moment = now()
+            moment = current_time()
             values = run_values(provenance)
             attempt = {"uid": os.urandom(16).hex(), "cell": cell, "stage": stage, "suite": suite, "started": moment}
-            added = connection.execute(insert(RUNS).values(status="running", **attempt, **values)).inserted_primary_key
-            assert added is not None
-            said = None if settings is None else dumps(settings)
-            state = {"status": "running", "run": added[0], "error": None, "settings": said}
+            primary_key = connection.execute(
+                insert(RUNS).values(status="running", **attempt, **values)
+            ).inserted_primary_key
+            assert primary_key is not None
+            settings_text = None if settings is None else dumps(settings)
+            state = {"status": "running", "run": primary_key[0], "error": None, "settings": settings_text}
             state["heartbeat"] = self._beat(connection)
             if row is None:
                 start = {"cell": cell, "stage": stage, "round": 0, "total": total, "record": "{}"}
@@ -286,8 +298,8 @@ class Store:
             else:
                 connection.execute(update(STAGES).where(key).values(total=total or row.total, **state))
                 if fresh:
-                    _empty(connection, cell, stage, added[0])
-            return int(added[0])
+                    _discard_results(connection, cell, stage, primary_key[0])
+            return int(primary_key[0])
 
     @patient
     def commit(
@@ -343,10 +355,14 @@ class Store:
         """
         rows = list(numbers)
         _demand_storable(rows)
-        first = min((number.round for number in rows), default=None)
+        first_round = min((number.round for number in rows), default=None)
         with self.database.reading() as connection:  # a million numbers, while others may write
-            held = connection.execute(select(RUNS.c.cell, RUNS.c.stage).where(RUNS.c.id == run)).first()
-            ahead = None if held is None else export_lines.begun(connection, held.cell, held.stage, first)
+            held_stage = connection.execute(select(RUNS.c.cell, RUNS.c.stage).where(RUNS.c.id == run)).first()
+            begun_digest = (
+                None
+                if held_stage is None
+                else export_lines.digest_begun(connection, held_stage.cell, held_stage.stage, first_round)
+            )
         with self.database.writing() as connection:
             owned = _owned(connection, run)
             values: dict[str, Any] = {"status": "done", "checkpoint": None, "error": None}
@@ -356,8 +372,8 @@ class Store:
                 values["record"] = dumps(record)
             _set(connection, owned, values)
             _append(connection, owned, run, rows)
-            _end(connection, run, "done", now())
-            export_lines.seal(connection, owned.cell, [owned.stage], ahead, first)
+            _end(connection, run, "done", current_time())
+            export_lines.seal(connection, owned.cell, [owned.stage], begun_digest, first_round)
 
     def fail(self, run: int, error: str) -> None:
         """Declare a run failed, with its traceback; what was committed stays, and a retry goes on from there.
@@ -381,10 +397,10 @@ class Store:
         """Add to a run's provenance what was not known when it began, and to its stage how much there is to do."""
         with self.database.writing() as connection:
             owned = _owned(connection, run)
-            known, rest = split_provenance(provenance)
+            columns, other_values = split_provenance(provenance)
             extra = connection.execute(select(RUNS.c.extra).where(RUNS.c.id == run)).scalar_one()
-            known["extra"] = dumps({**json.loads(extra), **rest})
-            connection.execute(update(RUNS).where(RUNS.c.id == run).values(**known))
+            columns["extra"] = dumps({**json.loads(extra), **other_values})
+            connection.execute(update(RUNS).where(RUNS.c.id == run).values(**columns))
             if total is not None:
                 _set(connection, owned, {"total": total})
 
@@ -397,7 +413,7 @@ class Store:
         """
         with self.database.writing() as connection:
             owned = _owned(connection, run)
-            _empty(connection, owned.cell, owned.stage, run)
+            _discard_results(connection, owned.cell, owned.stage, run)
             _set(connection, owned, {"heartbeat": self._beat(connection)})
 
     @patient
@@ -418,17 +434,17 @@ class Store:
     @patient
     def _give_up(self, run: int, status: Status, error: str | None) -> None:
         with self.database.writing() as connection:
-            moment = now()
-            mine = (STAGES.c.run == run) & (STAGES.c.status == "running")
-            connection.execute(update(STAGES).where(mine).values(status=status, error=error))
+            moment = current_time()
+            condition = (STAGES.c.run == run) & (STAGES.c.status == "running")
+            connection.execute(update(STAGES).where(condition).values(status=status, error=error))
             connection.execute(
                 update(RUNS)
                 .where(RUNS.c.id == run, RUNS.c.status.in_(["running", "interrupted"]))
                 .values(status=status, error=error, ended=func.coalesce(RUNS.c.ended, moment))
             )
-            was = connection.execute(select(RUNS.c.cell, RUNS.c.stage).where(RUNS.c.id == run)).first()
-            if was is not None:  # whoever took it over may have finished it: this run's end is part of the digest
-                export_lines.seal(connection, was.cell, [was.stage])
+            run_stage = connection.execute(select(RUNS.c.cell, RUNS.c.stage).where(RUNS.c.id == run)).first()
+            if run_stage is not None:  # whoever took it over may have finished it: this run's end is part of the digest
+                export_lines.seal(connection, run_stage.cell, [run_stage.stage])
 
     # --- reading -------------------------------------------------------------------------------------------------
 
@@ -442,14 +458,14 @@ class Store:
         )
         result = {}
         with self.database.reading() as connection:
-            time, read = cache(lambda: self._clock(connection)), cache(json.loads)
+            time, parse = cache(lambda: self._clock(connection)), cache(json.loads)
             for row in fetch(connection, query, STAGES.c.cell, cells):
                 # in the order of the table: to ask a row for each by its name takes as long as all else here
                 cell, stage, status, round, total, checkpoint, record, settings, run, error, heartbeat, *_ = row
                 running, beat = status == "running", leases.epoch(heartbeat)
                 result[cell, stage] = StageRow(
-                    cell, stage, status, round, total, checkpoint, read(record), run, error,
-                    None if settings is None else read(settings),
+                    cell, stage, status, round, total, checkpoint, parse(record), run, error,
+                    None if settings is None else parse(settings),
                     beat, None if beat is None or not running else time() - beat,
                     running and leases.held(row, time()),
                 )  # fmt: skip
@@ -500,11 +516,11 @@ class Store:
     @patient
     def last_trained(self, cell: str) -> tuple[int, int]:
         """(the last round that has numbers of a cell's training, how many numbers those before it have)."""
-        mine = (NUMBERS.c.cell == cell) & (NUMBERS.c.stage == "train")
+        condition = (NUMBERS.c.cell == cell) & (NUMBERS.c.stage == "train")
         with self.database.reading() as connection:
-            last = connection.scalar(select(func.max(NUMBERS.c.round)).where(mine)) or 0
-            before = select(func.count()).select_from(NUMBERS).where(mine, NUMBERS.c.round < last)
-            return last, connection.scalar(before) or 0
+            last_round = connection.scalar(select(func.max(NUMBERS.c.round)).where(condition)) or 0
+            earlier_count = select(func.count()).select_from(NUMBERS).where(condition, NUMBERS.c.round < last_round)
+            return last_round, connection.scalar(earlier_count) or 0
 
     @patient
     def outcomes(self, cell: str, stage: str) -> list[tuple[int, int, bytes]]:
@@ -519,12 +535,12 @@ class Store:
     @patient
     def runs(self, cells: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """Every attempt at a stage, oldest first: its columns and the rest of its provenance in one mapping."""
-        parts: dict[str | None, Any] = {None: {}}  # thousands of runs share the same few versions
+        parsed_texts: dict[str | None, Any] = {None: {}}  # thousands of runs share the same few versions
 
-        def loaded(part: str | None) -> Any:
-            if part not in parts:
-                parts[part] = json.loads(cast(str, part))
-            return parts[part]
+        def loaded(text: str | None) -> Any:
+            if text not in parsed_texts:
+                parsed_texts[text] = json.loads(cast(str, text))
+            return parsed_texts[text]
 
         names = [c.name for c in RUNS.c]
         result = []
@@ -540,7 +556,7 @@ class Store:
 # --- pieces of the transactions ----------------------------------------------------------------------------------
 
 
-def _known(connection: Connection, cells: Iterable[str]) -> set[str]:
+def _known_ids(connection: Connection, cells: Iterable[str]) -> set[str]:
     return {row.id for row in fetch(connection, select(CELLS.c.id), CELLS.c.id, cells)}
 
 
@@ -550,11 +566,12 @@ def _owned(connection: Connection, run: int) -> Any:
     owned = connection.execute(query).first()
     if owned is not None:
         return owned
-    was = connection.execute(select(RUNS.c.cell, RUNS.c.stage, RUNS.c.status).where(RUNS.c.id == run)).first()
-    if was is None:
+    run_row = connection.execute(select(RUNS.c.cell, RUNS.c.stage, RUNS.c.status).where(RUNS.c.id == run)).first()
+    if run_row is None:
         raise ValueError(f"there is no run {run}")
     raise Stolen(
-        f"{was.cell} {was.stage}: run {run} ({was.status}) no longer owns this stage: another process took it over,"
+        f"{run_row.cell} {run_row.stage}: run {run} ({run_row.status}) no longer owns this stage: another "
+        "process took it over,"
         " and this run writes nothing more"
     )
 
@@ -564,17 +581,17 @@ def _set(connection: Connection, owned: Any, values: Mapping[str, Any]) -> None:
     connection.execute(update(STAGES).where(key).values(**values))
 
 
-def _empty(connection: Connection, cell: str, stage: str, run: int) -> None:
+def _discard_results(connection: Connection, cell: str, stage: str, run: int) -> None:
     """Take away all that a stage holds; the runs before `run` are marked as `dropped`: nothing of theirs is left."""
-    earlier = (RUNS.c.cell == cell) & (RUNS.c.stage == stage) & (RUNS.c.id != run)
-    for row in connection.execute(select(RUNS.c.id, RUNS.c.extra).where(earlier)).all():
+    earlier_runs = (RUNS.c.cell == cell) & (RUNS.c.stage == stage) & (RUNS.c.id != run)
+    for row in connection.execute(select(RUNS.c.id, RUNS.c.extra).where(earlier_runs)).all():
         extra = dumps({**json.loads(row.extra), "dropped": True})
         connection.execute(update(RUNS).where(RUNS.c.id == row.id).values(extra=extra))
     written.remove(connection, ROUND_METRICS.c.cell == cell, ROUND_METRICS.c.stage == stage)
     for table in (OUTCOME_CHUNKS, DOUBTS):
         connection.execute(delete(table).where((table.c.cell == cell) & (table.c.stage == stage)))
-    nothing = {"round": 0, "checkpoint": None, "record": "{}"}
-    connection.execute(update(STAGES).where(STAGES.c.cell == cell, STAGES.c.stage == stage).values(**nothing))
+    empty_values = {"round": 0, "checkpoint": None, "record": "{}"}
+    connection.execute(update(STAGES).where(STAGES.c.cell == cell, STAGES.c.stage == stage).values(**empty_values))
 
 
 def _end(connection: Connection, run: int | None, status: Status, moment: str | None) -> None:
@@ -583,29 +600,31 @@ def _end(connection: Connection, run: int | None, status: Status, moment: str | 
 
 def _demand_storable(numbers: Sequence[NumberLike]) -> None:
     """ValueError: a number that cannot be stored, or one that is given twice."""
-    seen = set()
+    given_keys = set()
     for number in numbers:
         if printable(number.metric) != number.metric:
             raise ValueError(f"a metric may have no control character in its name: {number.metric!r}")
         if not abs(number.value) <= LARGEST:
             raise ValueError(f"{number.metric} of round {number.round} is {number.value}: not a finite number")
         key = (number.metric, number.round, number.client)
-        if key in seen:
-            raise ValueError(f"{_named(number)} is given twice")
-        seen.add(key)
+        if key in given_keys:
+            raise ValueError(f"{_number_name(number)} is given twice")
+        given_keys.add(key)
 
 
 def _append(connection: Connection, owned: Any, run: int, numbers: Sequence[NumberLike]) -> None:
     """Write a stage's numbers. ValueError: one is there already."""
-    known = written.known(connection, owned.cell, owned.stage, {number.round for number in numbers})
+    known_keys = written.known_keys(connection, owned.cell, owned.stage, {number.round for number in numbers})
     for number in numbers:
-        if (number.metric, number.round, number.client) in known:
-            raise ValueError(f"{owned.cell} {owned.stage}: {_named(number)} is there already; nothing was written")
-    shared = {"cell": owned.cell, "stage": owned.stage, "run": run, "created": now()}
+        if (number.metric, number.round, number.client) in known_keys:
+            raise ValueError(
+                f"{owned.cell} {owned.stage}: {_number_name(number)} is there already; nothing was written"
+            )
+    shared = {"cell": owned.cell, "stage": owned.stage, "run": run, "created": current_time()}
     of_each = ("metric", "round", "client", "value", "n")
     written.append(connection, [{**shared, **{name: getattr(number, name) for name in of_each}} for number in numbers])
 
 
-def _named(number: NumberLike) -> str:
+def _number_name(number: NumberLike) -> str:
     client = f" of client {number.client}" if number.client >= 0 else ""
     return f"{number.metric}{client} of round {number.round}"

@@ -34,24 +34,24 @@ class TimedRun:
 
 
 @patient
-def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[TimedRun]:
+def timed_runs(store: Store, after_round: int = 0, everywhere: bool = False) -> list[TimedRun]:
     """The runs on this machine, or everywhere, on the device that ran last; of training only rounds after `after`.
 
     The LATEST runs alone: they tell the machine as it is, and there may be a million.
     Cells that were trained as one program say the seconds of all: each counts its fraction.
     """
-    mine = RUNS.c.host.is_not(None) if everywhere else RUNS.c.host == socket.gethostname()
-    latest = select(RUNS.c.id).where(mine).order_by(RUNS.c.id.desc()).limit(LATEST).subquery()
+    condition = RUNS.c.host.is_not(None) if everywhere else RUNS.c.host == socket.gethostname()
+    latest = select(RUNS.c.id).where(condition).order_by(RUNS.c.id.desc()).limit(LATEST).subquery()
     with store.database.reading() as connection:
-        mine &= RUNS.c.id >= (connection.scalar(select(func.min(latest.c.id))) or 0)
-    counts = (NUMBERS.c.round > after) | (NUMBERS.c.stage != "train")
+        condition &= RUNS.c.id >= (connection.scalar(select(func.min(latest.c.id))) or 0)
+    counts = (NUMBERS.c.round > after_round) | (NUMBERS.c.stage != "train")
     numbers = (
         select(NUMBERS.c.run, NUMBERS.c.metric, counts, func.sum(NUMBERS.c.value))
         .join(RUNS, RUNS.c.id == NUMBERS.c.run)
         # of the cells that ran here alone: numbers are found by their cell, and there may be millions
         .where(
-            mine,
-            NUMBERS.c.cell.in_(select(RUNS.c.cell).where(mine)),
+            condition,
+            NUMBERS.c.cell.in_(select(RUNS.c.cell).where(condition)),
             NUMBERS.c.client == -1,
             NUMBERS.c.metric.in_(["forward", "backward", "seconds"]),
         )
@@ -63,41 +63,41 @@ def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[Tim
             RUNS.c.pid, RUNS.c.process, RUNS.c.extra, STAGES.c.total, STAGES.c.settings,
         )
         .join(STAGES, (STAGES.c.cell == RUNS.c.cell) & (STAGES.c.stage == RUNS.c.stage) & (STAGES.c.run == RUNS.c.id))
-        .where(mine)
+        .where(condition)
         .order_by(RUNS.c.id)
     )  # fmt: skip
     with store.database.reading() as connection:
-        found: dict[int, dict[str, float]] = {}
+        sums_by_run: dict[int, dict[str, float]] = {}
         uncounted: dict[int, float] = {}
-        for run, metric, counted, value in connection.execute(numbers):
-            if counted:
-                found.setdefault(run, {})[metric] = value
+        for run, metric, is_counted, value in connection.execute(numbers):
+            if is_counted:
+                sums_by_run.setdefault(run, {})[metric] = value
             elif metric == "seconds":
                 uncounted[run] = value
-        rows = [row for row in connection.execute(runs).all() if found.get(row.id, {}).get("seconds")]
+        rows = [row for row in connection.execute(runs).all() if sums_by_run.get(row.id, {}).get("seconds")]
         rows = [row for row in rows if row.device == rows[-1].device]
-        specs = select(CELLS.c.id, CELLS.c.spec).where(CELLS.c.id.in_(select(RUNS.c.cell).where(mine)))
-        known = {id: json.loads(spec) for id, spec in connection.execute(specs)} if rows else {}
+        specs = select(CELLS.c.id, CELLS.c.spec).where(CELLS.c.id.in_(select(RUNS.c.cell).where(condition)))
+        spec_by_cell = {id: json.loads(spec) for id, spec in connection.execute(specs)} if rows else {}
     attacks = {
         text: {key: value for key, value in json.loads(text).items() if key != "implementation"}
         for text in {row.settings for row in rows if row.settings}
     }
     timed = []
-    before: dict[tuple[Any, Any], float] = {}  # when the process's last stage ended
+    process_ended: dict[tuple[Any, Any], float] = {}  # when the process's last stage ended
     for row in rows:
-        here = found[row.id]
+        run_sums = sums_by_run[row.id]
         attack = attacks.get(row.settings)
-        count = row.total if attack else here.get("forward", 0.0) + here.get("backward", 0.0)
-        seconds, wall = here["seconds"], None
+        count = row.total if attack else run_sums.get("forward", 0.0) + run_sums.get("backward", 0.0)
+        seconds, wall = run_sums["seconds"], None
         if row.status == "done":
-            began, ended = epoch(row.started) or 0.0, epoch(row.ended) or 0.0
-            last = before.get((row.pid, row.process), 0.0)
-            if 0 <= began - last < PAUSE:
-                began = last
-            before[row.pid, row.process] = ended
-            wall = ended - began - uncounted.get(row.id, 0.0)
+            began, end_time = epoch(row.started) or 0.0, epoch(row.ended) or 0.0
+            last_end = process_ended.get((row.pid, row.process), 0.0)
+            if 0 <= began - last_end < PAUSE:
+                began = last_end
+            process_ended[row.pid, row.process] = end_time
+            wall = end_time - began - uncounted.get(row.id, 0.0)
         if count and seconds > 0:
-            timed.append(TimedRun(known[row.cell], attack, float(count), seconds, wall))
+            timed.append(TimedRun(spec_by_cell[row.cell], attack, float(count), seconds, wall))
     return timed
 
 
@@ -105,9 +105,9 @@ def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[Tim
 def gpu_memory(store: Store, kind: Callable[[Mapping[str, Any]], str]) -> dict[str, float]:
     """The most bytes that a training took on a GPU, by the kind of its cell's spec."""
     query = select(CELLS.c.spec, RUNS.c.extra).join(RUNS, RUNS.c.cell == CELLS.c.id)
-    most: dict[str, float] = {}
+    memory_by_kind: dict[str, float] = {}
     with store.database.reading() as connection:
         for spec, extra in connection.execute(query.where(RUNS.c.extra.contains('"gpu_memory"'))):
-            name, used = kind(json.loads(spec)), float(json.loads(extra)["gpu_memory"])
-            most[name] = max(used, most.get(name, 0.0))
-    return most
+            name, bytes_used = kind(json.loads(spec)), float(json.loads(extra)["gpu_memory"])
+            memory_by_kind[name] = max(bytes_used, memory_by_kind.get(name, 0.0))
+    return memory_by_kind

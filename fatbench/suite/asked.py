@@ -27,10 +27,10 @@ def evaluation(stage: str, settings: Mapping[str, Any], n: int | None, chunk: in
     """
     name, label = _names(stage)
     attack = {key: value for key, value in settings.items() if key not in BESIDE}
-    found = _asked(name, json.dumps(_short(attack)), settings.get("origin"), n, chunk)
-    if found is None:
+    images_and_batch = _images_and_batch(name, json.dumps(_short_form(attack)), settings.get("origin"), n, chunk)
+    if images_and_batch is None:
         return None
-    return Evaluation(label, attack, *found, origin=_origin(label, settings.get("origin")))
+    return Evaluation(label, attack, *images_and_batch, origin=_origin(label, settings.get("origin")))
 
 
 def contradiction(stage: Mapping[str, Any]) -> str | None:
@@ -42,7 +42,7 @@ def contradiction(stage: Mapping[str, Any]) -> str | None:
     if settings is None or stage["stage"] == "train":
         return None
     try:
-        if any(plugins.used(calls.call("Attack", settings))):
+        if any(plugins.used_plugins(calls.call("Attack", settings))):
             return None
         sizes = [number[4] for number in stage["numbers"] if number[2] == label]
         chunk = stage["outcomes"][0][1] if stage["outcomes"] else None
@@ -58,16 +58,16 @@ def differs(settings: Mapping[str, Any], evaluation: Evaluation) -> str | None:
     origin = None if evaluation.origin is None else evaluation.origin.said
     if settings.get("origin") != origin:
         return f"its attack was computed on {settings.get('origin') or 'the model itself'}, not as the suite says"
-    wanted = _short(evaluation.attack)
+    suite_settings = _short_form(evaluation.attack)
     try:
-        measured = _short({key: value for key, value in settings.items() if key not in BESIDE})
+        stored_settings = _short_form({key: value for key, value in settings.items() if key not in BESIDE})
     except FatbenchError:
-        measured = {"name": settings["name"]}
-    if measured == wanted:
+        stored_settings = {"name": settings["name"]}
+    if stored_settings == suite_settings:
         return None
-    keys = [key for key in {**wanted, **measured} if wanted.get(key) != measured.get(key)]
-    was = ", ".join(f"{key} {settings.get(key, 'default')}" for key in keys)
-    return f"its attack has other settings than the suite says: {was}"
+    keys = [key for key in {**suite_settings, **stored_settings} if suite_settings.get(key) != stored_settings.get(key)]
+    stored_text = ", ".join(f"{key} {settings.get(key, 'default')}" for key in keys)
+    return f"its attack has other settings than the suite says: {stored_text}"
 
 
 def _names(stage: str) -> tuple[str, str]:
@@ -78,35 +78,35 @@ def _names(stage: str) -> tuple[str, str]:
     return name, name.rpartition("-")[0]
 
 
-def _short(attack: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(calls.without_defaults(calls.call("Attack", attack))))
-    return found
+def _short_form(attack: Mapping[str, Any]) -> dict[str, Any]:
+    short_form: dict[str, Any] = json.loads(json.dumps(calls.without_defaults(calls.call("Attack", attack))))
+    return short_form
 
 
 def _origin(metric: str, text: str | None) -> TransferOrigin | None:
     """Whose model an attack was computed on, of what is stored of it."""
     if text is None:
         return None
-    kind, _, rest = text.partition(" ")
+    kind, _, subject = text.partition(" ")
     if kind == "cell":
-        return TransferOrigin(metric, rest)
-    client, _, clients = rest.partition(" of ")
+        return TransferOrigin(metric, subject)
+    client, _, clients = subject.partition(" of ")
     if kind == "client" and client.isdecimal() and clients.isdecimal():
         return TransferOrigin(f"client {client}", client=int(client), clients=int(clients))
     return None
 
 
 @functools.lru_cache(4096)
-def _asked(
+def _images_and_batch(
     name: str, attack: str, origin: str | None, n: int | None, chunk: int | None
 ) -> tuple[int | None, int] | None:
     """(images, batch) that the name of an evaluation is of; None: of none."""
-    wanted, ending = name.rpartition("-")[2], [] if origin is None else [origin]
-    short = json.loads(attack)
-    for many in dict.fromkeys([n, None, *(size for size in USUAL if size >= (n or 0))]):
+    wanted_digest, ending = name.rpartition("-")[2], [] if origin is None else [origin]
+    short_attack = json.loads(attack)
+    for images in dict.fromkeys([n, None, *(size for size in USUAL if size >= (n or 0))]):
         for batch in _batches(n, chunk):
-            if digest([short, many, batch, *ending])[:8] == wanted:
-                return many, batch
+            if digest([short_attack, images, batch, *ending])[:8] == wanted_digest:
+                return images, batch
     return None
 
 

@@ -78,7 +78,7 @@ class Call(dict[str, Any]):
 # --- from a suite's mapping to a call -----------------------------------------------------------------------------
 
 
-def check(kind: str, node: Any, place: str = "") -> Call:
+def check(kind: str, node: Any, location: str = "") -> Call:
     """The canonical form of `node`, a mapping {name: ..., setting: value}: defaults filled in, values checked.
 
     A bare string is short for {name: string}. The mapping of a settings class has no name. SpecError: unknown name or
@@ -86,52 +86,53 @@ def check(kind: str, node: Any, place: str = "") -> Call:
     """
     if kind in CLASSES:
         if not isinstance(node, Mapping):
-            raise SpecError(f"{place or kind.lower()}: expected a mapping of settings, got {_shown(node)}")
+            raise SpecError(f"{location or kind.lower()}: expected a mapping of settings, got {_value_text(node)}")
         signature = describe(kind)
-        return Call(signature, _settings(signature, node, place))
+        return Call(signature, _settings(signature, node, location))
     if isinstance(node, str):
-        node = LocatedMap({"name": node}, at=place)
+        node = LocatedMap({"name": node}, at=location)
     if not isinstance(node, Mapping):
-        raise SpecError(f"{place or kind.lower()}: expected a mapping with a name, got {_shown(node)}")
+        raise SpecError(f"{location or kind.lower()}: expected a mapping with a name, got {_value_text(node)}")
     if "name" not in node:
         raise SpecError(
-            f"{place or kind.lower()}: 'name' is missing: which {kind.lower()}?{did_you_mean('', names(kind))}"
+            f"{location or kind.lower()}: 'name' is missing: which {kind.lower()}?{did_you_mean('', names(kind))}"
         )
     if not isinstance(node["name"], str):
-        raise SpecError(f"{_place(node, 'name', place)}: expected a name, got {_shown(node['name'])}")
-    signature = describe(kind, node["name"], _place(node, "name", place))
-    rest = LocatedMap(
+        raise SpecError(f"{_place_of(node, 'name', location)}: expected a name, got {_value_text(node['name'])}")
+    signature = describe(kind, node["name"], _place_of(node, "name", location))
+    own_settings = LocatedMap(
         {k: v for k, v in node.items() if k != "name"}, getattr(node, "where", None), getattr(node, "at", "")
     )
-    return Call(signature, {"name": signature.name, **_settings(signature, rest, place)})
+    return Call(signature, {"name": signature.name, **_settings(signature, own_settings, location)})
 
 
-def check_cell(node: Mapping[str, Any], place: str = "") -> Call:
+def check_cell(node: Mapping[str, Any], location: str = "") -> Call:
     """The canonical form of a cell. SpecError as for `check`."""
     signature = describe("Experiment")
-    return Call(signature, _settings(signature, node, place))
+    return Call(signature, _settings(signature, node, location))
 
 
-def _settings(signature: Signature, node: Mapping[str, Any], place: str) -> dict[str, Any]:
+def _settings(signature: Signature, node: Mapping[str, Any], location: str) -> dict[str, Any]:
     """The canonical settings of a call of one function, without its name."""
-    known = signature.by_name
+    settings_by_name = signature.by_name
     for key in node:
-        if key not in known and not signature.free:
+        if key not in settings_by_name and not signature.free:
             raise SpecError(
-                f"{_place(node, key, place)}: '{signature.name}' has no setting '{key}'{did_you_mean(key, known)}"
+                f"{_place_of(node, key, location)}: '{signature.name}' has no setting "
+                f"'{key}'{did_you_mean(key, settings_by_name)}"
             )
     canonical: dict[str, Any] = {}
     defaults = _defaults(signature)
     for setting in signature.settings:
         if setting.name in node:
-            canonical[setting.name] = _value(setting, node[setting.name], _place(node, setting.name, place))
+            canonical[setting.name] = _value(setting, node[setting.name], _place_of(node, setting.name, location))
         elif setting.default is REQUIRED:
-            where = place or getattr(node, "at", "")
-            raise SpecError(f"{where}{': ' if where else ''}'{signature.name}' needs '{setting.name}'")
+            source = location or getattr(node, "at", "")
+            raise SpecError(f"{source}{': ' if source else ''}'{signature.name}' needs '{setting.name}'")
         else:
             canonical[setting.name] = defaults[setting.name]
     for key in node:
-        if key not in known:
+        if key not in settings_by_name:
             canonical[key] = node[key]
     return canonical
 
@@ -146,27 +147,29 @@ def _defaults(signature: Signature) -> dict[str, Any]:
     }
 
 
-def _value(setting: Setting, value: Any, place: str) -> Any:
+def _value(setting: Setting, value: Any, location: str) -> Any:
     if setting.kind is not None:
-        return None if setting.optional and value is None else check(setting.kind, value, place)
+        return None if setting.optional and value is None else check(setting.kind, value, location)
     try:
-        read = setting.adapter.validate_python(value)
+        validated = setting.adapter.validate_python(value)
     except ValidationError as error:
         problem = error.errors()[0]
-        what = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
-        raise SpecError(f"{place}: {what}, got {_shown(value)}") from None
-    if isinstance(value, str) and isinstance(read, float) and types.FRACTION.match(value):  # stays text, in one form
-        return "/".join(part.strip() for part in value.split("/"))
-    if isinstance(read, float) and not math.isfinite(read):
-        raise SpecError(f"{place}: should be a finite number, got {_shown(value)}")
-    return read
+        problem_text = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        raise SpecError(f"{location}: {problem_text}, got {_value_text(value)}") from None
+    if (
+        isinstance(value, str) and isinstance(validated, float) and types.FRACTION.match(value)
+    ):  # stays text, in one form
+        return "/".join(fraction_part.strip() for fraction_part in value.split("/"))
+    if isinstance(validated, float) and not math.isfinite(validated):
+        raise SpecError(f"{location}: should be a finite number, got {_value_text(value)}")
+    return validated
 
 
-def _place(node: Mapping[str, Any], key: str, fallback: str) -> str:
+def _place_of(node: Mapping[str, Any], key: str, fallback: str) -> str:
     return node.place(key) if isinstance(node, LocatedMap) and (key in node.where or node.at) else (fallback or key)
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return repr(dict(value) if isinstance(value, LocatedMap) else value)
 
 
@@ -175,10 +178,10 @@ def call(kind: str, spec: Mapping[str, Any]) -> Call:
     if isinstance(spec, Call):
         return spec
     signature = describe(kind, spec.get("name", ""))
-    known = signature.by_name
+    settings_by_name = signature.by_name
 
     def value(key: str) -> Any:
-        kind = known[key].kind if key in known else None
+        kind = settings_by_name[key].kind if key in settings_by_name else None
         return spec[key] if kind is None or spec[key] is None else call(kind, spec[key])
 
     return Call(signature, {key: value(key) for key in spec})
@@ -192,20 +195,22 @@ def build(kind: str, spec: Mapping[str, Any]) -> Any:
 
     Of a settings class, an instance.
     """
-    found = call(kind, spec)
-    called = function(found.signature)
-    return called(**bind(found)) if kind in CLASSES else functools.partial(called, **bind(found))
+    checked_call = call(kind, spec)
+    called = function(checked_call.signature)
+    return called(**bind(checked_call)) if kind in CLASSES else functools.partial(called, **bind(checked_call))
 
 
 def bind(call: Call) -> dict[str, Any]:
     """The keyword arguments of a call, nested calls built, fractions turned into floats."""
-    known = call.signature.by_name
+    settings_by_name = call.signature.by_name
     arguments = {}
     for key, value in call.items():
         if isinstance(value, Call):
             arguments[key] = build(value.kind, value)
         elif key != "name":
-            is_number = isinstance(value, str) and (key not in known or _is_number(known[key].annotation))
+            is_number = isinstance(value, str) and (
+                key not in settings_by_name or _is_number(settings_by_name[key].annotation)
+            )
             arguments[key] = types.number(value) if is_number else value
     return arguments
 
@@ -250,17 +255,17 @@ def without_defaults(call: Call) -> dict[str, Any]:
     So a setting added later, with the default that keeps the old behaviour, leaves identities as they are. A default
     must therefore never change its meaning: tests/golden/defaults.json pins them.
     """
-    known = call.signature.by_name
+    settings_by_name = call.signature.by_name
     defaults = _defaults(call.signature)
-    short: dict[str, Any] = {}
+    short_form: dict[str, Any] = {}
     for key, value in call.items():
-        setting = known.get(key)
+        setting = settings_by_name.get(key)
         if setting is None:  # the name, or a setting that is checked only when it is called
-            short[key] = value
+            short_form[key] = value
         elif setting.default is not REQUIRED and value == defaults[key]:
             continue
         elif setting.annotation == "Weights | None":
-            short[key] = weights.content(value)
+            short_form[key] = weights.content(value)
         else:
-            short[key] = without_defaults(value) if isinstance(value, Call) else value
-    return short
+            short_form[key] = without_defaults(value) if isinstance(value, Call) else value
+    return short_form

@@ -56,9 +56,9 @@ class Evaluation:
 
     @functools.cached_property
     def id(self) -> str:
-        short = calls.without_defaults(calls.call("Attack", self.attack))
-        said = [short, self.n, self.batch, *([] if self.origin is None else [self.origin.said])]
-        return f"{self.label}-{digest(said)[:8]}"
+        short_attack = calls.without_defaults(calls.call("Attack", self.attack))
+        identity_parts = [short_attack, self.n, self.batch, *([] if self.origin is None else [self.origin.said])]
+        return f"{self.label}-{digest(identity_parts)[:8]}"
 
     @property
     def mark(self) -> str:
@@ -81,7 +81,7 @@ class Evaluation:
 
 @functools.lru_cache(1024)  # a report asks for those of each of 10,000 cells
 def _stages(evaluation: str, round: int) -> tuple[str, ...]:
-    return tuple(f"{evaluation}{'' if one == 'fp32' else f'.{one}'}@{round}" for one in PRECISIONS)
+    return tuple(f"{evaluation}{'' if precision == 'fp32' else f'.{precision}'}@{round}" for precision in PRECISIONS)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,9 @@ class Cell:
     origin: Cell | None = None  # whose last model it begins with
     suite: str = ""  # of an origin: the suite that it is of
     perturbation: str = field(default="", compare=False)  # of its task, in words: "Linf 25/255"
-    written: Mapping[str, frozenset[str]] = field(default_factory=dict, compare=False)  # see `confounders.written`
+    written: Mapping[str, frozenset[str]] = field(
+        default_factory=dict, compare=False
+    )  # see `confounders.written_paths`
 
     @property
     def origins(self) -> list[Cell]:
@@ -120,19 +122,23 @@ class Plan:
 
     def to_run(self) -> list[Cell]:
         """The cells to run, each once; first those of any suite with whose models others begin."""
-        own = {cell.id: cell for cell in self.unique()}
-        first = {origin.id: own.get(origin.id, origin) for cell in own.values() for origin in cell.origins}
-        return list({**first, **own}.values())
+        own_cells = {cell.id: cell for cell in self.unique()}
+        origin_cells = {
+            origin.id: own_cells.get(origin.id, origin) for cell in own_cells.values() for origin in cell.origins
+        }
+        return list({**origin_cells, **own_cells}.values())
 
     def unique(self) -> list[Cell]:
         """The cells of the suite: grid points that come to the same experiment are one, with the evaluations of all."""
         cells: dict[str, Cell] = {}
         for cell in self.cells:
-            first = cells.get(cell.id)
-            if first is not None and first.evaluations != cell.evaluations:
-                both = {evaluation.id: evaluation for evaluation in (*first.evaluations, *cell.evaluations)}
-                cell = replace(first, evaluations=tuple(both.values()))
-            cells[cell.id] = cell if first is None or cell.evaluations != first.evaluations else first
+            first_cell = cells.get(cell.id)
+            if first_cell is not None and first_cell.evaluations != cell.evaluations:
+                merged_evaluations = {
+                    evaluation.id: evaluation for evaluation in (*first_cell.evaluations, *cell.evaluations)
+                }
+                cell = replace(first_cell, evaluations=tuple(merged_evaluations.values()))
+            cells[cell.id] = cell if first_cell is None or cell.evaluations != first_cell.evaluations else first_cell
         return list(cells.values())
 
     def metrics(self) -> list[str]:
@@ -159,55 +165,57 @@ def identity(spec: Mapping[str, Any]) -> str:
     return digest(calls.without_defaults(calls.call("Experiment", spec)))[:12]
 
 
-def canonical(spec: Mapping[str, Any], place: str = "cell", refuse: bool = True) -> calls.Call:
+def canonical(spec: Mapping[str, Any], location: str = "cell", refuse: bool = True) -> calls.Call:
     """The canonical form of one cell, every default filled in and checked. SpecError names file, line and key.
 
     refuse: False where results are read: no function is asked whether it can run in the cell.
     """
-    cell = calls.check_cell(spec if isinstance(spec, LocatedMap) else LocatedMap(spec), place)
+    cell = calls.check_cell(spec if isinstance(spec, LocatedMap) else LocatedMap(spec), location)
     if refuse:
-        _fits_its_data(cell, place)
-        facts.refuse(cell, cell, place)
+        _fits_its_data(cell, location)
+        facts.refuse(cell, cell, location)
     return cell
 
 
-def _fits_its_data(spec: calls.Call, place: str) -> None:
+def _fits_its_data(spec: calls.Call, location: str) -> None:
     """SpecError: more images, validation images or clients than the data set has."""
     data, name = facts.of_data(spec["data"]), spec["data"]["name"]
-    for key, have in (("train", data.train), ("test", data.test)):
-        if not data.about and spec[key] and have and spec[key] > have:
-            raise SpecError(f"{place}: {key}: {spec[key]} images wanted, {name} has {have}")
+    for key, available in (("train", data.train), ("test", data.test)):
+        if not data.about and spec[key] and available and spec[key] > available:
+            raise SpecError(f"{location}: {key}: {spec[key]} images wanted, {name} has {available}")
     if not data.about and data.train and spec["train_from"] + (spec["train"] or 1) > data.train:
-        asked = f"{spec['train']} images wanted after" if spec["train"] else "no image is left after"
-        raise SpecError(f"{place}: train_from: {asked} the first {spec['train_from']}, {name} has {data.train}")
+        request = f"{spec['train']} images wanted after" if spec["train"] else "no image is left after"
+        raise SpecError(f"{location}: train_from: {request} the first {spec['train_from']}, {name} has {data.train}")
     total = facts.training_images(spec)
     if total and spec["validation"] >= total:
-        raise SpecError(f"{place}: validation: {spec['validation']} held-out images of {total} leave none for training")
+        raise SpecError(
+            f"{location}: validation: {spec['validation']} held-out images of {total} leave none for training"
+        )
     clients = spec["partition"].get("clients")
     if total and clients and clients > total - spec["validation"]:
-        left = total - spec["validation"]
-        raise SpecError(f"{place}: partition: {clients} clients, but only {left} training images")
+        images_left = total - spec["validation"]
+        raise SpecError(f"{location}: partition: {clients} clients, but only {images_left} training images")
     for call in spec.walk():
         if call.kind == "Attack" and "index" in call.signature.asks:
             raise SpecError(
-                f"{place}: '{call.name}' asks for 'index', the places of test images, which only an attack of "
+                f"{location}: '{call.name}' asks for 'index', the places of test images, which only an attack of "
                 "'evaluate' has"
             )
     if spec["malicious"] is not None:
-        _can_be_malicious(spec, f"{place}: malicious")
+        _can_be_malicious(spec, f"{location}: malicious")
     if spec["diagnostic"] is not None and spec["monitor"] is None:
         raise SpecError(
-            f"{place}: diagnostic: needs 'monitor': it runs with the monitor, on the images that the monitor attacks"
+            f"{location}: diagnostic: needs 'monitor': it runs with the monitor, on the images that the monitor attacks"
         )
 
 
-def _can_be_malicious(spec: Mapping[str, Any], place: str) -> None:
+def _can_be_malicious(spec: Mapping[str, Any], location: str) -> None:
     """SpecError: no such client, no honest one, or an algorithm whose clients' updates an adversary would not reach."""
     clients, liars = spec["partition"].get("clients"), facts.malicious(spec)
     if clients and max(liars) >= clients:
-        raise SpecError(f"{place}: clients: there is no client {max(liars)}: there are {clients}, counted from 0")
+        raise SpecError(f"{location}: clients: there is no client {max(liars)}: there are {clients}, counted from 0")
     if clients and len(liars) == clients:
-        raise SpecError(f"{place}: clients: all {clients} clients are malicious: none is honest")
+        raise SpecError(f"{location}: clients: all {clients} clients are malicious: none is honest")
     algorithm = spec["algorithm"]
     while algorithm.wrapped is not None:
         algorithm = algorithm.wrapped
@@ -216,6 +224,6 @@ def _can_be_malicious(spec: Mapping[str, Any], place: str) -> None:
     for attack in spec["malicious"].nested.values():
         if not sends and "images" not in attack.signature.asks:
             raise SpecError(
-                f"{place}: '{attack['name']}' changes what clients train or send, and {algorithm['name']} does not "
+                f"{location}: '{attack['name']}' changes what clients train or send, and {algorithm['name']} does not "
                 "aggregate their models: use an adversary that changes images or labels"
             )

@@ -48,14 +48,18 @@ class Confounder:
     def __str__(self) -> str:
         """ "clipmean trains at 8/255, the other ten at 25/255"."""
         names = " and ".join(filter(None, (", ".join(self.rows[:-1]), self.rows[-1])))
-        rest = len(self.others)
-        others = self.others[0] if rest == 1 else f"the other {COUNTS[rest] if rest < len(COUNTS) else rest}"
+        other_count = len(self.others)
+        others_text = (
+            self.others[0]
+            if other_count == 1
+            else f"the other {COUNTS[other_count] if other_count < len(COUNTS) else other_count}"
+        )
         if self.path == RADIUS:
-            return f"{names} train{'s' * (len(self.rows) == 1)} at {self.value}, {others} at {self.usual}"
-        return f"{names}: {self.path} is {self.value}, of {others} {self.usual}"
+            return f"{names} train{'s' * (len(self.rows) == 1)} at {self.value}, {others_text} at {self.usual}"
+        return f"{names}: {self.path} is {self.value}, of {others_text} {self.usual}"
 
 
-def written(
+def written_paths(
     key: Key, axes: Mapping[str, Mapping[str, Any]], overrides: Iterable[Override]
 ) -> dict[str, frozenset[str]]:
     """Axis -> dotted paths of the settings that a point's label writes, with the exceptions made for it."""
@@ -64,7 +68,7 @@ def written(
         for axis, labels in override.when.items():
             if key.get(axis) in labels and 2 * len(labels) < len(axes[axis]):
                 paths[axis] |= {path for path, _ in leaves(override.set)}
-    return {axis: frozenset(own) for axis, own in paths.items()}
+    return {axis: frozenset(axis_paths) for axis, axis_paths in paths.items()}
 
 
 def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -85,39 +89,41 @@ def confounders(rows: Sequence[Row], baseline: tuple[str, str] | None = None) ->
     rows = [row for row in rows if "evaluated" not in row.spec]
     if len(rows) < 2:
         return []
-    parts = [
+    differing_parts = [
         key
         for key in dict.fromkeys(key for row in rows for key in row.spec)
         if key not in LOGGED and any(row.spec.get(key) != rows[0].spec.get(key) for row in rows)
     ]
-    full = [dict(leaves({key: row.spec[key] for key in parts if key in row.spec})) for row in rows]
+    settings_by_row = [dict(leaves({key: row.spec[key] for key in differing_parts if key in row.spec})) for row in rows]
     axes = [axis for axis in rows[0].key if len({row.key.get(axis) for row in rows}) > 1]
     names = [", ".join(row.key[axis] for axis in axes if axis in row.key) for row in rows]
-    at = next((i for i, row in enumerate(rows) if baseline and row.key.get(baseline[0]) == baseline[1]), None)
-    own = _OwnPaths(rows)
-    found = []
-    for path in dict.fromkeys(path for each in full for path in each):
-        if len({repr(each.get(path, "")) for each in full}) == 1:
+    baseline_row = next((i for i, row in enumerate(rows) if baseline and row.key.get(baseline[0]) == baseline[1]), None)
+    own_paths = _OwnPaths(rows)
+    confounding = []
+    for path in dict.fromkeys(path for settings in settings_by_row for path in settings):
+        if len({repr(settings.get(path, "")) for settings in settings_by_row}) == 1:
             continue
-        values = [repr(_shown(path, each)) for each in full]
-        first = at if at is not None else values.index(Counter(values).most_common(1)[0][0])
+        values = [repr(_setting_at(path, settings)) for settings in settings_by_row]
+        reference_row = baseline_row if baseline_row is not None else values.index(Counter(values).most_common(1)[0][0])
         odd: dict[str, list[int]] = {}
-        for i, each in enumerate(full):
-            if _differ(path, each, full[first]) and not _own(path, rows[i], rows[first], own[i, first]):
+        for i, settings in enumerate(settings_by_row):
+            if _differ(path, settings, settings_by_row[reference_row]) and not _is_own(
+                path, rows[i], rows[reference_row], own_paths[i, reference_row]
+            ):
                 odd.setdefault(values[i], []).append(i)
         for differing in odd.values():
-            usual = [i for i, value in enumerate(values) if value == values[first]]
-            found.append(
+            usual = [i for i, value in enumerate(values) if value == values[reference_row]]
+            confounding.append(
                 Confounder(
                     path,
-                    _shown(path, full[differing[0]]),
-                    _shown(path, full[first]),
+                    _setting_at(path, settings_by_row[differing[0]]),
+                    _setting_at(path, settings_by_row[reference_row]),
                     tuple(names[i] for i in differing),
                     tuple(rows[i].id for i in differing),
                     tuple(names[i] for i in usual),
                 )
             )
-    return found
+    return confounding
 
 
 def against(rows: Iterable[Row], baseline: tuple[str, str] | None) -> list[Confounder]:
@@ -126,49 +132,58 @@ def against(rows: Iterable[Row], baseline: tuple[str, str] | None) -> list[Confo
         return []
     groups: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
-        others = tuple((axis, label) for axis, label in row.key.items() if axis != baseline[0])
-        groups.setdefault((others, row.spec.get("seed")), {}).setdefault(row.key.get(baseline[0], ""), row)
-    return [one for group in groups.values() for one in confounders([*group.values()], baseline)]
+        other_labels = tuple((axis, label) for axis, label in row.key.items() if axis != baseline[0])
+        groups.setdefault((other_labels, row.spec.get("seed")), {}).setdefault(row.key.get(baseline[0], ""), row)
+    return [confounder for group in groups.values() for confounder in confounders([*group.values()], baseline)]
 
 
-def between(baseline: Row, other: Row) -> tuple[str, ...]:
+def differences(baseline: Row, other_row: Row) -> tuple[str, ...]:
     """What two rows differ in besides their labels, in words; empty: nothing."""
-    return tuple(sentences(confounders([baseline, other])))
+    return tuple(sentences(confounders([baseline, other_row])))
 
 
-def apart(found: Iterable[Confounder]) -> frozenset[str]:
+def uncompared_cells(confounding: Iterable[Confounder]) -> frozenset[str]:
     """The ids of the cells that are not compared with the others."""
-    return frozenset(id for one in found for id in one.cells)
+    return frozenset(id for confounder in confounding for id in confounder.cells)
 
 
-def sentences(found: Iterable[Confounder]) -> list[str]:
+def sentences(confounding: Iterable[Confounder]) -> list[str]:
     """What rows differ in, each setting once: a part of what another says of more rows is left out."""
-    alike: dict[tuple[str, str, str], dict[str, Confounder]] = {}
-    for one in found:
-        alike.setdefault((one.path, str(one.value), str(one.usual)), {})[str(one)] = one
+    confounders_by_value: dict[tuple[str, str, str], dict[str, Confounder]] = {}
+    for confounder in confounding:
+        confounders_by_value.setdefault((confounder.path, str(confounder.value), str(confounder.usual)), {})[
+            str(confounder)
+        ] = confounder
     return [
         sentence
-        for group in alike.values()
-        for sentence, one in group.items()
-        if not any(one is not other and _part(one, other) for other in group.values())
+        for group in confounders_by_value.values()
+        for sentence, confounder in group.items()
+        if not any(
+            confounder is not other_confounder and _is_part(confounder, other_confounder)
+            for other_confounder in group.values()
+        )
     ]
 
 
-def _part(one: Confounder, other: Confounder) -> bool:
-    return {*one.rows} <= {*other.rows} and {*one.others} <= {*other.others}
+def _is_part(confounder: Confounder, other_confounder: Confounder) -> bool:
+    return {*confounder.rows} <= {*other_confounder.rows} and {*confounder.others} <= {*other_confounder.others}
 
 
-def _shown(path: str, settings: Mapping[str, Any]) -> Any:
+def _setting_at(path: str, settings: Mapping[str, Any]) -> Any:
     """A setting as it is said: a call by its name."""
     return settings.get(path, settings.get(f"{path}.name"))
 
 
-def _differ(path: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _differ(path: str, settings_a: Mapping[str, Any], settings_b: Mapping[str, Any]) -> bool:
     """Whether both have the setting and differ in it, or one has a call where the other has none."""
-    if path in one and path in other:
-        return repr(one[path]) != repr(other[path])
-    (has, lacks) = (one, other) if path in one else (other, one)
-    return path in has and has[path] is None and any(below.startswith(f"{path}.") for below in lacks)
+    if path in settings_a and path in settings_b:
+        return repr(settings_a[path]) != repr(settings_b[path])
+    (with_path, without_path) = (settings_a, settings_b) if path in settings_a else (settings_b, settings_a)
+    return (
+        path in with_path
+        and with_path[path] is None
+        and any(lower_path.startswith(f"{path}.") for lower_path in without_path)
+    )
 
 
 class _OwnPaths(dict[tuple[int, int], frozenset[str]]):
@@ -178,34 +193,36 @@ class _OwnPaths(dict[tuple[int, int], frozenset[str]]):
         self.rows = rows
 
     def __missing__(self, key: tuple[int, int]) -> frozenset[str]:
-        one, other = (self.rows[i] for i in key)
-        axes = [axis for axis in {**one.key, **other.key} if one.key.get(axis) != other.key.get(axis)]
-        if any(axis not in one.written and axis not in other.written for axis in axes):
+        row_a, row_b = (self.rows[i] for i in key)
+        axes = [axis for axis in {**row_a.key, **row_b.key} if row_a.key.get(axis) != row_b.key.get(axis)]
+        if any(axis not in row_a.written and axis not in row_b.written for axis in axes):
             paths = EVERYTHING
         else:
-            paths = frozenset[str]().union(*(row.written.get(axis, ()) for row in (one, other) for axis in axes))
+            paths = frozenset[str]().union(*(row.written.get(axis, ()) for row in (row_a, row_b) for axis in axes))
         self[key] = paths
         return paths
 
 
-def _own(path: str, one: Row, other: Row, paths: frozenset[str]) -> bool:
+def _is_own(path: str, row_a: Row, row_b: Row, paths: frozenset[str]) -> bool:
     """Whether a label in which two rows differ writes the setting, or names a function that has it by itself."""
     if path in paths or paths is EVERYTHING:
         return True
-    if any(path.startswith(f"{own}.") or own.startswith(f"{path}.") for own in paths):
+    if any(path.startswith(f"{own_path}.") or own_path.startswith(f"{path}.") for own_path in paths):
         return True
-    if any(_of_perturbation(path, own) or path.startswith(f"{own.split('.')[0]}_") for own in paths):
+    if any(_of_perturbation(path, own_path) or path.startswith(f"{own_path.split('.')[0]}_") for own_path in paths):
         return True  # auxiliary_n is of `auxiliary`
-    below = any(own.endswith(".name") and path.startswith(own.removesuffix("name")) for own in paths)
-    return below and not any(_stated(row, path) for row in (one, other))
+    is_of_function = any(
+        own_path.endswith(".name") and path.startswith(own_path.removesuffix("name")) for own_path in paths
+    )
+    return is_of_function and not any(_stated(row, path) for row in (row_a, row_b))
 
 
 def _stated(row: Row, path: str) -> bool:
     """Whether a cell has the setting at another value than its default."""
-    short = calls.without_defaults(calls.call("Experiment", row.spec))
-    return path in dict(leaves(short))
+    short_spec = calls.without_defaults(calls.call("Experiment", row.spec))
+    return path in dict(leaves(short_spec))
 
 
-def _of_perturbation(path: str, own: str) -> bool:
+def _of_perturbation(path: str, own_path: str) -> bool:
     """Whether a label that writes a perturbation writes this setting of an attack."""
-    return own.startswith("perturbation.") and own.rpartition(".")[2] == path.rpartition(".")[2]
+    return own_path.startswith("perturbation.") and own_path.rpartition(".")[2] == path.rpartition(".")[2]

@@ -50,16 +50,16 @@ def _weight(value: Any) -> float:
 def axis_of(labels: Iterable[str], axis: str | None, axes: Mapping[str, Any]) -> str:
     """The axis of the labels: `axis`, or the one that has them all. ValueError: none has, or several have."""
     labels = list(labels)
-    fits = [name for name, known in axes.items() if all(label in known for label in labels)]
+    fits = [name for name, axis_labels in axes.items() if all(label in axis_labels for label in labels)]
     if axis is None and len(fits) == 1:
         return fits[0]
     if axis is None and fits:
         raise ValueError(f"{' and '.join(fits)} have these labels: say which with 'axis'")
     if axis is None:
-        known = {label for of in axes.values() for label in of}
+        axis_labels = {label for of in axes.values() for label in of}
         for label in labels:
-            if label not in known:
-                raise ValueError(f"no axis has the label '{label}'{did_you_mean(label, known)}")
+            if label not in axis_labels:
+                raise ValueError(f"no axis has the label '{label}'{did_you_mean(label, axis_labels)}")
         raise ValueError(f"no axis has all of {', '.join(labels)}")
     for label in labels:
         known_label(axis, label, axes)
@@ -72,7 +72,9 @@ def _contrast(value: Any, axis: str | None, axes: Mapping[str, Any]) -> Contrast
     """
     weights: dict[tuple[str, str], float] = {}
     if isinstance(value, list):
-        fits = [name for name, known in axes.items() if len(known) == len(value)] if axis is None else [axis]
+        fits = (
+            [name for name, axis_labels in axes.items() if len(axis_labels) == len(value)] if axis is None else [axis]
+        )
         if len(fits) != 1 or len(axes[fits[0]]) != len(value):
             raise ValueError(
                 f"{len(value)} weights are those of no axis alone: say which with 'axis', one for each label"
@@ -83,14 +85,14 @@ def _contrast(value: Any, axis: str | None, axes: Mapping[str, Any]) -> Contrast
         axis = axis_of(value, axis, axes)
         for label, weight in value.items():
             if isinstance(weight, Mapping):
-                weights |= {(label, metric): _weight(one) for metric, one in weight.items()}
+                weights |= {(label, metric): _weight(metric_weight) for metric, metric_weight in weight.items()}
             else:
                 weights[label, ""] = _weight(weight)
     else:
         raise ValueError(f"expected weights such as {{A: 1, B: -1}} or [1, -1, -1, 1], got {value!r}")
     if len({bool(metric) for _, metric in weights}) > 1:
         raise ValueError("either every label has weights by metric, or none has")
-    weights = {place: weight for place, weight in weights.items() if weight}
+    weights = {point: weight for point, weight in weights.items() if weight}
     if not weights:
         raise ValueError("every weight is 0")
     if abs(total := math.fsum(weights.values())) > 1e-9:
@@ -99,24 +101,24 @@ def _contrast(value: Any, axis: str | None, axes: Mapping[str, Any]) -> Contrast
 
 
 def _contrasts(value: Any, info: ValidationInfo) -> dict[str, Contrast]:
-    named, found = mapping(value), {}
-    for name in named:
+    contrast_nodes, contrasts = mapping(value), {}
+    for name in contrast_nodes:
         try:
-            found[name] = _contrast(named[name], info.data.get("axis"), (info.context or {})["axes"])
+            contrasts[name] = _contrast(contrast_nodes[name], info.data.get("axis"), (info.context or {})["axes"])
         except ValueError as error:
-            raise SpecError(f"{named.place(name)}: {error}") from None
-    return found
+            raise SpecError(f"{contrast_nodes.place(name)}: {error}") from None
+    return contrasts
 
 
 def _headline(value: Any, info: ValidationInfo) -> tuple[str, str, str] | None:
     """(contrast, metric, row) of what the suite is quoted with: [SFAT - FAT, pgd20], or [.., .., multi-Krum]."""
     if value is None:
         return None
-    known = info.data.get("contrasts") or {}
-    if not isinstance(value, list) or len(value) not in (2, 3) or not all(isinstance(one, str) for one in value):
+    contrasts = info.data.get("contrasts") or {}
+    if not isinstance(value, list) or len(value) not in (2, 3) or not all(isinstance(item, str) for item in value):
         raise ValueError(f"expected [contrast, metric] or [contrast, metric, row], got {value!r}")
-    if value[0] not in known:
-        raise ValueError(f"no contrast is named '{value[0]}'{did_you_mean(value[0], known)}")
+    if value[0] not in contrasts:
+        raise ValueError(f"no contrast is named '{value[0]}'{did_you_mean(value[0], contrasts)}")
     return value[0], value[1], value[2] if len(value) == 3 else ""
 
 
@@ -158,15 +160,15 @@ class Tests(Node):
 
     def named(self) -> list[str]:
         """The metrics that it names."""
-        own = (metric for contrast in self.contrasts.values() for _, metric in contrast.weights if metric)
+        contrast_metrics = (metric for contrast in self.contrasts.values() for _, metric in contrast.weights if metric)
         quoted = [self.headline[1]] if self.headline else []
-        return list(dict.fromkeys([*(self.metrics or ()), *own, *quoted]))
+        return list(dict.fromkeys([*(self.metrics or ()), *contrast_metrics, *quoted]))
 
     @model_validator(mode="after")
     def _family_of_contrasts(self) -> Tests:
         if self.contrasts and self.family is None:
             raise SpecError(f"{self.place('contrasts')}: contrasts are those of a family: name it with 'family'")
-        if self.between and [len(chosen) for chosen in self.between.values()] != [2]:
+        if self.between and [len(axis_labels) for axis_labels in self.between.values()] != [2]:
             raise SpecError(f"{self.place('between')}: expected two labels of one axis, such as {{method: [A, B]}}")
         if self.family is not None and not self.contrasts:
             raise SpecError(f"{self.place('family')}: a family without 'contrasts' declares nothing")

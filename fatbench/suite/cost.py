@@ -35,13 +35,13 @@ def images_at_once(spec: Mapping[str, Any]) -> int:
     if not total:
         return batch or 1
     images = (total - spec["validation"]) * (1 - float(number(spec["client_holdout"])))
-    each = max(1, round(images / (spec["partition"].get("clients") or 1)))
-    return min(batch or each, each)
+    client_images = max(1, round(images / (spec["partition"].get("clients") or 1)))
+    return min(batch or client_images, client_images)
 
 
-def epochs_in_round(start: int, factor: float, every: int, round: int) -> int:
+def epochs_in_round(start: int, factor: float, period: int, round: int) -> int:
     """Local epochs of a round, counted from 0: max(1, floor(start factor^floor(round / every)))."""
-    return max(1, int(start * factor ** (round // every) + 1e-9))
+    return max(1, int(start * factor ** (round // period) + 1e-9))
 
 
 def attack_passes(attack: Mapping[str, Any]) -> Passes:
@@ -79,14 +79,14 @@ def monitoring(spec: Mapping[str, Any]) -> Work:
     times = math.ceil(spec["algorithm"]["rounds"] / (spec.get("monitor_every") or 1))
     sets = (spec.get("test") or data.test or 0, spec.get("validation"))  # imported cells may lack what has a default
     tested = sum(min(n, spec.get("monitor_n") or n) for n in sets if n)
-    one = attack_passes(spec["monitor"])
-    held = float(number(spec.get("client_holdout") or 0)) * (
+    monitor_passes = attack_passes(spec["monitor"])
+    held_out_images = float(number(spec.get("client_holdout") or 0)) * (
         (facts.training_images(spec) or 0) - (spec.get("validation") or 0)
     )
     models = times * tested * models_watched(spec)
     return Work(
-        forward=models * (one.forward + 2) + times * held * (one.forward + 1),
-        backward=(models + times * held) * one.backward,
+        forward=models * (monitor_passes.forward + 2) + times * held_out_images * (monitor_passes.forward + 1),
+        backward=(models + times * held_out_images) * monitor_passes.backward,
     )
 
 
@@ -112,8 +112,10 @@ def _evaluation(evaluations: Iterable[Evaluation], available: int, models: int) 
     work = Work()
     for item in evaluations:
         n = min(available, item.n or available) * (item.origin.clients or 1 if item.origin else 1)
-        one = attack_passes(item.attack)
-        work += Work(forward=models * n * (one.forward + 1), backward=models * n * one.backward, disk=n / 8)
+        passes_each = attack_passes(item.attack)
+        work += Work(
+            forward=models * n * (passes_each.forward + 1), backward=models * n * passes_each.backward, disk=n / 8
+        )
     return work
 
 

@@ -57,14 +57,14 @@ class Estimate:
 
 def network(spec: Mapping[str, Any]) -> str:
     """What the speed of an attack is valid for: the same model on images of the same data set."""
-    given = spec["data"]["name"], spec.get("size")
-    return digest([_shape(spec["model"]), *given])[:12]
+    data_and_size = spec["data"]["name"], spec.get("size")
+    return digest([_shape(spec["model"]), *data_and_size])[:12]
 
 
 def kind(spec: Mapping[str, Any]) -> str:
     """What a measured speed of training is valid for: the same network at the same batch size."""
-    given = spec["data"]["name"], spec.get("size"), cost.local(spec["algorithm"]).get("batch")
-    return digest([_shape(spec["model"]), *given])[:12]
+    data_size_batch = spec["data"]["name"], spec.get("size"), cost.local(spec["algorithm"]).get("batch")
+    return digest([_shape(spec["model"]), *data_size_batch])[:12]
 
 
 def _shape(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,35 +88,35 @@ def speeds(timed: Iterable[Timed]) -> Speeds:
     stages = []
 
     def add(rates: dict[Any, list[float]], key: Any, count: float, seconds: float) -> None:
-        known = rates.setdefault(key, [0.0, 0.0])
-        known[0] += count
-        known[1] += seconds
+        totals = rates.setdefault(key, [0.0, 0.0])
+        totals[0] += count
+        totals[1] += seconds
 
-    for one in timed:
+    for timed_stage in timed:
         try:
-            each = cost.attack_passes(one.attack).total + 1 if one.attack else 0.0
-            cost.monitoring(one.spec)
+            passes_each = cost.attack_passes(timed_stage.attack).total + 1 if timed_stage.attack else 0.0
+            cost.monitoring(timed_stage.spec)
         except FatbenchError:
             continue
-        if one.attack is None:
-            add(training, kind(one.spec), one.count, one.seconds)
+        if timed_stage.attack is None:
+            add(training, kind(timed_stage.spec), timed_stage.count, timed_stage.seconds)
         else:
-            place = network(one.spec)
-            add(attacks, (place, _attacking(one.attack)), one.count, one.seconds)
-            if one.attack["name"] != "autoattack":  # it stops at images that fall
-                add(passes, place, one.count * each, one.seconds)
-        stages.append(one)
-    known = Speeds(_rates(training), _rates(attacks), _rates(passes))
+            network_digest = network(timed_stage.spec)
+            add(attacks, (network_digest, _attacking(timed_stage.attack)), timed_stage.count, timed_stage.seconds)
+            if timed_stage.attack["name"] != "autoattack":  # it stops at images that fall
+                add(passes, network_digest, timed_stage.count * passes_each, timed_stage.seconds)
+        stages.append(timed_stage)
+    measured_speeds = Speeds(_rates(training), _rates(attacks), _rates(passes))
     around: tuple[list[float], list[float]] = ([], [])
-    for one in stages:
-        if one.wall is not None:
-            looking = 0.0 if one.attack else _monitoring(one.spec, known)
-            around[one.attack is not None].append(max(0.0, one.wall - one.seconds - looking))
-    return replace(known, around=(_middle(around[0]), _middle(around[1])))
+    for timed_stage in stages:
+        if timed_stage.wall is not None:
+            looking = 0.0 if timed_stage.attack else _monitoring(timed_stage.spec, measured_speeds)
+            around[timed_stage.attack is not None].append(max(0.0, timed_stage.wall - timed_stage.seconds - looking))
+    return replace(measured_speeds, around=(_middle(around[0]), _middle(around[1])))
 
 
-def _rates(found: Mapping[Any, Sequence[float]]) -> dict[Any, float]:
-    return {key: seconds / count for key, (count, seconds) in found.items() if count}
+def _rates(totals: Mapping[Any, Sequence[float]]) -> dict[Any, float]:
+    return {key: seconds / count for key, (count, seconds) in totals.items() if count}
 
 
 def _middle(values: Sequence[float]) -> float:
@@ -134,83 +134,85 @@ def everything(plan: Plan, models: float | None = None) -> Left:
     """
 
     def of_cell(cell: Cell) -> tuple[float, list[tuple[Evaluation, float]]]:
-        most = min(len(plan.checkpoints), int(cell.spec["algorithm"]["rounds"]))
-        return 1.0, [(evaluation, most if models is None else models) for evaluation in cell.evaluations]
+        model_count = min(len(plan.checkpoints), int(cell.spec["algorithm"]["rounds"]))
+        return 1.0, [(evaluation, model_count if models is None else models) for evaluation in cell.evaluations]
 
     return of_cell
 
 
-def estimate(cells: Iterable[Cell], known: Speeds, left: Left) -> Estimate:
-    """How long the cells take. left: of a cell the fraction of its training, and attacks on how many models, to do."""
-    total, unknown, done, bound = 0.0, 0, 0, False
+def estimate(cells: Iterable[Cell], speeds: Speeds, work_left: Left) -> Estimate:
+    """How long the cells take. work_left: of a cell the fraction of its training, and attacks on how many models, to
+    do.
+    """
+    total, unknown, done_count, bound = 0.0, 0, 0, False
     for cell in cells:
-        fraction, evaluations = left(cell)
+        fraction, evaluations = work_left(cell)
         if not fraction and not evaluations:
-            done += 1
+            done_count += 1
             continue
-        length = _length(cell, fraction, evaluations, known)
+        length = _length(cell, fraction, evaluations, speeds)
         if length is None:
             unknown += 1
             continue
         total += length.training + length.attacks
-        place = network(cell.spec)
-        bound |= any(e.attack["name"] == "autoattack" and (place, _attacking(e.attack)) not in known.attacks
+        network_digest = network(cell.spec)
+        bound |= any(e.attack["name"] == "autoattack" and (network_digest, _attacking(e.attack)) not in speeds.attacks
                      for e, _ in evaluations)  # fmt: skip
-    return Estimate(total, unknown, done, bound)
+    return Estimate(total, unknown, done_count, bound)
 
 
-def lengths(cells: Iterable[Cell], known: Speeds, left: Left) -> list[Length]:
+def lengths(cells: Iterable[Cell], speeds: Speeds, work_left: Left) -> list[Length]:
     """What is left of each cell that something comparable was measured for, in their order."""
-    found = [_length(cell, *left(cell), known) for cell in cells]
-    return [one for one in found if one is not None and one.stages]
+    all_lengths = [_length(cell, *work_left(cell), speeds) for cell in cells]
+    return [length for length in all_lengths if length is not None and length.stages]
 
 
 def _length(
-    cell: Cell, fraction: float, evaluations: Sequence[tuple[Evaluation, float]], known: Speeds
+    cell: Cell, fraction: float, evaluations: Sequence[tuple[Evaluation, float]], speeds: Speeds
 ) -> Length | None:
     """None: nothing comparable was measured."""
-    training = _training(cell.spec, fraction, known) if fraction else 0.0
+    training = _training(cell.spec, fraction, speeds) if fraction else 0.0
     if training is None:
         return None
-    attacks = [_attack(cell.spec, evaluation, models, known) for evaluation, models in evaluations]
+    attacks = [_attack(cell.spec, evaluation, models, speeds) for evaluation, models in evaluations]
     if None in attacks:
         return None
     images = cell.spec["test"] or facts.of_data(cell.spec["data"]).test or 0
     return Length(
         training,
-        sum(one for one in attacks if one is not None),
+        sum(item for item in attacks if item is not None),
         math.ceil(fraction * int(cell.spec["algorithm"]["rounds"])),
-        sum(math.ceil(models * min(images, one.n or images) / one.batch) for one, models in evaluations),
+        sum(math.ceil(models * min(images, item.n or images) / item.batch) for item, models in evaluations),
         (fraction > 0) + sum(math.ceil(models) for _, models in evaluations),
     )
 
 
-def _training(spec: Mapping[str, Any], fraction: float, known: Speeds) -> float | None:
-    if (rate := known.training.get(kind(spec))) is None or (everything := cost.training(spec)) is None:
+def _training(spec: Mapping[str, Any], fraction: float, speeds: Speeds) -> float | None:
+    if (rate := speeds.training.get(kind(spec))) is None or (training_work := cost.training(spec)) is None:
         return None
-    trained = everything.image_passes - cost.monitoring(spec).image_passes
-    return fraction * (rate * trained + _monitoring(spec, known)) + known.around[0]
+    trained = training_work.image_passes - cost.monitoring(spec).image_passes
+    return fraction * (rate * trained + _monitoring(spec, speeds)) + speeds.around[0]
 
 
-def _monitoring(spec: Mapping[str, Any], known: Speeds) -> float:
+def _monitoring(spec: Mapping[str, Any], speeds: Speeds) -> float:
     """Looking at the model while it trains, at the pace of attacks, else of training."""
     net = network(spec)
-    a_pass = known.monitoring.get(net, known.passes.get(net, known.training.get(kind(spec), 0.0)))
+    a_pass = speeds.monitoring.get(net, speeds.passes.get(net, speeds.training.get(kind(spec), 0.0)))
     return a_pass * cost.monitoring(spec).image_passes
 
 
-def _attack(spec: Mapping[str, Any], one: Evaluation, models: float, known: Speeds) -> float | None:
-    place = network(spec)
+def _attack(spec: Mapping[str, Any], evaluation: Evaluation, models: float, speeds: Speeds) -> float | None:
+    network_digest = network(spec)
     n = spec["test"] or facts.of_data(spec["data"]).test
     if not n:
         return None
-    n = min(n, one.n or n)
-    each = known.attacks.get((place, _attacking(one.attack)))
-    if each is None:
-        a_pass = known.passes.get(place, known.training.get(kind(spec)))
-        if one.attack["name"] == "autoattack":
-            a_pass = known.autoattack.get(place, a_pass)
+    n = min(n, evaluation.n or n)
+    seconds_each = speeds.attacks.get((network_digest, _attacking(evaluation.attack)))
+    if seconds_each is None:
+        a_pass = speeds.passes.get(network_digest, speeds.training.get(kind(spec)))
+        if evaluation.attack["name"] == "autoattack":
+            a_pass = speeds.autoattack.get(network_digest, a_pass)
         if a_pass is None:
             return None
-        each = a_pass * (cost.attack_passes(one.attack).total + 1)
-    return models * (n * each + known.around[1])
+        seconds_each = a_pass * (cost.attack_passes(evaluation.attack).total + 1)
+    return models * (n * seconds_each + speeds.around[1])

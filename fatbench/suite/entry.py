@@ -45,9 +45,9 @@ class Passes:
     forward: float = 0.0
     backward: float = 0.0
 
-    def __add__(self, other: Passes | float) -> Passes:
-        more = other if isinstance(other, Passes) else Passes(other, other)
-        return Passes(self.forward + more.forward, self.backward + more.backward)
+    def __add__(self, addend: Passes | float) -> Passes:
+        added = addend if isinstance(addend, Passes) else Passes(addend, addend)
+        return Passes(self.forward + added.forward, self.backward + added.backward)
 
     def __mul__(self, times: float) -> Passes:
         return Passes(self.forward * times, self.backward * times)
@@ -74,8 +74,8 @@ class Work:
     def image_passes(self) -> float:
         return self.forward + self.backward
 
-    def __add__(self, other: Work) -> Work:
-        return Work(*map(operator.add, vars(self).values(), vars(other).values()))
+    def __add__(self, addend: Work) -> Work:
+        return Work(*map(operator.add, vars(self).values(), vars(addend).values()))
 
     def __mul__(self, times: float) -> Work:
         return Work(*(times * value for value in vars(self).values()))
@@ -228,9 +228,9 @@ def entry_of(function: Callable[..., Any]) -> Entry:
 
 def passes(method: Any, *facts: Any) -> Passes:
     """What an image takes of a function with its settings bound. facts: as for `ask`."""
-    own = entry_of(method).passes
-    if own is not None:
-        return own if isinstance(own, Passes) else ask(own, method, *facts)
+    own_passes = entry_of(method).passes
+    if own_passes is not None:
+        return own_passes if isinstance(own_passes, Passes) else ask(own_passes, method, *facts)
     inner = method.keywords.values() if isinstance(method, functools.partial) else ()
     return sum((passes(value) for value in inner if isinstance(value, functools.partial)), Passes())
 
@@ -244,7 +244,7 @@ def ask(function: Callable[..., Any], method: Any, *facts: Any) -> Any:
     bound: Mapping[str, Any] = method.keywords if isinstance(method, functools.partial) else {}
     if not all(name in bound for name in by_name):
         if callable(method):
-            bound = {name: one.default for name, one in inspect.signature(method).parameters.items()}
+            bound = {name: parameter.default for name, parameter in inspect.signature(method).parameters.items()}
         else:
             bound = vars(method)
     return function(*facts[:by_position], **{name: bound[name] for name in by_name})
@@ -254,5 +254,5 @@ def ask(function: Callable[..., Any], method: Any, *facts: Any) -> Any:
 def _parameters(function: Callable[..., Any]) -> tuple[int, tuple[str, ...]]:
     """How many facts it takes by position, and which settings."""
     parameters = inspect.signature(function).parameters.values()
-    by_name = tuple(one.name for one in parameters if one.kind is one.KEYWORD_ONLY)
+    by_name = tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
     return len(parameters) - len(by_name), by_name

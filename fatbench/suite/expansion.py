@@ -75,8 +75,8 @@ def expand(
         place = f"{file}: {', '.join(f'{a}={v}' for a, v in key.items()) or 'base'} ({preset})"
         spec, allowed = _settings_at(key, base, axes, overrides)
         asked_of_point, evaluations = _evaluations(asked, key, lay, attacks, allowed)
-        written = confounders.written(key, axes, overrides)
-        for begin, begun, seeds_of_begin in _begun(spec, seeds, origin, preset):
+        written = confounders.written_paths(key, axes, overrides)
+        for begin, begun, seeds_of_begin in _with_weights(spec, seeds, origin, preset):
             first = _checked(begun, place, file, refuse)
             if refuse and contents.threat is not None:
                 threats.refuse(first, contents.threat, begun, contents.place("threat"))
@@ -112,10 +112,10 @@ def _asked(
     """What a preset's models are attacked with, before the overrides of points. SpecError: a limit of no attack."""
     asked = contents.evaluate if not preset.evaluate else lay(contents.evaluate, preset.evaluate)
     if attacks:
-        standard_attacks.known(attacks, [*contents.evaluate.attacks, *asked.attacks])
-        kept = standard_attacks.kept(contents.evaluate.node, attacks)
+        standard_attacks.demand_known(attacks, [*contents.evaluate.attacks, *asked.attacks])
+        kept = standard_attacks.without_removed(contents.evaluate.node, attacks)
         under = model.read(Evaluate, kept, str(file), axes=contents.axes)
-        asked = lay(under, standard_attacks.kept(preset.evaluate, attacks))
+        asked = lay(under, standard_attacks.without_removed(preset.evaluate, attacks))
     for label in asked.limit:
         if label not in {*asked.attacks, *asked.transfer, *attacks}:
             raise SpecError(
@@ -151,45 +151,48 @@ def _without_idle(spec: LocatedMap) -> LocatedMap:
     return merge(spec, LocatedMap({"malicious": None})) if idle else spec
 
 
-def _begun(
+def _with_weights(
     spec: LocatedMap, seeds: Sequence[int], origin: Origin | None, preset: str
 ) -> Iterator[tuple[Cell | None, LocatedMap, list[int]]]:
     """(the cell that a point begins with, its settings with that one's name, the seeds); None: it begins with none."""
-    written = spec["model"].get("weights") if isinstance(spec.get("model"), LocatedMap) else None
-    if not isinstance(written, LocatedMap) or origin is None:
+    weights_node = spec["model"].get("weights") if isinstance(spec.get("model"), LocatedMap) else None
+    if not isinstance(weights_node, LocatedMap) or origin is None:
         yield None, spec, list(seeds)
         return
-    found: dict[str, tuple[Cell, list[int]]] = {}
+    seeds_by_origin: dict[str, tuple[Cell, list[int]]] = {}
     for seed in seeds:
-        begin = origin(written, preset, seed)
-        found.setdefault(begin.id, (begin, []))[1].append(seed)
-    for begin, of_these in found.values():
-        named = LocatedMap({"weights": f"{weights.CELL}{begin.id}"}, at=written.at)
-        yield begin, merge(spec, LocatedMap({"model": named})), of_these
+        origin_cell = origin(weights_node, preset, seed)
+        seeds_by_origin.setdefault(origin_cell.id, (origin_cell, []))[1].append(seed)
+    for origin_cell, origin_seeds in seeds_by_origin.values():
+        weights_setting = LocatedMap({"weights": f"{weights.CELL}{origin_cell.id}"}, at=weights_node.at)
+        yield origin_cell, merge(spec, LocatedMap({"model": weights_setting})), origin_seeds
 
 
-def _same_network(begin: Cell, spec: Mapping[str, Any], place: str) -> None:
+def _same_network(begin: Cell, spec: Mapping[str, Any], location: str) -> None:
     """SpecError: a network that the weights of a cell do not fit; heads may differ, for a new one starts at random."""
-    theirs, ours = begin.spec["model"], spec["model"]
-    for key in dict.fromkeys([*theirs, *ours]):
-        if key in ("weights", "head") or key.startswith("head_") or theirs.get(key) == ours.get(key):
+    origin_model, own_model = begin.spec["model"], spec["model"]
+    for key in dict.fromkeys([*origin_model, *own_model]):
+        if key in ("weights", "head") or key.startswith("head_") or origin_model.get(key) == own_model.get(key):
             continue
         raise SpecError(
-            f"{place}: model: weights: cell {begin.id} of '{begin.suite}' ({', '.join(begin.key.values())}) trained"
-            f" another network: {key} is {theirs.get(key)} there, {ours.get(key)} here"
+            f"{location}: model: weights: cell {begin.id} of '{begin.suite}' ({', '.join(begin.key.values())}) trained"
+            f" another network: {key} is {origin_model.get(key)} there, {own_model.get(key)} here"
         )
-    one, other = (facts.of_data(cell["data"]).channels for cell in (begin.spec, spec))
-    if one and other and one != other:
-        raise SpecError(f"{place}: model: weights: cell {begin.id} has seen images of {one} channels, here are {other}")
+    origin_channels, own_channels = (facts.of_data(cell["data"]).channels for cell in (begin.spec, spec))
+    if origin_channels and own_channels and origin_channels != own_channels:
+        raise SpecError(
+            f"{location}: model: weights: cell {begin.id} has seen images of {origin_channels} channels, here "
+            f"are {own_channels}"
+        )
 
 
-def _checked(spec: LocatedMap, place: str, file: Path, refuse: bool) -> calls.Call:
+def _checked(spec: LocatedMap, location: str, file: Path, refuse: bool) -> calls.Call:
     """`canonical`; an error that names a line of what the suite extends names the point of the grid too."""
     try:
-        return canonical(spec, place, refuse)
+        return canonical(spec, location, refuse)
     except SpecError as error:
         if str(file) not in str(error):
-            error.args = (f"{error} [{place}]",)
+            error.args = (f"{error} [{location}]",)
         raise
 
 
@@ -206,9 +209,9 @@ def _evaluations(
     for override in asked.overrides:
         if grid.matches(key, override.when):
             overriding = _without_removed(override.set, asked.attacks)
-            evaluate = lay(evaluate, standard_attacks.completed(overriding, evaluate.attacks, added, radius))
+            evaluate = lay(evaluate, standard_attacks.completed_override(overriding, evaluate.attacks, added, radius))
     if added and any(attack is not None for attack in evaluate.attacks.values()):  # else: no model is attacked here
-        lacking = standard_attacks.lacking(evaluate.attacks, added, radius)
+        lacking = standard_attacks.missing_attacks(evaluate.attacks, added, radius)
         evaluate = lay(evaluate, LocatedMap({"attacks": LocatedMap(lacking)}))
     attacks = evaluate.attacks
     if allowed is not None:
@@ -225,17 +228,19 @@ def _evaluations(
     return evaluate, tuple(evaluations)
 
 
-def _can_choose(checkpoints: Sequence[str], spec: Mapping[str, Any], place: str) -> None:
+def _can_choose(checkpoints: Sequence[str], spec: Mapping[str, Any], location: str) -> None:
     """SpecError: a checkpoint that is chosen by numbers which the cell does not measure."""
     if "best-val" in checkpoints and not spec["validation"]:
-        raise SpecError(f"{place}: checkpoint best-val needs 'validation: N' held-out images")
+        raise SpecError(f"{location}: checkpoint best-val needs 'validation: N' held-out images")
     if set(checkpoints) - {"last"} and spec["monitor"] is None:
-        raise SpecError(f"{place}: checkpoints {', '.join(checkpoints)} need 'monitor', an attack run during training")
+        raise SpecError(
+            f"{location}: checkpoints {', '.join(checkpoints)} need 'monitor', an attack run during training"
+        )
 
 
-def _laid_on(under: Evaluate, override: LocatedMap, file: Path, axes: AxisOverrides) -> Evaluate:
+def _laid_on(evaluate: Evaluate, override: LocatedMap, file: Path, axes: AxisOverrides) -> Evaluate:
     """`evaluate` with an override."""
-    return model.read(Evaluate, merge(under.node, override), str(file), axes=axes)
+    return model.read(Evaluate, merge(evaluate.node, override), str(file), axes=axes)
 
 
 def _sweep(label: str, attack: Any, attacks: LocatedMap) -> list[tuple[str, Any, str]]:
@@ -246,28 +251,32 @@ def _sweep(label: str, attack: Any, attacks: LocatedMap) -> list[tuple[str, Any,
     lists = [key for key, value in attack.items() if isinstance(value, list)] if isinstance(attack, LocatedMap) else []
     if not lists:
         return [(label, attack, "")]
-    swept, *others = lists
-    place = attack.place(swept)
-    if others:
-        raise SpecError(f"{attack.place(others[0])}: '{swept}' has a list already: only one setting may have one")
+    swept, *further_lists = lists
+    location = attack.place(swept)
+    if further_lists:
+        raise SpecError(
+            f"{attack.place(further_lists[0])}: '{swept}' has a list already: only one setting may have one"
+        )
     if not attack[swept]:
-        raise SpecError(f"{place}: the list is empty: give one, such as eps: [2/255, 4/255, 8/255]")
-    found: list[tuple[str, Any, str]] = []
+        raise SpecError(f"{location}: the list is empty: give one, such as eps: [2/255, 4/255, 8/255]")
+    swept_attacks: list[tuple[str, Any, str]] = []
     for value in attack[swept]:
         name = transfers.metric_of(label, str(value))
-        if name in attacks or name in [other for other, _, _ in found]:
-            raise SpecError(f"{place}: two metrics have the same name, '{name}'")
-        one = LocatedMap({swept: value}, {swept: attack.where.get(swept, "")})
-        found.append((name, merge(attack, one), swept))
-    return found
+        if name in attacks or name in [metric_name for metric_name, _, _ in swept_attacks]:
+            raise SpecError(f"{location}: two metrics have the same name, '{name}'")
+        value_node = LocatedMap({swept: value}, {swept: attack.where.get(swept, "")})
+        swept_attacks.append((name, merge(attack, value_node), swept))
+    return swept_attacks
 
 
 def _without_removed(override: LocatedMap, attacks: LocatedMap) -> LocatedMap:
     """An override of `evaluate` without the attacks that the preset has taken out (attack: null)."""
-    more = override.get("attacks")
-    if not isinstance(more, LocatedMap):
+    attack_overrides = override.get("attacks")
+    if not isinstance(attack_overrides, LocatedMap):
         return override
-    kept = LocatedMap(
-        {k: v for k, v in more.items() if k not in attacks or attacks[k] is not None}, more.where, more.at
+    kept_attacks = LocatedMap(
+        {k: v for k, v in attack_overrides.items() if k not in attacks or attacks[k] is not None},
+        attack_overrides.where,
+        attack_overrides.at,
     )
-    return LocatedMap({**override, "attacks": kept}, override.where, override.at)
+    return LocatedMap({**override, "attacks": kept_attacks}, override.where, override.at)

@@ -49,9 +49,9 @@ class Model:
     named: bool = False  # somebody chose the name: all models of it are one row; no part of the identity
 
     def __post_init__(self) -> None:
-        for option, value, known in (("outputs", self.outputs, Outputs), ("channels", self.channels, Channels)):
-            if value not in get_args(known):
-                raise SpecError(f"--{option}: expected {' or '.join(get_args(known))}, got '{value}'")
+        for option, value, choices in (("outputs", self.outputs, Outputs), ("channels", self.channels, Channels)):
+            if value not in get_args(choices):
+                raise SpecError(f"--{option}: expected {' or '.join(get_args(choices))}, got '{value}'")
         if bool(self.mean) != bool(self.std):
             raise SpecError("--mean and --std go together")
         if self.mean and len(self.mean) != len(self.std):
@@ -66,19 +66,19 @@ def cell(model: Model, data: Any, test: int | None = None, size: int | None = No
     `data` is a name or a mapping, as in a suite. SpecError: no such data set or setting, more images than there are.
     """
     checked = calls.check("Data", LocatedMap(data) if isinstance(data, Mapping) else data, "--dataset")
-    known = facts.of_data(checked)
-    if test and known.test and test > known.test and not known.about:
-        raise SpecError(f"{test} test images wanted, {checked['name']} has {known.test}")
-    channels = known.channels
+    data_facts = facts.of_data(checked)
+    if test and data_facts.test and test > data_facts.test and not data_facts.about:
+        raise SpecError(f"{test} test images wanted, {checked['name']} has {data_facts.test}")
+    channels = data_facts.channels
     if model.mean and channels and len(model.mean) not in (1, channels):
         raise SpecError(f"--mean: {len(model.mean)} numbers for images of {channels} channels")
     if model.channels == "bgr" and channels not in (None, 3):
         raise SpecError(f"--channels bgr: images of {checked['name']} have {channels} channel")
-    said = {**asdict(model), "mean": list(model.mean), "std": list(model.std)}
+    evaluated = {**asdict(model), "mean": list(model.mean), "std": list(model.std)}
     if not model.named:
-        del said["named"]
+        del evaluated["named"]
     return {
-        "evaluated": said, "data": checked, "test": test, "size": size, "seed": seed,
+        "evaluated": evaluated, "data": checked, "test": test, "size": size, "seed": seed,
         "algorithm": {"name": "none", "rounds": ROUND}, "partition": {"name": "none"}, "model": {"name": model.network},
     }  # fmt: skip
 
@@ -92,15 +92,15 @@ def label(spec: Mapping[str, Any]) -> str:
 
 def describe_model(spec: Mapping[str, Any]) -> str:
     """All of a model in one line."""
-    said = spec["evaluated"]
-    parts = [f"{said['name']} (SHA-256 {said['sha256']})", said["network"]]
-    if said["mean"]:
-        parts.append(f"mean {_numbers(said['mean'])}, std {_numbers(said['std'])}")
+    evaluated = spec["evaluated"]
+    phrases = [f"{evaluated['name']} (SHA-256 {evaluated['sha256']})", evaluated["network"]]
+    if evaluated["mean"]:
+        phrases.append(f"mean {_numbers(evaluated['mean'])}, std {_numbers(evaluated['std'])}")
     else:
-        parts.append("images in [0, 1]")
-    parts += [] if said["channels"] == "rgb" else [f"channels {said['channels']}"]
-    parts += [f"resized to {spec['size']} pixels"] if spec["size"] else []
-    return ", ".join([*parts, said["outputs"]])
+        phrases.append("images in [0, 1]")
+    phrases += [] if evaluated["channels"] == "rgb" else [f"channels {evaluated['channels']}"]
+    phrases += [f"resized to {spec['size']} pixels"] if spec["size"] else []
+    return ", ".join([*phrases, evaluated["outputs"]])
 
 
 def _numbers(values: list[float]) -> str:
@@ -119,16 +119,16 @@ def evaluations(
     another name what it needs of eps, step and steps is as in pgd20; a mapping is given the radius alone.
     `natural` always comes first: accuracy without attack says whether the preprocessing is right. SpecError.
     """
-    found: dict[str, Evaluation] = {}
+    evaluation_by_name: dict[str, Evaluation] = {}
     for text in ["natural", *texts]:
-        given, spec = read_attack(text, eps) if isinstance(text, str) else _named(*text, eps)
+        label, spec = read_attack(text, eps) if isinstance(text, str) else _named(*text, eps)
         spec = _with_radius(spec, eps, bare=isinstance(text, str) and not text.rstrip().endswith("}"))
         attack = calls.check("Attack", spec, f"--attack {text if isinstance(text, str) else spec['name']}")
-        name = given or _label(attack)
-        if name in found and found[name].attack != attack:
+        name = label or _label(attack)
+        if name in evaluation_by_name and evaluation_by_name[name].attack != attack:
             raise SpecError(f"--attack: two attacks are called '{name}': write {name}_2={text}")
-        found[name] = Evaluation(name, attack, n, batch)
-    return tuple(found.values())
+        evaluation_by_name[name] = Evaluation(name, attack, n, batch)
+    return tuple(evaluation_by_name.values())
 
 
 def _named(label: str, attack: Any, eps: str | float) -> tuple[str, Any]:
@@ -144,9 +144,13 @@ def _with_radius(spec: Any, eps: str | float, bare: bool) -> Any:
     if name not in signatures.names("Attack"):
         return spec  # `check` says what is wrong
     usual = {key: value for key, value in standard_attacks.settings(eps)["pgd20"].items() if key != "name"}
-    needed = {one.name for one in signatures.describe("Attack", name).settings if one.default is signatures.REQUIRED}
-    wanted = needed & ({*usual} if bare else {"eps"}) - {*spec}
-    return LocatedMap({**spec, **{key: usual[key] for key in usual if key in wanted}})
+    required_settings = {
+        setting.name
+        for setting in signatures.describe("Attack", name).settings
+        if setting.default is signatures.REQUIRED
+    }
+    filled_settings = required_settings & ({*usual} if bare else {"eps"}) - {*spec}
+    return LocatedMap({**spec, **{key: usual[key] for key in usual if key in filled_settings}})
 
 
 def _label(attack: Mapping[str, Any]) -> str:
@@ -161,19 +165,21 @@ def read_attack(text: str, eps: str | float) -> tuple[str, Any]:
     settings = standard_attacks.settings(eps)
     if text in settings:
         return text, LocatedMap(settings[text])
-    label, equals, rest = text.partition("=")
+    label, equals, attack_text = text.partition("=")
     if not (equals and label.strip().isidentifier()):
-        label, rest = "", text
-    if not rest.lstrip().startswith("{"):
-        name, known = rest.strip(), [*settings, *signatures.names("Attack")]
-        if name not in known:
-            raise SpecError(f"--attack: no attack is named '{name}'{did_you_mean(name, known)}")
+        label, attack_text = "", text
+    if not attack_text.lstrip().startswith("{"):
+        name, attack_names = attack_text.strip(), [*settings, *signatures.names("Attack")]
+        if name not in attack_names:
+            raise SpecError(f"--attack: no attack is named '{name}'{did_you_mean(name, attack_names)}")
         return label.strip(), LocatedMap(settings.get(name, {"name": name}))
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
     try:
-        read = YAML(typ="safe", pure=True).load(rest)
+        mapping = YAML(typ="safe", pure=True).load(attack_text)
     except YAMLError:
-        raise SpecError(f"--attack: cannot read '{rest}' as a mapping such as {{name: fgsm, eps: 8/255}}") from None
-    return label.strip(), LocatedMap(read)
+        raise SpecError(
+            f"--attack: cannot read '{attack_text}' as a mapping such as {{name: fgsm, eps: 8/255}}"
+        ) from None
+    return label.strip(), LocatedMap(mapping)

@@ -17,7 +17,7 @@ from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import calls
 from fatbench.suite.calls import Call, call
 from fatbench.suite.entry import AggregatorEntry, DataEntry, Images, ModelEntry, PartitionEntry, Role, Unknown, ask
-from fatbench.suite.signatures import known, place_of
+from fatbench.suite.signatures import known_functions, place_of
 from fatbench.suite.types import number
 
 
@@ -33,7 +33,7 @@ def of_data(spec: Mapping[str, Any]) -> Images:
 def fractions() -> frozenset[str]:
     """The metrics that are fractions, printed as per cent, of what a cell may call."""
     kinds = ("Experiment", "Algorithm", "Aggregator", "Diagnostic")
-    signatures = [signature for kind in kinds for signature in known(kind).values()]
+    signatures = [signature for kind in kinds for signature in known_functions(kind).values()]
     return frozenset(metric for signature in signatures for metric in signature.entry.get("fractions", ()))
 
 
@@ -43,14 +43,16 @@ def role(attack: Mapping[str, Any]) -> str:
     "natural" leaves images as they are, a "corruption" changes them without looking at a model. SpecError: no such
     role.
     """
-    own, roles = call("Attack", attack), get_args(Role)
-    said = own.signature.entry.get("role", "attack" if own.wrapped is None else role(own.wrapped))
-    if said not in roles:
+    attack_call, roles = call("Attack", attack), get_args(Role)
+    declared_role = attack_call.signature.entry.get(
+        "role", "attack" if attack_call.wrapped is None else role(attack_call.wrapped)
+    )
+    if declared_role not in roles:
         raise SpecError(
-            f"{place_of(calls.function(own.signature))}: role '{said}': expected {', '.join(roles)}"
-            f"{did_you_mean(said, roles)}"
+            f"{place_of(calls.function(attack_call.signature))}: role '{declared_role}': expected {', '.join(roles)}"
+            f"{did_you_mean(declared_role, roles)}"
         )
-    return str(said)
+    return str(declared_role)
 
 
 def cohort(spec: Mapping[str, Any]) -> int:
@@ -61,14 +63,14 @@ def cohort(spec: Mapping[str, Any]) -> int:
 
 def malicious(spec: Mapping[str, Any]) -> set[int]:
     """The numbers of a cell's malicious clients."""
-    given = (spec.get("malicious") or {}).get("clients", 0)
-    return set(range(given)) if isinstance(given, int) else {int(k) for k in given.split(",")}
+    clients = (spec.get("malicious") or {}).get("clients", 0)
+    return set(range(clients)) if isinstance(clients, int) else {int(k) for k in clients.split(",")}
 
 
 def training_images(cell: Mapping[str, Any]) -> int | None:
     """How many training images a canonical cell takes of its data set. None: only the files know."""
-    have = of_data(cell["data"]).train
-    return cell["train"] or (have - cell.get("train_from", 0) if have else None)
+    available = of_data(cell["data"]).train
+    return cell["train"] or (available - cell.get("train_from", 0) if available else None)
 
 
 class Facts:
@@ -82,12 +84,12 @@ class Facts:
     @property
     def clients(self) -> int:
         """Clients among which the partition divides the images."""
-        return _known(self.spec.get("partition", {}).get("clients"), "clients")
+        return _or_unknown(self.spec.get("partition", {}).get("clients"), "clients")
 
     @property
     def cohort(self) -> int:
         """Clients of a round."""
-        return _known(self.clients and cohort(self.spec), "cohort")
+        return _or_unknown(self.clients and cohort(self.spec), "cohort")
 
     @property
     def malicious(self) -> int:
@@ -98,7 +100,7 @@ class Facts:
     @property
     def images(self) -> int:
         """Training images that are left when the held-out ones are taken."""
-        return _known(training_images(self.spec) if "data" in self.spec else None, "images") - self.validation
+        return _or_unknown(training_images(self.spec) if "data" in self.spec else None, "images") - self.validation
 
     @property
     def client_images(self) -> float:
@@ -108,33 +110,33 @@ class Facts:
     @property
     def last_batch(self) -> int:
         """Examples of a client's last batch of an epoch, where every client has as many."""
-        known = self.spec["train"] or not self._data.about
-        return _known(last_batch(self.spec, self.images) if known else None, "last_batch")
+        is_known = self.spec["train"] or not self._data.about
+        return _or_unknown(last_batch(self.spec, self.images) if is_known else None, "last_batch")
 
     @property
     def classes(self) -> int:
-        return _known(self._data.classes, "classes")
+        return _or_unknown(self._data.classes, "classes")
 
     @property
     def side(self) -> int:
         """Of an image, in pixels."""
-        return _known(self.spec.get("size") or self._data.side, "side")
+        return _or_unknown(self.spec.get("size") or self._data.side, "side")
 
     @property
     def channels(self) -> int:
-        return _known(self._data.channels, "channels")
+        return _or_unknown(self._data.channels, "channels")
 
     @property
     def data(self) -> Call:
-        return call("Data", _known(self.spec.get("data"), "data"))
+        return call("Data", _or_unknown(self.spec.get("data"), "data"))
 
     @property
     def algorithm(self) -> Call:
-        return call("Algorithm", _known(self.spec.get("algorithm"), "algorithm"))
+        return call("Algorithm", _or_unknown(self.spec.get("algorithm"), "algorithm"))
 
     @property
     def model(self) -> Call:
-        return call("Model", _known(self.spec.get("model"), "model"))
+        return call("Model", _or_unknown(self.spec.get("model"), "model"))
 
     @property
     def auxiliary(self) -> Call | None:
@@ -143,8 +145,8 @@ class Facts:
 
     @property
     def auxiliary_images(self) -> int:
-        known = None if self.auxiliary is None else of_data(self.auxiliary).train
-        return _known(self.spec.get("auxiliary_n") or known, "auxiliary_images")
+        available = None if self.auxiliary is None else of_data(self.auxiliary).train
+        return _or_unknown(self.spec.get("auxiliary_n") or available, "auxiliary_images")
 
     @property
     def parameters(self) -> float:
@@ -176,7 +178,7 @@ class Facts:
 T = TypeVar("T")
 
 
-def _known(value: T | None, name: str) -> T:
+def _or_unknown(value: T | None, name: str) -> T:
     if value is None:
         raise Unknown(name)
     return value
@@ -192,11 +194,11 @@ def last_batch(cell: Mapping[str, Any], images: int) -> int | None:
     entry = calls.entry(partition.signature)
     if not batch or not isinstance(entry, PartitionEntry) or entry.each is None:
         return None
-    each = ask(entry.each, partition.bound, images)
-    if not each:
+    client_images = ask(entry.each, partition.bound, images)
+    if not client_images:
         return None
-    left = int(each) - int(float(number(cell["client_holdout"])) * int(each))
-    return (left - 1) % int(batch) + 1
+    training_left = int(client_images) - int(float(number(cell["client_holdout"])) * int(client_images))
+    return (training_left - 1) % int(batch) + 1
 
 
 @dataclass(frozen=True)
@@ -210,19 +212,19 @@ class Refusal:
     reason: str
 
 
-def refuse(call: Call, cell: Mapping[str, Any], place: str) -> None:
+def refuse(call: Call, cell: Mapping[str, Any], location: str) -> None:
     """SpecError: the function of this call, or of one nested in it, refuses the cell."""
-    for refusal in refusals(call, Facts(cell), place):
+    for refusal in refusals(call, Facts(cell), location):
         raise SpecError(f"{refusal.place}: {refusal.reason}")
 
 
-def refusals(call: Call, cell: Facts, place: str) -> Iterator[Refusal]:
+def refusals(call: Call, cell: Facts, location: str) -> Iterator[Refusal]:
     """What refuses the cell, of this call and of those nested in it."""
     if call.kind != "Experiment":
         for condition, reason in reasons(call, cell):
-            yield Refusal(place, call.kind, call.name, condition, reason)
+            yield Refusal(location, call.kind, call.name, condition, reason)
     for name, inner in call.nested.items():
-        yield from refusals(inner, cell, f"{place}: {name}" if place else name)
+        yield from refusals(inner, cell, f"{location}: {name}" if location else name)
 
 
 def reasons(call: Call, cell: Facts) -> Iterator[tuple[str, str]]:
@@ -235,7 +237,7 @@ def reasons(call: Call, cell: Facts) -> Iterator[tuple[str, str]]:
                 yield refuse.__name__, reason
     if isinstance(entry, AggregatorEntry) and entry.bears is not None:
         with contextlib.suppress(Unknown):
-            most = ask(entry.bears, call.bound, cell)
-            if cell.malicious > most:
+            bearable = ask(entry.bears, call.bound, cell)
+            if cell.malicious > bearable:
                 liars = f"{cell.malicious} malicious clients of {cell.cohort}"
-                yield entry.bears.__name__, f"{liars}, {call.name} bears at most {most}"
+                yield entry.bears.__name__, f"{liars}, {call.name} bears at most {bearable}"

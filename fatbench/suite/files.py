@@ -70,7 +70,7 @@ class Suite:
     @property
     def margin(self) -> float | None:
         """Of equivalence, in points, if all families that declare one declare the same."""
-        margins = {one.margin for one in self.tests if one.margin is not None}
+        margins = {family.margin for family in self.tests if family.margin is not None}
         return margins.pop() if len(margins) == 1 else None
 
     def with_tables(self, ids: Sequence[str]) -> Suite:
@@ -100,15 +100,15 @@ class Suite:
         refuse: False where results are read: no function is asked whether it can run in a cell, so none is imported.
         """
         origin = _Origins(self, refuse=refuse).cell
-        asked = self.name, self.contents, self.file, preset, seeds, origin
-        cells = functools.partial(expand, *asked, attacks=attacks, refuse=refuse)
+        arguments = self.name, self.contents, self.file, preset, seeds, origin
+        cells = functools.partial(expand, *arguments, attacks=attacks, refuse=refuse)
         try:
             plan = cells()
         except SpecError:
             if self.plain is None or not where:
                 raise
-            wanted = self.plain.plan(preset, seeds, where, attacks, refuse).cells  # a setting may fit these alone
-            plan = cells(points={tuple(cell.key.items()) for cell in wanted})
+            wanted_cells = self.plain.plan(preset, seeds, where, attacks, refuse).cells  # a setting may fit these alone
+            plan = cells(points={tuple(cell.key.items()) for cell in wanted_cells})
         return select(plan, where) if where else plan
 
 
@@ -123,47 +123,49 @@ class _Origins:
     def cell(self, node: LocatedMap, preset: str, seed: int) -> Cell:
         """The one cell of this preset with these labels: of the seed, or its only one. SpecError: see `_cells`."""
         labels = {axis: str(label) for axis, label in node.items() if axis != "suite"}
-        said = (str(node.get("suite")), ", ".join(f"{axis} {label}" for axis, label in labels.items()))
-        if (*said, preset) not in self.known:
-            self.known[(*said, preset)] = self._cells(node, preset, said, labels)
-        cells = self.known[(*said, preset)]
+        origin_key = (str(node.get("suite")), ", ".join(f"{axis} {label}" for axis, label in labels.items()))
+        if (*origin_key, preset) not in self.known:
+            self.known[(*origin_key, preset)] = self._cells(node, preset, origin_key, labels)
+        cells = self.known[(*origin_key, preset)]
         if len(cells) == 1:
             return cells[0]
-        if (found := next((cell for cell in cells if cell.spec["seed"] == seed), None)) is None:
-            raise SpecError(f"{node.place('suite')}: weights: '{said[0]}' has no cell of seed {seed} ({said[1]})")
-        return found
+        if (cell_of_seed := next((cell for cell in cells if cell.spec["seed"] == seed), None)) is None:
+            raise SpecError(
+                f"{node.place('suite')}: weights: '{origin_key[0]}' has no cell of seed {seed} ({origin_key[1]})"
+            )
+        return cell_of_seed
 
-    def _cells(self, node: LocatedMap, preset: str, said: tuple[str, str], labels: dict[str, str]) -> list[Cell]:
+    def _cells(self, node: LocatedMap, preset: str, origin_key: tuple[str, str], labels: dict[str, str]) -> list[Cell]:
         """The cells of a point, one a seed. SpecError: not one point, no such suite, label or preset, a circle."""
-        place = f"{node.place('suite')}: weights"
-        if said in self.below:
-            chain = " -> ".join(f"{suite} ({which})" for suite, which in (*self.below, said))
-            raise SpecError(f"{place}: a cell cannot begin with its own weights: {chain}")
+        location = f"{node.place('suite')}: weights"
+        if origin_key in self.below:
+            chain = " -> ".join(f"{suite} ({label_text})" for suite, label_text in (*self.below, origin_key))
+            raise SpecError(f"{location}: a cell cannot begin with its own weights: {chain}")
         if "suite" not in node:
-            raise SpecError(f"{place}: 'suite' is missing: weights of which suite's cell?")
+            raise SpecError(f"{location}: 'suite' is missing: weights of which suite's cell?")
         try:
-            other = self.suite if said[0] == self.suite.name else load(self._file(said[0]))
+            origin_suite = self.suite if origin_key[0] == self.suite.name else load(self._file(origin_key[0]))
             for axis, label in labels.items():
-                model.known_label(model.known_axis(axis, other.axes()), label, other.axes())
-            only = {axis: [label] for axis, label in labels.items()}
-            further = _Origins(other, (*self.below, said), refuse=self.refuse).cell
-            asked = other.name, other.contents, other.file, preset, None, further
-            cells = expand(*asked, only=only, refuse=self.refuse).cells
+                model.known_label(model.known_axis(axis, origin_suite.axes()), label, origin_suite.axes())
+            condition = {axis: [label] for axis, label in labels.items()}
+            nested_origins = _Origins(origin_suite, (*self.below, origin_key), refuse=self.refuse).cell
+            arguments = origin_suite.name, origin_suite.contents, origin_suite.file, preset, None, nested_origins
+            cells = expand(*arguments, only=condition, refuse=self.refuse).cells
         except (SpecError, ValueError) as error:
-            raise SpecError(f"{place}: {error}") from None
+            raise SpecError(f"{location}: {error}") from None
         keys = list({tuple(cell.key.items()): cell.key for cell in cells}.values())
         if len(keys) != 1:
-            many = f"{len(keys)} cells, not one" if keys else "no cell"
-            vary = [axis for axis in other.axes() if len({key.get(axis) for key in keys}) > 1]
-            more = f" (say which {' and which '.join(vary)})" if vary else ""
-            which = f" with {said[1]}" if said[1] else ""
-            raise SpecError(f"{place}: preset '{preset}' of '{said[0]}' has {many}{which}{more}")
-        return [replace(cell, evaluations=(), suite=other.name) for cell in cells]
+            count_text = f"{len(keys)} cells, not one" if keys else "no cell"
+            vary = [axis for axis in origin_suite.axes() if len({key.get(axis) for key in keys}) > 1]
+            hint = f" (say which {' and which '.join(vary)})" if vary else ""
+            label_text = f" with {origin_key[1]}" if origin_key[1] else ""
+            raise SpecError(f"{location}: preset '{preset}' of '{origin_key[0]}' has {count_text}{label_text}{hint}")
+        return [replace(cell, evaluations=(), suite=origin_suite.name) for cell in cells]
 
     def _file(self, name: str) -> str:
         """A suite beside this one, or any known one."""
-        beside = self.suite.file.parent / name
-        return str(beside) if is_path(name) and beside.is_file() else name
+        neighbour = self.suite.file.parent / name
+        return str(neighbour) if is_path(name) and neighbour.is_file() else name
 
 
 def is_path(name: str) -> bool:
@@ -179,15 +181,15 @@ def locate(name: str) -> Path:
         if not path.is_file():
             raise SpecError(f"{name}: no such suite file")
         return path
-    known = available()
-    if name not in known:
-        own = own_files()
-        if name in own:
-            return Path(own[name])
-        beside = next((f"{name}{end}" for end in (".yaml", ".yml") if os.path.isfile(f"{name}{end}")), None)
-        meant = f" (did you mean '{beside}'?)" if beside else did_you_mean(name, [*known, *own])
-        raise SpecError(f"no suite is named '{name}'{meant}")
-    return known[name]
+    known_suites = available()
+    if name not in known_suites:
+        own_suites = own_files()
+        if name in own_suites:
+            return Path(own_suites[name])
+        neighbour = next((f"{name}{end}" for end in (".yaml", ".yml") if os.path.isfile(f"{name}{end}")), None)
+        hint = f" (did you mean '{neighbour}'?)" if neighbour else did_you_mean(name, [*known_suites, *own_suites])
+        raise SpecError(f"no suite is named '{name}'{hint}")
+    return known_suites[name]
 
 
 def load(name: str) -> Suite:
@@ -200,8 +202,8 @@ def load(name: str) -> Suite:
     raw = _resolve(file, ())
     for plugin in raw.get("plugins", ()):
         plugins.add(Path(plugin), raw.place("plugins"))
-    found = checked(raw, file)
-    return overridden(found, settings) if settings else found
+    suite = checked(raw, file)
+    return overridden(suite, settings) if settings else suite
 
 
 SETTING = re.compile(r"\+(?=[a-z_][\w.]*=)")
@@ -227,16 +229,16 @@ def overridden(suite: Suite, settings: Sequence[str]) -> Suite:
         name: preset.model_copy(update={"overrides": [*preset.overrides, override]})
         for name, preset in suite.contents.presets.items()
     }
-    said = {"name": "+".join([suite.name, *settings]), "title": f"{suite.title}, {', '.join(settings)}"}
-    return replace(suite, contents=suite.contents.model_copy(update={**said, "presets": presets}), plain=suite)
+    naming = {"name": "+".join([suite.name, *settings]), "title": f"{suite.title}, {', '.join(settings)}"}
+    return replace(suite, contents=suite.contents.model_copy(update={**naming, "presets": presets}), plain=suite)
 
 
-def _paths(base: Mapping[str, Any], above: str = "") -> Iterator[str]:
+def _paths(base: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """The settings of a mapping as `--set` writes them: "algorithm.local.lr"."""
     for key, value in base.items():
-        yield f"{above}{key}"
+        yield f"{prefix}{key}"
         if isinstance(value, Mapping):
-            yield from _paths(value, f"{above}{key}.")
+            yield from _paths(value, f"{prefix}{key}.")
 
 
 def _nested(setting: str) -> LocatedMap:
@@ -251,7 +253,7 @@ def _nested(setting: str) -> LocatedMap:
     return value
 
 
-def named(name: str, settings: Sequence[str] | None) -> str:
+def name_with_settings(name: str, settings: Sequence[str] | None) -> str:
     """A suite's name with what `--set` says. SpecError: it says no setting."""
     for setting in settings or ():
         if not SETTING.match(f"+{setting}"):
@@ -269,28 +271,28 @@ def checked(raw: LocatedMap, file: Path) -> Suite:
     return Suite(file, contents)
 
 
-def _resolve(file: Path, below: tuple[Path, ...]) -> LocatedMap:
+def _resolve(file: Path, children: tuple[Path, ...]) -> LocatedMap:
     """The suite's mapping with what it extends merged under it."""
     resolved = file.resolve()
-    if resolved in below:
-        chain = " -> ".join(p.stem for p in (*below, resolved))
+    if resolved in children:
+        chain = " -> ".join(p.stem for p in (*children, resolved))
         raise SpecError(f"{file}: a suite cannot extend itself ({chain})")
     raw = read_yaml(file)
     if "plugins" in raw:
-        named = [str(file.resolve().parent / plugin) for plugin in _listed(raw)]
-        raw = LocatedMap({**raw, "plugins": named}, raw.where, raw.at)  # what was read is shared
+        plugin_paths = [str(file.resolve().parent / plugin) for plugin in _listed(raw)]
+        raw = LocatedMap({**raw, "plugins": plugin_paths}, raw.where, raw.at)  # what was read is shared
     if "extends" not in raw:
         return raw
     name = str(raw["extends"])
     try:
-        beside = file.parent / name
-        parent = beside if beside.is_file() else locate(name)
+        neighbour = file.parent / name
+        parent = neighbour if neighbour.is_file() else locate(name)
         if parent.suffix not in (".yaml", ".yml"):  # messages about a file repeat its keys
             raise SpecError(f"{name} is no suite file: its name must end in .yaml")
     except SpecError as error:
         raise SpecError(f"{raw.place('extends')}: {error}") from None
-    under = _resolve(parent, (*below, resolved))
-    merged = LocatedMap(under, under.where, under.at)  # several suites may extend it
+    parent_map = _resolve(parent, (*children, resolved))
+    merged = LocatedMap(parent_map, parent_map.where, parent_map.at)  # several suites may extend it
     for key, value in raw.items():
         if key in ("base", "axes", "evaluate", "presets") and key in merged and isinstance(value, LocatedMap):
             value = merge(merged[key], value)
@@ -301,8 +303,8 @@ def _resolve(file: Path, below: tuple[Path, ...]) -> LocatedMap:
         merged[key] = value
         merged.where[key] = raw.where[key]
     for key in ("tables", "figures"):
-        if key not in raw and "name" in under and isinstance(merged.get(key), list):  # none: only a part of suites
-            merged[key] = [_with_new_rows(one, under, merged) for one in merged[key]]
+        if key not in raw and "name" in parent_map and isinstance(merged.get(key), list):  # none: only a part of suites
+            merged[key] = [_with_new_rows(one, parent_map, merged) for one in merged[key]]
     return merged
 
 
@@ -326,27 +328,31 @@ def _with_new_rows(shown: Any, under: LocatedMap, merged: LocatedMap) -> Any:
 POINTS = ("product", "include")
 
 
-def _grid(under: LocatedMap, over: LocatedMap) -> LocatedMap:
+def _grid(parent_grid: LocatedMap, child_grid: LocatedMap) -> LocatedMap:
     """The grid of a suite that extends another: its points, and the overrides of both unless it replaces them.
 
     A grid that names no points has those of the other.
     """
-    points = any(key in over for key in POINTS)
-    kept = [key for key in under if not points and key in (*POINTS, "exclude") and key not in over]
-    merged = LocatedMap({**{key: under[key] for key in kept}, **over}, {**under.where, **over.where}, over.at)
-    if over.get("replace_overrides") is not True:
-        both = [under.get("overrides") or [], over.get("overrides") or []]
-        if any(both) and all(isinstance(one, list) for one in both):
-            merged["overrides"] = [*both[0], *both[1]]
+    points = any(key in child_grid for key in POINTS)
+    kept_keys = [key for key in parent_grid if not points and key in (*POINTS, "exclude") and key not in child_grid]
+    merged = LocatedMap(
+        {**{key: parent_grid[key] for key in kept_keys}, **child_grid},
+        {**parent_grid.where, **child_grid.where},
+        child_grid.at,
+    )
+    if child_grid.get("replace_overrides") is not True:
+        override_lists = [parent_grid.get("overrides") or [], child_grid.get("overrides") or []]
+        if any(override_lists) and all(isinstance(overrides, list) for overrides in override_lists):
+            merged["overrides"] = [*override_lists[0], *override_lists[1]]
     return merged
 
 
 def _listed(raw: LocatedMap) -> list[str]:
     """The plug-ins that one file names."""
-    named = raw["plugins"]
-    if not (isinstance(named, list) and all(isinstance(plugin, str) and plugin for plugin in named)):
-        raise SpecError(f"{raw.place('plugins')}: expected a list of files such as [mine.py], got {named!r}")
-    return named
+    plugin_names = raw["plugins"]
+    if not (isinstance(plugin_names, list) and all(isinstance(plugin, str) and plugin for plugin in plugin_names)):
+        raise SpecError(f"{raw.place('plugins')}: expected a list of files such as [mine.py], got {plugin_names!r}")
+    return plugin_names
 
 
 def read_yaml(file: Path) -> LocatedMap:
@@ -361,21 +367,21 @@ def read_yaml(file: Path) -> LocatedMap:
 def parse(text: str, file: Path) -> LocatedMap:
     """What a file says; SpecError as for `read_yaml`. The result is shared: it is read, never changed."""
     input_limits.characters(text, str(file))
-    root = _read(text, file)
+    root = _parse(text, file)
     if "\\" in text or CONTROL.search(text):
         _demand_printable(root, str(file))
     return root
 
 
-def _demand_printable(node: Any, place: str) -> None:
+def _demand_printable(node: Any, location: str) -> None:
     """SpecError: a key or a text with a character that a terminal obeys; a tab and the end of a line are allowed."""
     keys = list(node) if isinstance(node, LocatedMap) else []
     for key in keys:
         _demand_printable(node[key], node.place(key))
     for item in node if isinstance(node, list) else ():
-        _demand_printable(item, place)
+        _demand_printable(item, location)
     if character := CONTROL.search(node if isinstance(node, str) else "".join(keys)):
-        raise SpecError(f"{place}: a control character (U+{ord(character[0]):04X})")
+        raise SpecError(f"{location}: a control character (U+{ord(character[0]):04X})")
 
 
 class _Composer(Composer):
@@ -392,7 +398,7 @@ class _Composer(Composer):
         return node
 
 
-def _read(text: str, file: Path) -> LocatedMap:
+def _parse(text: str, file: Path) -> LocatedMap:
     try:
         reader = YAML(typ="rt", pure=True)
         reader.Composer = _Composer
@@ -412,7 +418,7 @@ def _read(text: str, file: Path) -> LocatedMap:
     if not isinstance(tree, CommentedMap):
         raise SpecError(f"{file}: expected a mapping at the top level")
     input_limits.values(tree, _children, str(file))
-    return _plain(tree, file)
+    return _located(tree, file)
 
 
 def _children(node: Any) -> list[Any]:
@@ -421,15 +427,17 @@ def _children(node: Any) -> list[Any]:
     return list(node) if isinstance(node, CommentedSeq) else []
 
 
-def _plain(node: Any, file: Path) -> Any:
+def _located(node: Any, file: Path) -> Any:
     """ruamel's tree as Maps, lists and plain Python values."""
     if isinstance(node, CommentedMap):
-        items = {str(key): _plain(value, file) for key, value in node.items()}
+        items = {str(key): _located(value, file) for key, value in node.items()}
         lines = node.lc.data or {}  # a key that came with a merge (<<) has no line
-        where = {str(key): f"{file}:{lines[key][0] + 1 if key in lines else node.lc.line + 1}" for key in node}
-        return LocatedMap(items, where, at=f"{file}:{node.lc.line + 1}")
+        location_by_key = {
+            str(key): f"{file}:{lines[key][0] + 1 if key in lines else node.lc.line + 1}" for key in node
+        }
+        return LocatedMap(items, location_by_key, at=f"{file}:{node.lc.line + 1}")
     if isinstance(node, CommentedSeq):
-        return [_plain(item, file) for item in node]
+        return [_located(item, file) for item in node]
     for kind in (bool, int, float, str):
         if isinstance(node, kind):
             if kind is int:

@@ -29,15 +29,17 @@ def select(plan: Plan, where: str) -> Plan:
     name), or `threat` and `labels` of an attack on privacy (`fatbench.suite.threats`).
     SpecError: cannot be read, an unknown name, or a word that a name has in no cell; NothingMatched: no cell is left.
     """
-    test, asked = _parse_filter(where)
+    test, compared = _parse_filter(where)
     facts = _facts_of(plan)
-    known = functools.cache(lambda: {name for one in facts for name in one})
-    cells = [cell for cell, one in zip(plan.cells, facts, strict=True) if test(one, known)]
+    fact_names = functools.cache(lambda: {name for cell_facts in facts for name in cell_facts})
+    cells = [cell for cell, cell_facts in zip(plan.cells, facts, strict=True) if test(cell_facts, fact_names)]
     if not cells:
         text = f"-k '{where}' matches none of the {len(plan.unique())} cells of '{plan.suite}'"
-        raise NothingMatched(text + _never(facts, asked))
-    if wrong := _never(facts, [(name, value) for name, value in asked if not (value == "none" or _is_number(value))]):
-        raise SpecError(f"-k '{where}'{wrong}")  # else a misspelt label is ignored
+        raise NothingMatched(text + _never(facts, compared))
+    if misspelt := _never(
+        facts, [(name, value) for name, value in compared if not (value == "none" or _is_number(value))]
+    ):
+        raise SpecError(f"-k '{where}'{misspelt}")  # else a misspelt label is ignored
     return replace(plan, cells=cells, where=where)
 
 
@@ -50,26 +52,28 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _never(facts: list[dict[str, str]], asked: list[tuple[str, str]]) -> str:
+def _never(facts: list[dict[str, str]], compared: list[tuple[str, str]]) -> str:
     """The tail of a message: the first value asked for that its name has in no cell, and what it could have been."""
-    for name, value in asked:
-        have = {one[name] for one in facts if name in one}
-        if value.lower() not in {one.lower() for one in have}:
-            return f": {name} is never '{value}'{did_you_mean(value, have) if len(have) <= 20 else ''}"
+    for name, value in compared:
+        values_here = {cell_facts[name] for cell_facts in facts if name in cell_facts}
+        if value.lower() not in {cell_facts.lower() for cell_facts in values_here}:
+            return f": {name} is never '{value}'{did_you_mean(value, values_here) if len(values_here) <= 20 else ''}"
     return ""
 
 
 def _facts_of(plan: Plan) -> list[dict[str, str]]:
     """Everything a filter can ask of each cell: name -> value as text."""
-    known: dict[tuple[int, ...], dict[str, str]] = {}  # the seeds of a point share all settings but the seed
-    found = []
+    settings_by_point: dict[
+        tuple[int, ...], dict[str, str]
+    ] = {}  # the seeds of a point share all settings but the seed
+    facts_by_cell = []
     for cell in plan.cells:
         shared = tuple(id(value) for key, value in cell.spec.items() if key != "seed")
-        if shared not in known:
-            known[shared] = _settings(cell)
+        if shared not in settings_by_point:
+            settings_by_point[shared] = _settings(cell)
         labels = {"id": cell.id, **{axis.lower(): label for axis, label in cell.key.items()}, **cell.key}
-        found.append({**known[shared], "seed": str(cell.spec["seed"]), **labels})
-    return found
+        facts_by_cell.append({**settings_by_point[shared], "seed": str(cell.spec["seed"]), **labels})
+    return facts_by_cell
 
 
 def _settings(cell: Cell) -> dict[str, str]:
@@ -96,15 +100,15 @@ def joined(filters: list[str]) -> str:
     """One filter that holds where all of these hold. SpecError: one of them cannot be read by itself."""
     if len(filters) == 1:
         return filters[0]
-    for one in filters:
-        _parse_filter(one)
-    return " and ".join(f"({one})" for one in filters)
+    for filter_text in filters:
+        _parse_filter(filter_text)
+    return " and ".join(f"({filter_text})" for filter_text in filters)
 
 
 def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
     """The test of a cell's facts, and the names and values that it compares with "="."""
     tokens: list[str] = []
-    asked: list[tuple[str, str]] = []
+    comparisons: list[tuple[str, str]] = []
     position = 0
     while text[position:].strip():
         match = _TOKEN.match(text, position)
@@ -115,33 +119,33 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
     tokens.append("")
     depth = 0
 
-    def fail(what: str, hint: str = "") -> SpecError:
+    def fail(problem: str, hint: str = "") -> SpecError:
         example = "write for example: model=nin and method in [FAT, 'SFAT (released)']"
-        return SpecError(f"-k: {what} in '{text}'{hint} ({example})")
+        return SpecError(f"-k: {problem} in '{text}'{hint} ({example})")
 
-    def chain(word: str, read: Callable[[], Any], decides: bool) -> Any:
+    def chain(word: str, read_term: Callable[[], Any], decides: bool) -> Any:
         """Terms joined by a word, of which the first that is `decides` decides: one call, however many they are."""
-        terms = [read()]
+        terms = [read_term()]
         while tokens[0].lower() == word:
             tokens.pop(0)
-            terms.append(read())
+            terms.append(read_term())
 
-        def test(facts: dict[str, str], known: Callable[[], set[str]]) -> bool:
+        def test(facts: dict[str, str], fact_names: Callable[[], set[str]]) -> bool:
             for term in terms:
-                if term(facts, known) == decides:
+                if term(facts, fact_names) == decides:
                     return decides
             return not decides
 
         return test if len(terms) > 1 else terms[0]
 
-    def either() -> Any:
-        return chain("or", both, True)
+    def disjunction() -> Any:
+        return chain("or", conjunction, True)
 
-    def both() -> Any:
+    def conjunction() -> Any:
         return chain("and", negation, False)
 
-    def opposite(inside: Any) -> Any:
-        return lambda facts, known: not inside(facts, known)
+    def opposite(test: Any) -> Any:
+        return lambda facts, known: not test(facts, known)
 
     def negation() -> Any:
         nonlocal depth
@@ -151,13 +155,13 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
         if depth > _DEEPEST:
             raise SpecError(f"-k: nested too deeply: '{text[:60]}...'")
         if tokens.pop(0) == "(":
-            found = either()
+            test = disjunction()
             if tokens.pop(0) != ")":
                 raise fail("a ')' is missing")
         else:
-            found = opposite(negation())
+            test = opposite(negation())
         depth -= 1
-        return found
+        return test
 
     def comparison() -> Any:
         name = tokens.pop(0)
@@ -168,41 +172,41 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
             return one_of(name, not negated)
         if not name or tokens[0] not in ("=", "==", "!=", "<", ">", "<=", ">="):
             raise fail(f"expected name=value at '{name}'")
-        op, given = tokens.pop(0), tokens.pop(0)
-        if not given or _TOKEN.match(given)["op"]:  # type: ignore[index]
+        op, written_value = tokens.pop(0), tokens.pop(0)
+        if not written_value or _TOKEN.match(written_value)["op"]:  # type: ignore[index]
             raise fail(f"expected a value behind '{name}{op}'")
-        value = given.strip("'\"")
+        value = written_value.strip("'\"")
         return compared(name, op, value)
 
-    def one_of(name: str, wanted: bool) -> Any:
-        """`name in [a, b]`, or `not in` where it is not `wanted`."""
-        given = tokens.pop(0)
-        if not (given.startswith("[") and given.endswith("]")):
+    def one_of(name: str, is_in: bool) -> Any:
+        """`name in [a, b]`, or `not in` where it is not `is_in`."""
+        list_text = tokens.pop(0)
+        if not (list_text.startswith("[") and list_text.endswith("]")):
             raise fail(f"expected a list such as [FAT, SFAT] behind '{name} in'")
-        values = [value for value in map(_unquoted, re.findall(rf"(?:{_QUOTED}|[^,])+", given[1:-1])) if value]
+        values = [value for value in map(_unquoted, re.findall(rf"(?:{_QUOTED}|[^,])+", list_text[1:-1])) if value]
         if not values:
             raise fail(f"the list behind '{name} in' is empty")
         tests = [compared(name, "=", value) for value in values]
-        return lambda facts, known: any(test(facts, known) for test in tests) == wanted
+        return lambda facts, known: any(test(facts, known) for test in tests) == is_in
 
     def compared(name: str, op: str, value: str) -> Any:
         if op in ("=", "=="):
-            asked.append((name, value))
+            comparisons.append((name, value))
 
-        def test(facts: dict[str, str], known: Callable[[], set[str]]) -> bool:
-            if name not in facts and name not in known():
-                plain = [k for k in known() if "." not in k]
-                raise SpecError(f"-k: no cell has '{name}'{did_you_mean(name, plain)}")
+        def test(facts: dict[str, str], fact_names: Callable[[], set[str]]) -> bool:
+            if name not in facts and name not in fact_names():
+                plain_names = [k for k in fact_names() if "." not in k]
+                raise SpecError(f"-k: no cell has '{name}'{did_you_mean(name, plain_names)}")
             if name not in facts:
                 return op == "!="
             return _compare(facts[name], op, value)
 
         return test
 
-    result = either()
+    result = disjunction()
     if tokens[0]:
         raise fail(f"unexpected '{tokens[0]}'", ": a value with spaces or brackets needs quotes")
-    return result, asked
+    return result, comparisons
 
 
 def _unquoted(text: str) -> str:
@@ -211,13 +215,13 @@ def _unquoted(text: str) -> str:
     return text[1:-1] if text[:1] in ("'", '"') and text[-1:] == text[:1] else text
 
 
-def _compare(have: str, op: str, want: str) -> bool:
+def _compare(value: str, op: str, wanted_value: str) -> bool:
     if op in ("=", "=="):
-        return have.lower() == want.lower()
+        return value.lower() == wanted_value.lower()
     if op == "!=":
-        return have.lower() != want.lower()
+        return value.lower() != wanted_value.lower()
     try:
-        a, b = float(number(have)), float(number(want))
+        a, b = float(number(value)), float(number(wanted_value))
     except ValueError:
         return False
     return {"<": a < b, ">": a > b, "<=": a <= b, ">=": a >= b}[op]

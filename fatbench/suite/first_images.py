@@ -13,7 +13,7 @@ from fatbench.suite import signatures
 First = tuple[int | None, int | None]  # training and test images; None: all
 
 
-def wanted(train: int | None, test: int | None, train_from: int = 0, auxiliary_n: int | None = 0) -> First:
+def images_read(train: int | None, test: int | None, train_from: int = 0, auxiliary_n: int | None = 0) -> First:
     """How many of the first training and test images a cell has; None: all.
 
     auxiliary_n: of the images after its own, which are the server's.
@@ -22,25 +22,28 @@ def wanted(train: int | None, test: int | None, train_from: int = 0, auxiliary_n
 
 
 def first_images(spec: Mapping[str, Any]) -> dict[str, First]:
-    """How many training and test images a cell reads of its data set and of the server's, as `wanted`."""
-    n, same = spec.get("auxiliary_n"), spec.get("auxiliary") == spec.get("data")
+    """How many training and test images a cell reads of its data set and of the server's, as `images_read`."""
+    n, is_same_set = spec.get("auxiliary_n"), spec.get("auxiliary") == spec.get("data")
     train = 1 if "evaluated" in spec else spec.get("train")  # of a model that is only attacked
-    own = wanted(train, spec.get("test"), spec.get("train_from") or 0, n if same else 0)
-    return {"data": own, "auxiliary": own if same else (n, 1)}
+    own_images = images_read(train, spec.get("test"), spec.get("train_from") or 0, n if is_same_set else 0)
+    return {"data": own_images, "auxiliary": own_images if is_same_set else (n, 1)}
 
 
-def data_key(data: Any, first: First) -> str:
+def data_key(data: Any, image_counts: First) -> str:
     """By what the database knows what a data set was when it was last read.
 
-    first: the training and test images that were read, of a reader that reads no more: others have other digests.
+    image_counts: the training and test images that were read, of a reader that reads no more: others have other
+    digests.
     """
-    less = False
+    is_partial = False
     with contextlib.suppress(FatbenchError):  # of a plug-in that is not loaded
-        less = "first" in signatures.describe("Data", data["name"]).asks and first != (None, None)
-    return json.dumps([data, first] if less else data, sort_keys=True, separators=(",", ":"))
+        is_partial = "first" in signatures.describe("Data", data["name"]).asks and image_counts != (None, None)
+    return json.dumps([data, image_counts] if is_partial else data, sort_keys=True, separators=(",", ":"))
 
 
 def data_keys(spec: Mapping[str, Any]) -> dict[str, str]:
     """`data_key` of each data set that a cell reads, by the name of the setting."""
-    first = first_images(spec)
-    return {name: data_key(spec[name], first[name]) for name in first if spec.get(name) is not None}
+    counts_by_setting = first_images(spec)
+    return {
+        name: data_key(spec[name], counts_by_setting[name]) for name in counts_by_setting if spec.get(name) is not None
+    }

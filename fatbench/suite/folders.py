@@ -14,19 +14,19 @@ def folders() -> list[Path]:
 
 def available() -> dict[str, Path]:
     """Name -> file of every suite that can be run by name."""
-    found: dict[str, Path] = {}
+    file_by_name: dict[str, Path] = {}
     for folder in folders():
         if folder.is_dir():
             for file in sorted(folder.glob("*.yaml")):
-                found.setdefault(file.stem, file)
-    return dict(sorted(found.items()))
+                file_by_name.setdefault(file.stem, file)
+    return dict(sorted(file_by_name.items()))
 
 
 def own_files() -> dict[str, str]:
     """The suites whose files are in the working directory: name -> file."""
-    found: dict[str, str] = {}
+    file_by_name: dict[str, str] = {}
     for file in sorted(file for file in Path().glob("*.y*ml") if file.is_file()):
         text = file.read_text(encoding="utf-8", errors="replace")
         if name := re.search(r"^name: *['\"]?([^'\"\s#]+)", text, re.MULTILINE):
-            found.setdefault(name[1], str(file))
-    return found
+            file_by_name.setdefault(name[1], str(file))
+    return file_by_name

@@ -22,14 +22,14 @@ def installed(package: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def check(call: Call, place: str) -> None:
+def check(call: Call, location: str) -> None:
     """MachineError: the package of a function, or of one nested in it, is not installed."""
     for one in call.walk():
         names = packages(one.signature)
         if names and not any(map(installed, names)):
-            raise MachineError(f"{place}: {needed(one.name, names[-1])}")
+            raise MachineError(f"{location}: {missing_package(one.name, names[-1])}")
 
 
-def needed(name: str, package: str) -> str:
+def missing_package(name: str, package: str) -> str:
     """What to say where a function's package is not installed."""
     return f"'{name}' needs the package {package}: pip install '{EXTRAS.get(package, package)}'"

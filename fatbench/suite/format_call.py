@@ -9,7 +9,7 @@ from fatbench.suite import signatures
 from fatbench.suite.types import FRACTION
 
 
-def full(spec: Mapping[str, Any]) -> str:
+def with_all_settings(spec: Mapping[str, Any]) -> str:
     """A call {name, setting: value} with every setting it has, switches last; needs no knowledge of the function."""
     settings = sorted(spec.items(), key=lambda item: isinstance(item[1], bool))
     return _call(spec["name"], {key: value for key, value in settings if key != "name"})
@@ -18,18 +18,18 @@ def full(spec: Mapping[str, Any]) -> str:
 def brief(kind: str, spec: Mapping[str, Any]) -> str:
     """A canonical call with every number, and a choice where it is not the default. SpecError: no such function."""
     defaults = {setting.name: setting.default for setting in signatures.describe(kind, spec["name"]).settings}
-    shown = {
+    shown_settings = {
         key: value
         for key, value in spec.items()
         if key != "name" and (_is_number(value) or key not in defaults or value != defaults[key])
     }
-    return _call(spec["name"], shown)
+    return _call(spec["name"], shown_settings)
 
 
 def attack(metric: str, specs: Iterable[Mapping[str, Any]]) -> str:
     """A metric and the attacks behind it: "pgd20 = pgd(eps=8/255, step=2/255, steps=20)"; "natural" alone."""
-    said = " or ".join(dict.fromkeys(brief("Attack", spec) for spec in specs))
-    return metric if said == metric else f"{metric} = {said}"
+    attack_text = " or ".join(dict.fromkeys(brief("Attack", spec) for spec in specs))
+    return metric if attack_text == metric else f"{metric} = {attack_text}"
 
 
 def _is_number(value: Any) -> bool:
@@ -38,13 +38,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _call(name: str, settings: Mapping[str, Any]) -> str:
-    said = ", ".join(f"{key}={_value(value)}" for key, value in settings.items())
-    return f"{name}({said})" if said else name
+    settings_text = ", ".join(f"{key}={_value(value)}" for key, value in settings.items())
+    return f"{name}({settings_text})" if settings_text else name
 
 
 def _value(value: Any) -> str:
     if isinstance(value, Mapping) and "name" in value:
-        return full(value)
+        return with_all_settings(value)
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)

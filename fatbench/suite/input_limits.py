@@ -19,51 +19,55 @@ CELLS = 200_000  # of a preset, and of all presets of a suite: points of the gri
 SEEDS = 100_000  # of a list
 
 
-def characters(text: str, place: str) -> None:
+def characters(text: str, location: str) -> None:
     """SpecError: a file that is too long."""
     if len(text) > CHARACTERS:
-        raise SpecError(f"{place}: {len(text)} characters; at most {CHARACTERS} are allowed")
+        raise SpecError(f"{location}: {len(text)} characters; at most {CHARACTERS} are allowed")
 
 
-def too_deep(place: str) -> SpecError:
+def too_deep(location: str) -> SpecError:
     """The error of a file that is nested too deeply."""
-    return SpecError(f"{place}: nested more than {LEVELS} levels deep")
+    return SpecError(f"{location}: nested more than {LEVELS} levels deep")
 
 
-def values(root: Any, children: Callable[[Any], Iterable[Any]], place: str) -> None:
+def values(root: Any, children: Callable[[Any], Iterable[Any]], location: str) -> None:
     """SpecError: a tree with more than VALUES values once its aliases are written out, or one that has no end.
 
     children: what a node holds. A node that several aliases name is one object, and is looked at once.
     """
-    known: dict[int, tuple[int, int]] = {}  # id of a node -> (its values, its levels); (0, 0) while it is looked at
+    size_by_node: dict[
+        int, tuple[int, int]
+    ] = {}  # id of a node -> (its values, its levels); (0, 0) while it is looked at
 
-    def measured(node: Any, level: int) -> tuple[int, int]:
-        found = known.get(id(node))
-        if found == (0, 0):
-            raise SpecError(f"{place}: an alias refers to the node that contains it")
-        if found is None:
+    def measure(node: Any, level: int) -> tuple[int, int]:
+        size = size_by_node.get(id(node))
+        if size == (0, 0):
+            raise SpecError(f"{location}: an alias refers to the node that contains it")
+        if size is None:
             if level > LEVELS:
-                raise too_deep(place)
-            known[id(node)] = (0, 0)
-            below = [measured(child, level + 1) for child in children(node)]
-            found = 1 + sum(n for n, _ in below), 1 + max((deep for _, deep in below), default=0)
-            known[id(node)] = found
-        if found[0] > VALUES:
-            raise SpecError(f"{place}: more than {VALUES} values once its aliases are expanded")
-        if found[1] > LEVELS:
-            raise too_deep(place)
-        return found
+                raise too_deep(location)
+            size_by_node[id(node)] = (0, 0)
+            child_sizes = [measure(child, level + 1) for child in children(node)]
+            size = 1 + sum(n for n, _ in child_sizes), 1 + max((depth for _, depth in child_sizes), default=0)
+            size_by_node[id(node)] = size
+        if size[0] > VALUES:
+            raise SpecError(f"{location}: more than {VALUES} values once its aliases are expanded")
+        if size[1] > LEVELS:
+            raise too_deep(location)
+        return size
 
-    measured(root, 1)
+    measure(root, 1)
 
 
-def digits(text: str, place: str) -> None:
+def digits(text: str, location: str) -> None:
     """SpecError: a whole number that no setting can mean."""
     if len(text) > DIGITS:
-        raise SpecError(f"{place}: a number of {len(text)} digits; at most {DIGITS} are allowed")
+        raise SpecError(f"{location}: a number of {len(text)} digits; at most {DIGITS} are allowed")
 
 
-def cells(number: int, place: str) -> None:
+def cells(number: int, location: str) -> None:
     """SpecError: more cells than a preset, or all presets together, may have."""
     if number > CELLS:
-        raise SpecError(f"{place}: {number} cells, at most {CELLS} are planned: split the suite, or take fewer seeds")
+        raise SpecError(
+            f"{location}: {number} cells, at most {CELLS} are planned: split the suite, or take fewer seeds"
+        )

@@ -19,19 +19,19 @@ class LocatedMap(dict):
 
     def place(self, key: str) -> str:
         """ "file:line: key", or the key alone where the place is unknown."""
-        place = self.where.get(key) or self.at
-        return f"{place}: {key}" if place else key
+        location = self.where.get(key) or self.at
+        return f"{location}: {key}" if location else key
 
 
-def merge(under: Any, over: Any) -> Any:
-    """`under` overridden by `over`, key by key; one that names another function, or a suite, replaces the whole."""
-    if not (isinstance(under, LocatedMap) and isinstance(over, LocatedMap)):
-        return copy.copy(over)
-    if "suite" in over or ("name" in over and over["name"] != under.get("name")):
-        return copy.copy(over)
-    merged = LocatedMap(under, under.where, under.at)
-    for key, value in over.items():
-        merged[key] = merge(under[key], value) if key in under else value
-        if key in over.where:
-            merged.where[key] = over.where[key]
+def merge(base: Any, override: Any) -> Any:
+    """`base` overridden by `override`, key by key; one that names another function, or a suite, replaces the whole."""
+    if not (isinstance(base, LocatedMap) and isinstance(override, LocatedMap)):
+        return copy.copy(override)
+    if "suite" in override or ("name" in override and override["name"] != base.get("name")):
+        return copy.copy(override)
+    merged = LocatedMap(base, base.where, base.at)
+    for key, value in override.items():
+        merged[key] = merge(base[key], value) if key in base else value
+        if key in override.where:
+            merged.where[key] = override.where[key]
     return merged

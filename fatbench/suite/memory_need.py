@@ -11,7 +11,7 @@ from fatbench.settings import available_memory
 from fatbench.suite import cost, facts
 from fatbench.suite.calls import call
 from fatbench.suite.entry import Work
-from fatbench.suite.first_images import wanted
+from fatbench.suite.first_images import images_read
 
 IN_MEMORY = 1 / 8  # of the free memory: uploads of a round that take more lie in a file, where training is on a CPU
 COPIES = 4  # of a network: the global one, the next, the one that trains, and its gradients
@@ -37,8 +37,8 @@ def need(spec: Mapping[str, Any]) -> MemoryNeed | None:
     if not (data.train and data.side and data.channels) or size is None:
         return None
     work = cost.training(spec) or Work()
-    first = wanted(spec["train"], spec["test"], spec["train_from"]) if _asks(spec["data"]) else (None, None)
-    images = (first[0] or data.train) + (first[1] or data.test or 0)
+    image_counts = images_read(spec["train"], spec["test"], spec["train_from"]) if _asks(spec["data"]) else (None, None)
+    images = (image_counts[0] or data.train) + (image_counts[1] or data.test or 0)
     optimizer = cost.local(spec["algorithm"])
     moments = 2 if optimizer.get("optimizer", "sgd") != "sgd" else float(optimizer.get("momentum") or 0) > 0
     return MemoryNeed(
@@ -55,38 +55,49 @@ def _asks(data: Mapping[str, Any]) -> bool:
 
 def largest(specs: Iterable[Mapping[str, Any]]) -> MemoryNeed | None:
     """That of the cell that takes most; None: of none it is known."""
-    found = [one for spec in specs if (one := need(spec)) is not None]
-    return max(found, key=lambda one: one.total, default=None)
+    needs = [memory_need for spec in specs if (memory_need := need(spec)) is not None]
+    return max(needs, key=lambda one: one.total, default=None)
 
 
-def in_words(one: MemoryNeed) -> str:
+def in_words(memory_need: MemoryNeed) -> str:
     """ "data 0.16 GB, network 0.34 GB, uploads 0.86 GB, state of clients 0 GB"; parts of nothing are left out."""
-    parts = {"data": one.data, "network": one.network, "uploads": one.uploads, "state of clients": one.state}
-    return ", ".join(f"{name} {_gigabytes(size)}" for name, size in parts.items() if size)
+    size_by_name = {
+        "data": memory_need.data,
+        "network": memory_need.network,
+        "uploads": memory_need.uploads,
+        "state of clients": memory_need.state,
+    }
+    return ", ".join(f"{name} {_gigabytes(size)}" for name, size in size_by_name.items() if size)
 
 
-def line(specs: Iterable[Mapping[str, Any]], workers: int = 1, least: float = 0.0) -> str | None:
-    """What a worker takes at most and what is free, in a line; None: it is not known, or less than `least` bytes."""
-    one = largest(specs)
-    if one is None or one.total < least:
+def line(specs: Iterable[Mapping[str, Any]], workers: int = 1, threshold: float = 0.0) -> str | None:
+    """What a worker takes at most and what is free, in a line; None: it is not known, or less than `threshold`
+    bytes.
+    """
+    memory_need = largest(specs)
+    if memory_need is None or memory_need.total < threshold:
         return None
-    free = available_memory()
-    there = f"; {_gigabytes(free)} are free here" if free < float("inf") else ""
-    filed = one.uploads > IN_MEMORY * free
-    beside = one.total - one.data - (one.uploads if filed else 0)  # what workers do not share
-    short = f": not enough for {workers} workers" if workers > 1 and beside * workers > free >= beside else ""
-    short = ": not enough" if beside > free else short
+    free_bytes = available_memory()
+    free_text = f"; {_gigabytes(free_bytes)} are free here" if free_bytes < float("inf") else ""
+    filed = memory_need.uploads > IN_MEMORY * free_bytes
+    own_bytes = (
+        memory_need.total - memory_need.data - (memory_need.uploads if filed else 0)
+    )  # what workers do not share
+    shortage = (
+        f": not enough for {workers} workers" if workers > 1 and own_bytes * workers > free_bytes >= own_bytes else ""
+    )
+    shortage = ": not enough" if own_bytes > free_bytes else shortage
     on_disk = " (uploads in a file, on a CPU)" if filed else ""
-    return f"memory of a worker, without activations: {in_words(one)}{on_disk}{there}{short}"
+    return f"memory of a worker, without activations: {in_words(memory_need)}{on_disk}{free_text}{shortage}"
 
 
 def of_cell(spec: Mapping[str, Any]) -> str:
     """For a message: what a cell needs, in words; empty where it is not known."""
     try:
-        one = need(spec)
+        memory_need = need(spec)
     except FatbenchError:
         return ""
-    return "" if one is None else f" ({in_words(one)})"
+    return "" if memory_need is None else f" ({in_words(memory_need)})"
 
 
 def _gigabytes(size: float) -> str:

@@ -49,16 +49,16 @@ class Node(BaseModel):
         if not isinstance(node, Mapping):
             raise ValueError(f"expected a mapping, got {node!r}")
         node = node if isinstance(node, LocatedMap) else LocatedMap(node)
-        known = {field.alias or name: field for name, field in cls.model_fields.items()}
+        fields_by_key = {field.alias or name: field for name, field in cls.model_fields.items()}
         for key in node:
-            if key not in known:
-                raise SpecError(f"{node.place(key)}: unknown key '{key}'{did_you_mean(key, known)}")
-        for key, field in known.items():
+            if key not in fields_by_key:
+                raise SpecError(f"{node.place(key)}: unknown key '{key}'{did_you_mean(key, fields_by_key)}")
+        for key, field in fields_by_key.items():
             if field.is_required() and key not in node:
                 raise ValueError(f"{cls.what}{' ' if cls.what else ''}'{key}' is missing")
-        made = handler(dict(node))
-        made._node = node
-        return made
+        instance = handler(dict(node))
+        instance._node = node
+        return instance
 
     @property
     def node(self) -> LocatedMap:
@@ -76,34 +76,37 @@ class Node(BaseModel):
 N = TypeVar("N", bound=Node)
 
 
-def read(model: type[N], node: LocatedMap, place: str, **context: Any) -> N:
+def read(model: type[N], node: LocatedMap, location: str, **context: Any) -> N:
     """The model of a mapping. SpecError: file, line, key, what is wrong. `context`: see the validators below."""
     try:
         return model.model_validate(node, context=context)
     except ValidationError as error:
         problem = error.errors()[0]
-        where, message = _where(problem["loc"], node, place), problem["msg"].removeprefix("Value error, ")
+        error_location, message = (
+            _place_of(problem["loc"], node, location),
+            problem["msg"].removeprefix("Value error, "),
+        )
         if problem["type"] == "literal_error":
-            expected = problem["ctx"]["expected"].replace("'", "")
-            given = str(problem["input"])
-            hint = did_you_mean(given, re.split(", | or ", expected))
-            message = f"expected {expected}, got '{given}'{hint if 'mean' in hint else ''}"
+            expected_values = problem["ctx"]["expected"].replace("'", "")
+            value = str(problem["input"])
+            hint = did_you_mean(value, re.split(", | or ", expected_values))
+            message = f"expected {expected_values}, got '{value}'{hint if 'mean' in hint else ''}"
         elif problem["type"] != "value_error":
             message = f"{message.removeprefix('Input ')}, got {problem['input']!r}"
-        raise SpecError(f"{where}: {message}") from None
+        raise SpecError(f"{error_location}: {message}") from None
 
 
-def _where(path: tuple[int | str, ...], node: Any, place: str) -> str:
+def _place_of(path: tuple[int | str, ...], node: Any, location: str) -> str:
     """The place of what a path of keys and positions leads to."""
     for key in path:
         if isinstance(node, LocatedMap) and key in node:
-            place, node = node.place(str(key)), node[key]
+            location, node = node.place(str(key)), node[key]
         elif isinstance(node, list) and isinstance(key, int):
             node = node[key]
-            place = node.at if isinstance(node, LocatedMap) else place
+            location = node.at if isinstance(node, LocatedMap) else location
         elif not isinstance(key, int):  # else one mapping stands for a list of one
             break
-    return place
+    return location
 
 
 # --- what stands behind a key ------------------------------------------------------------------------------------
@@ -147,13 +150,13 @@ def condition(value: Any, info: ValidationInfo) -> dict[str, list[str]]:
     """Axis -> labels, all of them known. SpecError: file, line and key of one that is not."""
     axes, value = (info.context or {})["axes"], mapping(value)
     try:
-        found = {}
+        labels_by_axis = {}
         for axis in value:
             known_axis(axis, axes)
-            found[axis] = [known_label(axis, label, axes) for label in labels(value[axis])]
+            labels_by_axis[axis] = [known_label(axis, label, axes) for label in labels(value[axis])]
     except ValueError as error:
         raise SpecError(f"{value.place(axis)}: {error}") from None
-    return found
+    return labels_by_axis
 
 
 def _having(value: Any) -> dict[str, list[str]]:
@@ -161,30 +164,30 @@ def _having(value: Any) -> dict[str, list[str]]:
     for path in settings:
         if "." not in path:
             raise SpecError(f"{settings.place(path)}: expected the path of a setting such as model.name, got '{path}'")
-    return {path: labels(wanted) for path, wanted in settings.items()}
+    return {path: labels(wanted_labels) for path, wanted_labels in settings.items()}
 
 
 def _axes_of(value: list[str], info: ValidationInfo) -> list[str]:
     return [known_axis(axis, (info.context or {})["axes"]) for axis in value]
 
 
-def _some(value: dict[str, Any]) -> dict[str, Any]:
+def _demand_labels(value: dict[str, Any]) -> dict[str, Any]:
     if not value:
         raise ValueError("an axis needs at least one label")
     return value
 
 
-def parse_seeds(text: str, place: str = "--seeds") -> list[int]:
+def parse_seeds(text: str, location: str = "--seeds") -> list[int]:
     """ "0-4", "6,7" or "3" as a list of seeds. SpecError otherwise."""
     seeds: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,18})(?:\s*-\s*([0-9]{1,18}))?\s*", part)
+    for range_text in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,18})(?:\s*-\s*([0-9]{1,18}))?\s*", range_text)
         if not match or (match[2] and int(match[2]) < int(match[1])):
-            raise SpecError(f"{place}: expected seeds such as 0-4 or 6,7, got '{text[:60]}'")
-        more = range(int(match[1]), int(match[2] or match[1]) + 1)
-        if len(seeds) + len(more) > input_limits.SEEDS:
-            raise SpecError(f"{place}: more than {input_limits.SEEDS} seeds: '{text[:60]}'")
-        seeds += more
+            raise SpecError(f"{location}: expected seeds such as 0-4 or 6,7, got '{text[:60]}'")
+        seed_range = range(int(match[1]), int(match[2] or match[1]) + 1)
+        if len(seeds) + len(seed_range) > input_limits.SEEDS:
+            raise SpecError(f"{location}: more than {input_limits.SEEDS} seeds: '{text[:60]}'")
+        seeds += seed_range
     return list(dict.fromkeys(seeds))
 
 
@@ -253,7 +256,9 @@ Axes = Annotated[  # names of axes
 Some = Annotated[list[str], PlainValidator(labels, json_schema_input_type=OneOrMore)]  # one label or a list of them
 Seeds = Annotated[list[int], PlainValidator(_seeds, json_schema_input_type=str | list[Natural])]
 Images = Annotated[Any, PlainValidator(_images, json_schema_input_type=Count | None)]
-Labels = Annotated[dict[str, OverrideMap], BeforeValidator(mapping), AfterValidator(_some)]  # label -> override
+Labels = Annotated[
+    dict[str, OverrideMap], BeforeValidator(mapping), AfterValidator(_demand_labels)
+]  # label -> override
 
 
 class Override(Node):
@@ -372,11 +377,11 @@ class Preset(Node):
     @field_validator("axes")
     @classmethod
     def _kept(cls, value: Any, info: ValidationInfo) -> dict[str, list[str]]:
-        kept = condition(value, info)
-        for axis, chosen in kept.items():
-            if not chosen:
+        labels_by_axis = condition(value, info)
+        for axis, axis_labels in labels_by_axis.items():
+            if not axis_labels:
                 raise SpecError(f"{value.place(axis)}: no label is left on axis '{axis}': the grid is empty")
-        return kept
+        return labels_by_axis
 
 
 def _presets(value: Any) -> LocatedMap:

@@ -52,78 +52,82 @@ class Perturbation(model.Node):
 def in_words(tasks: Iterable[tuple[str, str]]) -> str:
     """What a caption says of (data set, perturbation): "Linf 8/255 (cifar10), Linf 25/255 (fashion_mnist)"."""
     of: dict[str, list[str]] = {}
-    for data, allowed in dict.fromkeys(tasks):
-        if allowed:
-            of.setdefault(allowed, []).append(data)
-    return ", ".join(f"{allowed} ({', '.join(data)})" if len(of) > 1 else allowed for allowed, data in of.items())
+    for data, perturbation in dict.fromkeys(tasks):
+        if perturbation:
+            of.setdefault(perturbation, []).append(data)
+    return ", ".join(
+        f"{perturbation} ({', '.join(data)})" if len(of) > 1 else perturbation for perturbation, data in of.items()
+    )
 
 
 def split(spec: LocatedMap) -> tuple[LocatedMap, Perturbation | None]:
     """The settings of a cell without their perturbation, and that. SpecError: it is not one."""
     if KEY not in spec:
         return spec, None
-    rest = LocatedMap({key: value for key, value in spec.items() if key != KEY}, spec.where, spec.at)
-    allowed = model.read(Perturbation, spec[KEY], spec.place(KEY))
-    for key in allowed.training:
+    other_settings = LocatedMap({key: value for key, value in spec.items() if key != KEY}, spec.where, spec.at)
+    perturbation = model.read(Perturbation, spec[KEY], spec.place(KEY))
+    for key in perturbation.training:
         if key not in OF_TRAINING:
-            raise SpecError(f"{allowed.training.place(key)}: unknown key '{key}': expected {' or '.join(OF_TRAINING)}")
-    return rest, allowed
+            raise SpecError(
+                f"{perturbation.training.place(key)}: unknown key '{key}': expected {' or '.join(OF_TRAINING)}"
+            )
+    return other_settings, perturbation
 
 
-def of_cell(spec: LocatedMap, allowed: Perturbation) -> LocatedMap:
+def of_cell(spec: LocatedMap, perturbation: Perturbation) -> LocatedMap:
     """The settings of a cell as written, with what its attacks do not state."""
     signature = describe("Experiment")
-    return _nested(spec, signature, allowed, False)
+    return _nested(spec, signature, perturbation, False)
 
 
-def of_attack(attack: Any, allowed: Perturbation) -> Any:
+def of_attack(attack: Any, perturbation: Perturbation) -> Any:
     """An attack of `evaluate` as written, with what it does not state. SpecError: it has another norm."""
-    return _filled("Attack", attack, allowed, training=False)
+    return _filled("Attack", attack, perturbation, training=False)
 
 
-def _filled(kind: str, node: Any, allowed: Perturbation, training: bool) -> Any:
+def _filled(kind: str, node: Any, perturbation: Perturbation, training: bool) -> Any:
     """A call as written, with what its attacks do not state; what is no call is left to the check to name."""
     call = LocatedMap({"name": node}) if isinstance(node, str) else node
     try:
         signature = describe(kind) if kind in CLASSES else describe(kind, call["name"])
     except (SpecError, KeyError, TypeError):
         return node
-    if lacking := _lacking(kind, signature, call, allowed, training):
-        where = {**call.where, **dict.fromkeys(lacking, allowed.node.at)}
-        return LocatedMap({**_nested(call, signature, allowed, training), **lacking}, where, call.at)
-    filled = _nested(call, signature, allowed, training or kind == "Algorithm")
+    if missing_settings := _missing_settings(kind, signature, call, perturbation, training):
+        locations = {**call.where, **dict.fromkeys(missing_settings, perturbation.node.at)}
+        return LocatedMap({**_nested(call, signature, perturbation, training), **missing_settings}, locations, call.at)
+    filled = _nested(call, signature, perturbation, training or kind == "Algorithm")
     return node if filled is call else filled
 
 
-def _nested(node: LocatedMap, signature: Signature, allowed: Perturbation, training: bool) -> LocatedMap:
+def _nested(node: LocatedMap, signature: Signature, perturbation: Perturbation, training: bool) -> LocatedMap:
     """The call with the calls among its settings filled; itself where nothing is."""
     changed = {}
     for setting in signature.settings:
         value = node.get(setting.name)
         if setting.kind is not None and isinstance(value, str | LocatedMap):
-            found = _filled(setting.kind, value, allowed, training)
-            if found is not value:
-                changed[setting.name] = found
+            filled_call = _filled(setting.kind, value, perturbation, training)
+            if filled_call is not value:
+                changed[setting.name] = filled_call
     return LocatedMap({**node, **changed}, node.where, node.at) if changed else node
 
 
-def _lacking(
-    kind: str, signature: Signature, node: LocatedMap, allowed: Perturbation, training: bool
+def _missing_settings(
+    kind: str, signature: Signature, node: LocatedMap, perturbation: Perturbation, training: bool
 ) -> dict[str, Any]:
     """The settings that one call takes and does not state."""
     takes = signature.by_name
     if kind not in ("Attack", "Objective"):
         return {}
-    further = {key: value for key, value in allowed.training.items() if key in takes and key not in node}
-    lacking = further if kind == "Attack" and training else {}
+    training_settings = {key: value for key, value in perturbation.training.items() if key in takes and key not in node}
+    missing_settings = training_settings if kind == "Attack" and training else {}
     if "eps" not in takes or "eps" in node:
-        return lacking
-    norm = node.get("norm", allowed.norm) if "norm" in takes else "Linf"
-    if norm != allowed.norm:
+        return missing_settings
+    norm = node.get("norm", perturbation.norm) if "norm" in takes else "Linf"
+    if norm != perturbation.norm:
         raise SpecError(
-            f"{node.place('name')}: {node['name']} attacks in {norm}, and the perturbation is {allowed} "
-            f"({allowed.node.at}): state its eps"
+            f"{node.place('name')}: {node['name']} attacks in {norm}, and the perturbation is {perturbation} "
+            f"({perturbation.node.at}): state its eps"
         )
-    if allowed.norm != "Linf" and "norm" not in node:
-        lacking["norm"] = allowed.norm
-    return {**lacking, "eps": allowed.eps}
+    if perturbation.norm != "Linf" and "norm" not in node:
+        missing_settings["norm"] = perturbation.norm
+    return {**missing_settings, "eps": perturbation.eps}

@@ -48,33 +48,33 @@ def load(files: Iterable[Path] = ()) -> None:
     edited = [file for file in signatures.plugins() if sources.edited(file)]
     sources.delete(*edited)
     signatures.drop_plugins(edited)
-    for place, module in _installed():
+    for location, module in _installed():
         try:
             file = _source(module)
             if file is None:
                 raise SpecError("the module's source is not found")
-            signatures.add_installed(file.resolve(), functools.partial(_left_out, place))
+            signatures.add_installed(file.resolve(), functools.partial(_left_out, location))
         except (SpecError, ImportError, ValueError) as error:
-            _left_out(place, error)
-    for place, file in [*settings.plugins(), *(("--plugin", file) for file in files)]:
-        add(file, place)
+            _left_out(location, error)
+    for location, file in [*settings.plugins(), *(("--plugin", file) for file in files)]:
+        add(file, location)
     for file in edited:
         add(file, "")
 
 
-def add(file: Path, place: str) -> None:
+def add(file: Path, location: str) -> None:
     """Add one plug-in, once. SpecError as for `load`, with the place that names the file."""
     if re.match(r"[\w+.-]+:/", str(file)):  # may hold a password, so it is not repeated
-        raise SpecError(f"{f'{place}: ' if place else ''}expected a Python file, got a URL")
+        raise SpecError(f"{f'{location}: ' if location else ''}expected a Python file, got a URL")
     try:
         signatures.add_plugin(file.expanduser().resolve())
     except SpecError as error:
-        raise SpecError(f"{place}: {error}" if place else str(error)) from None
+        raise SpecError(f"{location}: {error}" if location else str(error)) from None
 
 
-def _left_out(place: str, error: Exception) -> None:
+def _left_out(location: str, error: Exception) -> None:
     """A line on stderr, once in a process."""
-    if (text := f"fatbench: left out: {place}: {error}") not in _TOLD:
+    if (text := f"fatbench: left out: {location}: {error}") not in _TOLD:
         _TOLD.add(text)
         print(text, file=sys.stderr)
 
@@ -90,19 +90,19 @@ def _installed() -> Iterator[tuple[str, str]]:
 
 def _source(module: str) -> Path | None:
     """The file of an installed module. `importlib.util.find_spec` alone would import the packages it is in."""
-    top, *parts = module.split(".")
+    top, *packages = module.split(".")
     spec = importlib.util.find_spec(top)
-    for end in range(1, len(parts) + 1):
+    for end in range(1, len(packages) + 1):
         if spec is None or spec.submodule_search_locations is None:
             return None
-        spec = PathFinder.find_spec(".".join([top, *parts[:end]]), spec.submodule_search_locations)
+        spec = PathFinder.find_spec(".".join([top, *packages[:end]]), spec.submodule_search_locations)
     return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
 # --- what a cell uses, and its version ----------------------------------------------------------------------------
 
 
-def used(call: Call) -> Iterator[tuple[Path, str]]:
+def used_plugins(call: Call) -> Iterator[tuple[Path, str]]:
     """(plug-in, "aggregator near_median") of this call, and of those nested in it, that reach a plug-in's function."""
     for one in call.walk():
         if one.signature.plugin is not None:
@@ -116,32 +116,34 @@ def of_evaluation(spec: Mapping[str, Any], evaluation: Evaluation) -> list[dict[
 
 
 def records(
-    spec: Mapping[str, Any], attack: Mapping[str, Any] | None = None, *others: Mapping[str, Any]
+    spec: Mapping[str, Any], attack: Mapping[str, Any] | None = None, *other_specs: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """What a run of a cell, or of an attack on it, uses of plug-ins, as it stands in the provenance."""
     if not signatures.plugins():
         return []
-    found: dict[Path, set[str]] = {}
-    for one in [*map(_trained, (spec, *others)), *([call("Attack", attack)] if attack else [])]:
-        for file, name in used(one):
-            found.setdefault(file, set()).add(name)
-    return [_record(file, names) for file, names in sorted(found.items())]
+    names_by_file: dict[Path, set[str]] = {}
+    for used_call in [*map(_trained, (spec, *other_specs)), *([call("Attack", attack)] if attack else [])]:
+        for file, name in used_plugins(used_call):
+            names_by_file.setdefault(file, set()).add(name)
+    return [_record(file, names) for file, names in sorted(names_by_file.items())]
 
 
 def files(spec: Mapping[str, Any], evaluations: Iterable[Evaluation] = ()) -> frozenset[Path]:
     """The plug-ins that are run by training a cell, and by these evaluations of it."""
     if not signatures.plugins():
         return frozenset()
-    return frozenset(file for one in calls_of(spec, evaluations) for file, _ in used(one))
+    return frozenset(file for used_call in calls_of(spec, evaluations) for file, _ in used_plugins(used_call))
 
 
 def calls_of(spec: Mapping[str, Any], evaluations: Iterable[Evaluation] = ()) -> list[Call]:
     """What training a cell calls, and these evaluations of it."""
-    asked = [_trained(spec)]
-    for one in evaluations:
-        asked += [call("Attack", one.attack)]
-        asked += [_trained(one.origin.spec)] if one.origin is not None and one.origin.spec else []
-    return asked
+    used_calls = [_trained(spec)]
+    for evaluation in evaluations:
+        used_calls += [call("Attack", evaluation.attack)]
+        used_calls += (
+            [_trained(evaluation.origin.spec)] if evaluation.origin is not None and evaluation.origin.spec else []
+        )
+    return used_calls
 
 
 def _trained(spec: Mapping[str, Any]) -> Call:
@@ -151,8 +153,8 @@ def _trained(spec: Mapping[str, Any]) -> Call:
 
 def version(file: Path) -> dict[str, Any]:
     """The version of a plug-in's files, as it begins a record."""
-    known = sources.version(file)
-    return {"plugin": known.plugin, "sha256": known.sha256, "modules": dict(known.modules)}
+    plugin_version = sources.version(file)
+    return {"plugin": plugin_version.plugin, "sha256": plugin_version.sha256, "modules": dict(plugin_version.modules)}
 
 
 def _record(file: Path, names: Iterable[str]) -> dict[str, Any]:
@@ -162,7 +164,7 @@ def _record(file: Path, names: Iterable[str]) -> dict[str, Any]:
 
 @functools.cache
 def _reached(file: Path, version: sources.Version, kind: str, name: str) -> str:
-    signature = signatures.known(signatures.kind_of(kind))[name]
+    signature = signatures.known_functions(signatures.kind_of(kind))[name]
     return reached.digest(calls.function(signature), file)
 
 
@@ -170,4 +172,4 @@ def loaded_version(record: Record) -> dict[str, Any] | None:
     """The version that is loaded now of what a record is about; None: no plug-in brings these names."""
     files = {name: signatures.plugin_of(*name.split(" ", 1)) for name in record.get("names", ()) if " " in name}
     file = next((file for file in files.values() if file is not None), None)
-    return None if file is None else _record(file, [name for name, own in files.items() if own == file])
+    return None if file is None else _record(file, [name for name, own_file in files.items() if own_file == file])

@@ -53,13 +53,13 @@ class Taken:
         return sum(map(len, self.rows.values()))
 
 
-def plain(text: str) -> str:
+def normalised(text: str) -> str:
     """A name without case and signs: "PGD-20" and "pgd20" are alike."""
-    short = re.sub(r"[^a-z0-9]+", "", text.lower())
-    return OTHER_NAMES.get(short, short)
+    letters = re.sub(r"[^a-z0-9]+", "", text.lower())
+    return OTHER_NAMES.get(letters, letters)
 
 
-def read(file: Path) -> list[Row]:
+def read_table(file: Path) -> list[Row]:
     """The rows of a CSV (separated by comma, semicolon or tab), or RobustBench's record. SpecError: it is neither."""
     try:
         text = whole_file.regular(file).read_text(encoding="utf-8-sig")
@@ -85,10 +85,10 @@ def read(file: Path) -> list[Row]:
 def _record(text: str, file: str) -> Row:
     try:
         record = json.loads(text)
-        wanted = {key: str(record[key]) for key in ("name", "clean_acc", "autoattack_acc")}
+        values = {key: str(record[key]) for key in ("name", "clean_acc", "autoattack_acc")}
     except (ValueError, KeyError, TypeError):
         raise SpecError(f"{file}: not one of RobustBench's records: no name, clean_acc and autoattack_acc") from None
-    return Row(file, wanted)
+    return Row(file, values)
 
 
 def number(text: str) -> tuple[float, float | None] | None:
@@ -99,14 +99,14 @@ def number(text: str) -> tuple[float, float | None] | None:
     text = re.sub(r"[*†‡$\u00a0]", " ", text).strip()  # of the best number, of a footnote
     if text.lower() in MISSING:
         return None
-    found = PRINTED.fullmatch(text)
-    if found is None:
+    match = PRINTED.fullmatch(text)
+    if match is None:
         raise ValueError(text)
-    deviation = found[2] or found[3]
-    return float(found[1]), None if deviation is None else float(deviation)
+    deviation = match[2] or match[3]
+    return float(match[1]), None if deviation is None else float(deviation)
 
 
-def chosen(suite: Suite, id: str | None) -> Table:
+def table_of(suite: Suite, id: str | None) -> Table:
     """The table of this id, or the only one. SpecError: there is none, or it has published numbers."""
     tables = {table.id: table for table in suite.tables}
     if id is None and len(tables) != 1:
@@ -119,56 +119,66 @@ def chosen(suite: Suite, id: str | None) -> Table:
     return table
 
 
-def matched(rows: Sequence[Row], suite: Suite, table: Table, named: Mapping[str, str] | None = None) -> Taken:
-    """The paper's numbers under our labels. named: what the paper calls -> our label.
+def matched(
+    rows: Sequence[Row], suite: Suite, table: Table, our_label_by_paper: Mapping[str, str] | None = None
+) -> Taken:
+    """The paper's numbers under our labels. our_label_by_paper: what the paper calls -> our label.
 
     A row whose labels are unknown, or that is there twice, and a number that is none are refused. Records of several
     seeds are one row. SpecError: no column has an axis' labels, or no number is found.
     """
-    known = suite.axes()
-    labels = {axis: _of(table.where.get(axis), known[axis]) for axis in [*table.rows, *table.across] if axis in known}
-    axes = [axis for axis, some in labels.items() if len(some) > 1]
+    axes_of_suite = suite.axes()
+    labels = {
+        axis: _of(table.where.get(axis), axes_of_suite[axis])
+        for axis in [*table.rows, *table.across]
+        if axis in axes_of_suite
+    }
+    axes = [axis for axis, axis_labels in labels.items() if len(axis_labels) > 1]
     columns = list(rows[0].text) if rows else []
     headings = _headings(columns, table)
-    where = {axis: _column(axis, labels[axis], rows, columns, headings, named or {}) for axis in axes}
-    taken = Taken(table, axes)
-    used = {*where.values(), *headings.values(), *(f"{c}_std" for c in headings.values())}
-    taken.unused = [column for column in columns if column not in used]
+    column_by_axis = {
+        axis: _column(axis, labels[axis], rows, columns, headings, our_label_by_paper or {}) for axis in axes
+    }
+    taken_table = Taken(table, axes)
+    used_columns = {*column_by_axis.values(), *headings.values(), *(f"{c}_std" for c in headings.values())}
+    taken_table.unused = [column for column in columns if column not in used_columns]
     seeds: dict[tuple[str, ...], list[dict[str, tuple[float, float | None]]]] = {}
     for row in rows:
         try:
-            point = tuple(_label(row.text[where[axis]], labels[axis], axis, named or {}) for axis in axes)
-            found = _numbers(row, headings)
+            point = tuple(
+                _label(row.text[column_by_axis[axis]], labels[axis], axis, our_label_by_paper or {}) for axis in axes
+            )
+            numbers = _numbers(row, headings)
         except ValueError as error:
-            taken.refused.append(f"{row.place}: {error}")
+            taken_table.refused.append(f"{row.place}: {error}")
             continue
         if point in seeds and "clean_acc" not in row.text:
-            taken.refused.append(f"{row.place}: a second row of {', '.join(point)}")
+            taken_table.refused.append(f"{row.place}: a second row of {', '.join(point)}")
         else:
-            seeds.setdefault(point, []).append(found)
-    taken.rows = {point: several[0] if len(several) == 1 else _mean(several) for point, several in seeds.items()}
-    if not taken.refused and not taken.count:
+            seeds.setdefault(point, []).append(numbers)
+    taken_table.rows = {point: several[0] if len(several) == 1 else _mean(several) for point, several in seeds.items()}
+    if not taken_table.refused and not taken_table.count:
         raise SpecError(f"no number for table {table.id} (its headings: {', '.join(table.values)})")
-    return taken
+    return taken_table
 
 
 def _of(where: Any, labels: Sequence[str]) -> list[str]:
     """The labels of an axis that a table shows."""
     if where is None:
         return list(labels)
-    asked = [str(one) for one in (where if isinstance(where, (list, tuple)) else [where])]
-    return [label for label in labels if label in asked]
+    wanted_labels = [str(item) for item in (where if isinstance(where, (list, tuple)) else [where])]
+    return [label for label in labels if label in wanted_labels]
 
 
 def _headings(columns: Sequence[str], table: Table) -> dict[str, str]:
     """heading -> the column of that name, or of its metric's."""
-    alike = {plain(column): column for column in columns}
-    found = {}
+    column_by_name = {normalised(column): column for column in columns}
+    column_by_heading = {}
     for heading, source in table.values.items():
-        column = alike.get(plain(heading)) or alike.get(plain(source))
+        column = column_by_name.get(normalised(heading)) or column_by_name.get(normalised(source))
         if column is not None:
-            found[heading] = column
-    return found
+            column_by_heading[heading] = column
+    return column_by_heading
 
 
 def _column(
@@ -177,18 +187,18 @@ def _column(
     rows: Sequence[Row],
     columns: Sequence[str],
     headings: Mapping[str, str],
-    named: Mapping[str, str],
+    our_label_by_paper: Mapping[str, str],
 ) -> str:
     """The column of an axis: of its name, else the one with most of its labels. SpecError: there is none."""
-    free = [column for column in columns if column not in headings.values()]
-    if same := next((column for column in free if plain(column) == plain(axis)), None):
-        return same
+    free_columns = [column for column in columns if column not in headings.values()]
+    if same_name := next((column for column in free_columns if normalised(column) == normalised(axis)), None):
+        return same_name
 
-    def known(column: str) -> int:
-        return sum(bool(_matching(row.text[column], labels, named)) for row in rows)
+    def label_count(column: str) -> int:
+        return sum(bool(_matching(row.text[column], labels, our_label_by_paper)) for row in rows)
 
-    best = max(free, key=known, default=None)
-    if best is None or not known(best):
+    best = max(free_columns, key=label_count, default=None)
+    if best is None or not label_count(best):
         raise SpecError(
             f"no column has labels of the axis '{axis}' ({', '.join(labels)}); the columns: {', '.join(columns)}."
             " --label 'PAPER=OURS' says what the paper calls one"
@@ -196,94 +206,96 @@ def _column(
     return best
 
 
-def _matching(text: str, labels: Sequence[str], named: Mapping[str, str]) -> list[str]:
+def _matching(text: str, labels: Sequence[str], our_label_by_paper: Mapping[str, str]) -> list[str]:
     """Our labels that a text means: the whole, or, in the name of a record, one of its parts."""
     for words in ([text], re.split(r"[,:]\s*", text)):
-        asked = [plain(named.get(word, word)) for word in words]
-        if found := [label for label in labels if plain(label) in asked]:
-            return found
+        normalised_words = [normalised(our_label_by_paper.get(word, word)) for word in words]
+        if labels_found := [label for label in labels if normalised(label) in normalised_words]:
+            return labels_found
     return []
 
 
-def _label(text: str, labels: Sequence[str], axis: str, named: Mapping[str, str]) -> str:
+def _label(text: str, labels: Sequence[str], axis: str, our_label_by_paper: Mapping[str, str]) -> str:
     """ValueError: the text is no label, or more than one."""
-    found = _matching(text, labels, named)
-    if len(found) != 1:
+    labels_found = _matching(text, labels, our_label_by_paper)
+    if len(labels_found) != 1:
         raise ValueError(f"'{text[:60]}' is no label of '{axis}'{did_you_mean(text, labels)}")
-    return found[0]
+    return labels_found[0]
 
 
 def _numbers(row: Row, headings: Mapping[str, str]) -> dict[str, tuple[float, float | None]]:
     """heading -> (value, deviation), where the row has one. ValueError: what stands there is no number."""
-    found = {}
+    number_by_heading = {}
     for heading, column in headings.items():
         try:
-            one = number(row.text[column])
-            beside = number(row.text.get(f"{column}_std", ""))
+            parsed = number(row.text[column])
+            deviation = number(row.text.get(f"{column}_std", ""))
         except ValueError as error:
             raise ValueError(f"'{str(error)[:60]}' in column '{column}' is no number") from None
-        if one is not None:
-            found[heading] = one if beside is None else (one[0], beside[0])
-    return found
+        if parsed is not None:
+            number_by_heading[heading] = parsed if deviation is None else (parsed[0], deviation[0])
+    return number_by_heading
 
 
 def _mean(several: Sequence[Mapping[str, tuple[float, float | None]]]) -> dict[str, tuple[float, float | None]]:
     """Of records of several seeds: mean and standard deviation."""
-    values = {heading: [one[heading][0] for one in several if heading in one] for one in several for heading in one}
+    values = {
+        heading: [item[heading][0] for item in several if heading in item] for item in several for heading in item
+    }
     return {
-        heading: (round(statistics.fmean(one), 6), round(statistics.stdev(one), 6) if len(one) > 1 else None)
-        for heading, one in values.items()
+        heading: (round(statistics.fmean(item), 6), round(statistics.stdev(item), 6) if len(item) > 1 else None)
+        for heading, item in values.items()
     }
 
 
-def as_csv(taken: Taken) -> str:
+def as_csv(taken_table: Taken) -> str:
     """A row a point: its labels, then each number and its deviation."""
-    headings = [h for h in taken.table.values if any(h in row for row in taken.rows.values())]
+    headings = [h for h in taken_table.table.values if any(h in row for row in taken_table.rows.values())]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([*taken.axes, *(name for h in headings for name in (h, f"{h}_std"))])
-    for point, row in taken.rows.items():
+    writer.writerow([*taken_table.axes, *(name for h in headings for name in (h, f"{h}_std"))])
+    for point, row in taken_table.rows.items():
         cells = [row.get(heading, (None, None)) for heading in headings]
         writer.writerow([*point, *("" if v is None else f"{v:.10g}" for pair in cells for v in pair)])
     return stream.getvalue()
 
 
-def block(taken: Taken, file: str, select: str, unit: str) -> dict[str, Any]:
+def block(taken_table: Taken, file: str, select: str, unit: str) -> dict[str, Any]:
     """The suite's key `published`."""
-    headings = [h for h in taken.table.values if any(h in row for row in taken.rows.values())]
-    spread = [h for h in headings if any(row.get(h, (0, None))[1] is not None for row in taken.rows.values())]
+    headings = [h for h in taken_table.table.values if any(h in row for row in taken_table.rows.values())]
+    spread = [h for h in headings if any(row.get(h, (0, None))[1] is not None for row in taken_table.rows.values())]
     return {
         "file": file,
         "select": select,
-        "rows": {axis: axis for axis in taken.axes},
+        "rows": {axis: axis for axis in taken_table.axes},
         "values": {heading: heading for heading in headings},
         **({"std": {heading: f"{heading}_std" for heading in spread}} if spread else {}),
         "unit": unit,
     }
 
 
-def write(taken: Taken, suite: Suite, select: str, unit: str | None) -> Path:
+def write(taken_table: Taken, suite: Suite, select: str, unit: str | None) -> Path:
     """Write the numbers beside the suite and name them in it, both or none; the file of numbers.
 
     unit: None: per cent where a number is above 1. SpecError: the table is not in the suite's own file, a file is in
     the way, or the suite came with the program.
     """
-    where, id = suite.file, taken.table.id
-    if Path(__file__).parent.parent.resolve() in where.resolve().parents:
-        raise SpecError(f"{where} came with the program: copy it, or extend it in a suite of your own")
-    name = f"published/{where.stem}-{re.sub(r'[^A-Za-z0-9]+', '-', id).strip('-').lower()}.csv"
-    target = where.parent / name
+    suite_file, id = suite.file, taken_table.table.id
+    if Path(__file__).parent.parent.resolve() in suite_file.resolve().parents:
+        raise SpecError(f"{suite_file} came with the program: copy it, or extend it in a suite of your own")
+    name = f"published/{suite_file.stem}-{re.sub(r'[^A-Za-z0-9]+', '-', id).strip('-').lower()}.csv"
+    target = suite_file.parent / name
     if target.exists():
         raise SpecError(f"{target} exists: move it away")
-    largest = max(value for row in taken.rows.values() for value, _ in row.values())
-    published = block(taken, name, select, unit or ("percent" if largest > 1 else "plain"))
-    old = where.read_text(encoding="utf-8")
-    new = _edited(old, id, published, where)
-    whole_file.write_all({target: as_csv(taken), where: new}, where)
+    largest = max(value for row in taken_table.rows.values() for value, _ in row.values())
+    published = block(taken_table, name, select, unit or ("percent" if largest > 1 else "plain"))
+    old_text = suite_file.read_text(encoding="utf-8")
+    new_text = _edited(old_text, id, published, suite_file)
+    whole_file.write_all({target: as_csv(taken_table), suite_file: new_text}, suite_file)
     try:
-        files.load(str(where))
+        files.load(str(suite_file))
     except FatbenchError:
-        whole_file.write(where, old)
+        whole_file.write(suite_file, old_text)
         target.unlink()
         raise
     return target
@@ -297,7 +309,7 @@ def _keep_anchors(node: Any) -> None:
         _keep_anchors(inner)
 
 
-def _edited(text: str, id: str, published: Mapping[str, Any], where: Path) -> str:
+def _edited(text: str, id: str, published: Mapping[str, Any], suite_file: Path) -> str:
     """A suite's text with `published` in one table, all else as it was. SpecError: the table is not in it."""
     from ruamel.yaml import YAML
     from ruamel.yaml.comments import CommentedMap
@@ -309,17 +321,17 @@ def _edited(text: str, id: str, published: Mapping[str, Any], where: Path) -> st
     yaml.indent(mapping=2, sequence=indent or 4, offset=offset or 0)
     contents = yaml.load(text)
     _keep_anchors(contents)
-    table = next((one for one in contents.get("tables") or () if str(one.get("id")) == id), None)
+    table = next((table_node for table_node in contents.get("tables") or () if str(table_node.get("id")) == id), None)
     if table is None:
-        raise SpecError(f"{where}: table {id} stands in the suite that this one extends")
-    added = CommentedMap(published)
+        raise SpecError(f"{suite_file}: table {id} stands in the suite that this one extends")
+    published_node = CommentedMap(published)
     for key, value in published.items():
         if isinstance(value, dict):
-            added[key] = CommentedMap(value)
-            added[key].fa.set_flow_style()
+            published_node[key] = CommentedMap(value)
+            published_node[key].fa.set_flow_style()
     if table.fa.flow_style():
-        added.fa.set_flow_style()
-    table["published"] = added
+        published_node.fa.set_flow_style()
+    table["published"] = published_node
     stream = io.StringIO()
     yaml.dump(contents, stream)
     return stream.getvalue()

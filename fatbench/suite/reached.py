@@ -45,12 +45,12 @@ class _Walk:
         self.texts: set[str] = set()
         self.seen: dict[Any, Any] = {}  # key -> the object itself, so that no other takes its id
 
-    def again(self, value: Any, *more: Any) -> bool:
+    def again(self, value: Any, *context: Any) -> bool:
         """Whether this was asked before."""
-        key = (id(value), *more)
-        known = key in self.seen
+        key = (id(value), *context)
+        is_seen = key in self.seen
         self.seen[key] = value
-        return known
+        return is_seen
 
     def importing(self, file: Path) -> None:
         """What a module does when it is imported, but binding names."""
@@ -70,14 +70,14 @@ class _Walk:
         elif isinstance(value, type):
             self.type(value)
         elif isinstance(value, functools.partial):
-            for place, part in (*enumerate((value.func, *value.args)), *value.keywords.items()):
-                self.value(part, f"{name}.{place}")
+            for member_name, member in (*enumerate((value.func, *value.args)), *value.keywords.items()):
+                self.value(member, f"{name}.{member_name}")
         elif isinstance(value, Mapping):
-            for key, part in value.items():
-                self.value(part, f"{name}.{key}")
+            for key, member in value.items():
+                self.value(member, f"{name}.{key}")
         elif isinstance(value, list | tuple):
-            for place, part in enumerate(value):
-                self.value(part, f"{name}.{place}")
+            for member_name, member in enumerate(value):
+                self.value(member, f"{name}.{member_name}")
         elif hasattr(value, "__wrapped__"):  # functools.cache
             self.value(value.__wrapped__)
         elif isinstance(value, MethodType):
@@ -101,7 +101,7 @@ class _Walk:
             return
         for node in ast.walk(sources.tree(file)):
             if isinstance(node, ast.Lambda | Definition) and _line(node) == code.co_firstlineno:
-                self.node(file, node, function.__globals__, {*_read(code)})
+                self.node(file, node, function.__globals__, {*_names_read(code)})
 
     def file_of(self, value: type) -> Path | None:
         """The plug-in's file that defines a class."""
@@ -116,12 +116,14 @@ class _Walk:
                 if isinstance(node, ast.ClassDef) and node.name == value.__name__:
                     self.node(file, node, vars(sys.modules[value.__module__]))
 
-    def node(self, file: Path, node: ast.AST, space: Mapping[str, Any], read: set[str] | None = None) -> None:
-        """The text of a piece of a file, and what its names stand for; read: those that are no locals, if known."""
+    def node(self, file: Path, node: ast.AST, space: Mapping[str, Any], global_names: set[str] | None = None) -> None:
+        """The text of a piece of a file, and what its names stand for; global_names: those that are no locals, if
+        known.
+        """
         self.texts.add(f"{self.files[file]}: {_text(node)}")
-        names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-        attributes = {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
-        self.names(file, names if read is None else names & read, attributes, space)
+        names = {name_node.id for name_node in ast.walk(node) if isinstance(name_node, ast.Name)}
+        attributes = {name_node.attr for name_node in ast.walk(node) if isinstance(name_node, ast.Attribute)}
+        self.names(file, names if global_names is None else names & global_names, attributes, space)
 
     def names(self, file: Path, names: set[str], attributes: set[str], space: Mapping[str, Any]) -> None:
         """What names of a module stand for; of a local module among them, its members that are read."""
@@ -133,8 +135,8 @@ class _Walk:
                 if inner in self.files and not self.again(value, frozenset(attributes)):
                     self.names(inner, attributes, attributes, vars(value))
             elif isinstance(value, FunctionType | type):
-                own = value.__module__.partition("_plugin_")[0]
-                self.texts.add(f"{name} is {own}.{value.__qualname__}")
+                module_name = value.__module__.partition("_plugin_")[0]
+                self.texts.add(f"{name} is {module_name}.{value.__qualname__}")
                 self.value(value)
             else:
                 self.constant(file, name, space)
@@ -146,7 +148,9 @@ class _Walk:
                 for alias in statement.names:
                     if (alias.asname or alias.name) == name:
                         self.texts.add(f"{name} is {statement.module}.{alias.name}")
-                        for path in [one for one in sources.imported(file, statement) if one in self.files][-1:]:
+                        for path in [
+                            candidate for candidate in sources.imported(file, statement) if candidate in self.files
+                        ][-1:]:
                             module = sys.modules.get(sources.module_name(path))
                             self.constant(path, alias.name, vars(module) if module else {})
             elif not isinstance(statement, Definition) and name in _bound(statement) and not self.again(statement):
@@ -155,17 +159,17 @@ class _Walk:
                 self.value(space.get(name))
 
 
-def _read(code: CodeType) -> Iterator[str]:
+def _names_read(code: CodeType) -> Iterator[str]:
     """The names of globals and attributes that a function, or one within it, reads."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            yield from _read(inner)
+            yield from _names_read(inner)
 
 
 def _line(node: Any) -> int:
     """Where Python says that a function begins: at its first decorator."""
-    return min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
 
 
 def _bound(statement: ast.stmt) -> set[str]:

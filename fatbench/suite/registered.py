@@ -33,10 +33,10 @@ IN_MEMORY = "was in the memory of a Python program that is over: give it again"
 
 def kind_of(kind: str) -> str:
     """ "Aggregator" of "aggregator". SpecError: there is no such kind."""
-    known = {one.lower(): one for one in signatures.TABLES if one != "Experiment"}
-    if kind.lower() not in known:
-        raise SpecError(f"kind: expected {', '.join(known)}, got '{kind}'{did_you_mean(kind, known)}")
-    return known[kind.lower()]
+    kind_by_name = {kind_name.lower(): kind_name for kind_name in signatures.TABLES if kind_name != "Experiment"}
+    if kind.lower() not in kind_by_name:
+        raise SpecError(f"kind: expected {', '.join(kind_by_name)}, got '{kind}'{did_you_mean(kind, kind_by_name)}")
+    return kind_by_name[kind.lower()]
 
 
 def register(function: Callable[..., Any], kind: str, name: str = "") -> str:
@@ -61,7 +61,7 @@ def attack(function: Callable[..., Any]) -> str:
     if len(takes) not in (3, 4):
         raise SpecError(f"attacks: expected functions of (model, x, y), got one of ({', '.join(takes)})")
     try:
-        text, own = text_of(function), function.__name__
+        text, function_name = text_of(function), function.__name__
         name = _name(function, "Attack")
         if takes == list(signatures.FIXED["Attack"]):
             return register(function, "Attack")
@@ -69,7 +69,7 @@ def attack(function: Callable[..., Any]) -> str:
         name = f"{getattr(function, '__name__', type(function).__name__).strip('<>')}_{secrets.token_hex(4)}"
         return keep("Attack", name, function, len(takes))
     call = ", ".join(("model", "x", "y", "generator")[: len(takes)])
-    wrapper = f"def _attack(model, x, y, generator):\n    return {own}({call})\n"
+    wrapper = f"def _attack(model, x, y, generator):\n    return {function_name}({call})\n"
     _add("Attack", name, f"{text}\n\n{wrapper}\n\nATTACKS = {{{name!r}: _attack}}\n")
     return name
 
@@ -87,7 +87,7 @@ def keep(kind: str, name: str, thing: Any, takes: int = 0) -> str:
     return name
 
 
-def kept(name: str) -> Any:
+def kept_object(name: str) -> Any:
     """What was kept under a name. SpecError: not in this process."""
     if name not in _KEPT:
         raise SpecError(f"'{name}' {IN_MEMORY}")
@@ -106,7 +106,7 @@ def kept_data(file: Path) -> bool:
 
 def source(file: Path) -> dict[str, str]:
     """What the record of a plug-in has besides, if it was registered: its text."""
-    return {"source": sources.read(file).decode()} if file.parent.parent.parts[-2:] == FOLDER else {}
+    return {"source": sources.source_bytes(file).decode()} if file.parent.parent.parts[-2:] == FOLDER else {}
 
 
 def _add(kind: str, name: str, text: str) -> None:
@@ -114,9 +114,9 @@ def _add(kind: str, name: str, text: str) -> None:
     file = folder() / hashlib.sha256(text.encode()).hexdigest()[:12] / f"{name}.py"
     if not (file.is_file() and file.read_text(encoding="utf-8") == text):
         whole_file.write(file, text, file, make_folder=True)
-    before = _FILES.pop((kind, name), None)
-    if before is not None and before != file:
-        signatures.drop_plugins([before])
+    earlier_file = _FILES.pop((kind, name), None)
+    if earlier_file is not None and earlier_file != file:
+        signatures.drop_plugins([earlier_file])
     signatures.add_plugin(file)
     _FILES[kind, name] = file
 
@@ -133,15 +133,15 @@ def _name(function: Callable[..., Any], kind: str) -> str:
 
 def text_of(function: Callable[..., Any]) -> str:
     """A function with what it reads, as a module. SpecError: it cannot be written down."""
-    found: dict[str, str] = {}
-    _write(function, found)
-    imports = [text for text in found.values() if text.startswith(("import ", "from "))]
-    rest = [text for text in found.values() if text not in imports]
-    return "\n".join(["from __future__ import annotations", "", *imports, "", *rest])
+    text_by_name: dict[str, str] = {}
+    _write(function, text_by_name)
+    imports = [text for text in text_by_name.values() if text.startswith(("import ", "from "))]
+    definitions = [text for text in text_by_name.values() if text not in imports]
+    return "\n".join(["from __future__ import annotations", "", *imports, "", *definitions])
 
 
-def _write(function: Any, found: dict[str, str]) -> None:
-    """The text of a function or class into `found`, after those of what it reads."""
+def _write(function: Any, text_by_name: dict[str, str]) -> None:
+    """The text of a function or class into `text_by_name`, after those of what it reads."""
     function = inspect.unwrap(function)  # its text has its decorators
     name = getattr(function, "__name__", "")
     try:
@@ -154,25 +154,25 @@ def _write(function: Any, found: dict[str, str]) -> None:
     if closed := getattr(getattr(function, "__code__", None), "co_freevars", ()):
         raise SpecError(f"register: '{name}' reads '{closed[0]}' of the function around it: make it a setting")
     space = getattr(function, "__globals__", None) or vars(sys.modules[function.__module__])
-    found[name] = ""  # it may call itself
-    for read in _reads(node):
-        if read not in found and (read in space or not hasattr(builtins, read)):
-            _write_name(read, space, function, found)
-    del found[name]
-    found[name] = text
+    text_by_name[name] = ""  # it may call itself
+    for name_read in _reads(node):
+        if name_read not in text_by_name and (name_read in space or not hasattr(builtins, name_read)):
+            _write_name(name_read, space, function, text_by_name)
+    del text_by_name[name]
+    text_by_name[name] = text
 
 
-def _write_name(read: str, space: dict[str, Any], by: Any, found: dict[str, str]) -> None:
+def _write_name(name_read: str, space: dict[str, Any], by: Any, text_by_name: dict[str, str]) -> None:
     """What a function reads under a name of its module."""
-    if read not in space:
-        raise SpecError(f"register: '{by.__name__}' reads '{read}', which is not defined")
-    value = space[read]
+    if name_read not in space:
+        raise SpecError(f"register: '{by.__name__}' reads '{name_read}', which is not defined")
+    value = space[name_read]
     if isinstance(value, types.ModuleType):
-        found[read] = f"import {value.__name__} as {read}"
+        text_by_name[name_read] = f"import {value.__name__} as {name_read}"
     elif isinstance(value, types.FunctionType | type) and value.__module__ == by.__module__:
-        _write(value, found)
+        _write(value, text_by_name)
     elif _importable(value):
-        found[read] = f"from {value.__module__} import {value.__name__} as {read}"
+        text_by_name[name_read] = f"from {value.__module__} import {value.__name__} as {name_read}"
     else:
         try:
             literal = ast.literal_eval(repr(value)) == value
@@ -180,10 +180,10 @@ def _write_name(read: str, space: dict[str, Any], by: Any, found: dict[str, str]
             literal = False
         if not literal:
             raise SpecError(
-                f"register: '{by.__name__}' reads '{read}', {article(type(value).__name__)} that no file can say:"
+                f"register: '{by.__name__}' reads '{name_read}', {article(type(value).__name__)} that no file can say:"
                 " make it a setting, or put both into a plug-in's file"
             )
-        found[read] = f"{read} = {value!r}"
+        text_by_name[name_read] = f"{name_read} = {value!r}"
 
 
 def _importable(value: Any) -> bool:
@@ -194,17 +194,29 @@ def _importable(value: Any) -> bool:
 
 def _reads(node: ast.FunctionDef | ast.ClassDef) -> list[str]:
     """The names that a definition reads and does not bind itself; those of annotations aside."""
-    for part in ast.walk(node):
-        if isinstance(part, ast.FunctionDef):
-            part.returns = None
-        if isinstance(part, ast.arg):
-            part.annotation = None
-    bound = {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
-    bound |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load)}
-    bound |= {part.name for part in ast.walk(node) if isinstance(part, ast.FunctionDef | ast.ClassDef)} - {node.name}
-    names = [part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)]
+    for inner_node in ast.walk(node):
+        if isinstance(inner_node, ast.FunctionDef):
+            inner_node.returns = None
+        if isinstance(inner_node, ast.arg):
+            inner_node.annotation = None
+    bound = {inner_node.arg for inner_node in ast.walk(node) if isinstance(inner_node, ast.arg)}
+    bound |= {
+        inner_node.id
+        for inner_node in ast.walk(node)
+        if isinstance(inner_node, ast.Name) and not isinstance(inner_node.ctx, ast.Load)
+    }
+    bound |= {
+        inner_node.name for inner_node in ast.walk(node) if isinstance(inner_node, ast.FunctionDef | ast.ClassDef)
+    } - {node.name}
+    names = [
+        inner_node.id
+        for inner_node in ast.walk(node)
+        if isinstance(inner_node, ast.Name) and isinstance(inner_node.ctx, ast.Load)
+    ]
     imported = {
         (alias.asname or alias.name).partition(".")[0]
-        for part in ast.walk(node) if isinstance(part, ast.Import | ast.ImportFrom) for alias in part.names
-    }  # fmt: skip
+        for inner_node in ast.walk(node)
+        if isinstance(inner_node, ast.Import | ast.ImportFrom)
+        for alias in inner_node.names
+    }
     return [name for name in dict.fromkeys(names) if name not in bound | imported]

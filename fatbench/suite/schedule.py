@@ -43,10 +43,10 @@ class Schedule:
 def schedule(cells: Sequence[Length], gpus: int, checkpoint_seconds: float) -> Schedule:
     """The schedule of cells in this order."""
     lengths = [cell.training + cell.attacks for cell in cells]
-    free = [0.0] * min(gpus, len(cells))
+    free_at = [0.0] * min(gpus, len(cells))
     for seconds in lengths:
-        heapq.heapreplace(free, free[0] + seconds)
-    end = max(free, default=0.0)
+        heapq.heapreplace(free_at, free_at[0] + seconds)
+    end = max(free_at, default=0.0)
     busy, writes = sum(lengths), sum(cell.writes(checkpoint_seconds) for cell in cells)
     return Schedule(
         gpus, end, 1 - busy / (gpus * end) if end else 0.0, writes / end if end else 0.0, max(lengths, default=0.0)

@@ -163,24 +163,26 @@ def described(kind: str, name: str, value: Any, plugin: Path | None = None) -> S
     entry = entries.in_table(value)
     function = entry.function
     if not callable(function) or isinstance(function, type):
-        shown = getattr(function, "__name__", function)
-        raise SpecError(f"plugin {plugin}: '{shown}' is in the table but is not a function")
-    settings, place = settings_of(function), place_of(function)
-    asks = _asks(kind, name, function, place)
+        shown_name = getattr(function, "__name__", function)
+        raise SpecError(f"plugin {plugin}: '{shown_name}' is in the table but is not a function")
+    settings, location = settings_of(function), place_of(function)
+    asks = _asks(kind, name, function, location)
     if kind == "Algorithm":
-        _says_how_it_trains(name, settings, place)
-    free = any(one.kind is one.VAR_KEYWORD for one in inspect.signature(function).parameters.values())
-    if not free:
+        _says_how_it_trains(name, settings, location)
+    takes_any = any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(function).parameters.values()
+    )
+    if not takes_any:
         _asks_for_settings(name, entry, settings)
-    doc = inspect.getdoc(plain(function)) or ""
-    return Signature(kind, name, _first_line(doc), settings, free, asks, _plain_fields(entry), plugin)
+    doc = inspect.getdoc(undecorated(function)) or ""
+    return Signature(kind, name, _first_line(doc), settings, takes_any, asks, _plain_fields(entry), plugin)
 
 
 def described_class(kind: str) -> Signature:
     """The signature of a settings class: the fields of its dataclass."""
     module, name = CLASSES[kind]
-    own = getattr(importlib.import_module(module), name)
-    return Signature(kind, kind.lower(), _first_line(inspect.getdoc(own) or ""), settings_of(own))
+    settings_class = getattr(importlib.import_module(module), name)
+    return Signature(kind, kind.lower(), _first_line(inspect.getdoc(settings_class) or ""), settings_of(settings_class))
 
 
 def settings_of(function: Callable[..., Any]) -> tuple[Setting, ...]:
@@ -188,19 +190,20 @@ def settings_of(function: Callable[..., Any]) -> tuple[Setting, ...]:
 
     SpecError: an annotation that cannot be evaluated, or a default that no suite could say.
     """
-    space = vars(sys.modules[function.__module__]) if isinstance(function, type) else plain(function).__globals__
-    found = []
-    for one in inspect.signature(function).parameters.values():
-        if not isinstance(function, type) and one.kind is not one.KEYWORD_ONLY:
+    space = vars(sys.modules[function.__module__]) if isinstance(function, type) else undecorated(function).__globals__
+    settings = []
+    for parameter in inspect.signature(function).parameters.values():
+        if not isinstance(function, type) and parameter.kind is not parameter.KEYWORD_ONLY:
             continue
-        default = REQUIRED if one.default is one.empty else one.default
+        default = REQUIRED if parameter.default is parameter.empty else parameter.default
         if default is not REQUIRED and not isinstance(default, bool | int | float | str | Mapping | None):
             raise SpecError(
-                f"{place_of(function)}: the default of '{one.name}', {default!r}, is none that a suite can say: use a "
+                f"{place_of(function)}: the default of '{parameter.name}', {default!r}, is none that a suite "
+                "can say: use a "
                 "number, a string, True, False or None, or no default, so that the suite gives it"
             )
-        found.append(_setting(one.name, one.annotation, default, space, function))
-    return tuple(found)
+        settings.append(_setting(parameter.name, parameter.annotation, default, space, function))
+    return tuple(settings)
 
 
 def _setting(name: str, annotation: Any, default: Any, space: Mapping[str, Any], function: Any) -> Setting:
@@ -214,43 +217,47 @@ def _setting(name: str, annotation: Any, default: Any, space: Mapping[str, Any],
         raise SpecError(f"{place_of(function)}: the type of '{name}', {annotation}: {error}") from None
     text = text or _spelled(evaluated)
     try:
-        known = eval(text, NAMES) == evaluated
+        is_known = eval(text, NAMES) == evaluated
     except Exception:
         text = _spelled(evaluated)
-        known = False
-    return Setting(name, text, default, None if known else evaluated)
+        is_known = False
+    return Setting(name, text, default, None if is_known else evaluated)
 
 
 def _spelled(annotation: Any) -> str:
     """An evaluated annotation as a suite's author would write it: "Radius", "Positive | None", "Literal['a', 'b']"."""
-    if (known := next((name for name, one in _marked() if one == annotation), None)) is not None:
-        return known
-    parts = typing.get_args(annotation)
+    if (type_name := next((name for name, marked_type in _marked() if marked_type == annotation), None)) is not None:
+        return type_name
+    arguments = typing.get_args(annotation)
     if typing.get_origin(annotation) in (typing.Union, UnionType):
-        return " | ".join(map(_spelled, parts))
+        return " | ".join(map(_spelled, arguments))
     if typing.get_origin(annotation) is Literal:
-        return f"Literal[{', '.join(map(repr, parts))}]"
+        return f"Literal[{', '.join(map(repr, arguments))}]"
     if typing.get_origin(annotation) is typing.Annotated:
-        return _spelled(parts[0])
+        return _spelled(arguments[0])
     return "None" if annotation is type(None) else getattr(annotation, "__name__", str(annotation))
 
 
 def _marked() -> Iterator[tuple[str, Any]]:
-    return ((name, one) for name, one in vars(types).items() if hasattr(one, "__metadata__"))
+    return ((name, annotated) for name, annotated in vars(types).items() if hasattr(annotated, "__metadata__"))
 
 
-def plain(function: Callable[..., Any]) -> Any:
+def undecorated(function: Callable[..., Any]) -> Any:
     """The function under decorators and `functools.partial`; of an object, its `__call__`."""
     inner = inspect.unwrap(function)
     if isinstance(inner, functools.partial):
-        return plain(inner.func)
-    return inner if hasattr(inner, "__code__") or isinstance(inner, type) else plain(type(inner).__call__)
+        return undecorated(inner.func)
+    return inner if hasattr(inner, "__code__") or isinstance(inner, type) else undecorated(type(inner).__call__)
 
 
 def place_of(function: Callable[..., Any]) -> str:
     """ "file:line"."""
-    code = getattr(plain(function), "__code__", None)
-    return inspect.getsourcefile(plain(function)) or "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+    code = getattr(undecorated(function), "__code__", None)
+    return (
+        inspect.getsourcefile(undecorated(function)) or ""
+        if code is None
+        else f"{code.co_filename}:{code.co_firstlineno}"
+    )
 
 
 def _first_line(doc: str) -> str:
@@ -259,69 +266,74 @@ def _first_line(doc: str) -> str:
 
 def _plain_fields(entry: entries.Entry) -> dict[str, Any]:
     """The fields of an entry that say more than their default, and are plain data; a threat as "module:function"."""
-    found: dict[str, Any] = {}
+    plain_values: dict[str, Any] = {}
     for field in dataclasses.fields(entry):
         value = getattr(entry, field.name)
         if field.name == "threat" and callable(value):
-            found["threat"] = f"{value.__module__}:{value.__name__}"
+            plain_values["threat"] = f"{value.__module__}:{value.__name__}"
         elif isinstance(value, str | bool | tuple) and value != field.default and field.name != "refuse":
-            found[field.name] = list(value) if isinstance(value, tuple) else value
-    return found
+            plain_values[field.name] = list(value) if isinstance(value, tuple) else value
+    return plain_values
 
 
-def _asks(kind: str, name: str, function: Callable[..., Any], place: str) -> tuple[str, ...]:
+def _asks(kind: str, name: str, function: Callable[..., Any], location: str) -> tuple[str, ...]:
     """The parameters beyond those that every function of the kind has. SpecError: too few, or one not offered."""
-    every = inspect.signature(function).parameters.values()
-    parameters = [one.name for one in every if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    all_parameters = inspect.signature(function).parameters.values()
+    parameters = [
+        parameter.name
+        for parameter in all_parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
     fixed, offered = FIXED[kind], OFFERS.get(kind, ())
     if kind == "Adversary":
-        first = parameters[0] if parameters else ""
-        if first not in ADVERSARIES:
+        first_parameter = parameters[0] if parameters else ""
+        if first_parameter not in ADVERSARIES:
             begin = " or ".join(f"({', '.join(fixed)})" for fixed, _ in ADVERSARIES.values())
             raise SpecError(
-                f"{place}: the adversary '{name}' takes ({', '.join(parameters)}), but begins with what it changes: "
-                f"{begin}{did_you_mean(first, ADVERSARIES)}"
+                f"{location}: the adversary '{name}' takes ({', '.join(parameters)}), but begins with what it changes: "
+                f"{begin}{did_you_mean(first_parameter, ADVERSARIES)}"
             )
-        fixed, offered = ADVERSARIES[first]
-    if all(one.kind is not one.VAR_POSITIONAL for one in every) and (
+        fixed, offered = ADVERSARIES[first_parameter]
+    if all(parameter.kind is not parameter.VAR_POSITIONAL for parameter in all_parameters) and (
         len(parameters) < len(fixed) or any(p in offered and p not in fixed for p in parameters[: len(fixed)])
     ):
         raise SpecError(
-            f"{place}: the {kind.lower()} '{name}' is called with ({', '.join(fixed)}), but takes "
+            f"{location}: the {kind.lower()} '{name}' is called with ({', '.join(fixed)}), but takes "
             f"({', '.join(parameters)})"
         )
     for ask in parameters[len(fixed) :]:
         if ask not in offered:
-            what = f"can take {', '.join(offered)}" if offered else "cannot take any other argument"
+            allowed_text = f"can take {', '.join(offered)}" if offered else "cannot take any other argument"
             raise SpecError(
-                f"{place}: the {kind.lower()} '{name}' takes '{ask}'{did_you_mean(ask, offered)}: beyond "
-                f"({', '.join(fixed)}) it {what}; put settings after '*'"
+                f"{location}: the {kind.lower()} '{name}' takes '{ask}'{did_you_mean(ask, offered)}: beyond "
+                f"({', '.join(fixed)}) it {allowed_text}; put settings after '*'"
             )
     return tuple(parameters if kind == "Adversary" else parameters[len(fixed) :])
 
 
-def _says_how_it_trains(name: str, settings: tuple[Setting, ...], place: str) -> None:
+def _says_how_it_trains(name: str, settings: tuple[Setting, ...], location: str) -> None:
     """SpecError: an algorithm lacks a setting that a run reads of every algorithm."""
-    known = {setting.name for setting in settings}
-    if "rounds" not in known:
-        raise SpecError(f"{place}: the algorithm '{name}' needs a setting 'rounds: Count'")
-    if not known & {"local", "batch"} and all(setting.kind != "Algorithm" for setting in settings):
+    setting_names = {setting.name for setting in settings}
+    if "rounds" not in setting_names:
+        raise SpecError(f"{location}: the algorithm '{name}' needs a setting 'rounds: Count'")
+    if not setting_names & {"local", "batch"} and all(setting.kind != "Algorithm" for setting in settings):
         raise SpecError(
-            f"{place}: the algorithm '{name}' needs a setting 'local: Local', or 'batch: Count' if clients only "
+            f"{location}: the algorithm '{name}' needs a setting 'local: Local', or 'batch: Count' if clients only "
             "compute gradients, or an 'Algorithm' that it wraps"
         )
 
 
 def _asks_for_settings(name: str, entry: entries.Entry, settings: tuple[Setting, ...]) -> None:
     """SpecError: a function of an entry asks for what is none of the settings."""
-    known = [setting.name for setting in settings]
+    setting_names = [setting.name for setting in settings]
     fields = [value for key, value in vars(entry).items() if key != "function" and callable(value)]
-    for said in (*entry.refuse, *fields):
-        for one in inspect.signature(said).parameters.values():
-            if one.kind is one.KEYWORD_ONLY and one.name not in known:
+    for entry_function in (*entry.refuse, *fields):
+        for parameter in inspect.signature(entry_function).parameters.values():
+            if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in setting_names:
                 raise SpecError(
-                    f"{place_of(said)}: '{said.__name__}' asks for '{one.name}', which is none of the settings of "
-                    f"'{name}'{did_you_mean(one.name, known)}"
+                    f"{place_of(entry_function)}: '{entry_function.__name__}' asks for '{parameter.name}', "
+                    "which is none of the settings of "
+                    f"'{name}'{did_you_mean(parameter.name, setting_names)}"
                 )
 
 
@@ -332,13 +344,15 @@ Said = dict[str, Any]  # a signature as JSON
 
 def shipped() -> str:
     """What settings.json has to say, from the functions themselves, a line each; imports all of them."""
-    every = {kind: [described_class(kind)] for kind in CLASSES}
+    signatures_by_kind = {kind: [described_class(kind)] for kind in CLASSES}
     for kind, (module, table) in TABLES.items():
-        own = getattr(importlib.import_module(module), table)
-        every[kind] = [described(kind, name, value) for name, value in own.items()]
+        own_table = getattr(importlib.import_module(module), table)
+        signatures_by_kind[kind] = [described(kind, name, value) for name, value in own_table.items()]
     kinds = []
-    for kind, signatures in every.items():
-        lines = ",\n".join(f"  {json.dumps(one.name)}: {json.dumps(as_json(one))}" for one in signatures)
+    for kind, signatures in signatures_by_kind.items():
+        lines = ",\n".join(
+            f"  {json.dumps(signature.name)}: {json.dumps(as_json(signature))}" for signature in signatures
+        )
         kinds.append(f' "{kind}": {{\n{lines}\n }}')
     return "{\n" + ",\n".join(kinds) + "\n}\n"
 
@@ -346,27 +360,32 @@ def shipped() -> str:
 def as_json(signature: Signature) -> Said:
     """A signature as plain data; a setting is [annotation] or [annotation, default]."""
     settings = {
-        one.name: [one.annotation] if one.default is REQUIRED else [one.annotation, one.default]
-        for one in signature.settings
+        setting.name: [setting.annotation] if setting.default is REQUIRED else [setting.annotation, setting.default]
+        for setting in signature.settings
     }
-    said = {"summary": signature.summary, "settings": settings, "free": signature.free, "asks": list(signature.asks),
+    content = {"summary": signature.summary, "settings": settings, "free": signature.free, "asks": list(signature.asks),
             "entry": signature.entry}  # fmt: skip
-    return {key: value for key, value in said.items() if value}
+    return {key: value for key, value in content.items() if value}
 
 
-def _from_json(kind: str, name: str, said: Said, plugin: Path | None = None) -> Signature:
+def _from_json(kind: str, name: str, content: Said, plugin: Path | None = None) -> Signature:
     settings = tuple(
-        Setting(own, annotation, *(default or [REQUIRED]))
-        for own, (annotation, *default) in said.get("settings", {}).items()
+        Setting(setting_name, annotation, *(default or [REQUIRED]))
+        for setting_name, (annotation, *default) in content.get("settings", {}).items()
     )
-    asks = tuple(said.get("asks", ()))
-    return Signature(kind, name, said.get("summary", ""), settings, "free" in said, asks, said.get("entry", {}), plugin)
+    asks = tuple(content.get("asks", ()))
+    return Signature(
+        kind, name, content.get("summary", ""), settings, "free" in content, asks, content.get("entry", {}), plugin
+    )
 
 
 @functools.cache
-def _ours() -> dict[str, dict[str, Signature]]:
-    said = json.loads(FILE.read_text(encoding="utf-8"))
-    return {kind: {name: _from_json(kind, name, one) for name, one in table.items()} for kind, table in said.items()}
+def _shipped_signatures() -> dict[str, dict[str, Signature]]:
+    all_content = json.loads(FILE.read_text(encoding="utf-8"))
+    return {
+        kind: {name: _from_json(kind, name, content) for name, content in table.items()}
+        for kind, table in all_content.items()
+    }
 
 
 _PLUGINS: dict[Path, dict[str, dict[str, Signature]]] = {}  # file -> kind -> name
@@ -406,14 +425,24 @@ def add_described(plugins: Mapping[str, Mapping[str, Mapping[str, Said]]]) -> No
     """Know the plug-ins of another process, as `of_plugins` gave them there; each is imported when it is called."""
     for name, tables in plugins.items():
         file = Path(name)
-        _PLUGINS.setdefault(file, {kind: {own: _from_json(kind, own, said, file) for own, said in table.items()}
-                                   for kind, table in tables.items()})  # fmt: skip
+        _PLUGINS.setdefault(
+            file,
+            {
+                kind: {
+                    function_name: _from_json(kind, function_name, content, file)
+                    for function_name, content in table.items()
+                }
+                for kind, table in tables.items()
+            },
+        )
 
 
 def of_plugins() -> dict[str, dict[str, dict[str, Said]]]:
     """The plug-ins in use, for other processes: file -> kind -> name -> signature."""
     return {
-        str(file): {kind: {name: as_json(one) for name, one in table.items()} for kind, table in tables.items()}
+        str(file): {
+            kind: {name: as_json(signature) for name, signature in table.items()} for kind, table in tables.items()
+        }
         for file, tables in _PLUGINS.items()
     }
 
@@ -426,32 +455,32 @@ def _tables(file: Path) -> dict[str, dict[str, Signature]]:
     except (SyntaxError, ValueError) as error:
         raise SpecError(f"plugin {file}: {error}") from None
     module = sources.load(file)
-    found: dict[str, dict[str, Signature]] = {}
-    for kind, (ours, table) in TABLES.items():
-        own = getattr(module, table, None)
-        if own is None or own is getattr(sys.modules.get(ours), table, None):
+    tables_by_kind: dict[str, dict[str, Signature]] = {}
+    for kind, (our_module, table) in TABLES.items():
+        own_table = getattr(module, table, None)
+        if own_table is None or own_table is getattr(sys.modules.get(our_module), table, None):
             continue
-        if not (isinstance(own, Mapping) and all(isinstance(name, str) for name in own)):
+        if not (isinstance(own_table, Mapping) and all(isinstance(name, str) for name in own_table)):
             raise SpecError(f'plugin {file}: {table}: expected a dict of functions by name, {{"name": function}}')
-        found[kind] = {name: described(kind, name, value, file) for name, value in own.items()}
-    if not any(found.values()):
+        tables_by_kind[kind] = {name: described(kind, name, value, file) for name, value in own_table.items()}
+    if not any(tables_by_kind.values()):
         raise SpecError(f"plugin {file}: it defines none of {', '.join(table for _, table in TABLES.values())}")
-    return found
+    return tables_by_kind
 
 
 def _refuse_taken(file: Path) -> None:
     for kind, table in _PLUGINS[file].items():
         for name in table:
-            others = [other for other in _holders(kind, name) if other != file]
-            if others and not any(other in _INSTALLED for other in others):
-                where = f" in {others[0]}" if others[0] else ""
-                raise SpecError(f"plugin {file}: there is already {article(kind.lower())} named '{name}'{where}")
+            other_files = [other_file for other_file in _holders(kind, name) if other_file != file]
+            if other_files and not any(other_file in _INSTALLED for other_file in other_files):
+                file_text = f" in {other_files[0]}" if other_files[0] else ""
+                raise SpecError(f"plugin {file}: there is already {article(kind.lower())} named '{name}'{file_text}")
 
 
 def _holders(kind: str, name: str) -> list[Path | None]:
     """The plug-ins that bring a name; None: it is ours."""
-    ours: list[Path | None] = [None] if name in _ours()[kind] else []
-    return ours + [file for file, tables in _PLUGINS.items() if name in tables.get(kind, ())]
+    holders: list[Path | None] = [None] if name in _shipped_signatures()[kind] else []
+    return holders + [file for file, tables in _PLUGINS.items() if name in tables.get(kind, ())]
 
 
 def drop_plugins(files: list[Path]) -> None:
@@ -466,17 +495,17 @@ def plugins() -> tuple[Path, ...]:
     return tuple(_PLUGINS)
 
 
-def known(kind: str) -> dict[str, Signature]:
+def known_functions(kind: str) -> dict[str, Signature]:
     """The functions of a kind, of ours and of the plug-ins that are in use."""
-    found = dict(_ours()[kind])
+    function_by_name = dict(_shipped_signatures()[kind])
     for tables in _PLUGINS.values():
         for name, signature in tables.get(kind, {}).items():
-            found.setdefault(name, signature)
-    return found
+            function_by_name.setdefault(name, signature)
+    return function_by_name
 
 
 def _with_installed(kind: str) -> dict[str, Signature]:
-    """`known`, of installed packages too."""
+    """`known_functions`, of installed packages too."""
     for file, left_out in _INSTALLED.items():
         if left_out is not None:
             _INSTALLED[file] = None
@@ -484,12 +513,12 @@ def _with_installed(kind: str) -> dict[str, Signature]:
                 add_plugin(file)
             except SpecError as error:
                 left_out(error)
-    return known(kind)
+    return known_functions(kind)
 
 
 def plugin_of(kind: str, name: str) -> Path | None:
     """The plug-in that brings a name, if one does; the kind in lower case, as a plug-in's record has it."""
-    return signature.plugin if (signature := known(kind_of(kind)).get(name)) is not None else None
+    return signature.plugin if (signature := known_functions(kind_of(kind)).get(name)) is not None else None
 
 
 def kind_of(lower: str) -> str:
@@ -502,24 +531,24 @@ def names(kind: str) -> list[str]:
     return list(_with_installed(kind))
 
 
-def describe(kind: str, name: str = "", place: str = "") -> Signature:
+def describe(kind: str, name: str = "", location: str = "") -> Signature:
     """The signature of one registered function; of a settings class, and of the one experiment, without a name.
 
     SpecError: no such name.
     """
     if kind in CLASSES:
-        return _ours()[kind][kind.lower()]
+        return _shipped_signatures()[kind][kind.lower()]
     name = "cell" if kind == "Experiment" else name
-    if (own := _ours()[kind].get(name)) is not None:
-        return own
-    every = _with_installed(kind)
-    if name not in every:
+    if (shipped_signature := _shipped_signatures()[kind].get(name)) is not None:
+        return shipped_signature
+    all_functions = _with_installed(kind)
+    if name not in all_functions:
         module, table = TABLES[kind]
-        error = f"no {kind.lower()} is named '{name}'{did_you_mean(name, every)}"
+        error = f"no {kind.lower()} is named '{name}'{did_you_mean(name, all_functions)}"
         if name in getattr(sys.modules.get(module), table, ()):  # a program put it there
             error += f": an entry of {table} is not seen, fatbench.register(function, '{kind.lower()}') makes it known"
-        raise UnknownName(f"{place}: {error}" if place else error, f"{kind.lower()} {name}")
+        raise UnknownName(f"{location}: {error}" if location else error, f"{kind.lower()} {name}")
     if len(holders := _holders(kind, name)) > 1:
-        both = " and ".join(map(str, holders))
-        raise SpecError(f"{kind.lower()} '{name}' is in {both}: uninstall one, or leave one plug-in out")
-    return every[name]
+        file_names = " and ".join(map(str, holders))
+        raise SpecError(f"{kind.lower()} '{name}' is in {file_names}: uninstall one, or leave one plug-in out")
+    return all_functions[name]

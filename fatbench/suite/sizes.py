@@ -16,14 +16,14 @@ FILE = Path(__file__).with_name("listing.json")
 
 def listing() -> Iterator[dict[str, Any]]:
     """{"name", "title", "presets": {preset: cells}} of each valid suite file; of an invalid one {"name", "error"}."""
-    known = json.loads(FILE.read_text(encoding="utf-8"))
+    shipped_listing = json.loads(FILE.read_text(encoding="utf-8"))
     for name in files.available():
-        shipped = known.get(name)
+        shipped = shipped_listing.get(name)
         if shipped is not None and shipped["sha256"] == _digest(name):
             yield {"name": name, "title": shipped["title"], "presets": shipped["presets"]}
             continue
         try:
-            yield {"name": name, **_counted(name)}
+            yield {"name": name, **_preset_sizes(name)}
         except SpecError as error:
             yield {"name": name, "error": error}
 
@@ -31,12 +31,13 @@ def listing() -> Iterator[dict[str, Any]]:
 def shipped() -> str:
     """What listing.json has to say of the suites that are known here, a line each."""
     lines = [
-        f" {json.dumps(name)}: {json.dumps({'sha256': _digest(name), **_counted(name)})}" for name in files.available()
+        f" {json.dumps(name)}: {json.dumps({'sha256': _digest(name), **_preset_sizes(name)})}"
+        for name in files.available()
     ]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _counted(name: str) -> dict[str, Any]:
+def _preset_sizes(name: str) -> dict[str, Any]:
     suite = files.load(name)
     presets = {preset: len(suite.plan(preset, refuse=False).to_run()) for preset in suite.presets()}
     return {"title": suite.title, "presets": presets}

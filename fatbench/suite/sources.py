@@ -29,7 +29,7 @@ _READ: dict[Path, bytes] = {}
 _LOADED: dict[Path, Any] = {}
 
 
-def read(file: Path) -> bytes:
+def source_bytes(file: Path) -> bytes:
     """A file's content as it was when it was first asked for: what is checked, hashed and run is the same text."""
     if file not in _READ:
         _READ[file] = file.read_bytes()
@@ -39,7 +39,7 @@ def read(file: Path) -> bytes:
 @functools.cache
 def tree(file: Path) -> ast.Module:
     """A file's syntax tree. OSError, SyntaxError, ValueError: it cannot be read."""
-    return ast.parse(read(file), str(file))
+    return ast.parse(source_bytes(file), str(file))
 
 
 def root(file: Path) -> Path:
@@ -52,8 +52,8 @@ def root(file: Path) -> Path:
 
 def module_name(file: Path) -> str:
     """The file as Python names it, from `root` on: "helper", "package.part"."""
-    parts = file.relative_to(root(file)).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    path_parts = file.relative_to(root(file)).with_suffix("").parts
+    return ".".join(path_parts[:-1] if path_parts[-1] == "__init__" else path_parts)
 
 
 def imported(file: Path, statement: ast.Import | ast.ImportFrom) -> Iterator[Path]:
@@ -62,17 +62,17 @@ def imported(file: Path, statement: ast.Import | ast.ImportFrom) -> Iterator[Pat
     if isinstance(statement, ast.Import):
         names = [tuple(alias.name.split(".")) for alias in statement.names]
     else:
-        above = package[: len(package) - statement.level + 1] if statement.level else ()
-        stem = (*above, *(statement.module.split(".") if statement.module else ()))
+        parent_package = package[: len(package) - statement.level + 1] if statement.level else ()
+        stem = (*parent_package, *(statement.module.split(".") if statement.module else ()))
         names = [stem, *((*stem, alias.name) for alias in statement.names)]
-    for parts in names:
-        if parts[:1] == ("fatbench",) or (start.name in INSTALLED and parts[:1] != package[:1]):
+    for module_path in names:
+        if module_path[:1] == ("fatbench",) or (start.name in INSTALLED and module_path[:1] != package[:1]):
             continue
-        for end in range(1, len(parts) + 1):
-            path = start.joinpath(*parts[:end])
-            for found in (path / "__init__.py", path.parent / f"{path.name}.py"):
-                if found.is_file():
-                    yield found
+        for end in range(1, len(module_path) + 1):
+            path = start.joinpath(*module_path[:end])
+            for candidate in (path / "__init__.py", path.parent / f"{path.name}.py"):
+                if candidate.is_file():
+                    yield candidate
                     break
 
 
@@ -88,23 +88,27 @@ class Version:
 @functools.cache
 def version(file: Path) -> Version:
     """The version of a plug-in, its local modules found by their import statements. Errors as for `tree`."""
-    found = {path: hashlib.sha256(read(path)).hexdigest() for path in (file, *local_modules(file, tree))}
-    digest, start = found.pop(file), root(file)
+    digest_by_path = {
+        path: hashlib.sha256(source_bytes(path)).hexdigest() for path in (file, *local_modules(file, tree))
+    }
+    digest, start = digest_by_path.pop(file), root(file)
     name = file.name if file.parent == start else module_name(file)
-    return Version(name, digest, tuple(sorted((path.relative_to(start).as_posix(), d) for path, d in found.items())))
+    return Version(
+        name, digest, tuple(sorted((path.relative_to(start).as_posix(), d) for path, d in digest_by_path.items()))
+    )
 
 
 def local_modules(file: Path, parsed: Callable[[Path], ast.Module]) -> list[Path]:
     """The local files that a file imports, and that these import. Errors of `parsed`, which gives a file's syntax."""
-    found, left = {file: None}, [file]
-    while left:
-        module = left.pop()
+    found_files, to_visit = {file: None}, [file]
+    while to_visit:
+        module = to_visit.pop()
         for node in ast.walk(parsed(module)):
             if isinstance(node, ast.Import | ast.ImportFrom):
-                new = [path for path in imported(module, node) if path not in found]
-                found |= dict.fromkeys(new)
-                left += new
-    return [path for path in found if path != file]
+                new_files = [path for path in imported(module, node) if path not in found_files]
+                found_files |= dict.fromkeys(new_files)
+                to_visit += new_files
+    return [path for path in found_files if path != file]
 
 
 def delete(*files: Path) -> None:
@@ -123,7 +127,7 @@ def delete(*files: Path) -> None:
 def edited(file: Path) -> bool:
     """Whether a plug-in, or a local module of it, is no longer what was read."""
     files = [file, *(root(file) / path for path, _ in version(file).modules)]
-    return any(not path.is_file() or path.read_bytes() != read(path) for path in files)
+    return any(not path.is_file() or path.read_bytes() != source_bytes(path) for path in files)
 
 
 _RUN: set[Path] = set()
@@ -152,7 +156,7 @@ def _load(file: Path) -> Any:
             raise SpecError(
                 f"plugin {file}: {start / path} has the name of another module that is loaded already: rename it"
             )
-        if (start / path).read_bytes() != read(start / path):
+        if (start / path).read_bytes() != source_bytes(start / path):
             raise SpecError(f"plugin {file}: {start / path} was edited while the program was running: start it again")
     if str(start) not in sys.path:
         sys.path.insert(0, str(start))
@@ -164,7 +168,7 @@ def _load(file: Path) -> Any:
     except FatbenchError:
         raise
     except Exception as error:
-        lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == str(file)]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
         raise SpecError(f"plugin {file}:{lines[-1] if lines else 1}: {type(error).__name__}: {error}") from error
 
 
@@ -177,7 +181,7 @@ def _run(file: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     try:
-        exec(compile(read(file), str(file), "exec"), module.__dict__)
+        exec(compile(source_bytes(file), str(file), "exec"), module.__dict__)
     except BaseException:
         del sys.modules[name]
         raise

@@ -7,7 +7,7 @@ from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite.located import LocatedMap, merge
-from fatbench.suite.types import FRACTION, written
+from fatbench.suite.types import FRACTION, number_of
 
 CHAIN = ("natural", "fgsm", "pgd20", "autoattack")  # metrics, from the weakest
 TITLES = {"fgsm": "FGSM", "pgd20": "PGD-20", "cw": "CW", "autoattack": "AA"}  # metric -> heading of a table
@@ -18,17 +18,19 @@ def strength(metric: str) -> int:
     return CHAIN.index(metric) if metric in CHAIN else len(CHAIN)
 
 
-def settings(eps: str | float, place: str = "--eps") -> dict[str, dict[str, Any]]:
+def settings(eps: str | float, location: str = "--eps") -> dict[str, dict[str, Any]]:
     """Name -> settings of each attack at a radius such as "8/255" or 0.1; pgd20 and cw take steps of eps / 4.
 
     SpecError: it is no part of the pixel range.
     """
     try:
-        radius = float(written(eps))
+        radius = float(number_of(eps))
     except (TypeError, ValueError):
         radius = -1.0
     if not 0 <= radius <= 1:
-        raise SpecError(f"{place}: expected a part of the pixel range such as 8/255 or 0.03 (and not 8), got '{eps}'")
+        raise SpecError(
+            f"{location}: expected a part of the pixel range such as 8/255 or 0.03 (and not 8), got '{eps}'"
+        )
     step: Any = radius / 4
     eps_value: Any = radius
     if isinstance(eps, str) and (match := FRACTION.match(eps)):
@@ -43,51 +45,68 @@ def settings(eps: str | float, place: str = "--eps") -> dict[str, dict[str, Any]
     }
 
 
-def known(added: Sequence[str], named: Collection[str]) -> None:
+def demand_known(added_labels: Sequence[str], suite_labels: Collection[str]) -> None:
     """SpecError: `--attacks` has a name that is neither among TITLES nor `named` by the suite."""
-    for label in added:
-        if label not in TITLES and label not in named:
-            raise SpecError(f"--attacks: no attack is named '{label}'{did_you_mean(label, [*TITLES, *named])}")
+    for label in added_labels:
+        if label not in TITLES and label not in suite_labels:
+            raise SpecError(f"--attacks: no attack is named '{label}'{did_you_mean(label, [*TITLES, *suite_labels])}")
 
 
-def kept(evaluate: LocatedMap, added: Collection[str]) -> LocatedMap:
+def without_removed(evaluate: LocatedMap, added_labels: Collection[str]) -> LocatedMap:
     """What a file says under `evaluate`, without the nulls that take one of these attacks away."""
-    if not added or not evaluate:
+    if not added_labels or not evaluate:
         return evaluate
-    found = LocatedMap(evaluate, evaluate.where, evaluate.at)
+    kept_evaluate = LocatedMap(evaluate, evaluate.where, evaluate.at)
     if isinstance(attacks := evaluate.get("attacks"), LocatedMap):
-        left = {k: v for k, v in attacks.items() if v is not None or k not in added}
-        found["attacks"] = LocatedMap(left, attacks.where, attacks.at)
+        kept_attacks = {k: v for k, v in attacks.items() if v is not None or k not in added_labels}
+        kept_evaluate["attacks"] = LocatedMap(kept_attacks, attacks.where, attacks.at)
     if isinstance(overrides := evaluate.get("overrides"), list):
-        found["overrides"] = [
-            LocatedMap({**one, "set": kept(one["set"], added)}, one.where, one.at)
-            if isinstance(one, LocatedMap) and isinstance(one.get("set"), LocatedMap)
-            else one
-            for one in overrides
+        kept_evaluate["overrides"] = [
+            LocatedMap({**override, "set": without_removed(override["set"], added_labels)}, override.where, override.at)
+            if isinstance(override, LocatedMap) and isinstance(override.get("set"), LocatedMap)
+            else override
+            for override in overrides
         ]
-    return found
+    return kept_evaluate
 
 
 DEFAULT_RADIUS = "8/255"  # of a suite that states none
 
 
-def lacking(attacks: Mapping[str, Any], added: Sequence[str], radius: Any) -> dict[str, LocatedMap]:
+def missing_attacks(attacks: Mapping[str, Any], added_labels: Sequence[str], radius: Any) -> dict[str, LocatedMap]:
     """The settings of those of `added` that a suite does not describe, at its radius.
 
     radius: of the suite's perturbation; None: that of its other attacks.
     """
-    radii = [one["eps"] for one in attacks.values() if isinstance(one, Mapping) and "eps" in one and "norm" not in one]
+    radii = [
+        attack["eps"]
+        for attack in attacks.values()
+        if isinstance(attack, Mapping) and "eps" in attack and "norm" not in attack
+    ]
     eps = radius if radius is not None else radii[0] if radii else DEFAULT_RADIUS
-    here = settings(str(eps[-1] if isinstance(eps, list) else eps))
-    return {label: LocatedMap(here[label]) for label in added if attacks.get(label) is None and label in here}
+    settings_by_name = settings(str(eps[-1] if isinstance(eps, list) else eps))
+    return {
+        label: LocatedMap(settings_by_name[label])
+        for label in added_labels
+        if attacks.get(label) is None and label in settings_by_name
+    }
 
 
-def completed(override: LocatedMap, under: Mapping[str, Any], added: Sequence[str], radius: Any) -> LocatedMap:
+def completed_override(
+    override: LocatedMap, suite_attacks: Mapping[str, Any], added_labels: Sequence[str], radius: Any
+) -> LocatedMap:
     """An override of `evaluate` which says of some of `added` only what is other there: with the rest of it."""
     attacks = override.get("attacks")
     if not isinstance(attacks, LocatedMap):
         return override
-    part = [label for label in added if under.get(label) is None and "name" not in (attacks.get(label) or {"name": ""})]
-    whole = {label: merge(attack, attacks[label]) for label, attack in lacking(under, part, radius).items()}
-    attacks = LocatedMap({**attacks, **whole}, attacks.where, attacks.at)
+    incomplete_labels = [
+        label
+        for label in added_labels
+        if suite_attacks.get(label) is None and "name" not in (attacks.get(label) or {"name": ""})
+    ]
+    whole_attacks = {
+        label: merge(attack, attacks[label])
+        for label, attack in missing_attacks(suite_attacks, incomplete_labels, radius).items()
+    }
+    attacks = LocatedMap({**attacks, **whole_attacks}, attacks.where, attacks.at)
     return LocatedMap({**override, "attacks": attacks}, override.where, override.at)

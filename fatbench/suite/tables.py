@@ -66,28 +66,28 @@ class Heading(Node):
     @field_validator("share")
     @classmethod
     def _from_one_label_to_another(cls, share: Condition) -> Condition:
-        if share and [len(chosen) for chosen in share.values()] != [2]:
-            given = ", ".join(f"{axis}: {', '.join(chosen)}" for axis, chosen in share.items())
-            raise ValueError(f"expected two labels of one axis, from and to, got {given}")
+        if share and [len(axis_labels) for axis_labels in share.values()] != [2]:
+            labels_text = ", ".join(f"{axis}: {', '.join(axis_labels)}" for axis, axis_labels in share.items())
+            raise ValueError(f"expected two labels of one axis, from and to, got {labels_text}")
         return share
 
     @field_validator("minus")
     @classmethod
     def _one_label(cls, minus: Condition) -> Condition:
-        for axis, chosen in minus.items():
-            if len(chosen) != 1:
-                raise ValueError(f"{axis}: expected one label, got {', '.join(chosen)}")
+        for axis, axis_labels in minus.items():
+            if len(axis_labels) != 1:
+                raise ValueError(f"{axis}: expected one label, got {', '.join(axis_labels)}")
         return minus
 
 
 def _headings(value: Any) -> LocatedMap:
     """A heading may be its source alone."""
     headings = mapping(value)
-    short = {
+    heading_nodes = {
         k: v if isinstance(v, LocatedMap) else LocatedMap({"source": v}, at=headings.where.get(k, ""))
         for k, v in headings.items()
     }
-    return LocatedMap(short, headings.where, headings.at)
+    return LocatedMap(heading_nodes, headings.where, headings.at)
 
 
 Headings = Annotated[dict[str, Heading], BeforeValidator(_headings, json_schema_input_type=dict[str, str | Heading])]
@@ -103,7 +103,7 @@ Texts = Annotated[
 def _alternatives(value: Any, info: ValidationInfo) -> list[Condition]:
     if not (isinstance(value, list) and value):
         raise ValueError("expected a list of conditions, such as [{method: FAT}, {method: SFAT, split: IID}]")
-    return [condition(one, info) for one in value]
+    return [condition(alternative, info) for alternative in value]
 
 
 Alternatives = Annotated[
@@ -131,10 +131,10 @@ class Reference(Node):
         folders = (info.context or {})["folders"]
         if Path(name).is_absolute() or ".." in Path(name).parts:  # an error would print what is in it
             raise ValueError(f"give a file in the suite's folder, got {name}")
-        found = next((file for folder in folders if (file := folder / name).is_file()), None)
-        if found is None:
+        file_found = next((file for folder in folders if (file := folder / name).is_file()), None)
+        if file_found is None:
             raise ValueError(f"no such file: {name}")
-        return found
+        return file_found
 
 
 class Published(Reference):
@@ -166,7 +166,7 @@ class Displayed(Node):
     @property
     def conditions(self) -> dict[str, Condition]:
         """heading -> which points its numbers are of, where it says."""
-        return {heading: one.where for heading, one in self.headings.items() if one.where}
+        return {heading: heading_spec.where for heading, heading_spec in self.headings.items() if heading_spec.where}
 
 
 class PairedTest(Node):
@@ -203,7 +203,7 @@ class Table(Displayed):
     @property
     def values(self) -> dict[str, str]:
         """heading -> source, see docs/suites.md."""
-        return {heading: one.source for heading, one in self.sources.items()}
+        return {heading: heading_spec.source for heading, heading_spec in self.sources.items()}
 
     @property
     def paired(self) -> tuple[str, str] | None:
@@ -214,29 +214,32 @@ class Table(Displayed):
     @classmethod
     def _of_each(cls, best: Any, info: ValidationInfo) -> dict[str, str]:
         """One for all headings, or some of them by name; a large spread over clients is never best."""
-        named = best if isinstance(best, LocatedMap) else {}
+        named_best = best if isinstance(best, LocatedMap) else {}
         default = "max" if isinstance(best, LocatedMap) else str(best)
-        found = {
+        best_by_heading = {
             heading: str(
-                named.get(
-                    heading, "none" if one.relative or (default == "max" and "prior_std:" in one.source) else default
+                named_best.get(
+                    heading,
+                    "none"
+                    if heading_spec.relative or (default == "max" and "prior_std:" in heading_spec.source)
+                    else default,
                 )
             )
-            for heading, one in info.data.get("sources", {}).items()
+            for heading, heading_spec in info.data.get("sources", {}).items()
         }
-        for heading, which in found.items():
-            if which not in ("max", "min", "none"):
-                raise ValueError(f"{heading}: expected max, min or none, got '{which}'")
-        return found
+        for heading, direction in best_by_heading.items():
+            if direction not in ("max", "min", "none"):
+                raise ValueError(f"{heading}: expected max, min or none, got '{direction}'")
+        return best_by_heading
 
     @model_validator(mode="after")
     def _fits(self, info: ValidationInfo) -> Table:
         for heading, source in self.values.items():
             match = SOURCE.match(source)
-            over = match is not None and match["client"] == "*"
+            is_over_clients = match is not None and match["client"] == "*"
             if match is not None and match["stage"] not in OF_CLIENTS.get(match["client"], (match["stage"],)):
                 match = None
-            if over and "client" in self.rows:
+            if is_over_clients and "client" in self.rows:
                 raise SpecError(
                     f"{self.place('values', heading)}: [*] adds rows named 'client', which is also the name of an axis"
                 )
@@ -248,17 +251,17 @@ class Table(Displayed):
             raise SpecError(f"{self.place('best_within')}: row: marking the best of a row needs axes in 'across'")
         if self.published is not None and self.formula is not None:
             raise SpecError(f"{self.place('formula')}: a table has either published numbers or those of a formula")
-        if (given := self.reference) is not None:
-            for heading in (*given.values, *given.std):
+        if (reference := self.reference) is not None:
+            for heading in (*reference.values, *reference.std):
                 if heading not in self.sources:
                     hint = did_you_mean(heading, self.sources)
-                    raise SpecError(f"{given.place('values')}: the table has no column '{heading}'{hint}")
+                    raise SpecError(f"{reference.place('values')}: the table has no column '{heading}'{hint}")
         if self.test is not None:
-            axis, shown = self.test.axis, [*self.rows, *self.across]
-            if axis not in shown:
+            axis, shown_axes = self.test.axis, [*self.rows, *self.across]
+            if axis not in shown_axes:
                 raise SpecError(
                     f"{self.test.place('axis')}: the table has no axis '{axis}' in 'rows' or 'across'"
-                    f"{did_you_mean(axis, shown)}"
+                    f"{did_you_mean(axis, shown_axes)}"
                 )
             try:
                 known_label(axis, self.test.against, (info.context or {})["axes"])
@@ -294,7 +297,7 @@ class Figure(Displayed):
     @property
     def series(self) -> dict[str, str]:
         """heading -> source, see docs/suites.md."""
-        return {heading: one.source for heading, one in self.sources.items()}
+        return {heading: heading_spec.source for heading, heading_spec in self.sources.items()}
 
     @field_validator("id")
     @classmethod
@@ -312,31 +315,35 @@ class Figure(Displayed):
 
     @model_validator(mode="after")
     def _fits(self) -> Figure:
-        for heading, one in self.sources.items():
-            if one.minus:
-                raise SpecError(f"{one.place('minus')}: {heading}: of a figure, 'minus' is a key beside 'series'")
-            if one.share:
-                raise SpecError(f"{one.place('share')}: {heading}: only a table shows shares")
+        for heading, heading_spec in self.sources.items():
+            if heading_spec.minus:
+                raise SpecError(
+                    f"{heading_spec.place('minus')}: {heading}: of a figure, 'minus' is a key beside 'series'"
+                )
+            if heading_spec.share:
+                raise SpecError(f"{heading_spec.place('share')}: {heading}: only a table shows shares")
         for heading, source in self.series.items():
-            if wrong := _not_drawn(source, self.kind):
-                raise SpecError(f"{self.place('series', heading)}: {wrong}")
-        for axis, chosen in self.minus.items():
-            if len(chosen) != 1:
-                raise SpecError(f"{self.place('minus', axis)}: expected one label, got {', '.join(chosen)}")
-        if (given := self.reference) is not None:
+            if problem := _not_drawn(source, self.kind):
+                raise SpecError(f"{self.place('series', heading)}: {problem}")
+        for axis, axis_labels in self.minus.items():
+            if len(axis_labels) != 1:
+                raise SpecError(f"{self.place('minus', axis)}: expected one label, got {', '.join(axis_labels)}")
+        if (reference := self.reference) is not None:
             if self.kind != "bars":
-                key, what = ("published", "published numbers") if self.published else ("formula", "a formula's numbers")
-                raise SpecError(f"{self.place(key)}: {what} can be drawn in bars only, not in {self.kind}")
-            for heading in (*given.values, *given.to):
+                key, subject = (
+                    ("published", "published numbers") if self.published else ("formula", "a formula's numbers")
+                )
+                raise SpecError(f"{self.place(key)}: {subject} can be drawn in bars only, not in {self.kind}")
+            for heading in (*reference.values, *reference.to):
                 if heading not in self.sources:
                     hint = did_you_mean(heading, self.sources)
-                    raise SpecError(f"{given.place('values')}: the figure has no series '{heading}'{hint}")
+                    raise SpecError(f"{reference.place('values')}: the figure has no series '{heading}'{hint}")
         if self.kind == "raster" and (self.lines or len(self.series) > 1):
             raise SpecError(
                 f"{self.place('kind')}: a raster has exactly one series and no 'lines': its rows are the index"
             )
-        over = {source.startswith("train:") for source in self.series.values()}
-        if self.kind == "lines" and len(over) > 1:
+        round_kinds = {source.startswith("train:") for source in self.series.values()}
+        if self.kind == "lines" and len(round_kinds) > 1:
             raise SpecError(f"{self.place('series')}: series must be either all over rounds (train:) or all over radii")
         if self.kind == "bars" and len({source.endswith("[*]") for source in self.series.values()}) > 1:
             raise SpecError(f"{self.place('series')}: either all series have an index, [*], or none has")
@@ -346,7 +353,7 @@ class Figure(Displayed):
 def distinct(figures: Sequence[Figure]) -> None:
     """SpecError: two figures have one id, which is the name of a file."""
     for position, figure in enumerate(figures):
-        if figure.id in [other.id for other in figures[:position]]:
+        if figure.id in [earlier_figure.id for earlier_figure in figures[:position]]:
             raise SpecError(f"{figure.place('id')}: two figures have the id '{figure.id}'")
 
 
@@ -355,8 +362,8 @@ def _not_drawn(source: str, kind: str) -> str:
     match = SOURCE.match(source)
     stage = "artifact" if kind in KEPT else "train"
     if match is None:
-        near = did_you_mean(source.split(":")[0], ("train", "artifact")) if ":" in source else ""
-        return f"cannot read the source '{source}'{near or ' (see docs/suites.md)'}"
+        hint = did_you_mean(source.split(":")[0], ("train", "artifact")) if ":" in source else ""
+        return f"cannot read the source '{source}'{hint or ' (see docs/suites.md)'}"
     evaluated = match["stage"] not in ("train", "artifact", "gap")
     if match["over"] and kind != "bars":
         return f"a figure of kind {kind} cannot show '{source}': draw 'bars'"
@@ -372,8 +379,8 @@ def _not_drawn(source: str, kind: str) -> str:
         shows = "a tensor stored in a round" if stage == "artifact" else "a number logged in training, or an evaluation"
         return f"a figure of kind {kind} shows {shows}, not '{source}' (did you mean '{stage}:{match['metric']}'?)"
     if match["round"]:
-        which = "shows all rounds" if kind in ("lines", "raster") else "shows the last round"
-        return f"a figure of kind {kind} {which}: remove '@{match['round']}' from '{source}'"
+        shows_text = "shows all rounds" if kind in ("lines", "raster") else "shows the last round"
+        return f"a figure of kind {kind} {shows_text}: remove '@{match['round']}' from '{source}'"
     if stage == "artifact" and match["client"]:
         return f"a tensor is drawn whole: remove '[{match['client']}]' from '{source}'"
     return ""

@@ -42,26 +42,32 @@ BOUND = "bound"  # no attacker: it uses what only the client has
 AXES = ("threat", "labels")  # what tables and filters may ask of a cell beside its axes
 
 
-def letter(part: Call) -> str | None:
+def letter(part_call: Call) -> str | None:
     """What one call needs, by the entry of its function; None: no threat model."""
-    said = part.signature.entry.get("threat")
-    if isinstance(said, str) and ":" in said:
-        plugin = part.signature.plugin is not None  # the module of one of ours imports no method
-        said = getattr(calls.entry(part.signature), "threat", None) if plugin else pkgutil.resolve_name(said)
-    return said(**{name: part[name] for name in inspect.signature(said).parameters}) if callable(said) else said
+    declared = part_call.signature.entry.get("threat")
+    if isinstance(declared, str) and ":" in declared:
+        plugin = part_call.signature.plugin is not None  # the module of one of ours imports no method
+        declared = (
+            getattr(calls.entry(part_call.signature), "threat", None) if plugin else pkgutil.resolve_name(declared)
+        )
+    return (
+        declared(**{name: part_call[name] for name in inspect.signature(declared).parameters})
+        if callable(declared)
+        else declared
+    )
 
 
-def uses_labels(part: Call) -> bool:
+def uses_labels(part_call: Call) -> bool:
     """Whether an inversion reads the labels of the images."""
-    return bool(part.signature.entry.get("labels"))
+    return bool(part_call.signature.entry.get("labels"))
 
 
-def _needed(spec: Mapping[str, Any]) -> list[tuple[Call, str]]:
+def _threat_calls(spec: Mapping[str, Any]) -> list[tuple[Call, str]]:
     """The calls of a cell's algorithm and diagnostic that declare a threat model, and which."""
     if "evaluated" in spec:  # a model that was trained elsewhere
         return []
-    parts = call("Algorithm", spec["algorithm"]).walk()
-    return [(part, needs) for part in parts if (needs := letter(part)) is not None]
+    all_calls = call("Algorithm", spec["algorithm"]).walk()
+    return [(part_call, needs) for part_call in all_calls if (needs := letter(part_call)) is not None]
 
 
 def of_cell(spec: Mapping[str, Any]) -> dict[str, str]:
@@ -70,35 +76,40 @@ def of_cell(spec: Mapping[str, Any]) -> dict[str, str]:
     threat: the first letter that covers all that its parts need, "bound", or "custom" where no letter does. labels:
     "given", "recovered" (from the update) or "unused".
     """
-    needed = _needed(spec)
-    if not needed:
+    threat_calls = _threat_calls(spec)
+    if not threat_calls:
         return {}
-    used = any(uses_labels(part) for part, _ in needed)
+    reads_labels = any(uses_labels(part_call) for part_call, _ in threat_calls)
     source = spec["algorithm"].get("labels_from", "client")
-    labels = ("given" if source == "client" else "recovered") if used else "unused"
-    return {"threat": covering([letter for _, letter in needed]), "labels": labels}
+    labels = ("given" if source == "client" else "recovered") if reads_labels else "unused"
+    return {"threat": covering([letter for _, letter in threat_calls]), "labels": labels}
 
 
 def covering(letters: list[str]) -> str:
     """The first letter whose attacker knows and does all that these do."""
     if BOUND in letters:
         return BOUND
-    wanted = frozenset[str]().union(*(KNOWS[letter] for letter in letters))
-    return next((letter for letter, known in KNOWS.items() if wanted <= known), "custom")
+    wanted_knowledge = frozenset[str]().union(*(KNOWS[letter] for letter in letters))
+    return next((letter for letter, attacker_knows in KNOWS.items() if wanted_knowledge <= attacker_knows), "custom")
 
 
-def refuse(cell: Call, stated: str, written: Mapping[str, Any], place: str) -> None:
+def refuse(cell: Call, stated: str, written_cell: Mapping[str, Any], location: str) -> None:
     """SpecError: a cell's attack needs more than the threat model that its suite states.
 
-    written: the cell as it stands in the suite, for the line of the attack; place: of the statement.
+    written_cell: the cell as it stands in the suite, for the line of the attack; location: of the statement.
     """
-    for part, letter in _needed(cell):
+    for part_call, letter in _threat_calls(cell):
         lacks = {"the original images"} if letter == BOUND else KNOWS[letter] - KNOWS[stated]
         if lacks:
-            at = written.get("algorithm")
-            key = "name" if part.kind == "Algorithm" else part.kind.lower()
-            where = at.place(key) if isinstance(at, LocatedMap) and key in at else place
+            algorithm_node = written_cell.get("algorithm")
+            key = "name" if part_call.kind == "Algorithm" else part_call.kind.lower()
+            error_location = (
+                algorithm_node.place(key)
+                if isinstance(algorithm_node, LocatedMap) and key in algorithm_node
+                else location
+            )
             raise SpecError(
-                f"{where}: {part.signature.name} needs {' and '.join(sorted(lacks))} (threat model {letter}), and the "
-                f"suite states {stated}, the {NAMES[stated]} ({place})"
+                f"{error_location}: {part_call.signature.name} needs {' and '.join(sorted(lacks))} (threat "
+                f"model {letter}), and the "
+                f"suite states {stated}, the {NAMES[stated]} ({location})"
             )

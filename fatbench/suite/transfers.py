@@ -38,33 +38,37 @@ def with_transfers(
     ]
 
 
-def _of_cell(cell: Cell, asked: Evaluate, at: At, axes: Mapping[str, Sequence[str]]) -> Iterator[Evaluation]:
-    taken = {evaluation.label for evaluation in cell.evaluations}
-    for label, transfer in asked.transfer.items():
-        if transfer is None or (white := _white(label, transfer, asked, cell)) is None:
+def _of_cell(
+    cell: Cell, evaluate: Evaluate, cell_by_point: At, axes: Mapping[str, Sequence[str]]
+) -> Iterator[Evaluation]:
+    used_names = {evaluation.label for evaluation in cell.evaluations}
+    for label, transfer in evaluate.transfer.items():
+        if transfer is None or (white := _white(label, transfer, evaluate, cell)) is None:
             continue  # the preset has taken it, or its attack, out
-        n = images_of(asked, label) if label in asked.limit else white.n
-        for origin in _origins(cell, transfer, at, axes):
+        n = images_of(evaluate, label) if label in evaluate.limit else white.n
+        for origin in _origins(cell, transfer, cell_by_point, axes):
             name = metric_of(label, origin.name)
-            if name in taken:
+            if name in used_names:
                 raise SpecError(f"{transfer.node.at}: two metrics have the same name, '{name}'")
-            taken.add(name)
+            used_names.add(name)
             yield Evaluation(name, white.attack, n, white.batch, label, origin)
 
 
-def _white(label: str, transfer: Transfer, asked: Evaluate, cell: Cell) -> Evaluation | None:
+def _white(label: str, transfer: Transfer, evaluate: Evaluate, cell: Cell) -> Evaluation | None:
     """The attack on the model itself; None: the preset leaves it out."""
-    place, name = transfer.place("attack"), transfer.attack
-    if label in asked.attacks:
+    location, name = transfer.place("attack"), transfer.attack
+    if label in evaluate.attacks:
         raise SpecError(f"{transfer.node.at}: '{label}' is also an attack: rename the transfer")
-    if name not in asked.attacks:
-        raise SpecError(f"{place}: no attack is named '{name}'{did_you_mean(name, asked.attacks)}")
-    if any(one.sweep == name for one in cell.evaluations):
-        raise SpecError(f"{place}: '{name}' has a list of radii: a transfer needs an attack with one radius")
-    return next((one for one in cell.evaluations if one.label == name), None)
+    if name not in evaluate.attacks:
+        raise SpecError(f"{location}: no attack is named '{name}'{did_you_mean(name, evaluate.attacks)}")
+    if any(evaluation.sweep == name for evaluation in cell.evaluations):
+        raise SpecError(f"{location}: '{name}' has a list of radii: a transfer needs an attack with one radius")
+    return next((evaluation for evaluation in cell.evaluations if evaluation.label == name), None)
 
 
-def _origins(cell: Cell, transfer: Transfer, at: At, axes: Mapping[str, Sequence[str]]) -> Iterator[TransferOrigin]:
+def _origins(
+    cell: Cell, transfer: Transfer, cell_by_point: At, axes: Mapping[str, Sequence[str]]
+) -> Iterator[TransferOrigin]:
     if transfer.axis is None:
         yield from _clients(cell, transfer)
         return
@@ -73,17 +77,17 @@ def _origins(cell: Cell, transfer: Transfer, at: At, axes: Mapping[str, Sequence
     for label in axes[transfer.axis]:
         if transfer.labels is not None and label not in transfer.labels:
             continue
-        other = at.get((frozenset({**cell.key, transfer.axis: label}.items()), int(cell.spec["seed"])))
-        if other is None:
+        origin_cell = cell_by_point.get((frozenset({**cell.key, transfer.axis: label}.items()), int(cell.spec["seed"])))
+        if origin_cell is None:
             continue  # no such point in the grid
         for key in ("data", "size"):
-            if other.spec[key] != cell.spec[key]:
-                one, two = (_said(c.spec[key]) for c in (other, cell))
+            if origin_cell.spec[key] != cell.spec[key]:
+                origin_value, own_value = (_setting_text(c.spec[key]) for c in (origin_cell, cell))
                 raise SpecError(
                     f"{transfer.place('axis')}: both models must be attacked on the same images:"
-                    f" {label} has {key} {one}, {cell.key[transfer.axis]} has {two}"
+                    f" {label} has {key} {origin_value}, {cell.key[transfer.axis]} has {own_value}"
                 )
-        yield TransferOrigin(label, other.id, other.spec)
+        yield TransferOrigin(label, origin_cell.id, origin_cell.spec)
 
 
 def _clients(cell: Cell, transfer: Transfer) -> Iterator[TransferOrigin]:
@@ -91,13 +95,13 @@ def _clients(cell: Cell, transfer: Transfer) -> Iterator[TransferOrigin]:
         raise SpecError(
             f"{transfer.place('clients')}: {cell.spec['algorithm']['name']} does not train models on clients"
         )
-    known = cell.spec["partition"].get("clients") is not None
-    if known and (cohort := facts.cohort(cell.spec)) < transfer.clients:
+    is_known = cell.spec["partition"].get("clients") is not None
+    if is_known and (cohort := facts.cohort(cell.spec)) < transfer.clients:
         raise SpecError(f"{transfer.place('clients')}: {transfer.clients} clients, but {cohort} take part in a round")
     yield from (TransferOrigin(f"client {k}", client=k, clients=transfer.clients) for k in range(transfer.clients))
 
 
-def _said(value: Any) -> str:
+def _setting_text(value: Any) -> str:
     return str(value["name"] if isinstance(value, Mapping) else value or "as stored")
 
 

@@ -31,14 +31,14 @@ def number(value: Any) -> Any:
     return value
 
 
-def written(value: Any) -> Any:
+def number_of(value: Any) -> Any:
     """The number that a text stands for, "8/255" or "0.03"; anything else is returned as it is."""
     if isinstance(value, str) and DECIMAL.match(value):
         return int(value) if re.fullmatch(r"\s*-?\d+\s*", value) else float(value)
     return number(value)
 
 
-_read = BeforeValidator(written)
+_read = BeforeValidator(number_of)
 
 Count = Annotated[int, Ge(1), Le(10**9 - 1), _read]  # 1, 2, 3, ..., nine digits: those of a stage's name
 Natural = Annotated[int, Ge(0), _read]  # 0, 1, 2, ...
@@ -66,21 +66,21 @@ def _like(pattern: str, example: str) -> AfterValidator:
 Blocks = Annotated[str, _like(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", "numbers such as 1,9")]  # of a model, from 1
 
 
-def _who(value: int | str) -> int | str:
+def _clients(value: int | str) -> int | str:
     """How many clients, or which."""
     if value != 0 and (isinstance(value, int) or re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", value)):
         return value
     raise ValueError('expected a number of clients, or which, such as "3,7"')
 
 
-Clients = Annotated[int | str, AfterValidator(_who)]
+Clients = Annotated[int | str, AfterValidator(_clients)]
 Pairs = Annotated[  # of clients, from 0, and the server
     str, _like(r"\s*(\d+|server)-(\d+|server)\s*(,\s*(\d+|server)-(\d+|server)\s*)*", "pairs such as 0-3,0-server")
 ]
 
 
 def _weights(text: str) -> str:
-    weights.read(text)
+    weights.parse_weights(text)
     return text
 
 

@@ -33,12 +33,12 @@ def _of_a_model(spec: Mapping[str, Any]) -> None:
         model = _MODEL.validate_python(spec["evaluated"])
     except ValidationError as error:
         problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise SpecError(f"spec: evaluated: {where}: {problem['msg']}") from None
+        path = ".".join(str(path_part) for path_part in problem["loc"])
+        raise SpecError(f"spec: evaluated: {path}: {problem['msg']}") from None
     for key in ("test", "size"):
         if spec.get(key) is not None and not (type(spec[key]) is int and 0 < spec[key] < 2**31):
             raise SpecError(f"spec: {key}: expected a number, got {str(spec[key])[:60]!r}")
-    made = external_models.cell(model, spec.get("data"), spec.get("test"), spec.get("size"))
-    if made != dict(spec):
-        key = next(key for key in {**made, **spec} if made.get(key) != spec.get(key))
+    expected_cell = external_models.cell(model, spec.get("data"), spec.get("test"), spec.get("size"))
+    if expected_cell != dict(spec):
+        key = next(key for key in {**expected_cell, **spec} if expected_cell.get(key) != spec.get(key))
         raise SpecError(f"spec: {key}: not what 'fatbench evaluate' writes")

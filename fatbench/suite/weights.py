@@ -76,7 +76,7 @@ WEIGHTS = {
 }
 
 
-def read(text: str) -> Weights | None:
+def parse_weights(text: str) -> Weights | None:
     """What a suite means; None: timm's hub, or a cell. ValueError: a path without its content, or an unknown name."""
     if text == HUB or _TAG.match(text) or _TRAINED.match(text):
         return None
@@ -106,18 +106,18 @@ def trained_by(spec: Mapping[str, Any]) -> str | None:
 
 def content(text: str) -> str:
     """What a cell's identity holds: the digest without the file's name, or the name of published weights."""
-    found = read(text)
-    return text if found is None or found.name in WEIGHTS else found.digest
+    known_weights = parse_weights(text)
+    return text if known_weights is None or known_weights.name in WEIGHTS else known_weights.digest
 
 
-def place(weights: Weights, root: Path) -> Path:
+def path_of(weights: Weights, root: Path) -> Path:
     """Where the file is, or has to be put: below `root`, the folder of data sets; at its own path, in the installed
     package, or wherever `_elsewhere` finds its content, if it is there.
     """
-    if (inside := _installed(weights)) is not None:
-        return inside
-    own = Path(weights.file).expanduser()
-    usual = own if own.is_absolute() or own.is_file() else root / FOLDER / weights.file
+    if (packaged := _installed(weights)) is not None:
+        return packaged
+    own_path = Path(weights.file).expanduser()
+    usual = own_path if own_path.is_absolute() or own_path.is_file() else root / FOLDER / weights.file
     return usual if usual.is_file() else _elsewhere(weights, root) or usual
 
 
@@ -143,10 +143,12 @@ def _installed(weights: Weights) -> Path | None:
     if not weights.package:
         return None
     try:
-        found = Path(str(importlib.metadata.distribution(weights.package).locate_file(weights.folder)), weights.file)
+        packaged_file = Path(
+            str(importlib.metadata.distribution(weights.package).locate_file(weights.folder)), weights.file
+        )
     except importlib.metadata.PackageNotFoundError:
         return None
-    return found if found.is_file() else None
+    return packaged_file if packaged_file.is_file() else None
 
 
 def digest(file: Path, algorithm: str = "sha256") -> str:
@@ -157,7 +159,7 @@ def digest(file: Path, algorithm: str = "sha256") -> str:
 
 def status(weights: Weights, root: Path) -> dict[str, Any]:
     """A row: name, title, file, where, state ("complete", "missing" or "damaged"), message, expected, found."""
-    file = place(weights, root)
+    file = path_of(weights, root)
     row: dict[str, Any] = {
         "name": weights.name, "title": weights.title or weights.file, "file": Path(weights.file).name,
         "where": str(file), "state": "complete", "message": "complete", "expected": weights.digest, "found": None,
@@ -182,8 +184,8 @@ def located(spec: Mapping[str, Any], root: Path, trained: Path | None = None) ->
         if trained is None:
             raise MachineError(f"the network begins with the weights of cell {cell}, which are not here")
         return {**spec, "model": {**model, "weights": str(trained)}}
-    found = read(text) if isinstance(text, str) else None
-    return spec if found is None else {**spec, "model": {**model, "weights": str(place(found, root))}}
+    known_weights = parse_weights(text) if isinstance(text, str) else None
+    return spec if known_weights is None else {**spec, "model": {**model, "weights": str(path_of(known_weights, root))}}
 
 
 def weights_of(specs: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -194,14 +196,14 @@ def weights_of(specs: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def describe(text: str, root: Path) -> str:
     """One line: which file, where it goes, what its digest is, whether it is here."""
-    found = read(text)
-    if found is None:
+    known_weights = parse_weights(text)
+    if known_weights is None:
         tag, digest = tagged(text)
         exact = f", {digest}" if digest else ""
         return f"timm: {tag or 'published with the installed timm'}, from its hub or its cache{exact}"
-    row = status(found, root)
-    here = {"complete": "here", "missing": "missing", "damaged": row["message"]}[row["state"]]
-    if row["state"] == "missing" and found.name in WEIGHTS:
-        here += f", {found.got_by} fetches it"
-    name = f"{found.name}: " if found.name in WEIGHTS else ""
-    return f"{name}{row['file']} in {Path(row['where']).parent} ({here}), {found.digest}"
+    row = status(known_weights, root)
+    state_text = {"complete": "here", "missing": "missing", "damaged": row["message"]}[row["state"]]
+    if row["state"] == "missing" and known_weights.name in WEIGHTS:
+        state_text += f", {known_weights.got_by} fetches it"
+    name = f"{known_weights.name}: " if known_weights.name in WEIGHTS else ""
+    return f"{name}{row['file']} in {Path(row['where']).parent} ({state_text}), {known_weights.digest}"

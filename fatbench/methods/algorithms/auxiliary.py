@@ -41,11 +41,12 @@ def divide(problem: Problem, algorithm: str) -> tuple[Tensor, Tensor]:
         raise ValueError(f"{algorithm} needs unlabelled images: set the cell's 'auxiliary' to a data set")
     if len(images) < 5:
         raise ValueError(f"{algorithm}: {len(images)} auxiliary images cannot be divided 80 to 20; at least 5")
-    ours, theirs = problem.images.shape[1:], images.shape[1:]
-    if ours[0] != theirs[0] or (ours != theirs and problem.size is None):
+    training_shape, auxiliary_shape = problem.images.shape[1:], images.shape[1:]
+    if training_shape[0] != auxiliary_shape[0] or (training_shape != auxiliary_shape and problem.size is None):
         raise ValueError(
-            f"{algorithm}: auxiliary images are {'x'.join(map(str, theirs))}, training images "
-            f"{'x'.join(map(str, ours))}" + ("; 'size' brings both to one side" if ours[0] == theirs[0] else "")
+            f"{algorithm}: auxiliary images are {'x'.join(map(str, auxiliary_shape))}, training images "
+            f"{'x'.join(map(str, training_shape))}"
+            + ("; 'size' brings both to one side" if training_shape[0] == auxiliary_shape[0] else "")
         )
     order = torch.randperm(len(images), generator=generator(problem.seed, "auxiliary")).to(images.device)
     cut = 4 * len(images) // 5
@@ -56,20 +57,20 @@ def divide(problem: Problem, algorithm: str) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def listening(model: nn.Module) -> Iterator[list[Tensor]]:
+def recorded_features(model: nn.Module) -> Iterator[list[Tensor]]:
     """What enters the layers of logits, each flattened to (B, d), in the list after every forward pass."""
     layers = getattr(model, "logit_layers", (logit_parameters(model)[0].rpartition(".")[0],))
-    heard: list[Tensor] = []
-    first = model.get_submodule(layers[0])
+    features: list[Tensor] = []
+    first_layer = model.get_submodule(layers[0])
 
     def hear(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if module is first:
-            heard.clear()
-        heard.append(inputs[0].flatten(1))
+        if module is first_layer:
+            features.clear()
+        features.append(inputs[0].flatten(1))
 
     handles = [model.get_submodule(layer).register_forward_pre_hook(hear) for layer in layers]
     try:
-        yield heard
+        yield features
     finally:
         for handle in handles:
             handle.remove()
@@ -78,12 +79,12 @@ def listening(model: nn.Module) -> Iterator[list[Tensor]]:
 def represent(problem: Problem, model: nn.Module, images: Tensor, batch: int) -> Tensor:
     """Features (n, D) float32 of stored images (n, C, H, W), on the CPU: eval mode, no gradient."""
     model.eval()
-    parts = []
-    with torch.no_grad(), listening(model) as heard:
-        for part in images.split(batch):
-            model(pixels(problem, part))
-            parts.append(torch.cat(heard, 1).float())
-    return torch.cat(parts).cpu()
+    features = []
+    with torch.no_grad(), recorded_features(model) as layer_inputs:
+        for chunk in images.split(batch):
+            model(pixels(problem, chunk))
+            features.append(torch.cat(layer_inputs, 1).float())
+    return torch.cat(features).cpu()
 
 
 # --- SimCLR ------------------------------------------------------------------------------------------------------
@@ -98,29 +99,29 @@ def pretrain(problem: Problem, start: Tensors, epochs: int, batch: int, lr: floa
     """
     assert problem.auxiliary is not None
     model = load(problem, start)
-    kept = {f"{layer}." for layer in getattr(model, "logit_layers", ())} or set(logit_parameters(model))
-    names = [name for name in trainable(model) if not name.startswith(tuple(kept))]
+    frozen_prefixes = {f"{layer}." for layer in getattr(model, "logit_layers", ())} or set(logit_parameters(model))
+    names = [name for name in trainable(model) if not name.startswith(tuple(frozen_prefixes))]
     order = generator(problem.seed, "simclr_order")
     draws = generator(problem.seed, "simclr_views", device=problem.device)
     moments: Moments = {}
-    with forked(problem.seed, "simclr", device=problem.device), listening(model) as heard:
+    with forked(problem.seed, "simclr", device=problem.device), recorded_features(model) as layer_inputs:
         model.train()
         with torch.no_grad():
             model(pixels(problem, problem.auxiliary[:2]))
-        size = sum(part.shape[1] for part in heard)
+        size = sum(layer_input.shape[1] for layer_input in layer_inputs)
         head = nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.Linear(size, PROJECTED)).to(problem.device)
         model.load_state_dict(start)  # batch statistics as they were
         weights = [*(model.get_parameter(name) for name in names), *head.parameters()]
         for _ in range(epochs):
             losses, sizes = [], []
-            every = torch.randperm(len(problem.auxiliary), generator=order).to(problem.device)
-            for rows in every.split(batch):
+            permutation = torch.randperm(len(problem.auxiliary), generator=order).to(problem.device)
+            for rows in permutation.split(batch):
                 if len(rows) == 1:
                     continue
                 x = pixels(problem, problem.auxiliary[rows])
                 with precision_context(problem):
                     model(torch.cat([view(x, draws), view(x, draws)]))
-                    projected = head(torch.cat(heard, 1)).float()
+                    projected = head(torch.cat(layer_inputs, 1)).float()
                 loss = contrast(projected)
                 moments = step(weights, gradients_of(problem, loss, weights), moments, Descent("adam", lr))
                 losses.append(loss.detach())
@@ -133,8 +134,8 @@ def contrast(projected: Tensor) -> Tensor:
     """SimCLR's NT-Xent of projections (2B, d) whose row i and row B + i are two views of one image."""
     z = F.normalize(projected, dim=1)
     similar = (z @ z.T / SIMCLR_TEMPERATURE).fill_diagonal_(-math.inf)
-    half = len(z) // 2
-    return F.cross_entropy(similar, torch.arange(2 * half, device=z.device).roll(half))
+    image_count = len(z) // 2
+    return F.cross_entropy(similar, torch.arange(2 * image_count, device=z.device).roll(image_count))
 
 
 def view(x: Tensor, draws: Generator) -> Tensor:
@@ -147,11 +148,11 @@ def view(x: Tensor, draws: Generator) -> Tensor:
         return low + (high - low) * torch.rand(b, generator=draws, device=x.device)
 
     area, ratio = uniform(0.2, 1.0), uniform(math.log(3 / 4), math.log(4 / 3)).exp()
-    wide, high = (area * ratio).sqrt().clamp(max=1.0), (area / ratio).sqrt().clamp(max=1.0)
+    crop_width, crop_height = (area * ratio).sqrt().clamp(max=1.0), (area / ratio).sqrt().clamp(max=1.0)
     flip = (uniform(0, 1) < 0.5).float() * 2 - 1
-    zero = torch.zeros_like(wide)
-    shift_x, shift_y = uniform(-1, 1) * (1 - wide), uniform(-1, 1) * (1 - high)
-    affine = torch.stack([wide * flip, zero, shift_x, zero, high, shift_y], 1).reshape(b, 2, 3)
+    zero = torch.zeros_like(crop_width)
+    shift_x, shift_y = uniform(-1, 1) * (1 - crop_width), uniform(-1, 1) * (1 - crop_height)
+    affine = torch.stack([crop_width * flip, zero, shift_x, zero, crop_height, shift_y], 1).reshape(b, 2, 3)
     grid = F.affine_grid(affine, list(x.shape), align_corners=False)
     x = F.grid_sample(x, grid, padding_mode="border", align_corners=False)
 
@@ -172,9 +173,9 @@ def view(x: Tensor, draws: Generator) -> Tensor:
 
 
 def certainty(
-    own: Tensor,
+    client_features: Tensor,
     negatives: Tensor,
-    asked: Tensor,
+    scored_features: Tensor,
     *,
     regularisation: float,
     privacy: Literal["calibrated", "released", "none"],
@@ -182,9 +183,11 @@ def certainty(
     delta: float,
     draws: Generator,
 ) -> Tensor:
-    """Scores (n,) in (0, 1] of the images with features `asked` (n, D): how likely they are of a client's own data.
+    """Scores (n,) in (0, 1] of the images with features `scored_features` (n, D): how likely they are of a client's
+    own data.
 
-    A logistic regression of the client's features `own` against the `negatives`, with L2 weight `regularisation` on the
+    A logistic regression of the client's features `client_features` against the `negatives`, with L2 weight
+    `regularisation` on the
     mean loss, made (epsilon, delta)-differentially private for the client's images by Gaussian noise; plus 1e-8.
 
     "calibrated": features are scaled by the largest norm of the negatives, which are public, cut to norm 1, and carry a
@@ -196,22 +199,22 @@ def certainty(
     is not regularised. Its guarantee does not hold (differences: fedaux-privacy). "none": calibrated without the noise.
     """
     released = privacy == "released"
-    weights, rows = separator(own, negatives, regularisation, released)
-    n = len(own) + len(negatives)
+    weights, rows = separator(client_features, negatives, regularisation, released)
+    n = len(client_features) + len(negatives)
     if privacy != "none":
         deviation = 2 / (n * regularisation) * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
         weights = weights + deviation * torch.randn(len(weights), generator=draws, dtype=torch.float64)
-    return torch.sigmoid(-rows(asked) @ weights).float() + 1e-8
+    return torch.sigmoid(-rows(scored_features) @ weights).float() + 1e-8
 
 
 def separator(
-    own: Tensor, negatives: Tensor, regularisation: float, released: bool
+    client_features: Tensor, negatives: Tensor, regularisation: float, released: bool
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """(weights (D + 1,) of the regression, the map from features (n, D) to its rows (n, D + 1)), float64, no noise."""
     from sklearn.linear_model import LogisticRegression
 
-    both = torch.cat([own, negatives])
-    bound = float((both if released else negatives).norm(dim=1).max())
+    all_features = torch.cat([client_features, negatives])
+    bound = float((all_features if released else negatives).norm(dim=1).max())
 
     def rows(features: Tensor) -> Tensor:
         scaled = (features / bound).double()
@@ -220,7 +223,10 @@ def separator(
         constant = torch.full((len(scaled), 1), 1.0 if released else math.sqrt(0.5), dtype=torch.float64)
         return torch.cat([scaled, constant], 1)
 
-    x, y = rows(both).numpy(), torch.cat([torch.zeros(len(own)), torch.ones(len(negatives))]).numpy()
+    x, y = (
+        rows(all_features).numpy(),
+        torch.cat([torch.zeros(len(client_features)), torch.ones(len(negatives))]).numpy(),
+    )
     if released:
         fitted = LogisticRegression(C=1 / regularisation, max_iter=1000).fit(x[:, :-1], y)
         weights = torch.cat([torch.from_numpy(fitted.coef_[0]), torch.from_numpy(fitted.intercept_)])

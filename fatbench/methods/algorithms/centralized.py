@@ -34,30 +34,30 @@ def centralized(
     partition with one client.
     """
     for t in range(state.round, rounds):
-        now = local.at(t)
+        local_t = local.at(t)
         server = state.server
         if moments == "reset":
-            updates = train_cohort(problem, state.model, [0], t, now)
+            updates = train_cohort(problem, state.model, [0], t, local_t)
         else:
-            update, kept = _going_on(problem, state, t, now)
-            updates, server = [update], {"moments": kept}
-        after = replace(state, round=t + 1, model=updates[0].model, server=server)
+            update, moments_kept = _going_on(problem, state, t, local_t)
+            updates, server = [update], {"moments": moments_kept}
+        next_state = replace(state, round=t + 1, model=updates[0].model, server=server)
         yield Round(
             t,
             state.model,
             updates,
             Mixing([1.0]),
-            after,
-            replace(cost(updates, now, state.model), bytes_up=0, bytes_down=0),
+            next_state,
+            replace(cost(updates, local_t, state.model), bytes_up=0, bytes_down=0),
         )
         del updates  # before the next round sends as much
-        state = after
+        state = next_state
 
 
 def work(cell: Facts, *, rounds: int, local: LocalTraining, moments: str) -> Work:
     """Nothing crosses."""
-    kept = cell.size * moments_of(local) if moments == "released" else 0.0
-    return clients_train(cell, local, rounds) + Work(disk=kept)
+    moment_bytes = cell.size * moments_of(local) if moments == "released" else 0.0
+    return clients_train(cell, local, rounds) + Work(disk=moment_bytes)
 
 
 def one_client(cell: Facts) -> str | None:
@@ -77,10 +77,10 @@ def _going_on(problem: Problem, state: State, t: int, local: LocalTraining) -> t
     model = load(problem, state.model)
     names = trainable(model)
     parameters = dict(model.named_parameters())
-    before = unpacked(state.server.get("moments", {}), names)
+    old_moments = unpacked(state.server.get("moments", {}), names)
     client = Client(problem, state.model, 0, t)
-    after, said = train(client, model, [parameters[name] for name in names], local, moments=before)
-    return Update(0, client.n, copied(model), said), packed(after, names)
+    new_moments, client_stats = train(client, model, [parameters[name] for name in names], local, moments=old_moments)
+    return Update(0, client.n, copied(model), client_stats), packed(new_moments, names)
 
 
 CENTRALIZED = AlgorithmEntry(centralized, work=work, refuse=(one_client, no_pull_over_the_run), aggregates=False)

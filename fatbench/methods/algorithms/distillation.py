@@ -43,26 +43,26 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(1).mean()
 
 
-def match(ids: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
-    """The rows of `values` (n, ...) that belong to the examples `wanted` (b,), where row i belongs to ids[i].
+def match(ids: Tensor, values: Tensor, example_ids: Tensor) -> Tensor:
+    """The rows of `values` (n, ...) that belong to the examples `example_ids` (b,), where row i belongs to ids[i].
 
     ValueError: an example that nothing is known of.
     """
     order = ids.argsort()
-    place = order[torch.searchsorted(ids[order], wanted).clamp_(max=len(ids) - 1)]
-    if not torch.equal(ids[place], wanted):
-        unknown = int((ids[place] != wanted).sum())
-        raise ValueError(f"{unknown} of {len(wanted)} examples have no knowledge: the client's shard has changed")
-    return values[place]
+    positions = order[torch.searchsorted(ids[order], example_ids).clamp_(max=len(ids) - 1)]
+    if not torch.equal(ids[positions], example_ids):
+        unknown = int((ids[positions] != example_ids).sum())
+        raise ValueError(f"{unknown} of {len(example_ids)} examples have no knowledge: the client's shard has changed")
+    return values[positions]
 
 
 def check_model(algorithm: str, model: nn.Module) -> None:
     """Refuse a model without an edge and a server."""
-    missing = [part for part in ("extractor", "classifier", "server") if not hasattr(model, part)]
-    if missing:
+    absent_parts = [part_name for part_name in ("extractor", "classifier", "server") if not hasattr(model, part_name)]
+    if absent_parts:
         raise ValueError(
             f"{algorithm} needs a model of an edge and a server (edge_vit, edge_resnet, edge_resnet8): "
-            f"{type(model).__name__} has no {missing[0]}"
+            f"{type(model).__name__} has no {absent_parts[0]}"
         )
 
 
@@ -87,8 +87,12 @@ class Edge(nn.Module):
 
 def edge_of(state: State, k: int) -> Tensors:
     """Client k's extractor and classifier; before its first round those of the initial model, the same everywhere."""
-    own = state.clients.get(k)
-    return own["edge"] if own else {name: value for name, value in state.model.items() if name.startswith(EDGE)}
+    client_state = state.clients.get(k)
+    return (
+        client_state["edge"]
+        if client_state
+        else {name: value for name, value in state.model.items() if name.startswith(EDGE)}
+    )
 
 
 def train_edge(
@@ -108,9 +112,9 @@ def train_edge(
     edge = Edge(model)
     names = [name for name in trainable(model) if name.startswith(EDGE)]
     weights: list[Tensor] = [model.get_parameter(name) for name in names]
-    own = state.clients.get(k, {})
-    moments = unpacked(own.get("optimizer", {}), names)
-    knowledge = own.get("knowledge")
+    client_state = state.clients.get(k, {})
+    moments = unpacked(client_state.get("optimizer", {}), names)
+    knowledge = client_state.get("knowledge")
     taught = None if knowledge is None else match(knowledge["ids"], knowledge["logits"], problem.shards[k])
 
     def distillation(batch: Batch) -> Tensor:
@@ -118,8 +122,8 @@ def train_edge(
         return alpha * divergence(edge.logits.float(), taught[batch.rows], temperature)
 
     loss_of = None if taught is None else distillation
-    moments, said = train(Client(problem, {}, k, round), edge, weights, local, moments=moments, loss_of=loss_of)
-    return {"edge": copied(model, EDGE), "optimizer": packed(moments, names)}, said
+    moments, client_stats = train(Client(problem, {}, k, round), edge, weights, local, moments=moments, loss_of=loss_of)
+    return {"edge": copied(model, EDGE), "optimizer": packed(moments, names)}, client_stats
 
 
 # --- between edge and server -------------------------------------------------------------------------------------
@@ -165,8 +169,8 @@ def transfer(problem: Problem, state: State, clients: Mapping[int, Tensors], bat
     features: Tensor | None = None
     logits = torch.empty(len(ids), problem.classes, device=problem.device)
     size = 0
-    for k, own in clients.items():
-        model = load(problem, {**state.model, **own}).eval()
+    for k, edge in clients.items():
+        model = load(problem, {**state.model, **edge}).eval()
         for rows in torch.arange(owned[k].start, owned[k].stop, device=problem.device).split(batch):
             with torch.no_grad():
                 h = model.get_submodule("extractor")(pixels(problem, problem.images[ids[rows]]))
@@ -176,49 +180,49 @@ def transfer(problem: Problem, state: State, clients: Mapping[int, Tensors], bat
             if features is not None:
                 features[rows] = h.to(features.dtype)
             size = h[0].numel() * (2 if keep == "bfloat16" else 4)
-    read = _recomputed(problem, clients, ids, owned) if features is None else _kept(features)
-    return Sent(ids, owned, logits, problem.labels[ids], features, size, read)
+    feature_reader = _recomputed(problem, clients, ids, owned) if features is None else _stored_features(features)
+    return Sent(ids, owned, logits, problem.labels[ids], features, size, feature_reader)
 
 
-def _kept(features: Tensor) -> Callable[[Rows], Tensor]:
+def _stored_features(features: Tensor) -> Callable[[Rows], Tensor]:
     return lambda rows: features[rows.here].float()
 
 
-def _by_client(rows: Rows, owned: Mapping[int, slice], read: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """read(k, mine) of each client's rows, (m, ...) for their places `mine` (m,); in the order of all rows."""
-    places, parts = [], []
-    for k, own in owned.items():
-        mine = ((rows.host >= own.start) & (rows.host < own.stop)).nonzero().flatten()
-        if len(mine):
-            parts.append(read(k, mine))
-            places.append(mine)
-    every = torch.cat(parts)
-    return every[torch.cat(places).argsort().to(every.device)]
+def _by_client(rows: Rows, owned: Mapping[int, slice], read_client: Callable[[int, Tensor], Tensor]) -> Tensor:
+    """read(k, mine) of each client's rows, (m, ...) for their places `row_positions` (m,); in the order of all rows."""
+    positions, client_values = [], []
+    for k, client_rows in owned.items():
+        row_positions = ((rows.host >= client_rows.start) & (rows.host < client_rows.stop)).nonzero().flatten()
+        if len(row_positions):
+            client_values.append(read_client(k, row_positions))
+            positions.append(row_positions)
+    values = torch.cat(client_values)
+    return values[torch.cat(positions).argsort().to(values.device)]
 
 
 def _extractors(clients: Mapping[int, Tensors]) -> dict[int, Tensors]:
     """The tensors of each client's extractor, by their names in it."""
     return {
-        k: {n.removeprefix("extractor."): v for n, v in own.items() if n.startswith("extractor.")}
-        for k, own in clients.items()
+        k: {n.removeprefix("extractor."): v for n, v in edge.items() if n.startswith("extractor.")}
+        for k, edge in clients.items()
     }
 
 
 def _recomputed(
     problem: Problem, clients: Mapping[int, Tensors], ids: Tensor, owned: Mapping[int, slice]
 ) -> Callable[[Rows], Tensor]:
-    extractor, named = problem.model.get_submodule("extractor"), _extractors(clients)
+    extractor, extractor_by_client = problem.model.get_submodule("extractor"), _extractors(clients)
 
-    def read(rows: Rows) -> Tensor:
-        def of_client(k: int, mine: Tensor) -> Tensor:
-            x = pixels(problem, problem.images[ids[rows.host[mine].to(ids.device)]])
+    def features_of_rows(rows: Rows) -> Tensor:
+        def of_client(k: int, row_positions: Tensor) -> Tensor:
+            x = pixels(problem, problem.images[ids[rows.host[row_positions].to(ids.device)]])
             with torch.no_grad():
-                features: Tensor = functional_call(extractor.eval(), named[k], (x,))
+                features: Tensor = functional_call(extractor.eval(), extractor_by_client[k], (x,))
             return features
 
         return _by_client(rows, owned, of_client)
 
-    return read
+    return features_of_rows
 
 
 class Inputs:
@@ -231,33 +235,33 @@ class Inputs:
     """
 
     def __init__(
-        self, problem: Problem, clients: Mapping[int, Tensors], sent: Sent, attack: Attack | None, round: int
+        self, problem: Problem, clients: Mapping[int, Tensors], transferred: Sent, attack: Attack | None, round: int
     ) -> None:
-        self.problem, self.sent, self.attack = problem, sent, attack
+        self.problem, self.sent, self.attack = problem, transferred, attack
         self.extractors = _extractors(clients)
         self.noise = generator(problem.seed, "server_attack", round, device=problem.device)
         self.images, self.up, self.down = 0, 0, 0
 
     def __call__(self, rows: Rows) -> Tensor:
         """Features (b, c, h, w) of rows (b,)."""
-        attack, sent = self.attack, self.sent
+        attack, transferred = self.attack, self.sent
         if attack is None:
-            return sent.read(rows)
+            return transferred.read(rows)
         model = self.problem.model.eval()
         extractor, server = model.get_submodule("extractor"), model.get_submodule("server")
 
-        def of_client(k: int, mine: Tensor) -> Tensor:
+        def of_client(k: int, row_positions: Tensor) -> Tensor:
             extractor.load_state_dict(self.extractors[k])
-            own = rows.here[mine.to(rows.here.device)]
-            x = pixels(self.problem, self.problem.images[sent.ids[own]])
-            x_adv = attack(model, x, sent.labels[own], self.noise)
+            client_rows = rows.here[row_positions.to(rows.here.device)]
+            x = pixels(self.problem, self.problem.images[transferred.ids[client_rows]])
+            x_adv = attack(model, x, transferred.labels[client_rows], self.noise)
             with torch.no_grad():
                 features: Tensor = extractor(x_adv)
             return features
 
         hook = server.register_forward_hook(self._count)
         try:
-            features = _by_client(rows, sent.owned, of_client)
+            features = _by_client(rows, transferred.owned, of_client)
         finally:
             hook.remove()
         server.train()
@@ -275,54 +279,60 @@ def server_batches(
 ) -> Iterator[tuple[int, Rows]]:
     """(epoch, rows) of the server's training: over all examples, or over one client after the other."""
     order = generator(problem.seed, "server_order", round)
-    last = max(own.stop for own in owned.values())
+    example_count = max(client_rows.stop for client_rows in owned.values())
     for epoch in range(epochs):
-        for group in [slice(0, last)] if shuffle else owned.values():
-            every = torch.randperm(group.stop - group.start, generator=order) + group.start
-            for rows in split(problem, every, batch):
+        for group in [slice(0, example_count)] if shuffle else owned.values():
+            permutation = torch.randperm(group.stop - group.start, generator=order) + group.start
+            for rows in split(problem, permutation, batch):
                 yield epoch, rows
 
 
-def clean_pass(problem: Problem, sent: Sent, batch: int) -> Tensor:
+def clean_pass(problem: Problem, transferred: Sent, batch: int) -> Tensor:
     """The server's logits (N, classes) for every example: eval mode, float32, the weights of problem.model."""
     server = problem.model.get_submodule("server").eval()
     with torch.no_grad():
-        return torch.cat([server(sent.read(rows)) for rows in split(problem, torch.arange(len(sent.ids)), batch)])
+        return torch.cat(
+            [server(transferred.read(rows)) for rows in split(problem, torch.arange(len(transferred.ids)), batch)]
+        )
 
 
-def knowledge(sent: Sent, k: int, logits: Tensor) -> Tensors:
+def knowledge(transferred: Sent, k: int, logits: Tensor) -> Tensors:
     """What client k gets back and keeps: "logits" (N_k, classes) of the server and "ids" (N_k,) of its examples."""
-    own = sent.owned[k]
-    return {"ids": sent.ids[own].clone(), "logits": logits[own].clone()}
+    client_rows = transferred.owned[k]
+    return {"ids": transferred.ids[client_rows].clone(), "logits": logits[client_rows].clone()}
 
 
-def uploads(sent: Sent, **said: Tensor) -> dict[int, Tensors]:
-    """What each client uploads: its features where they are kept, its rows of what is `said` (N, ...), its labels."""
-    features = {} if sent.features is None else {"features": sent.features}
-    everything = {**features, **said, "labels": sent.labels}
-    return {k: {name: rows[own] for name, rows in everything.items()} for k, own in sent.owned.items()}
+def uploads(transferred: Sent, **answers: Tensor) -> dict[int, Tensors]:
+    """What each client uploads: its features where they are kept, its rows of what is `answers` (N, ...), its
+    labels.
+    """
+    features = {} if transferred.features is None else {"features": transferred.features}
+    uploaded = {**features, **answers, "labels": transferred.labels}
+    return {
+        k: {name: rows[client_rows] for name, rows in uploaded.items()} for k, client_rows in transferred.owned.items()
+    }
 
 
 def server_work(
-    losses: Sequence[Tensor], steps: int, examples: int, epochs: int, clean: bool, attacked: int
+    losses: Sequence[Tensor], steps: int, examples: int, epochs: int, clean: bool, attack_passes: int
 ) -> Metrics:
     """The numbers of a round's work on the server: `losses` are sums over the batches of its last epoch.
 
-    clean: one more pass forward over all examples; attacked: images that an attack sent forward and back.
+    clean: one more pass forward over all examples; attack_passes: images that an attack sent forward and back.
     """
     return {
         "server_loss": float(torch.stack(list(losses)).double().sum()) / examples,
         "server_steps": float(steps),
-        "server_forward": float(examples * (epochs + clean) + attacked),
-        "server_backward": float(examples * epochs + attacked),
+        "server_forward": float(examples * (epochs + clean) + attack_passes),
+        "server_backward": float(examples * epochs + attack_passes),
     }
 
 
-def wire(sent: Sent, extra: Mapping[int, Tensors], down: Tensor, inputs: Inputs) -> tuple[int, int]:
+def wire(transferred: Sent, extra: Mapping[int, Tensors], logits_down: Tensor, inputs: Inputs) -> tuple[int, int]:
     """(bytes up, bytes down) of a round: all tensors of `extra`, features that were not kept, the logits down, and what
     the server's attack needed.
     """
-    up = sum(t.numel() * t.element_size() for own in extra.values() for t in own.values())
-    if sent.features is None:
-        up += sent.feature_bytes * len(sent.ids)
-    return up + inputs.up, down.numel() * down.element_size() + inputs.down
+    bytes_up = sum(t.numel() * t.element_size() for client_extra in extra.values() for t in client_extra.values())
+    if transferred.features is None:
+        bytes_up += transferred.feature_bytes * len(transferred.ids)
+    return bytes_up + inputs.up, logits_down.numel() * logits_down.element_size() + inputs.down

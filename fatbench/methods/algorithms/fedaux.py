@@ -102,9 +102,9 @@ def fedaux(
     scores = state.server["scores"]
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
-        now = local.at(t)
-        updates = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator)
-        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), now.lr)
+        local_t = local.at(t)
+        updates = train_cohort(problem, state.model, cohort, t, local_t, aggregator=aggregator)
+        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr)
         mixing = aggregate(aggregator, updates, context)
         theta = mix(updates, mixing, state.model, problem.model)
 
@@ -128,23 +128,23 @@ def fedaux(
                         losses.append(loss.detach())
             theta = copied(model)
             metrics["distillation_loss"] = float(torch.stack(losses).mean())
-        taught, public, first = len(distil) * distillation_epochs, len(distil) + len(negatives), float(t == 0)
-        simclr = first * pretrain_epochs * 2 * public
-        represented = first * (public + sum(map(len, problem.shards)))
-        asked = len(distil) * len(updates) if taught else 0  # of the clients' models
-        metrics["server_steps"] = len(losses) + first * pretrain_epochs * -(-public // pretrain_batch)
-        metrics["server_forward"] = taught + asked + simclr + represented
+        taught, public, is_first = len(distil) * distillation_epochs, len(distil) + len(negatives), float(t == 0)
+        simclr = is_first * pretrain_epochs * 2 * public
+        represented = is_first * (public + sum(map(len, problem.shards)))
+        teacher_passes = len(distil) * len(updates) if taught else 0  # of the clients' models
+        metrics["server_steps"] = len(losses) + is_first * pretrain_epochs * -(-public // pretrain_batch)
+        metrics["server_forward"] = taught + teacher_passes + simclr + represented
         metrics["server_backward"] = taught + simclr
 
-        spent = cost(updates, now, state.model)
+        spent = cost(updates, local_t, state.model)
         if t == 0:
             updates = [replace(u, extra={"scores": scores[u.client]}) for u in updates]
             spent = replace(spent, bytes_up=spent.bytes_up + scores.numel() * scores.element_size())
         server = {"aggregator": mixing.memory, "scores": scores, "optimizer": packed(moments, names)}
-        after = replace(state, round=t + 1, model=theta, server=server)
-        yield Round(t, state.model, updates, mixing, after, spent, metrics=metrics)
+        next_state = replace(state, round=t + 1, model=theta, server=server)
+        yield Round(t, state.model, updates, mixing, next_state, spent, metrics=metrics)
         del updates, mixing  # before the next round sends as much
-        state, metrics = after, {}
+        state, metrics = next_state, {}
 
 
 def work(
@@ -169,9 +169,9 @@ def work(
     scored = Work(forward=images + cell.clients * cell.client_images, bytes_up=4 * cell.clients * distil)
     taught = server_trains(distil, distillation_epochs, distillation_batch, rounds)
     taught += Work(forward=rounds * cell.cohort * distil * bool(distillation_epochs))
-    kept = Work(disk=2 * cell.size * bool(distillation_epochs) + 4 * cell.clients * distil)
+    stored = Work(disk=2 * cell.size * bool(distillation_epochs) + 4 * cell.clients * distil)
     clients = federated(cell, rounds=rounds, local=local, aggregator=aggregator)
-    return clients + pretrained + scored + taught + kept
+    return clients + pretrained + scored + taught + stored
 
 
 def auxiliary_images(cell: Facts) -> str | None:
@@ -187,7 +187,7 @@ def ensemble(
     for update in updates:
         model = load(problem, update.model).train(batch_statistics)
         with torch.no_grad(), forked(problem.seed, "ensemble", update.client, device=problem.device):
-            logits = torch.cat([model(pixels(problem, part)).float() for part in images.split(batch)])
+            logits = torch.cat([model(pixels(problem, chunk)).float() for chunk in images.split(batch)])
         total += scores[update.client].unsqueeze(1) * logits
     return total / sum(scores[update.client] for update in updates).unsqueeze(1)  # type: ignore[union-attr]
 

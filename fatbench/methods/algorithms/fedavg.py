@@ -60,15 +60,17 @@ def fedavg(
     """
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
-        now = local.at(t)
-        updates = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator)
+        local_t = local.at(t)
+        updates = train_cohort(problem, state.model, cohort, t, local_t, aggregator=aggregator)
         mixing = aggregate(
-            aggregator, updates, Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), now.lr)
+            aggregator,
+            updates,
+            Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr),
         )
-        after = State(t + 1, mix(updates, mixing, state.model, problem.model), {"aggregator": mixing.memory})
-        yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model))
+        next_state = State(t + 1, mix(updates, mixing, state.model, problem.model), {"aggregator": mixing.memory})
+        yield Round(t, state.model, updates, mixing, next_state, cost(updates, local_t, state.model))
         del updates, mixing  # before the next round sends as much
-        state = after
+        state = next_state
 
 
 FEDAVG = AlgorithmEntry(fedavg, work=federated)

@@ -43,17 +43,17 @@ def fedavg_mixed(
     """Federated averaging; clients 0 to `adversarial` - 1 train by `local`, the others on `standard`."""
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
-        now = local.at(t)
-        plain = replace(now, objective=standard)
-        locals = {k: now if k < adversarial else plain for k in cohort}
-        updates = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator, locals=locals)
+        local_t = local.at(t)
+        standard_local = replace(local_t, objective=standard)
+        locals = {k: local_t if k < adversarial else standard_local for k in cohort}
+        updates = train_cohort(problem, state.model, cohort, t, local_t, aggregator=aggregator, locals=locals)
         memory = state.server.get("aggregator", {})
-        mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, now.lr))
-        after = State(t + 1, mix(updates, mixing, state.model, problem.model), {"aggregator": mixing.memory})
-        spent = cost(updates, now, state.model, locals=locals)
-        yield Round(t, state.model, updates, mixing, after, spent)
+        mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, local_t.lr))
+        next_state = State(t + 1, mix(updates, mixing, state.model, problem.model), {"aggregator": mixing.memory})
+        spent = cost(updates, local_t, state.model, locals=locals)
+        yield Round(t, state.model, updates, mixing, next_state, spent)
         del updates, mixing  # before the next round sends as much
-        state = after
+        state = next_state
 
 
 def work(

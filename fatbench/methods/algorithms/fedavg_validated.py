@@ -56,21 +56,21 @@ def fedavg_validated(
     training = replace(problem, shards=problem.shards[:clients])
     for t in range(state.round, rounds):
         cohort = draw_cohort(training, t, participation)
-        heard: Tensors = state.server.get("validation", {})
-        now = local.at(t)
-        now = replace(now, lr=now.lr / math.sqrt(float(heard.get("passed", 1.0))))
-        updates = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator)
+        validation_state: Tensors = state.server.get("validation", {})
+        local_t = local.at(t)
+        local_t = replace(local_t, lr=local_t.lr / math.sqrt(float(validation_state.get("passed", 1.0))))
+        updates = train_cohort(problem, state.model, cohort, t, local_t, aggregator=aggregator)
         memory = state.server.get("aggregator", {})
-        mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, now.lr))
+        mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, local_t.lr))
         model = mix(updates, mixing, state.model, problem.model)
-        loss, heard = _validate(problem, problem.shards[clients:], model, t, heard)
-        metrics: Metrics = {"validation_loss": loss, "lr": now.lr}
-        after = State(t + 1, model, {"aggregator": mixing.memory, "validation": dict(heard)})
-        spent = cost(updates, now, state.model)
+        loss, validation_state = _validate(problem, problem.shards[clients:], model, t, validation_state)
+        metrics: Metrics = {"validation_loss": loss, "lr": local_t.lr}
+        next_state = State(t + 1, model, {"aggregator": mixing.memory, "validation": dict(validation_state)})
+        spent = cost(updates, local_t, state.model)
         spent = replace(spent, forward=spent.forward + sum(map(len, problem.shards[clients:])))
-        yield Round(t, state.model, updates, mixing, after, spent, metrics=metrics)
+        yield Round(t, state.model, updates, mixing, next_state, spent, metrics=metrics)
         del updates, mixing  # before the next round sends as much
-        state = after
+        state = next_state
 
 
 def work(cell: Facts, *, rounds: int, aggregator: Aggregator, local: LocalTraining, validators: int) -> Work:
@@ -86,18 +86,28 @@ def some_train(cell: Facts, *, validators: int) -> str | None:
     return None
 
 
-def _validate(problem: Problem, held: list[Tensor], model: Tensors, t: int, heard: Tensors) -> tuple[float, Tensors]:
-    """The loss of the model after round t on the shards `held`, and what the server remembers of validation.
+def _validate(
+    problem: Problem, validation_shards: list[Tensor], model: Tensors, t: int, validation_state: Tensors
+) -> tuple[float, Tensors]:
+    """The loss of the model after round t on the shards `validation_shards`, and what the server remembers of
+    validation.
 
     That is the least loss so far, and how many rounds had passed when it was last not undercut.
     """
-    every = torch.cat(held)
-    _, loss = accuracy(problem, model, problem.images[every], problem.labels[every], natural, ("validators", t))
-    least = float(heard.get("least", math.inf))
-    passed = float(heard.get("passed", 1.0)) if loss < least else t + 1.0
+    validation_indices = torch.cat(validation_shards)
+    _, loss = accuracy(
+        problem,
+        model,
+        problem.images[validation_indices],
+        problem.labels[validation_indices],
+        natural,
+        ("validators", t),
+    )
+    least_loss = float(validation_state.get("least", math.inf))
+    rate_divisor = float(validation_state.get("passed", 1.0)) if loss < least_loss else t + 1.0
     return loss, {
-        "least": torch.tensor(min(loss, least), dtype=torch.float64),
-        "passed": torch.tensor(passed, dtype=torch.float64),
+        "least": torch.tensor(min(loss, least_loss), dtype=torch.float64),
+        "passed": torch.tensor(rate_divisor, dtype=torch.float64),
     }
 
 

@@ -50,29 +50,31 @@ def fedbn(
     shared = {name: value for name, value in state.model.items() if name not in names}
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
-        now = local.at(t)
-        own = {k: state.clients[k]["normalisation"] for k in state.clients}
-        updates = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator, own=own)
+        local_t = local.at(t)
+        norm_by_client = {k: state.clients[k]["normalisation"] for k in state.clients}
+        updates = train_cohort(
+            problem, state.model, cohort, t, local_t, aggregator=aggregator, tensors_by_client=norm_by_client
+        )
         memory = state.server.get("aggregator", {})
-        mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, now.lr))
+        mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, local_t.lr))
         mixed = mix(updates, mixing, state.model, problem.model)
-        own |= {update.client: {name: update.model[name] for name in names} for update in updates}
-        after = State(
+        norm_by_client |= {update.client: {name: update.model[name] for name in names} for update in updates}
+        next_state = State(
             t + 1,
             {name: state.model[name] if name in names else value for name, value in mixed.items()},
             {"aggregator": mixing.memory},
-            {k: {"normalisation": tensors} for k, tensors in own.items()},
+            {k: {"normalisation": tensors} for k, tensors in norm_by_client.items()},
         )
-        yield Round(t, state.model, updates, mixing, after, cost(updates, now, shared), own=own)
+        yield Round(t, state.model, updates, mixing, next_state, cost(updates, local_t, shared), own=norm_by_client)
         del updates, mixing  # before the next round sends as much
-        state = after
+        state = next_state
 
 
 def normalised_network(cell: Facts) -> str | None:
     """There is batch normalisation to keep."""
     if "batch normalisation" not in cell.model.parts and cell.model.get("head") != "cls_vis":
-        what = f"{cell.model.name} has no part 'batch normalisation'"
-        return f"fedbn needs a network with batch normalisation, and {what}"
+        reason = f"{cell.model.name} has no part 'batch normalisation'"
+        return f"fedbn needs a network with batch normalisation, and {reason}"
     return None
 
 

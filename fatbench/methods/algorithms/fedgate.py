@@ -52,36 +52,45 @@ def fedgate(
     """
     names = trainable(problem.model)
     zeros = {name: torch.zeros_like(state.model[name]) for name in names}
-    down = 1 if server_lr == 1.0 else 2
+    models_down = 1 if server_lr == 1.0 else 2
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
-        now = local.at(t)
+        local_t = local.at(t)
         delta = {k: state.clients.get(k, zeros) for k in cohort}
         shift = {k: {name: -delta[k][name] for name in names} for k in cohort}
-        updates = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator, gradient_shift=shift)
+        updates = train_cohort(problem, state.model, cohort, t, local_t, aggregator=aggregator, gradient_shift=shift)
         mixing = aggregate(
-            aggregator, updates, Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), now.lr)
+            aggregator,
+            updates,
+            Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr),
         )
         mean = mix(updates, mixing, state.model, problem.model)
-        divisors = step_divisors(updates, now.lr, divisor)
-        new = {u.client: _tracked(delta[u.client], mean, u, s) for u, s in zip(updates, divisors, strict=True)}
+        divisors = step_divisors(updates, local_t.lr, divisor)
+        new_deltas = {u.client: _tracked(delta[u.client], mean, u, s) for u, s in zip(updates, divisors, strict=True)}
         mixing = scaled(mixing, server_lr)
-        after = State(
+        next_state = State(
             round=t + 1,
             model=mix(updates, mixing, state.model, problem.model),
             server={"aggregator": mixing.memory},
-            clients={**state.clients, **new},
+            clients={**state.clients, **new_deltas},
         )
-        yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model, up=1, down=down))
+        yield Round(
+            t,
+            state.model,
+            updates,
+            mixing,
+            next_state,
+            cost(updates, local_t, state.model, models_up=1, models_down=models_down),
+        )
         del updates, mixing, mean, shift  # before the next round sends as much
-        state = after
+        state = next_state
 
 
 def work(cell: Facts, *, rounds: int, aggregator: Aggregator, local: LocalTraining, server_lr: float) -> Work:
     """The server keeps the tracked gradients of every client that ever took part."""
     training = clients_train(cell, local, rounds, aggregator=aggregator)
     tracked = 4 * cell.parameters * min(cell.clients, rounds * cell.cohort)
-    return training + models_cross(cell, rounds, down=1 if server_lr == 1 else 2) + Work(disk=tracked)
+    return training + models_cross(cell, rounds, models_down=1 if server_lr == 1 else 2) + Work(disk=tracked)
 
 
 def _tracked(delta: Tensors, mean: Tensors, update: Update, s_k: float) -> Tensors:

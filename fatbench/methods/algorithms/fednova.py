@@ -46,26 +46,28 @@ def fednova(
     """
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
-        now = local.at(t)
-        updates = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator)
+        local_t = local.at(t)
+        updates = train_cohort(problem, state.model, cohort, t, local_t, aggregator=aggregator)
         p = aggregate(
-            aggregator, updates, Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), now.lr)
+            aggregator,
+            updates,
+            Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr),
         )
         if p.model is not None:
             raise ValueError("fednova: the aggregator gives a model, and FedNova normalises weights")
-        far = [travelled(u.stats.steps, now) for u in updates]
-        effective = sum(w * a for w, a in zip(p.weights, far, strict=True))
-        weights = [w * effective / a for w, a in zip(p.weights, far, strict=True)]
+        distances = [travelled(u.stats.steps, local_t) for u in updates]
+        effective = sum(w * a for w, a in zip(p.weights, distances, strict=True))
+        weights = [w * effective / a for w, a in zip(p.weights, distances, strict=True)]
         mixing = replace(p, weights=weights, broadcast=1.0 - sum(weights))
-        after = replace(
+        next_state = replace(
             state,
             round=t + 1,
             model=mix(updates, mixing, state.model, problem.model),
             server={"aggregator": mixing.memory},
         )
-        yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model))
+        yield Round(t, state.model, updates, mixing, next_state, cost(updates, local_t, state.model))
         del updates, mixing, p  # before the next round sends as much
-        state = after
+        state = next_state
 
 
 def proportional_pull(*, local: LocalTraining) -> str | None:
@@ -90,10 +92,10 @@ def travelled(steps: int, local: LocalTraining) -> float:
     x = v = 0.0
     pull = [torch.tensor([0.0], dtype=torch.float64)]
     for _ in range(steps):
-        back = 0.0
+        pull_back = 0.0
         if local.proximal is not None:  # on one weight that has moved by -lr x
-            back = float(local.proximal([pull[0] - local.lr * x], pull, 1)[0])
-        v = local.momentum * v + 1.0 + back
+            pull_back = float(local.proximal([pull[0] - local.lr * x], pull, 1)[0])
+        v = local.momentum * v + 1.0 + pull_back
         x += v
     return x
 

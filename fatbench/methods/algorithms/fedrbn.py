@@ -59,25 +59,42 @@ def fedrbn(
     shared = {name: value for name, value in state.model.items() if name not in names}
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
-        now = local.at(t)
-        plain = replace(now, objective=standard)
-        locals = {k: now if k < adversarial else plain for k in cohort}
-        own = {k: state.clients[k]["normalisation"] for k in state.clients}
-        updates = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator, own=own, locals=locals)
+        local_t = local.at(t)
+        standard_local = replace(local_t, objective=standard)
+        locals = {k: local_t if k < adversarial else standard_local for k in cohort}
+        norm_by_client = {k: state.clients[k]["normalisation"] for k in state.clients}
+        updates = train_cohort(
+            problem,
+            state.model,
+            cohort,
+            t,
+            local_t,
+            aggregator=aggregator,
+            tensors_by_client=norm_by_client,
+            locals=locals,
+        )
         memory = state.server.get("aggregator", {})
-        mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, now.lr))
+        mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, local_t.lr))
         mixed = mix(updates, mixing, state.model, problem.model)
-        own |= {update.client: {name: update.model[name] for name in names} for update in updates}
-        own = propagated(own, [k for k in own if k < adversarial])
-        after = State(
+        norm_by_client |= {update.client: {name: update.model[name] for name in names} for update in updates}
+        norm_by_client = propagated(norm_by_client, [k for k in norm_by_client if k < adversarial])
+        next_state = State(
             t + 1,
             {name: state.model[name] if name in names else value for name, value in mixed.items()},
             {"aggregator": mixing.memory},
-            {k: {"normalisation": tensors} for k, tensors in own.items()},
+            {k: {"normalisation": tensors} for k, tensors in norm_by_client.items()},
         )
-        yield Round(t, state.model, updates, mixing, after, cost(updates, now, shared, locals=locals), own=own)
+        yield Round(
+            t,
+            state.model,
+            updates,
+            mixing,
+            next_state,
+            cost(updates, local_t, shared, locals=locals),
+            own=norm_by_client,
+        )
         del updates, mixing  # before the next round sends as much
-        state = after
+        state = next_state
 
 
 def work(
@@ -95,26 +112,29 @@ def two_statistics(cell: Facts) -> str | None:
     return None
 
 
-def propagated(own: Mapping[int, Tensors], sources: Sequence[int]) -> dict[int, Tensors]:
+def propagated(norm_by_client: Mapping[int, Tensors], sources: Sequence[int]) -> dict[int, Tensors]:
     """The tensors of every client's batch normalisation; of those not in `sources`, BN_n is a mean of the sources'."""
-    found = dict(own)
-    for k in own.keys() - set(sources) if sources else ():
-        weights = similarity(own[k], [own[i] for i in sources]).tolist()
+    statistics = dict(norm_by_client)
+    for k in norm_by_client.keys() - set(sources) if sources else ():
+        weights = similarity(norm_by_client[k], [norm_by_client[i] for i in sources]).tolist()
         pairs = list(zip(weights, sources, strict=True))
-        found[k] = {
-            name: torch.stack([a * own[i][name] for a, i in pairs]).sum(0)
+        statistics[k] = {
+            name: torch.stack([a * norm_by_client[i][name] for a, i in pairs]).sum(0)
             if name.endswith(("attacked_mean", "attacked_var"))
             else value
-            for name, value in own[k].items()
+            for name, value in norm_by_client[k].items()
         }
-    return dict(sorted(found.items()))
+    return dict(sorted(statistics.items()))
 
 
 def similarity(to: Tensors, of: Sequence[Tensors]) -> torch.Tensor:
     """softmax, at temperature 0.01, of how alike the clean statistics are: cosines of means and variances, by layer."""
     names = [name for name in to if name.endswith(("running_mean", "running_var"))]
-    alike = [torch.stack([F.cosine_similarity(one[name], to[name], 0) for name in names]).mean() for one in of]
-    return (100 * torch.stack(alike)).softmax(0)
+    cosines = [
+        torch.stack([F.cosine_similarity(source_tensors[name], to[name], 0) for name in names]).mean()
+        for source_tensors in of
+    ]
+    return (100 * torch.stack(cosines)).softmax(0)
 
 
 FEDRBN = AlgorithmEntry(

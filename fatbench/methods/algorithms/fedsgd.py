@@ -32,7 +32,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fatbench.engine.inject import granted
+from fatbench.engine.inject import requested_arguments
 from fatbench.engine.local import frozen, gradients_of, load, offers, pixels, precision_context, trainable
 from fatbench.engine.optimizers import Descent, Moments, masked_adam, packed, unpacked
 from fatbench.engine.randomness import forked, generator
@@ -84,40 +84,53 @@ def fedsgd(
     for t in range(state.round, rounds):
         theta = {name: value.clone() for name, value in state.model.items()}
         weights = _flat(theta, names)
-        moments = {what: _joined(parts) for what, parts in unpacked(state.server.get("optimizer", {}), names).items()}
+        moments = {
+            moment_name: _joined(batch_sums_list)
+            for moment_name, batch_sums_list in unpacked(state.server.get("optimizer", {}), names).items()
+        }
         moved = torch.zeros_like(weights, dtype=torch.bool)
         sums: dict[int, list[Tensor]] = {}
         uploads: list[Update] = []
         cost = Cost()
         for step in range(t * length, (t + 1) * length):
-            epoch, place = divmod(step, per_epoch)
-            if place == 0 or step == t * length:
+            epoch, batch_index = divmod(step, per_epoch)
+            if batch_index == 0 or step == t * length:
                 todo = {k: epoch_batches(problem, k, epoch, batch, sampling) for k in clients}
             uploads = []
             model = load(problem, theta)
             for k in clients:
-                for indices in todo[k][place : place + 1]:
-                    at = Upload(problem.seed, k, epoch, place)
-                    drawn = batch if sampling == "poisson" else len(indices)
+                for indices in todo[k][batch_index : batch_index + 1]:
+                    upload_key = Upload(problem.seed, k, epoch, batch_index)
+                    expected_batch = batch if sampling == "poisson" else len(indices)
                     upload, loss, hits = _upload(
-                        problem, model, at, indices, drawn, objective=objective, defence=defence, count=count
+                        problem,
+                        model,
+                        upload_key,
+                        indices,
+                        expected_batch,
+                        objective=objective,
+                        defence=defence,
+                        count=count,
                     )
                     uploads.append(upload)
-                    one = torch.stack([loss * len(indices), hits, torch.ones_like(loss) * len(indices)])
-                    sums.setdefault(k, []).append(one)
-            sent = theta
-            weights, moments, here = _server_step(weights, moments, names, uploads, Descent(optimizer, lr), count)
-            moved |= here
-            theta = {**theta, **_named(weights, theta, names)}
-            cost = _add(cost, uploads, sent, names, passes(objective))
+                    batch_sums = torch.stack([loss * len(indices), hits, torch.ones_like(loss) * len(indices)])
+                    sums.setdefault(k, []).append(batch_sums)
+            sent_weights = theta
+            weights, moments, moved_here = _server_step(weights, moments, names, uploads, Descent(optimizer, lr), count)
+            moved |= moved_here
+            theta = {**theta, **_tensors_by_name(weights, theta, names)}
+            cost = _add(cost, uploads, sent_weights, names, passes(objective))
         rounds_moved = dict(state.server.get("rounds", {}))
-        for name, here in _named(moved, theta, names).items():
-            before = rounds_moved.get(name, torch.zeros_like(here, dtype=torch.int16))
-            rounds_moved[name] = before + here
+        for name, moved_here in _tensors_by_name(moved, theta, names).items():
+            old_count = rounds_moved.get(name, torch.zeros_like(moved_here, dtype=torch.int16))
+            rounds_moved[name] = old_count + moved_here
         histogram = torch.stack([torch.bincount(r.flatten().long(), minlength=t + 2) for r in rounds_moved.values()])
         histogram = histogram.sum(0)
-        last = {upload.client: upload.extra for upload in uploads}  # a client that paused sent nothing
-        updates = [_with_stats(k, torch.stack(parts), last.get(k, {})) for k, parts in sorted(sums.items())]
+        last_extra = {upload.client: upload.extra for upload in uploads}  # a client that paused sent nothing
+        updates = [
+            _with_stats(k, torch.stack(batch_sums_list), last_extra.get(k, {}))
+            for k, batch_sums_list in sorted(sums.items())
+        ]
         fraction = histogram.double() / histogram.sum()
         numbers: Metrics = {
             "never_updated": float(fraction[0]),
@@ -129,32 +142,51 @@ def fedsgd(
             numbers["epsilon"], numbers["delta"] = spent
         mixing = Mixing([1 / len(updates)] * len(updates), artifacts={"update_counts": histogram})
         theta = {name: value.clone() for name, value in theta.items()}  # each with its own memory, as files have it
-        after = State(t + 1, theta, {"optimizer": packed(_apart(moments, theta, names), names), "rounds": rounds_moved})
-        yield Round(t, sent, updates, mixing, after, cost, metrics=numbers)
-        del uploads, updates, last  # before the next round sends as much
-        state = after
+        next_state = State(
+            t + 1, theta, {"optimizer": packed(_split_moments(moments, theta, names), names), "rounds": rounds_moved}
+        )
+        yield Round(t, sent_weights, updates, mixing, next_state, cost, metrics=numbers)
+        del uploads, updates, last_extra  # before the next round sends as much
+        state = next_state
 
 
 def work(cell: Facts, *, rounds: int, batch: int, objective: Objective, steps: int | None, optimizer: str) -> Work:
     """A gradient crosses for every batch; the server keeps the moments of Adam and counts of updates."""
-    one, batches = passes(objective), math.ceil(cell.client_images / batch)
-    taken = batches if steps is None else steps
+    example_passes, batches = passes(objective), math.ceil(cell.client_images / batch)
+    steps_taken = batches if steps is None else steps
     images = rounds * cell.clients * (cell.client_images if steps is None else steps * min(batch, cell.client_images))
-    each = rounds * cell.clients * taken * cell.size
-    kept = cell.size * (2 + 2 * (optimizer == "adam"))
-    return Work(rounds * cell.clients * taken, images * one.forward, images * one.backward, each, each, kept)
+    bytes_each_way = rounds * cell.clients * steps_taken * cell.size
+    server_bytes = cell.size * (2 + 2 * (optimizer == "adam"))
+    return Work(
+        rounds * cell.clients * steps_taken,
+        images * example_passes.forward,
+        images * example_passes.backward,
+        bytes_each_way,
+        bytes_each_way,
+        server_bytes,
+    )
 
 
 def _spent(problem: Problem, defence: Any, sampling: str, batch: int, steps: int, delta: float) -> Guarantee | None:
     """The most that the uploads of `steps` steps of the server give away of an example of any client."""
     longest = max(-(-len(shard) // batch) for shard in problem.shards)
-    found = []
+    guarantees = []
     for shard in problem.shards:
-        own = -(-len(shard) // batch)
-        whole, rest = divmod(steps, longest)
+        batches_per_epoch = -(-len(shard) // batch)
+        full_epochs, remaining_steps = divmod(steps, longest)
         rate = min(1.0, batch / len(shard)) if sampling == "poisson" else None
-        found.append(guarantee(defence, Spent(whole + (rest > 0), whole * own + min(rest, own), rate), delta))
-    return None if found[0] is None else max(value for value in found if value is not None)
+        guarantees.append(
+            guarantee(
+                defence,
+                Spent(
+                    full_epochs + (remaining_steps > 0),
+                    full_epochs * batches_per_epoch + min(remaining_steps, batches_per_epoch),
+                    rate,
+                ),
+                delta,
+            )
+        )
+    return None if guarantees[0] is None else max(value for value in guarantees if value is not None)
 
 
 def epoch_batches(problem: Problem, k: int, epoch: int, batch: int, sampling: str = "shuffled") -> Sequence[Tensor]:
@@ -162,8 +194,8 @@ def epoch_batches(problem: Problem, k: int, epoch: int, batch: int, sampling: st
     shard = problem.shards[k]
     if sampling == "poisson":
         draws = generator(problem.seed, "poisson", epoch, k)
-        chosen = torch.rand(-(-len(shard) // batch), len(shard), generator=draws) < batch / len(shard)
-        return [shard[row.to(shard.device)] for row in chosen]
+        is_drawn = torch.rand(-(-len(shard) // batch), len(shard), generator=draws) < batch / len(shard)
+        return [shard[row.to(shard.device)] for row in is_drawn]
     order = torch.randperm(len(shard), generator=generator(problem.seed, "order", epoch, k)).to(shard.device)
     return shard[order].split(batch)
 
@@ -171,52 +203,61 @@ def epoch_batches(problem: Problem, k: int, epoch: int, batch: int, sampling: st
 def _upload(
     problem: Problem,
     model: nn.Module,
-    at: Upload,
+    upload_key: Upload,
     indices: Tensor,
-    drawn: int,
+    expected_batch: int,
     *,
     objective: Any,
     defence: Any,
     count: str,
 ) -> tuple[Update, Tensor, Tensor]:
     """What a client sends for one batch at the model's weights, its loss, and how many examples it got right."""
-    k = at.client
-    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    key = (at.epoch, at.step, k)
+    k = upload_key.client
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    key = (upload_key.epoch, upload_key.step, k)
     with forked(problem.seed, "dropout", *key, device=problem.device):
         x, y = pixels(problem, problem.images[indices]), problem.labels[indices]
         if problem.augment is not None:
             x = problem.augment(x, generator(problem.seed, "augment", *key, device=problem.device))
-        asked = granted(objective, offers(problem, k, frozen(model)))
+        extra_arguments = requested_arguments(objective, offers(problem, k, frozen(model)))
 
         def computed(x: Tensor, y: Tensor, noise: Generator) -> tuple[Tensor, Tensor, Tensors]:
             with precision_context(problem):
-                loss, hits = objective(model, x, y, noise, **asked)
-            return loss, hits, dict(zip(named, gradients_of(problem, loss, list(named.values())), strict=True))
+                loss, hits = objective(model, x, y, noise, **extra_arguments)
+            return (
+                loss,
+                hits,
+                dict(zip(parameters, gradients_of(problem, loss, list(parameters.values())), strict=True)),
+            )
 
         noise = generator(problem.seed, "attack", *key, device=problem.device)
         if len(y):
             loss, hits, gradient = computed(x, y, noise)
         else:  # a draw may be empty
             loss, hits = torch.zeros(2, 1, device=problem.device).unbind()
-            loss, gradient = loss.sum(), {name: torch.zeros_like(weight) for name, weight in named.items()}
+            loss, gradient = loss.sum(), {name: torch.zeros_like(weight) for name, weight in parameters.items()}
 
-        def each() -> Tensors:
+        def example_gradients() -> Tensors:
             with torch.enable_grad():
-                parts = [computed(x[i : i + 1], y[i : i + 1], noise)[2] for i in range(len(y))]
-            return {name: torch.stack([p[name] for p in parts]) if parts else w[None][:0] for name, w in named.items()}
+                gradients = [computed(x[i : i + 1], y[i : i + 1], noise)[2] for i in range(len(y))]
+            return {
+                name: torch.stack([p[name] for p in gradients]) if gradients else w[None][:0]
+                for name, w in parameters.items()
+            }
 
-        examples = Examples(model, dict(model.state_dict()), x, y, each, drawn)
+        examples = Examples(model, dict(model.state_dict()), x, y, example_gradients, expected_batch)
         with torch.no_grad():
-            sent, mask = defence(gradient, at, **granted(defence, {"examples": lambda: examples}))
-    wire: Memory = {"gradient": sent}
+            sent_gradient, mask = defence(
+                gradient, upload_key, **requested_arguments(defence, {"examples": lambda: examples})
+            )
+    wire: Memory = {"gradient": sent_gradient}
     if count == "mask" and mask is not None:
         wire["mask"] = mask
     return Update(k, len(indices), {}, Stats(0.0, 0.0, 0.0, 1, 1.0, 1), wire), loss.detach(), hits.sum()
 
 
 def _server_step(
-    weights: Tensor, moments: Moments, names: list[str], uploads: list[Update], how: Descent, count: str
+    weights: Tensor, moments: Moments, names: list[str], uploads: list[Update], descent: Descent, count: str
 ) -> tuple[Tensor, Moments, Tensor]:
     """One step of all weights (P,) on what was sent; the moments after it, and which entries had a contribution (P,).
 
@@ -236,14 +277,14 @@ def _server_step(
             masks = [mask[name] if name in mask else torch.ones_like(upload.extra["gradient"][name]).bool()
                      for name in names]  # fmt: skip
             contributors += _joined(masks)[0]
-    here = contributors > 0
+    has_contribution = contributors > 0
     mean = total / contributors.clamp(min=1)
-    if how.name != "adam":
-        return weights - how.lr * mean, moments, here
-    after = [weights.clone()]
+    if descent.name != "adam":
+        return weights - descent.lr * mean, moments, has_contribution
+    new_weights = [weights.clone()]
     with torch.no_grad():
-        moments = masked_adam(after, [mean], moments, how, [here])
-    return after[0], moments, here
+        moments = masked_adam(new_weights, [mean], moments, descent, [has_contribution])
+    return new_weights[0], moments, has_contribution
 
 
 def _flat(tensors: Tensors, names: Sequence[str]) -> Tensor:
@@ -256,40 +297,44 @@ def _joined(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.cat([tensor.flatten() for tensor in tensors])]
 
 
-def _named(flat: Tensor, like: Tensors, names: Sequence[str]) -> Tensors:
+def _tensors_by_name(flat: Tensor, like: Tensors, names: Sequence[str]) -> Tensors:
     """The named tensors that lie in `flat` (P,), in the shapes of `like`."""
-    parts = flat.split([like[name].numel() for name in names])
-    return {name: part.view(like[name].shape) for name, part in zip(names, parts, strict=True)}
+    pieces = flat.split([like[name].numel() for name in names])
+    return {name: piece.view(like[name].shape) for name, piece in zip(names, pieces, strict=True)}
 
 
-def _apart(moments: Moments, like: Tensors, names: Sequence[str]) -> Moments:
+def _split_moments(moments: Moments, like: Tensors, names: Sequence[str]) -> Moments:
     """Moments of one flat tensor as those of its parts."""
     return {
-        what: parts if what == "steps" else list(_named(parts[0], like, names).values())
-        for what, parts in moments.items()
+        moment_name: flat_moments
+        if moment_name == "steps"
+        else list(_tensors_by_name(flat_moments[0], like, names).values())
+        for moment_name, flat_moments in moments.items()
     }
 
 
-def _add(cost: Cost, uploads: list[Update], sent: Tensors, names: list[str], one: Passes) -> Cost:
-    """The cost of one more step, `one` of an image: the gradient up, a bit an entry for a mask, the weights down."""
-    down = sum(value.numel() * value.element_size() for value in sent.values()) * len(uploads)
-    gradients = sum(sent[name].numel() * sent[name].element_size() for name in names) * len(uploads)
+def _add(cost: Cost, uploads: list[Update], sent_weights: Tensors, names: list[str], example_passes: Passes) -> Cost:
+    """The cost of one more step, `example_passes` of an image: the gradient up, a bit an entry for a mask, the
+    weights down.
+    """
+    bytes_down = sum(value.numel() * value.element_size() for value in sent_weights.values()) * len(uploads)
+    gradients = sum(sent_weights[name].numel() * sent_weights[name].element_size() for name in names) * len(uploads)
     bits = sum(m.numel() for u in uploads for m in u.extra.get("mask", {}).values())
     images = sum(u.n for u in uploads)
     return Cost(
         cost.gradient_steps + len(uploads),
-        cost.forward + images * one.forward,
-        cost.backward + images * one.backward,
+        cost.forward + images * example_passes.forward,
+        cost.backward + images * example_passes.backward,
         cost.bytes_up + gradients + -(-bits // 8),
-        cost.bytes_down + down,
+        cost.bytes_down + bytes_down,
     )
 
 
 def _with_stats(k: int, sums: Tensor, wire: Memory) -> Update:
     """What client k sent in the last step, with its numbers over the whole round: sums (steps, 3), loss, right, n."""
-    loss, right, n = sums.double().sum(0).tolist()
+    loss, correct, n = sums.double().sum(0).tolist()
     steps = len(sums)
-    return Update(k, int(n), {}, Stats(loss / n, loss / steps, right / n, steps, float(steps), steps), wire)
+    return Update(k, int(n), {}, Stats(loss / n, loss / steps, correct / n, steps, float(steps), steps), wire)
 
 
 FEDSGD = AlgorithmEntry(fedsgd, work=work, aggregates=False, fractions=("never_updated", "updated_fraction"))

@@ -77,64 +77,71 @@ def fedvkd(
         raise ValueError("fedvkd needs a server with a distillation head: model edge_vit")
     names = [name for name in trainable(problem.model) if name.startswith("server.")]
     for t in range(state.round, rounds):
-        now = local.at(t)
+        local_t = local.at(t)
         trained = {
-            k: train_edge(problem, state, k, t, now, temperature=temperature, alpha=alpha)
+            k: train_edge(problem, state, k, t, local_t, temperature=temperature, alpha=alpha)
             for k in range(len(problem.shards))
         }
-        edges = {k: own["edge"] for k, (own, _) in trained.items()}
-        sent = transfer(problem, state, edges, server.batch, features)
-        inputs = Inputs(problem, edges, sent, server_attack, t)
-        answers = sent.logits.argmax(1)
+        edges = {k: client_state["edge"] for k, (client_state, _) in trained.items()}
+        transferred = transfer(problem, state, edges, server.batch, features)
+        inputs = Inputs(problem, edges, transferred, server_attack, t)
+        answers = transferred.logits.argmax(1)
 
         model = load(problem, state.model)
         network: Any = model.get_submodule("server").train()
         weights = [model.get_parameter(name) for name in names]
         moments = unpacked(state.server.get("optimizer", {}), names)
         descent = server.descent(t)
-        taught = torch.empty_like(sent.logits)
+        taught = torch.empty_like(transferred.logits)
         steps, losses = 0, []
         with forked(problem.seed, "server", t, device=problem.device):
-            for epoch, rows in server_batches(problem, t, sent.owned, server.epochs, server.batch, server_shuffle):
+            for epoch, rows in server_batches(
+                problem, t, transferred.owned, server.epochs, server.batch, server_shuffle
+            ):
                 with precision_context(problem):
                     tokens = network.forward_features(inputs(rows))
                     of_class, of_edge = network.head(tokens[:, 0]).float(), network.head_dist(tokens[:, 1]).float()
-                loss = F.cross_entropy(of_class, sent.labels[rows.here]) + F.cross_entropy(of_edge, answers[rows.here])
+                loss = F.cross_entropy(of_class, transferred.labels[rows.here]) + F.cross_entropy(
+                    of_edge, answers[rows.here]
+                )
                 moments = step(weights, gradients_of(problem, loss, weights), moments, descent)
                 steps += 1
                 if epoch == server.epochs - 1:
                     taught[rows.here] = (of_class + of_edge).detach() / 2
                     losses.append(loss.detach() * len(rows.host))
         if server_logits == "clean":
-            taught = clean_pass(problem, sent, server.batch)
+            taught = clean_pass(problem, transferred, server.batch)
 
-        extra = uploads(sent, answers=answers)
-        up, down = wire(sent, extra, taught, inputs)
-        after = State(
+        extra = uploads(transferred, answers=answers)
+        bytes_up, bytes_down = wire(transferred, extra, taught, inputs)
+        next_state = State(
             round=t + 1,
             model={**state.model, **copied(model, "server.")},
             server={"optimizer": packed(moments, names)},
-            clients={k: {**own, "knowledge": knowledge(sent, k, taught)} for k, (own, _) in trained.items()},
+            clients={
+                k: {**client_state, "knowledge": knowledge(transferred, k, taught)}
+                for k, (client_state, _) in trained.items()
+            },
         )
-        examples, one = len(sent.ids), passes(now.objective)
+        examples, example_passes = len(transferred.ids), passes(local_t.objective)
         yield Round(
             t,
             state.model,
             [Update(k, len(problem.shards[k]), {}, stats, extra[k]) for k, (_, stats) in trained.items()],
             None,
-            after,
+            next_state,
             Cost(
                 sum(stats.steps for _, stats in trained.values()),
-                examples * (now.epochs * one.forward + 1),  # and what is sent
-                examples * now.epochs * one.backward,
-                up,
-                down,
+                examples * (local_t.epochs * example_passes.forward + 1),  # and what is sent
+                examples * local_t.epochs * example_passes.backward,
+                bytes_up,
+                bytes_down,
             ),
             own=edges,
             metrics=server_work(losses, steps, examples, server.epochs, server_logits == "clean", inputs.images),
         )
-        state = after
-        del sent, extra, inputs  # the features, before those of the next round are made
+        state = next_state
+        del transferred, extra, inputs  # the features, before those of the next round are made
 
 
 def work(

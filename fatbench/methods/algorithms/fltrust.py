@@ -61,25 +61,25 @@ def fltrust(
     server = replace(problem, images=images[:root], labels=labels[:root], shards=shards, malicious=None)
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
-        now = local.at(t)
-        updates = train_cohort(problem, state.model, cohort, t, now)
-        (own,) = train_cohort(server, state.model, [clients], t, now)
-        mixing = trust([update.model for update in updates], own.model, state.model, trainable(problem.model))
+        local_t = local.at(t)
+        updates = train_cohort(problem, state.model, cohort, t, local_t)
+        (server_update,) = train_cohort(server, state.model, [clients], t, local_t)
+        mixing = trust([update.model for update in updates], server_update.model, state.model, trainable(problem.model))
         trusted = sum(mixing.weights) > 0
         model = mix([replace(update, n=1) for update in updates], mixing, state.model, problem.model)
-        after = State(t + 1, model if trusted else state.model)
+        next_state = State(t + 1, model if trusted else state.model)
         metrics: Metrics = {"trusted": sum(weight > 0 for weight in mixing.weights) / len(updates)}
         metrics |= {} if trusted else {"doubt_no_update_was_trusted": 1.0}
-        spent, by_server = cost(updates, now, state.model), root * now.epochs * passes(now.objective)
+        spent, by_server = cost(updates, local_t, state.model), root * local_t.epochs * passes(local_t.objective)
         spent = replace(
             spent,
-            gradient_steps=spent.gradient_steps + own.stats.steps,
+            gradient_steps=spent.gradient_steps + server_update.stats.steps,
             forward=spent.forward + by_server.forward,
             backward=spent.backward + by_server.backward,
         )
-        yield Round(t, state.model, updates, mixing, after, spent, metrics=metrics)
-        del updates, mixing, own  # before the next round sends as much
-        state = after
+        yield Round(t, state.model, updates, mixing, next_state, spent, metrics=metrics)
+        del updates, mixing, server_update  # before the next round sends as much
+        state = next_state
 
 
 def work(cell: Facts, *, rounds: int, local: LocalTraining, root: int) -> Work:
@@ -94,18 +94,18 @@ def work(cell: Facts, *, rounds: int, local: LocalTraining, root: int) -> Work:
 def enough_held_out(cell: Facts, *, root: int) -> str | None:
     """The images of the server are held out."""
     if root > cell.validation:
-        what = f"fltrust needs {root} images of the server's own"
-        return f"root: {what}, and 'validation' holds out {cell.validation}"
+        reason = f"fltrust needs {root} images of the server's own"
+        return f"root: {reason}, and 'validation' holds out {cell.validation}"
     return None
 
 
-def trust(models: Sequence[Tensors], own: Tensors, broadcast: Tensors, names: Sequence[str]) -> Mixing:
+def trust(models: Sequence[Tensors], server_model: Tensors, broadcast: Tensors, names: Sequence[str]) -> Mixing:
     """The weights of the clients' models, over the tensors `names`; what is missing to 1 stays with `broadcast`."""
 
     def update(model: Tensors) -> Tensor:
         return torch.cat([(model[name] - broadcast[name]).flatten() for name in names]).double()
 
-    root = update(own)
+    root = update(server_model)
     lengths, cosines = [], []
     for model in models:
         u = update(model)

@@ -40,7 +40,7 @@ from fatbench.methods.defences import Upload
 from fatbench.methods.inversions import image_measures, lpips, reads_of
 from fatbench.methods.inversions.april import without_block0_norm
 from fatbench.methods.inversions.labels import head_of, label_counts, restored
-from fatbench.methods.inversions.target_client import ClientImages, TargetClient, sent, update
+from fatbench.methods.inversions.target_client import ClientImages, TargetClient, observed_upload, update
 from fatbench.methods.inversions.upload import Observation, recovered_labels
 from fatbench.methods.manipulations import Manipulated
 from fatbench.methods.threat_models import of_gradient_inversion
@@ -119,15 +119,20 @@ def gradient_inversion(
     bias = [name for name in logit_parameters(model) if name.endswith("bias")][-1]
     ends = reads_of(inversion)
     reads = None if ends is None else (*ends, bias, *(() if labels_from == "client" else head_of(model)))
-    known = torch.unique(torch.cat([shard[:need], torch.arange(min(candidates, len(problem.images))).to(shard)]))
+    gallery_indices = torch.unique(
+        torch.cat([shard[:need], torch.arange(min(candidates, len(problem.images))).to(shard)])
+    )
     gallery = torch.cat(
-        [image_measures.shrink(pixels(problem, problem.images[part]), SMALL) for part in known.split(250)]
+        [
+            image_measures.shrink(pixels(problem, problem.images[index_chunk]), SMALL)
+            for index_chunk in gallery_indices.split(250)
+        ]
     )
     for t in range(state.round, rounds):
-        chosen = shard[t * group : (t + 1) * group].view(target_clients, aggregate, batch)
-        x = pixels(problem, problem.images[chosen.flatten()]).contiguous()
-        x = (_bytes(x) / 255 if rounding else x).unflatten(0, chosen.shape)
-        y = problem.labels[chosen]
+        target_indices = shard[t * group : (t + 1) * group].view(target_clients, aggregate, batch)
+        x = pixels(problem, problem.images[target_indices.flatten()]).contiguous()
+        x = (_bytes(x) / 255 if rounding else x).unflatten(0, target_indices.shape)
+        y = problem.labels[target_indices]
         originals, labels = x[:, 0], y[:, 0]
         uploads = [
             [Upload(problem.seed, t * target_clients + v, j) for v in range(target_clients)]
@@ -137,44 +142,54 @@ def gradient_inversion(
         network = model
         observed: list[list[Observation]] = []  # of targets that share their weights, round by round
         if change is None and aggregate == 1:
-            seen, now, computed = [], theta, {}
-            targets = ClientImages(chosen[:, 0], originals, labels)
+            round_observations, current_weights, computed = [], theta, {}
+            targets = ClientImages(target_indices[:, 0], originals, labels)
             for j in range(observed_rounds):
                 if j == 0 or weights == "moving":
                     names = None if weights == "moving" or client.needs_all else reads
-                    computed = update(client, model, now, targets, names, t)
-                whole = sent(client, model, now, computed, targets, uploads[j])
-                seen.append(_only(whole, reads))
+                    computed = update(client, model, current_weights, targets, names, t)
+                observation = observed_upload(client, model, current_weights, computed, targets, uploads[j])
+                round_observations.append(_what_is_read(observation, reads))
                 if weights == "moving":
-                    now = {k: w - lr * whole.gradient[k][0] if k in computed else w for k, w in now.items()}
-            observed.append(guess(seen))
+                    current_weights = {
+                        k: w - lr * observation.gradient[k][0] if k in computed else w
+                        for k, w in current_weights.items()
+                    }
+            observed.append(guess(round_observations))
         else:
             for v in range(target_clients):
-                everybody = ClientImages(chosen[v], x[v], y[v])
+                everybody = ClientImages(target_indices[v], x[v], y[v])
                 sums = functools.partial(sums_of_clients, client, everybody, [of_round[v] for of_round in uploads], t)
                 honest = Manipulated(model, theta, theta)
                 if change is None:
                     observed.append(guess(sums(honest, reads)))
                     continue
                 # a server that manipulates was told the labels, or has them from an honest round
-                told = labels[v] if labels_from == "client" else guess(sums(honest, head_of(model)))[0].labels[0]
-                changed = change(model, theta, generator(problem.seed, "manipulation", t), told)
+                target_labels = (
+                    labels[v] if labels_from == "client" else guess(sums(honest, head_of(model)))[0].labels[0]
+                )
+                changed = change(model, theta, generator(problem.seed, "manipulation", t), target_labels)
                 network = changed.model
-                observed.append([replace(s, labels=told[None]) for s in sums(changed, reads)])
+                observed.append([replace(s, labels=target_labels[None]) for s in sums(changed, reads)])
         noise = generator(problem.seed, "inversion", t, device=problem.device)
         shape = (x.shape[3], x.shape[4], x.shape[5])
         reconstructions = torch.cat([inversion(unit, network, shape, noise) for unit in observed]).detach()
         with torch.no_grad():
-            found = _compared(reconstructions, originals, torch.searchsorted(known, chosen[:, 0].contiguous()), gallery)
+            scores = _compared(
+                reconstructions,
+                originals,
+                torch.searchsorted(gallery_indices, target_indices[:, 0].contiguous()),
+                gallery,
+            )
         if batch == 1 and change is None and aggregate == 1:
-            found["label_recovery"] = (recovered_labels(observed[0][0].gradient[bias]) == labels[:, 0]).double()
+            scores["label_recovery"] = (recovered_labels(observed[0][0].gradient[bias]) == labels[:, 0]).double()
         if labels_from != "client":
-            taken = torch.cat([unit[0].labels for unit in observed])
-            found["label_counts"] = label_counts(taken, y.flatten(1), problem.classes)
-        moments = {name: _added(state.server.get(name), values) for name, values in found.items()}
+            attacker_labels = torch.cat([unit[0].labels for unit in observed])
+            scores["label_counts"] = label_counts(attacker_labels, y.flatten(1), problem.classes)
+        moments = {name: _accumulated(state.server.get(name), values) for name, values in scores.items()}
         numbers = _summary(moments, interval)
         for name in ("psnr", "correlation32", "identification"):
-            numbers[f"{name}_client"] = dict(enumerate(found[name].tolist(), start=t * target_clients))
+            numbers[f"{name}_client"] = dict(enumerate(scores[name].tolist(), start=t * target_clients))
         state = State(t + 1, {}, moments)
         sent_by_all = group * _own_passes(objective, local, observed_rounds, weights)
         spent = sent_by_all + target_clients * batch * _inverted(inversion, local, observed_rounds)
@@ -204,8 +219,8 @@ def work(
     aggregate: int,
 ) -> Work:
     """The updates that are observed, and what the inversion takes of each target's images. Nothing is stored."""
-    own = aggregate * _own_passes(objective, local, observed_rounds, weights)
-    spent = rounds * target_clients * batch * (own + _inverted(inversion, local, observed_rounds))
+    client_passes = aggregate * _own_passes(objective, local, observed_rounds, weights)
+    spent = rounds * target_clients * batch * (client_passes + _inverted(inversion, local, observed_rounds))
     steps = rounds * target_clients * aggregate * _own_steps(local, batch)
     return Work(steps, spent.forward, spent.backward)
 
@@ -262,23 +277,25 @@ def one_sum(*, aggregate: int, manipulation: Manipulation | None, observed_round
     return None
 
 
-def _changing(problem: Problem, manipulation: Callable[..., Manipulated], own: Tensor) -> Callable[..., Manipulated]:
+def _changing(
+    problem: Problem, manipulation: Callable[..., Manipulated], server_indices: Tensor
+) -> Callable[..., Manipulated]:
     """A manipulation that is given what it asks for: change(model, weights, generator, labels).
 
-    own: numbers of the images that the server has. ValueError: it needs some, and no image is left.
+    server_indices: numbers of the images that the server has. ValueError: it needs some, and no image is left.
     """
     images: dict[str, Tensor] = {}
     if asks(manipulation, "images"):
-        if not len(own):
+        if not len(server_indices):
             raise ValueError(
                 "gradient_inversion: the manipulation needs images of the server's own, and every training image is a "
                 "target's: take more images or fewer targets"
             )
-        images["images"] = pixels(problem, problem.images[own])
+        images["images"] = pixels(problem, problem.images[server_indices])
 
     def change(model: nn.Module, weights: Tensors, generator: Generator, labels: Tensor) -> Manipulated:
-        told = {"labels": labels} if asks(manipulation, "labels") else {}
-        return manipulation(model, weights, generator, **told, **images)
+        label_argument = {"labels": labels} if asks(manipulation, "labels") else {}
+        return manipulation(model, weights, generator, **label_argument, **images)
 
     return change
 
@@ -297,42 +314,57 @@ def sums_of_clients(
     """
     names = None if client.needs_all else reads
     count = len(everybody.x)
-    seen = []
-    for at in uploads:
-        parts = []
-        for weights, part in ((changed.target, slice(0, 1)), (changed.others, slice(1, count))):
-            images = ClientImages(everybody.indices[part], everybody.x[part], everybody.y[part])
+    observations = []
+    for upload in uploads:
+        client_observations = []
+        for weights, client_slice in ((changed.target, slice(0, 1)), (changed.others, slice(1, count))):
+            images = ClientImages(everybody.indices[client_slice], everybody.x[client_slice], everybody.y[client_slice])
             if len(images.x):
-                whose = [at] if part.start == 0 else [replace(at, step=i) for i in range(1, count)]
+                part_uploads = (
+                    [upload] if client_slice.start == 0 else [replace(upload, step=i) for i in range(1, count)]
+                )
                 computed = update(client, changed.model, weights, images, names, t)
-                parts.append(_only(sent(client, changed.model, weights, computed, images, whose), reads))
+                client_observations.append(
+                    _what_is_read(
+                        observed_upload(client, changed.model, weights, computed, images, part_uploads), reads
+                    )
+                )
         if count == 1:
-            mean, mask = parts[0].gradient, parts[0].mask
+            mean, mask = client_observations[0].gradient, client_observations[0].mask
         else:
-            mean, mask = _over_contributors(parts), None
-        seen.append(Observation(changed.target, mean, everybody.y.view(1, -1), mask, client.local, changed.secret))
-    return seen
+            mean, mask = _over_contributors(client_observations), None
+        observations.append(
+            Observation(changed.target, mean, everybody.y.view(1, -1), mask, client.local, changed.secret)
+        )
+    return observations
 
 
-def _over_contributors(parts: Sequence[Observation]) -> Tensors:
+def _over_contributors(observations: Sequence[Observation]) -> Tensors:
     """The mean (1, ...) of uploads, each entry over the clients that sent it, as in fedsgd."""
-    found = {}
-    for name in parts[0].gradient:
-        total = torch.cat([p.gradient[name] for p in parts]).sum(0, keepdim=True)
-        masks = [(p.mask or {}).get(name, torch.ones_like(p.gradient[name]).bool()) for p in parts]
-        found[name] = total / torch.cat(masks).sum(0, keepdim=True).clamp(min=1)
-    return found
+    mean_gradient = {}
+    for name in observations[0].gradient:
+        total = torch.cat([p.gradient[name] for p in observations]).sum(0, keepdim=True)
+        masks = [(p.mask or {}).get(name, torch.ones_like(p.gradient[name]).bool()) for p in observations]
+        mean_gradient[name] = total / torch.cat(masks).sum(0, keepdim=True).clamp(min=1)
+    return mean_gradient
 
 
 def _labelled(
-    labels_from: str, problem: Problem, model: nn.Module, t: int, seen: list[Observation]
+    labels_from: str, problem: Problem, model: nn.Module, t: int, observations: list[Observation]
 ) -> list[Observation]:
     """Observations with the labels that the attacker has: those of the clients, or restored from the first round."""
     if labels_from == "client":
-        return seen
+        return observations
     shape = tuple(pixels(problem, problem.images[:1]).shape[1:])
-    labels = restored(labels_from, seen[0], model, seen[0].labels.shape[1], shape, generator(problem.seed, "labels", t))
-    return [replace(s, labels=labels) for s in seen]
+    labels = restored(
+        labels_from,
+        observations[0],
+        model,
+        observations[0].labels.shape[1],
+        shape,
+        generator(problem.seed, "labels", t),
+    )
+    return [replace(s, labels=labels) for s in observations]
 
 
 def _compared(reconstructions: Tensor, originals: Tensor, truth: Tensor, gallery: Tensor) -> Tensors:
@@ -343,7 +375,7 @@ def _compared(reconstructions: Tensor, originals: Tensor, truth: Tensor, gallery
         image_measures.identified(small[:, p].repeat_interleave(truth.shape[1], 0), gallery, truth.flatten())
         for p in range(reconstructions.shape[1])
     ]
-    found = {
+    scores = {
         "psnr": image_measures.best_of(image_measures.psnr, reconstructions, originals),
         "ssim": image_measures.best_of(image_measures.ssim, reconstructions, originals),
         "mse": image_measures.least_of(image_measures.mse, reconstructions, originals),
@@ -352,28 +384,28 @@ def _compared(reconstructions: Tensor, originals: Tensor, truth: Tensor, gallery
         "identification": torch.stack(hits).any(0).view(truth.shape).any(1),
     }
     if perceptual := lpips.measure(originals.shape[-1]):
-        found["lpips"] = image_measures.least_of(perceptual, reconstructions, originals)
-    found |= image_measures.matched(reconstructions, originals)
-    first, first_small = originals[:, 0], small_originals[:, 0]
-    grey, another = image_measures.grey(first), image_measures.another_image(first)
-    found |= {
-        "grey_psnr": image_measures.psnr(grey, first),
-        "grey_ssim": image_measures.ssim(grey, first),
+        scores["lpips"] = image_measures.least_of(perceptual, reconstructions, originals)
+    scores |= image_measures.matched(reconstructions, originals)
+    first_originals, first_small = originals[:, 0], small_originals[:, 0]
+    grey, another = image_measures.grey(first_originals), image_measures.another_image(first_originals)
+    scores |= {
+        "grey_psnr": image_measures.psnr(grey, first_originals),
+        "grey_ssim": image_measures.ssim(grey, first_originals),
         "grey_ssim32": image_measures.ssim(image_measures.shrink(grey, SMALL), first_small),
-        "another_psnr": image_measures.psnr(another, first),
-        "another_ssim": image_measures.ssim(another, first),
+        "another_psnr": image_measures.psnr(another, first_originals),
+        "another_ssim": image_measures.ssim(another, first_originals),
         "another_ssim32": image_measures.ssim(image_measures.shrink(another, SMALL), first_small),
     }
-    return {name: values.double().clamp(max=300) for name, values in found.items()}  # an exact reconstruction: 300 dB
+    return {name: values.double().clamp(max=300) for name, values in scores.items()}  # an exact reconstruction: 300 dB
 
 
-def _only(observed: Observation, ends: tuple[str, ...] | None) -> Observation:
+def _what_is_read(observed: Observation, ends: tuple[str, ...] | None) -> Observation:
     """What the inversion reads of an upload: all of ViT-S/16 is 87 MB a target and round."""
     if ends is None:
         return observed
-    kept = {name: g for name, g in observed.gradient.items() if name.endswith(ends)}
-    mask = None if observed.mask is None else {name: m for name, m in observed.mask.items() if name in kept}
-    return replace(observed, gradient=kept, mask=mask)
+    read_gradient = {name: g for name, g in observed.gradient.items() if name.endswith(ends)}
+    mask = None if observed.mask is None else {name: m for name, m in observed.mask.items() if name in read_gradient}
+    return replace(observed, gradient=read_gradient, mask=mask)
 
 
 def _best_pair(reconstructions: Tensor, originals: Tensor) -> Tensors:
@@ -403,17 +435,20 @@ def _summary(moments: Tensors, interval: str) -> Metrics:
     count, hits = moments["identification"][:2].tolist()
     centre, z = hits / count, 1.959964
     middle = (centre + z * z / (2 * count)) / (1 + z * z / count)
-    half = z * math.sqrt(centre * (1 - centre) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-    numbers |= {"identification_low": max(0.0, middle - half), "identification_high": min(1.0, middle + half)}
+    half_width = z * math.sqrt(centre * (1 - centre) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    numbers |= {
+        "identification_low": max(0.0, middle - half_width),
+        "identification_high": min(1.0, middle + half_width),
+    }
     return numbers
 
 
-def _added(before: Tensor | None, values: Tensor) -> Tensor:
+def _accumulated(earlier_sums: Tensor | None, values: Tensor) -> Tensor:
     """(3,) float64: count, sum and sum of squares of what has been measured."""
-    now = torch.stack(
+    new_sums = torch.stack(
         [torch.tensor(float(len(values)), dtype=torch.float64), values.sum().cpu(), (values**2).sum().cpu()]
     )
-    return now if before is None else before.cpu() + now
+    return new_sums if earlier_sums is None else earlier_sums.cpu() + new_sums
 
 
 def _bytes(images: Tensor) -> Tensor:

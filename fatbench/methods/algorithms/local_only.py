@@ -29,14 +29,16 @@ def local_only(problem: Problem, state: State, *, rounds: Count, local: Local) -
     """Every client trains alone, for `rounds` times `local.epochs` epochs of its data."""
     clients = [*range(len(problem.shards))]
     for t in range(state.round, rounds):
-        now = local.at(t)
-        updates = train_cohort(problem, state.model, clients, t, now, own=state.clients)
-        own = {update.client: update.model for update in updates}
-        after = replace(state, round=t + 1, clients=own)
-        spent = replace(cost(updates, now, state.model), bytes_up=0, bytes_down=0)
-        yield Round(t, state.model, updates, Mixing([1 / len(clients)] * len(clients)), after, spent, own=own)
+        local_t = local.at(t)
+        updates = train_cohort(problem, state.model, clients, t, local_t, tensors_by_client=state.clients)
+        model_by_client = {update.client: update.model for update in updates}
+        next_state = replace(state, round=t + 1, clients=model_by_client)
+        spent = replace(cost(updates, local_t, state.model), bytes_up=0, bytes_down=0)
+        yield Round(
+            t, state.model, updates, Mixing([1 / len(clients)] * len(clients)), next_state, spent, own=model_by_client
+        )
         del updates  # before the next round trains as many
-        state = after
+        state = next_state
 
 
 def work(cell: Facts, *, rounds: int, local: LocalTraining) -> Work:

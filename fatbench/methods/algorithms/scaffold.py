@@ -61,38 +61,42 @@ def scaffold(
     c: Tensors = state.server.get("c", zeros)
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
-        now = local.at(t)
-        own = {k: state.clients.get(k, zeros) for k in cohort}
-        shift = {k: {name: c[name] - own[k][name] for name in names} for k in cohort}
-        trained = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator, gradient_shift=shift)
+        local_t = local.at(t)
+        client_variates = {k: state.clients.get(k, zeros) for k in cohort}
+        shift = {k: {name: c[name] - client_variates[k][name] for name in names} for k in cohort}
+        trained = train_cohort(problem, state.model, cohort, t, local_t, aggregator=aggregator, gradient_shift=shift)
         sequential = variates == "released"
         updates = []
         moving = c
-        for u, s_k in zip(trained, step_divisors(trained, now.lr, divisor), strict=True):
+        for u, s_k in zip(trained, step_divisors(trained, local_t.lr, divisor), strict=True):
             change = _change(u, state.model, moving if sequential else c, s_k)
             moving = {name: moving[name] + change[name] / len(problem.shards) for name in names}
             updates.append(replace(u, extra=change))
 
-        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), now.lr)
+        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr)
         mixing = scaled(aggregate(aggregator, updates, context), server_lr)
-        new = {u.client: {name: own[u.client][name] + u.extra[name] for name in names} for u in updates}
+        new_variates = {
+            u.client: {name: client_variates[u.client][name] + u.extra[name] for name in names} for u in updates
+        }
         c = moving
-        after = State(
+        next_state = State(
             round=t + 1,
             model=mix(updates, mixing, state.model, problem.model),
             server={"aggregator": mixing.memory, "c": dict(c)},
-            clients={**state.clients, **new},
+            clients={**state.clients, **new_variates},
         )
-        yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model, up=2, down=2))
+        yield Round(
+            t, state.model, updates, mixing, next_state, cost(updates, local_t, state.model, models_up=2, models_down=2)
+        )
         del trained, updates, mixing, u, change, shift  # before the next round sends as much
-        state = after
+        state = next_state
 
 
 def work(cell: Facts, *, rounds: int, aggregator: Aggregator, local: LocalTraining) -> Work:
     """Models and variates cross; the server keeps c, and c_k of every client that ever took part."""
     training = clients_train(cell, local, rounds, aggregator=aggregator)
     variates = 4 * cell.parameters * (1 + min(cell.clients, rounds * cell.cohort))
-    return training + models_cross(cell, rounds, up=2, down=2) + Work(disk=variates)
+    return training + models_cross(cell, rounds, models_up=2, models_down=2) + Work(disk=variates)
 
 
 def _change(update: Update, broadcast: Tensors, c: Tensors, s_k: float) -> Tensors:

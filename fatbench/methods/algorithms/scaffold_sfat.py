@@ -50,13 +50,13 @@ def scaffold_sfat(
     if copy_start and state.round > 0:
         start = state.server["start"]
     s = state.server.get("s", start)
-    kept = {"start": dict(start)} if copy_start else {}
+    start_state = {"start": dict(start)} if copy_start else {}
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
-        now = local.at(t)
-        own = {k: state.clients.get(k, start) for k in cohort}
-        shift = {k: {name: s[name] - own[k][name] for name in names} for k in cohort}
-        trained = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator, weight_shift=shift)
+        local_t = local.at(t)
+        client_variates = {k: state.clients.get(k, start) for k in cohort}
+        shift = {k: {name: s[name] - client_variates[k][name] for name in names} for k in cohort}
+        trained = train_cohort(problem, state.model, cohort, t, local_t, aggregator=aggregator, weight_shift=shift)
         updates = [
             replace(
                 u,
@@ -64,19 +64,21 @@ def scaffold_sfat(
             )
             for u in trained
         ]
-        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), now.lr)
+        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr)
         mixing = aggregate(aggregator, updates, context)
-        new = {u.client: {n: own[u.client][n] + u.extra[n] for n in names} for u in updates}
+        new_variates = {u.client: {n: client_variates[u.client][n] + u.extra[n] for n in names} for u in updates}
         s = {n: s[n] + sum(u.extra[n] for u in updates) / len(updates) for n in names}
-        after = State(
+        next_state = State(
             round=t + 1,
             model=mix(updates, mixing, state.model, problem.model),
-            server={"aggregator": mixing.memory, **kept, "s": dict(s)},
-            clients={**state.clients, **new},
+            server={"aggregator": mixing.memory, **start_state, "s": dict(s)},
+            clients={**state.clients, **new_variates},
         )
-        yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model, up=2, down=2))
+        yield Round(
+            t, state.model, updates, mixing, next_state, cost(updates, local_t, state.model, models_up=2, models_down=2)
+        )
         del trained, updates, mixing, shift  # before the next round sends as much
-        state = after
+        state = next_state
 
 
 SCAFFOLD_SFAT = AlgorithmEntry(scaffold_sfat, work=scaffold_work)

@@ -37,15 +37,19 @@ def clients_train(
     aggregator: one that asks for `broadcast_losses` has each of them compute its objective once more, without a step.
     """
     m = cell.cohort if cohort is None else cohort
-    measured = aggregator is not None and asks(aggregator, "broadcast_losses")
+    measures_broadcast = aggregator is not None and asks(aggregator, "broadcast_losses")
     total, images = Work(disk=cell.size), m * cell.client_images
-    at = Counter((local.epochs_in(t), local.objective_in(t)) for t in range(rounds))
-    for (epochs, objective), times in at.items():
-        one = passes(objective)
+    rounds_by_settings = Counter((local.epochs_in(t), local.objective_in(t)) for t in range(rounds))
+    for (epochs, objective), times in rounds_by_settings.items():
+        example_passes = passes(objective)
         steps = m * epochs * math.ceil(cell.client_images / local.batch)
-        total += times * Work(steps, images * epochs * one.forward, images * epochs * one.backward)
-        if measured:  # the loss itself has no backward pass
-            total += times * Work(forward=images * one.forward, backward=images * (one.backward - 1))
+        total += times * Work(
+            steps, images * epochs * example_passes.forward, images * epochs * example_passes.backward
+        )
+        if measures_broadcast:  # the loss itself has no backward pass
+            total += times * Work(
+                forward=images * example_passes.forward, backward=images * (example_passes.backward - 1)
+            )
     return total
 
 
@@ -58,17 +62,19 @@ def two_kinds_train(
     aggregator: Callable[..., Any],
 ) -> Work:
     """Clients 0 to `adversarial` - 1 train on the objective of `local`, the others on `standard`."""
-    some = cell.cohort * adversarial / cell.clients
-    plain = replace(local, objective=standard, warmup=None, warmup_rounds=0)
-    first = clients_train(cell, local, rounds, cohort=some, aggregator=aggregator)
-    others = clients_train(cell, plain, rounds, cohort=cell.cohort - some, aggregator=aggregator)
-    return first + replace(others, disk=0.0)
+    adversarial_cohort = cell.cohort * adversarial / cell.clients
+    standard_local = replace(local, objective=standard, warmup=None, warmup_rounds=0)
+    adversarial_work = clients_train(cell, local, rounds, cohort=adversarial_cohort, aggregator=aggregator)
+    standard_work = clients_train(
+        cell, standard_local, rounds, cohort=cell.cohort - adversarial_cohort, aggregator=aggregator
+    )
+    return adversarial_work + replace(standard_work, disk=0.0)
 
 
-def models_cross(cell: Facts, rounds: int, *, up: float = 1, down: float = 1) -> Work:
+def models_cross(cell: Facts, rounds: int, *, models_up: float = 1, models_down: float = 1) -> Work:
     """So many models up and down for every client of a round."""
-    each = rounds * cell.cohort * cell.size
-    return Work(bytes_up=up * each, bytes_down=down * each)
+    bytes_each = rounds * cell.cohort * cell.size
+    return Work(bytes_up=models_up * bytes_each, bytes_down=models_down * bytes_each)
 
 
 def federated(cell: Facts, *, rounds: int, local: LocalTraining, aggregator: Callable[..., Any]) -> Work:
@@ -78,13 +84,13 @@ def federated(cell: Facts, *, rounds: int, local: LocalTraining, aggregator: Cal
 
 def server_trains(images: float, epochs: int, batch: int, rounds: int) -> Work:
     """A network on the server, once through `images` an epoch."""
-    each = rounds * epochs * images
-    return Work(rounds * epochs * math.ceil(images / batch), each, each)
+    image_passes = rounds * epochs * images
+    return Work(rounds * epochs * math.ceil(images / batch), image_passes, image_passes)
 
 
-def moments_of(how: LocalTraining | ServerTraining) -> int:
+def moments_of(training: LocalTraining | ServerTraining) -> int:
     """Numbers that an optimizer keeps for each weight."""
-    return 1 if how.optimizer == "sgd" else 2
+    return 1 if training.optimizer == "sgd" else 2
 
 
 # --- distillation between edges and a server ----------------------------------------------------------------------
@@ -108,24 +114,26 @@ def distillation(
     """
     images = cell.clients * cell.client_images
     edge, sent_numbers = cell.edge
-    each = sent_numbers * (2 if features == "bfloat16" else 4)
+    feature_bytes = sent_numbers * (2 if features == "bfloat16" else 4)
     edges = clients_train(cell, local, rounds, cohort=cell.clients)
-    sent = Work(
+    transfer_work = Work(
         forward=rounds * images,
-        bytes_up=rounds * images * (each + answer + INT64),
+        bytes_up=rounds * images * (feature_bytes + answer + INT64),
         bytes_down=rounds * images * 4 * cell.classes,
     )
     taught = server_trains(images, server.epochs, server.batch, rounds) + Work(forward=rounds * images * clean)
     if attack is not None:
-        one, attacked = passes(attack), rounds * server.epochs * images
-        taught += Work(forward=attacked * (one.forward + 1), backward=attacked * one.backward)
+        attack_passes, attack_images = passes(attack), rounds * server.epochs * images
+        taught += Work(
+            forward=attack_images * (attack_passes.forward + 1), backward=attack_images * attack_passes.backward
+        )
     knowledge = images * (INT64 + 4 * cell.classes)
-    stored = (
+    state_bytes = (
         cell.clients * 4 * edge * (1 + moments_of(local))
         + knowledge
         + 4 * (cell.parameters - edge) * moments_of(server)
     )
-    return edges + sent + taught + Work(disk=stored)
+    return edges + transfer_work + taught + Work(disk=state_bytes)
 
 
 # --- refusals that several share ----------------------------------------------------------------------------------

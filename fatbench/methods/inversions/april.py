@@ -28,10 +28,10 @@ from fatbench.methods.inversions.upload import (
     PATCH,
     POSITION,
     Observation,
+    as_reconstructions,
     find,
     geometry,
     patch_gradient,
-    shown,
     to_images,
 )
 from fatbench.suite.types import NonNegative
@@ -56,7 +56,7 @@ def april(
     count as zero; 0: those below rounding. ValueError: no learned positions, no joint weight of
     queries, keys, values.
     """
-    at = geometry(observed[0], shape, "april")
+    embedding_geometry = geometry(observed[0], shape, "april")
     weights = {name: value.double() for name, value in observed[0].weights.items() if value.is_floating_point()}
 
     def mean(name: str) -> Tensor:
@@ -66,11 +66,13 @@ def april(
     qkv = find(weights, QKV, "april", "queries, keys and values in one layer")
     embedding = find(weights, PATCH, "april", "a patch embedding")
     A = mean(position).flatten(1, -2)
-    right = weights[qkv].T @ mean(qkv)
-    Z = torch.linalg.pinv(A.transpose(1, 2), rtol=cut or None) @ right
-    tokens = (Z - weights[position].flatten(0, -2))[:, at.prefix :] - weights[embedding.removesuffix("weight") + "bias"]
+    right_side = weights[qkv].T @ mean(qkv)
+    Z = torch.linalg.pinv(A.transpose(1, 2), rtol=cut or None) @ right_side
+    tokens = (Z - weights[position].flatten(0, -2))[:, embedding_geometry.prefix :] - weights[
+        embedding.removesuffix("weight") + "bias"
+    ]
     patches = tokens @ torch.linalg.pinv(patch_gradient({PATCH: weights[embedding][None]}, "april")[0]).T
-    return shown(to_images(patches, at), model)
+    return as_reconstructions(to_images(patches, embedding_geometry), model)
 
 
 def without_block0_norm(model: nn.Module) -> nn.Module:
@@ -83,7 +85,7 @@ def without_block0_norm(model: nn.Module) -> nn.Module:
     """
     changed = copy.deepcopy(model)
     blocks = getattr(changed, "blocks", None)
-    if blocks is None or not all(hasattr(blocks[0], part) for part in ("attn", "norm2", "mlp")):
+    if blocks is None or not all(hasattr(blocks[0], attribute) for attribute in ("attn", "norm2", "mlp")):
         raise ValueError("without_block0_norm: needs blocks with attn, norm2 and mlp, as timm's VisionTransformer has")
     blocks[0] = _AprilBlock(blocks[0])
     return changed

@@ -49,9 +49,9 @@ def april_opt(
         find(s.weights, POSITION, "april_opt", "learned positions")
     side = (latent, latent) if latent else shape[1:]
 
-    def one(v: int) -> Tensor:
+    def reconstruct(v: int) -> Tensor:
         targets = [{name: g[v] for name, g in s.gradient.items()} for s in observed]
-        kept = [
+        masks = [
             {name: m[v].to(t[name]) for name, m in (s.mask or {}).items() if name in t} if zeros == "ignored" else {}
             for s, t in zip(observed, targets, strict=True)
         ]
@@ -67,15 +67,20 @@ def april_opt(
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
             for _ in range(steps):
                 x = reconstruction()
-                found = (differentiable(model, s.weights, x, labels, t) for s, t in zip(observed, targets, strict=True))
-                loss = sum(distance(*each, alpha) for each in zip(found, targets, kept, strict=True))
+                guessed_gradients = (
+                    differentiable(model, s.weights, x, labels, t) for s, t in zip(observed, targets, strict=True)
+                )
+                loss = sum(
+                    distance(*gradient_pair, alpha)
+                    for gradient_pair in zip(guessed_gradients, targets, masks, strict=True)
+                )
                 if tv:
                     loss = loss + tv * ((x.diff(dim=-1).abs()).mean() + (x.diff(dim=-2).abs()).mean())
                 (z.grad,) = torch.autograd.grad(loss, z)  # type: ignore[arg-type]
                 optimizer.step()
         return reconstruction().detach().clamp(0, 1).float()
 
-    return torch.stack([one(v) for v in range(len(observed[0].labels))])
+    return torch.stack([reconstruct(v) for v in range(len(observed[0].labels))])
 
 
 def every_step(observed_rounds: int, *, steps: int) -> Passes:
@@ -83,11 +88,11 @@ def every_step(observed_rounds: int, *, steps: int) -> Passes:
     return observed_rounds * steps * Passes(1, 2)
 
 
-def distance(found: Tensors, target: Tensors, kept: Tensors, alpha: float) -> Tensor:
+def distance(gradient: Tensors, target: Tensors, mask: Tensors, alpha: float) -> Tensor:
     """Of two gradients: the squares of their differences relative to the target's, and alpha times 1 - cosine."""
-    own = {name: g * kept[name] if name in kept else g for name, g in found.items()}
-    gap = torch.stack([(own[name] - target[name]).square().sum() for name in target]).sum()
+    masked_gradient = {name: g * mask[name] if name in mask else g for name, g in gradient.items()}
+    gap = torch.stack([(masked_gradient[name] - target[name]).square().sum() for name in target]).sum()
     size = torch.stack([g.square().sum() for g in target.values()]).sum().clamp(min=1e-30)
     position = find(target, POSITION, "april_opt", "the gradient of the positions")
-    similar = F.cosine_similarity(own[position].flatten(), target[position].flatten(), dim=0)
+    similar = F.cosine_similarity(masked_gradient[position].flatten(), target[position].flatten(), dim=0)
     return gap / size + alpha * (1 - similar)

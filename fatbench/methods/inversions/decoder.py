@@ -59,7 +59,7 @@ def feature_inversion(
         moments = step(weights, torch.autograd.grad(loss, weights), moments, Descent("adam", lr))
     extractor.train(training)
     with torch.no_grad():
-        return torch.cat([network(part).clamp(0, 1) for part in features.float().split(batch)])
+        return torch.cat([network(chunk).clamp(0, 1) for chunk in features.float().split(batch)])
 
 
 def decoder(channels: int, colours: int, doublings: int, width: int) -> nn.Module:

@@ -82,9 +82,9 @@ def identified(images: Tensor, candidates: Tensor, truth: Tensor) -> Tensor:
     reconstructions = F.normalize(reconstructions - reconstructions.mean(1, keepdim=True), dim=1)
     originals = F.normalize(originals - originals.mean(1, keepdim=True), dim=1)
     scores = reconstructions @ originals.T
-    own = scores.gather(1, truth.unsqueeze(1))
-    others = scores.scatter(1, truth.unsqueeze(1), -torch.inf)
-    return (own > others.amax(1, keepdim=True) + 1e-9).squeeze(1)
+    own_scores = scores.gather(1, truth.unsqueeze(1))
+    other_scores = scores.scatter(1, truth.unsqueeze(1), -torch.inf)
+    return (own_scores > other_scores.amax(1, keepdim=True) + 1e-9).squeeze(1)
 
 
 def best_of(measure: Callable[[Tensor, Tensor], Tensor], reconstructions: Tensor, originals: Tensor) -> Tensor:
@@ -108,10 +108,12 @@ def of_pairs(measure: Callable[[Tensor, Tensor], Tensor], reconstructions: Tenso
     """
     targets, count, batch = *reconstructions.shape[:2], originals.shape[1]
     if count > 1 and count * batch > PAIRS:
-        return torch.cat([of_pairs(measure, one, originals) for one in reconstructions.split(1, 1)], 1)
-    left = reconstructions.unsqueeze(2).expand(-1, -1, batch, -1, -1, -1).flatten(0, 2)
-    right = originals.unsqueeze(1).expand(-1, count, -1, -1, -1, -1).flatten(0, 2)
-    return measure(left, right).view(targets, count, batch)
+        return torch.cat(
+            [of_pairs(measure, reconstruction, originals) for reconstruction in reconstructions.split(1, 1)], 1
+        )
+    left_images = reconstructions.unsqueeze(2).expand(-1, -1, batch, -1, -1, -1).flatten(0, 2)
+    right_images = originals.unsqueeze(1).expand(-1, count, -1, -1, -1, -1).flatten(0, 2)
+    return measure(left_images, right_images).view(targets, count, batch)
 
 
 def matched(reconstructions: Tensor, originals: Tensor) -> dict[str, Tensor]:
@@ -125,15 +127,15 @@ def matched(reconstructions: Tensor, originals: Tensor) -> dict[str, Tensor]:
     from scipy.optimize import linear_sum_assignment
 
     batch = originals.shape[1]
-    found: dict[str, list[float]] = {"matched_psnr": [], "matched_ssim": [], "recovered": []}
+    scores_by_name: dict[str, list[float]] = {"matched_psnr": [], "matched_ssim": [], "recovered": []}
     tables = {name: of_pairs(measure, reconstructions, originals) for name, measure in (("psnr", psnr), ("ssim", ssim))}
     for name, values in tables.items():
         for table in values.clamp(max=300).cpu().numpy():
             pairs = table[linear_sum_assignment(table, maximize=True)]
-            found[f"matched_{name}"].append(float(pairs.mean()))
+            scores_by_name[f"matched_{name}"].append(float(pairs.mean()))
             if name == "psnr":
-                found["recovered"].append(float((pairs > RECOVERED).sum()) / batch)
-    return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}
+                scores_by_name["recovered"].append(float((pairs > RECOVERED).sum()) / batch)
+    return {name: torch.tensor(values, dtype=torch.float64) for name, values in scores_by_name.items()}
 
 
 def grey(images: Tensor) -> Tensor:

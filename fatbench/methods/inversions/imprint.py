@@ -34,24 +34,24 @@ def imprint(
 
     The released readouts subtract the wrong neighbour (differences: imprint-readout). ValueError: no imprint block.
     """
-    sent = observed[0].gradient
-    names = [find(sent, end, "imprint", "the gradient of an imprint block") for end in (WEIGHT, BIAS)]
+    gradient = observed[0].gradient
+    names = [find(gradient, end, "imprint", "the gradient of an imprint block") for end in (WEIGHT, BIAS)]
     W, b = (torch.stack([s.gradient[name] for s in observed]).double().mean(0) for name in names)
     secret = observed[0].secret or {}
     if not bool(secret.get("sparse", False)):
         W, b = (rows - torch.cat([rows[:, 1:], torch.zeros_like(rows[:, :1])], 1) for rows in (W, b))
     count = min(observed[0].labels.shape[1], b.shape[1])
     top = b.abs().topk(count, 1).indices
-    chosen = b.gather(1, top)
-    images = W.gather(1, top[:, :, None].expand(-1, -1, W.shape[2])) / chosen[:, :, None]
-    empty = chosen.abs() <= least * b.abs().amax(1, keepdim=True)
-    images = torch.where(empty[:, :, None], torch.full_like(images, 0.5), images)
+    signals = b.gather(1, top)
+    images = W.gather(1, top[:, :, None].expand(-1, -1, W.shape[2])) / signals[:, :, None]
+    is_empty = signals.abs() <= least * b.abs().amax(1, keepdim=True)
+    images = torch.where(is_empty[:, :, None], torch.full_like(images, 0.5), images)
     return images.unflatten(2, shape).nan_to_num(0.5, 1, 0).clamp(0, 1).float()
 
 
 def imprinted(cell: Facts) -> str | None:
     manipulation = cell.algorithm.get("manipulation")
     if not manipulation or manipulation.name != "imprint":
-        what = "reads the block that a manipulation puts in front: manipulation: {name: imprint}"
-        return f"imprint {what}"
+        reason = "reads the block that a manipulation puts in front: manipulation: {name: imprint}"
+        return f"imprint {reason}"
     return None

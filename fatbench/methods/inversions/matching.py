@@ -57,7 +57,7 @@ def matching(
                 rough = x.diff(dim=-1).abs().mean() + x.diff(dim=-2).abs().mean()
                 (slope,) = torch.autograd.grad(loss + tv * rough, x)
                 x = x.detach()
-                decay = 0.1 ** sum(i >= steps * part // 8 for part in (3, 5, 7))
+                decay = 0.1 ** sum(i >= steps * eighths // 8 for eighths in (3, 5, 7))
                 moments = step([x], [slope.sign()], moments, Descent("adam", lr * decay))
                 x.clamp_(0, 1)
         reconstructions.append(x)
@@ -70,10 +70,10 @@ def every_step(observed_rounds: int, *, steps: int) -> Passes:
 
 
 def _angle(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, target: Tensors, zeros: str) -> Tensor:
-    own = differentiable(model, weights, x, y, target)
+    guessed_gradient = differentiable(model, weights, x, y, target)
     if zeros == "ignored":
-        own = {name: g * (target[name] != 0) for name, g in own.items()}
-    both = torch.stack([(g * target[name]).sum() for name, g in own.items()]).sum()
-    lengths = torch.stack([g.square().sum() for g in own.values()]).sum().sqrt()
-    wanted = torch.stack([g.square().sum() for g in target.values()]).sum().sqrt()
-    return 1 - both / (lengths * wanted).clamp(min=1e-30)
+        guessed_gradient = {name: g * (target[name] != 0) for name, g in guessed_gradient.items()}
+    inner_product = torch.stack([(g * target[name]).sum() for name, g in guessed_gradient.items()]).sum()
+    lengths = torch.stack([g.square().sum() for g in guessed_gradient.values()]).sum().sqrt()
+    target_norm = torch.stack([g.square().sum() for g in target.values()]).sum().sqrt()
+    return 1 - inner_product / (lengths * target_norm).clamp(min=1e-30)

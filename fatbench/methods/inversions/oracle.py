@@ -16,14 +16,14 @@ from fatbench.methods.inversions.april import april
 from fatbench.methods.inversions.patch_ls import averaged, determined, filtered, latent_all
 from fatbench.methods.inversions.upload import (
     Observation,
+    as_reconstructions,
     bilinear,
     geometry,
     rows,
-    shown,
     to_images,
     too_few_equations,
     too_large_a_prior,
-    up,
+    upsampled,
 )
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count
@@ -50,14 +50,14 @@ def oracle(
     """
     if of == "april":
         return torch.cat([april(observed, model, shape, generator, cut=cut) for cut in CUTS], 1)
-    at = geometry(observed[0], shape, "oracle")
-    A, M = averaged(observed, at, "oracle")
-    determined(at, None, "oracle")
-    determined(at, latent, "oracle")
-    u = rows(bilinear(shape[1], latent, A), at)
+    embedding_geometry = geometry(observed[0], shape, "oracle")
+    A, M = averaged(observed, embedding_geometry, "oracle")
+    determined(embedding_geometry, None, "oracle")
+    determined(embedding_geometry, latent, "oracle")
+    u = rows(bilinear(shape[1], latent, A), embedding_geometry)
     patches = [filtered(A, M, solver, strength)[0] for solver in ("ridge", "tsvd") for strength in STRENGTHS]
-    patches += [up(z, u) for z in latent_all(A, M, u, STRENGTHS)]
-    return torch.cat([shown(to_images(x, at), model) for x in patches], 1)
+    patches += [upsampled(z, u) for z in latent_all(A, M, u, STRENGTHS)]
+    return torch.cat([as_reconstructions(to_images(x, embedding_geometry), model) for x in patches], 1)
 
 
 def patches_if_read(cell: Facts, *, of: str) -> str | None:

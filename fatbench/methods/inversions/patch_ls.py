@@ -26,20 +26,20 @@ from torch import Generator, Tensor, nn
 from fatbench.methods.inversions.upload import (
     Geometry,
     Observation,
+    as_reconstructions,
     bilinear,
-    down,
+    downsampled,
     geometry,
     normal_matrix,
     normalisation,
     patch_gradient,
     rows,
-    shown,
     to_images,
     to_patches,
     token_gradient,
     too_few_equations,
     too_large_a_prior,
-    up,
+    upsampled,
 )
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, NonNegative
@@ -74,17 +74,19 @@ def patch_ls(
 
     ValueError: no learned positions; more patches than the model is wide, or more latent pixels than equations.
     """
-    at = geometry(observed[0], shape, "patch_ls")
+    embedding_geometry = geometry(observed[0], shape, "patch_ls")
     if decay == "corrected":
         observed = [_without_decay(s) for s in observed]
-    A, M = averaged(observed, at, "patch_ls")
-    determined(at, latent if solver == "upsample" else None, "patch_ls")
+    A, M = averaged(observed, embedding_geometry, "patch_ls")
+    determined(embedding_geometry, latent if solver == "upsample" else None, "patch_ls")
     if solver == "upsample":
-        u = rows(bilinear(shape[1], latent, A), at)
-        return shown(to_images(up(latent_ls(A, M, u, strength), u), at), model)
+        u = rows(bilinear(shape[1], latent, A), embedding_geometry)
+        return as_reconstructions(to_images(upsampled(latent_ls(A, M, u, strength), u), embedding_geometry), model)
     if solver in ("box", "tv"):
-        return shown(_split(A, M, at, model, solver=solver, strength=strength, iterations=iterations), model)
-    return shown(to_images(filtered(A, M, solver, strength)[0], at), model)
+        return as_reconstructions(
+            _split(A, M, embedding_geometry, model, solver=solver, strength=strength, iterations=iterations), model
+        )
+    return as_reconstructions(to_images(filtered(A, M, solver, strength)[0], embedding_geometry), model)
 
 
 def patches_of_the_solver(cell: Facts, *, solver: str) -> str | None:
@@ -106,24 +108,26 @@ def _without_decay(s: Observation) -> Observation:
     return replace(s, gradient={n: g.double() - (1 - weight) * s.weights[n].double() for n, g in s.gradient.items()})
 
 
-def averaged(observed: Sequence[Observation], at: Geometry, method: str) -> tuple[Tensor, Tensor]:
+def averaged(observed: Sequence[Observation], embedding_geometry: Geometry, method: str) -> tuple[Tensor, Tensor]:
     """A (V, N, D) and M (V, D, K), float64: the means of several rounds, withheld entries being zeros."""
-    A = torch.stack([token_gradient(s.gradient, at, method) for s in observed]).double().mean(0)
+    A = torch.stack([token_gradient(s.gradient, embedding_geometry, method) for s in observed]).double().mean(0)
     return A, torch.stack([patch_gradient(s.gradient, method) for s in observed]).double().mean(0)
 
 
-def determined(at: Geometry, latent: int | None, method: str) -> None:
+def determined(embedding_geometry: Geometry, latent: int | None, method: str) -> None:
     """ValueError: the equations do not determine the image; names the rank and the unknowns."""
-    rank = min(at.patches, at.width)
-    if latent is None and at.width < at.patches:
+    rank = min(embedding_geometry.patches, embedding_geometry.width)
+    if latent is None and embedding_geometry.width < embedding_geometry.patches:
         raise ValueError(
-            f"{method}: images of {at.grid * at.patch} pixels are {at.patches} unknown patches, and a model of width "
-            f"{at.width} gives a system of rank {rank}; take a wider model, larger patches, or an upsampling prior"
+            f"{method}: images of {embedding_geometry.grid * embedding_geometry.patch} pixels are "
+            f"{embedding_geometry.patches} unknown patches, and a model of width "
+            f"{embedding_geometry.width} gives a system of rank {rank}; take a wider model, larger patches, or "
+            "an upsampling prior"
         )
-    if latent is not None and latent**2 > rank * at.patch**2:
+    if latent is not None and latent**2 > rank * embedding_geometry.patch**2:
         raise ValueError(
             f"{method}: latent {latent} is {latent**2} unknowns a channel, and the system has rank at most "
-            f"{rank * at.patch**2}"
+            f"{rank * embedding_geometry.patch**2}"
         )
 
 
@@ -146,14 +150,14 @@ def filtered(A: Tensor, M: Tensor, solver: str, strength: float | None = None) -
         filters = eigen[:, None] / (eigen[:, None] + grid).clamp(min=1e-300)
         fixed = None if strength is None else eigen / (eigen + strength * top).clamp(min=1e-300)
     power = beta.square().sum(2)
-    rest = (M.square().sum((1, 2)) - power.sum(1)).clamp(min=0)
-    score = (rest[:, None] + ((1 - filters).square() * power[:, None]).sum(2)) / (
+    residual_power = (M.square().sum((1, 2)) - power.sum(1)).clamp(min=0)
+    score = (residual_power[:, None] + ((1 - filters).square() * power[:, None]).sum(2)) / (
         (A.shape[2] - filters.sum(2)).clamp(min=1e-6).square()
     )
     best = score.argmin(1)
-    chosen = filters[torch.arange(len(A), device=A.device), best] if fixed is None else fixed
+    filter_values = filters[torch.arange(len(A), device=A.device), best] if fixed is None else fixed
     ridge = torch.tensor(STRENGTHS).to(A)[best] * top[:, 0]
-    inverse = torch.where(chosen > 0, chosen / s.clamp(min=1e-300), 0)
+    inverse = torch.where(filter_values > 0, filter_values / s.clamp(min=1e-300), 0)
     return V @ (inverse.unsqueeze(2) * beta), ridge
 
 
@@ -182,7 +186,7 @@ def latent_all(A: Tensor, M: Tensor, u: Tensor, strengths: Sequence[float]) -> T
 def _latent_system(a: Tensor, m: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Eigenvalues and vectors of the normal equations behind `u`, and their right side (l l, C) in those vectors."""
     eigen, Q = torch.linalg.eigh(normal_matrix((a @ a.T)[None], u)[0])
-    return eigen.clamp(min=0), Q, Q.T @ down((a @ m)[None], u)[0].flatten(1).T
+    return eigen.clamp(min=0), Q, Q.T @ downsampled((a @ m)[None], u)[0].flatten(1).T
 
 
 def _latent_image(eigen: Tensor, Q: Tensor, gamma: Tensor, ridge: Tensor, u: Tensor) -> Tensor:
@@ -190,7 +194,14 @@ def _latent_image(eigen: Tensor, Q: Tensor, gamma: Tensor, ridge: Tensor, u: Ten
 
 
 def _split(
-    A: Tensor, M: Tensor, at: Geometry, model: nn.Module, *, solver: str, strength: float | None, iterations: int
+    A: Tensor,
+    M: Tensor,
+    embedding_geometry: Geometry,
+    model: nn.Module,
+    *,
+    solver: str,
+    strength: float | None,
+    iterations: int,
 ) -> Tensor:
     """Least squares with a prior, by splitting X = W (ADMM): X fits the data, W obeys the prior."""
     start, ridge = filtered(A, M, "ridge")
@@ -198,14 +209,14 @@ def _split(
     low, high = -mean / std, (1 - mean) / std
     rho = ridge.clamp(min=1e-10 * float(A.square().sum((1, 2)).max()))[:, None, None]
     eigen, Q = torch.linalg.eigh(A @ A.transpose(1, 2))
-    right = A @ M
+    right_side = A @ M
 
     def solve(prior: Callable[[Tensor], Tensor]) -> Tensor:
-        W = prior(to_images(start, at))
+        W = prior(to_images(start, embedding_geometry))
         Y = torch.zeros_like(W)
         for _ in range(iterations):
-            target = right + rho * to_patches(W - Y, at.patch)
-            X = to_images(Q @ ((Q.transpose(1, 2) @ target) / (eigen[:, :, None] + rho)), at)
+            target = right_side + rho * to_patches(W - Y, embedding_geometry.patch)
+            X = to_images(Q @ ((Q.transpose(1, 2) @ target) / (eigen[:, :, None] + rho)), embedding_geometry)
             W = prior(X + Y)
             Y = Y + X - W
         return W
@@ -217,11 +228,15 @@ def _split(
         return solve(box)
     if strength is not None:
         return solve(lambda x: box(tv_denoised(x, strength)))
-    noise = (M - A.transpose(1, 2) @ start).square().sum((1, 2)) * A.shape[2] / max(A.shape[2] - at.patches, 1)
+    noise = (
+        (M - A.transpose(1, 2) @ start).square().sum((1, 2))
+        * A.shape[2]
+        / max(A.shape[2] - embedding_geometry.patches, 1)
+    )
     best = solve(box)
     for weight in (1e-3, 1e-2, 3e-2, 1e-1):
         tried = solve(lambda x, weight=weight: box(tv_denoised(x, weight)))  # type: ignore[misc]
-        fits = (M - A.transpose(1, 2) @ to_patches(tried, at.patch)).square().sum((1, 2)) <= 1.1 * noise
+        fits = (M - A.transpose(1, 2) @ to_patches(tried, embedding_geometry.patch)).square().sum((1, 2)) <= 1.1 * noise
         best = torch.where(fits[:, None, None, None], tried, best)
     return best
 
@@ -235,8 +250,8 @@ def tv_denoised(x: Tensor, weight: float, iterations: int = 10) -> Tensor:
 
     for _ in range(iterations):
         slope = divergence() - x / weight
-        right, below = slope.roll(-1, -1) - slope, slope.roll(-1, -2) - slope
-        right[..., -1], below[..., -1, :] = 0, 0
-        length = 1 + 0.25 * (right.square() + below.square()).sqrt()
-        p, q = (p + 0.25 * right) / length, (q + 0.25 * below) / length
+        horizontal, vertical = slope.roll(-1, -1) - slope, slope.roll(-1, -2) - slope
+        horizontal[..., -1], vertical[..., -1, :] = 0, 0
+        length = 1 + 0.25 * (horizontal.square() + vertical.square()).sqrt()
+        p, q = (p + 0.25 * horizontal) / length, (q + 0.25 * vertical) / length
     return x - weight * divergence()

@@ -25,16 +25,16 @@ from fatbench.methods.inversions.upload import (
     PATCH,
     Geometry,
     Observation,
+    as_reconstructions,
     bilinear,
     geometry,
     gradients,
-    needed,
+    inversion_reason,
     normalisation,
     patch_gradient,
     rows,
-    shown,
     to_images,
-    up,
+    upsampled,
 )
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Positive
@@ -62,19 +62,22 @@ def patch_span(
     below `cut` times the largest do not count as span. Of the lengths and signs of the answer the one whose own
     gradient is most like what was sent. ValueError: more patches than the span could tell from anything.
     """
-    at = geometry(observed[0], shape, "patch_span")
+    embedding_geometry = geometry(observed[0], shape, "patch_span")
     M = torch.stack([patch_gradient(s.gradient, "patch_span") for s in observed]).double().mean(0)
-    if not at.patches < M.shape[2] or at.patches > at.width:
+    if not embedding_geometry.patches < M.shape[2] or embedding_geometry.patches > embedding_geometry.width:
         raise ValueError(
-            f"patch_span: {at.patches} patches span everything: it needs fewer than {M.shape[2]} (values of a patch) "
-            f"and at most {at.width} (width)"
+            f"patch_span: {embedding_geometry.patches} patches span everything: it needs fewer than "
+            f"{M.shape[2]} (values of a patch) "
+            f"and at most {embedding_geometry.width} (width)"
         )
-    u = rows(bilinear(shape[1], latent, M), at)
-    z = torch.stack([_eigenvector(m, u, at, iterations, cut, generator) for m in M])
+    u = rows(bilinear(shape[1], latent, M), embedding_geometry)
+    z = torch.stack([_eigenvector(m, u, embedding_geometry, iterations, cut, generator) for m in M])
     z = z / z.flatten(1).std(1)[:, None, None, None]
     _, std = normalisation(model, z)
     spread = [sign * length * z for length in SPREADS for sign in (1, -1)]
-    reconstructions = torch.stack([shown(to_images(up(0.5 * s / std.mean(), u), at), model) for s in spread])
+    reconstructions = torch.stack(
+        [as_reconstructions(to_images(upsampled(0.5 * s / std.mean(), u), embedding_geometry), model) for s in spread]
+    )
     likeness = torch.stack([_likeness(observed[0], model, reconstruction) for reconstruction in reconstructions])
     return reconstructions[likeness.argmax(0), torch.arange(len(M))]
 
@@ -82,7 +85,7 @@ def patch_span(
 def prior_within_the_image(cell: Facts, *, latent: int) -> str | None:
     if latent > cell.side:
         prior = f"a prior of {latent} pixels a side is larger than the images of {cell.side}"
-        return needed(cell, f"{prior}: latent is at most {cell.side}")
+        return inversion_reason(cell, f"{prior}: latent is at most {cell.side}")
     return None
 
 
@@ -95,15 +98,17 @@ def _likeness(observed: Observation, model: nn.Module, reconstructions: Tensor) 
     )
 
 
-def _eigenvector(m: Tensor, u: Tensor, at: Geometry, iterations: int, cut: float, generator: Generator) -> Tensor:
+def _eigenvector(
+    m: Tensor, u: Tensor, embedding_geometry: Geometry, iterations: int, cut: float, generator: Generator
+) -> Tensor:
     """(C, l, l): the smallest eigenvector of S, by inverse iteration on its Cholesky factor."""
     _, s, Vh = torch.linalg.svd(m, full_matrices=False)
-    channels = at.channels
-    rank = min(at.patches, int((s > cut * s[0]).sum()))
-    outside = torch.eye(m.shape[1], dtype=m.dtype, device=m.device) - Vh[:rank].T @ Vh[:rank]
+    channels = embedding_geometry.channels
+    rank = min(embedding_geometry.patches, int((s > cut * s[0]).sum()))
+    complement = torch.eye(m.shape[1], dtype=m.dtype, device=m.device) - Vh[:rank].T @ Vh[:rank]
     grid, patch, latent = u.shape
     S = m.new_zeros(channels, latent, latent, channels, latent, latent)
-    Q = outside.view(channels, patch, patch, channels, patch, patch)
+    Q = complement.view(channels, patch, patch, channels, patch, patch)
     touched = [row.abs().sum(0).nonzero().flatten() for row in u]  # latent rows behind a row of patches
     for r in range(grid):
         for c in range(grid):

@@ -63,14 +63,14 @@ def simulated(
     rate, epochs, batch, momentum and weight decay. ValueError: Adam, or more than 50 steps.
     """
     model.eval()
-    first = observed[0]
-    count = first.labels.shape[1]
-    local = first.local
+    first_observation = observed[0]
+    count = first_observation.labels.shape[1]
+    local = first_observation.local
     epochs, size = (1, count) if local is None else (local.epochs, local.batch)
     per_epoch = -(-count // size)
     if local is not None and (local.optimizer != "sgd" or epochs * per_epoch > MOST):
         raise ValueError(f"simulated: at most {MOST} steps of SGD, got {epochs * per_epoch} of {local.optimizer}")
-    names = list(first.gradient)
+    names = list(first_observation.gradient)
     layers: dict[str, int] = {}
     for name in names:
         layers.setdefault(name.rpartition(".")[0], len(layers))
@@ -79,21 +79,21 @@ def simulated(
     filters = torch.randn(FILTERS, shape[0], 3, 3, generator=generator, device=generator.device)
     sets = 1 if shared else epochs
     answers = []
-    for v in range(len(first.labels)):
-        labels = first.labels[v]
-        target = {name: g[v].float() / rate for name, g in first.gradient.items()}
+    for v in range(len(first_observation.labels)):
+        labels = first_observation.labels[v]
+        target = {name: g[v].float() / rate for name, g in first_observation.gradient.items()}
         x = torch.randn(sets, count, *shape, generator=generator, device=generator.device).to(labels.device)
         moments: Moments = {}
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
             for i in range(iterations):
                 x.requires_grad_()
-                own = steps(model, first.weights, x, labels, local, names)
-                gap = torch.stack([weight[n] * (own[n] - target[n]).square().sum() for n in names]).sum()
+                simulated_update = steps(model, first_observation.weights, x, labels, local, names)
+                gap = torch.stack([weight[n] * (simulated_update[n] - target[n]).square().sum() for n in names]).sum()
                 strength = factor * (2 / factor) ** min(1.0, i / max(1, iterations // 2))
                 loss = strength * gap / per_epoch + tv * _variation(x)
                 loss = loss + box * (x - x.clamp(0, 1)).square().sum((-3, -2, -1)).mean()
                 if sets > 1 and invariance:
-                    loss = loss + invariance * _apart(x, filters.to(x))
+                    loss = loss + invariance * _epoch_variance(x, filters.to(x))
                 (slope,) = torch.autograd.grad(loss, x)
                 x = x.detach()
                 moments = step([x], [slope], moments, Descent("adam", lr * lr_decay ** (i // 20)))
@@ -113,9 +113,9 @@ def steps_of_sgd(cell: Facts) -> str | None:
 
 def at_most_50_steps(cell: Facts) -> str | None:
     local = cell.algorithm.get("local")
-    taken = local["epochs"] * (cell.algorithm["batch"] // local["batch"]) if local else 0
-    if taken > 50:
-        return f"simulated: {taken} local steps, whose graphs do not fit the memory; at most 50"
+    step_count = local["epochs"] * (cell.algorithm["batch"] // local["batch"]) if local else 0
+    if step_count > 50:
+        return f"simulated: {step_count} local steps, whose graphs do not fit the memory; at most 50"
     return None
 
 
@@ -133,8 +133,8 @@ def steps(
     decay, momentum = (0.0, 0.0) if local is None else (local.weight_decay, local.momentum)
     for epoch in range(epochs):
         images = x[epoch if len(x) > 1 else 0]
-        for part, labels in zip(images.split(size), y.split(size), strict=True):
-            loss = F.cross_entropy(functional_call(model, {**weights, **theta}, (part,)), labels)
+        for image_batch, labels in zip(images.split(size), y.split(size), strict=True):
+            loss = F.cross_entropy(functional_call(model, {**weights, **theta}, (image_batch,)), labels)
             slopes = torch.autograd.grad(loss, list(theta.values()), create_graph=True, materialize_grads=True)
             change = {n: g + decay * theta[n] if decay else g for n, g in zip(theta, slopes, strict=True)}
             velocity = {n: momentum * velocity[n] + g if velocity and momentum else g for n, g in change.items()}
@@ -148,7 +148,7 @@ def _variation(x: Tensor) -> Tensor:
     return squares.sum((-3, -2, -1)).mean()
 
 
-def _apart(x: Tensor, filters: Tensor) -> Tensor:
+def _epoch_variance(x: Tensor, filters: Tensor) -> Tensor:
     """Mean over all pairs of epochs of the mean squared difference of what does not depend on the order of images."""
     maps = torch.stack([F.conv2d(images, filters).amax(0) for images in x])
     return (maps[:, None] - maps[None]).square().mean()

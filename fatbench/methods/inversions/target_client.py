@@ -63,21 +63,21 @@ def update(
         return gradients(model, weights, x, images.y, names)
     problem = replace(client.problem, model=model, shards=list(images.indices))
     if client.wire == "float64":
-        own = problem.augment
+        own_augment = problem.augment
 
         def augment(batch: Tensor, views: Generator) -> Tensor:
-            return (batch if own is None else own(batch, views)).double()
+            return (batch if own_augment is None else own_augment(batch, views)).double()
 
         problem = replace(problem, augment=augment)
     trained = [train_client(Client(problem, weights, v, round), client.local).model for v in range(len(x))]
     return {
-        name: torch.stack([weights[name] - after[name] for after in trained])
+        name: torch.stack([weights[name] - trained_state[name] for trained_state in trained])
         for name, _ in model.named_parameters()
         if names is None or name.endswith(tuple(names))
     }
 
 
-def sent(
+def observed_upload(
     client: TargetClient,
     model: nn.Module,
     weights: Tensors,
@@ -91,13 +91,17 @@ def sent(
         x, y = images.x[v], images.y[v]
         return Examples(model, weights, x, y, lambda: gradients(model, weights, x[:, None], y[:, None]), len(y))
 
-    seen = observe(weights, computed, images.y, client.defence, uploads, examples)
-    gradient = seen.gradient
+    observation = observe(weights, computed, images.y, client.defence, uploads, examples)
+    gradient = observation.gradient
     if client.wire == "float16":
         start = weights if client.local is not None else dict.fromkeys(gradient, torch.zeros(()))
-        back = {name: start[name].to(g) for name, g in gradient.items()}  # a client that trains sends its weights
-        gradient = {name: back[name] - (back[name] - g).half().float() for name, g in gradient.items()}
-    return replace(seen, gradient=gradient, local=client.local)
+        start_weights = {
+            name: start[name].to(g) for name, g in gradient.items()
+        }  # a client that trains sends its weights
+        gradient = {
+            name: start_weights[name] - (start_weights[name] - g).half().float() for name, g in gradient.items()
+        }
+    return replace(observation, gradient=gradient, local=client.local)
 
 
 def _cast(tensors: Tensors, dtype: torch.dtype) -> Tensors:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fatbench.engine.inject import granted
+from fatbench.engine.inject import requested_arguments
 from fatbench.engine.local import LocalTraining
 from fatbench.methods.defences import Examples, Upload
 from fatbench.suite.entry import Unknown
@@ -56,15 +56,15 @@ def gradients(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, names: S
     an upload instead of 87.
     """
     model.eval()
-    chosen = {n: w.detach() for n, w in weights.items() if n in dict(model.named_parameters())}
-    wanted = {n: w for n, w in chosen.items() if names is None or n.endswith(tuple(names))}
-    rest = {n: w for n, w in weights.items() if n not in wanted}
+    parameters = {n: w.detach() for n, w in weights.items() if n in dict(model.named_parameters())}
+    wanted_parameters = {n: w for n, w in parameters.items() if names is None or n.endswith(tuple(names))}
+    other_weights = {n: w for n, w in weights.items() if n not in wanted_parameters}
 
     def loss(theta: Tensors, images: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(model, {**rest, **theta}, (images,)), labels)
+        return F.cross_entropy(functional_call(model, {**other_weights, **theta}, (images,)), labels)
 
     with sdpa_kernel(SDPBackend.MATH):  # the fused kernels cannot be vmapped
-        result: Tensors = vmap(grad(loss), in_dims=(None, 0, 0))(wanted, x, y)
+        result: Tensors = vmap(grad(loss), in_dims=(None, 0, 0))(wanted_parameters, x, y)
     return {name: g.detach() for name, g in result.items()}
 
 
@@ -91,18 +91,18 @@ def observe(
 
     examples: what a defence that asks for `examples` is given of client v.
     """
-    sent = [
+    defended = [
         defence(
             {n: g[v] for n, g in gradient.items()},
-            at,
-            **({} if examples is None else granted(defence, {"examples": functools.partial(examples, v)})),
+            upload,
+            **({} if examples is None else requested_arguments(defence, {"examples": functools.partial(examples, v)})),
         )
-        for v, at in enumerate(uploads)
+        for v, upload in enumerate(uploads)
     ]
-    masks = [mask for _, mask in sent if mask is not None]
+    masks = [mask for _, mask in defended if mask is not None]
     return Observation(
         weights,
-        {name: torch.stack([s[name] for s, _ in sent]) for name in gradient},
+        {name: torch.stack([s[name] for s, _ in defended]) for name in gradient},
         labels,
         {name: torch.stack([m[name] for m in masks]) for name in masks[0]} if masks else None,
     )
@@ -120,12 +120,14 @@ def recovered_labels(bias_gradient: Tensor) -> Tensor:
 # --- addresses ---------------------------------------------------------------------------------------------------
 
 
-def find(tensors: Tensors, suffix: str, method: str, what: str) -> str:
+def find(tensors: Tensors, suffix: str, method: str, description: str) -> str:
     """The one name that is or ends in `suffix`. ValueError: the model has no such tensor, or the upload lacks it."""
-    found = [name for name in tensors if name == suffix or name.endswith("." + suffix)]
-    if len(found) != 1:
-        raise ValueError(f"{method} needs {what}: a parameter named {suffix}; found {', '.join(found) or 'none'}")
-    return found[0]
+    matches = [name for name in tensors if name == suffix or name.endswith("." + suffix)]
+    if len(matches) != 1:
+        raise ValueError(
+            f"{method} needs {description}: a parameter named {suffix}; found {', '.join(matches) or 'none'}"
+        )
+    return matches[0]
 
 
 @dataclass(frozen=True)
@@ -159,14 +161,14 @@ def geometry(observed: Observation, shape: tuple[int, int, int], method: str) ->
 
 def learned_positions(cell: Facts) -> str | None:
     if "patches" not in cell.model.parts:
-        what = "a transformer with a patch embedding and learned positions: {name: vit}"
-        return f"{cell.algorithm['inversion'].name} needs {what}"
+        reason = "a transformer with a patch embedding and learned positions: {name: vit}"
+        return f"{cell.algorithm['inversion'].name} needs {reason}"
     return None
 
 
-def needed(cell: Facts, what: str) -> str:
+def inversion_reason(cell: Facts, reason: str) -> str:
     """A reason that begins with the name of the cell's inversion."""
-    return f"{cell.algorithm['inversion'].name}: {what}"
+    return f"{cell.algorithm['inversion'].name}: {reason}"
 
 
 def patches(cell: Facts) -> tuple[int, int, int]:
@@ -182,7 +184,7 @@ def too_few_equations(cell: Facts) -> str | None:
     unknown, width, _ = patches(cell)
     if width >= unknown:
         return None
-    return needed(
+    return inversion_reason(
         cell,
         f"images of {cell.side} pixels are {unknown} unknown patches, and a model of width {width} gives a system of "
         f"rank {width}; take a wider model, larger patches, or an upsampling prior",
@@ -195,12 +197,16 @@ def too_large_a_prior(cell: Facts, latent: int) -> str | None:
     rank = min(unknown, width) * pixels
     if latent**2 <= rank:
         return None
-    return needed(cell, f"latent: {latent} is {latent**2} unknowns a channel, and the system has rank at most {rank}")
+    return inversion_reason(
+        cell, f"latent: {latent} is {latent**2} unknowns a channel, and the system has rank at most {rank}"
+    )
 
 
-def token_gradient(tensors: Tensors, at: Geometry, method: str) -> Tensor:
+def token_gradient(tensors: Tensors, embedding_geometry: Geometry, method: str) -> Tensor:
     """A (V, N, D) of an upload, or the mask of it."""
-    return tensors[find(tensors, POSITION, method, "the gradient of the positions")].flatten(1, -2)[:, at.prefix :]
+    return tensors[find(tensors, POSITION, method, "the gradient of the positions")].flatten(1, -2)[
+        :, embedding_geometry.prefix :
+    ]
 
 
 def patch_gradient(tensors: Tensors, method: str) -> Tensor:
@@ -213,8 +219,8 @@ def patch_gradient(tensors: Tensors, method: str) -> Tensor:
 
 def normalisation(model: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
     """(mean, std), each (1, C, 1, 1), of a model that normalises inside; 0 and 1 of one that does not."""
-    zero, one = like.new_zeros(1, 1, 1, 1), like.new_ones(1, 1, 1, 1)
-    mean, std = getattr(model, "mean", zero), getattr(model, "std", one)
+    zero, unit = like.new_zeros(1, 1, 1, 1), like.new_ones(1, 1, 1, 1)
+    mean, std = getattr(model, "mean", zero), getattr(model, "std", unit)
     return mean.to(like), std.to(like)
 
 
@@ -223,12 +229,17 @@ def to_patches(images: Tensor, patch: int) -> Tensor:
     return F.unfold(images, patch, stride=patch).transpose(1, 2)
 
 
-def to_images(patches: Tensor, at: Geometry) -> Tensor:
+def to_images(patches: Tensor, embedding_geometry: Geometry) -> Tensor:
     """(V, N, C p p) -> (V, C, H, W), the inverse of `to_patches`."""
-    return F.fold(patches.transpose(1, 2), (at.grid * at.patch,) * 2, at.patch, stride=at.patch)
+    return F.fold(
+        patches.transpose(1, 2),
+        (embedding_geometry.grid * embedding_geometry.patch,) * 2,
+        embedding_geometry.patch,
+        stride=embedding_geometry.patch,
+    )
 
 
-def shown(normalised: Tensor, model: nn.Module) -> Tensor:
+def as_reconstructions(normalised: Tensor, model: nn.Module) -> Tensor:
     """Normalised images (V, C, H, W) as reconstructions (V, 1, C, H, W) in [0, 1], float32; NaN becomes grey."""
     mean, std = normalisation(model, normalised)
     return (normalised * std + mean).nan_to_num(0.5, 1, 0).clamp(0, 1).float().unsqueeze(1)
@@ -240,19 +251,19 @@ def bilinear(side: int, latent: int, like: Tensor) -> Tensor:
     return F.interpolate(eye, size=(side, latent), mode="bilinear")[0, 0].to(like)
 
 
-def rows(u: Tensor, at: Geometry) -> Tensor:
+def rows(u: Tensor, embedding_geometry: Geometry) -> Tensor:
     """u as (g, p, l): one block of rows for each row of patches."""
-    return u.unflatten(0, (at.grid, at.patch))
+    return u.unflatten(0, (embedding_geometry.grid, embedding_geometry.patch))
 
 
-def up(latent: Tensor, u: Tensor) -> Tensor:
+def upsampled(latent: Tensor, u: Tensor) -> Tensor:
     """Images behind the upsampling: (V, C, l, l) and u of `rows` -> patches (V, N, C p p)."""
     tall = torch.einsum("ria,vhab->vhrib", u, latent)
     return torch.einsum("vhrib,cjb->vrchij", tall, u).flatten(3).flatten(1, 2)
 
 
-def down(patches: Tensor, u: Tensor) -> Tensor:
-    """The adjoint of `up`: (V, N, C p p) -> (V, C, l, l)."""
+def downsampled(patches: Tensor, u: Tensor) -> Tensor:
+    """The adjoint of `upsampled`: (V, N, C p p) -> (V, C, l, l)."""
     grid, patch, _ = u.shape
     x = patches.unflatten(2, (-1, patch, patch)).unflatten(1, (grid, grid))
     return torch.einsum("vrchib,ria->vhab", torch.einsum("vrchij,cjb->vrchib", x, u), u)
@@ -266,5 +277,5 @@ def normal_matrix(gram: Tensor, u: Tensor) -> Tensor:
     grid, _, latent = u.shape
     overlap = torch.einsum("ria,qib->rqab", u, u)
     gram = gram.view(-1, grid, grid, grid, grid)
-    half = torch.einsum("vrcqd,cdbe->vrqbe", gram, overlap)
-    return torch.einsum("rqaf,vrqbe->vabfe", overlap, half).reshape(-1, latent**2, latent**2)
+    row_overlap = torch.einsum("vrcqd,cdbe->vrqbe", gram, overlap)
+    return torch.einsum("rqaf,vrqbe->vabfe", overlap, row_overlap).reshape(-1, latent**2, latent**2)

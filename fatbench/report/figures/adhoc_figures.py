@@ -55,12 +55,17 @@ def known(plan: Plan, store: Store | None) -> Known:
     for metric, overall in query.logged_clients(plan, store) if store is not None else ():
         clients.setdefault(metric, set()).add(overall)
     swept = sweeps(plan)
-    radii = {metric for named in swept.values() for metric in named}
+    radii = {metric for metrics in swept.values() for metric in metrics}
     return Known(
         sorted(metric for metric, kinds in clients.items() if True in kinds),
         sorted(metric for metric, kinds in clients.items() if False in kinds),
         plan.metrics(),
-        {one.sweep: one.swept for cell in plan.cells for one in cell.evaluations if one.sweep},
+        {
+            evaluation.sweep: evaluation.swept
+            for cell in plan.cells
+            for evaluation in cell.evaluations
+            if evaluation.sweep
+        },
         [metric for metric in plan.metrics() if metric not in radii and _monitored(metric, plan)],
     )
 
@@ -68,7 +73,10 @@ def known(plan: Plan, store: Store | None) -> Known:
 def _monitored(metric: str, plan: Plan) -> bool:
     """Whether the monitor is this attack in every cell that is evaluated with it."""
     pairs = [
-        (cell.spec.get("monitor"), one.attack) for cell in plan.cells for one in cell.evaluations if one.label == metric
+        (cell.spec.get("monitor"), evaluation.attack)
+        for cell in plan.cells
+        for evaluation in cell.evaluations
+        if evaluation.label == metric
     ]
     return bool(pairs) and all(monitor == attack for monitor, attack in pairs)
 
@@ -81,14 +89,14 @@ def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequ
     y: names of numbers. by: axes that tell lines or bars apart. Axes that are left and vary are panels, and so are
     several numbers.
     """
-    there = known(plan, store)
-    if not there.overall and not there.indexed:
+    known_numbers = known(plan, store)
+    if not known_numbers.overall and not known_numbers.indexed:
         raise NothingMatched(
             f"suite '{suite.name}' has no results yet: fatbench run {suite.name} --preset {plan.preset}"
         )
     axes = suite.axes()
     x = x or ROUND
-    settings = {RADIUS, *there.swept.values()} - {"", *axes}
+    settings = {RADIUS, *known_numbers.swept.values()} - {"", *axes}
     if x not in (ROUND, *axes, *settings, *INDICES):
         raise SpecError(
             f"--x: '{x}' is neither round, eps, client nor an axis{did_you_mean(x, (ROUND, *settings, INDEX, *axes))}"
@@ -96,79 +104,85 @@ def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequ
     for axis in by:
         if axis not in axes:
             raise SpecError(f"--by: no axis is named '{axis}'{did_you_mean(axis, axes)}")
-    wanted = list(y) or _usual(x, axes, there)
-    sources = {name: _source(name, x, axes, there) for name in wanted}
+    wanted_names = list(y) or _usual(x, axes, known_numbers)
+    sources = {name: _source(name, x, axes, known_numbers) for name in wanted_names}
     varying = [axis for axis in axes if len({cell.key.get(axis, "") for cell in plan.cells}) > 1 and axis != x]
     lines = list(by) or varying[-1:]
-    rest = [axis for axis in varying if axis not in lines]
-    across = {
+    panel_axes = [axis for axis in varying if axis not in lines]
+    over_words = {
         ROUND: "over the rounds",
         RADIUS: "over the radius",
-        **{one: f"over {one}" for one in settings - {RADIUS}},
+        **{setting: f"over {setting}" for setting in settings - {RADIUS}},
     }
     node = {
-        "id": re.sub("[^A-Za-z0-9._-]+", "-", "-".join([*wanted, "over", x, *(["by", *lines] if lines else [])])),
-        "title": f"{', '.join(wanted)} {across.get(x if x not in axes else '', f'by {x}')}"
+        "id": re.sub("[^A-Za-z0-9._-]+", "-", "-".join([*wanted_names, "over", x, *(["by", *lines] if lines else [])])),
+        "title": f"{', '.join(wanted_names)} {over_words.get(x if x not in axes else '', f'by {x}')}"
         + (f", by {' and '.join(lines)}" if lines else ""),
         "kind": "lines" if x in {ROUND, *settings} - {*axes} else "bars",
-        "panels": [*rest, *([SERIES] if len(wanted) > 1 else [])],
+        "panels": [*panel_axes, *([SERIES] if len(wanted_names) > 1 else [])],
         "lines": [x, *(axis for axis in lines if axis != x)] if x in axes else lines,
         "series": LocatedMap(sources),
-        "note": _note(wanted, sources),
+        "note": _note(wanted_names, sources),
     }
     return model.read(Figure, LocatedMap(node), "--x, --y, --by", axes=suite.contents.axes, folders=[])
 
 
-def _usual(x: str, axes: dict[str, list[str]], there: Known) -> list[str]:
+def _usual(x: str, axes: dict[str, list[str]], known_numbers: Known) -> list[str]:
     """The numbers that are drawn where --y says none."""
     if x in axes:
-        return [name for name in there.evaluated if name not in there.swept][:4] or there.overall[:1]
-    if x == RADIUS or x in there.swept.values():
-        return [name for name, setting in there.swept.items() if setting == x]
+        return [name for name in known_numbers.evaluated if name not in known_numbers.swept][
+            :4
+        ] or known_numbers.overall[:1]
+    if x == RADIUS or x in known_numbers.swept.values():
+        return [name for name, setting in known_numbers.swept.items() if setting == x]
     if x in INDICES:
-        return there.indexed[:1]
-    return [name for name in ("natural", "monitor") if name in there.overall] or there.overall[:1]
+        return known_numbers.indexed[:1]
+    return [name for name in ("natural", "monitor") if name in known_numbers.overall] or known_numbers.overall[:1]
 
 
-def _source(name: str, x: str, axes: dict[str, list[str]], there: Known) -> str:
+def _source(name: str, x: str, axes: dict[str, list[str]], known_numbers: Known) -> str:
     """The source of a figure's series for a number. SpecError: the number is not known, or not over this x."""
     metric, bracket, _ = name.partition("[")
-    if metric not in there.names:
-        raise SpecError(f"--y: no number is named '{name}'{did_you_mean(metric, there.names)}")
+    if metric not in known_numbers.names:
+        raise SpecError(f"--y: no number is named '{name}'{did_you_mean(metric, known_numbers.names)}")
     if x in axes:
-        if metric in (*there.evaluated, *there.swept):
+        if metric in (*known_numbers.evaluated, *known_numbers.swept):
             return name
-        return f"train:{name}" if bracket or metric in there.overall else f"train:{metric}[*]"
-    if x == RADIUS or x in there.swept.values():
-        over = [known for known, setting in there.swept.items() if setting == x]
-        if metric not in over:
-            what = "radii" if x == RADIUS else f"values of {x}"
-            has = f"these are: {', '.join(over)}" if over else "no attack of this suite is"
-            raise SpecError(f"--y: '{name}' is not evaluated at a list of {what}; {has}")
+        return f"train:{name}" if bracket or metric in known_numbers.overall else f"train:{metric}[*]"
+    if x == RADIUS or x in known_numbers.swept.values():
+        swept_metrics = [swept_metric for swept_metric, setting in known_numbers.swept.items() if setting == x]
+        if metric not in swept_metrics:
+            values_name = "radii" if x == RADIUS else f"values of {x}"
+            remark = f"these are: {', '.join(swept_metrics)}" if swept_metrics else "no attack of this suite is"
+            raise SpecError(f"--y: '{name}' is not evaluated at a list of {values_name}; {remark}")
         return name
     if x in INDICES:
-        if metric not in there.indexed:
+        if metric not in known_numbers.indexed:
             raise SpecError(
-                f"--y: '{name}' is not logged for each client or class; those are: {', '.join(there.indexed)}"
+                f"--y: '{name}' is not logged for each client or class; those are: {', '.join(known_numbers.indexed)}"
             )
         return f"train:{metric}[*]"
     if bracket:
         return f"train:{name}"
-    if metric in there.overall:
+    if metric in known_numbers.overall:
         return f"train:{metric}"
-    if metric in there.indexed:
+    if metric in known_numbers.indexed:
         return f"train:{metric}[*]"
-    if metric in there.monitors:
+    if metric in known_numbers.monitors:
         return "train:natural" if metric == "natural" else "train:monitor"
     raise SpecError(
         f"--y: '{name}' is measured on the final model, not in each round: give --x {next(iter(axes), ROUND)}, or"
-        f" one of {', '.join(dict.fromkeys([*there.monitors, *there.overall]))}"
+        f" one of {', '.join(dict.fromkeys([*known_numbers.monitors, *known_numbers.overall]))}"
     )
 
 
-def _note(wanted: Sequence[str], sources: dict[str, str]) -> str:
-    same = [name for name in wanted if sources[name] == "train:monitor" and name != "monitor"]
-    return f"{', '.join(same)}: measured by the monitor during training, with the same attack" if same else ""
+def _note(wanted_names: Sequence[str], sources: dict[str, str]) -> str:
+    monitored_names = [name for name in wanted_names if sources[name] == "train:monitor" and name != "monitor"]
+    return (
+        f"{', '.join(monitored_names)}: measured by the monitor during training, with the same attack"
+        if monitored_names
+        else ""
+    )
 
 
 def curves(store: Store, cell: str, y: Sequence[str], select: Checkpoint = "last") -> list[Plot]:
@@ -176,27 +190,29 @@ def curves(store: Store, cell: str, y: Sequence[str], select: Checkpoint = "last
 
     SpecError: no such number; NothingMatched: training has logged nothing.
     """
-    suite, plan = _alone(store, cell)
-    there = known(plan, store)
-    if not there.overall:
+    suite, plan = _suite_of_cell(store, cell)
+    known_numbers = known(plan, store)
+    if not known_numbers.overall:
         raise NothingMatched(f"the training of cell {cell} has not logged anything yet")
     if y:
-        asked = figure(suite, plan, store, ROUND, y, [])
-        return _named(series_of(suite, plan, store, [asked], select), cell)
-    parts = [("accuracy", ACCURACIES), ("loss", LOSSES)]
-    found = []
-    for what, names in parts:
-        if here := [name for name in names if name in there.overall]:
-            asked = figure(suite, plan, store, ROUND, here, []).model_copy(update={"panels": []})
-            found += [(what, plot) for plot in series_of(suite, plan, store, [asked], select)]
-    if not found:
+        asked_figure = figure(suite, plan, store, ROUND, y, [])
+        return _of_one_cell(series_of(suite, plan, store, [asked_figure], select), cell)
+    kinds = [("accuracy", ACCURACIES), ("loss", LOSSES)]
+    plots_by_kind = []
+    for kind, names in kinds:
+        if names_here := [name for name in names if name in known_numbers.overall]:
+            asked_figure = figure(suite, plan, store, ROUND, names_here, []).model_copy(update={"panels": []})
+            plots_by_kind += [(kind, plot) for plot in series_of(suite, plan, store, [asked_figure], select)]
+    if not plots_by_kind:
         raise NothingMatched(
-            f"cell {cell} has none of the usual curves: choose with --y from {', '.join(there.overall)}"
+            f"cell {cell} has none of the usual curves: choose with --y from {', '.join(known_numbers.overall)}"
         )
-    panels = [replace(panel, key={"what": what}) for what, plot in found for panel in plot.panels]
-    first = found[0][1]
-    drawn = first.figure.model_copy(update={"panels": ["what"], "id": "curves", "title": "Learning curves"})
-    return _named([replace(first, figure=drawn, panels=panels)], cell)
+    panels = [replace(panel, key={"what": kind}) for kind, plot in plots_by_kind for panel in plot.panels]
+    first_plot = plots_by_kind[0][1]
+    joined_figure = first_plot.figure.model_copy(
+        update={"panels": ["what"], "id": "curves", "title": "Learning curves"}
+    )
+    return _of_one_cell([replace(first_plot, figure=joined_figure, panels=panels)], cell)
 
 
 def series_of(suite: Suite, plan: Plan, store: Store, figures: Sequence[Figure], select: Checkpoint) -> list[Plot]:
@@ -206,18 +222,18 @@ def series_of(suite: Suite, plan: Plan, store: Store, figures: Sequence[Figure],
     return series.build(suite, plan, numbers, figures)
 
 
-def _named(plots: Sequence[Plot], cell: str) -> list[Plot]:
+def _of_one_cell(plots: Sequence[Plot], cell: str) -> list[Plot]:
     """Plots of one cell, which is named in the title."""
-    named = []
+    titled_plots = []
     for plot in plots:
         title = f"{plot.figure.title}: cell {cell}"
-        named.append(
+        titled_plots.append(
             replace(plot, figure=plot.figure.model_copy(update={"title": title, "id": f"{cell}-{plot.figure.id}"}))
         )
-    return named
+    return titled_plots
 
 
-def _alone(store: Store, cell: str) -> tuple[Suite, Plan]:
+def _suite_of_cell(store: Store, cell: str) -> tuple[Suite, Plan]:
     """A suite of just one cell, under the name and preset of the suite that ran it."""
     spec = store.cells([cell])[cell]
     runs = [run for run in store.runs([cell]) if run.get("suite")]

@@ -64,11 +64,11 @@ class TensorImage:
 
 def rounds(folder: Path) -> dict[int, Path]:
     """Round -> its file, in order, of a cell's folder; empty where nothing was kept."""
-    found = {}
+    file_by_round = {}
     for file in sorted((folder / "artifacts").glob("round-*.safetensors")):
         if match := re.fullmatch(r"round-(\d+)\.safetensors", file.name):
-            found[int(match[1])] = file
-    return found
+            file_by_round[int(match[1])] = file
+    return file_by_round
 
 
 def load(file: Path, sha256: str | None = None) -> Tensors:
@@ -84,9 +84,9 @@ def load(file: Path, sha256: str | None = None) -> Tensors:
         tensors = dict(sorted(load_file(file).items()))
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise MachineError(f"{file}: damaged, or not written by fatbench ({error})") from None
-    place = file.parent.parent.name, file.name.removeprefix("round-").removesuffix(".safetensors").lstrip("0")
-    origin = str(header.get("cell", place[0])), str(header.get("round", place[1]))  # earlier files have neither
-    if origin != place:
+    location = file.parent.parent.name, file.name.removeprefix("round-").removesuffix(".safetensors").lstrip("0")
+    origin = str(header.get("cell", location[0])), str(header.get("round", location[1]))  # earlier files have neither
+    if origin != location:
         raise MachineError(f"{file}: holds what cell {origin[0]} kept of round {origin[1]}, not its own cell's")
     return tensors
 
@@ -115,72 +115,74 @@ def images(tensors: Tensors, tile: int = 64, brief: bool = False) -> list[Tensor
 
     tile: about the side of an image, in pixels; brief: of a tensor (a, b, c) only the mean over c.
     """
-    shown: list[TensorImage] = []
+    drawn_images: list[TensorImage] = []
     stacks: dict[object, Tensors] = {}
     for name, tensor in tensors.items():
         if is_images(tensor):
             stacks.setdefault(tensor.shape if tensor.ndim == 4 else name, {})[name] = tensor
         elif is_matrix(tensor):
             labels = clients(name, tensors)
-            shown.append(TensorImage(name, heat_map(name, flat(tensor) if brief else tensor, tile, labels)))
+            drawn_images.append(TensorImage(name, heat_map(name, flat(tensor) if brief else tensor, tile, labels)))
     for stack in stacks.values():
-        shown.append(TensorImage("-".join(stack), sheet(stack, tile, clients(next(iter(stack)), tensors))))
-    return sorted(shown, key=lambda image: image.name)
+        drawn_images.append(TensorImage("-".join(stack), sheet(stack, tile, clients(next(iter(stack)), tensors))))
+    return sorted(drawn_images, key=lambda image: image.name)
 
 
 def clients(name: str, tensors: Tensors) -> list[str]:
     """What labels the rows of a tensor: the clients that NAME_clients names, counted from 1, else 0, 1, ..."""
     rows = len(tensors[name])
-    named = tensors.get(f"{name.split('_')[0]}_clients")
-    if named is None or named.shape != (rows,):
+    client_numbers = tensors.get(f"{name.split('_')[0]}_clients")
+    if client_numbers is None or client_numbers.shape != (rows,):
         return [str(k) for k in range(rows)]
-    return [str(k + 1) for k in named]  # as tables and figures count clients
+    return [str(k + 1) for k in client_numbers]  # as tables and figures count clients
 
 
 def lines(tensors: Tensors) -> list[str]:
     """What is no image, in words: a vector's numbers, the shape and range of anything else."""
-    said = []
+    descriptions = []
     for name, tensor in tensors.items():
         if is_images(tensor) or is_matrix(tensor):
             continue
         if tensor.ndim <= 1 and tensor.size <= 64:
-            said.append(f"{name}: {' '.join(f'{value:.4g}' for value in np.atleast_1d(tensor))}".rstrip())
+            descriptions.append(f"{name}: {' '.join(f'{value:.4g}' for value in np.atleast_1d(tensor))}".rstrip())
         elif tensor.size:
-            said.append(f"{name}: {tensor.shape}, from {tensor.min():.4g} to {tensor.max():.4g}")
+            descriptions.append(f"{name}: {tensor.shape}, from {tensor.min():.4g} to {tensor.max():.4g}")
         else:
-            said.append(f"{name}: {tensor.shape}, empty")
-    return said
+            descriptions.append(f"{name}: {tensor.shape}, empty")
+    return descriptions
 
 
 def sheet(stack: Mapping[str, np.ndarray], tile: int = 64, rows: Sequence[str] = ()) -> Image.Image:
     """Images in rows and columns with their indices: a tensor (a, b, ch, H, W), or some (n, ch, H, W) of one shape."""
-    first = next(iter(stack.values()))
+    first_tensor = next(iter(stack.values()))
     bands: list[list[tuple[str, np.ndarray, int]]] = []  # label, images, the index of the first
-    if first.ndim == 5:
-        bands.append([(rows[row] if rows else str(row), images, 0) for row, images in enumerate(first)])
+    if first_tensor.ndim == 5:
+        bands.append([(rows[row] if rows else str(row), images, 0) for row, images in enumerate(first_tensor)])
     else:
-        for start in range(0, len(first), ROW):
+        for start in range(0, len(first_tensor), ROW):
             bands.append([(name, images[start : start + ROW], start) for name, images in stack.items()])
-    high, wide = (_scaled(side, max(first.shape[-2:]), tile) for side in first.shape[-2:])
-    labels = [label for band in bands for label, _, _ in band] if len(stack) > 1 or first.ndim == 5 else [""]
-    left = _text_width(labels) + (6 if any(labels) else 0)
-    most = max(len(images) for band in bands for _, images, _ in band)
-    height = TOP + sum(LINE + len(band) * (high + GAP) for band in bands)
-    page = Image.new("RGB", (max(left + most * (wide + GAP), _text_width(list(stack)) + 4), height), "white")
+    tile_height, tile_width = (_scaled(side, max(first_tensor.shape[-2:]), tile) for side in first_tensor.shape[-2:])
+    labels = [label for band in bands for label, _, _ in band] if len(stack) > 1 or first_tensor.ndim == 5 else [""]
+    label_width = _text_width(labels) + (6 if any(labels) else 0)
+    longest_band = max(len(images) for band in bands for _, images, _ in band)
+    height = TOP + sum(LINE + len(band) * (tile_height + GAP) for band in bands)
+    page = Image.new(
+        "RGB", (max(label_width + longest_band * (tile_width + GAP), _text_width(list(stack)) + 4), height), "white"
+    )
     draw = ImageDraw.Draw(page)
     draw.text((0, 0), ", ".join(stack), INK, _font())
     y = TOP
     for band in bands:
         start = band[0][2]
         for column in range(len(band[0][1])):
-            _centred(draw, left + column * (wide + GAP) + wide / 2, y, str(start + column), SOFT)
+            _centred(draw, label_width + column * (tile_width + GAP) + tile_width / 2, y, str(start + column), SOFT)
         y += LINE
         for label, images, _ in band:
             if any(labels):
-                draw.text((0, y + high / 2 - LINE / 2), label, SOFT, _font())
+                draw.text((0, y + tile_height / 2 - LINE / 2), label, SOFT, _font())
             for column, image in enumerate(images):
-                page.paste(_image(image, (wide, high)), (left + column * (wide + GAP), y))
-            y += high + GAP
+                page.paste(_image(image, (tile_width, tile_height)), (label_width + column * (tile_width + GAP), y))
+            y += tile_height + GAP
     return ImageOps.expand(page, MARGIN, "white")
 
 
@@ -193,28 +195,28 @@ def heat_map(name: str, tensor: np.ndarray, tile: int = 64, labels: Sequence[str
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
     rows, columns = tensor.shape[:2]
-    down = list(labels) or [str(row) for row in range(rows)]
-    along = down if columns == rows else [str(column) for column in range(columns)]
-    written = max(rows, columns) <= NUMBERS
-    side = 34 if written else max(2, min(34, 5 * tile // max(rows, columns)))
-    left = _text_width(down) + 6 if written else 0
-    wide, tall = left + columns * side + 12, (2 if written else 1) * LINE + rows * side + 8
-    across = max(1, min(len(maps), math.ceil(math.sqrt(len(maps) * tall / wide))))
+    row_labels = list(labels) or [str(row) for row in range(rows)]
+    column_labels = row_labels if columns == rows else [str(column) for column in range(columns)]
+    has_numbers = max(rows, columns) <= NUMBERS
+    side = 34 if has_numbers else max(2, min(34, 5 * tile // max(rows, columns)))
+    label_width = _text_width(row_labels) + 6 if has_numbers else 0
+    map_width, map_height = label_width + columns * side + 12, (2 if has_numbers else 1) * LINE + rows * side + 8
+    maps_per_row = max(1, min(len(maps), math.ceil(math.sqrt(len(maps) * map_height / map_width))))
     title = f"{name}: {low:.4g} (dark) to {high:.4g} (light)"
-    width = max(across * wide, _text_width([title]) + 4)
-    page = Image.new("RGB", (width, TOP + math.ceil(len(maps) / across) * tall), "white")
+    width = max(maps_per_row * map_width, _text_width([title]) + 4)
+    page = Image.new("RGB", (width, TOP + math.ceil(len(maps) / maps_per_row) * map_height), "white")
     draw = ImageDraw.Draw(page)
     draw.text((0, 0), title, INK, _font())
     for number, (label, matrix) in enumerate(maps):
-        x, y = (number % across) * wide + left, TOP + (number // across) * tall
+        x, y = (number % maps_per_row) * map_width + label_width, TOP + (number // maps_per_row) * map_height
         draw.text((x, y), label, INK, _font())
-        if written:
+        if has_numbers:
             for column in range(columns):
-                _centred(draw, x + (column + 0.5) * side, y + LINE, along[column], SOFT)
+                _centred(draw, x + (column + 0.5) * side, y + LINE, column_labels[column], SOFT)
             y += LINE
         for row in range(rows):
-            if written:
-                draw.text((x - left, y + LINE + (row + 0.5) * side - LINE / 2), down[row], SOFT, _font())
+            if has_numbers:
+                draw.text((x - label_width, y + LINE + (row + 0.5) * side - LINE / 2), row_labels[row], SOFT, _font())
             for column in range(columns):
                 value = float(matrix[row, column])
                 fraction = (value - low) / (high - low) if high > low else 0.0
@@ -222,7 +224,7 @@ def heat_map(name: str, tensor: np.ndarray, tile: int = 64, labels: Sequence[str
                 draw.rectangle(
                     (x0, y0, x0 + side - 1, y0 + side - 1), colour(fraction) if math.isfinite(value) else BLANK
                 )
-                if written and math.isfinite(value):
+                if has_numbers and math.isfinite(value):
                     ink = (255, 255, 255) if fraction < 0.6 else INK
                     _centred(draw, x0 + side / 2, y0 + side / 2 - LINE / 2, f"{value:.2g}", ink)
     return ImageOps.expand(page, MARGIN, "white")
@@ -230,9 +232,12 @@ def heat_map(name: str, tensor: np.ndarray, tile: int = 64, labels: Sequence[str
 
 def colour(fraction: float) -> tuple[int, int, int]:
     """CIVIDIS between its steps, for a fraction in [0, 1]."""
-    at = min(max(fraction, 0.0), 1.0) * (len(CIVIDIS) - 1)
-    below = min(int(at), len(CIVIDIS) - 2)
-    r, g, b = (round(a + (z - a) * (at - below)) for a, z in zip(CIVIDIS[below], CIVIDIS[below + 1], strict=True))
+    position = min(max(fraction, 0.0), 1.0) * (len(CIVIDIS) - 1)
+    lower_step = min(int(position), len(CIVIDIS) - 2)
+    r, g, b = (
+        round(a + (z - a) * (position - lower_step))
+        for a, z in zip(CIVIDIS[lower_step], CIVIDIS[lower_step + 1], strict=True)
+    )
     return r, g, b
 
 
@@ -240,9 +245,9 @@ def flat(tensor: np.ndarray) -> np.ndarray:
     """A matrix as it is; of (a, b, c) the mean over c of what is a number, and not a number where nothing is."""
     if tensor.ndim == 2:
         return tensor
-    known = np.isfinite(tensor)
-    count = known.sum(-1)
-    total = np.where(known, tensor, 0).sum(-1, dtype=np.float64)
+    is_finite = np.isfinite(tensor)
+    count = is_finite.sum(-1)
+    total = np.where(is_finite, tensor, 0).sum(-1, dtype=np.float64)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
@@ -257,12 +262,14 @@ def tiled(tensor: np.ndarray) -> tuple[np.ndarray, tuple[int, int], tuple[int, i
     """(one image (H, W, 3) uint8, (rows, columns) of images in it, (height, width) of each with its margin)."""
     flat_rows = range(0, len(tensor), ROW)
     rows = list(tensor) if tensor.ndim == 5 else [tensor[start : start + ROW] for start in flat_rows]
-    high, wide = tensor.shape[-2] + GAP, tensor.shape[-1] + GAP
-    page = np.full((len(rows) * high, len(rows[0]) * wide, 3), 255, np.uint8)
+    tile_height, tile_width = tensor.shape[-2] + GAP, tensor.shape[-1] + GAP
+    page = np.full((len(rows) * tile_height, len(rows[0]) * tile_width, 3), 255, np.uint8)
     for y, images in enumerate(rows):
         for x, image in enumerate(images):
-            page[y * high : (y + 1) * high - GAP, x * wide : (x + 1) * wide - GAP] = pixels(image)
-    return page, (len(rows), len(rows[0])), (high, wide)
+            page[y * tile_height : (y + 1) * tile_height - GAP, x * tile_width : (x + 1) * tile_width - GAP] = pixels(
+                image
+            )
+    return page, (len(rows), len(rows[0])), (tile_height, tile_width)
 
 
 def _image(image: np.ndarray, size: tuple[int, int]) -> Image.Image:

@@ -50,34 +50,42 @@ def draw(plot: Plot, prefix: str) -> Drawn:
     from matplotlib.figure import Figure
 
     panels = [panel for panel in plot.panels if any(line.points for line in panel.lines)]
-    name, found, _ = styles_of(plot, panels)
-    alike = plots.alike(panels)
+    name, style_by_name, _ = styles_of(plot, panels)
+    common_labels = plots.common_labels(panels)
     images = []
     with style.context("default"), rc_context({**plots.FIXED, **ON_A_PAGE}):
         figures = [Figure(figsize=SIZE, layout="constrained") for _ in panels]
         axes = [figure.subplots() for figure in figures]
-        for panel, one in zip(panels, axes, strict=True):
-            plots.fill(plot, panel, one, name, found, alike)
-            one.set_title("")
-        plots.share_across([one for one in axes if one.yaxis_inverted() and plot.figure.kind == "bars"])
-        upright = [] if plot.figure.kind in plots.ROWS else [one for one in axes if not one.yaxis_inverted()]
-        for unit in dict.fromkeys(one.get_ylabel() for one in upright):
-            _share([one for one in upright if one.get_ylabel() == unit], unit)
+        for panel, panel_axes in zip(panels, axes, strict=True):
+            plots.fill(plot, panel, panel_axes, name, style_by_name, common_labels)
+            panel_axes.set_title("")
+        plots.share_across(
+            [panel_axes for panel_axes in axes if panel_axes.yaxis_inverted() and plot.figure.kind == "bars"]
+        )
+        upright = (
+            []
+            if plot.figure.kind in plots.ROWS
+            else [panel_axes for panel_axes in axes if not panel_axes.yaxis_inverted()]
+        )
+        for unit in dict.fromkeys(panel_axes.get_ylabel() for panel_axes in upright):
+            _share([panel_axes for panel_axes in upright if panel_axes.get_ylabel() == unit], unit)
         for position, figure in enumerate(figures):
-            images.append(_svg(figure, f"{prefix}-{position}", list(found)))
+            images.append(_svg(figure, f"{prefix}-{position}", list(style_by_name)))
     titles = [", ".join(axis_label(axis, label) for axis, label in panel.key.items() if label) for panel in panels]
-    legend = [] if plot.figure.kind in plots.ROWS or not 1 < len(found) <= MOST else _legend(plot, found)
+    legend = (
+        [] if plot.figure.kind in plots.ROWS or not 1 < len(style_by_name) <= MOST else _legend(plot, style_by_name)
+    )
     return Drawn(legend, list(zip(titles, images, strict=True)))
 
 
 def _share(axes: Sequence[Any], unit: str) -> None:
     """Panels of the same numbers are compared: they have one vertical axis."""
-    limits = [plots.bounded(one.get_ylim(), unit) for one in axes]
-    for one in axes:
-        one.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+    limits = [plots.bounded(panel_axes.get_ylim(), unit) for panel_axes in axes]
+    for panel_axes in axes:
+        panel_axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
 
 
-def _legend(plot: Plot, found: dict[str, Style]) -> list[Entry]:
+def _legend(plot: Plot, style_by_name: dict[str, Style]) -> list[Entry]:
     from matplotlib.colors import to_hex
 
     bars = plot.figure.kind == "bars"
@@ -88,7 +96,7 @@ def _legend(plot: Plot, found: dict[str, Style]) -> list[Entry]:
             "solid" if bars else BORDERS[look.style],
             "" if bars or look.marker is None else SIGNS[MARKERS[look.marker]],
         )
-        for name, look in found.items()
+        for name, look in style_by_name.items()
     ]
 
 
@@ -98,23 +106,23 @@ def _ink(text: str) -> str:
 
 def _svg(figure: Any, prefix: str, names: Sequence[str]) -> str:
     """The SVG of a panel without what would reach beyond it: styles, ids that others may have, its size."""
-    said: list[str] = []
+    titles: list[str] = []
     axes = figure.axes[0]
-    containers = [artist for one in axes.containers for artist in one.get_children()]
+    containers = [artist for container in axes.containers for artist in container.get_children()]
     for artist in dict.fromkeys([*axes.get_children(), *containers]):
         name, _, words = str(artist.get_label()).partition("\n")
         if words:
-            artist.set_gid(f"said-{len(said)}")
-            said.append(f'<g data-line="{names.index(name)}"><title>{escape(words)}</title>')
-    drawn = io.StringIO()
-    figure.savefig(drawn, format="svg", metadata={"Date": None})
-    svg = drawn.getvalue()
+            artist.set_gid(f"said-{len(titles)}")
+            titles.append(f'<g data-line="{names.index(name)}"><title>{escape(words)}</title>')
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    svg = buffer.getvalue()
     svg = re.sub(
         r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL
     )
     svg = re.sub(r'^<svg .*?viewBox="([^"]*)".*?>', r'<svg viewBox="\1" aria-hidden="true">', svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="said-(\d+)">', lambda found: said[int(found[1])], svg)
-    needed = set(re.findall(r'(?:url\(#|href="#)([\w-]+)', svg))
-    svg = re.sub(r' id="([^"]*)"', lambda found: f' id="{prefix}-{found[1]}"' if found[1] in needed else "", svg)
+    svg = re.sub(r'<g id="said-(\d+)">', lambda found: titles[int(found[1])], svg)
+    used_ids = set(re.findall(r'(?:url\(#|href="#)([\w-]+)', svg))
+    svg = re.sub(r' id="([^"]*)"', lambda found: f' id="{prefix}-{found[1]}"' if found[1] in used_ids else "", svg)
     svg = re.sub(r'(url\(#|href="#)(?=[\w-]+)', rf"\g<1>{prefix}-", svg)
     return _ink(re.sub(r"\s*\n\s*", "\n", svg))

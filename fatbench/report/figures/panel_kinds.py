@@ -50,12 +50,14 @@ def _scaled(line: Line, value: float) -> float:
     return 100 * value if line.source.fraction else value
 
 
-def _last(line: Line, name: Names) -> str:
+def _last_number(line: Line, name: Names) -> str:
     """What a line or a bar says of itself: its name and its last number."""
-    last = line.points[-1]
-    spread = "" if last.std is None else f" ±{_scaled(line, last.std):.3g}"
-    who = name(line) or ", ".join(line.key.values()) or line.heading
-    return f"{who}: {_scaled(line, last.mean):.4g}{spread}" + (f", round {last.round:g}" if last.round >= 1 else "")
+    last_point = line.points[-1]
+    spread = "" if last_point.std is None else f" ±{_scaled(line, last_point.std):.3g}"
+    line_name = name(line) or ", ".join(line.key.values()) or line.heading
+    return f"{line_name}: {_scaled(line, last_point.mean):.4g}{spread}" + (
+        f", round {last_point.round:g}" if last_point.round >= 1 else ""
+    )
 
 
 def curves(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
@@ -68,11 +70,13 @@ def curves(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
         rounds = [point.round for point in line.points]
         means = [_scaled(line, point.mean) for point in line.points]
         spreads = [_scaled(line, point.std or 0.0) for point in line.points]
-        label = f"{name(line)}\n{_last(line, name)}"
+        label = f"{name(line)}\n{_last_number(line, name)}"
         if len(rounds) < FEW:
             settings = {**line_settings(style), "marker": line_settings(style)["marker"] or "o"}
-            drawn, *_ = axes.errorbar(rounds, means, yerr=spreads if any(spreads) else None, elinewidth=0.8, **settings)
-            drawn.set_label(label)
+            plotted, *_ = axes.errorbar(
+                rounds, means, yerr=spreads if any(spreads) else None, elinewidth=0.8, **settings
+            )
+            plotted.set_label(label)
             continue
         axes.plot(rounds, means, markevery=max(1, len(rounds) // 8), label=label, **line_settings(style))
         if any(spreads) and banded:
@@ -83,7 +87,7 @@ def curves(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
     if radii:
         swept = {point.swept for line in panel.lines for point in line.points}
         axes.set_xlabel("radius of the attack" if swept == {"eps"} else ", ".join(sorted(swept)))
-        axes.set_xticks(sorted(radii), [radii[at] for at in sorted(radii)])
+        axes.set_xticks(sorted(radii), [radii[radius] for radius in sorted(radii)])
         return
     axes.set_xlabel("round")
     if len({point.round for line in panel.lines for point in line.points}) == 1:
@@ -98,26 +102,26 @@ def bars(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
     A group is an index, else a label of the first axis of `lines`, else a heading. Where the names of groups are too
     long to stand side by side, the bars lie.
     """
-    shown = (line for line in panel.lines if line.points or line.published)
-    lines = sorted(shown, key=lambda line: line.index or 0)
+    lines_with_numbers = (line for line in panel.lines if line.points or line.published)
+    lines = sorted(lines_with_numbers, key=lambda line: line.index or 0)
     groups = list(dict.fromkeys(group(line) for line in lines))
-    beside = list(dict.fromkeys(name(line) for line in lines))
-    width, flat = 0.8 / max(1, len(beside)), lies(panel)
+    names = list(dict.fromkeys(name(line) for line in lines))
+    width, flat = 0.8 / max(1, len(names)), lies(panel)
     bar_of, error = (axes.barh, "xerr") if flat else (axes.bar, "yerr")
     for line in lines:
-        style, at = styles[name(line)], groups.index(group(line)) - 0.4 + (beside.index(name(line)) + 0.5) * width
+        style, position = styles[name(line)], groups.index(group(line)) - 0.4 + (names.index(name(line)) + 0.5) * width
         if line.points:
-            last = line.points[-1]
-            whisker: dict[str, Any] = {} if last.std is None else {error: _scaled(line, last.std)}
+            last_point = line.points[-1]
+            whisker: dict[str, Any] = {} if last_point.std is None else {error: _scaled(line, last_point.std)}
             (bar,) = bar_of(
-                at, _scaled(line, last.mean), width * 0.94, color=style.colour, hatch=HATCHES[style.style],
+                position, _scaled(line, last_point.mean), width * 0.94, color=style.colour, hatch=HATCHES[style.style],
                 edgecolor="white", linewidth=0, error_kw={"elinewidth": 0.7, "ecolor": INK}, **whisker,
             )  # fmt: skip
-            bar.set_label(f"{name(line)}\n{_last(line, name)}")
-            _seeds(axes, line, at, width, flat)
+            bar.set_label(f"{name(line)}\n{_last_number(line, name)}")
+            _seeds(axes, line, position, width, flat)
         if line.published is not None:
             low, high = (_scaled(line, value) for value in line.published)
-            ends = ([low, high], [at, at]) if flat else ([at, at], [low, high])
+            ends = ([low, high], [position, position]) if flat else ([position, position], [low, high])
             axes.plot(*ends, color="black", linewidth=2.2, marker="|" if flat else "_", markersize=6, zorder=4)
     if flat:
         axes.set_yticks(range(len(groups)), groups)
@@ -143,14 +147,14 @@ def lies(panel: Panel) -> bool:
     return max(map(len, groups), default=0) * len(groups) > LETTERS * WIDE
 
 
-def _seeds(axes: Axes, line: Line, at: float, width: float, flat: bool) -> None:
+def _seeds(axes: Axes, line: Line, position: float, width: float, flat: bool) -> None:
     """A dot for each of several seeds, beside each other in the order of the seeds."""
     values = [_scaled(line, value) for value in line.points[-1].values]
     if len(values) < 2:
         return
-    positions = [at + (i - (len(values) - 1) / 2) * 0.5 * width / len(values) for i in range(len(values))]
-    where = (values, positions) if flat else (positions, values)
-    axes.scatter(*where, s=5, facecolors="white", edgecolors=INK, linewidths=0.5, zorder=3)
+    positions = [position + (i - (len(values) - 1) / 2) * 0.5 * width / len(values) for i in range(len(values))]
+    coordinates = (values, positions) if flat else (positions, values)
+    axes.scatter(*coordinates, s=5, facecolors="white", edgecolors=INK, linewidths=0.5, zorder=3)
 
 
 def raster(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
@@ -230,28 +234,30 @@ def tensor(plot: Plot, panel: Panel, line: Line, names: Key, axes: Axes, files: 
         spine.set_visible(False)
     said_already = {*names, SERIES, *plot.figure.conditions.get(line.heading, ())}  # a heading of one point says which
     key = {axis: label for axis, label in panel.key.items() if axis not in said_already}
-    said, metric = (
-        ", ".join([*(axis_label(*one) for one in [*key.items(), *line.key.items()]), line.heading]),
+    title, metric = (
+        ", ".join(
+            [*(axis_label(*axis_and_label) for axis_and_label in [*key.items(), *line.key.items()]), line.heading]
+        ),
         line.source.metric,
     )
-    found = None if files is None else artifacts.latest([files / cell for cell in line.cells], metric)
-    if found is None:
-        axes.set_title(wrapped(said, WIDE, 8))
-        _nothing(axes, "no file on this machine")
+    latest = None if files is None else artifacts.latest([files / cell for cell in line.cells], metric)
+    if latest is None:
+        axes.set_title(wrapped(title, WIDE, 8))
+        _draw_message(axes, "no file on this machine")
         return []
-    round, tensors = found
+    round, tensors = latest
     tensor, rows = tensors[metric], artifacts.clients(metric, tensors)
-    axes.set_title(wrapped(f"{said}, round {round}", WIDE, 8))
+    axes.set_title(wrapped(f"{title}, round {round}", WIDE, 8))
     if plot.figure.kind == "images" and artifacts.is_images(tensor):
         image_sheet(axes, tensor, rows)
     elif plot.figure.kind == "heatmap" and artifacts.is_matrix(tensor):
         return [_heat(axes, artifacts.flat(tensor), rows)]
     else:
-        _nothing(axes, f"{tensor.dtype} {tensor.shape}: not for {plot.figure.kind}")
+        _draw_message(axes, f"{tensor.dtype} {tensor.shape}: not for {plot.figure.kind}")
     return []
 
 
-def boundaries(panel: Panel, said: str, axes: Axes, name: Names, styles: Styles, files: Path | None) -> None:
+def boundaries(panel: Panel, panel_title: str, axes: Axes, name: Names, styles: Styles, files: Path | None) -> None:
     """Where margins (a, a) over the unit square are zero, a line each, and the points NAME_points (n, 3) behind it.
 
     Small dark marks are NAME_adversarial (n, 3), where an attack moves these points. Of the last round that kept a
@@ -264,10 +270,10 @@ def boundaries(panel: Panel, said: str, axes: Axes, name: Names, styles: Styles,
     rounds = set()
     for line in panel.lines:
         metric, style = line.source.metric, styles[name(line)]
-        found = None if files is None else artifacts.latest([files / cell for cell in line.cells], metric)
-        if found is None or found[1][metric].ndim != 2:
+        latest = None if files is None else artifacts.latest([files / cell for cell in line.cells], metric)
+        if latest is None or latest[1][metric].ndim != 2:
             continue
-        round, tensors = found
+        round, tensors = latest
         rounds.add(round)
         for label, marker in enumerate(CLASSES):
             for kind, look in POINTS.items():
@@ -280,14 +286,20 @@ def boundaries(panel: Panel, said: str, axes: Axes, name: Names, styles: Styles,
                 linestyles=[STYLES[style.style]], zorder=3,
             )  # fmt: skip
     if not rounds:
-        _nothing(axes, "no file on this machine")
-    axes.set_title(wrapped(", ".join(filter(None, [said, *(f"round {at}" for at in sorted(rounds))])), WIDE, 8))
+        _draw_message(axes, "no file on this machine")
+    axes.set_title(
+        wrapped(
+            ", ".join(filter(None, [panel_title, *(f"round {round_number}" for round_number in sorted(rounds))])),
+            WIDE,
+            8,
+        )
+    )
 
 
-def _nothing(axes: Axes, why: str) -> None:
+def _draw_message(axes: Axes, message: str) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
-    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", color="#888888")
+    axes.text(0.5, 0.5, message, transform=axes.transAxes, ha="center", color="#888888")
 
 
 def _heat(axes: Axes, matrix: Any, rows: Sequence[str]) -> AxesImage:
@@ -296,8 +308,8 @@ def _heat(axes: Axes, matrix: Any, rows: Sequence[str]) -> AxesImage:
     image = axes.imshow(matrix, cmap=colormaps["cividis"].with_extremes(bad="#D9DCE1"), interpolation="nearest")
     if max(matrix.shape) <= 20:
         axes.set_yticks(range(matrix.shape[0]), rows)
-        along = rows if matrix.shape[0] == matrix.shape[1] else list(map(str, range(matrix.shape[1])))
-        axes.set_xticks(range(matrix.shape[1]), along)
+        column_labels = rows if matrix.shape[0] == matrix.shape[1] else list(map(str, range(matrix.shape[1])))
+        axes.set_xticks(range(matrix.shape[1]), column_labels)
     axes.figure.colorbar(image, ax=axes, shrink=0.8)
     return image
 
@@ -306,11 +318,13 @@ def image_sheet(axes: Axes, tensor: Any, rows: Sequence[str]) -> None:
     """Images (a, b, ch, H, W), or (n, ch, H, W) in rows of ten, with their indices."""
     from fatbench.report.figures import artifacts
 
-    sheet, (down, along), (high, wide) = artifacts.tiled(tensor)
+    sheet, (row_count, column_count), (tile_height, tile_width) = artifacts.tiled(tensor)
     axes.imshow(sheet, interpolation="nearest")
-    labels = rows if tensor.ndim == 5 else [str(row * along) for row in range(down)]
+    labels = rows if tensor.ndim == 5 else [str(row * column_count) for row in range(row_count)]
     middle = artifacts.GAP / 2 + 0.5  # of an image, less the gap behind it; a pixel's own middle is a whole number
-    axes.set_yticks([(row + 0.5) * high - middle for row in range(down)], labels)
-    axes.set_xticks([(column + 0.5) * wide - middle for column in range(along)], map(str, range(along)))
+    axes.set_yticks([(row + 0.5) * tile_height - middle for row in range(row_count)], labels)
+    axes.set_xticks(
+        [(column + 0.5) * tile_width - middle for column in range(column_count)], map(str, range(column_count))
+    )
     axes.set_ylabel("client" if tensor.ndim == 5 else "")
     axes.tick_params(length=0)

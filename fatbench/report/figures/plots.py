@@ -61,41 +61,43 @@ def draw(
     """
     from matplotlib import rc_context, style
 
-    written = []
+    files_written = []
     for plot in plots:
         for names, panels in paged(plot):
             file = folder / f"{_file_name(plot, names)}.{format}"
             with style.context("default"), rc_context(SERIF if serif else FIXED):
-                figure, drawn = page_of(plot, names, panels, files, width), io.BytesIO()
-                figure.savefig(drawn, format=format, metadata=_metadata(plot, names, format))
-            whole_file.write(file, drawn.getvalue(), f"-o {folder}", make_folder=True)
+                figure, buffer = page_of(plot, names, panels, files, width), io.BytesIO()
+                figure.savefig(buffer, format=format, metadata=_metadata(plot, names, format))
+            whole_file.write(file, buffer.getvalue(), f"-o {folder}", make_folder=True)
             if width is not None:
-                whole_file.write(file.with_suffix(".txt"), _caption(plot, names | alike(panels)), f"-o {folder}")
-            written.append(file)
-    return written
+                whole_file.write(
+                    file.with_suffix(".txt"), _caption(plot, names | common_labels(panels)), f"-o {folder}"
+                )
+            files_written.append(file)
+    return files_written
 
 
 def pages_of(plots: Sequence[Plot], files: Path | None = None) -> list[Figure]:
     """The pages of plots as figures, which a notebook shows by themselves; files: as of `draw`."""
     from matplotlib import rc_context, style
 
-    found = []
+    figures = []
     for plot in plots:
         for names, panels in paged(plot):
             with style.context("default"), rc_context(FIXED):
                 figure = page_of(plot, names, panels, files)
             figure._repr_png_ = functools.partial(_png, figure)  # type: ignore[attr-defined]
-            found.append(figure)
-    return found
+            figures.append(figure)
+    return figures
 
 
 def _png(figure: Figure) -> bytes:
     from matplotlib import rc_context, style
 
-    drawn = io.BytesIO()
+    buffer = io.BytesIO()
     with style.context("default"), rc_context(FIXED):
-        figure.savefig(drawn, format="png")
-    return drawn.getvalue()
+        figure.savefig(buffer, format="png")
+    return buffer.getvalue()
 
 
 SAID = (
@@ -115,8 +117,10 @@ def _caption(plot: Plot, names: Key) -> str:
     """A caption for a paper: what is shown, of which seeds; no commits and no machine."""
     cut = ", ".join(f"{axis} {label}" for axis, label in names.items())
     begin = {"seeds": "Seeds ", "perturbation": "Perturbation: "}
-    notes = [f"{begin.get(what, '')}{note}" for what, note in plot.notes if what in SAID]
-    return ". ".join(part.rstrip(".") for part in (plot.figure.title, cut, plot.label, *notes) if part) + ".\n"
+    notes = [f"{begin.get(note_name, '')}{note}" for note_name, note in plot.notes if note_name in SAID]
+    return (
+        ". ".join(sentence.rstrip(".") for sentence in (plot.figure.title, cut, plot.label, *notes) if sentence) + ".\n"
+    )
 
 
 def paged(plot: Plot) -> list[tuple[Key, list[Panel]]]:
@@ -147,7 +151,7 @@ def _slug(text: str) -> str:
 
 def _metadata(plot: Plot, names: Key, format: str) -> dict[str, Any]:
     title = " ".join(filter(None, [plot.figure.title, ", ".join(names.values()), f"[{plot.label}]" * bool(plot.label)]))
-    return metadata(title, "; ".join(f"{what}: {note}" for what, note in plot.notes), format)
+    return metadata(title, "; ".join(f"{note_name}: {note}" for note_name, note in plot.notes), format)
 
 
 def metadata(title: str, about: str, format: str) -> dict[str, Any]:
@@ -183,35 +187,41 @@ def page_of(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None,
         rows, columns = _arranged(len(tiles), [])
     else:
         tiles = [(panel, None) for panel in panels]
-        free = [axis for axis in plot.figure.panels if axis not in names]
+        free_axes = [axis for axis in plot.figure.panels if axis not in names]
         rows, columns = _arranged(
-            len(panels), [list(dict.fromkeys(panel.key[axis] for panel in panels)) for axis in free]
+            len(panels), [list(dict.fromkeys(panel.key[axis] for panel in panels)) for axis in free_axes]
         )
     width = max(5.2, columns * panel_kinds.WIDE * (1.4 if kind == "images" else 1))
     if paper is not None:
         width, columns = paper, min(columns, max(1, int(paper / NARROW)))
         rows = -(-len(tiles) // columns)
-    everywhere = names | alike(panels)
+    everywhere = names | common_labels(panels)
     cut = ", ".join(f"{axis} {label}" for axis, label in everywhere.items())
     title = panel_kinds.wrapped(cut, width, 9)  # the figure's own title is in the file's metadata
-    caption = panel_kinds.wrapped(". ".join(f"{what}: {note}" for what, note in plot.notes), width, 5.5)
-    name, found, shown = styles_of(plot, panels)
-    entries = {text: handle(kind, look) for text, look in shown.items() if len(shown) > 1 and kind not in ROWS + TILED}
+    caption = panel_kinds.wrapped(
+        ". ".join(f"{reference_name}: {note}" for reference_name, note in plot.notes), width, 5.5
+    )
+    name, style_by_name, legend_styles = styles_of(plot, panels)
+    entries = {
+        text: handle(kind, look)
+        for text, look in legend_styles.items()
+        if len(legend_styles) > 1 and kind not in ROWS + TILED
+    }
     if any(line.published for panel in panels for line in panel.lines):
-        what = "published" if plot.figure.published else "formula"
-        entries[what] = Line2D([], [], color="black", linewidth=2.2, marker="_", markersize=6)
+        reference_name = "published" if plot.figure.published else "formula"
+        entries[reference_name] = Line2D([], [], color="black", linewidth=2.2, marker="_", markersize=6)
     if kind == "boundaries":
         entries |= {
             f"class {c}": Line2D([], [], color=GREY, linestyle="", marker=m) for c, m in enumerate(panel_kinds.CLASSES)
         } | {"adversarial": Line2D([], [], color=panel_kinds.INK, linestyle="", marker="o", markersize=2)}
     if paper is not None:
         title = caption = ""
-    below = 0.1 + 0.085 * (caption.count("\n") + 1) * bool(caption)
+    footer_height = 0.1 + 0.085 * (caption.count("\n") + 1) * bool(caption)
     per_row = max(1, int(width / (0.5 + 0.062 * max(map(len, entries), default=1))))
     legend = 0.155 * -(-len(entries) // per_row) + 0.1 if entries else 0
-    tall = panel_kinds.HIGH if paper is None else min(panel_kinds.HIGH, 0.4 + 0.75 * width / columns)
-    height = rows * tall + below + legend + 0.16 * (title.count("\n") + 1) * bool(title)
-    bottom = (below + legend) / height
+    panel_height = panel_kinds.HIGH if paper is None else min(panel_kinds.HIGH, 0.4 + 0.75 * width / columns)
+    height = rows * panel_height + footer_height + legend + 0.16 * (title.count("\n") + 1) * bool(title)
+    bottom = (footer_height + legend) / height
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.get_layout_engine().set(rect=(0, bottom, 1, 1 - bottom))  # type: ignore[union-attr, call-arg]
     figure.suptitle(title, fontsize=9)
@@ -219,37 +229,37 @@ def page_of(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None,
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(tiles) :]:
         axes.set_axis_off()
-    first: dict[str, Axes] = {}
+    axes_by_unit: dict[str, Axes] = {}
     maps: list[AxesImage] = []
     lying: list[Axes] = []
     for (panel, line), axes in zip(tiles, grid.flat, strict=False):
         if line is not None:
             maps += panel_kinds.tensor(plot, panel, line, everywhere, axes, files)
             continue
-        said = ", ".join(axis_label(axis, label) for axis, label in panel.key.items() if axis not in everywhere)
+        panel_title = ", ".join(axis_label(axis, label) for axis, label in panel.key.items() if axis not in everywhere)
         if kind == "boundaries":
-            panel_kinds.boundaries(panel, said, axes, name, found, files)
+            panel_kinds.boundaries(panel, panel_title, axes, name, style_by_name, files)
             continue
-        fill(plot, panel, axes, name, found, everywhere)
-        axes.set_title(panel_kinds.wrapped(said, panel_kinds.WIDE, 8))
+        fill(plot, panel, axes, name, style_by_name, everywhere)
+        axes.set_title(panel_kinds.wrapped(panel_title, panel_kinds.WIDE, 8))
         if kind in ROWS:
             continue
         if kind == "bars" and panel_kinds.lies(panel):
             lying.append(axes)
             continue
-        same = _unit(plot, panel)
-        if same in first:
-            axes.sharey(first[same])  # panels of the same numbers are compared
+        unit = _unit(plot, panel)
+        if unit in axes_by_unit:
+            axes.sharey(axes_by_unit[unit])  # panels of the same numbers are compared
         elif any(line.points for line in panel.lines):
-            first[same] = axes
-    if paper is not None and len(first) == 1:  # one vertical axis for all, labelled on the left
+            axes_by_unit[unit] = axes
+    if paper is not None and len(axes_by_unit) == 1:  # one vertical axis for all, labelled on the left
         for position, axes in enumerate(grid.flat[: len(tiles)]):
             if position % columns:
                 axes.tick_params(labelleft=False)
                 axes.set_ylabel("")
-    for same, axes in first.items():
+    for unit, axes in axes_by_unit.items():
         axes.autoscale_view(scalex=False)  # what one panel shows, all that share its axis have room for
-        axes.set_ylim(bounded(axes.get_ylim(), same))
+        axes.set_ylim(bounded(axes.get_ylim(), unit))
     share_across(lying)
     ranges: list[Any] = [heat.get_clim() for heat in maps]
     for heat in maps:  # one scale, so that maps can be compared
@@ -257,15 +267,17 @@ def page_of(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None,
     if entries:
         figure.legend(
             list(entries.values()), list(entries), loc="lower center", ncols=per_row, frameon=False,
-            handlelength=3.2, borderaxespad=0.2, bbox_to_anchor=(0, below / height, 1, legend / height),
+            handlelength=3.2, borderaxespad=0.2, bbox_to_anchor=(0, footer_height / height, 1, legend / height),
         )  # fmt: skip
     return figure
 
 
-def fill(plot: Plot, panel: Panel, axes: Axes, name: Names, found: Mapping[str, Style], everywhere: Key) -> None:
+def fill(
+    plot: Plot, panel: Panel, axes: Axes, name: Names, style_by_name: Mapping[str, Style], everywhere: Key
+) -> None:
     """Draw what a panel holds, without files, and the words beside its axes; everywhere: labels that stand above."""
     kind = plot.figure.kind
-    KINDS[kind](panel, axes, name, found)
+    KINDS[kind](panel, axes, name, style_by_name)
     if not any(line.points for line in panel.lines):
         axes.text(0.5, 0.5, "no measurements yet", transform=axes.transAxes, ha="center", color="#888888")
     if kind in ROWS:
@@ -273,22 +285,25 @@ def fill(plot: Plot, panel: Panel, axes: Axes, name: Names, found: Mapping[str, 
         return
     if axes.get_xlabel() == "round":
         axes.set_xlabel(plot.figure.xlabel)
-    said = _unit(plot, panel, titled=SERIES in panel.key and SERIES not in everywhere)
+    unit = _unit(plot, panel, titled=SERIES in panel.key and SERIES not in everywhere)
     if kind == "bars" and panel_kinds.lies(panel):
-        axes.set_xlabel(said)
+        axes.set_xlabel(unit)
         axes.set_xscale(plot.figure.scale)
-        axes.set_xlim(bounded(axes.get_xlim(), said))
+        axes.set_xlim(bounded(axes.get_xlim(), unit))
         return
     axes.set_yscale(plot.figure.scale)
-    axes.set_ylabel(said)
+    axes.set_ylabel(unit)
 
 
 def share_across(lying: Sequence[Axes]) -> None:
     """Panels of lying bars of the same numbers are compared: they have one horizontal axis."""
-    for said in dict.fromkeys(axes.get_xlabel() for axes in lying):
-        alike = [axes for axes in lying if axes.get_xlabel() == said]
-        for axes in alike:
-            axes.set_xlim(min(one.get_xlim()[0] for one in alike), max(one.get_xlim()[1] for one in alike))
+    for unit in dict.fromkeys(axes.get_xlabel() for axes in lying):
+        same_unit = [axes for axes in lying if axes.get_xlabel() == unit]
+        for axes in same_unit:
+            axes.set_xlim(
+                min(panel_axes.get_xlim()[0] for panel_axes in same_unit),
+                max(panel_axes.get_xlim()[1] for panel_axes in same_unit),
+            )
 
 
 def bounded(limits: tuple[float, float], unit: str) -> tuple[float, float]:
@@ -297,20 +312,24 @@ def bounded(limits: tuple[float, float], unit: str) -> tuple[float, float]:
     return (max(low, -2), min(high, 102)) if unit.endswith("(%)") or unit == "per cent" else (low, high)
 
 
-def alike(panels: Sequence[Panel]) -> Key:
+def common_labels(panels: Sequence[Panel]) -> Key:
     """The labels that all of several panels have: they stand above the page."""
     if len(panels) < 2:
         return {}
-    return {axis: label for axis, label in panels[0].key.items() if all(one.key.get(axis) == label for one in panels)}
+    return {
+        axis: label for axis, label in panels[0].key.items() if all(panel.key.get(axis) == label for panel in panels)
+    }
 
 
 def _arranged(count: int, labels: Sequence[Sequence[str]]) -> tuple[int, int]:
     """(rows, columns): the last of several axes goes along, once or more, where that makes a full grid."""
     if len(labels) > 1:
-        along = len(labels[-1])
-        full = [columns for columns in range(along, 5, along) if columns > 1 and count % columns == 0]
-        if full:
-            columns = next((columns for columns in full if count // columns <= 3), full[-1])
+        last_axis_size = len(labels[-1])
+        full_widths = [
+            columns for columns in range(last_axis_size, 5, last_axis_size) if columns > 1 and count % columns == 0
+        ]
+        if full_widths:
+            columns = next((columns for columns in full_widths if count // columns <= 3), full_widths[-1])
             return count // columns, columns
     columns = count if count <= 3 else {4: 2, 8: 4}.get(count, 3)
     return -(-count // columns), columns

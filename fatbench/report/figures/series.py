@@ -106,7 +106,8 @@ def points_of_figure(plan: Plan, figure: Figure) -> TablePoints:
     panels = [axis for axis in figure.panels if axis != SERIES]
     if figure.include:
         plan = replace(
-            plan, cells=[cell for cell in plan.cells if any(inside(cell.key, one) for one in figure.include)]
+            plan,
+            cells=[cell for cell in plan.cells if any(inside(cell.key, condition) for condition in figure.include)],
         )
     words = ("figure", "a line shows", "'panels', 'lines' or 'where'")
     return grouped_points(plan, figure, panels, figure.lines, words)
@@ -116,8 +117,13 @@ def check(plan: Plan, figure: Figure) -> None:
     """SpecError: a line of several points, a panel of fractions and plain numbers, or a curve of one radius."""
     points_of_figure(plan, figure)
     if figure.kind == "lines":
-        single = {one.label for cell in plan.cells for one in cell.evaluations if not one.sweep or one.origin}
-        single |= {one.sweep for cell in plan.cells for one in cell.evaluations if one.origin}
+        single = {
+            evaluation.label
+            for cell in plan.cells
+            for evaluation in cell.evaluations
+            if not evaluation.sweep or evaluation.origin
+        }
+        single |= {evaluation.sweep for cell in plan.cells for evaluation in cell.evaluations if evaluation.origin}
         for heading, text in figure.series.items():
             if (source := Source.parse(text)).stage != "train" and source.metric in single:
                 raise SpecError(
@@ -153,47 +159,60 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
     check(plan, figure)
     if figure.kind in ("bars", "matrix"):
         figure = spread(figure, plan)
-    found = points_of_figure(plan, figure)
-    if not found:
+    cells_by_line = points_of_figure(plan, figure)
+    if not cells_by_line:
         return None
     swept = sweeps(plan)
     sources = {heading: Source.parse(text) for heading, text in figure.series.items()}
     facts = provenance.TableFacts()
-    others = _others(plan, figure)
+    subtracted_cells = _subtracted_cells(plan, figure)
     lookup = None if figure.reference is None else Lookup(figure.reference)
     panels: dict[tuple[tuple[str, str], ...], Panel] = {}
-    for (panel_names, line_names), here in found.items():
-        for heading, cells in here.items():
+    for (panel_names, line_names), cells_by_heading in cells_by_line.items():
+        for heading, cells in cells_by_heading.items():
             names = dict(panel_names)
             key = {axis: heading if axis == SERIES else names[axis] for axis in figure.panels}
             panel = panels.setdefault(tuple(key.items()), Panel(key, []))
             source = sources[heading]
-            less = [others.get(point_key(cell, figure.minus)) for cell in cells] if figure.minus else None
+            subtracted = (
+                [subtracted_cells.get(point_key(cell, figure.minus)) for cell in cells] if figure.minus else None
+            )
             if source.stage in ("train", "artifact"):
-                lines = list(_lines(dict(line_names), heading, source, cells, less, values))
+                lines = list(_lines(dict(line_names), heading, source, cells, subtracted, values))
             else:
                 radii = swept.get(source.metric, {}) if figure.kind == "lines" else {source.metric: ""}
                 ids = tuple(cell.id for cell in cells)
                 lines = [
                     _evaluated(
-                        Line(dict(line_names), heading, one, index, [], len(cells), ids),
+                        Line(dict(line_names), heading, client_source, index, [], len(cells), ids),
                         cells,
-                        less,
+                        subtracted,
                         numbers,
                         radii,
                         facts,
                     )
-                    for index, one in _each(source, cells)
+                    for index, client_source in _sources_by_client(source, cells)
                 ]
             if lookup is not None:
                 lines = [replace(line, published=_published(lookup, cells[0], line)) for line in lines]
             panel.lines.extend(lines)
-    mine = {cell.id for here in found.values() for cells in here.values() for cell in cells if plugins.files(cell.spec)}
-    every = [line for panel in panels.values() for line in panel.lines]
-    if not all(mine.intersection(line.cells) for line in every):
+    own_cells = {
+        cell.id
+        for cells_by_heading in cells_by_line.values()
+        for cells in cells_by_heading.values()
+        for cell in cells
+        if plugins.files(cell.spec)
+    }
+    all_lines = [line for panel in panels.values() for line in panel.lines]
+    if not all(own_cells.intersection(line.cells) for line in all_lines):
         for panel in panels.values():
-            panel.lines[:] = [replace(line, own=bool(mine.intersection(line.cells))) for line in panel.lines]
-    cells_shown = {cell.id: cell for here in found.values() for cells in here.values() for cell in cells}
+            panel.lines[:] = [replace(line, own=bool(own_cells.intersection(line.cells))) for line in panel.lines]
+    cells_shown = {
+        cell.id: cell
+        for cells_by_heading in cells_by_line.values()
+        for cells in cells_by_heading.values()
+        for cell in cells
+    }
     for panel in panels.values():
         for line in panel.lines:
             for id in (
@@ -205,13 +224,13 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
     return plot
 
 
-def _others(plan: Plan, figure: Figure) -> dict[PointKey, Cell]:
+def _subtracted_cells(plan: Plan, figure: Figure) -> dict[PointKey, Cell]:
     """Where the cells are whose numbers are taken off. SpecError: the figure takes off what the plan does not have."""
-    found = baselines(plan, figure.minus)
-    if figure.minus and not found:
-        said = ", ".join(f"{axis} {chosen[0]}" for axis, chosen in figure.minus.items())
-        raise SpecError(f"figure {figure.id}: minus: no cell of preset '{plan.preset}' has {said}")
-    return found
+    subtracted_cells = baselines(plan, figure.minus)
+    if figure.minus and not subtracted_cells:
+        label_text = ", ".join(f"{axis} {axis_labels[0]}" for axis, axis_labels in figure.minus.items())
+        raise SpecError(f"figure {figure.id}: minus: no cell of preset '{plan.preset}' has {label_text}")
+    return subtracted_cells
 
 
 def _published(lookup: Lookup, cell: Cell, line: Line) -> tuple[float, float] | None:
@@ -221,24 +240,37 @@ def _published(lookup: Lookup, cell: Cell, line: Line) -> tuple[float, float] | 
 
 
 def _lines(
-    key: Key, heading: str, source: Source, cells: Sequence[Cell], less: Sequence[Cell | None] | None, values: Values
+    key: Key,
+    heading: str,
+    source: Source,
+    cells: Sequence[Cell],
+    subtracted: Sequence[Cell | None] | None,
+    values: Values,
 ) -> Iterable[Line]:
     """The lines of one heading at one place: one, or one for each client or class that was measured.
 
-    less: the cells whose numbers are taken off, for each of `cells`, or None.
+    subtracted: the cells whose numbers are taken off, for each of `cells`, or None.
     """
     ids = tuple(cell.id for cell in cells)
-    by_client = [_less(cell, other, source, values) for cell, other in zip(cells, less or cells, strict=True)]
+    by_client = [
+        _value_differences(cell, subtracted_cell, source, values)
+        for cell, subtracted_cell in zip(cells, subtracted or cells, strict=True)
+    ]
     clients = [source.client]
     if source.client == EVERY:
-        clients = sorted({client for found in by_client for client in found if client >= 0})
+        clients = sorted({client for values_by_round in by_client for client in values_by_round if client >= 0})
         if len(clients) >= quantiles.MANY:
             yield from _quantiles(key, heading, source, cells, by_client, len(clients))
             return
     for client in clients:
-        of_client = [ranges(found) if client == RANGE else found.get(client, {}) for found in by_client]
-        series = {int(cell.spec["seed"]): found for cell, found in zip(cells, of_client, strict=True)}
-        rounds = sorted({round for found in series.values() for round in found})
+        of_client = [
+            ranges(values_by_round) if client == RANGE else values_by_round.get(client, {})
+            for values_by_round in by_client
+        ]
+        series = {
+            int(cell.spec["seed"]): values_by_round for cell, values_by_round in zip(cells, of_client, strict=True)
+        }
+        rounds = sorted({round for values_by_round in series.values() for round in values_by_round})
         index = client if source.client == EVERY else None
         yield Line(key, heading, source, index, [_point(series, round) for round in rounds], len(cells), ids)
 
@@ -251,43 +283,54 @@ def _quantiles(
 ) -> Iterable[Line]:
     """Five lines in place of one for each of many clients: a round's quantiles over the clients."""
     of_seed: dict[int, dict[int, dict[str, float]]] = {}
-    for cell, found in zip(cells, by_client, strict=True):
+    for cell, client_values in zip(cells, by_client, strict=True):
         rounds: dict[int, list[float]] = {}
-        for client, series in found.items():
+        for client, series in client_values.items():
             for round, value in series.items() if client >= 0 else ():
                 rounds.setdefault(round, []).append(value)
         of_seed[int(cell.spec["seed"])] = {round: quantiles.five(values) for round, values in rounds.items()}
-    every = sorted({round for found in of_seed.values() for round in found})
+    all_rounds = sorted({round for client_values in of_seed.values() for round in client_values})
     for name in quantiles.five([0.0]):
-        lines = {seed: {round: five[name] for round, five in found.items()} for seed, found in of_seed.items()}
-        points = [_point(lines, round) for round in every]
-        said = f"{heading}, {name} of {clients:,} clients"
-        yield Line(key, said, replace(source, client=-1), None, points, len(cells), tuple(cell.id for cell in cells))
+        lines = {
+            seed: {round: five[name] for round, five in client_values.items()}
+            for seed, client_values in of_seed.items()
+        }
+        points = [_point(lines, round) for round in all_rounds]
+        heading_text = f"{heading}, {name} of {clients:,} clients"
+        yield Line(
+            key, heading_text, replace(source, client=-1), None, points, len(cells), tuple(cell.id for cell in cells)
+        )
 
 
 def ranges(by_client: Mapping[int, Mapping[int, float]]) -> Mapping[int, float]:
     """round -> the largest number of all clients less the smallest."""
     rounds: dict[int, list[float]] = {}
-    for client, found in by_client.items():
-        for round, value in found.items() if client >= 0 else ():
+    for client, values_by_round in by_client.items():
+        for round, value in values_by_round.items() if client >= 0 else ():
             rounds.setdefault(round, []).append(value)
     return {round: max(values) - min(values) for round, values in rounds.items()}
 
 
-def _less(cell: Cell, other: Cell | None, source: Source, values: Values) -> Mapping[int, Mapping[int, float]]:
+def _value_differences(
+    cell: Cell, subtracted_cell: Cell | None, source: Source, values: Values
+) -> Mapping[int, Mapping[int, float]]:
     """client -> round -> value of a cell; less those of another cell, if given."""
-    mine = values.get((cell.id, source.metric), {})
-    if other is cell:
-        return mine
-    theirs = {} if other is None else values.get((other.id, source.metric), {})
+    cell_values = values.get((cell.id, source.metric), {})
+    if subtracted_cell is cell:
+        return cell_values
+    subtracted_values = {} if subtracted_cell is None else values.get((subtracted_cell.id, source.metric), {})
     return {
-        client: {round: value - theirs[client][round] for round, value in found.items() if round in theirs[client]}
-        for client, found in mine.items()
-        if client in theirs
+        client: {
+            round: value - subtracted_values[client][round]
+            for round, value in values_by_round.items()
+            if round in subtracted_values[client]
+        }
+        for client, values_by_round in cell_values.items()
+        if client in subtracted_values
     }
 
 
-def _each(source: Source, cells: Sequence[Cell]) -> list[tuple[int | None, Source]]:
+def _sources_by_client(source: Source, cells: Sequence[Cell]) -> list[tuple[int | None, Source]]:
     """The source, or of "metric[*]" one for each client, with its index."""
     if source.client != EVERY:
         return [(None, source)]
@@ -297,7 +340,7 @@ def _each(source: Source, cells: Sequence[Cell]) -> list[tuple[int | None, Sourc
 def _evaluated(
     line: Line,
     cells: Sequence[Cell],
-    less: Sequence[Cell | None] | None,
+    subtracted: Sequence[Cell | None] | None,
     numbers: Numbers,
     radii: Mapping[str, str],
     facts: provenance.TableFacts,
@@ -305,18 +348,31 @@ def _evaluated(
     """The line with its points: the number of an evaluation under each of some metrics, metric -> radius of attack."""
     points = []
     source = line.source
-    swept = next((one.swept for cell in cells for one in cell.evaluations if one.sweep == source.metric), "eps")
+    swept = next(
+        (evaluation.swept for cell in cells for evaluation in cell.evaluations if evaluation.sweep == source.metric),
+        "eps",
+    )
     for position, (metric, radius) in enumerate(radii.items()):
-        there: dict[int, float] = {}
-        for cell, other in zip(cells, less or cells, strict=True):
-            found = numbers.find(cell, replace(source, metric=metric))
-            taken = None if other in (None, cell) else numbers.find(other, replace(source, metric=metric))
-            if found is not None and math.isfinite(found.value) and (other is cell or taken is not None):
-                there[int(cell.spec["seed"])] = found.value - (0 if taken is None else taken.value)
-                origins = [(stage, numbers.origins(cell.id, stage)) for stage in found.stages]
-                facts.add(cell.id, cell.spec["data"]["name"], source.metric, found.n, origins)  # of all radii
-        if there:
-            point = _point({seed: {0: value} for seed, value in there.items()}, 0)
+        value_by_seed: dict[int, float] = {}
+        for cell, subtracted_cell in zip(cells, subtracted or cells, strict=True):
+            number = numbers.find(cell, replace(source, metric=metric))
+            subtracted_number = (
+                None
+                if subtracted_cell in (None, cell)
+                else numbers.find(subtracted_cell, replace(source, metric=metric))
+            )
+            if (
+                number is not None
+                and math.isfinite(number.value)
+                and (subtracted_cell is cell or subtracted_number is not None)
+            ):
+                value_by_seed[int(cell.spec["seed"])] = number.value - (
+                    0 if subtracted_number is None else subtracted_number.value
+                )
+                origins = [(stage, numbers.origins(cell.id, stage)) for stage in number.stages]
+                facts.add(cell.id, cell.spec["data"]["name"], source.metric, number.n, origins)  # of all radii
+        if value_by_seed:
+            point = _point({seed: {0: value} for seed, value in value_by_seed.items()}, 0)
             points.append(replace(point, round=_position(radius, position), radius=radius, swept=swept))
     return replace(line, points=sorted(points, key=lambda point: point.round))
 
@@ -330,8 +386,10 @@ def _position(value: str, position: int) -> float:
 
 
 def _point(series: Mapping[int, Mapping[int, float]], round: int) -> SeriesPoint:
-    there = {seed: values[round] for seed, values in series.items() if round in values}
-    return SeriesPoint(round, *mean_and_std(tuple(there.values())), tuple(there), tuple(there.values()))
+    value_by_seed = {seed: values[round] for seed, values in series.items() if round in values}
+    return SeriesPoint(
+        round, *mean_and_std(tuple(value_by_seed.values())), tuple(value_by_seed), tuple(value_by_seed.values())
+    )
 
 
 def merged(plots: Sequence[Plot]) -> list[Plot]:
@@ -339,29 +397,29 @@ def merged(plots: Sequence[Plot]) -> list[Plot]:
     by_id: dict[str, list[Plot]] = {}
     for plot in plots:
         by_id.setdefault(plot.figure.id, []).append(plot)
-    return [_joined(alike) if len(alike) > 1 else alike[0] for alike in by_id.values()]
+    return [_joined(same_id) if len(same_id) > 1 else same_id[0] for same_id in by_id.values()]
 
 
 def _joined(plots: Sequence[Plot]) -> Plot:
     keys = [tuple(panel.key.items()) for plot in plots for panel in plot.panels]
-    first, apart = plots[0], len(set(keys)) < len(keys)
+    first_plot, same_labels = plots[0], len(set(keys)) < len(keys)
     panels = [
-        replace(panel, key={"suite": plot.suite, **panel.key}) if apart else panel
+        replace(panel, key={"suite": plot.suite, **panel.key}) if same_labels else panel
         for plot in plots
         for panel in plot.panels
     ]
     axes = list(dict.fromkeys(axis for panel in panels for axis in panel.key))
-    said: dict[str, list[str]] = {}
+    texts_by_note: dict[str, list[str]] = {}
     for plot in plots:
-        for what, text in plot.notes:
-            if text not in said.setdefault(what, []):
-                said[what].append(text)
+        for note_name, text in plot.notes:
+            if text not in texts_by_note.setdefault(note_name, []):
+                texts_by_note[note_name].append(text)
     return replace(
-        first, suite="+".join(dict.fromkeys(plot.suite for plot in plots)), panels=panels,
+        first_plot, suite="+".join(dict.fromkeys(plot.suite for plot in plots)), panels=panels,
         preset="+".join(dict.fromkeys(plot.preset for plot in plots)),
         label=next((plot.label for plot in plots if plot.label), ""),
-        figure=first.figure.model_copy(update={"panels": axes}),
-        notes=[(what, "; ".join(texts)) for what, texts in said.items()],
+        figure=first_plot.figure.model_copy(update={"panels": axes}),
+        notes=[(note_name, "; ".join(texts)) for note_name, texts in texts_by_note.items()],
     )  # fmt: skip
 
 
@@ -390,8 +448,8 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) ->
     yield "suite", f"{preset}. {plan.note}".removesuffix(". ")
     if plan.where:
         yield "filter", plan.where
-    if allowed := perturbation.in_words((cell.spec["data"]["name"], cell.perturbation) for cell in cells):
-        yield "perturbation", allowed
+    if perturbation_text := perturbation.in_words((cell.spec["data"]["name"], cell.perturbation) for cell in cells):
+        yield "perturbation", perturbation_text
     lines = [line for panel in plot.panels for line in panel.lines]
     words = in_words((line.heading, line.source) for line in lines)
     yield "data", data_note(plot.facts, cells, words)
@@ -399,12 +457,12 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) ->
         yield "checkpoint", WORDS[select]
     seeds = sorted({int(cell.spec["seed"]) for cell in cells})
     several = any(point.std is not None for line in lines for point in line.points)
-    said = (SPREAD if several else ONE_SEED)[plot.figure.kind]
+    spread_text = (SPREAD if several else ONE_SEED)[plot.figure.kind]
     if several and plot.figure.kind == "lines" and all(len(panel.lines) > BANDS for panel in plot.panels):
-        said = "line: mean over seeds"
-    yield "seeds", f"{', '.join(map(str, seeds))}; {said}"
+        spread_text = "line: mean over seeds"
+    yield "seeds", f"{', '.join(map(str, seeds))}; {spread_text}"
     if plot.figure.minus:
-        of = ", ".join(f"{axis} {chosen[0]}" for axis, chosen in plot.figure.minus.items())
+        of = ", ".join(f"{axis} {axis_labels[0]}" for axis, axis_labels in plot.figure.minus.items())
         yield "differences", f"differences from {of}, seed by seed"
     if any(line.published for line in lines):
         published = plot.figure.published
@@ -421,9 +479,11 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) ->
         yield from plot.facts.notes(words=words)
     if partial := sum(line.partial for line in lines):
         yield "incomplete", f"{partial} of {len(lines)} lines average fewer seeds than planned, at some rounds or all"
-    if missing := _missing(plot):
-        shown = ", ".join(missing[:MISSING]) + f" and {len(missing) - MISSING} others" * (len(missing) > MISSING)
-        yield "missing", f"no number of {shown}"
+    if missing_lines := _lines_without_numbers(plot):
+        shown_names = ", ".join(missing_lines[:MISSING]) + f" and {len(missing_lines) - MISSING} others" * (
+            len(missing_lines) > MISSING
+        )
+        yield "missing", f"no number of {shown_names}"
     if plot.figure.note:
         yield "note", plot.figure.note
 
@@ -431,11 +491,13 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) ->
 MISSING = 12  # names of a note
 
 
-def _missing(plot: Plot) -> list[str]:
+def _lines_without_numbers(plot: Plot) -> list[str]:
     """The lines that have no number, of panels in which others have: failed, or not run."""
     panels = [panel for panel in plot.panels if any(line.points for line in panel.lines)]
-    empty = (line for panel in panels for line in panel.lines if not line.points and line.source.stage != "artifact")
-    return list(dict.fromkeys(", ".join(filter(None, line.key.values())) or line.heading for line in empty))
+    empty_lines = (
+        line for panel in panels for line in panel.lines if not line.points and line.source.stage != "artifact"
+    )
+    return list(dict.fromkeys(", ".join(filter(None, line.key.values())) or line.heading for line in empty_lines))
 
 
 FIELDS = (
@@ -452,7 +514,7 @@ def render_csv(plots: Sequence[Plot]) -> str:
 
 def _points(plots: Sequence[Plot]) -> Iterable[tuple[Key, dict[str, Any]]]:
     for plot in plots:
-        for panel, line in ((one, line) for one in plot.panels for line in one.lines):
+        for panel, line in ((plot_or_panel, line) for plot_or_panel in plot.panels for line in plot_or_panel.lines):
             key = {axis: label for axis, label in {**panel.key, **line.key}.items() if axis != SERIES}
             low, high = line.published or (None, None)
             computed = None

@@ -48,31 +48,35 @@ def styles_of(plot: Plot, panels: Sequence[Panel]) -> tuple[Names, dict[str, Sty
         for line in panel.lines
         if line.points or line.published or line.source.stage == "artifact"
     ]
-    seen = [(part, list(dict.fromkeys(part(line) for line in lines))) for part in _parts(plot, lines)]
-    varying = [(part, labels) for part, labels in seen if len(labels) > 1]
+    labels_by_part = [
+        (name_part, list(dict.fromkeys(name_part(line) for line in lines))) for name_part in _varying_parts(plot, lines)
+    ]
+    varying = [(name_part, labels) for name_part, labels in labels_by_part if len(labels) > 1]
 
     def name(line: Line) -> str:
         return ", ".join(part(line) for part, _ in varying)
 
     names = list(dict.fromkeys(name(line) for line in lines))
-    few = len(names) < min(8, math.prod(len(labels) for _, labels in varying))  # of all combinations
-    if len(varying) == 1 or few:
+    is_few = len(names) < min(8, math.prod(len(labels) for _, labels in varying))  # of all combinations
+    if len(varying) == 1 or is_few:
         labels = varying[0][1] if len(varying) == 1 else names
-        alone = {label: _alone(i, len(labels)) for i, label in enumerate(labels)}
+        style_by_label = {label: _style_of(i, len(labels)) for i, label in enumerate(labels)}
         steps = [round(i * (len(labels) - 1) / (MANY - 1)) for i in range(MANY)]
-        shown = labels if len(labels) <= 2 * MANY else [labels[step] for step in steps]
-        return name, alone, {label: alone[label] for label in shown}
-    found = {name(line): _of([labels.index(part(line)) for part, labels in varying] or [0]) for line in lines}
+        legend_labels = labels if len(labels) <= 2 * MANY else [labels[step] for step in steps]
+        return name, style_by_label, {label: style_by_label[label] for label in legend_labels}
+    style_by_name = {
+        name(line): _of([labels.index(name_part(line)) for name_part, labels in varying] or [0]) for line in lines
+    }
     legend = {}
     for position, (_, labels) in enumerate(varying[:3]):
         for i, label in enumerate(labels):
             legend[label] = (
                 _of([i]) if position == 0 else Style(GREY, i % 7) if position == 1 else Style(GREY, 0, i % len(MARKERS))
             )
-    return name, found, legend
+    return name, style_by_name, legend
 
 
-def _parts(plot: Plot, lines: Sequence[Line]) -> list[Part]:
+def _varying_parts(plot: Plot, lines: Sequence[Line]) -> list[Part]:
     """What may vary from line to line of a panel, and is not said beneath its bars."""
     bars = plot.figure.kind == "bars"
     beneath = bars and not any(line.index is not None for line in lines)
@@ -82,12 +86,12 @@ def _parts(plot: Plot, lines: Sequence[Line]) -> list[Part]:
         return lambda line: axis_label(axis, line.key.get(axis, "")) + " (own)" * (line.own and axis == axes[-1])
 
     # the first axis stands beneath the bars; without axes the heading does
-    parts = [of(axis) for axis in (axes[1:] if beneath else axes)]
+    name_parts = [of(axis) for axis in (axes[1:] if beneath else axes)]
     if SERIES not in plot.figure.panels and not (beneath and not axes):
-        parts.append(lambda line: line.heading)
+        name_parts.append(lambda line: line.heading)
     if not bars:
-        parts.append(lambda line: f"{line.source.indexed} {line.place}" if line.place else "")
-    return parts
+        name_parts.append(lambda line: f"{line.source.indexed} {line.place}" if line.place else "")
+    return name_parts
 
 
 def axis_label(axis: str, label: str) -> str:
@@ -95,7 +99,7 @@ def axis_label(axis: str, label: str) -> str:
     return f"{axis} {label}" if label[:1].isdigit() else label
 
 
-def _alone(position: int, of: int) -> Style:
+def _style_of(position: int, of: int) -> Style:
     """One of so many that differ in one thing: colour and style, or of very many a colour in their order."""
     if of > MANY:
         return Style(_scale(position / (of - 1)), 0, None, 0.9)

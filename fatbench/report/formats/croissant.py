@@ -65,7 +65,7 @@ def describe(frame: pandas.DataFrame, file: str, content: bytes, title: str) -> 
         }
         for column in frame.columns
     ]
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "@context": CONTEXT,
         "@type": "sc:Dataset",
         "name": title,
@@ -87,7 +87,7 @@ def describe(frame: pandas.DataFrame, file: str, content: bytes, title: str) -> 
         ],
         "recordSet": [{"@type": "cr:RecordSet", "@id": "numbers", "name": "numbers", "field": fields}],
     }
-    return json.dumps(found, indent=2) + "\n"
+    return json.dumps(document, indent=2) + "\n"
 
 
 def _type(values: pandas.Series[Any]) -> str:

@@ -52,9 +52,9 @@ def metadata(database: Path) -> str:
         for name, text in TABLES.items()
     }
     queries = {name: {"title": title, "sql": sql} for name, (title, sql) in QUERIES.items()}
-    found = {
+    document = {
         "title": "fatbench results",
         "description": "Federated adversarial training: every number with the code, seed and machine behind it.",
         "databases": {database.stem: {"tables": described, "queries": queries}},
     }
-    return json.dumps(found, indent=2) + "\n"
+    return json.dumps(document, indent=2) + "\n"

@@ -27,12 +27,12 @@ def environment() -> jinja2.Environment:
     import jinja2
 
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
-    made = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=loader, autoescape=True, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
-    made.filters["prose"] = prose
-    made.globals["words"] = words
-    return made
+    templates.filters["prose"] = prose
+    templates.globals["words"] = words
+    return templates
 
 
 WORDS = {  # metrics that their headings do not explain
@@ -55,15 +55,15 @@ def words(grid: Grid) -> list[tuple[str, str]]:
     return [(column.heading, WORDS[column.metric]) for column in grid.columns if column.metric in WORDS]
 
 
-def prose(said: str) -> str:
+def prose(words: str) -> str:
     """Words of a suite file or a docstring, escaped; what stands between backticks as code."""
     import markupsafe
 
     code = markupsafe.Markup("<code>%s</code>")
-    parts = said.split("`")
-    if len(parts) % 2 == 0:
-        return said
-    return markupsafe.Markup("").join(code % part if i % 2 else part for i, part in enumerate(parts))
+    pieces = words.split("`")
+    if len(pieces) % 2 == 0:
+        return words
+    return markupsafe.Markup("").join(code % piece if i % 2 else piece for i, piece in enumerate(pieces))
 
 
 def file(name: str) -> str:
@@ -82,13 +82,13 @@ def framed(template: str, **content: Any) -> str:
     """A page: its template with what every page has. The policy lets a browser fetch nothing at all."""
     import markupsafe
 
-    nothing = {
+    defaults = {
         "lead": "", "facts": [], "boards": [], "figures": [], "points": [], "places": [], "home": "", "script": "",
         "label": "", "foot": "", "every": 0, "documentation": DOCUMENTATION, "links": {}, "others": [],
         "policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'",
     }  # fmt: skip
     style = markupsafe.Markup(file("style.css"))
-    return environment().get_template(template).render({**nothing, "style": style, **content})
+    return environment().get_template(template).render({**defaults, "style": style, **content})
 
 
 # Of a table inside somebody else's page, a notebook's: nothing beyond the table is touched.
@@ -112,23 +112,24 @@ def fragment(grids: Sequence[Grid]) -> str:
 
 def table(grid: Grid, links: Links, id: str, latex: str = "") -> dict[str, Any]:
     """What the template needs of a table; latex: its source, to be copied."""
-    grid, empty = measured(grid, links)
+    grid, empty_rows = measured(grid, links)
     if not any(value.mean is not None or value.published is not None or value.cells in links for value in grid.all()):
         grid = replace(grid, rows=[])
     grid, alike = varying(grid)
     rows = []
     axes = [[row.key.get(axis, "") for axis in grid.axes] for row in grid.rows]
-    for row, whole, labels, block in zip(
+    for row, full_labels, labels, block in zip(
         grid.rows, axes, number_format.row_labels(grid), number_format.blocks(grid), strict=True
     ):
         stubs = [
-            {"label": label, "again": "" if label else said} for label, said in zip(labels, whole, strict=True)
+            {"label": label, "again": "" if label else full_label}
+            for label, full_label in zip(labels, full_labels, strict=True)
         ]  # a label that repeats the row above is left out for the eye alone
         cells = [[cell(v, c, links) for v, c in zip(values, grid.columns, strict=True)] for values in row.values]
         rows.append({"labels": stubs, "block": block, "groups": cells})
     groups = [group.label for group in grid.groups]
     groups = groups if any(groups) else []
-    return {"grid": grid, "rows": rows, "groups": groups, "id": id, "latex": latex, "empty": empty, "alike": alike}
+    return {"grid": grid, "rows": rows, "groups": groups, "id": id, "latex": latex, "empty": empty_rows, "alike": alike}
 
 
 def cell(value: Value, column: Column, links: Links) -> dict[str, Any]:

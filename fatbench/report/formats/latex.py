@@ -62,17 +62,17 @@ MOST_TESTS = 40  # paired tests of a float
 GroupColumn = tuple[int, int]  # one heading of one group: indices into grid.groups and grid.columns
 
 
-def width_of(said: str) -> Width:
+def width_of(width: str) -> Width:
     """What --width says. SpecError: not a width."""
-    if said in WIDTHS:
-        return WIDTHS[said]
+    if width in WIDTHS:
+        return WIDTHS[width]
     try:
-        points = float(said)
+        points = float(width)
     except ValueError:
         points = 0.0
     if not 100 <= points <= 1000:
-        known = f"{', '.join(WIDTHS)} or points from 100 to 1000"
-        raise SpecError(f"--width: expected {known}, got '{said}'{did_you_mean(said, WIDTHS)}")
+        choices = f"{', '.join(WIDTHS)} or points from 100 to 1000"
+        raise SpecError(f"--width: expected {choices}, got '{width}'{did_you_mean(width, WIDTHS)}")
     return Width(round(points / 4.2), points=points)
 
 
@@ -89,10 +89,10 @@ def render(
     in a column where that fits; spread: one of SPREADS, None: beside where that fits; numbers: one of NUMBERS.
     """
     fits = width_of(width)
-    said = f"{width} pt" if fits.points else width
+    width_text = f"{width} pt" if fits.points else width
     packages = "booktabs,graphicx" + ",siunitx" * (numbers == "siunitx")
-    head = rf"% width: {said}; needs \usepackage{{{packages}}}" + "\n"
-    floats = [one for grid in grids for one in _floats(grid, width, fits, published, spread, numbers)]
+    head = rf"% width: {width_text}; needs \usepackage{{{packages}}}" + "\n"
+    floats = [float_text for grid in grids for float_text in _floats(grid, width, fits, published, spread, numbers)]
     if fits.environment == "frame":
         return head + "\n".join(floats)
     pages = ["\n".join(floats[i : i + MOST_FLOATS]) for i in range(0, len(floats), MOST_FLOATS)]
@@ -142,19 +142,28 @@ def _floats(
     paper = {"column": "beside", "below": "under"}.get(published or "", "")
     paper = paper or ("beside" if _letters(grid, "beside", spread) <= fits.letters else "under")
     small = (paper == "under" and grid.has_published) + (spread == "below")
-    parts = list(_cut(grid, fits.lines // (1 + small)))
+    grid_parts = list(_cut(grid, fits.lines // (1 + small)))
     if fits.wide and _letters(grid, paper, spread) > fits.letters:
         fits = replace(fits, environment="table*")
-    for number, (name, one) in enumerate(parts):
-        same = [axis for axis in one.axes if len({row.key.get(axis, "") for row in one.rows}) == 1]
-        same = same if len(same) < len(one.axes) else same[:-1]
-        labels = dict.fromkeys(filter(None, (one.rows[0].key.get(axis, "") for axis in same))) if one.rows else []
-        part = _Part(
-            one, [*labels, *filter(None, [name])], [a for a in one.axes if a not in same], paper, spread, numbers
+    for number, (name, part_grid) in enumerate(grid_parts):
+        constant_axes = [axis for axis in part_grid.axes if len({row.key.get(axis, "") for row in part_grid.rows}) == 1]
+        constant_axes = constant_axes if len(constant_axes) < len(part_grid.axes) else constant_axes[:-1]
+        labels = (
+            dict.fromkeys(filter(None, (part_grid.rows[0].key.get(axis, "") for axis in constant_axes)))
+            if part_grid.rows
+            else []
+        )
+        table_part = _Part(
+            part_grid,
+            [*labels, *filter(None, [name])],
+            [a for a in part_grid.axes if a not in constant_axes],
+            paper,
+            spread,
+            numbers,
         )
         command = _command(grid, width) + " --numbers siunitx" * (numbers == "siunitx")
-        yield _float(part, number, len(parts), left_out, command, fits)
-        if number == len(parts) - 1 and fits.environment != "frame":
+        yield _float(table_part, number, len(grid_parts), left_out, command, fits)
+        if number == len(grid_parts) - 1 and fits.environment != "frame":
             yield from _tests(grid, fits)
 
 
@@ -177,60 +186,72 @@ def _stacked(grid: Grid) -> Grid:
     return replace(grid, axes=[axis, *grid.axes], groups=[Group({})], rows=rows)
 
 
-def _cut(grid: Grid, most: int) -> Iterator[tuple[str, Grid]]:
-    """The grid, or where it has more than `most` rows one for each label of its first axis, in parts that fit."""
-    if len(grid.rows) <= most:
+def _cut(grid: Grid, row_limit: int) -> Iterator[tuple[str, Grid]]:
+    """The grid, or where it has more than `row_limit` rows one for each label of its first axis, in parts that fit."""
+    if len(grid.rows) <= row_limit:
         yield "", grid
         return
     starts = [0, *(i for i, begins in enumerate(number_format.blocks(grid)) if begins), len(grid.rows)]
     for a, b in itertools.pairwise(starts):
-        count = -(-(b - a) // most)
+        count = -(-(b - a) // row_limit)
         cuts = [a + round(i * (b - a) / count) for i in range(count + 1)]
-        for first, end in itertools.pairwise(cuts):
-            name = f"rows {first - a + 1} to {end - a} of {b - a}" if count > 1 else ""
-            yield name, replace(grid, rows=grid.rows[first:end])
+        for first_row, end in itertools.pairwise(cuts):
+            name = f"rows {first_row - a + 1} to {end - a} of {b - a}" if count > 1 else ""
+            yield name, replace(grid, rows=grid.rows[first_row:end])
 
 
 def _letters(grid: Grid, paper: str, spread: str | None) -> int:
     """About how many letters are in a line of the tabular."""
-    after = 0.7 * (spread in (None, "beside"))  # of the letters of a spread, which are small
+    small_letters = 0.7 * (spread in (None, "beside"))  # of the letters of a spread, which are small
     total: float = sum(
         max([len(axis), *(min(len(row.key.get(axis, "")), STUB) for row in grid.rows)]) for axis in grid.axes
     )
     for g in range(len(grid.groups)):
         for c, column in enumerate(grid.columns):
             entries = number_format.entries(grid, g, c)
-            ours, theirs = (
-                max((len(one) + after * len(two) + rest for one, two, rest in each), default=0)
-                for each in (
+            own_letters, paper_letters = (
+                max(
+                    (
+                        len(number_text) + small_letters * len(spread_text) + tail_letters
+                        for number_text, spread_text, tail_letters in texts
+                    ),
+                    default=0,
+                )
+                for texts in (
                     [(e.number, e.spread, 0.7 * len(e.seeds)) for e in entries],
                     [(e.published, e.published_spread, len(e.difference)) for e in entries],
                 )
             )
-            parts = (
-                ours + theirs + 2 * (theirs > 0) if paper == "beside" else max(ours, 0.7 * (6 + theirs) * (theirs > 0))
+            column_letters = (
+                own_letters + paper_letters + 2 * (paper_letters > 0)
+                if paper == "beside"
+                else max(own_letters, 0.7 * (6 + paper_letters) * (paper_letters > 0))
             )
-            total += max(parts, min(len(column.label), LONG)) + 1.5
+            total += max(column_letters, min(len(column.label), LONG)) + 1.5
     return round(total)
 
 
 # --- a float -----------------------------------------------------------------------------------------------------
 
 
-def _float(part: _Part, number: int, of: int, left_out: Sequence[str], command: str, fits: Width) -> str:
-    grid = part.grid
+def _float(table_part: _Part, number: int, of: int, left_out: Sequence[str], command: str, fits: Width) -> str:
+    grid = table_part.grid
     about = f"% {command}" + (f"  ({grid.label})" if grid.label else "")
-    notes = [(what, note) for what, note in grid.notes if what not in IN_CAPTION and what != "paired"]
-    paired = [note for what, note in grid.notes if what == "paired"]
+    notes = [
+        (note_name, note) for note_name, note in grid.notes if note_name not in IN_CAPTION and note_name != "paired"
+    ]
+    paired = [note for note_name, note in grid.notes if note_name == "paired"]
     notes += [("paired", paired[0])] if paired else []
-    said = [_note(what, note) for what, note in notes] if number == of - 1 else []
+    note_lines = [_note(note_name, note) for note_name, note in notes] if number == of - 1 else []
     keys = [rf"\textsuperscript{{{escape(mark)}}}\,{prose(note)}" for mark, note in grid.footnotes]
-    high = _rows(part) > 20 or fits.environment == "frame"
-    tabular = _scaled(_tabular(part), fits, high)
+    is_high = _rows(table_part) > 20 or fits.environment == "frame"
+    tabular = _scaled(_tabular(table_part), fits, is_high)
     if fits.environment == "frame":
-        title = escape(", ".join(filter(None, [grid.name.rstrip("."), *part.same])))
+        title = escape(", ".join(filter(None, [grid.name.rstrip("."), *table_part.same])))
         warning = [rf"\textbf{{{escape(grid.label)}.}}"] if grid.label else []
-        small = " ".join([*warning, prose(_over(grid, part.spread)), *([prose(s) for s in _bold(grid)]), *keys])
+        small = " ".join(
+            [*warning, prose(_what_it_averages(grid, table_part.spread)), *([prose(s) for s in _bold(grid)]), *keys]
+        )
         lines = [about, rf"\begin{{frame}}{{{title}}}", r"\centering\small", r"\setlength{\tabcolsep}{3pt}", tabular,
                  r"\par\smallskip", rf"{{\tiny {small}\par}}", r"\end{frame}"]  # fmt: skip
         return "\n".join(lines) + "\n"
@@ -239,17 +260,17 @@ def _float(part: _Part, number: int, of: int, left_out: Sequence[str], command: 
         about,
         rf"\begin{{{fits.environment}}}[htbp]",
         r"\centering",
-        rf"\caption{{{_caption(part, left_out if number == 0 else ())}}}",
+        rf"\caption{{{_caption(table_part, left_out if number == 0 else ())}}}",
         rf"\label{{{label}}}",
         r"\smallskip\small",
         r"\setlength{\tabcolsep}{3pt}",
         tabular,
     ]
-    room = (5 if high else IN_FLOAT) * fits.letters
-    below = sum(map(len, said)) > room
-    inside = keys if below else [*said, *keys]
-    if inside:
-        text = "\n".join(rf"{words}\par" for words in inside)
+    room = (5 if is_high else IN_FLOAT) * fits.letters
+    notes_below = sum(map(len, note_lines)) > room
+    notes_inside = keys if notes_below else [*note_lines, *keys]
+    if notes_inside:
+        text = "\n".join(rf"{words}\par" for words in notes_inside)
         lines += [
             r"\par\smallskip",
             r"\begin{minipage}{\linewidth}",
@@ -258,54 +279,54 @@ def _float(part: _Part, number: int, of: int, left_out: Sequence[str], command: 
             r"\end{minipage}",
         ]
     lines.append(rf"\end{{{fits.environment}}}")
-    if below:
-        text = "\n".join(rf"{words}\par" for words in said)
+    if notes_below:
+        text = "\n".join(rf"{words}\par" for words in note_lines)
         lines += ["", rf"{{\scriptsize\raggedright\noindent Table~\ref{{{label}}}.", text + "}"]
     return "\n".join(lines) + "\n"
 
 
 def _scaled(tabular: str, fits: Width, high: bool) -> str:
     """A tabular that LaTeX makes smaller where it is wider than the line or, if it is high, than most of the page."""
-    most = ".62" if fits.environment == "frame" else ".66"
+    height_share = ".62" if fits.environment == "frame" else ".66"
     if high:
-        tall = rf"\ifdim\totalheight>{most}\textheight {most}\textheight\else\totalheight\fi"
-        tabular = f"\\resizebox*{{!}}{{{tall}}}{{%\n{tabular}}}"
-    wide = rf"\ifdim\width>{fits.most} {fits.most}\else\width\fi"
-    return f"\\resizebox{{{wide}}}{{!}}{{%\n{tabular}}}"
+        scaled_height = rf"\ifdim\totalheight>{height_share}\textheight {height_share}\textheight\else\totalheight\fi"
+        tabular = f"\\resizebox*{{!}}{{{scaled_height}}}{{%\n{tabular}}}"
+    scaled_width = rf"\ifdim\width>{fits.most} {fits.most}\else\width\fi"
+    return f"\\resizebox{{{scaled_width}}}{{!}}{{%\n{tabular}}}"
 
 
-def _rows(part: _Part) -> int:
-    return len(part.grid.rows) * (1 + part.small())
+def _rows(table_part: _Part) -> int:
+    return len(table_part.grid.rows) * (1 + table_part.small())
 
 
-def _title(part: _Part) -> str:
-    name = part.grid.name.removesuffix(".")
-    title = f"{', '.join([name, *part.same])}."
-    return escape(title) + (rf" \textbf{{{escape(part.grid.label)}.}}" if part.grid.label else "")
+def _title(table_part: _Part) -> str:
+    name = table_part.grid.name.removesuffix(".")
+    title = f"{', '.join([name, *table_part.same])}."
+    return escape(title) + (rf" \textbf{{{escape(table_part.grid.label)}.}}" if table_part.grid.label else "")
 
 
-def _caption(part: _Part, left_out: Sequence[str]) -> str:
+def _caption(table_part: _Part, left_out: Sequence[str]) -> str:
     """What the numbers are: over how many seeds and images, of which model, what the marks and the small type mean."""
-    grid = part.grid
+    grid = table_part.grid
     values = list(grid.all())
-    said = [_over(grid, part.spread)]
+    sentences = [_what_it_averages(grid, table_part.spread)]
     if grid.perturbation:
-        said.append(f"Perturbation: {grid.perturbation}.")
+        sentences.append(f"Perturbation: {grid.perturbation}.")
     if grid.checkpoint:
         trained = grid.checkpoint.startswith("training")
-        said.append(f"{grid.checkpoint.capitalize() if trained else f'Checkpoint: {grid.checkpoint}'}.")
-    said += _bold(grid)
+        sentences.append(f"{grid.checkpoint.capitalize() if trained else f'Checkpoint: {grid.checkpoint}'}.")
+    sentences += _bold(grid)
     if any(value.planned and value.mean is None and not value.never for value in values):
-        said.append("--: not measured.")
+        sentences.append("--: not measured.")
     if any(value.never for value in values):
-        said.append(f"{number_format.NEVER}: neither evaluated nor logged.")
+        sentences.append(f"{number_format.NEVER}: neither evaluated nor logged.")
     if left_out:
-        said.append(f"Without numbers and left out: {'; '.join(left_out)}.")
+        sentences.append(f"Without numbers and left out: {'; '.join(left_out)}.")
     if grid.has_published:
-        at = f" ({grid.published_at})" * bool(grid.published_at)
+        published_at = f" ({grid.published_at})" * bool(grid.published_at)
         word = "Paper: as published" if grid.by == "paper" else "Formula: computed, not published"
-        said.append(f"{word}{at}." + f" Δ: ours minus the {grid.by}'s." * grid.has_differences)
-    return " ".join([_title(part), *(prose(sentence) for sentence in said if sentence)])
+        sentences.append(f"{word}{published_at}." + f" Δ: ours minus the {grid.by}'s." * grid.has_differences)
+    return " ".join([_title(table_part), *(prose(sentence) for sentence in sentences if sentence)])
 
 
 def _bold(grid: Grid) -> list[str]:
@@ -314,7 +335,7 @@ def _bold(grid: Grid) -> list[str]:
     return bold + ["Underlined: significantly better than the rest."] * ("second" in ranks)
 
 
-def _over(grid: Grid, spread: str) -> str:
+def _what_it_averages(grid: Grid, spread: str) -> str:
     """ "Mean ± sample standard deviation over seeds 6, 7 and 8, on 10,000 test images." """
     sizes = {n for value in grid.all() for n in value.n if n}
     images = f" on {next(iter(sizes)):,} test images" if len(sizes) == 1 else ""
@@ -322,8 +343,8 @@ def _over(grid: Grid, spread: str) -> str:
         return f"{images.strip().capitalize()}." if images else ""
     if len(grid.seeds) == 1:
         return f"One seed ({grid.seeds[0]}), no spread{',' * bool(images)}{images}."
-    what = "Mean" if spread == "none" else "Mean ± sample standard deviation"
-    return f"{what} over {len(grid.seeds)} seeds ({_seeds(grid.seeds)}){images}."
+    statistic = "Mean" if spread == "none" else "Mean ± sample standard deviation"
+    return f"{statistic} over {len(grid.seeds)} seeds ({_seeds(grid.seeds)}){images}."
 
 
 def _seeds(seeds: Sequence[int]) -> str:
@@ -334,8 +355,8 @@ def _seeds(seeds: Sequence[int]) -> str:
 WORDS = {"MIXED": "Mixed", "OLDER": "Older", "doubt": "Caveats"}  # what a paper calls a note
 
 
-def _note(what: str, note: str) -> str:
-    name = WORDS.get(what, what[:1].upper() + what[1:])
+def _note(note_name: str, note: str) -> str:
+    name = WORDS.get(note_name, note_name[:1].upper() + note_name[1:])
     return rf"\textit{{{escape(name)}}}: {prose(note)}"
 
 
@@ -345,7 +366,7 @@ def _slug(grid: Grid) -> str:
 
 def _tests(grid: Grid, fits: Width) -> Iterator[str]:
     """The paired tests as floats, a line each: labels, heading, difference, p of the t test and of Wilcoxon's."""
-    if sum(what == "paired" for what, _ in grid.notes) < 2:  # the count alone
+    if sum(note_name == "paired" for note_name, _ in grid.notes) < 2:  # the count alone
         return
     axes = list(grid.paired[0].key)
     heads = [*(escape(axis) for axis in axes), "", "difference", r"\multicolumn{2}{c}{$p$ ($t$, Wilcoxon)}"]
@@ -355,7 +376,7 @@ def _tests(grid: Grid, fits: Width) -> Iterator[str]:
             r"\toprule",
             " & ".join(heads) + r" \\",
             r"\midrule",
-            *(_test(one) for one in grid.paired[start : start + MOST_TESTS]),
+            *(_test(comparison) for comparison in grid.paired[start : start + MOST_TESTS]),
             r"\bottomrule",
             r"\end{tabular}",
         ]
@@ -365,68 +386,76 @@ def _tests(grid: Grid, fits: Width) -> Iterator[str]:
         yield "\n".join([rf"\begin{{{fits.environment}}}[htbp]", *body, rf"\end{{{fits.environment}}}"]) + "\n"
 
 
-def _test(one: PairedComparison) -> str:
-    test = one.test
-    labels = [*one.key.values(), f"{one.label} − {one.against}, {one.column.heading}"]
-    difference = (
-        rf"{signs(number_format.signed(test.mean, one.column))} $\pm$ {number_format.number(test.std, one.column)}"
-    )
+def _test(comparison: PairedComparison) -> str:
+    test = comparison.test
+    labels = [*comparison.key.values(), f"{comparison.label} − {comparison.against}, {comparison.column.heading}"]
+    mean = signs(number_format.signed(test.mean, comparison.column))
+    difference = rf"{mean} $\pm$ {number_format.number(test.std, comparison.column)}"
     return " & ".join([*map(escape, labels), difference, p_value(test.t_p), p_value(test.wilcoxon_p)]) + r" \\"
 
 
 # --- a tabular ---------------------------------------------------------------------------------------------------
 
 
-def _tabular(part: _Part) -> str:
-    grid, places = part.grid, part.places
-    beside = {place: part.beside(place) for place in places}
-    wide = 5 if grid.has_differences else 4  # TeX columns: number@spread paper@mark [difference]
-    spans = {place: wide if beside[place] else 2 for place in places}
-    entries_of = {place: [_entry(row, place, grid) for row in grid.rows] for place in places}
-    formats = {place: _formats(part, entries_of[place]) for place in places}
-    specs = [[*(f"{one}@{{}}l" for one in formats[p]), "r"][: (spans[p] + 1) // 2] for p in places]
-    spec = "".join(" ".join(each) for each in specs)
-    stub = len(part.axes)
-    lines = [SIUNITX] * (part.numbers == "siunitx")
+def _tabular(table_part: _Part) -> str:
+    grid, group_columns = table_part.grid, table_part.places
+    paper_beside = {group_column: table_part.beside(group_column) for group_column in group_columns}
+    tex_columns = 5 if grid.has_differences else 4  # TeX columns: number@spread paper@mark [difference]
+    spans = {group_column: tex_columns if paper_beside[group_column] else 2 for group_column in group_columns}
+    entries_of = {
+        group_column: [_entry(row, group_column, grid) for row in grid.rows] for group_column in group_columns
+    }
+    formats = {group_column: _formats(table_part, entries_of[group_column]) for group_column in group_columns}
+    specs = [
+        [*(f"{column_format}@{{}}l" for column_format in formats[p]), "r"][: (spans[p] + 1) // 2] for p in group_columns
+    ]
+    spec = "".join(" ".join(column_specs) for column_specs in specs)
+    stub = len(table_part.axes)
+    lines = [SIUNITX] * (table_part.numbers == "siunitx")
     lines += [rf"\begin{{tabular}}{{@{{}}{'l' * stub}{spec}@{{}}}}", r"\toprule"]
     levels = []  # headings of each level with the cmidrules under them
     if any(group.label for group in grid.groups):
         groups = [
-            (grid.groups[g].label, sum(spans[p] for p in places if p[0] == g))
-            for g in dict.fromkeys(g for g, _ in places)
+            (grid.groups[g].label, sum(spans[p] for p in group_columns if p[0] == g))
+            for g in dict.fromkeys(g for g, _ in group_columns)
         ]
         levels.append(_level([(escape(label), width) for label, width in groups], stub))
     levels.append(
-        _level([(_heading(grid.columns[c].heading, grid.columns[c].images), spans[g, c]) for g, c in places], stub)
-    )
-    if any(beside.values()):
-        below = (
-            r"\multicolumn{2}{c}{ours}"
-            + rf" & \multicolumn{{2}}{{c}}{{{grid.by}}}" * beside[place]
-            + r" & \multicolumn{1}{c}{$\Delta$}" * (spans[place] == 5)
-            for place in places
+        _level(
+            [(_heading(grid.columns[c].heading, grid.columns[c].images), spans[g, c]) for g, c in group_columns], stub
         )
-        levels.append((" & ".join(below), ""))
-    axes = [escape(axis) for axis in part.axes]
+    )
+    if any(paper_beside.values()):
+        sub_headings = (
+            r"\multicolumn{2}{c}{ours}"
+            + rf" & \multicolumn{{2}}{{c}}{{{grid.by}}}" * paper_beside[group_column]
+            + r" & \multicolumn{1}{c}{$\Delta$}" * (spans[group_column] == 5)
+            for group_column in group_columns
+        )
+        levels.append((" & ".join(sub_headings), ""))
+    axes = [escape(axis) for axis in table_part.axes]
     for level, (cells, cmidrules) in enumerate(levels):
-        last = level == len(levels) - 1
-        lines += [" & ".join([*(axes if last else [""] * stub), cells]) + r" \\", *([] if last else [cmidrules])]
+        is_last = level == len(levels) - 1
+        lines += [" & ".join([*(axes if is_last else [""] * stub), cells]) + r" \\", *([] if is_last else [cmidrules])]
     lines.append(r"\midrule")
     begins, labels = number_format.blocks(grid), number_format.row_labels(grid)
     for index, row in enumerate(grid.rows):
-        said = [label for axis, label in zip(grid.axes, labels[index], strict=True) if axis in part.axes]
-        said[-1:] = [f"{said[-1]} {_row_seeds(row)}".strip()] if said else []
-        entries = {place: entries_of[place][index] for place in places}
-        if begins[index] and grid.axes[0] in part.axes:
+        stub_labels = [label for axis, label in zip(grid.axes, labels[index], strict=True) if axis in table_part.axes]
+        stub_labels[-1:] = [f"{stub_labels[-1]} {_row_seeds(row)}".strip()] if stub_labels else []
+        entries = {group_column: entries_of[group_column][index] for group_column in group_columns}
+        if begins[index] and grid.axes[0] in table_part.axes:
             lines.append(r"\addlinespace")
-        shown = (_cell(entry, spans[place], part, formats[place]) for place, entry in entries.items())
-        lines.append(" & ".join([*map(_stub, said), *shown]) + r" \\")
+        row_cells = (
+            _cell(entry, spans[group_column], table_part, formats[group_column])
+            for group_column, entry in entries.items()
+        )
+        lines.append(" & ".join([*map(_stub, stub_labels), *row_cells]) + r" \\")
         small: list[list[str]] = []  # lines in small type below
-        if part.spread == "below" and any(entry.spread for entry in entries.values()):
-            small.append([_spread_below(entry, spans[place]) for place, entry in entries.items()])
-        if part.paper == "under" and any(entry.published for entry in entries.values()):
-            small.append([_under(entry, part.spread != "none") for entry in entries.values()])
-        lines += [" & ".join([*[""] * stub, *here]) + r" \\" for here in small]
+        if table_part.spread == "below" and any(entry.spread for entry in entries.values()):
+            small.append([_spread_below(entry, spans[group_column]) for group_column, entry in entries.items()])
+        if table_part.paper == "under" and any(entry.published for entry in entries.values()):
+            small.append([_paper_below(entry, table_part.spread != "none") for entry in entries.values()])
+        lines += [" & ".join([*[""] * stub, *small_line]) + r" \\" for small_line in small]
         if small and index != len(grid.rows) - 1 and not begins[index + 1]:
             lines.append(r"\addlinespace[2pt]")
     lines += [r"\bottomrule", r"\end{tabular}"]
@@ -435,17 +464,17 @@ def _tabular(part: _Part) -> str:
 
 def _level(cells: Iterable[tuple[str, int]], stub: int) -> tuple[str, str]:
     """Headings over so many TeX columns each, and the cmidrules under them."""
-    heads, cmidrules, at = [], [], stub + 1
+    heads, cmidrules, first_column = [], [], stub + 1
     for words, width in cells:
         heads.append(rf"\multicolumn{{{width}}}{{c}}{{{words}}}")
-        cmidrules.append(rf"\cmidrule(lr){{{at}-{at + width - 1}}}")
-        at += width
+        cmidrules.append(rf"\cmidrule(lr){{{first_column}-{first_column + width - 1}}}")
+        first_column += width
     return " & ".join(heads), " ".join(cmidrules)
 
 
-def _broken(words: str, most: int) -> list[str]:
+def _broken(words: str, letter_limit: int) -> list[str]:
     """Words in one line, or in two about as long as each other."""
-    if len(words) <= most or " " not in words:
+    if len(words) <= letter_limit or " " not in words:
         return [words]
     cuts = [(words[: i.start()], words[i.end() :]) for i in re.finditer(" ", words)]
     return list(min(cuts, key=lambda cut: max(map(len, cut))))
@@ -467,29 +496,31 @@ def _stub(label: str) -> str:
 
 def _row_seeds(row: Row) -> str:
     """ "[3/5]" where all numbers of a row lack the same number of seeds: it then stands at the label, once."""
-    found = {(len(value.seeds), value.wanted) for group in row.values for value in group if value.mean is not None}
-    seeds, wanted = next(iter(found)) if len(found) == 1 else (0, 0)
-    return f"[{seeds}/{wanted}]" if seeds < wanted else ""
+    seed_counts = {
+        (len(value.seeds), value.wanted) for group in row.values for value in group if value.mean is not None
+    }
+    seeds, seeds_planned = next(iter(seed_counts)) if len(seed_counts) == 1 else (0, 0)
+    return f"[{seeds}/{seeds_planned}]" if seeds < seeds_planned else ""
 
 
-def _entry(row: Row, place: GroupColumn, grid: Grid) -> Entry:
+def _entry(row: Row, group_column: GroupColumn, grid: Grid) -> Entry:
     """What a table says of one value; the seeds that the row's label says are left out."""
-    entry = number_format.entry(row.values[place[0]][place[1]], grid.columns[place[1]])
+    entry = number_format.entry(row.values[group_column[0]][group_column[1]], grid.columns[group_column[1]])
     return replace(entry, seeds="") if _row_seeds(row) else entry
 
 
-def _formats(part: _Part, entries: Sequence[Entry]) -> tuple[str, str]:
+def _formats(table_part: _Part, entries: Sequence[Entry]) -> tuple[str, str]:
     """The TeX columns of our number and of the paper's."""
-    if part.numbers == "text":
+    if table_part.numbers == "text":
         return "r", "r"
-    beside = part.spread == "beside"
-    ours = [(entry.number, entry.spread * beside) for entry in entries]
-    return decimal_column(ours), decimal_column(
-        [(entry.published, entry.published_spread * beside) for entry in entries]
+    spread_beside = table_part.spread == "beside"
+    own_numbers = [(entry.number, entry.spread * spread_beside) for entry in entries]
+    return decimal_column(own_numbers), decimal_column(
+        [(entry.published, entry.published_spread * spread_beside) for entry in entries]
     )
 
 
-def _cell(entry: Entry, columns: int, part: _Part, formats: tuple[str, str]) -> str:
+def _cell(entry: Entry, columns: int, table_part: _Part, formats: tuple[str, str]) -> str:
     """Our number with its spread (two TeX columns), in four also the paper's (two), in five the difference (one)."""
     value = entry.value
     if not value.planned:
@@ -497,40 +528,40 @@ def _cell(entry: Entry, columns: int, part: _Part, formats: tuple[str, str]) -> 
     marks = "".join(map(superscript, value.marks))
     seeds = rf"\,{entry.seeds}" if entry.seeds else ""
     if value.mean is None:
-        ours = rf"\multicolumn{{2}}{{c}}{{{entry.number}{marks}}}"
+        own_cell = rf"\multicolumn{{2}}{{c}}{{{entry.number}{marks}}}"
     else:
         style = {"best": r"\textbf", "second": r"\underline"}.get(value.rank, "")
-        number, said = _number(entry.number, entry.spread, style, part, formats[0])
-        ours = f"{number} & {small_type(signs(said) + seeds)}{marks}"
+        number, spread_text = _number(entry.number, entry.spread, style, table_part, formats[0])
+        own_cell = f"{number} & {small_type(signs(spread_text) + seeds)}{marks}"
     if columns == 2 or not entry.published:
-        return ours + " &" * (columns - 2)
-    number, said = _number(entry.published, entry.published_spread, "", part, formats[1])
-    theirs = small_type(signs(said)) + superscript(value.published_mark)
-    return f"{ours} & {number} & {theirs}" + f" & {signs(entry.difference)}" * (columns == 5)
+        return own_cell + " &" * (columns - 2)
+    number, spread_text = _number(entry.published, entry.published_spread, "", table_part, formats[1])
+    paper_cell = small_type(signs(spread_text)) + superscript(value.published_mark)
+    return f"{own_cell} & {number} & {paper_cell}" + f" & {signs(entry.difference)}" * (columns == 5)
 
 
-def _number(number: str, spread: str, style: str, part: _Part, format: str) -> tuple[str, str]:
+def _number(number: str, spread: str, style: str, table_part: _Part, format: str) -> tuple[str, str]:
     """(a number in its TeX column, what of its spread stands behind that column)."""
-    said = spread if part.spread == "beside" else ""
-    if part.numbers == "siunitx":
-        inside = said if said.startswith("±") else ""
-        return decimal_number(number, inside, style, format), "" if inside else said
-    return rf"{style}{{{signs(number)}}}" if style else signs(number), said
+    spread_text = spread if table_part.spread == "beside" else ""
+    if table_part.numbers == "siunitx":
+        inner_spread = spread_text if spread_text.startswith("±") else ""
+        return decimal_number(number, inner_spread, style, format), "" if inner_spread else spread_text
+    return rf"{style}{{{signs(number)}}}" if style else signs(number), spread_text
 
 
 def _spread_below(entry: Entry, columns: int) -> str:
     """The spreads of our number and, in four TeX columns or five, the paper's, for the line below them."""
-    shown = [entry.spread, entry.published_spread][: columns // 2]
-    cells = [rf"{{\scriptsize {signs(one)}}} &" if one else " & " for one in shown]
+    spreads = [entry.spread, entry.published_spread][: columns // 2]
+    cells = [rf"{{\scriptsize {signs(spread_text)}}} &" if spread_text else " & " for spread_text in spreads]
     return " & ".join([*cells, *[""] * (columns == 5)])
 
 
-def _under(entry: Entry, with_spread: bool) -> str:
+def _paper_below(entry: Entry, with_spread: bool) -> str:
     """The paper's number, named, and the difference, for the line under ours."""
     if not entry.published:
         return " & "
     word = "formula" if entry.value.formula else "paper"
-    said = f"{word} {entry.published}" + f" {entry.published_spread}" * with_spread
-    said += f" ({entry.difference})" * bool(entry.difference)
+    paper_text = f"{word} {entry.published}" + f" {entry.published_spread}" * with_spread
+    paper_text += f" ({entry.difference})" * bool(entry.difference)
     mark = superscript(entry.value.published_mark)
-    return rf"\multicolumn{{2}}{{r}}{{\scriptsize {signs(said.rstrip())}{mark}}}"
+    return rf"\multicolumn{{2}}{{r}}{{\scriptsize {signs(paper_text.rstrip())}{mark}}}"

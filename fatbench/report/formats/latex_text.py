@@ -29,18 +29,18 @@ _COMBINING = {"\u0302": r"\hat", "\u0303": r"\tilde", "\u0304": r"\bar", "\u0305
 def escape(words: str) -> str:
     """Text that LaTeX prints as it is; a character that pdfLaTeX has no glyph for becomes its nearest ASCII, or "?"."""
     words = unicodedata.normalize("NFC", " ".join(words.split()))
-    done: list[str] = []
+    escaped: list[str] = []
     for character in words:
-        if character in _COMBINING and done:
-            done[-1] = f"${_COMBINING[character]}{{{done[-1].strip('$')}}}$"
+        if character in _COMBINING and escaped:
+            escaped[-1] = f"${_COMBINING[character]}{{{escaped[-1].strip('$')}}}$"
         elif character in _SPECIAL:
-            done.append(_SPECIAL[character])
+            escaped.append(_SPECIAL[character])
         elif character.isascii() or "\u00c0" <= character <= "\u017e":
-            done.append(character)
+            escaped.append(character)
         else:
-            plain = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
-            done.append("".join(_SPECIAL.get(c, c) for c in plain) or "?")
-    return "".join(done)
+            ascii_text = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+            escaped.append("".join(_SPECIAL.get(c, c) for c in ascii_text) or "?")
+    return "".join(escaped)
 
 
 FORMULAS = {"Linf": r"$\ell_\infty$", "L2": r"$\ell_2$", "K - 1": "$K - 1$"}
@@ -49,15 +49,15 @@ RELATIONS = {">=": r"\geq", "<=": r"\leq"}
 
 def prose(words: str) -> str:
     """As `escape`, with "p >= 0.05" and names of norms as formulas."""
-    parts = re.split(r"\b(p (?:>=|<=|[<>=]) [0-9.]+(?:e-?\d+)?|K - 1|Linf|L2)\b", words)
-    for i in range(1, len(parts), 2):
-        parts[i] = FORMULAS.get(parts[i]) or "$" + " ".join(RELATIONS.get(p, p) for p in parts[i].split()) + "$"
-    return "".join(part if i % 2 else _escaped(part) for i, part in enumerate(parts))
+    pieces = re.split(r"\b(p (?:>=|<=|[<>=]) [0-9.]+(?:e-?\d+)?|K - 1|Linf|L2)\b", words)
+    for i in range(1, len(pieces), 2):
+        pieces[i] = FORMULAS.get(pieces[i]) or "$" + " ".join(RELATIONS.get(p, p) for p in pieces[i].split()) + "$"
+    return "".join(piece if i % 2 else _escaped(piece) for i, piece in enumerate(pieces))
 
 
-def _escaped(part: str) -> str:
+def _escaped(piece: str) -> str:
     """A part of a sentence, whose spaces at its ends stay."""
-    return f"{' ' * part.startswith(' ')}{escape(part)}{' ' * (part.endswith(' ') and bool(part.strip()))}"
+    return f"{' ' * piece.startswith(' ')}{escape(piece)}{' ' * (piece.endswith(' ') and bool(piece.strip()))}"
 
 
 def superscript(mark: str) -> str:
@@ -84,11 +84,11 @@ SIUNITX = (  # holds in the box of one tabular
 def decimal_column(numbers: Iterable[tuple[str, str]]) -> str:
     """siunitx's S column for numbers with their spreads: "S[table-format=2.2(3)]" for ("66.82", "±3.70")."""
     pairs = [(number.replace(",", ""), spread) for number, spread in numbers if _decimal(number)]
-    whole = max((len(number.lstrip("+-").partition(".")[0]) for number, _ in pairs), default=1)
-    after = max((len(number.partition(".")[2]) for number, _ in pairs), default=0)
+    whole_digits = max((len(number.lstrip("+-").partition(".")[0]) for number, _ in pairs), default=1)
+    decimals = max((len(number.partition(".")[2]) for number, _ in pairs), default=0)
     spread = max((len(re.findall(r"\d", spread)) for _, spread in pairs if spread.startswith("±")), default=0)
     sign = "+" * any(number[0] in "+-" for number, _ in pairs)
-    return f"S[table-format={sign}{whole}.{after}{f'({spread})' * (spread > 0)}]"
+    return f"S[table-format={sign}{whole_digits}.{decimals}{f'({spread})' * (spread > 0)}]"
 
 
 def decimal_number(number: str, spread: str, style: str, column: str) -> str:
@@ -98,9 +98,9 @@ def decimal_number(number: str, spread: str, style: str, column: str) -> str:
     if not style:
         return number.replace(",", "") + spread.replace("±", r" \pm ").replace(",", "")
     widest = re.search(r"\((\d+)\)", column)
-    missing = (int(widest[1]) if widest else 0) - len(re.findall(r"\d", spread))
+    missing_digits = (int(widest[1]) if widest else 0) - len(re.findall(r"\d", spread))
     # siunitx leaves both spaces of the sign behind it
-    space = rf"\phantom{{{'0' * missing}}}" if missing > 0 else ""
+    space = rf"\phantom{{{'0' * missing_digits}}}" if missing_digits > 0 else ""
     return f"{{{style}{{{signs(number)}}}" + spread.replace("±", rf"$\pm\mkern8mu${space}") + "}"
 
 

@@ -16,13 +16,13 @@ from fatbench.report.tables.number_format import Entry
 
 def render(grids: Sequence[Grid]) -> str:
     """A heading, a table and a list of notes for each grid; what tables of a suite have in common follows them."""
-    parts: list[str] = []
-    for _, each in itertools.groupby(grids, key=lambda grid: (grid.suite, grid.preset)):
-        own, common = gathered(list(each))
-        parts += map(_grid, own)
+    sections: list[str] = []
+    for _, suite_grids in itertools.groupby(grids, key=lambda grid: (grid.suite, grid.preset)):
+        own_grids, common = gathered(list(suite_grids))
+        sections += map(_grid, own_grids)
         if common:
-            parts.append("\n".join(["### Notes of several tables", "", *map(_note, common)]) + "\n")
-    return "\n".join(parts)
+            sections.append("\n".join(["### Notes of several tables", "", *map(_note, common)]) + "\n")
+    return "\n".join(sections)
 
 
 def escape(words: str) -> str:
@@ -38,11 +38,11 @@ def _grid(grid: Grid) -> str:
             heading = f"{group.label}: {column.label}" if group.label else column.label
             entries = number_format.entries(grid, g, c)
             heads.append(escape(heading))
-            parts = [[_measured(entry) for entry in entries]]
+            columns = [[_own_number(entry) for entry in entries]]
             if any(entry.published for entry in entries):
                 heads.append(escape(f"{heading}, {grid.by}"))
-                parts.append([_published(entry) for entry in entries])
-            rows = [[*row, *said] for row, *said in zip(rows, *parts, strict=True)]
+                columns.append([_published(entry) for entry in entries])
+            rows = [[*row, *cells] for row, *cells in zip(rows, *columns, strict=True)]
     align = ["left"] * len(grid.axes) + ["right"] * (len(heads) - len(grid.axes))
     table = tabulate(rows, heads, tablefmt="pipe", colalign=align, disable_numparse=True)
     lines = [f"### {escape(f'{grid.id}: {grid.title}')}", "", table, ""]
@@ -51,18 +51,18 @@ def _grid(grid: Grid) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _note(said: tuple[str, str]) -> str:
-    what, note = said
-    return f"- *{escape(what)}*: {escape(note)}"
+def _note(named_note: tuple[str, str]) -> str:
+    note_name, note = named_note
+    return f"- *{escape(note_name)}*: {escape(note)}"
 
 
-def _measured(entry: Entry) -> str:
+def _own_number(entry: Entry) -> str:
     value = entry.value
     if not value.planned:
         return ""
     number = f"**{entry.number}**" if value.rank == "best" else entry.number
-    measured = " ".join(filter(None, [number, entry.spread, f"[{value.partial}]" * bool(value.partial)]))
-    return measured + "".join(value.marks)
+    number_text = " ".join(filter(None, [number, entry.spread, f"[{value.partial}]" * bool(value.partial)]))
+    return number_text + "".join(value.marks)
 
 
 def _published(entry: Entry) -> str:

@@ -36,12 +36,12 @@ def frame(grids: Sequence[Grid]) -> pandas.DataFrame:
         for grid in grids
         for shared in [_shared(grid)]  # asks every cell
         for row in grid.rows
-        for key, column, value in _planned(grid, row)
+        for key, column, value in _planned_values(grid, row)
     )
     return tidy.frame(numbers, BEFORE, AFTER)
 
 
-def _planned(grid: Grid, row: Row) -> Iterable[tuple[Key, Column, Value]]:
+def _planned_values(grid: Grid, row: Row) -> Iterable[tuple[Key, Column, Value]]:
     """Each number that the suite plans: the labels of its row, group and heading; its column; itself."""
     for group, values in zip(grid.groups, row.values, strict=True):
         for column, value in zip(grid.columns, values, strict=True):
@@ -108,16 +108,16 @@ def render_json(grids: Sequence[Grid]) -> str:
 
 def _table(grid: Grid) -> dict[str, Any]:
     """One table; each point of the grid is a row, its key holding the labels of row, group and heading."""
-    own = any(row.own for row in grid.rows)
+    has_own = any(row.own for row in grid.rows)
     points: dict[tuple[int, tuple[tuple[str, str], ...]], list[tuple[Column, Value]]] = {}
     for position, row in enumerate(grid.rows):  # two models that were not trained here may have one name
-        for key, column, value in _planned(grid, row):
+        for key, column, value in _planned_values(grid, row):
             points.setdefault((position, tuple(key.items())), []).append((column, value))
     rows = [
         {
             "key": dict(labels),
-            **({"own": grid.rows[position].own} if own else {}),
-            "measured": {c.metric: _measured(v) for c, v in planned},
+            **({"own": grid.rows[position].own} if has_own else {}),
+            "measured": {c.metric: _measured_record(v) for c, v in column_values},
             "published": {
                 c.metric: {
                     "mean": v.published,
@@ -126,25 +126,27 @@ def _table(grid: Grid) -> dict[str, Any]:
                     "flag": v.published_flag,
                     **({} if v.published_most is None else {"most": v.published_most}),
                 }
-                for c, v in planned
+                for c, v in column_values
                 if v.published is not None and not v.formula
             },
-            "formula": {c.metric: v.published for c, v in planned if v.formula},
-            **{key: [f"{c.metric}: {doubt}" for c, v in planned for doubt in v.doubts] for key in DOUBTS},
+            "formula": {c.metric: v.published for c, v in column_values if v.formula},
+            **{key: [f"{c.metric}: {doubt}" for c, v in column_values for doubt in v.doubts] for key in DOUBTS},
         }
-        for (position, labels), planned in points.items()
+        for (position, labels), column_values in points.items()
     ]
     facts = grid.facts
-    more: dict[str, Any] = {}
-    if used := facts.plugins():
-        more["plugins"] = [{key: value for key, value in record.items() if key != "cells"} for record in used]
+    optional: dict[str, Any] = {}
+    if plugin_records := facts.plugins():
+        optional["plugins"] = [
+            {key: value for key, value in record.items() if key != "cells"} for record in plugin_records
+        ]
     if any(column.where for column in grid.columns):  # two headings may then show the same metric
-        more["columns"] = [
+        optional["columns"] = [
             {"heading": c.heading, "metric": c.metric, "where": c.where, "unit": _unit(c), "best": c.best}
             for c in grid.columns
         ]
     if grid.paired:
-        more["paired"] = [_paired(comparison) for comparison in grid.paired]
+        optional["paired"] = [_paired(comparison) for comparison in grid.paired]
     return {
         "id": grid.id,
         "title": grid.title,
@@ -169,7 +171,7 @@ def _table(grid: Grid) -> dict[str, Any]:
         "versions": facts.versions(),
         "mixed": facts.mixed(),
         "notes": [f"{what}: {note}" for what, note in grid.notes],
-        **more,
+        **optional,
     }
 
 
@@ -177,7 +179,7 @@ def _unit(column: Column) -> str:
     return "fraction" if column.unit == "percent" else "plain"
 
 
-def _measured(value: Value) -> dict[str, Any]:
+def _measured_record(value: Value) -> dict[str, Any]:
     n = [n for n in value.n if n]
     return {
         "mean": value.mean,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.errors import NothingMatched
-from fatbench.report.numbers.compare import label, measured
+from fatbench.report.numbers.compare import label, measured_numbers
 from fatbench.suite.cells import Plan
 from fatbench.suite.weights import CELL
 
@@ -30,44 +30,55 @@ def records(plan: Plan, store: Store) -> dict[Path, dict[str, Any]]:
     than the test set's is "unreliable".
     """
     cells = {cell.id: cell for cell in plan.unique()}
-    found: dict[Path, dict[str, Any]] = {}
-    for id, numbers in measured(store, cells, "last").items():
-        by_label = {label(name): one for name, one in numbers.items()}
+    record_by_file: dict[Path, dict[str, Any]] = {}
+    for id, numbers in measured_numbers(store, cells, "last").items():
+        by_label = {label(name): number for name, number in numbers.items()}
         cell = cells[id]
-        attack = next((one.attack for one in cell.evaluations if one.label == "autoattack"), None)
+        attack = next((number.attack for number in cell.evaluations if number.label == "autoattack"), None)
         clean, robust = by_label.get("natural"), by_label.get("autoattack")
         if attack is None or clean is None or robust is None:
             continue
         data = cell.spec["data"]
         n = min(clean.n, robust.n)
-        first = (_first(one.value, one.outcomes, one.n, n) for one in (clean, robust))
-        accuracies = [f"{100 * value:.2f}" for value in first]
+        accuracies_of_first = (
+            _accuracy_of_first(number.value, number.outcomes, number.n, n) for number in (clean, robust)
+        )
+        accuracies = [f"{100 * value:.2f}" for value in accuracies_of_first]
         weights = cell.spec["model"].get("weights")
-        more = cell.spec.get("auxiliary") or (weights and not weights.startswith(CELL))
-        said = ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"])
-        known = CATALOGUE.get(data["name"])
+        has_additional_data = cell.spec.get("auxiliary") or (weights and not weights.startswith(CELL))
+        row_name = ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"])
+        dataset = CATALOGUE.get(data["name"])
         file = Path(data["name"], attack.get("norm", "Linf"), f"{plan.suite}-{id}.json")
-        found[file] = {
-            "link": "", "name": f"{plan.suite}, {plan.preset}: {said}", "authors": "", "additional_data": bool(more),
-            "number_forward_passes": 1, "dataset": data["name"], "venue": "Unpublished",
-            "architecture": cell.spec["model"]["name"], "eps": str(attack["eps"]), "clean_acc": accuracies[0],
-            "reported": "", "autoattack_acc": accuracies[1], "n_examples": n,
-            "unreliable": bool(data.get("variant")) or known is None or n < (known.test or n + 1),
-        }  # fmt: skip
-    if not found:
+        record_by_file[file] = {
+            "link": "",
+            "name": f"{plan.suite}, {plan.preset}: {row_name}",
+            "authors": "",
+            "additional_data": bool(has_additional_data),
+            "number_forward_passes": 1,
+            "dataset": data["name"],
+            "venue": "Unpublished",
+            "architecture": cell.spec["model"]["name"],
+            "eps": str(attack["eps"]),
+            "clean_acc": accuracies[0],
+            "reported": "",
+            "autoattack_acc": accuracies[1],
+            "n_examples": n,
+            "unreliable": bool(data.get("variant")) or dataset is None or n < (dataset.test or n + 1),
+        }
+    if not record_by_file:
         raise NothingMatched(
             f"'{plan.suite}' has no network that AutoAttack took: fatbench run ... --attacks autoattack"
         )
-    return found
+    return record_by_file
 
 
-def _first(value: float, outcomes: tuple[int, int] | None, n: int, most: int) -> float:
+def _accuracy_of_first(value: float, outcomes: tuple[int, int] | None, n: int, limit: int) -> float:
     """The accuracy on the first `most` of n images; on all where no outcomes are stored."""
     from fatbench.report.tables.common_images import first
 
-    if outcomes is None or most == n:
+    if outcomes is None or limit == n:
         return value
-    bits, total = first(outcomes, n, most)
+    bits, total = first(outcomes, n, limit)
     return bits.bit_count() / total
 
 
@@ -75,9 +86,9 @@ def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
     """Write the records below a folder; their files there. NothingMatched as for `records`; MachineError."""
     from fatbench import whole_file
 
-    written = []
+    files = []
     for file, record in records(plan, store).items():
         text = json.dumps(record, indent=2) + "\n"
         whole_file.write(folder / file, text, f"-o {folder}", make_folder=True)
-        written.append(file)
-    return written
+        files.append(file)
+    return files

@@ -49,19 +49,21 @@ def _print(console: Console, grid: Grid, published: str | None) -> None:
     grid, alike = varying(grid)
     if alike:
         console.print(Text(", ".join(alike)))
-    beside, blocks = _layout(grid, console.width, published)
+    is_beside, blocks = _layout(grid, console.width, published)
     for block in blocks:
         console.print(block.table(console.width))
     if left_out:
         console.print(Text(f"not measured: {'; '.join(left_out)}", "dim"))
     if grid.has_published:
-        under, compared = "" if beside else ", under ours", " and the difference" * grid.has_differences
-        at = f" ({grid.published_at})" * bool(grid.published_at)
-        said = f"dim: the {grid.by}'s number{at}{under}{',' * bool(under and compared)}{compared}"
-        console.print(Text(said, "dim"))
-    for what, note in grid.notes:
-        doubtful = what in ("MIXED", "doubt")
-        name = Text(f"{what}: ", "bold yellow" if doubtful else "italic dim cyan")
+        below_text, compared = "" if is_beside else ", under ours", " and the difference" * grid.has_differences
+        published_at = f" ({grid.published_at})" * bool(grid.published_at)
+        explanation = (
+            f"dim: the {grid.by}'s number{published_at}{below_text}{',' * bool(below_text and compared)}{compared}"
+        )
+        console.print(Text(explanation, "dim"))
+    for note_name, note in grid.notes:
+        doubtful = note_name in ("MIXED", "doubt")
+        name = Text(f"{note_name}: ", "bold yellow" if doubtful else "italic dim cyan")
         console.print(Text.assemble(name, (note, "yellow" if doubtful else "dim")))
     for mark, note in grid.footnotes:
         console.print(Text.assemble((mark, "red"), f" {note}"))
@@ -80,35 +82,35 @@ class TableBlock:
     def heads(self) -> list[Text]:
         from rich.text import Text
 
-        heads, before = [Text(axis) for axis in self.grid.axes], None
+        heads, last_group = [Text(axis) for axis in self.grid.axes], None
         for g, c in self.places:
             head = Text(self.grid.columns[c].label)
             if label := self.grid.groups[g].label:  # over the first column of the group in this block
-                head = Text.assemble((label if g != before else " ", "cyan"), "\n", head)
-            before = g
+                head = Text.assemble((label if g != last_group else " ", "cyan"), "\n", head)
+            last_group = g
             heads.append(head)
         return heads
 
     def columns(self) -> list[list[Text]]:
-        return [*self.labels, *(self.cells[place] for place in self.places)]
+        return [*self.labels, *(self.cells[group_column] for group_column in self.places)]
 
     def widths(self) -> list[int]:
         """Letters of each column, with its head."""
-        below = (self.widest[one] for one in (*range(len(self.labels)), *self.places))
-        return [max(_widest([head]), most) for head, most in zip(self.heads(), below, strict=True)]
+        cell_widths = (self.widest[column_key] for column_key in (*range(len(self.labels)), *self.places))
+        return [max(_widest([head]), widest_cell) for head, widest_cell in zip(self.heads(), cell_widths, strict=True)]
 
     def width(self) -> int:
         """Letters from edge to edge: two between columns, one at each side."""
         widths = self.widths()
         return sum(widths) + 2 * (len(widths) - 1) + 2
 
-    def table(self, most: int) -> Table:
+    def table(self, terminal_width: int) -> Table:
         """For a terminal of so many letters."""
         from rich import box
         from rich.table import Table
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, header_style="bold")
-        fits = self.width() <= most  # else rich is to measure and cut
+        fits = self.width() <= terminal_width  # else rich is to measure and cut
         for position, (head, width) in enumerate(zip(self.heads(), self.widths(), strict=True)):
             several = position == 0 and len(self.grid.axes) > 1
             head.justify = "left" if position < len(self.grid.axes) else "right"
@@ -123,29 +125,32 @@ def _layout(grid: Grid, width: int, published: str | None = None) -> tuple[bool,
     """(paper beside ours, blocks): all in one with the paper's numbers beside ours, or under them, or in blocks."""
     from rich.text import Text
 
-    places = [(g, c) for g in range(len(grid.groups)) for c in range(len(grid.columns))]
+    group_columns = [(g, c) for g in range(len(grid.groups)) for c in range(len(grid.columns))]
     rows = number_format.row_labels(grid)
     labels = [[Text(row[axis]) for row in rows] for axis in range(len(grid.axes))]
     either = (True, False) if grid.has_published else (True,)
     block = None
-    for beside in {"column": (True,), "below": (False,), None: either}[published]:
-        cells = {(g, c): _cells(number_format.entries(grid, g, c), grid.columns[c].label, beside) for g, c in places}
+    for is_beside in {"column": (True,), "below": (False,), None: either}[published]:
+        cells = {
+            (g, c): _cells(number_format.entries(grid, g, c), grid.columns[c].label, is_beside)
+            for g, c in group_columns
+        }
         widest: dict[GroupColumn | int, int] = {axis: _widest(column) for axis, column in enumerate(labels)}
-        widest |= {place: _widest(column) for place, column in cells.items()}
-        block = TableBlock(grid, labels, places, cells, widest)
+        widest |= {group_column: _widest(column) for group_column, column in cells.items()}
+        block = TableBlock(grid, labels, group_columns, cells, widest)
         if block.width() <= width:
-            return beside, [block]
+            return is_beside, [block]
     assert block is not None
     blocks: list[TableBlock] = []
     for g in range(len(grid.groups)):
-        group = [place for place in places if place[0] == g]
+        group = [group_column for group_column in group_columns if group_column[0] == g]
         for count in range(1, len(group) + 1):
             size = -(-len(group) // count)
             cut = [replace(block, places=group[i : i + size]) for i in range(0, len(group), size)]
-            if size == 1 or all(part.width() <= width for part in cut):
+            if size == 1 or all(cut_block.width() <= width for cut_block in cut):
                 break
         blocks += cut
-    return beside, blocks
+    return is_beside, blocks
 
 
 def _widest(column: Iterable[Text]) -> int:
@@ -155,50 +160,56 @@ def _widest(column: Iterable[Text]) -> int:
     return max((cell_len(line) for text in column for line in text.plain.split("\n")), default=0)
 
 
-def _cells(entries: Sequence[Entry], heading: str, beside: bool) -> list[Text]:
+def _cells(entries: Sequence[Entry], heading: str, is_beside: bool) -> list[Text]:
     """A column's cells, each part as wide as its widest, so that points stand under points."""
     from rich.text import Text
 
-    parts = [_parts(entry) for entry in entries]
-    widths = [max(len("".join(words for words, _ in row[i])) for row in parts) for i in range(5)]
+    parts_by_row = [_entry_parts(entry) for entry in entries]
+    widths = [max(len("".join(words for words, _ in row[i])) for row in parts_by_row) for i in range(5)]
     cells = []
-    for row in parts:
+    for row in parts_by_row:
         lines = [Text(), Text()]
-        for i, part in enumerate(row):
-            words = "".join(word for word, _ in part)
+        for i, pieces_of_part in enumerate(row):
+            words = "".join(word for word, _ in pieces_of_part)
             space = " " * (widths[i] - len(words))
-            left = i in (0, 2, 4)  # numbers end, what follows them begins, at the same place
+            is_right_aligned = i in (0, 2, 4)  # numbers end, what follows them begins, at the same place
             gap = " " * (i == 4 and widths[4] > 0)
-            pieces = [*part, (space, "")] if not left else [(gap + space, ""), *part]
+            pieces = [*pieces_of_part, (space, "")] if not is_right_aligned else [(gap + space, ""), *pieces_of_part]
             lines[i >= 2].append_text(Text.assemble(*pieces))
-        ours, paper = lines
+        own_line, paper = lines
         upper, lower = sum(widths[:2]), sum(widths[2:]) + (widths[4] > 0)
-        width = max(len(heading), upper + 2 + lower if beside and lower else max(upper, lower))
-        if beside:
-            ours.pad_left(width - upper - (2 + lower if lower else 0))
+        width = max(len(heading), upper + 2 + lower if is_beside and lower else max(upper, lower))
+        if is_beside:
+            own_line.pad_left(width - upper - (2 + lower if lower else 0))
         else:
             for line in lines:
                 line.pad_left(width - len(line))
-        if not paper.plain.strip() and not (beside and any(widths[2:])):
-            cells.append(ours)
+        if not paper.plain.strip() and not (is_beside and any(widths[2:])):
+            cells.append(own_line)
         else:
-            cells.append(Text.assemble(ours, "  " if beside else "\n", paper))
+            cells.append(Text.assemble(own_line, "  " if is_beside else "\n", paper))
     return cells
 
 
 Part = list[tuple[str, str]]  # words with their styles
 
 
-def _parts(entry: Entry) -> tuple[Part, Part, Part, Part, Part]:
+def _entry_parts(entry: Entry) -> tuple[Part, Part, Part, Part, Part]:
     """Our number; its spread, seeds and marks; the paper's number; its mark; the difference."""
     value = entry.value
     if not value.planned:
         return [], [], [], [], []
     rank = "bold" if value.rank == "best" else ""
-    ours = [(entry.number, "dim" if value.mean is None else rank)]
+    own_number = [(entry.number, "dim" if value.mean is None else rank)]
     small = ((entry.spread, "dim"), (entry.seeds, "yellow"))
     tail = [(f" {words}", style) for words, style in small if words] + [(mark, "red") for mark in value.marks]
     if not entry.published:
-        return ours, tail, [], [], []
+        return own_number, tail, [], [], []
     colour = {"better": "green", "worse": "red", "": "dim"}[entry.direction]
-    return ours, tail, [(entry.paper, "dim")], [(value.published_mark, "dim italic")], [(entry.difference, colour)]
+    return (
+        own_number,
+        tail,
+        [(entry.paper, "dim")],
+        [(value.published_mark, "dim italic")],
+        [(entry.difference, colour)],
+    )

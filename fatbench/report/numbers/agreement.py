@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fatbench.report.numbers.cell_rows import numbers_of
-from fatbench.report.numbers.compare import label, measured
+from fatbench.report.numbers.compare import label, measured_numbers
 from fatbench.report.numbers.statistics import binomial_tail
 from fatbench.store.consistency import FRACTIONS
 from fatbench.store.doubt_names import PREFIX
@@ -65,82 +65,105 @@ class Apart:
         return round(abs(self.theirs - self.ours), 12) > self.band  # 0.594 and 0.574 are 0.02 apart
 
 
-def apart(theirs: Store, ours: Store, cell: str) -> tuple[list[Apart], list[str]]:
+def compared_numbers(their_store: Store, our_store: Store, cell: str) -> tuple[list[Apart], list[str]]:
     """(every finished number of a cell that both sides have, evaluations first; what of the file was not compared)."""
-    found: list[Apart] = []
+    accuracies_compared: list[Apart] = []
     compared = {"train"}
-    stages = {name: row for (_, name), row in theirs.stages([cell]).items()}
-    numbers = [_numbers(store, cell) for store in (theirs, ours)]
-    beside: list[Apart] = []
-    missing: list[str] = []
+    stages = {name: row for (_, name), row in their_store.stages([cell]).items()}
+    numbers = [_numbers(store, cell) for store in (their_store, our_store)]
+    side_numbers: list[Apart] = []
+    not_compared: list[str] = []
     for checkpoint in WORDS:
-        there, here = (measured(store, [cell], checkpoint)[cell] for store in (theirs, ours))  # type: ignore[arg-type]
-        for evaluation in sorted(there.keys() & here.keys()):
-            one, other = there[evaluation], here[evaluation]
+        there_by_evaluation, here_by_evaluation = (
+            measured_numbers(store, [cell], checkpoint)[cell]  # type: ignore[arg-type]
+            for store in (their_store, our_store)
+        )
+        for evaluation in sorted(there_by_evaluation.keys() & here_by_evaluation.keys()):
+            number_there, number_here = there_by_evaluation[evaluation], here_by_evaluation[evaluation]
             name = f"{label(evaluation)} ({checkpoint})"
-            compared.add(one.stage)
-            if one.outcomes is None or other.outcomes is None or one.outcomes[1] != other.outcomes[1]:
-                missing.append(f"{one.stage} of cell {cell}: its outcomes are not of the same images")
+            compared.add(number_there.stage)
+            if (
+                number_there.outcomes is None
+                or number_here.outcomes is None
+                or number_there.outcomes[1] != number_here.outcomes[1]
+            ):
+                not_compared.append(f"{number_there.stage} of cell {cell}: its outcomes are not of the same images")
                 continue
-            (bits, total), (own, _) = one.outcomes, other.outcomes
-            images = (bits & ~own).bit_count(), (own & ~bits).bit_count(), total
-            far = abs(one.value - other.value)
-            found.append(
-                Apart(cell, name, one.value, other.value, far, images, precisions=(one.precision, other.precision))
+            (bits, total), (bits_here, _) = number_there.outcomes, number_here.outcomes
+            images = (bits & ~bits_here).bit_count(), (bits_here & ~bits).bit_count(), total
+            distance = abs(number_there.value - number_here.value)
+            accuracies_compared.append(
+                Apart(
+                    cell,
+                    name,
+                    number_there.value,
+                    number_here.value,
+                    distance,
+                    images,
+                    precisions=(number_there.precision, number_here.precision),
+                )
             )
-            sides = numbers[0].get(one.stage, {}), numbers[1].get(other.stage, {})
-            more, without = _series(cell, f" of {name}", sides, label(evaluation))
-            beside += more
-            missing += [f"{what} of cell {cell}" for what in without]
-    more, without = _series(cell, " of training", (numbers[0].get("train", {}), numbers[1].get("train", {})))
-    missing += [f"{what} of cell {cell}" for what in without]
-    done = (name for name, row in stages.items() if row.status == "done" and name not in compared)
-    missing += [f"{name} of cell {cell}" for name in done]
-    return [*found, *beside, *more], missing
+            sides = numbers[0].get(number_there.stage, {}), numbers[1].get(number_here.stage, {})
+            further, one_sided = _series(cell, f" of {name}", sides, label(evaluation))
+            side_numbers += further
+            not_compared += [f"{metric_name} of cell {cell}" for metric_name in one_sided]
+    further, one_sided = _series(cell, " of training", (numbers[0].get("train", {}), numbers[1].get("train", {})))
+    not_compared += [f"{metric_name} of cell {cell}" for metric_name in one_sided]
+    finished = (name for name, row in stages.items() if row.status == "done" and name not in compared)
+    not_compared += [f"{name} of cell {cell}" for name in finished]
+    return [*accuracies_compared, *side_numbers, *further], not_compared
 
 
 def _numbers(store: Store, cell: str) -> dict[str, Numbers]:
     """Stage -> the numbers of a finished stage."""
-    done = {name for (_, name), row in store.stages([cell]).items() if row.status == "done"}
-    found: dict[str, Numbers] = {}
+    finished = {name for (_, name), row in store.stages([cell]).items() if row.status == "done"}
+    numbers_by_stage: dict[str, Numbers] = {}
     rows = numbers_of([cell], store, NUMBERS.c.metric.not_in(CLOCK))
     for row in sorted(rows, key=lambda row: (row["stage"], row["round"], row["client"], row["metric"])):
-        if row["stage"] in done:
-            series = found.setdefault(row["stage"], {}).setdefault((row["metric"], row["client"]), {})
+        if row["stage"] in finished:
+            series = numbers_by_stage.setdefault(row["stage"], {}).setdefault((row["metric"], row["client"]), {})
             series[row["round"] if row["stage"] == "train" else 0] = float(row["value"]), int(row["n"])
-    return found
+    return numbers_by_stage
 
 
-def _series(cell: str, of: str, sides: tuple[Numbers, Numbers], own: str = "") -> tuple[list[Apart], list[str]]:
+def _series(
+    cell: str, of: str, sides: tuple[Numbers, Numbers], accuracy_metric: str = ""
+) -> tuple[list[Apart], list[str]]:
     """(a number for each metric and client or class over its rounds; what one side lacks).
 
-    own: the metric of an evaluation; its accuracy over all models is not among them. What this version measures beside
-    them is no part of the file; a doubt is: a file that lacks one says too much.
+    accuracy_metric: the metric of an evaluation; its accuracy over all models is not among them. What this version
+    measures beside them is no part of the file; a doubt is: a file that lacks one says too much.
     """
-    found, missing = [], []
-    theirs, ours = sides
-    for (metric, client), there in theirs.items():
-        if (metric, client) == (own, -1):
+    compared, one_sided = [], []
+    their_numbers, our_numbers = sides
+    for (metric, client), series_there in their_numbers.items():
+        if (metric, client) == (accuracy_metric, -1):
             continue
-        here = ours.get((metric, client), {})
+        series_here = our_numbers.get((metric, client), {})
         name = f"{metric}{f'[{client}]' if client >= 0 else ''}{of}"
-        if there.keys() != here.keys():
-            missing.append(name if not here else f"{name} in {len(there.keys() ^ here.keys())} rounds")
-        if rounds := sorted(there.keys() & here.keys()):
-            means = [fmean(side[round][0] for round in rounds) for side in (there, here)]
-            far = max(abs(there[round][0] - here[round][0]) for round in rounds)
-            n = min(there[round][1] for round in rounds)
-            band = _band(metric in {*FRACTIONS, own}, means[0], means[1], n)
-            found.append(Apart(cell, name, means[0], means[1], far, band=band))
-    missing += [f"the doubt '{metric}'{of}" for metric, _ in ours.keys() - theirs.keys() if metric.startswith(PREFIX)]
-    return found, missing
+        if series_there.keys() != series_here.keys():
+            one_sided.append(
+                name if not series_here else f"{name} in {len(series_there.keys() ^ series_here.keys())} rounds"
+            )
+        if rounds := sorted(series_there.keys() & series_here.keys()):
+            means = [fmean(side[round][0] for round in rounds) for side in (series_there, series_here)]
+            largest_distance = max(abs(series_there[round][0] - series_here[round][0]) for round in rounds)
+            n = min(series_there[round][1] for round in rounds)
+            band = _band(metric in {*FRACTIONS, accuracy_metric}, means[0], means[1], n)
+            compared.append(Apart(cell, name, means[0], means[1], largest_distance, band=band))
+    one_sided += [
+        f"the doubt '{metric}'{of}"
+        for metric, _ in our_numbers.keys() - their_numbers.keys()
+        if metric.startswith(PREFIX)
+    ]
+    return compared, one_sided
 
 
-def _band(fraction: bool, there: float, here: float, n: int) -> float:
+def _band(fraction: bool, value_there: float, value_here: float, n: int) -> float:
     """How far another machine may be from a training number: of a class or a client few images make more."""
     if not fraction:
-        return RELATIVE * max(abs(there), abs(here))
-    middle = min(max((there + here) / 2, 0.0), 1.0)
+        return RELATIVE * max(abs(value_there), abs(value_here))
+    middle = min(max((value_there + value_here) / 2, 0.0), 1.0)
     return max(TOLERANCE, 3 * math.sqrt(middle * (1 - middle) / n) if n else 0.0)
 
 
@@ -164,7 +187,7 @@ class Agreement:
     @property
     def far(self) -> float:
         """The largest difference of an accuracy of an evaluation."""
-        return max((round(one.far, 12) for one in self.numbers if one.evaluated), default=0.0)
+        return max((round(number.far, 12) for number in self.numbers if number.evaluated), default=0.0)
 
 
 def overall(
@@ -178,97 +201,123 @@ def overall(
     if not numbers:
         return Agreement(numbers, unverified, 0.0, "nothing was compared", ["nothing was compared"])
     if tolerance is not None:
-        wide = [one for one in numbers if one.evaluated and round(one.far, 12) > tolerance]
-        return Agreement(numbers, unverified, tolerance, "--tolerance", [_said(one) for one in wide])
-    trained = [one for one in numbers if _metric(one) == "train_loss"]
-    if elsewhere is not None and trained and not any(one.far for one in trained):
+        beyond_tolerance = [number for number in numbers if number.evaluated and round(number.far, 12) > tolerance]
+        return Agreement(
+            numbers, unverified, tolerance, "--tolerance", [_difference_text(number) for number in beyond_tolerance]
+        )
+    trained = [number for number in numbers if _metric(number) == "train_loss"]
+    if elsewhere is not None and trained and not any(number.far for number in trained):
         elsewhere, because = None, "training gave the same bits here"
     else:
         because = "same machine, torch and precision"
     if elsewhere is None:
-        return Agreement(numbers, unverified, 0.0, because, [_said(one) for one in numbers if one.far])
-    reasons = [*(_said(one) for one in numbers if one.beyond), *_together([one for one in numbers if one.evaluated])]
+        return Agreement(
+            numbers, unverified, 0.0, because, [_difference_text(number) for number in numbers if number.far]
+        )
+    reasons = [
+        *(_difference_text(number) for number in numbers if number.beyond),
+        *_systematic_differences([number for number in numbers if number.evaluated]),
+    ]
     return Agreement(numbers, unverified, TOLERANCE, elsewhere, reasons)
 
 
-def _said(one: Apart) -> str:
-    return f"{one.metric} of cell {one.cell} is {shown(one, one.theirs)} there and {shown(one, one.ours)} here"
+def _difference_text(number: Apart) -> str:
+    return (
+        f"{number.metric} of cell {number.cell} is {shown(number, number.theirs)} there and "
+        f"{shown(number, number.ours)} here"
+    )
 
 
-def _both(one: Apart) -> str:
-    return f"{shown(one, one.theirs)}, {shown(one, one.ours)}"
+def _pair_text(number: Apart) -> str:
+    return f"{shown(number, number.theirs)}, {shown(number, number.ours)}"
 
 
-def _metric(one: Apart) -> str:
-    return one.metric.partition(" ")[0].partition("[")[0]
+def _metric(number: Apart) -> str:
+    return number.metric.partition(" ")[0].partition("[")[0]
 
 
-def shown(one: Apart, value: float) -> str:
+def shown(number: Apart, value: float) -> str:
     """A number as people read it: accuracies in per cent."""
-    return f"{100 * value:.2f} %" if one.evaluated or _metric(one) in FRACTIONS else f"{value:.6g}"
+    return f"{100 * value:.2f} %" if number.evaluated or _metric(number) in FRACTIONS else f"{value:.6g}"
 
 
-def _together(found: Sequence[Apart]) -> Iterable[str]:
+def _systematic_differences(accuracies: Sequence[Apart]) -> Iterable[str]:
     """What of all accuracies together is not chance, on another machine."""
-    there, here, total = (sum(one.images[i] for one in found if one.images is not None) for i in range(3))
-    changed = there + here
+    only_there, only_here, total = (
+        sum(number.images[i] for number in accuracies if number.images is not None) for i in range(3)
+    )
+    changed = only_there + only_here
     if total and changed > round((1 - AGREEMENT) * total):
         yield f"only {100 * (1 - changed / total):.1f} % of all outcomes agree: {EXPECTED}"
-    if changed and abs(there - here) > ONE_SIDED * changed and _one_sided(max(there, here), changed) < OF_OUTCOMES:
-        yield f"of {changed} outcomes that changed {there} are right only there and {here} only here: {EXPECTED}"
+    if (
+        changed
+        and abs(only_there - only_here) > ONE_SIDED * changed
+        and _one_sided(max(only_there, only_here), changed) < OF_OUTCOMES
+    ):
+        yield (
+            f"of {changed} outcomes that changed {only_there} are right only there and {only_here} only here: "
+            f"{EXPECTED}"
+        )
     by_cell: dict[str, list[float]] = {}
-    for one in found:
-        by_cell.setdefault(one.cell, []).append(one.theirs - one.ours)
+    for number in accuracies:
+        by_cell.setdefault(number.cell, []).append(number.theirs - number.ours)
     means = [mean for mean in map(fmean, by_cell.values()) if mean]
-    above = sum(mean > 0 for mean in means)
-    if means and _one_sided(max(above, len(means) - above), len(means)) < LEVEL:
-        side = "above" if above else "below"
-        yield f"{max(above, len(means) - above)} of {len(means)} cells are {side} what they are here: {EXPECTED}"
+    cells_above = sum(mean > 0 for mean in means)
+    if means and _one_sided(max(cells_above, len(means) - cells_above), len(means)) < LEVEL:
+        side = "above" if cells_above else "below"
+        yield (
+            f"{max(cells_above, len(means) - cells_above)} of {len(means)} cells are {side} what they are here: "
+            f"{EXPECTED}"
+        )
 
 
-def _one_sided(most: int, n: int) -> float:
-    """p of a two-sided sign test in which the larger side has `most` of n."""
-    return min(1.0, 2 * binomial_tail(most, n, 0.5))
+def _one_sided(larger_side: int, n: int) -> float:
+    """p of a two-sided sign test in which the larger side has `larger_side` of n."""
+    return min(1.0, 2 * binomial_tail(larger_side, n, 0.5))
 
 
-def text(found: Agreement, notes: Mapping[str, str] = MappingProxyType({})) -> str:
+def text(agreement: Agreement, notes: Mapping[str, str] = MappingProxyType({})) -> str:
     """Whether the file agrees, why, and a block for each cell. notes: of a cell what else is to be said of it."""
-    cells = list(dict.fromkeys(one.cell for one in found.numbers))
-    word = "agrees" if found.agrees else "differs" if found.reasons else "not verified"
+    cells = list(dict.fromkeys(number.cell for number in agreement.numbers))
+    word = "agrees" if agreement.agrees else "differs" if agreement.reasons else "not verified"
     lines = [
-        f"{word}: {_count(found.numbers, 'number')} of {_count(cells, 'cell')}, accuracies at most"
-        f" {100 * found.far:.2f} points apart{_same(found)} (tolerance {100 * found.tolerance:g}: {found.because})",
-        *_first("differs", found.reasons),
-        *_first("not verified", found.unverified),
+        f"{word}: {_count(agreement.numbers, 'number')} of {_count(cells, 'cell')}, accuracies at most"
+        f" {100 * agreement.far:.2f} points apart{_agreement_text(agreement)} (tolerance "
+        f"{100 * agreement.tolerance:g}: {agreement.because})",
+        *_listed("differs", agreement.reasons),
+        *_listed("not verified", agreement.unverified),
     ]
     for cell in cells:
-        mine = [one for one in found.numbers if one.cell == cell]
-        rest = [one for one in mine if not one.evaluated]
+        cell_numbers = [number for number in agreement.numbers if number.cell == cell]
+        other_numbers = [number for number in cell_numbers if not number.evaluated]
         lines.append(f"cell {cell}: there, here{notes.get(cell, '')}")
         lines += [
-            f"  {one.metric}: {_both(one)}, {100 * (one.agreement or 0):.1f} % of outcomes agree"
-            for one in mine
-            if one.evaluated
+            f"  {number.metric}: {_pair_text(number)}, {100 * (number.agreement or 0):.1f} % of outcomes agree"
+            for number in cell_numbers
+            if number.evaluated
         ]
-        lines.append(f"  {_count(rest, 'further number')}, {sum(not one.far for one in rest)} the same to the bit")
-        lines += _first("", [f"{one.metric}: {_both(one)}" for one in rest if one.far])
+        lines.append(
+            f"  {_count(other_numbers, 'further number')}, {sum(not number.far for number in other_numbers)} "
+            "the same to the bit"
+        )
+        lines += _listed("", [f"{number.metric}: {_pair_text(number)}" for number in other_numbers if number.far])
     return "\n".join(lines)
 
 
-def _count(things: Sequence[object], noun: str) -> str:
-    return f"{len(things)} {noun}{'s' * (len(things) != 1)}"
+def _count(items: Sequence[object], noun: str) -> str:
+    return f"{len(items)} {noun}{'s' * (len(items) != 1)}"
 
 
-def _same(found: Agreement) -> str:
+def _agreement_text(agreement: Agreement) -> str:
     """How many outcomes agree, in words; empty: there are none."""
-    images = [one.images for one in found.numbers if one.images is not None]
-    total = sum(one[2] for one in images)
-    return f", {100 * (1 - sum(one[0] + one[1] for one in images) / total):.1f} % of outcomes agree" if total else ""
+    images = [item.images for item in agreement.numbers if item.images is not None]
+    total = sum(item[2] for item in images)
+    return f", {100 * (1 - sum(item[0] + item[1] for item in images) / total):.1f} % of outcomes agree" if total else ""
 
 
 MOST = 8  # lines of a kind
 
 
-def _first(what: str, said: Sequence[str]) -> list[str]:
-    more = [f"  and {len(said) - MOST} more"] if len(said) > MOST else []
-    return [*(f"  {what}{': ' if what else ''}{one}" for one in said[:MOST]), *more]
+def _listed(head: str, lines: Sequence[str]) -> list[str]:
+    remainder = [f"  and {len(lines) - MOST} more"] if len(lines) > MOST else []
+    return [*(f"  {head}{': ' if head else ''}{line}" for line in lines[:MOST]), *remainder]

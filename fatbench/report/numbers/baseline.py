@@ -29,10 +29,18 @@ class Difference:
 
     def sentence(self) -> str:
         """What it comes to: "SFAT and FAT differ by at most 0.8 points under PGD-20 (95 %, 5 seeds)"."""
-        one = self.comparison
-        p = 1.0 if one.test is None else one.test.p
-        who = (self.label, self.baseline)
-        return sentence(who, one.metric, one.difference, len(one.seeds), one.test, p, one.floor)
+        comparison = self.comparison
+        p = 1.0 if comparison.test is None else comparison.test.p
+        both_labels = (self.label, self.baseline)
+        return sentence(
+            both_labels,
+            comparison.metric,
+            comparison.difference,
+            len(comparison.seeds),
+            comparison.test,
+            p,
+            comparison.floor,
+        )
 
 
 def differences(
@@ -40,35 +48,43 @@ def differences(
 ) -> list[Difference]:
     """All labels of the baseline's axis against it, at each combination of other labels that has it.
 
-    of: see `compare.measured`. Empty where the suite names no baseline.
+    of: see `compare.measured_numbers`. Empty where the suite names no baseline.
     """
     if plan.baseline is None:
         return []
     axis, baseline = plan.baseline
-    found: dict[tuple[tuple[str, str], ...], dict[str, dict[int, str]]] = {}  # other labels -> label -> seed -> cell
+    cells_by_row: dict[
+        tuple[tuple[str, str], ...], dict[str, dict[int, str]]
+    ] = {}  # other labels -> label -> seed -> cell
     for cell in plan.cells:
-        others = tuple((name, label) for name, label in cell.key.items() if name != axis)
-        found.setdefault(others, {}).setdefault(cell.key.get(axis, ""), {})[int(cell.spec["seed"])] = cell.id
-    unlike = confounders.apart(confounders.against(plan.cells, plan.baseline))
-    made = []
-    for others, labels in found.items():
-        theirs = labels.get(baseline, {})
-        for label, mine in labels.items():
-            pairs = [Pair("", seed, mine[seed], theirs[seed]) for seed in mine if seed in theirs]
-            if label == baseline or not pairs or not unlike.isdisjoint(mine.values()):
+        other_labels = tuple((name, label) for name, label in cell.key.items() if name != axis)
+        cells_by_row.setdefault(other_labels, {}).setdefault(cell.key.get(axis, ""), {})[int(cell.spec["seed"])] = (
+            cell.id
+        )
+    unlike = confounders.uncompared_cells(confounders.against(plan.cells, plan.baseline))
+    all_differences = []
+    for other_labels, labels in cells_by_row.items():
+        baseline_cells = labels.get(baseline, {})
+        for label, label_cells in labels.items():
+            pairs = [
+                Pair("", seed, label_cells[seed], baseline_cells[seed])
+                for seed in label_cells
+                if seed in baseline_cells
+            ]
+            if label == baseline or not pairs or not unlike.isdisjoint(label_cells.values()):
                 continue
             try:
                 compared = compare(pairs, of, of)
             except NothingMatched:
                 continue
-            cells = frozenset(mine.values())
-            made += [
-                Difference(dict(others), label, baseline, cells, one)
-                for one in compared
-                if not metrics or one.metric in metrics
+            cells = frozenset(label_cells.values())
+            all_differences += [
+                Difference(dict(other_labels), label, baseline, cells, item)
+                for item in compared
+                if not metrics or item.metric in metrics
             ]
-    shared = set.intersection(*(set(one.where.items()) for one in made)) if made else set()
+    shared = set.intersection(*(set(item.where.items()) for item in all_differences)) if all_differences else set()
     return [
-        replace(one, where={name: label for name, label in one.where.items() if (name, label) not in shared})
-        for one in made
+        replace(item, where={name: label for name, label in item.where.items() if (name, label) not in shared})
+        for item in all_differences
     ]

@@ -18,23 +18,23 @@ def settings(spec: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
         cell: Mapping[str, Any] = calls.call("Experiment", spec)
     except FatbenchError:
         cell = spec
-    rest = {}
+    plain_settings = {}
     for name, value in cell.items():
         if isinstance(value, Mapping):
             yield from _call(name, value)
         elif value and name != "seed":
-            rest[name] = value
-    if rest:
-        yield "further", ", ".join(f"{name}={value}" for name, value in rest.items()), ""
+            plain_settings[name] = value
+    if plain_settings:
+        yield "further", ", ".join(f"{name}={value}" for name, value in plain_settings.items()), ""
 
 
 def _call(name: str, value: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
     """A call without the calls inside it, which follow it; an attack stays inside what it is of."""
-    parts = value.nested if isinstance(value, calls.Call) else {}
-    inner = {key: one for key, one in parts.items() if one.kind != "Attack"}
-    plain = {key: one for key, one in value.items() if key not in inner and one is not None}
-    text = format_call.full({"name": "", **plain})
-    does = value.signature.summary if isinstance(value, calls.Call) and "name" in value else ""
-    yield name, text if "name" in plain else text.removeprefix("(").removesuffix(")"), does
-    for key, one in inner.items():
-        yield from _call(key, one)
+    nested_calls = value.nested if isinstance(value, calls.Call) else {}
+    inner = {key: setting for key, setting in nested_calls.items() if setting.kind != "Attack"}
+    own_settings = {key: setting for key, setting in value.items() if key not in inner and setting is not None}
+    text = format_call.with_all_settings({"name": "", **own_settings})
+    summary = value.signature.summary if isinstance(value, calls.Call) and "name" in value else ""
+    yield name, text if "name" in own_settings else text.removeprefix("(").removesuffix(")"), summary
+    for key, setting in inner.items():
+        yield from _call(key, setting)

@@ -28,8 +28,8 @@ OVERALL = NUMBERS.c.client == -1  # about no single client or class
 def fetch(store: Store, query: Any, key: Any, cells: Iterable[str]) -> Iterator[Any]:
     """The rows of `query` whose `key` is among `cells`, read at once: no transaction waits for whoever asks."""
     with store.database.reading() as connection:
-        parts = [connection.execute(query.where(key.in_(part))).all() for part in batches(cells)]
-    return itertools.chain.from_iterable(parts)
+        row_batches = [connection.execute(query.where(key.in_(cell_batch))).all() for cell_batch in batches(cells)]
+    return itertools.chain.from_iterable(row_batches)
 
 
 def outcomes(cells: Sequence[str], store: Store) -> Outcomes:
@@ -40,10 +40,10 @@ def outcomes(cells: Sequence[str], store: Store) -> Outcomes:
         query = sql(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.start, OUTCOME_CHUNKS.c.n, OUTCOME_CHUNKS.c.bits).where(
             OUTCOME_CHUNKS.c.stage == stage
         )
-        found: dict[str, list[tuple[int, int, bytes]]] = {}
+        chunks_by_cell: dict[str, list[tuple[int, int, bytes]]] = {}
         for cell, start, n, bits in fetch(store, query, OUTCOME_CHUNKS.c.cell, cells):
-            found.setdefault(cell, []).append((start, n, bytes(bits)))
-        return found
+            chunks_by_cell.setdefault(cell, []).append((start, n, bytes(bits)))
+        return chunks_by_cell
 
     return functools.cache(lambda cell, stage: joined(of_stage(stage).get(cell, ())))
 
@@ -59,28 +59,29 @@ def joined(chunks: Iterable[tuple[int, int, bytes]]) -> tuple[int, int]:
     return bits, total
 
 
-def doubts_of(cells: Sequence[str], store: Store, read: Outcomes | None = None) -> Doubts:
+def doubts_of(cells: Sequence[str], store: Store, read_outcomes: Outcomes | None = None) -> Doubts:
     """Every reason to doubt the evaluations of some cells, by (cell, stage), from all that is stored of them.
 
-    read: the cells' outcomes, where they are at hand. What a plan asks for plays no part, so every view has the same.
+    read_outcomes: the cells' outcomes, where they are at hand. What a plan asks for plays no part, so every view has
+    the same.
     """
     numbers = numbers_of(cells, store, (NUMBERS.c.stage != "train") & OVERALL)
     evaluated = sorted({row["cell"] for row in numbers})
-    made = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings, RUNS.c.device, RUNS.c.commit)
-    made = made.outerjoin(RUNS, RUNS.c.id == STAGES.c.run).where(STAGES.c.stage != "train")
-    texts, more = {}, _without_images(numbers, evaluated, store)
-    for cell, stage, text, device, commit in fetch(store, made, STAGES.c.cell, evaluated):
+    stage_query = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings, RUNS.c.device, RUNS.c.commit)
+    stage_query = stage_query.outerjoin(RUNS, RUNS.c.id == STAGES.c.run).where(STAGES.c.stage != "train")
+    texts, further_doubts = {}, _without_images(numbers, evaluated, store)
+    for cell, stage, text, device, commit in fetch(store, stage_query, STAGES.c.cell, evaluated):
         if text is None:
-            more.setdefault((cell, stage), []).append(Doubt("no_settings"))
+            further_doubts.setdefault((cell, stage), []).append(Doubt("no_settings"))
         else:
             texts[parsed(stage).evaluation] = text
         if device is not None and commit is None:
-            more.setdefault((cell, stage), []).append(Doubt("no_commit"))
+            further_doubts.setdefault((cell, stage), []).append(Doubt("no_commit"))
     attacks = {evaluation: json.loads(text) for evaluation, text in texts.items()}
     specs = fetch(store, sql(CELLS.c.id, CELLS.c.spec), CELLS.c.id, evaluated)
     data = {cell: json.loads(spec).get("data", {}) for cell, spec in specs}
-    found = doubts(numbers, attacks, data, outcomes(cells, store) if read is None else read)
-    return found | {key: (*found.get(key, ()), *why) for key, why in more.items()}
+    doubts_by_stage = doubts(numbers, attacks, data, outcomes(cells, store) if read_outcomes is None else read_outcomes)
+    return doubts_by_stage | {key: (*doubts_by_stage.get(key, ()), *reasons) for key, reasons in further_doubts.items()}
 
 
 def _without_images(
@@ -91,24 +92,26 @@ def _without_images(
     One that contradicts its outcomes is refused where it is read (`fatbench.store.integrity.agree`).
     """
     stages = sql(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage).distinct()
-    stored = {tuple(row) for row in fetch(store, stages, OUTCOME_CHUNKS.c.cell, cells)}
+    stages_with_outcomes = {tuple(row) for row in fetch(store, stages, OUTCOME_CHUNKS.c.cell, cells)}
     bare = [
         row
         for row in numbers
-        if row["n"] and row["metric"] == parsed(row["stage"]).metric and (row["cell"], row["stage"]) not in stored
+        if row["n"]
+        and row["metric"] == parsed(row["stage"]).metric
+        and (row["cell"], row["stage"]) not in stages_with_outcomes
     ]
     of_clients = numbers_of(
         {row["cell"] for row in bare}, store, (NUMBERS.c.stage != "train") & (NUMBERS.c.client >= 0)
     )
     models = Counter((row["cell"], row["stage"], row["metric"]) for row in of_clients)
-    found = {}
+    doubts_by_stage = {}
     for row in bare:
         cell, stage, metric, value, n = (row[name] for name in ("cell", "stage", "metric", "value", "n"))
         if impossible(metric, value, n, models[cell, stage, metric] or 1):
-            found[cell, stage] = [Doubt("no_outcomes"), Doubt("impossible", n)]
+            doubts_by_stage[cell, stage] = [Doubt("no_outcomes"), Doubt("impossible", n)]
         else:
-            found[cell, stage] = [Doubt("no_outcomes")]
-    return found
+            doubts_by_stage[cell, stage] = [Doubt("no_outcomes")]
+    return doubts_by_stage
 
 
 def rounds_of(specs: Mapping[str, Mapping[str, Any]], store: Store, checkpoint: Checkpoint) -> dict[str, int]:
@@ -118,17 +121,17 @@ def rounds_of(specs: Mapping[str, Mapping[str, Any]], store: Store, checkpoint: 
     """
     if checkpoint == "last":
         return {cell: int(spec["algorithm"]["rounds"]) for cell, spec in specs.items()}
-    rounds, lacking = {}, []
+    rounds, unrecorded = {}, []
     query = sql(STAGES.c.cell, STAGES.c.record).where(STAGES.c.stage == "train")
     for cell, text in fetch(store, query, STAGES.c.cell, specs):
         record = json.loads(text)
         if checkpoint in record:
             rounds[cell] = int(record[checkpoint]["round"])
         else:
-            lacking.append(cell)
+            unrecorded.append(cell)
     series: dict[str, dict[int, float]] = {}
     monitored = (NUMBERS.c.metric == MONITORED[checkpoint]) & OVERALL
-    for row in numbers_of(lacking, store, (NUMBERS.c.stage == "train") & monitored):
+    for row in numbers_of(unrecorded, store, (NUMBERS.c.stage == "train") & monitored):
         series.setdefault(row["cell"], {})[row["round"]] = row["value"]
     best = {cell: checkpoint_round(by_round) for cell, by_round in series.items()}
     return rounds | {cell: round for cell, round in best.items() if round is not None}
@@ -137,9 +140,9 @@ def rounds_of(specs: Mapping[str, Mapping[str, Any]], store: Store, checkpoint: 
 _COLUMNS = ("cell", "stage", "round", "client", "metric", "value", "n")
 
 
-def numbers_of(cells: Iterable[str], store: Store, where: Any) -> list[Mapping[str, Any]]:
-    """The numbers of some cells for which `where` holds, a mapping of columns each."""
-    query = sql(*(NUMBERS.c[name] for name in _COLUMNS)).where(where)
+def numbers_of(cells: Iterable[str], store: Store, condition: Any) -> list[Mapping[str, Any]]:
+    """The numbers of some cells for which `condition` holds, a mapping of columns each."""
+    query = sql(*(NUMBERS.c[name] for name in _COLUMNS)).where(condition)
     return [dict(zip(_COLUMNS, row, strict=True)) for row in fetch(store, query, NUMBERS.c.cell, cells)]
 
 
@@ -150,7 +153,7 @@ def accuracies(
 
     stages: only these.
     """
-    where = (NUMBERS.c.stage != "train" if stages is None else NUMBERS.c.stage.in_(list(stages))) & OVERALL
-    rows = numbers_of(cells, store, where)
+    condition = (NUMBERS.c.stage != "train" if stages is None else NUMBERS.c.stage.in_(list(stages))) & OVERALL
+    rows = numbers_of(cells, store, condition)
     accuracies = (row for row in rows if row["metric"] == parsed(row["stage"]).metric)
     return dict(sorted(((row["cell"], row["stage"]), (float(row["value"]), int(row["n"]))) for row in accuracies))

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 def runs_of_cell(store: Store, cell: str) -> list[dict[str, Any]]:
     """The runs of a cell beside each other: where each ran, and its evaluations (stage -> value)."""
-    first, _, _ = cell.partition(replicates.SIGN)
-    found = []
-    ids = replicates.of(store.database, [first]).get(first, [])
+    original, _, _ = cell.partition(replicates.SIGN)
+    runs_found = []
+    ids = replicates.of(store.database, [original]).get(original, [])
     numbers = accuracies(ids, store)
     for id in ids:
         runs = (run for run in store.runs([id]) if run["stage"] == "train" and not run.get("dropped"))
         run = next(runs, {})
         values = {stage: value for (cell, stage), (value, _) in numbers.items() if cell == id}
-        where = {key: run.get(key) for key in ("host", "device", "precision", "commit", "dirty", "started")}
-        found.append({"id": id, **where, "evaluations": values})
-    return found
+        provenance = {key: run.get(key) for key in ("host", "device", "precision", "commit", "dirty", "started")}
+        runs_found.append({"id": id, **provenance, "evaluations": values})
+    return runs_found
 
 
 def runs_as_text(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -34,8 +34,8 @@ def runs_as_text(runs: Sequence[Mapping[str, Any]]) -> str:
         lines.append(f"  {run['id']}  {run['device']}, {run['precision']}, commit {str(run['commit'])[:10]}")
     for stage in dict.fromkeys(stage for run in runs for stage in run["evaluations"]):
         values = [run["evaluations"].get(stage) for run in runs]
-        there = [value for value in values if value is not None]
-        shown = "  ".join("--" if value is None else f"{100 * value:.2f}" for value in values)
-        apart = f"  (apart {100 * (max(there) - min(there)):.2f})" if len(there) > 1 else ""
-        lines.append(f"  {stage}: {shown}{apart}")
+        values_here = [value for value in values if value is not None]
+        values_text = "  ".join("--" if value is None else f"{100 * value:.2f}" for value in values)
+        distance_text = f"  (apart {100 * (max(values_here) - min(values_here)):.2f})" if len(values_here) > 1 else ""
+        lines.append(f"  {stage}: {values_text}{distance_text}")
     return "\n".join(lines)

@@ -127,45 +127,55 @@ def rows(plan: Plan, a: str, b: str) -> list[Pair]:
     SpecError: neither; a cell on both sides; several cells of a seed that could be the partner. NothingMatched: no cell
     has a partner.
     """
-    ours, theirs = _side(plan, a), _side(plan, b)
-    if shared := {cell.id for cell in ours} & {cell.id for cell in theirs}:
+    side_a, side_b = _side(plan, a), _side(plan, b)
+    if shared := {cell.id for cell in side_a} & {cell.id for cell in side_b}:
         raise SpecError(f"'{a}' and '{b}' share {len(shared)} cells, such as {min(shared)}: they must be apart")
     axes = list(dict.fromkeys(axis for cell in plan.cells for axis in cell.key))
-    labels = [[{cell.key.get(axis) for cell in side} for axis in axes] for side in (ours, theirs)]
-    rest = [axis for axis, one, other in zip(axes, *labels, strict=True) if one & other]
+    labels = [[{cell.key.get(axis) for cell in side} for axis in axes] for side in (side_a, side_b)]
+    common_axes = [axis for axis, labels_a, labels_b in zip(axes, *labels, strict=True) if labels_a & labels_b]
 
-    def by_place(side: Sequence[Cell], said: str) -> dict[tuple[str, int], str]:
-        found: dict[tuple[str, int], str] = {}
+    def by_place(side: Sequence[Cell], side_text: str) -> dict[tuple[str, int], str]:
+        cell_by_place: dict[tuple[str, int], str] = {}
         for cell in side:
-            place = ", ".join(cell.key[axis] for axis in rest if axis in cell.key), int(cell.spec["seed"])
-            if found.setdefault(place, cell.id) != cell.id:
-                apart = [axis for axis in axes if axis not in rest]
-                raise SpecError(f"'{said}' holds several cells of seed {place[1]}: name one of {', '.join(apart)}")
-        return found
+            row_and_seed = ", ".join(cell.key[axis] for axis in common_axes if axis in cell.key), int(cell.spec["seed"])
+            if cell_by_place.setdefault(row_and_seed, cell.id) != cell.id:
+                other_axes = [axis for axis in axes if axis not in common_axes]
+                raise SpecError(
+                    f"'{side_text}' holds several cells of seed {row_and_seed[1]}: name one of {', '.join(other_axes)}"
+                )
+        return cell_by_place
 
-    mine, others = by_place(ours, a), by_place(theirs, b)
-    cell_of = {cell.id: cell for cell in (*ours, *theirs)}
-    found = [
-        Pair(*place, mine[place], others[place], confounders.between(cell_of[others[place]], cell_of[mine[place]]))
-        for place in mine
-        if place in others
+    cells_a, cells_b = by_place(side_a, a), by_place(side_b, b)
+    cell_of = {cell.id: cell for cell in (*side_a, *side_b)}
+    pairs = [
+        Pair(
+            *row_and_seed,
+            cells_a[row_and_seed],
+            cells_b[row_and_seed],
+            confounders.differences(cell_of[cells_b[row_and_seed]], cell_of[cells_a[row_and_seed]]),
+        )
+        for row_and_seed in cells_a
+        if row_and_seed in cells_b
     ]
-    if not found:
+    if not pairs:
         raise NothingMatched(f"no cell of '{a}' has a partner of the same seed and labels among those of '{b}'")
-    parts = [pair.row.split(", ") for pair in found]
-    same = set.intersection(*map(set, parts))  # a label that all pairs share distinguishes none
-    return [replace(p, row=", ".join(x for x in row if x not in same)) for p, row in zip(found, parts, strict=True)]
+    row_labels = [pair.row.split(", ") for pair in pairs]
+    shared_labels = set.intersection(*map(set, row_labels))  # a label that all pairs share distinguishes none
+    return [
+        replace(p, row=", ".join(x for x in row if x not in shared_labels))
+        for p, row in zip(pairs, row_labels, strict=True)
+    ]
 
 
-def _side(plan: Plan, said: str) -> list[Cell]:
+def _side(plan: Plan, side_text: str) -> list[Cell]:
     """The cells that a filter or a label names, each once."""
-    if any(sign in said for sign in "=<>"):
-        return filters.select(plan, said).unique()
+    if any(sign in side_text for sign in "=<>"):
+        return filters.select(plan, side_text).unique()
     labels = {label for cell in plan.cells for label in cell.key.values()}
-    cells = [cell for cell in plan.unique() if said in cell.key.values()]
+    cells = [cell for cell in plan.unique() if side_text in cell.key.values()]
     if not cells:
         raise SpecError(
-            f"suite '{plan.suite}', preset {plan.preset}, has no label '{said}'{did_you_mean(said, labels)}"
+            f"suite '{plan.suite}', preset {plan.preset}, has no label '{side_text}'{did_you_mean(side_text, labels)}"
             " (or give a filter such as aggregator=sfat)"
         )
     return cells
@@ -173,23 +183,27 @@ def _side(plan: Plan, said: str) -> list[Cell]:
 
 def common(a: Store, b: Store, plan: Plan | None = None) -> list[Pair]:
     """The cells that two databases share, of a plan or all; the settings in which these differ name the rows."""
-    both = {id for id in a.cells().keys() & b.cells().keys() if SIGN not in id}
+    shared_cells = {id for id in a.cells().keys() & b.cells().keys() if SIGN not in id}
     if plan is not None:
-        asked = {c.id: [one.id for one in c.evaluations] for c in plan.unique() if c.id in both}
-        of_a, of_b = chosen(a, asked), chosen(b, asked)
-        named = {c.id: (", ".join(c.key.values()), int(c.spec["seed"])) for c in plan.unique() if c.id in both}
-        return [Pair(row, seed, of_a.get(id, id), of_b.get(id, id)) for id, (row, seed) in named.items()]
-    of_a, of_b = (chosen(store, dict.fromkeys(both, ())) for store in (a, b))
-    specs = a.cells(sorted(both))
+        evaluations_by_cell = {
+            c.id: [flat_spec.id for flat_spec in c.evaluations] for c in plan.unique() if c.id in shared_cells
+        }
+        of_a, of_b = chosen(a, evaluations_by_cell), chosen(b, evaluations_by_cell)
+        row_by_cell = {
+            c.id: (", ".join(c.key.values()), int(c.spec["seed"])) for c in plan.unique() if c.id in shared_cells
+        }
+        return [Pair(row, seed, of_a.get(id, id), of_b.get(id, id)) for id, (row, seed) in row_by_cell.items()]
+    of_a, of_b = (chosen(store, dict.fromkeys(shared_cells, ())) for store in (a, b))
+    specs = a.cells(sorted(shared_cells))
     flat = {id: dict(_flat(spec)) for id, spec in specs.items()}
-    keys = dict.fromkeys(key for one in flat.values() for key in one if key != "seed")
-    varied = [key for key in keys if len({one.get(key) for one in flat.values()}) > 1]
+    keys = dict.fromkeys(key for flat_spec in flat.values() for key in flat_spec if key != "seed")
+    varied = [key for key in keys if len({flat_spec.get(key) for flat_spec in flat.values()}) > 1]
     varied = [
-        key for key in varied if not any(key.startswith(f"{other}.") for other in varied)
+        key for key in varied if not any(key.startswith(f"{other_key}.") for other_key in varied)
     ]  # not a call's settings
     pairs = []
-    for id, one in flat.items():
-        row = ", ".join(f"{key}={one[key]}" for key in varied if key in one)
+    for id, flat_spec in flat.items():
+        row = ", ".join(f"{key}={flat_spec[key]}" for key in varied if key in flat_spec)
         pairs.append(Pair(row, int(specs[id].get("seed") or 0), of_a.get(id, id), of_b.get(id, id)))
     return sorted(pairs, key=lambda pair: (pair.row, pair.seed))
 
@@ -206,7 +220,7 @@ def _flat(node: Any, path: str = "") -> Iterable[tuple[str, str]]:
 # --- what was measured -------------------------------------------------------------------------------------------
 
 
-def measured(
+def measured_numbers(
     store: Store,
     cells: Collection[str],
     select: Checkpoint,
@@ -219,31 +233,33 @@ def measured(
     """
     specs = store.cells(sorted(cells))
     rounds = rounds_of(specs, store, select)
-    finished = sql(STAGES.c.cell, STAGES.c.stage).where(STAGES.c.status == "done", STAGES.c.stage != "train")
-    done = {
+    finished_query = sql(STAGES.c.cell, STAGES.c.stage).where(STAGES.c.status == "done", STAGES.c.stage != "train")
+    finished_stages = {
         (cell, name): parsed(name)
-        for cell, name in fetch(store, finished, STAGES.c.cell, rounds)
+        for cell, name in fetch(store, finished_query, STAGES.c.cell, rounds)
         if parsed(name).metric and parsed(name).round == rounds[cell]
     }
     bits_of = outcomes(sorted(cells), store)
-    why = doubts_of(sorted(cells), store, bits_of)
-    answered = inputs.stored(store.database, sorted(cells))
-    found: dict[str, dict[str, Measured]] = {cell: {} for cell in cells}
-    many = Counter(name for _, name in done)
-    rank = {name: (many[name], -PRECISIONS.index(parsed(name).precision)) for name in many}
-    numbers = {key: number for key, number in accuracies(sorted(rounds), store, many).items() if key in done}
+    doubts_by_stage = doubts_of(sorted(cells), store, bits_of)
+    answered = inputs.stored_inputs(store.database, sorted(cells))
+    numbers_by_cell: dict[str, dict[str, Measured]] = {cell: {} for cell in cells}
+    stage_counts = Counter(name for _, name in finished_stages)
+    rank = {name: (stage_counts[name], -PRECISIONS.index(parsed(name).precision)) for name in stage_counts}
+    numbers = {
+        key: number for key, number in accuracies(sorted(rounds), store, stage_counts).items() if key in finished_stages
+    }
     for (cell, stage), (value, n) in sorted(numbers.items(), key=lambda item: rank[item[0][1]]):  # the last is read
         key = cell, stage
-        metric, evaluation, precision, _ = done[key]
+        metric, evaluation, precision, _ = finished_stages[key]
         bits, total = bits_of(cell, stage) or (0, 0)
-        if said := disagreement(metric, value, n, bits.bit_count(), total):
-            raise DatabaseError(f"{store.database.shown}: cell {cell} {stage}: {said} (fatbench db check)")
-        each = (bits, total) if n and total and total % n == 0 else None
+        if problem := disagreement(metric, value, n, bits.bit_count(), total):
+            raise DatabaseError(f"{store.database.shown}: cell {cell} {stage}: {problem} (fatbench db check)")
+        image_outcomes = (bits, total) if n and total and total % n == 0 else None
         of_images = grouped(labels_of(specs[cell]), n) if labels_of is not None and n else None
-        found[cell][evaluation] = Measured(
-            value, n, each, precision, why.get(key, ()), answered.get(key, {}), stage, of_images
+        numbers_by_cell[cell][evaluation] = Measured(
+            value, n, image_outcomes, precision, doubts_by_stage.get(key, ()), answered.get(key, {}), stage, of_images
         )
-    return {cell: dict(sorted(evaluations.items())) for cell, evaluations in found.items()}
+    return {cell: dict(sorted(evaluations.items())) for cell, evaluations in numbers_by_cell.items()}
 
 
 def grouped(labels: ArrayLike, n: int) -> statistics.Groups:
@@ -272,31 +288,33 @@ def compare(
 ) -> list[Comparison]:
     """One comparison for each row and evaluation that both sides have.
 
-    of_a, of_b: a cell's evaluations, see `measured`. metrics: only these labels. NothingMatched: nothing was measured
-    on both sides. SpecError: a label that neither side has.
+    of_a, of_b: a cell's evaluations, see `measured_numbers`. metrics: only these labels. NothingMatched: nothing was
+    measured on both sides. SpecError: a label that neither side has.
     """
-    both = [(pair, of_a(pair.a), of_b(pair.b)) for pair in pairs]
-    known = {label(evaluation) for _, *sides in both for side in sides for evaluation in side}
+    numbers_by_pair = [(pair, of_a(pair.a), of_b(pair.b)) for pair in pairs]
+    labels = {label(evaluation) for _, *sides in numbers_by_pair for side in sides for evaluation in side}
     for metric in metrics:
-        if metric not in known:
-            raise SpecError(f"--metric: nothing is measured as '{metric}'{did_you_mean(metric, known)}")
-    found: dict[tuple[str, str], list[tuple[int, Measured, Measured]]] = {}
+        if metric not in labels:
+            raise SpecError(f"--metric: nothing is measured as '{metric}'{did_you_mean(metric, labels)}")
+    runs_by_row: dict[tuple[str, str], list[tuple[int, Measured, Measured]]] = {}
     reasons: dict[tuple[str, str], dict[inputs.Reason, None]] = {}
-    for pair, a, b in both:
+    for pair, a, b in numbers_by_pair:
         for evaluation in a:
             if evaluation in b and (not metrics or label(evaluation) in metrics):
                 if a[evaluation].precision != b[evaluation].precision:
                     continue
-                found.setdefault((pair.row, evaluation), []).append((pair.seed, a[evaluation], b[evaluation]))
+                runs_by_row.setdefault((pair.row, evaluation), []).append((pair.seed, a[evaluation], b[evaluation]))
                 differences = inputs.differ_beside(a[evaluation].inputs, b[evaluation].inputs, pair.a == pair.b)
-                first = found[pair.row, evaluation][0][1].inputs.get("data", {})  # images are one set for all seeds
-                differences += inputs.differ({"data": first}, {"data": a[evaluation].inputs.get("data", {})})
+                first_data = runs_by_row[pair.row, evaluation][0][1].inputs.get(
+                    "data", {}
+                )  # images are one set for all seeds
+                differences += inputs.differ({"data": first_data}, {"data": a[evaluation].inputs.get("data", {})})
                 reasons.setdefault((pair.row, evaluation), {}).update(dict.fromkeys(differences))
-    if not found:
+    if not runs_by_row:
         raise NothingMatched(
             "the two sides have no evaluation in common (the same attack in the same precision on as many test images)"
         )
-    names = {evaluation for _, evaluation in found}
+    names = {evaluation for _, evaluation in runs_by_row}
     unlike = {pair.row: pair.unlike for pair in pairs if pair.unlike}
     return [
         _comparison(
@@ -306,7 +324,7 @@ def compare(
             tuple(reasons[row, evaluation]),
             unlike.get(row, ()),
         )
-        for (row, evaluation), runs in found.items()
+        for (row, evaluation), runs in runs_by_row.items()
     ]
 
 
@@ -323,12 +341,14 @@ def _comparison(
 ) -> Comparison:
     runs = sorted(runs, key=lambda run: run[0])
     seeds = tuple(seed for seed, _, _ in runs)
-    a, b = tuple(one.value for _, one, _ in runs), tuple(other.value for _, _, other in runs)
+    a, b = tuple(number_a.value for _, number_a, _ in runs), tuple(number_b.value for _, _, number_b in runs)
     n, groups = runs[0][1].n, runs[0][1].groups
-    ours = [one.outcomes for _, one, _ in runs if one.outcomes is not None]
-    theirs = [other.outcomes for _, _, other in runs if other.outcomes is not None]
-    counts = {count for _, count in (*ours, *theirs)}
-    whole = len(ours) == len(theirs) == len(runs) and not any(count % n for count in counts)  # of every model deployed
+    outcomes_a = [number_a.outcomes for _, number_a, _ in runs if number_a.outcomes is not None]
+    outcomes_b = [number_b.outcomes for _, _, number_b in runs if number_b.outcomes is not None]
+    counts = {count for _, count in (*outcomes_a, *outcomes_b)}
+    has_all_outcomes = len(outcomes_a) == len(outcomes_b) == len(runs) and not any(
+        count % n for count in counts
+    )  # of every model deployed
     differences = [x - y for x, y in zip(a, b, strict=True)]
     compared = Comparison(
         row=row,
@@ -337,15 +357,20 @@ def _comparison(
         seeds=seeds,
         a=a,
         b=b,
-        images=tuple(statistics.images(x, y, groups) for x, y in zip(ours, theirs, strict=True))
-        if whole and counts == {n}
+        images=tuple(statistics.images(x, y, groups) for x, y in zip(outcomes_a, outcomes_b, strict=True))
+        if has_all_outcomes and counts == {n}
         else (),
-        precisions=tuple(one.precision for _, one, _ in runs),
+        precisions=tuple(number_a.precision for _, number_a, _ in runs),
         over_seeds=statistics.paired(dict(zip(seeds, a, strict=True)), dict(zip(seeds, b, strict=True))),
-        test=statistics.seeds_and_images(ours, theirs, n, groups) if whole else statistics.over_seeds(differences, n),
-        with_images=whole,
-        floor=at_floor([one for _, *both in runs for one in both]),
-        doubts=(_doubts([(seed, one) for seed, one, _ in runs]), _doubts([(seed, other) for seed, _, other in runs])),
+        test=statistics.seeds_and_images(outcomes_a, outcomes_b, n, groups)
+        if has_all_outcomes
+        else statistics.over_seeds(differences, n),
+        with_images=has_all_outcomes,
+        floor=at_floor([number_a for _, *both_numbers in runs for number_a in both_numbers]),
+        doubts=(
+            _doubts([(seed, number_a) for seed, number_a, _ in runs]),
+            _doubts([(seed, number_b) for seed, _, number_b in runs]),
+        ),
         reasons=reasons,
         grouped=groups is not None,
         unlike=unlike,
@@ -355,16 +380,16 @@ def _comparison(
     return compared
 
 
-def at_floor(measured: Iterable[Measured]) -> bool:
+def at_floor(numbers: Iterable[Measured]) -> bool:
     """Whether none of these accuracies is above that of a constant classifier."""
-    return all(any(doubt.code in NOT_ABOVE for doubt in one.doubts) for one in measured)
+    return all(any(doubt.code in NOT_ABOVE for doubt in number.doubts) for number in numbers)
 
 
 def _doubts(runs: Sequence[tuple[int, Measured]]) -> tuple[str, ...]:
     """The doubts about the numbers of one side, as a table says them."""
     doubted: dict[Doubt, list[int]] = {}
-    for seed, one in runs:
-        for doubt in one.doubts:
+    for seed, number in runs:
+        for doubt in number.doubts:
             doubted.setdefault(doubt, []).append(seed)
     return with_seeds(doubted, [seed for seed, _ in runs], len(runs))
 
@@ -376,47 +401,73 @@ def as_json(comparisons: Sequence[Comparison], margin: float | None = None) -> l
     """Each comparison as plain data: fractions in [0, 1], unrounded. margin: of equivalence, in points."""
     return [
         {
-            "row": one.row, "metric": one.metric, "n": one.n, "seeds": list(one.seeds), "a": list(one.a),
-            "b": list(one.b), "precisions": list(one.precisions), "not_compared": list(one.unlike),
-            "difference": None if one.unlike else one.difference,
+            "row": comparison.row,
+            "metric": comparison.metric,
+            "n": comparison.n,
+            "seeds": list(comparison.seeds),
+            "a": list(comparison.a),
+            "b": list(comparison.b),
+            "precisions": list(comparison.precisions),
+            "not_compared": list(comparison.unlike),
+            "difference": None if comparison.unlike else comparison.difference,
             "images": [
-                {"seed": seed, "both": i.both, "only_a": i.only_a, "only_b": i.only_b, "agreement": i.agreement,
-                 "odds_ratio": i.odds_ratio, "mcnemar_p": i.p}
-                for seed, i in zip(one.seeds, one.images, strict=False)
+                {
+                    "seed": seed,
+                    "both": i.both,
+                    "only_a": i.only_a,
+                    "only_b": i.only_b,
+                    "agreement": i.agreement,
+                    "odds_ratio": i.odds_ratio,
+                    "mcnemar_p": i.p,
+                }
+                for seed, i in zip(comparison.seeds, comparison.images, strict=False)
             ],
-            "over_seeds": None if one.over_seeds is None else {
-                "mean": one.over_seeds.mean, "std": one.over_seeds.std, "interval": list(one.over_seeds.interval),
-                "t_p": one.over_seeds.t_p, "wilcoxon_p": one.over_seeds.wilcoxon_p, "cohens_d": one.over_seeds.d,
+            "over_seeds": None
+            if comparison.over_seeds is None
+            else {
+                "mean": comparison.over_seeds.mean,
+                "std": comparison.over_seeds.std,
+                "interval": list(comparison.over_seeds.interval),
+                "t_p": comparison.over_seeds.t_p,
+                "wilcoxon_p": comparison.over_seeds.wilcoxon_p,
+                "cohens_d": comparison.over_seeds.d,
             },
-            "test": None if one.test is None else {"over": one.over, **plain(one.test, margin, floor=one.floor)},
-            "p": one.p, "doubts": dict(zip("ab", map(list, one.doubts), strict=True)),
-            **({"inputs": [reason._asdict() for reason in one.reasons]} if one.reasons else {}),
+            "test": None
+            if comparison.test is None
+            else {"over": comparison.over, **test_as_dict(comparison.test, margin, floor=comparison.floor)},
+            "p": comparison.p,
+            "doubts": dict(zip("ab", map(list, comparison.doubts), strict=True)),
+            **({"inputs": [reason._asdict() for reason in comparison.reasons]} if comparison.reasons else {}),
         }
-        for one in comparisons
-    ]  # fmt: skip
+        for comparison in comparisons
+    ]
 
 
-def plain(test: SeedsAndImages, margin: float | None, family: int = 1, floor: bool = False) -> dict[str, Any]:
+def test_as_dict(test: SeedsAndImages, margin: float | None, family: int = 1, floor: bool = False) -> dict[str, Any]:
     """The numbers of a test; `equivalent` is null unless the suite declared a margin, and at the floor."""
     return {
-        "mean": test.mean, "interval": [test.low, test.high], "p": test.p, "at_most": test.at_most,
+        "mean": test.mean,
+        "interval": [test.low, test.high],
+        "p": test.p,
+        "at_most": test.at_most,
         "detectable": test.detectable(),
         "detectable_corrected": test.detectable(LEVEL / family),
-        "seed_variance": test.seed_variance, "image_variance": test.image_variance,
+        "seed_variance": test.seed_variance,
+        "image_variance": test.image_variance,
         "equivalent": None if margin is None or floor else test.at_most <= margin / 100,
-    }  # fmt: skip
+    }
 
 
 def as_text(comparisons: Sequence[Comparison], a: str, b: str, select: str, margin: float | None = None) -> str:
     """A block for each comparison, which ends in what it comes to."""
     lines = [f"A = {a}", f"B = {b}", f"checkpoint: {WORDS[select]}; differences are A - B, in points"]
     lines.append(exploratory(len(comparisons)))
-    seeds = {len(one.seeds) for one in comparisons}
+    seeds = {len(comparison.seeds) for comparison in comparisons}
     lines += too_few(min(seeds)) if len(seeds) == 1 else []
-    for one in comparisons:
-        head, *rest = _block(one, margin)
-        few = too_few(len(one.seeds)) if len(seeds) > 1 else []
-        lines += ["", head, *(f"  {line}" for line in few), *rest]
+    for comparison in comparisons:
+        head, *block_lines = _block(comparison, margin)
+        seed_warning = too_few(len(comparison.seeds)) if len(seeds) > 1 else []
+        lines += ["", head, *(f"  {line}" for line in seed_warning), *block_lines]
     return "\n".join(lines) + "\n"
 
 
@@ -427,49 +478,57 @@ def exploratory(count: int) -> str:
 
 def too_few(seeds: int) -> list[str]:
     """A line that a claim needs more seeds, if it does."""
-    least = statistics.SEEDS_FOR_A_CLAIM
-    return [f"{seeds} seed{'s' * (seeds != 1)}: a claim about methods needs at least {least}"] * (seeds < least)
+    minimum = statistics.SEEDS_FOR_A_CLAIM
+    return [f"{seeds} seed{'s' * (seeds != 1)}: a claim about methods needs at least {minimum}"] * (seeds < minimum)
 
 
-def _block(one: Comparison, margin: float | None) -> Iterable[str]:
-    seeds = f"seed{'s' * (len(one.seeds) > 1)} {', '.join(map(str, one.seeds))}"
-    seeds += attacked_in(one.seeds, one.precisions)
-    yield f"{one.row + ': ' if one.row else ''}{one.metric} ({one.n} images, {seeds})"
-    means = [100 * sum(side) / len(side) for side in (one.a, one.b)]
-    difference = "" if one.unlike else f": difference {signed(one.difference)}"
+def _block(comparison: Comparison, margin: float | None) -> Iterable[str]:
+    seeds = f"seed{'s' * (len(comparison.seeds) > 1)} {', '.join(map(str, comparison.seeds))}"
+    seeds += attacked_in(comparison.seeds, comparison.precisions)
+    yield f"{comparison.row + ': ' if comparison.row else ''}{comparison.metric} ({comparison.n} images, {seeds})"
+    means = [100 * sum(side) / len(side) for side in (comparison.a, comparison.b)]
+    difference = "" if comparison.unlike else f": difference {signed(comparison.difference)}"
     yield f"  A {means[0]:.2f}, B {means[1]:.2f}{difference}"
-    yield from (f"  {side}: {doubt}" for side, doubts in zip("AB", one.doubts, strict=True) for doubt in doubts)
-    if (each := one.over_seeds) is not None:
-        d = "" if each.d is None else f", Cohen's d {each.d:.2f}"
-        yield f"  over seeds, these images: paired t {_p(each.t_p)}, Wilcoxon {_p(each.wilcoxon_p)}{d}"
-    for reason in one.reasons:
+    yield from (f"  {side}: {doubt}" for side, doubts in zip("AB", comparison.doubts, strict=True) for doubt in doubts)
+    if (seed_test := comparison.over_seeds) is not None:
+        d = "" if seed_test.d is None else f", Cohen's d {seed_test.d:.2f}"
+        yield f"  over seeds, these images: paired t {_p(seed_test.t_p)}, Wilcoxon {_p(seed_test.wilcoxon_p)}{d}"
+    for reason in comparison.reasons:
         yield f"  A and B differ in what answered them: {reason.beside}"
-    if one.unlike:
-        yield from (f"  => not compared: {sentence}" for sentence in one.unlike)
-    elif one.test is None:
-        why = "other images or labels" if one.other_images else "one seed" if len(one.seeds) == 1 else "one image"
-        yield f"  => not tested: {why}"
+    if comparison.unlike:
+        yield from (f"  => not compared: {sentence}" for sentence in comparison.unlike)
+    elif comparison.test is None:
+        untested_reason = (
+            "other images or labels"
+            if comparison.other_images
+            else "one seed"
+            if len(comparison.seeds) == 1
+            else "one image"
+        )
+        yield f"  => not tested: {untested_reason}"
     else:
-        yield from (f"  {line}" for line in conclusion(one.test, one.over, margin, floor=one.floor))
-    if one.images:
+        yield from (
+            f"  {line}" for line in conclusion(comparison.test, comparison.over, margin, floor=comparison.floor)
+        )
+    if comparison.images:
         yield f"  {OTHER_IMAGES}, which says nothing about the methods:"
-    for seed, i in zip(one.seeds, one.images, strict=False):
+    for seed, i in zip(comparison.seeds, comparison.images, strict=False):
         odds = "" if i.odds_ratio is None else f", matched odds ratio {i.odds_ratio:.2f}"
-        right = f"only A right {i.only_a}, only B right {i.only_b}{odds}"
-        test = "McNemar" if not one.grouped else "McNemar over groups (Obuchowski)"
-        yield f"    seed {seed}: agreement {100 * i.agreement:.1f} %, {right}; {test} {_p(i.p)}"
+        counts_text = f"only A right {i.only_a}, only B right {i.only_b}{odds}"
+        test = "McNemar" if not comparison.grouped else "McNemar over groups (Obuchowski)"
+        yield f"    seed {seed}: agreement {100 * i.agreement:.1f} %, {counts_text}; {test} {_p(i.p)}"
 
 
-def conclusion(test: SeedsAndImages, over: str, margin: float | None, floor: bool = False) -> Iterable[str]:
+def conclusion(test: SeedsAndImages, random_effects: str, margin: float | None, floor: bool = False) -> Iterable[str]:
     """What a test comes to: interval and p, the size that the data do not exclude, what such data could have shown.
 
     margin: of equivalence in points, if the suite declared one. floor: no side is above a constant classifier.
     """
-    yield f"over {over}: 95 % interval {signed(test.low)} to {signed(test.high)}, {_p(test.p)}"
+    yield f"over {random_effects}: 95 % interval {signed(test.low)} to {signed(test.high)}, {_p(test.p)}"
     different = f"significantly different (p < {LEVEL:g})"
-    same = f"not significantly different (p >= {LEVEL:g})"
+    not_different = f"not significantly different (p >= {LEVEL:g})"
     size = FLOOR if floor else f"they differ by at most {100 * test.at_most:.2f} points (95 %)"
-    yield f"=> {different if test.p < LEVEL else same}; {size}"
+    yield f"=> {different if test.p < LEVEL else not_different}; {size}"
     if margin is not None and test.at_most <= margin / 100 and not floor:
         yield f"=> equivalent within ±{margin:g} points, the margin that the suite declares"
     yield f"a true difference of {points_up(test.detectable())} points would be found with a power of about 0.8"
@@ -486,33 +545,33 @@ def attack_name(metric: str) -> str:
 
 
 def sentence(
-    who: tuple[str, str] | str, metric: str, difference: float, seeds: int, test: SeedsAndImages | None, p: float,
+    labels: tuple[str, str] | str, metric: str, difference: float, seeds: int, test: SeedsAndImages | None, p: float,
     floor: bool,
 ) -> str:  # fmt: skip
     """What a comparison comes to: "SFAT and FAT differ by at most 1.0 points under PGD-20 (95 %, 5 seeds)".
 
-    who: (label, that it is compared with), or the name of another contrast. p: of the test, after its correction.
+    labels: (label, that it is compared with), or the name of another contrast. p: of the test, after its correction.
     """
     attack = attack_name(metric)
-    under = "without an attack" if attack == "natural" else f"under {attack}"
+    attack_text = "without an attack" if attack == "natural" else f"under {attack}"
     count = f"{seeds} seed{'s' * (seeds != 1)}"
     size, side = f"{abs(100 * difference):.1f}", "above" if difference > 0 else "below"
-    label, other = (who, "0") if isinstance(who, str) else who
-    told = f"{label} is {size} points {side} {other} {under}"
+    label, other_label = (labels, "0") if isinstance(labels, str) else labels
+    statement = f"{label} is {size} points {side} {other_label} {attack_text}"
     if test is None:
-        return f"{told} ({count}: not tested)"
+        return f"{statement} ({count}: not tested)"
     if floor:
-        return f"{label} and {other} are no better than the most frequent class {under} ({count})"
+        return f"{label} and {other_label} are no better than the most frequent class {attack_text} ({count})"
     interval = f"95 % interval {signed(test.low)} to {signed(test.high)}, {count}"
     if seeds < statistics.SEEDS_FOR_A_CLAIM:
-        equal = f"{label} and {other} differ by 0.0 points {under}"
-        return f"{equal if size == '0.0' else told} ({interval}, too few for a claim)"
+        equal = f"{label} and {other_label} differ by 0.0 points {attack_text}"
+        return f"{equal if size == '0.0' else statement} ({interval}, too few for a claim)"
     if p < LEVEL:
-        return f"{told} ({interval})"
-    most = f"{100 * test.at_most:.1f} points"
-    if isinstance(who, str):
-        return f"{label} changes accuracy {under} by at most {most} (95 %, {count})"
-    return f"{label} and {other} differ by at most {most} {under} (95 %, {count})"
+        return f"{statement} ({interval})"
+    at_most = f"{100 * test.at_most:.1f} points"
+    if isinstance(labels, str):
+        return f"{label} changes accuracy {attack_text} by at most {at_most} (95 %, {count})"
+    return f"{label} and {other_label} differ by at most {at_most} {attack_text} (95 %, {count})"
 
 
 def signed(fraction: float) -> str:

@@ -95,21 +95,23 @@ Outcomes = Callable[[str, str], "tuple[int, int] | None"]  # (cell, stage) -> (b
 Doubts = dict[tuple[str, str], tuple[Doubt, ...]]  # (cell, stage) -> its doubts, those that a run stored first
 
 
-def in_words(found: Iterable[Doubt]) -> list[str]:
+def in_words(doubts: Iterable[Doubt]) -> list[str]:
     """Doubts as they are printed, each once."""
-    return list(dict.fromkeys(doubt.words for doubt in found))
+    return list(dict.fromkeys(doubt.words for doubt in doubts))
 
 
-def cells_of(found: Doubts) -> dict[str, int]:
+def cells_of(doubts_by_stage: Doubts) -> dict[str, int]:
     """Doubts in words -> of how many cells they are, the most first."""
     cells: dict[str, set[str]] = {}
-    for (cell, _), why in found.items():
-        for words in in_words(why):
+    for (cell, _), reasons in doubts_by_stage.items():
+        for words in in_words(reasons):
             cells.setdefault(words, set()).add(cell)
     return {words: len(cells[words]) for words in sorted(cells, key=lambda one: (-len(cells[one]), one))}
 
 
-def with_seeds(doubted: Mapping[Doubt, Sequence[int]], measured: Collection[int], planned: int) -> tuple[str, ...]:
+def with_seeds(
+    doubted: Mapping[Doubt, Sequence[int]], measured_seeds: Collection[int], seed_count: int
+) -> tuple[str, ...]:
     """Doubts in words, the same words once, with their seeds where these are not all that are measured."""
     if not doubted:
         return ()
@@ -118,7 +120,7 @@ def with_seeds(doubted: Mapping[Doubt, Sequence[int]], measured: Collection[int]
         texts.setdefault(doubt.words, []).extend(seeds)
     return tuple(
         text
-        if len(seeds) == planned or (measured and {*measured} <= {*seeds})
+        if len(seeds) == seed_count or (measured_seeds and {*measured_seeds} <= {*seeds})
         else f"{text} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})"
         for text, seeds in texts.items()
     )
@@ -140,14 +142,14 @@ def doubts(
         if row["stage"] != "train" and row.get("client", -1) < 0:
             stages = models.setdefault((row["cell"], row["round"]), {})
             stages.setdefault(row["stage"], {})[row["metric"]] = row["value"], row.get("n") or 0
-    known = _Attacks(attacks)
-    found: Doubts = {}
+    attack_facts = _Attacks(attacks)
+    doubts_by_stage: Doubts = {}
     for (cell, _), stages in models.items():
-        read = None if outcomes is None else functools.partial(outcomes, cell)
-        for stage, why in _of_model(stages, known, data.get(cell, {}), read).items():
-            if why:
-                found[cell, stage] = tuple(why)
-    return found
+        outcomes_of_cell = None if outcomes is None else functools.partial(outcomes, cell)
+        for stage, reasons in _of_model(stages, attack_facts, data.get(cell, {}), outcomes_of_cell).items():
+            if reasons:
+                doubts_by_stage[cell, stage] = tuple(reasons)
+    return doubts_by_stage
 
 
 class _Attacks:
@@ -155,7 +157,9 @@ class _Attacks:
 
     def __init__(self, settings: Mapping[str, Mapping[str, Any]]) -> None:
         self.role = functools.cache(lambda one: _role(settings.get(one, {})))
-        self.moved = {one for one, attack in settings.items() if "origin" in attack}  # computed on another model
+        self.moved = {
+            evaluation for evaluation, attack in settings.items() if "origin" in attack
+        }  # computed on another model
         self.weaker = functools.cache(lambda a, b: weaker(settings.get(a, {}), settings.get(b, {})))
 
 
@@ -182,37 +186,42 @@ def _of_model(
         label, evaluation, precision, _ = parsed(stage)
         if label in metrics:
             accuracies.append(_Accuracy(stage, label, evaluation, *metrics[label], precision))
-    found = {one.stage: list(_stored(stages[one.stage])) for one in accuracies}
-    diverged = any(doubt.code == "diverged" for why in found.values() for doubt in why)
-    naturals = [one for one in accuracies if one.label == "natural" and one.n and math.isfinite(one.value)]
+    doubts_by_stage = {item.stage: list(_stored_doubts(stages[item.stage])) for item in accuracies}
+    diverged = any(doubt.code == "diverged" for reasons in doubts_by_stage.values() for doubt in reasons)
+    naturals = [item for item in accuracies if item.label == "natural" and item.n and math.isfinite(item.value)]
     natural = max(naturals, key=lambda one: one.n, default=None)
     fraction, dead, guesses = None, 0.0, False
     if natural is not None:
-        stored = stages[natural.stage]
-        dead = stored.get("zero_gradients", (0.0, 0))[0]
-        fraction = None if diverged else chance(data, stored["chance"][0] if "chance" in stored else None, natural.n)
+        natural_metrics = stages[natural.stage]
+        dead = natural_metrics.get("zero_gradients", (0.0, 0))[0]
+        fraction = (
+            None
+            if diverged
+            else chance(data, natural_metrics["chance"][0] if "chance" in natural_metrics else None, natural.n)
+        )
         guesses = fraction is not None and not above_chance(natural.value, natural.n, fraction)
-    least = min((one.value for one in accuracies if math.isfinite(one.value)), default=0.0)
-    for one in accuracies:
-        why, attacked = found[one.stage], attacks.role(one.evaluation) == "attack"
+    least_accuracy = min((item.value for item in accuracies if math.isfinite(item.value)), default=0.0)
+    for item in accuracies:
+        reasons, is_attacked = doubts_by_stage[item.stage], attacks.role(item.evaluation) == "attack"
         if guesses and fraction is not None:
-            why.append(Doubt("chance", fraction))
-        elif attacked and fraction is not None and not above_chance(one.value, one.n, fraction):
-            why.append(Doubt("majority", fraction))
-        if one.value > least:  # else it exceeds none
-            why += (
-                Doubt("order", more, weak, one.label) for more, weak in _exceeded(one, accuracies, attacks, outcomes)
+            reasons.append(Doubt("chance", fraction))
+        elif is_attacked and fraction is not None and not above_chance(item.value, item.n, fraction):
+            reasons.append(Doubt("majority", fraction))
+        if item.value > least_accuracy:  # else it exceeds none
+            reasons += (
+                Doubt("order", excess, weak, item.label)
+                for excess, weak in _exceeded(item, accuracies, attacks, outcomes)
             )
-        if dead > ZERO_GRADIENTS and attacked and one.evaluation not in attacks.moved:
-            why.append(Doubt("gradient", dead))
-        if not math.isfinite(one.value):
-            why.append(Doubt("not_finite"))
-        if one.precision != "fp32":
-            why.append(Doubt(one.precision))
-    return found
+        if dead > ZERO_GRADIENTS and is_attacked and item.evaluation not in attacks.moved:
+            reasons.append(Doubt("gradient", dead))
+        if not math.isfinite(item.value):
+            reasons.append(Doubt("not_finite"))
+        if item.precision != "fp32":
+            reasons.append(Doubt(item.precision))
+    return doubts_by_stage
 
 
-def _stored(metrics: Mapping[str, tuple[float, int]]) -> Iterable[Doubt]:
+def _stored_doubts(metrics: Mapping[str, tuple[float, int]]) -> Iterable[Doubt]:
     """What a run stored with an evaluation."""
     for metric, (value, _) in metrics.items():
         if value and metric.startswith(PREFIX):
@@ -225,9 +234,9 @@ def _stored(metrics: Mapping[str, tuple[float, int]]) -> Iterable[Doubt]:
 
 def _role(attack: Mapping[str, Any]) -> str:
     """What an attack is; empty: its function is not here."""
-    plain = {key: value for key, value in attack.items() if key not in ("implementation", "origin")}
+    own_settings = {key: value for key, value in attack.items() if key not in ("implementation", "origin")}
     try:
-        return facts.role(plain) if plain else ""
+        return facts.role(own_settings) if own_settings else ""
     except FatbenchError:
         return ""
 
@@ -246,8 +255,8 @@ def _exceeded(
         if outcomes is not None and weak.n == strong.n:
             paired = discordant(outcomes(weak.stage), outcomes(strong.stage))
         if violated((weak.value, weak.n), (strong.value, strong.n), paired):
-            on = ", which was computed on another model," if weak.evaluation in attacks.moved else ""
-            yield strong.value - weak.value, f"{weak.label}{on}"
+            origin_text = ", which was computed on another model," if weak.evaluation in attacks.moved else ""
+            yield strong.value - weak.value, f"{weak.label}{origin_text}"
 
 
 def weaker(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

@@ -108,7 +108,9 @@ def _with_facts(store: Store, heads: pandas.DataFrame) -> pandas.DataFrame:
         kept = {(cell, stage): int(n) for cell, stage, n in fetch(connection, counted, OUTCOME_CHUNKS.c.cell, cells)}
         seeds = dict(map(tuple, fetch(connection, sql(CELLS.c.id, CELLS.c.seed), CELLS.c.id, cells)))
         copies = {row.id: row for row in fetch(connection, sql(REPLICATES), REPLICATES.c.id, cells)}
-    attacks = {text: format_call.full(json.loads(text)) for text in {row.settings for row in judged} - {None}}
+    attacks = {
+        text: format_call.with_all_settings(json.loads(text)) for text in {row.settings for row in judged} - {None}
+    }
     why = cell_rows.doubts_of(cells, store)
     rows = [
         (cell, stage, attacks.get(text), "; ".join(in_words(why.get((cell, stage), ()))), kept.get((cell, stage), 0),

@@ -139,7 +139,7 @@ def _runs(store: Store, ids: Collection[str]) -> dict[str, _Run]:
             found[cell].newest = max(found[cell].newest, (ended or "", uid))
     seen = store.seen_data()
     data_of = {id: _fingerprints(spec, seen) for id, spec in store.cells(sorted(ids)).items()}
-    for (cell, _), answered in inputs.stored(store.database, ids).items():
+    for (cell, _), answered in inputs.stored_inputs(store.database, ids).items():
         loaded = [plugins.loaded_version(record) for record in answered["functions"]]
         known = [record for record in loaded if record is not None]
         functions = known if len(known) == len(loaded) else answered["functions"]

@@ -200,7 +200,7 @@ def _attacks(rows: Iterable[StageRow]) -> Iterable[tuple[str, str, str]]:
             seen.add(label)
             by = row.settings.get("implementation")
             attack = {key: value for key, value in row.settings.items() if key != "implementation"}
-            yield label, format_call.full(attack), f"run by {by}" if by else ""
+            yield label, format_call.with_all_settings(attack), f"run by {by}" if by else ""
 
 
 def _evaluations(

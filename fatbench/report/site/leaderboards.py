@@ -105,7 +105,7 @@ def boards(parts: Sequence[Part], grids: Sequence[Grid], store: Store, select: C
             if (board := _board(task, grid)) is not None:
                 plans = [replace(plan, cells=cells) for _, plan, cells in task.parts.values()]
                 ids = {cell.id for plan in plans for cell in plan.cells}
-                of = compare.measured(store, ids, select).__getitem__
+                of = compare.measured_numbers(store, ids, select).__getitem__
                 _answer(plans, board, of)
                 _quote(board, task, store, select)
                 found.append(board)
@@ -163,7 +163,7 @@ def _quote(board: Board, task: Task, store: Store, select: Checkpoint) -> None:
     """Say what a suite of the task declares that it is quoted with, where its cells are on this board."""
     for suite, plan, cells in task.parts.values():
         if any(tests.headline for tests in suite.tests):
-            of = compare.measured(store, {cell.id for cell in plan.cells}, select)
+            of = compare.measured_numbers(store, {cell.id for cell in plan.cells}, select)
             found = declared_tests.headline(suite.tests, plan, of.__getitem__)
             if found is None or (test := found[0].test) is None:
                 continue
@@ -281,7 +281,9 @@ def _board(task: Task, grid: Grid) -> Board | None:
     title = CATALOGUE[data["name"]].title if data["name"] in CATALOGUE else data["name"]
     title += "".join(f", {VARIANTS.get(said, f'{key} {said}')}" for key, said in data.items() if key != "name" and said)
     split = spec.get("partition")
-    about = [f"Split: {format_call.full({k: v for k, v in split.items() if v is not None})}"] if split else []
+    about = (
+        [f"Split: {format_call.with_all_settings({k: v for k, v in split.items() if v is not None})}"] if split else []
+    )
     about += [", ".join(f"{axis} {said}" for axis, said in same)] if same else []
     about += ["each row with the attacker who identifies most; the tables have all attackers"] * ("attacker" in axes)
     quoted = ", ".join(f'"{heading}"' for heading in headings)

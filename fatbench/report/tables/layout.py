@@ -127,7 +127,7 @@ def _grid(
     bucket = [cell for here in found.values() for cells in here.values() for cell in cells]
     cells = list({cell.id: cell for cell in bucket}.values())
     unlike = confounded(plan, table, found)
-    apart = confounders.apart(unlike)
+    apart = confounders.uncompared_cells(unlike)
     comparable, split, alone = _comparable(request, columns, rows, apart)
     seeds = sorted({int(cell.spec["seed"]) for cell in cells})
     grid = Grid(

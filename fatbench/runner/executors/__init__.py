@@ -40,18 +40,18 @@ def this_worker() -> Worker:
 
 def device_and_jobs(device: str | None, jobs: int | None) -> tuple[str, int | None]:
     """(device, cells side by side) from the flags, else the settings. SpecError: neither a device nor a number."""
-    wanted = settings.setting("device", device) or "auto"
-    if wanted not in ("auto", "cpu", "cuda"):
-        kind, _, numbers = wanted.partition(":")
-        if kind != "cuda" or not all(part.isdecimal() for part in numbers.split(",")):
-            raise SpecError(f"--device: expected auto, cpu, cuda or cuda:0,1, got '{wanted}'")
+    device_name = settings.setting("device", device) or "auto"
+    if device_name not in ("auto", "cpu", "cuda"):
+        kind, _, numbers = device_name.partition(":")
+        if kind != "cuda" or not all(gpu_number.isdecimal() for gpu_number in numbers.split(",")):
+            raise SpecError(f"--device: expected auto, cpu, cuda or cuda:0,1, got '{device_name}'")
     if jobs is None and (number := settings.setting("jobs")):
         if not number.isdecimal() or int(number) < 1:
             raise SpecError(f"jobs: expected a number of cells side by side, got '{number}'")
         jobs = int(number)
     if jobs is not None and jobs > MOST_JOBS:
         raise SpecError(f"jobs: expected at most {MOST_JOBS} cells side by side, got {jobs}")
-    return wanted, jobs
+    return device_name, jobs
 
 
 MOST_JOBS = 1000  # processes, each of which imports torch
@@ -85,8 +85,8 @@ def attempt(job: Job, machine: Machine, notify: Callable[[Event], None], stop: C
         notify(Event(job.cell, "train", "blocked", message=str(error)))
         return "blocked"
     except Exception as error:
-        known = isinstance(error, FatbenchError)
-        notify(Event(job.cell, "train", "failed", message=str(error) if known else traceback.format_exc()))
+        is_expected = isinstance(error, FatbenchError)
+        notify(Event(job.cell, "train", "failed", message=str(error) if is_expected else traceback.format_exc()))
         return "failed"
 
 
@@ -95,10 +95,10 @@ def record_loss(
 ) -> CellStatus:
     """Mark what a dead worker had in hand as failed; what other processes have in hand stays theirs."""
     with open_store(machine.db) as store:
-        held = _held(store, job, worker)
-        for run in held.values():
+        held_runs = _held_stages(store, job, worker)
+        for run in held_runs.values():
             store.fail(run, text)
-    for stage in held or ["train"]:
+    for stage in held_runs or ["train"]:
         watch(slot, Event(job.cell, stage, "failed", message=text))
     return "failed"
 
@@ -109,28 +109,28 @@ def release(job: Job, machine: Machine, worker: Worker | str | None) -> None:
     Where that cannot be written, its process being gone says so too.
     """
     with contextlib.suppress(Unavailable), Store.open(machine.db) as store:
-        for run in _held(store, job, worker).values():
+        for run in _held_stages(store, job, worker).values():
             store.release(run)
 
 
 def is_working(job: Job, machine: Machine, worker: Worker) -> bool:
     """Whether a worker has a stage of its cell in hand and makes progress."""
     with Store.open(machine.db) as store:
-        held = _held(store, job, worker)
+        held_runs = _held_stages(store, job, worker)
         rows = store.stages([job.cell])
-        return any(rows[job.cell, stage].alive for stage in held)
+        return any(rows[job.cell, stage].alive for stage in held_runs)
 
 
-def _held(store: Store, job: Job, worker: Worker | str | None) -> dict[str, int]:
+def _held_stages(store: Store, job: Job, worker: Worker | str | None) -> dict[str, int]:
     """stage -> run, of the stages of a cell that a worker has in hand, or a process of the SLURM job of this id."""
     rows = store.stages([job.cell]).values()  # before the runs: a claim between the two looks has its run then
     runs = {run["id"]: run for run in store.runs([job.cell])}
 
-    def theirs(run: Mapping[str, Any]) -> bool:
+    def is_of_worker(run: Mapping[str, Any]) -> bool:
         return worker == (run.get("slurm_job") if isinstance(worker, str) else (run["host"], run["pid"]))
 
     return {
         row.stage: row.run
         for row in rows
-        if row.status == "running" and row.run is not None and row.run in runs and theirs(runs[row.run])
+        if row.status == "running" and row.run is not None and row.run in runs and is_of_worker(runs[row.run])
     }

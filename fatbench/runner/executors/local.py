@@ -47,15 +47,17 @@ from fatbench.suite import plugins
 
 def slots(device: str | None, jobs: int | None, per_gpu: int | Mapping[int, int] = 1, url: str = "") -> list[str]:
     """A GPU or a core a slot; `per_gpu` slots a GPU, of all or by its number. MachineError: no such GPU; SpecError."""
-    wanted, jobs = device_and_jobs(device, jobs)
-    have = gpu_count() if wanted != "cpu" else 0
-    if wanted == "cpu" or (wanted == "auto" and have == 0):
+    device_name, jobs = device_and_jobs(device, jobs)
+    gpus_here = gpu_count() if device_name != "cpu" else 0
+    if device_name == "cpu" or (device_name == "auto" and gpus_here == 0):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return ["cpu"] * (jobs or cores)
-    numbers = wanted.partition(":")[2]
-    gpus = [int(part) for part in numbers.split(",")] if numbers else list(range(have)) or [0]
-    if missing := [gpu for gpu in gpus if gpu >= have]:
-        raise MachineError(f"--device {wanted}: there is no GPU {missing[0]} here ({have} found; fatbench doctor)")
+    numbers = device_name.partition(":")[2]
+    gpus = [int(gpu_number) for gpu_number in numbers.split(",")] if numbers else list(range(gpus_here)) or [0]
+    if absent_gpus := [gpu for gpu in gpus if gpu >= gpus_here]:
+        raise MachineError(
+            f"--device {device_name}: there is no GPU {absent_gpus[0]} here ({gpus_here} found; fatbench doctor)"
+        )
     fit = {gpu: per_gpu if isinstance(per_gpu, int) else per_gpu.get(gpu, 1) for gpu in gpus}
     return [f"cuda:{gpu}" for turn in range(max(fit.values())) for gpu in gpus if turn < fit[gpu]][:jobs]
 
@@ -73,8 +75,8 @@ def gpu_count() -> int:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         count = ctypes.c_int(0)
-        found = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
-        return count.value if found else 0
+        driver_answers = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+        return count.value if driver_answers else 0
     except (OSError, AttributeError):  # no driver, or one of another make
         return 0
 
@@ -111,21 +113,21 @@ def run(
     fail_fast: bool = False,
     note: Callable[[str], None] = say,
     still: Callable[[Sequence[Job]], list[Job]] | None = None,
-    places: Callable[[Sequence[Job]], Sequence[str]] | None = None,
+    more_slots: Callable[[Sequence[Job]], Sequence[str]] | None = None,
 ) -> dict[str, CellStatus]:
     """Work through `jobs`, a process a slot; status of each cell.
 
     still: of cells that wait, those that are to do by now, where others work on the same; asked before one is taken.
-    places: slots, these and more, for the cells that wait; asked after the first round of each cell.
+    more_slots: slots, these and more, for the cells that wait; asked after the first round of each cell.
     """
     context = multiprocessing.get_context("spawn")
     waiting = list(jobs)
     statuses: dict[str, CellStatus] = {}
     workers: dict[int, _Slot] = {}
-    begun: set[str] = set()  # cells with a round
-    again: set[str] = set()  # cells that were begun once more
-    every = _looks(machine)
-    look = time.monotonic() + every
+    started: set[str] = set()  # cells with a round
+    restarted: set[str] = set()  # cells that were begun once more
+    look_interval = _looks(machine)
+    look = time.monotonic() + look_interval
     halted = False
 
     def next_for(slot: int) -> Job:
@@ -140,16 +142,16 @@ def run(
         return waiting[0]
 
     def start(machine: Machine) -> _Slot:
-        if (begun := processes.take_early()) is not None:
-            worker = _Slot(*begun)
+        if (early_process := processes.take_early()) is not None:
+            worker = _Slot(*early_process)
             worker.tell((_serve, machine))
             return worker
-        ours, theirs = context.Pipe()
-        worker = _Slot(processes.start_process(_serve, machine, theirs), ours)
-        theirs.close()
+        parent_end, child_end = context.Pipe()
+        worker = _Slot(processes.start_process(_serve, machine, child_end), parent_end)
+        child_end.close()
         return worker
 
-    def over(slot: int, job: Job, status: CellStatus) -> None:
+    def record_end(slot: int, job: Job, status: CellStatus) -> None:
         statuses[job.cell] = status
         watch(slot, Event(job.cell, "cell", status))
         if status == "blocked" or (status == "failed" and fail_fast):
@@ -177,16 +179,16 @@ def run(
                     waiting[:] = still(waiting)
                     if not waiting:
                         break
-                given = next_for(slot)
-                waiting.remove(given)
-                workers[slot].job, workers[slot].began, workers[slot].idle = given, time.monotonic(), 0
-                workers[slot].has_run |= plugins.files(given.spec, given.evaluations)
-                workers[slot].tell(given)
-                watch(slot, Event(given.cell, "slot", "given"))
+                next_job = next_for(slot)
+                waiting.remove(next_job)
+                workers[slot].job, workers[slot].began, workers[slot].idle = next_job, time.monotonic(), 0
+                workers[slot].has_run |= plugins.files(next_job.spec, next_job.evaluations)
+                workers[slot].tell(next_job)
+                watch(slot, Event(next_job.cell, "slot", "given"))
             busy = {slot: worker for slot, worker in workers.items() if worker.job is not None}
             ready = wait([worker.pipe for worker in busy.values()], timeout=0.1)
             if time.monotonic() > look:
-                look = time.monotonic() + every
+                look = time.monotonic() + look_interval
                 _judge(busy.values(), machine)
             for slot, worker in busy.items():
                 job = worker.job
@@ -201,20 +203,20 @@ def run(
                 if isinstance(item, Event):
                     watch(slot, item)
                     if (
-                        places is not None
+                        more_slots is not None
                         and (item.stage, item.kind) == ("train", "progress")
-                        and item.cell not in begun
+                        and item.cell not in started
                     ):
-                        begun.add(item.cell)
-                        slots = places(waiting)
+                        started.add(item.cell)
+                        slots = more_slots(waiting)
                     continue
                 if item is None:
                     del workers[slot]
                     text = _death(worker.process)
                     killed = worker.reason
-                    lost = killed == IDLE or (not killed and worker.process.exitcode == -signal.SIGKILL)
-                    if lost and job.cell not in again and not halted:
-                        again.add(job.cell)
+                    is_lost = killed == IDLE or (not killed and worker.process.exitcode == -signal.SIGKILL)
+                    if is_lost and job.cell not in restarted and not halted:
+                        restarted.add(job.cell)
                         release(job, machine, worker.worker)
                         waiting.append(job)
                         text = f"{killed or text}: it starts again"
@@ -222,7 +224,7 @@ def run(
                         continue
                     item = record_loss(job, machine, worker.worker, killed or text, watch, slot)
                 worker.job = None
-                over(slot, job, item)
+                record_end(slot, job, item)
     finally:
         for worker in workers.values():
             if worker.job is None:
@@ -290,7 +292,7 @@ def _death(process: Any) -> str:
 
 def _serve(machine: Machine, pipe: Any) -> None:
     """A worker process's life: take a job, do it, say how it went, until there is none or the parent is gone."""
-    stopped = False
+    is_stopped = False
 
     def notify(event: Event) -> None:
         with contextlib.suppress(OSError):  # the parent is gone: the stage is not to blame
@@ -304,11 +306,11 @@ def _serve(machine: Machine, pipe: Any) -> None:
             return None
 
     def stop() -> bool:
-        nonlocal stopped
-        stopped = stopped or (pipe.poll() and next_job() is None)
-        return stopped
+        nonlocal is_stopped
+        is_stopped = is_stopped or (pipe.poll() and next_job() is None)
+        return is_stopped
 
-    while not stopped and (job := next_job()) is not None:
+    while not is_stopped and (job := next_job()) is not None:
         status = attempt(job, machine, notify, stop)
         gc.freeze()  # what outlives a cell, such as modules it imported, need not be looked at after the next
         try:

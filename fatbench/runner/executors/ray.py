@@ -36,24 +36,26 @@ def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[
     SpecError: no Ray, a device that is not Ray's to choose, SQLite on several nodes. MachineError: no GPU, no cluster.
     """
     ray = _package()
-    wanted, jobs = device_and_jobs(device, jobs)
-    if ":" in wanted:
-        raise SpecError(f"--device {wanted}: Ray chooses the GPUs; give cuda (CUDA_VISIBLE_DEVICES hides the others)")
+    device_name, jobs = device_and_jobs(device, jobs)
+    if ":" in device_name:
+        raise SpecError(
+            f"--device {device_name}: Ray chooses the GPUs; give cuda (CUDA_VISIBLE_DEVICES hides the others)"
+        )
     if not (_address() or ray.is_initialized()):
-        return local.slots(wanted, jobs, per_gpu)
+        return local.slots(device_name, jobs, per_gpu)
     with _connected(ray):
         nodes = sum(node["Alive"] for node in ray.nodes())
-        have = ray.cluster_resources()
+        resources = ray.cluster_resources()
     database = Database(url)
     if nodes > 1 and database.path is not None:
         raise SpecError(
             f"{database.shown}: {nodes} Ray nodes cannot share a SQLite file; use PostgreSQL:"
             " --db postgresql://user:password@host/name"
         )
-    gpus, cores = int(have.get("GPU", 0)), int(have.get("CPU", 0))
-    if wanted == "cuda" and not gpus:
+    gpus, cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
+    if device_name == "cuda" and not gpus:
         raise MachineError("--device cuda: the Ray cluster has no GPU")
-    if gpus and wanted != "cpu":
+    if gpus and device_name != "cpu":
         return [f"cuda:{gpu}" for _ in range(per_gpu) for gpu in range(gpus)][:jobs]
     return ["cpu"] * (jobs or max(cores, 1))
 
@@ -90,14 +92,14 @@ def _run(
     with_us = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     board = ray.remote(num_cpus=0, scheduling_strategy=with_us)(StatusBoard).remote()  # another node may be lost
     # Ray names the GPU: a task sees only the one it was given
-    here = replace(machine, device="cpu" if slots[0] == "cpu" else "cuda:0")
+    local_machine = replace(machine, device="cpu" if slots[0] == "cpu" else "cuda:0")
     gpu = 0.0 if slots[0] == "cpu" else 1 / max(Counter(slots).values())
     task = ray.remote(num_cpus=1, num_gpus=gpu, max_retries=0)(_work)
-    last = ray.remote(num_cpus=1, num_gpus=gpu, max_retries=0, max_calls=1)(_work)  # its process then ends
-    waiting, free = list(jobs), list(range(len(slots)))
+    final_task = ray.remote(num_cpus=1, num_gpus=gpu, max_retries=0, max_calls=1)(_work)  # its process then ends
+    waiting, free_slots = list(jobs), list(range(len(slots)))
     tasks: dict[Any, tuple[int, Job]] = {}
     workers: dict[str, tuple[Worker, str]] = {}  # who has taken a cell, and on which node
-    again: set[str] = set()  # cells that were begun once more
+    restarted: set[str] = set()  # cells that were begun once more
     statuses: dict[str, CellStatus] = {}
     halted = False
     since = time.monotonic()  # when a task last began
@@ -129,32 +131,33 @@ def _run(
             halt()
         if request >= 2:
             break
-        while waiting and free:
-            slot, job = free.pop(0), waiting.pop(0)
+        while waiting and free_slots:
+            slot, job = free_slots.pop(0), waiting.pop(0)
             changes = plugins.files(job.spec, job.evaluations)  # a plug-in may change all of torch
-            tasks[(last if changes else task).remote(slot, job, here, board)] = (slot, job)
+            tasks[(final_task if changes else task).remote(slot, job, local_machine, board)] = (slot, job)
             watch(slot, Event(job.cell, "slot", "given"))
         ready, _ = ray.wait(list(tasks), timeout=0.2)
         hear()
         if time.monotonic() - since > SILENCE and (count := sum(job.cell not in workers for _, job in tasks.values())):
             since = math.inf  # once
-            have = {name: ray.cluster_resources().get(name, 0) for name in ("CPU", "GPU")}
+            cluster = {name: ray.cluster_resources().get(name, 0) for name in ("CPU", "GPU")}
             needs = f"1 CPU and {gpu:g} GPU" if gpu else "1 CPU"
             note(
                 f"{count} Ray tasks have waited {SILENCE:g} s: each needs {needs} of a node; the cluster has"
-                f" {have['CPU']:g} CPUs and {have['GPU']:g} GPUs in all, and other runs may have them (ray status)"
+                f" {cluster['CPU']:g} CPUs and {cluster['GPU']:g} GPUs in all, and other runs may have them "
+                "(ray status)"
             )
         for reference in ready:
             slot, job = tasks.pop(reference)
-            free.append(slot)
+            free_slots.append(slot)
             try:
                 status = ray.get(reference)
             except ray.exceptions.TaskCancelledError:
                 status = "interrupted"
             except ray.exceptions.RayError as error:
                 worker, node = workers.pop(job.cell, (None, ""))
-                if job.cell not in again and (reason := _reason(ray, error, node)):
-                    again.add(job.cell)
+                if job.cell not in restarted and (reason := _reason(ray, error, node)):
+                    restarted.add(job.cell)
                     release(job, machine, worker)
                     if not halted:
                         waiting.append(job)
@@ -163,8 +166,8 @@ def _run(
                         continue
                     status = "interrupted"
                 else:
-                    where = f" on {worker.host}" if worker else ""
-                    text = f"the Ray worker{where} ended: {type(error).__name__}: {str(error).splitlines()[0]}"
+                    place_text = f" on {worker.host}" if worker else ""
+                    text = f"the Ray worker{place_text} ended: {type(error).__name__}: {str(error).splitlines()[0]}"
                     status = record_loss(job, machine, worker, text, watch, slot)
             statuses[job.cell] = status
             watch(slot, Event(job.cell, "cell", status))
@@ -184,17 +187,17 @@ def _run(
 
 def _reason(ray: Any, error: Exception, node: str) -> str:
     """Why a task ended that may begin once more; empty where its own code failed."""
-    if _lost(ray, error, node):
+    if _node_is_gone(ray, error, node):
         return "its Ray node is lost"
     killed = isinstance(error, (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError))
     return "its Ray worker was killed (out of memory?)" if killed else ""
 
 
-def _lost(ray: Any, error: Exception, node: str) -> bool:
+def _node_is_gone(ray: Any, error: Exception, node: str) -> bool:
     """Whether a task ended because its node is gone; the cluster may know that a moment later than of the task."""
     end = time.monotonic() + PATIENCE
     while not isinstance(error, ray.exceptions.NodeDiedError):
-        if any(one["NodeID"] == node and not one["Alive"] for one in ray.nodes()):
+        if any(node_row["NodeID"] == node and not node_row["Alive"] for node_row in ray.nodes()):
             return True
         if time.monotonic() > end:
             return False
@@ -271,7 +274,7 @@ def _connected(ray: Any, slots: Sequence[str] = ()) -> Iterator[None]:
         yield
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.getsignal(number) for number in numbers]
+    old_handlers = [signal.getsignal(number) for number in numbers]
     address = _address()
     options: dict[str, Any] = {"address": address}
     if address is None:
@@ -286,12 +289,12 @@ def _connected(ray: Any, slots: Sequence[str] = ()) -> Iterator[None]:
             ray.init(log_to_driver=False, logging_level="ERROR", **options)
         except Exception as error:  # a node that does not start in time is a plain one
             ray.shutdown()
-            where = f"RAY_ADDRESS={address}" if address else "Ray does not start here"
+            address_text = f"RAY_ADDRESS={address}" if address else "Ray does not start here"
             token = address and isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
             hint = " (a cluster that asks for a token wants RAY_AUTH_MODE=token)" if token else ""
-            raise MachineError(f"{where}: {str(error).splitlines()[0]}{hint}") from None
+            raise MachineError(f"{address_text}: {str(error).splitlines()[0]}{hint}") from None
         finally:
-            for number, handler in zip(numbers, before, strict=True):
+            for number, handler in zip(numbers, old_handlers, strict=True):
                 signal.signal(number, handler)
         try:
             yield

@@ -40,11 +40,11 @@ def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[
 
     SpecError: a wrong [slurm], a device that is not SLURM's to choose. MachineError: no sbatch.
     """
-    chosen = table.checked(settings.table("slurm"))
-    table.of_attacks(chosen)
-    wanted, usual = device_and_jobs(device, jobs)
-    if ":" in wanted:
-        raise SpecError(f"--device {wanted}: SLURM chooses the GPUs; give cuda")
+    slurm_table = table.checked(settings.table("slurm"))
+    table.of_attacks(slurm_table)
+    device_name, usual = device_and_jobs(device, jobs)
+    if ":" in device_name:
+        raise SpecError(f"--device {device_name}: SLURM chooses the GPUs; give cuda")
     if shutil.which("sbatch") is None:
         raise MachineError("no sbatch here: --executor slurm runs where jobs are submitted, or in a SLURM job")
     database = Database(url)
@@ -53,14 +53,22 @@ def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[
             f"{database.shown}: a SQLite file must be on a file system that all nodes share and that keeps"
             " locks (many NFS servers do not); PostgreSQL is safe: --db postgresql://user:password@host/name"
         )
-    if (minutes := table.minutes(chosen.get("time", table.MINUTES))) < SHORT:
-        say(f"[slurm] time = {chosen['time']}: a job of {minutes:g} min mostly starts and stops; give {SHORT} or more")
-    if wanted == "auto" and not table.wants_gpu(chosen) and "gpu" in str(chosen.get("partition")):
-        say(f"[slurm] partition = {chosen['partition']!r} alone asks for no GPU, so this runs on CPUs; give gpus = 1")
-    most = int(str(jobs or chosen.get("jobs") or usual or AT_ONCE))  # [slurm] says more than a setting for all
-    if wanted == "cuda" or (wanted == "auto" and table.wants_gpu(chosen)):
-        return [f"cuda:{job}" for job in range(most) for _ in range(per_gpu)]
-    return ["cpu"] * most
+    if (minutes := table.minutes(slurm_table.get("time", table.MINUTES))) < SHORT:
+        say(
+            f"[slurm] time = {slurm_table['time']}: a job of {minutes:g} min mostly starts and stops; give "
+            f"{SHORT} or more"
+        )
+    if device_name == "auto" and not table.wants_gpu(slurm_table) and "gpu" in str(slurm_table.get("partition")):
+        say(
+            f"[slurm] partition = {slurm_table['partition']!r} alone asks for no GPU, so this runs on CPUs; "
+            "give gpus = 1"
+        )
+    most_jobs = int(
+        str(jobs or slurm_table.get("jobs") or usual or AT_ONCE)
+    )  # [slurm] says more than a setting for all
+    if device_name == "cuda" or (device_name == "auto" and table.wants_gpu(slurm_table)):
+        return [f"cuda:{job}" for job in range(most_jobs) for _ in range(per_gpu)]
+    return ["cpu"] * most_jobs
 
 
 def run(
@@ -74,31 +82,31 @@ def run(
     note: Callable[[str], None] = say,
 ) -> dict[str, CellStatus]:
     """Submit what works on `jobs` and follow it; status of each cell. MachineError: sbatch refuses."""
-    chosen = table.checked(settings.table("slurm"))
+    slurm_table = table.checked(settings.table("slurm"))
     device = "cpu" if slots[0] == "cpu" else "cuda"
     per_gpu = max(Counter(slots).values()) if device == "cuda" else 1
-    most = len({*slots}) if device == "cuda" else len(slots)
+    most_jobs = len({*slots}) if device == "cuda" else len(slots)
 
-    def of(
-        jobs: Sequence[Job], chosen: dict[str, object], watch: Callable[[int, Event], None]
+    def statuses_of(
+        jobs: Sequence[Job], slurm_table: dict[str, object], watch: Callable[[int, Event], None]
     ) -> dict[str, CellStatus]:
-        where = device if "attacks" in chosen else "cuda" if table.wants_gpu(chosen) else "cpu"
-        driver = Driver(jobs, machine, chosen, where, per_gpu, most, watch, stop, note, fail_fast)
+        job_device = device if "attacks" in slurm_table else "cuda" if table.wants_gpu(slurm_table) else "cpu"
+        driver = Driver(jobs, machine, slurm_table, job_device, per_gpu, most_jobs, watch, stop, note, fail_fast)
         return driver()
 
-    attacks = table.of_attacks(chosen)
+    attacks = table.of_attacks(slurm_table)
     if attacks is None:
-        return Driver(jobs, machine, chosen, device, per_gpu, most, watch, stop, note, fail_fast)()
+        return Driver(jobs, machine, slurm_table, device, per_gpu, most_jobs, watch, stop, note, fail_fast)()
 
     def training(slot: int, event: Event) -> None:
         if (event.stage, event.kind) != ("cell", "done"):
             watch(slot, event)
 
-    statuses = of([replace(job, evaluations=[]) for job in jobs], chosen, training)
+    statuses = statuses_of([replace(job, evaluations=[]) for job in jobs], slurm_table, training)
     trained = [job for job in jobs if statuses[job.cell] == "done"]
     if stop() or not trained or "blocked" in statuses.values():
         return {cell: "interrupted" if status == "done" else status for cell, status in statuses.items()}
-    return statuses | of(trained, attacks, watch)
+    return statuses | statuses_of(trained, attacks, watch)
 
 
 def try_out(device: str | None) -> str:
@@ -106,12 +114,12 @@ def try_out(device: str | None) -> str:
 
     Where sbatch cannot be asked, that is what is said.
     """
-    chosen = table.checked(settings.table("slurm"))
-    wanted = device_and_jobs(device, None)[0]
-    gpu = wanted == "cuda" or (wanted == "auto" and table.wants_gpu(chosen))
+    slurm_table = table.checked(settings.table("slurm"))
+    device_name = device_and_jobs(device, None)[0]
+    gpu = device_name == "cuda" or (device_name == "auto" and table.wants_gpu(slurm_table))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "job.sh"
-        file.write_text(table.script(chosen, "cuda" if gpu else "cpu", Path(folder)))
+        file.write_text(table.script(slurm_table, "cuda" if gpu else "cpu", Path(folder)))
         try:
             return queue.try_out(file, queue.clean_environment())
         except queue.Refused as error:

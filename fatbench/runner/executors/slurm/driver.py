@@ -54,15 +54,24 @@ class Driver:
     """A run's jobs, from their submission to the last one's end. Called, it says how each cell ended."""
 
     def __init__(  # noqa: PLR0917  what an executor's `run` is given
-        self, jobs: Sequence[Job], machine: Machine, chosen: dict[str, object], device: str, per_gpu: int, most: int,
-        watch: Callable[[int, Event], None], stop: Callable[[], int], note: Callable[[str], None], fail_fast: bool,
-    ):  # fmt: skip
+        self,
+        jobs: Sequence[Job],
+        machine: Machine,
+        slurm_table: dict[str, object],
+        device: str,
+        per_gpu: int,
+        most_jobs: int,
+        watch: Callable[[int, Event], None],
+        stop: Callable[[], int],
+        note: Callable[[str], None],
+        fail_fast: bool,
+    ):
         """most: jobs in the queue at most."""
         self.cells = {job.cell: job for job in jobs}
         self.machine, self.watch, self.stop, self.note, self.fail_fast = machine, watch, stop, note, fail_fast
-        self.most, self.width = most, table.width(chosen, device, per_gpu)
-        self.plan = Plan(list(jobs), machine, device, per_gpu, table.warning(chosen) * 2 / 3)
-        self.chosen = chosen
+        self.most, self.width = most_jobs, table.width(slurm_table, device, per_gpu)
+        self.plan = Plan(list(jobs), machine, device, per_gpu, table.warning(slurm_table) * 2 / 3)
+        self.chosen = slurm_table
         self.jobs: dict[str, SlurmJob] = {}  # those that are not over
         self.places: dict[tuple[str, int], int] = {}  # (job, its slot) -> where a person sees it
         self.statuses: dict[str, CellStatus] = {}
@@ -115,31 +124,31 @@ class Driver:
 
     def _begin(self) -> Path:
         """The folder of the run: that of one whose jobs are in the queue and do all of this, else a new one."""
-        others = 0
+        shared_cells = 0
         for folder in sorted((Path(self.machine.files).absolute() / "slurm").glob("*/")):
-            other = None if folders.is_over(folder) else folders.read(folder)
-            if other is None:
+            other_plan = None if folders.is_over(folder) else folders.read_plan(folder)
+            if other_plan is None:
                 continue
-            known = {job.cell: job for job in other.jobs}
-            if shared := [job for job in self.cells.values() if known.get(job.cell) == job]:
+            planned_jobs = {job.cell: job for job in other_plan.jobs}
+            if shared := [job for job in self.cells.values() if planned_jobs.get(job.cell) == job]:
                 noted = folders.noted_jobs(folder)
                 states = queue.states(noted)
                 alive = [job for job in noted if job in states and states[job].state not in OVER]
-                if alive and len(shared) == len(self.cells) and folders.same_work(self.plan, other):
+                if alive and len(shared) == len(self.cells) and folders.same_work(self.plan, other_plan):
                     self.jobs = {job: SlurmJob(job, noted[job], queued=states[job]) for job in alive}
                     arrays = ", ".join(queue.arrays_of(alive))
                     self.note(f"SLURM array {arrays} is in the queue with these cells: this run follows it")
                     self.folder = folder
                     self._hear(told_before=True)
                     return folder
-                others += len(shared) if alive else 0
-        if others:
+                shared_cells += len(shared) if alive else 0
+        if shared_cells:
             self.note(
-                f"{others} of these cells are in the queue with other SLURM jobs of yours: who begins one, has it"
+                f"{shared_cells} of these cells are in the queue with other SLURM jobs of yours: who begins one, has it"
             )
         folder = folders.make(self.machine.files, self.plan)
         (folder / "job.sh").write_text(table.script(self.chosen, self.plan.device, folder))
-        self.owed = [0] * min(self.most, max(1, self._jobs_for(len(self.cells) - others)))
+        self.owed = [0] * min(self.most, max(1, self._jobs_for(len(self.cells) - shared_cells)))
         return folder
 
     def _begin_anew(self) -> None:
@@ -181,9 +190,11 @@ class Driver:
         """The batch script, which keeps away from the nodes that are excluded by now."""
         file = self.folder / "job.sh"
         if broken := self._broken():
-            given = self.chosen.get("exclude")
-            own = given if isinstance(given, list) else [given] if given else []
-            file.write_text(table.script({**self.chosen, "exclude": [*own, *broken]}, self.plan.device, self.folder))
+            excluded = self.chosen.get("exclude")
+            excluded_by_user = excluded if isinstance(excluded, list) else [excluded] if excluded else []
+            file.write_text(
+                table.script({**self.chosen, "exclude": [*excluded_by_user, *broken]}, self.plan.device, self.folder)
+            )
         return file
 
     def _broken(self) -> list[str]:
@@ -223,11 +234,11 @@ class Driver:
                 self.watch(job.in_hand[event.cell], event)
         elif kind == "over":
             cell, status = values
-            place = job.in_hand.pop(cell, -1)
+            lane = job.in_hand.pop(cell, -1)
             if status == "waiting":
                 self.waiting.add(cell)
             else:
-                self._ended(cell, status, place)
+                self._ended(cell, status, lane)
         elif kind == "left":
             job.in_hand.pop(values[0], None)
         elif kind == "unfit":
@@ -239,23 +250,23 @@ class Driver:
     def _lane(self, job: SlurmJob, slot: int) -> int:
         """The first free place for a slot of a job, among those that a person sees."""
         if (job.id, slot) not in self.places:
-            taken = {*self.places.values()}
-            self.places[job.id, slot] = next(place for place in range(len(taken) + 1) if place not in taken)
+            used_lanes = {*self.places.values()}
+            self.places[job.id, slot] = next(lane for lane in range(len(used_lanes) + 1) if lane not in used_lanes)
         return self.places[job.id, slot]
 
-    def _ended(self, cell: str, status: CellStatus, place: int) -> None:
+    def _ended(self, cell: str, status: CellStatus, lane: int) -> None:
         if cell in self.statuses or cell not in self.cells:
             return
         self.statuses[cell] = status
         self.waiting.discard(cell)
-        self.watch(place, Event(cell, "cell", status))
+        self.watch(lane, Event(cell, "cell", status))
         if status == "blocked" or (status == "failed" and self.fail_fast):
             self._halt()
 
     def _over(self, job: SlurmJob) -> None:
         del self.jobs[job.id]
         self.submit_at = 0.0  # there is room in the queue
-        self.places = {of: place for of, place in self.places.items() if of[0] != job.id}
+        self.places = {of: lane for of, lane in self.places.items() if of[0] != job.id}
 
     def _unfit(self, job: SlurmJob) -> None:
         """A job found no working GPU: its node is to blame, and after BROKEN such jobs it is excluded."""
@@ -316,24 +327,24 @@ class Driver:
                     self.note(f"{count} of {len(self.jobs)} SLURM jobs ({arrays}) wait: {reason}: {advice}")
 
     def _end_in_words(self, job: SlurmJob) -> str:
-        where = f" on {job.host}" if job.host else ""
+        host_text = f" on {job.host}" if job.host else ""
         state = job.queued.state
         state = "SLURM does not know it any more" if state == "GONE" else state
         state += f" ({queue.HINTS[state]})" if state in queue.HINTS else ""
         log = self.folder / f"{job.id}.log"
-        last = _last_line(log)
-        return f"SLURM job {job.id} ended{where}: {state}" + (f"; {log} ends: {last}" if last else "")
+        log_line = _last_line(log)
+        return f"SLURM job {job.id} ended{host_text}: {state}" + (f"; {log} ends: {log_line}" if log_line else "")
 
     def _lost(self, job: SlurmJob, text: str, state: str) -> None:
         """A job is over that should not be: what it had in hand goes on elsewhere, and it is submitted again."""
         own_fault = state not in UNFINISHED and not self.halted
         lasts = [cell for cell in job.in_hand if own_fault and cell in self.again]
         self.again.update(job.in_hand if own_fault else ())
-        cells, places = list(job.in_hand), dict(job.in_hand)
+        cells, lanes = list(job.in_hand), dict(job.in_hand)
         self._give_back(job, text, but=lasts)
         for cell in lasts:
-            status = record_loss(self.cells[cell], self.machine, job.id, text, self.watch, places[cell])
-            self._ended(cell, status, places[cell])
+            status = record_loss(self.cells[cell], self.machine, job.id, text, self.watch, lanes[cell])
+            self._ended(cell, status, lanes[cell])
         self._over(job)
         if self.halted:
             return
@@ -353,11 +364,11 @@ class Driver:
 
     def _give_back(self, job: SlurmJob, text: str, but: Sequence[str] = ()) -> None:
         """Free what a job has in hand that does not work any more."""
-        for cell, place in job.in_hand.items():
+        for cell, lane in job.in_hand.items():
             if cell not in but and cell in self.cells:
                 release(self.cells[cell], self.machine, job.id)
                 message = f"{text}: it goes on from its checkpoint"
-                self.watch(place, Event(cell, "train", "interrupted", message=message))
+                self.watch(lane, Event(cell, "train", "interrupted", message=message))
         job.in_hand.clear()
 
     # --- the end -------------------------------------------------------------------------------------------------
@@ -425,5 +436,5 @@ def _last_line(log: Path) -> str:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    ours = [line.strip() for line in lines if line.strip() and not line.startswith("srun: ")]
-    return ours[-1][:200] if ours else ""
+    own_lines = [line.strip() for line in lines if line.strip() and not line.startswith("srun: ")]
+    return own_lines[-1][:200] if own_lines else ""

@@ -56,7 +56,7 @@ def make(files: str, plan: Plan) -> Path:
     return folder
 
 
-def read(folder: Path) -> Plan | None:
+def read_plan(folder: Path) -> Plan | None:
     """The plan of a run; None: it is not ours to read, is over, or is of another version."""
     try:
         plan = pickle.loads((folder / "plan.pickle").read_bytes())
@@ -83,13 +83,13 @@ def noted_jobs(folder: Path) -> dict[str, int]:
 def finish(folder: Path) -> None:
     """Leave of a run that is over only its logs and the ids of its jobs; without logs, nothing."""
     logs = [*folder.glob("*.log")]
-    kept = {*logs, folder / "jobs"} if logs else set()
+    kept_files = {*logs, folder / "jobs"} if logs else set()
     for file in [*folder.glob("failed/*"), *folder.glob("*")]:
-        if file not in kept and not file.is_dir():
+        if file not in kept_files and not file.is_dir():
             file.unlink(missing_ok=True)
-    for empty in (folder / "failed", folder, folder.parent):
+    for left_folder in (folder / "failed", folder, folder.parent):
         with contextlib.suppress(OSError):
-            empty.rmdir()
+            left_folder.rmdir()
 
 
 def is_over(folder: Path) -> bool:
@@ -141,13 +141,13 @@ class Ear:
                 yield json.loads(line)
 
 
-def same_work(plan: Plan, other: Plan) -> bool:
+def same_work(plan: Plan, other_plan: Plan) -> bool:
     """Whether two plans work in the same way, as far as their numbers depend on it."""
 
-    def of(one: Plan) -> Mapping[str, Any]:
-        return asdict(replace(one.machine, db="")) | {"device": one.device, "per_gpu": one.per_gpu}
+    def comparable(some_plan: Plan) -> Mapping[str, Any]:
+        return asdict(replace(some_plan.machine, db="")) | {"device": some_plan.device, "per_gpu": some_plan.per_gpu}
 
-    return of(plan) == of(other)
+    return comparable(plan) == comparable(other_plan)
 
 
 def this_start() -> tuple[str, int]:

@@ -52,14 +52,14 @@ REASONS: dict[str, str | None] = {
 
 def advice(reason: str) -> str | None:
     """What a reason of squeue means and what to do about it; None: nothing is to be said."""
-    first = reason.strip("()").partition(",")[0].strip()
-    if first in REASONS:
-        return REASONS[first]
-    if "launch failed" in first or "JobHoldMaxRequeue" in first:
+    first_reason = reason.strip("()").partition(",")[0].strip()
+    if first_reason in REASONS:
+        return REASONS[first_reason]
+    if "launch failed" in first_reason or "JobHoldMaxRequeue" in first_reason:
         return "it could not be started and is held: scontrol release JOB, once its node is mended"
-    if "held" in first:
+    if "held" in first_reason:
         return REASONS["JobHeldUser"]
-    if first.startswith(("QOS", "Assoc", "Max")):
+    if first_reason.startswith(("QOS", "Assoc", "Max")):
         return "a limit of the account or QOS: other jobs have to end first, or sacctmgr show assoc, qos"
     return "scontrol show job says more"
 
@@ -75,10 +75,10 @@ class Queued:
 
 def clean_environment(**extra: str) -> dict[str, str]:
     """The environment without what belongs to a job around us or presets sbatch's options; SLURM_CONF stays."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_"))}
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_"))}
     if "SLURM_CONF" in os.environ:
-        kept["SLURM_CONF"] = os.environ["SLURM_CONF"]
-    return kept | extra
+        variables["SLURM_CONF"] = os.environ["SLURM_CONF"]
+    return variables | extra
 
 
 class Refused(MachineError):
@@ -104,7 +104,7 @@ def try_out(script: Path, environment: dict[str, str]) -> str:
 
 def _sbatch(arguments: Sequence[str], environment: dict[str, str]) -> str:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["sbatch", *arguments],
             capture_output=True,
             text=True,
@@ -113,17 +113,17 @@ def _sbatch(arguments: Sequence[str], environment: dict[str, str]) -> str:
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or b""  # bytes, whatever `text` says
-        text = said.decode(errors="replace") if isinstance(said, bytes) else said
+        error_output = getattr(error, "stderr", None) or b""  # bytes, whatever `text` says
+        text = error_output.decode(errors="replace") if isinstance(error_output, bytes) else error_output
         raise Refused(f"sbatch: {_joined(text) or error}") from None
-    if done.returncode:
-        raise Refused(f"sbatch: {_joined(done.stderr) or f'it ended with {done.returncode}'}")
-    return done.stdout + done.stderr
+    if process.returncode:
+        raise Refused(f"sbatch: {_joined(process.stderr) or f'it ended with {process.returncode}'}")
+    return process.stdout + process.stderr
 
 
-def _joined(said: str) -> str:
+def _joined(stderr: str) -> str:
     """What sbatch wrote to stderr as one line."""
-    lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in said.splitlines()]
+    lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in stderr.splitlines()]
     return "; ".join(dict.fromkeys(line for line in lines if line))
 
 
@@ -139,12 +139,12 @@ def states(jobs: Iterable[str]) -> dict[str, Queued]:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return {}
-    known = {}
+    states_by_job = {}
     for line in answer.splitlines():
         job, state, reason = (*line.split("|", 2), "", "")[:3]
-        known[job] = Queued(state, reason)
-    gone = Queued("GONE")  # an array that was cancelled while it waited is one line, without the tasks' numbers
-    return {job: known.get(job) or known.get(job.partition("_")[0], gone) for job in jobs}
+        states_by_job[job] = Queued(state, reason)
+    unknown_job = Queued("GONE")  # an array that was cancelled while it waited is one line, without the tasks' numbers
+    return {job: states_by_job.get(job) or states_by_job.get(job.partition("_")[0], unknown_job) for job in jobs}
 
 
 def cancel(jobs: Iterable[str], pending_only: bool = False) -> None:
@@ -166,13 +166,13 @@ def arrays_of(jobs: Iterable[str]) -> list[str]:
 
 def largest_array() -> int:
     """How many jobs an array may have: MaxArraySize."""
-    read = re.search(r"^MaxArraySize\s*=\s*(\d+)", _quietly(["scontrol", "show", "config"]), re.MULTILINE)
-    return max(1, int(read[1]) if read else ARRAY)  # 0 stands for no arrays: sbatch says so
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", _quietly(["scontrol", "show", "config"]), re.MULTILINE)
+    return max(1, int(match[1]) if match else ARRAY)  # 0 stands for no arrays: sbatch says so
 
 
 def _quietly(command: Sequence[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, env=clean_environment())
+        process = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, env=clean_environment())
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout
+    return process.stdout

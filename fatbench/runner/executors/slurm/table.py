@@ -51,50 +51,52 @@ WARNING = 90  # seconds before the end of a job's time at which it stops
 LEAVES = 75  # exit code of a job that wants to be queued again: EX_TEMPFAIL of sysexits.h
 
 
-def checked(table: Mapping[str, object], where: str = "[slurm]") -> dict[str, object]:
+def checked(table: Mapping[str, object], section: str = "[slurm]") -> dict[str, object]:
     """The table with keys as sbatch writes them. SpecError: a key or a value that there is not."""
     result: dict[str, object] = {}
-    for given, value in table.items():
-        key = given.replace("_", "-")
+    for user_key, value in table.items():
+        key = user_key.replace("_", "-")
         if key in OURS:
-            raise SpecError(f"fatbench.toml: {where}: {given}: {OURS[key]}")
+            raise SpecError(f"fatbench.toml: {section}: {user_key}: {OURS[key]}")
         if key not in KEYS and key not in OPTIONS:
-            raise SpecError(f"fatbench.toml: {where}: unknown key '{given}'{did_you_mean(key, [*KEYS, *OPTIONS])}")
-        if (key == "attacks") != isinstance(value, dict) or (key == "attacks" and where != "[slurm]"):
-            raise SpecError(f"fatbench.toml: {where}: {given}: " + (
+            raise SpecError(f"fatbench.toml: {section}: unknown key '{user_key}'{did_you_mean(key, [*KEYS, *OPTIONS])}")
+        if (key == "attacks") != isinstance(value, dict) or (key == "attacks" and section != "[slurm]"):
+            raise SpecError(f"fatbench.toml: {section}: {user_key}: " + (
                 "expected a table [slurm.attacks]" if key == "attacks" else "expected one value"
             ))  # fmt: skip
         if key == "time":
             minutes(value)
         elif key in ("cpus", "gpus", "jobs", "warning") and not (type(value) is int and value >= (key != "gpus")):
-            raise SpecError(f"fatbench.toml: {where}: {given}: expected a whole number, got {value!r}")
+            raise SpecError(f"fatbench.toml: {section}: {user_key}: expected a whole number, got {value!r}")
         elif key in ("setup", "srun") and not isinstance(value, str | list):
-            raise SpecError(f"fatbench.toml: {where}: {given}: expected {KEYS[key].partition(': ')[2]}, got {value!r}")
+            raise SpecError(
+                f"fatbench.toml: {section}: {user_key}: expected {KEYS[key].partition(': ')[2]}, got {value!r}"
+            )
         result[key] = value
     return result
 
 
 def of_attacks(table: Mapping[str, object]) -> dict[str, object] | None:
     """The table of the attacks' own jobs: [slurm], and over it [slurm.attacks]; None: the same jobs do both."""
-    own = table.get("attacks")
-    if not isinstance(own, dict):
+    attack_table = table.get("attacks")
+    if not isinstance(attack_table, dict):
         return None
-    return {key: value for key, value in table.items() if key != "attacks"} | checked(own, "[slurm.attacks]")
+    return {key: value for key, value in table.items() if key != "attacks"} | checked(attack_table, "[slurm.attacks]")
 
 
 def minutes(value: object) -> float:
     """A time limit in minutes. SpecError: it is none."""
     if type(value) is int and value > 0:
         return float(value)
-    read = TIME.fullmatch(str(value)) if not isinstance(value, bool | int) else None
-    if read is None:
+    match = TIME.fullmatch(str(value)) if not isinstance(value, bool | int) else None
+    if match is None:
         raise SpecError(f"fatbench.toml: [slurm]: time: expected {KEYS['time'].partition(': ')[2]}; got {value!r}")
-    days, first, second, third = (int(part or 0) for part in read.groups())
-    if read[1] is not None:  # D-HH, D-HH:MM, D-HH:MM:SS
-        return days * 1440.0 + first * 60 + second + third / 60
-    if read[4] is not None:  # HH:MM:SS
-        return first * 60.0 + second + third / 60
-    return first + second / 60  # MM, MM:SS
+    days, first_field, second_field, third_field = (int(group or 0) for group in match.groups())
+    if match[1] is not None:  # D-HH, D-HH:MM, D-HH:MM:SS
+        return days * 1440.0 + first_field * 60 + second_field + third_field / 60
+    if match[4] is not None:  # HH:MM:SS
+        return first_field * 60.0 + second_field + third_field / 60
+    return first_field + second_field / 60  # MM, MM:SS
 
 
 def wants_gpu(table: Mapping[str, object]) -> bool:
@@ -110,8 +112,8 @@ def width(table: Mapping[str, object], device: str, per_gpu: int) -> int:
     """How many cells a job works on side by side."""
     if device == "cpu":
         return int(str(table.get("cpus", table.get("cpus-per-task", 1))))
-    last = str(table.get("gpus", table.get("gpus-per-node", table.get("gres", 1)))).rpartition(":")[2]
-    return per_gpu * (int(last) if last.isdecimal() else 1)
+    gpu_request = str(table.get("gpus", table.get("gpus-per-node", table.get("gres", 1)))).rpartition(":")[2]
+    return per_gpu * (int(gpu_request) if gpu_request.isdecimal() else 1)
 
 
 def warning(table: Mapping[str, object]) -> int:
@@ -128,7 +130,7 @@ def script(table: Mapping[str, object], device: str, folder: Path) -> str:
     options["time"] = _clock(minutes(options["time"]))
     if device != "cpu" and not wants_gpu(table):
         options["gpus"] = 1
-    own = {key: options.pop(key, None) for key in KEYS if key not in ("time", *SHORT)}
+    own_keys = {key: options.pop(key, None) for key in KEYS if key not in ("time", *SHORT)}
     lines = [f"#SBATCH --{_option(SHORT.get(key, key), value)}" for key, value in options.items() if value is not False]
     lines += [
         "#SBATCH --nodes=1",
@@ -139,10 +141,10 @@ def script(table: Mapping[str, object], device: str, folder: Path) -> str:
     ]
     # a newer srun does not take the cores from sbatch
     step = ["srun", "--ntasks=1", f"--cpus-per-task={options.get('cpus', options.get('cpus-per-task', 1))}"]
-    python = shlex.split(str(own["python"] or "")) or [sys.executable]
-    work = [*step, *_lines(own["srun"]), *python, "-m", f"{__package__}.worker", str(folder)]
+    python = shlex.split(str(own_keys["python"] or "")) or [sys.executable]
+    work = [*step, *_lines(own_keys["srun"]), *python, "-m", f"{__package__}.worker", str(folder)]
     return "\n".join([
-        "#!/bin/bash", *lines, "set -e", *_lines(own["setup"]), "set +e",
+        "#!/bin/bash", *lines, "set -e", *_lines(own_keys["setup"]), "set +e",
         "trap : TERM",  # of a preemption: the work ends by itself, and this has to know how
         f"{shlex.join(work)} &",
         "while kill -0 $! 2> /dev/null; do wait $!; done; wait $!; code=$?",

@@ -21,7 +21,17 @@ from pathlib import Path
 from fatbench.errors import FatbenchError
 from fatbench.runner import progress
 from fatbench.runner.executors import local, open_store, release
-from fatbench.runner.executors.slurm.plan import DATABASE, IN_VAIN, Ear, Plan, Voice, is_over, read, starts, this_start
+from fatbench.runner.executors.slurm.plan import (
+    DATABASE,
+    IN_VAIN,
+    Ear,
+    Plan,
+    Voice,
+    is_over,
+    read_plan,
+    starts,
+    this_start,
+)
 from fatbench.runner.executors.slurm.table import LEAVES
 from fatbench.runner.jobs import Event, Job
 from fatbench.runner.processes import SIGNALS
@@ -47,21 +57,21 @@ class Work:
 
     def __call__(self) -> int:
         """Work; the exit code."""
-        for which in SIGNALS:
-            signal.signal(which, self._hear)
+        for signal_number in SIGNALS:
+            signal.signal(signal_number, self._hear)
         self.voice.tell("start", os.environ.get("SLURMD_NODENAME") or socket.gethostname(), os.getpid())
         self._take_over()
-        if self.plan.device != "cpu" and (wrong := gpu_fault()):
-            self.voice.tell("unfit", wrong)
+        if self.plan.device != "cpu" and (fault := gpu_fault()):
+            self.voice.tell("unfit", fault)
             time.sleep(UNFIT)
             return 1
         slots = self._slots()
         while not self.stop():
-            free = self._free(self._in_turn())
-            if not free:
+            free_jobs = self._free(self._in_turn())
+            if not free_jobs:
                 break
-            statuses = local.run(free, self.machine, slots, self._watch, self.stop, still=self._free)
-            for job in free:
+            statuses = local.run(free_jobs, self.machine, slots, self._watch, self.stop, still=self._free)
+            for job in free_jobs:
                 if statuses[job.cell] == "waiting":
                     self.voice.tell("over", job.cell, "waiting")
             if "done" not in statuses.values():
@@ -88,18 +98,18 @@ class Work:
     def _in_turn(self) -> list[Job]:
         """The cells, beginning where no other job of the array begins."""
         task, tasks = (int(os.environ.get(f"SLURM_ARRAY_TASK_{name}", "0")) for name in ("ID", "COUNT"))
-        first = task * len(self.plan.jobs) // max(tasks, 1) % len(self.plan.jobs)
-        return [*self.plan.jobs[first:], *self.plan.jobs[:first]]
+        offset = task * len(self.plan.jobs) // max(tasks, 1) % len(self.plan.jobs)
+        return [*self.plan.jobs[offset:], *self.plan.jobs[:offset]]
 
     def _free(self, jobs: Sequence[Job]) -> list[Job]:
         """Those of the cells that are to do and that no process has in hand."""
-        wanted = {"todo"}
-        wanted |= {"failed"} if self.machine.retry_failed else set()
-        wanted |= {progress.CHANGED} if self.machine.rerun_changed else set()
-        failed = {file.name for file in (self.folder / "failed").glob("*")}
+        wanted_states = {"todo"}
+        wanted_states |= {"failed"} if self.machine.retry_failed else set()
+        wanted_states |= {progress.CHANGED} if self.machine.rerun_changed else set()
+        failed_cells = {file.name for file in (self.folder / "failed").glob("*")}
         with open_store(self.machine.db) as store:
             states = progress.of_jobs(jobs, store)
-        return [job for job in jobs if states[job.cell] in wanted and job.cell not in failed]
+        return [job for job in jobs if states[job.cell] in wanted_states and job.cell not in failed_cells]
 
     def _watch(self, slot: int, event: Event) -> None:
         """Pass on what the local executor says, but for what other jobs have in hand."""
@@ -114,9 +124,9 @@ class Work:
         elif event.kind == "given":
             self.given[event.cell] = event  # another job may be quicker
         elif event.kind != "elsewhere":
-            for one in (self.given.pop(event.cell, None), event):
-                if one is not None:
-                    self.voice.tell("event", slot, asdict(one))
+            for held_event in (self.given.pop(event.cell, None), event):
+                if held_event is not None:
+                    self.voice.tell("event", slot, asdict(held_event))
 
     def _take_over(self) -> None:
         """Free what an earlier start of this job has in hand: SLURM has ended it, wherever it was."""
@@ -140,29 +150,29 @@ class Work:
         """Whether the run is over, or SLURM has started this job again elsewhere while this process lives."""
         if not self.stopped and time.monotonic() - self.looked > LOOK:
             self.looked = time.monotonic()
-            later = starts(self.folder, self.job)[-1:] not in ([], [self.voice.file])
-            self.stopped = later or is_over(self.folder)
+            started_elsewhere = starts(self.folder, self.job)[-1:] not in ([], [self.voice.file])
+            self.stopped = started_elsewhere or is_over(self.folder)
         return self.stopped
 
 
 def gpu_fault() -> str:
     """What is wrong with this node's GPUs, in a line; empty: they compute. In a process that can be thrown away."""
     try:
-        done = subprocess.run([sys.executable, "-c", GPU], capture_output=True, text=True, timeout=300)
+        process = subprocess.run([sys.executable, "-c", GPU], capture_output=True, text=True, timeout=300)
     except subprocess.TimeoutExpired:
         return "its GPU does not answer"
-    if done.returncode == 0:
+    if process.returncode == 0:
         return ""
-    return (done.stderr.strip().splitlines() or ["its GPU does not work"])[-1].partition(". ")[0]
+    return (process.stderr.strip().splitlines() or ["its GPU does not work"])[-1].partition(". ")[0]
 
 
 def main(folder: Path) -> int:
     """The job's exit code."""
-    plan, db = read(folder), os.environ.get(DATABASE)
+    plan, db = read_plan(folder), os.environ.get(DATABASE)
     if plan is None or not db:
-        what = "has no plan that this version can read" if plan is None else f"is not to be done without {DATABASE}"
+        reason = "has no plan that this version can read" if plan is None else f"is not to be done without {DATABASE}"
         print(
-            f"fatbench: {folder} {what}: the run is over, or the job's environment was not passed on", file=sys.stderr
+            f"fatbench: {folder} {reason}: the run is over, or the job's environment was not passed on", file=sys.stderr
         )
         return 2
     signatures.add_described(plan.machine.plugins)
