@@ -308,7 +308,7 @@ class Pages:
     ) -> str:  # fmt: skip
         """A table in per cent, mean and sample standard deviation over seeds. rows: axes; columns: metrics.
 
-        If all rows have the same number of seeds, the page names it.
+        If all rows have the same number of seeds, the page names it. Rows that have not run are left out.
 
         images: "all" of each attack, or those that they have in "common".
         """
@@ -316,12 +316,13 @@ class Pages:
         axes, metrics = ([part.strip() for part in text.split(",")] for text in (rows, columns))
         combined, all_cells = combine([(suite, plan)], axes, metrics)
         (grid,) = report.build_tables(combined, all_cells, store, published=False, digits=digits, images=images)
-        seeds = [max(len(value.seeds) for value in row.values[0]) for row in grid.rows]
+        rows_run = [row for row in grid.rows if any(value.seeds for value in row.values[0])]
+        seeds = [max(len(value.seeds) for value in row.values[0]) for row in rows_run]
         several = len(set(seeds)) > 1
         headings = (HEADINGS.get(one.heading, one.heading) for one in grid.columns)
         heads = [*grid.axes, *(["seeds"] if several else []), *headings]
         lines = []
-        for row, count in zip(grid.rows, seeds, strict=True):
+        for row, count in zip(rows_run, seeds, strict=True):
             cells = [_spread(value, digits) for value in row.values[0]]
             lines.append([*(row.key.get(axis, "") for axis in grid.axes), *([str(count)] if several else []), *cells])
         return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
