@@ -9,7 +9,7 @@ import pytest
 
 from fatbench import report
 from fatbench.engine.rounds import Number
-from fatbench.report.tables.common_images import NOT_CUT, first
+from fatbench.report.tables.common_images import NOT_CUT, first_outcomes
 from fatbench.report.tables.grid import Grid
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -19,14 +19,14 @@ RIGHT = {"natural": [1, 1, 0, 1, 1, 1], "pgd20": [1, 1, 0, 0, 0, 0], "autoattack
 
 def test_the_first_images_of_each_model() -> None:
     """By hand: of two models' four images each, 1011 and 0110, the first two are 10 and 01."""
-    assert first((0b1011_0110, 8), 4, 2) == (0b10_01, 4)
+    assert first_outcomes((0b1011_0110, 8), 4, 2) == (0b10_01, 4)
     generator = random.Random(0)
     for _ in range(50):
         n, models = generator.randint(1, 9), generator.randint(1, 3)
         most = generator.randint(1, n)
         texts = ["".join(generator.choice("01") for _ in range(n)) for _ in range(models)]
         expected = "".join(text[:most] for text in texts)
-        assert first((int("".join(texts), 2), n * models), n, most) == (int(expected, 2), most * models)
+        assert first_outcomes((int("".join(texts), 2), n * models), n, most) == (int(expected, 2), most * models)
 
 
 @pytest.fixture

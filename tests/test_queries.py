@@ -17,7 +17,7 @@ from fatbench.cli.app import app
 from fatbench.engine.rounds import Number
 from fatbench.report.numbers import sql_tables
 from fatbench.report.numbers.frame import frame
-from fatbench.report.numbers.shown_runs import shown
+from fatbench.report.numbers.shown_runs import shown_plan
 from fatbench.report.numbers.sql_tables import judge
 from fatbench.store.integrity import Damaged
 from fatbench.store.points import Point
@@ -41,7 +41,7 @@ def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def measured(store: Store, suite: str, preset: str) -> pandas.DataFrame:
     """The accuracies of a plan's last rounds, from the frame."""
-    plan = shown(files.load(suite).plan(preset), store)
+    plan = shown_plan(files.load(suite).plan(preset), store)
     numbers = frame(store, plan)
     asked = {one.id for cell in plan.cells for one in cell.evaluations}
     of_stage = numbers["stage"].str.extract(r"^(?P<evaluation>.*?)(?:\.\w+)?@")["evaluation"]

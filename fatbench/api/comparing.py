@@ -212,8 +212,8 @@ def _of_stored(
         of_images = labels_of(groups)
         of_a = comparing.measured_numbers(store_a, {pair.a for pair in pairs}, select, of_images)
         of_b = comparing.measured_numbers(store_b, {pair.b for pair in pairs}, select, of_images)
-    parts = comparing.compare(pairs, of_a.__getitem__, of_b.__getitem__, metrics)
-    return Comparison(a, b, tuple(parts), select, margin)
+    comparisons = comparing.compare(pairs, of_a.__getitem__, of_b.__getitem__, metrics)
+    return Comparison(a, b, tuple(comparisons), select, margin)
 
 
 def _existing_store(store: Store | None) -> Store:

@@ -478,7 +478,7 @@ def to_read(suite: Suite, plan: Plan, store: Store, runs: str = "") -> Plan:
     from fatbench.report.numbers import shown_runs
 
     whole_plan = None if suite.name == external_models.SUITE else functools.partial(suite.plan, plan.preset)
-    return shown_runs.shown(plan, store, runs, whole_plan)
+    return shown_runs.shown_plan(plan, store, runs, whole_plan)
 
 
 def planned_suite(

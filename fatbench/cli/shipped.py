@@ -27,7 +27,7 @@ def files_of(cells: set[str]) -> list[Path]:
 
 def _ids(file: Path) -> Iterator[str]:
     with packed.read_text(file) as lines:
-        yield from (found[1] for line in lines if (found := CELL.match(line)))
+        yield from (ids[1] for line in lines if (ids := CELL.match(line)))
 
 
 def take_rows(name: str, cell_filter: str, rows: Sequence[Path], db: str | None) -> None:

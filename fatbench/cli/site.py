@@ -102,9 +102,9 @@ def _write(
             raise NothingMatched("; ".join(problems) or "the database has no results yet: fatbench run NAME")
         folder = None if files else settings.files_folder(settings.database(db))
 
-        def read(part: Part) -> pages.Content:
-            say(f"page of {part.plan.suite}, of {len(suite_parts)} suites")
-            return pages.content([part], store, select=chosen_checkpoint, files=folder, images=images)
+        def read(suite_part: Part) -> pages.Content:
+            say(f"page of {suite_part.plan.suite}, of {len(suite_parts)} suites")
+            return pages.content([suite_part], store, select=chosen_checkpoint, files=folder, images=images)
 
         def boards() -> list[Board]:
             say("index")
@@ -115,7 +115,7 @@ def _write(
         print(f"fatbench: {problem}", file=sys.stderr)
     for file in written_files:
         print(file)
-    return any(part.counts.get("running") for part in suite_parts)
+    return any(suite_part.counts.get("running") for suite_part in suite_parts)
 
 
 def _suite_parts(

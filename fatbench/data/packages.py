@@ -128,20 +128,20 @@ def _labels_of(parts: Sequence[Any]) -> list[Labels] | None:
 
 
 def _of_first(
-    where: str, labels: Sequence[Labels], first: First, read: Callable[[int, Any], tuple[Images, Labels]]
+    source: str, labels: Sequence[Labels], first: First, read: Callable[[int, Any], tuple[Images, Labels]]
 ) -> Loaded | None:
     """The first training and test images of a set whose `labels` are known by part; None: the images have others.
 
     read(part, rows): the examples of a part at these rows, in their order.
     """
     arrays = []
-    for (part, order), n in zip(_in_order(labels), first, strict=True):
-        rows = np.arange(len(labels[part]))[order][:n]
-        arrays.append(read(part, rows))
-        if not np.array_equal(arrays[-1][1], labels[part][rows]):
+    for (split_name, order), n in zip(_in_order(labels), first, strict=True):
+        rows = np.arange(len(labels[split_name]))[order][:n]
+        arrays.append(read(split_name, rows))
+        if not np.array_equal(arrays[-1][1], labels[split_name][rows]):
             return None
-    classes = int(max(known.max() for known in labels)) + 1
-    return Loaded(Path(where), *arrays[0], *arrays[1], classes, gaps=True)
+    classes = int(max(labels_known.max() for labels_known in labels)) + 1
+    return Loaded(Path(source), *arrays[0], *arrays[1], classes, gaps=True)
 
 
 def load_huggingface(

@@ -102,8 +102,8 @@ def build_tables(
         return build(suite, plan, Numbers(plan, select=select), published=published, digits=digits)
     from fatbench.report.numbers import compare, declared_tests, query, shown_runs
 
-    evaluated = shown_runs.shown(replace(plan, cells=list(evaluated), resolved=False), store).cells
-    plan = shown_runs.shown(plan, store)
+    evaluated = shown_runs.shown_plan(replace(plan, cells=list(evaluated), resolved=False), store).cells
+    plan = shown_runs.shown_plan(plan, store)
     plan_with_evaluated = replace(plan, cells=[*plan.cells, *evaluated])
     sources = [text for table in suite.tables for text in table.values.values()]
     numbers = query.numbers_of_sources(sources, plan_with_evaluated, store, select)
@@ -215,7 +215,7 @@ def build_figures(
     wanted_figures = [figure for figure in suite.figures if figure_id in (None, figure.id)]
     if store is None:
         return series.build(suite, plan, Numbers(plan, select=select), wanted_figures)
-    plan = shown_runs.shown(plan, store)
+    plan = shown_runs.shown_plan(plan, store)
     sources = [text for figure in wanted_figures for text in figure.series.values()]
     numbers = query.numbers_of_sources(sources, plan, store, select, curves=True)
     return series.build(suite, plan, numbers, wanted_figures)
@@ -281,7 +281,7 @@ def draw_forest(
 
     if plan.baseline is None:
         raise NothingMatched(f"'{plan.suite}' names no baseline to compare with: write 'baseline: LABEL' in its file")
-    plan = shown_runs.shown(plan, store)
+    plan = shown_runs.shown_plan(plan, store)
     differences = baseline.differences(
         plan, compare.measured_numbers(store, [c.id for c in plan.cells], select).__getitem__
     )

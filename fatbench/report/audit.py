@@ -180,7 +180,7 @@ def seeds(tables: Mapping[str, pandas.DataFrame], spread: float | None = None) -
                 gain = pair[metric] - pair[f"{metric} of baseline"]
                 deviations = [pair.get(f"{metric}_std{of}", math.nan) for of in ("", " of baseline")]
                 printed = math.hypot(*deviations) * math.sqrt(2)  # of two runs, over n - 1
-                needed = [seeds_needed(gain, sd) for sd in (printed, *([] if spread is None else [spread]))]
+                seed_counts = [seeds_needed(gain, sd) for sd in (printed, *([] if spread is None else [spread]))]
                 lines.append(
                     [
                         name,
@@ -189,7 +189,7 @@ def seeds(tables: Mapping[str, pandas.DataFrame], spread: float | None = None) -
                         metric,
                         round(gain, 2),
                         round(printed, 2),
-                        *needed,
+                        *seed_counts,
                     ]
                 )
     heads = ["table", "row", "gain of", "metric", "points", "printed spread", "seeds by that"]

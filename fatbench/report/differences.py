@@ -169,13 +169,13 @@ def records(table: Differences) -> list[dict[str, object]]:
         for column, value in zip(table.grid.columns, line.values, strict=True):
             seeds = len(value.seeds)
             row |= {column.metric: value.mean, f"{column.metric}_std": value.std, f"{column.metric}_seeds": seeds}
-        one = None if line.difference is None else line.difference.comparison
-        test = None if one is None else one.test
+        comparison = None if line.difference is None else line.difference.comparison
+        test = None if comparison is None else comparison.test
         row |= {
-            "difference": None if one is None else one.difference,
+            "difference": None if comparison is None else comparison.difference,
             "low": None if test is None else test.low,
             "high": None if test is None else test.high,
-            "at_most": None if test is None or one is None or one.floor else test.at_most,
+            "at_most": None if test is None or comparison is None or comparison.floor else test.at_most,
             "p": None if test is None else line.corrected,
             "doubts": "; ".join(dict.fromkeys(_doubts([line]))),
         }

@@ -37,8 +37,8 @@ class Reference:
     @property
     def authors(self) -> list[tuple[str, str]]:
         """(family name, initials) of each; ("others", "") for those that are not named."""
-        parts = (one.partition(", ") for one in self.fields["author"].split(" and "))
-        return [(family, initials) for family, _, initials in parts]
+        name_parts = (author.partition(", ") for author in self.fields["author"].split(" and "))
+        return [(family, initials) for family, _, initials in name_parts]
 
     @property
     def short(self) -> str:
@@ -50,8 +50,8 @@ class Reference:
     def cited_as(self) -> str:
         """As text cites it: Zhu et al. 2023."""
         names = [name for name, _ in self.authors]
-        who = f"{names[0]} et al." if len(names) > 2 else " and ".join(names)
-        return f"{who} {self.fields['year']}"
+        author_text = f"{names[0]} et al." if len(names) > 2 else " and ".join(names)
+        return f"{author_text} {self.fields['year']}"
 
 
 @cache
@@ -59,11 +59,11 @@ def entries() -> tuple[Reference, ...]:
     """All of the file, by first author and year."""
     file = next(file for folder in folders()[1:] if (file := folder / "references.bib").is_file())
     text = file.read_text(encoding="utf-8")
-    found = []
-    for part in re.split(r"^(?=@)", text, flags=re.MULTILINE)[1:]:
-        key = part[part.index("{") + 1 : part.index(",")]
-        found.append(Reference(key, part.strip(), dict(FIELD.findall(part))))
-    return tuple(sorted(found, key=lambda one: (one.authors[0][0].lower(), one.fields["year"], one.key)))
+    references = []
+    for entry_text in re.split(r"^(?=@)", text, flags=re.MULTILINE)[1:]:
+        key = entry_text[entry_text.index("{") + 1 : entry_text.index(",")]
+        references.append(Reference(key, entry_text.strip(), dict(FIELD.findall(entry_text))))
+    return tuple(sorted(references, key=lambda one: (one.authors[0][0].lower(), one.fields["year"], one.key)))
 
 
 def cited_by(suite: Suite) -> list[Reference]:
@@ -73,46 +73,52 @@ def cited_by(suite: Suite) -> list[Reference]:
         cells = suite.plan(preset, refuse=False).cells
         for cell in {str(cell.key): cell for cell in cells}.values():  # seeds differ in nothing else
             texts.update(_documented(cell))
-    wanted = {one.key for text in texts for one in in_text(text)} | {*ALWAYS}
-    return [one for one in entries() if one.key in wanted]
+    cited_keys = {reference.key for text in texts for reference in in_text(text)} | {*ALWAYS}
+    return [reference for reference in entries() if reference.key in cited_keys]
 
 
 def in_text(text: str) -> list[Reference]:
     """The entries that a text cites."""
-    found = []
+    references = []
     for name, year in set(CITED.findall(text)):
-        several = [one for one in entries() if (one.authors[0][0], one.fields["year"]) == (name, year)]
-        named = [one for one in several if one.short and re.search(re.escape(one.short), text, re.IGNORECASE)]
-        found += named if len(several) > 1 and named else several
-    return found
+        several = [
+            reference for reference in entries() if (reference.authors[0][0], reference.fields["year"]) == (name, year)
+        ]
+        named_in_text = [
+            reference
+            for reference in several
+            if reference.short and re.search(re.escape(reference.short), text, re.IGNORECASE)
+        ]
+        references += named_in_text if len(several) > 1 and named_in_text else several
+    return references
 
 
 def _documented(cell: Cell) -> Iterator[str]:
     """The docstrings of all functions that a cell calls."""
-    attacks = [calls.call("Attack", one.attack) for one in cell.evaluations if one.attack]
-    for one in [calls.call("Experiment", cell.spec), *attacks]:
-        for call in one.walk():
+    attacks = [calls.call("Attack", used_call.attack) for used_call in cell.evaluations if used_call.attack]
+    for used_call in [calls.call("Experiment", cell.spec), *attacks]:
+        for call in used_call.walk():
             function = calls.function(call.signature)
             yield inspect.getdoc(function) or ""
             if call.kind in ("Algorithm", "Model"):  # whose file is one method
                 yield sys.modules[function.__module__].__doc__ or ""
 
 
-def bibtex(found: Sequence[Reference]) -> str:
+def bibtex(references: Sequence[Reference]) -> str:
     """The entries, as a .bib file has them."""
-    return "\n\n".join(one.bibtex for one in found) + "\n"
+    return "\n\n".join(reference.bibtex for reference in references) + "\n"
 
 
-def markdown(found: Sequence[Reference]) -> str:
+def markdown(references: Sequence[Reference]) -> str:
     """A list, an entry an item; of one author and year the short name tells them apart."""
-    names = [one.cited_as for one in found]
+    names = [reference.cited_as for reference in references]
     lines = []
-    for one in found:
-        key = f"{one.cited_as} ({one.short})" if names.count(one.cited_as) > 1 else one.cited_as
-        people = ", ".join(f"{first} {name}".strip() for name, first in one.authors)
-        venue = next(one.fields[what] for what in VENUES if what in one.fields)
-        note = f" {one.fields['note']}." if "note" in one.fields else ""
-        title = one.fields["title"] + "." * (one.fields["title"][-1] not in "?.")
+    for reference in references:
+        key = f"{reference.cited_as} ({reference.short})" if names.count(reference.cited_as) > 1 else reference.cited_as
+        people = ", ".join(f"{initials} {name}".strip() for name, initials in reference.authors)
+        venue = next(reference.fields[field] for field in VENUES if field in reference.fields)
+        note = f" {reference.fields['note']}." if "note" in reference.fields else ""
+        title = reference.fields["title"] + "." * (reference.fields["title"][-1] not in "?.")
         item = f"- **{key}**: {people}. {title} {venue}.{note}".replace("..", ".")
         lines.append(textwrap.fill(item, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False))
     return "\n".join(lines) + "\n"

@@ -138,7 +138,7 @@ def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None,
         way = path_for(spec, precision, gpu) if path == settings.AUTO else path
         launch = REPLAYED if way == "graphs" else LAUNCH
         training[kind(spec)] = max(flops / rate, kernels * launch / cost.images_at_once(spec))
-        chunk = min((one.batch for one in cell.evaluations), default=1)
+        chunk = min((evaluation.batch for evaluation in cell.evaluations), default=1)
         passes[net] = max(flops / attacking, kernels * LAUNCH / chunk, passes.get(net, 0.0))
         monitoring[net] = max(flops / rate, kernels * LAUNCH / chunk, monitoring.get(net, 0.0))
         if attacks == "bf16":

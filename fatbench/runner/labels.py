@@ -40,7 +40,7 @@ def points_of(plan: Plan) -> list[Point]:
                 data=_name(spec.get("data")),
                 split=splits[0] if splits else _name(spec.get("partition")),
                 model=_name(spec.get("model")),
-                evaluations=tuple(one.id for one in cell.evaluations),
+                evaluations=tuple(origin_cell.id for origin_cell in cell.evaluations),
             )
         ] = None
     return list(points)

@@ -41,65 +41,71 @@ def expand(
     seeds: Sequence[int] | None = None,
     origin: Origin | None = None,
     *,
-    only: Condition | None = None,
+    condition: Condition | None = None,
     points: Collection[tuple[tuple[str, str], ...]] | None = None,
     attacks: Sequence[str] = (),
     refuse: bool = True,
 ) -> Plan:
     """All grid points of a suite's preset as checked cells, in the order of the file; see `files.Suite.plan`.
 
-    only: no points but these, of which there may be none. points: the labels of the points wanted; None: of all.
+    condition: no points but these, of which there may be none. points: the labels of the points wanted; None: of all.
     """
     if preset not in contents.presets:
         raise SpecError(f"suite '{name}' has no preset '{preset}'{did_you_mean(preset, contents.presets)}")
-    chosen = contents.presets[preset]
-    base = merge(contents.base, chosen.base)
-    overrides = [*contents.grid.overrides, model.Override(set=chosen.set), *chosen.overrides]
+    chosen_preset = contents.presets[preset]
+    base = merge(contents.base, chosen_preset.base)
+    overrides = [*contents.grid.overrides, model.Override(set=chosen_preset.set), *chosen_preset.overrides]
     axes = contents.axes
     lay = functools.partial(_laid_on, file=file, axes=axes)
-    asked = _asked(contents, chosen, attacks, lay, file)
-    seeds = seeds if seeds is not None else chosen.seeds or contents.seeds
-    labels = grid.labels_of(axes, chosen)
+    evaluate = _asked(contents, chosen_preset, attacks, lay, file)
+    seeds = seeds if seeds is not None else chosen_preset.seeds or contents.seeds
+    labels = grid.labels_of(axes, chosen_preset)
     input_limits.cells(grid.upper_bound(contents.grid, labels) * len(seeds), f"{file}: preset '{preset}'")
     cells: list[Cell] = []
     excluded: list[tuple[Key, str]] = []
     transfers_of: dict[int, Evaluate] = {}  # place among the cells -> what is asked of it, where that has a transfer
     for key in grid.points(contents.grid, labels, axes):
-        if only is not None and not grid.matches(key, only):
+        if condition is not None and not grid.matches(key, condition):
             continue
         if points is not None and tuple(key.items()) not in points:
             continue
-        if reason := next((one.reason for one in contents.grid.exclude if grid.matches(key, one.when)), None):
+        if reason := next((item.reason for item in contents.grid.exclude if grid.matches(key, item.when)), None):
             excluded.append((key, reason))
             continue
-        place = f"{file}: {', '.join(f'{a}={v}' for a, v in key.items()) or 'base'} ({preset})"
-        spec, allowed = _settings_at(key, base, axes, overrides)
-        asked_of_point, evaluations = _evaluations(asked, key, lay, attacks, allowed)
-        written = confounders.written_paths(key, axes, overrides)
-        for begin, begun, seeds_of_begin in _with_weights(spec, seeds, origin, preset):
-            first = _checked(begun, place, file, refuse)
+        location = f"{file}: {', '.join(f'{a}={v}' for a, v in key.items()) or 'base'} ({preset})"
+        spec, cell_perturbation = _settings_at(key, base, axes, overrides)
+        asked_of_point, evaluations = _evaluations(evaluate, key, lay, attacks, cell_perturbation)
+        written_paths = confounders.written_paths(key, axes, overrides)
+        for begin, begun_spec, seeds_of_begin in _with_weights(spec, seeds, origin, preset):
+            checked_cell = _checked(begun_spec, location, file, refuse)
             if refuse and contents.threat is not None:
-                threats.refuse(first, contents.threat, begun, contents.place("threat"))
-            for one in evaluations if refuse else ():
-                facts.refuse(calls.call("Attack", one.attack), first, f"{place}: evaluate: {one.label}")
-            _can_choose(asked.checkpoints, first, place)
+                threats.refuse(checked_cell, contents.threat, begun_spec, contents.place("threat"))
+            for item in evaluations if refuse else ():
+                facts.refuse(calls.call("Attack", item.attack), checked_cell, f"{location}: evaluate: {item.label}")
+            _can_choose(evaluate.checkpoints, checked_cell, location)
             if begin is not None:
-                _same_network(begin, first, place)
-            task = str(allowed) if allowed is not None and _has_a_radius(first, evaluations) else ""
+                _same_network(begin, checked_cell, location)
+            task = (
+                str(cell_perturbation)
+                if cell_perturbation is not None and _has_a_radius(checked_cell, evaluations)
+                else ""
+            )
             for seed in seeds_of_begin:
                 if asked_of_point.transfer:
                     transfers_of[len(cells)] = asked_of_point
-                seeded = calls.Call(first.signature, {**first, "seed": seed})
+                seeded = calls.Call(checked_cell.signature, {**checked_cell, "seed": seed})
                 cells.append(
-                    Cell(identity(seeded), key, seeded, evaluations, begin, perturbation=task, written=written)
+                    Cell(identity(seeded), key, seeded, evaluations, begin, perturbation=task, written=written_paths)
                 )
-    if not cells and only is None:
+    if not cells and condition is None:
         raise SpecError(f"{file}: preset '{preset}' leaves the grid empty")
     if attacks and not any(cell.evaluations for cell in cells):
         raise SpecError(f"--attacks: suite '{name}', preset '{preset}', evaluates no model on test images")
     if transfers_of:
         cells = transfers.with_transfers(cells, transfers_of, labels)
-    return Plan(name, preset, chosen.note, cells, [*asked.checkpoints], excluded, tuple(attacks), contents.baseline)
+    return Plan(
+        name, preset, chosen_preset.note, cells, [*evaluate.checkpoints], excluded, tuple(attacks), contents.baseline
+    )
 
 
 def _asked(
@@ -110,18 +116,18 @@ def _asked(
     file: Path,
 ) -> Evaluate:
     """What a preset's models are attacked with, before the overrides of points. SpecError: a limit of no attack."""
-    asked = contents.evaluate if not preset.evaluate else lay(contents.evaluate, preset.evaluate)
+    evaluate = contents.evaluate if not preset.evaluate else lay(contents.evaluate, preset.evaluate)
     if attacks:
-        standard_attacks.demand_known(attacks, [*contents.evaluate.attacks, *asked.attacks])
-        kept = standard_attacks.without_removed(contents.evaluate.node, attacks)
-        under = model.read(Evaluate, kept, str(file), axes=contents.axes)
-        asked = lay(under, standard_attacks.without_removed(preset.evaluate, attacks))
-    for label in asked.limit:
-        if label not in {*asked.attacks, *asked.transfer, *attacks}:
+        standard_attacks.demand_known(attacks, [*contents.evaluate.attacks, *evaluate.attacks])
+        completed = standard_attacks.without_removed(contents.evaluate.node, attacks)
+        base = model.read(Evaluate, completed, str(file), axes=contents.axes)
+        evaluate = lay(base, standard_attacks.without_removed(preset.evaluate, attacks))
+    for label in evaluate.limit:
+        if label not in {*evaluate.attacks, *evaluate.transfer, *attacks}:
             raise SpecError(
-                f"{asked.limit.place(label)}: no attack is named '{label}'{did_you_mean(label, asked.attacks)}"
+                f"{evaluate.limit.place(label)}: no attack is named '{label}'{did_you_mean(label, evaluate.attacks)}"
             )
-    return asked
+    return evaluate
 
 
 def _settings_at(
@@ -134,14 +140,16 @@ def _settings_at(
             spec = merge(spec, override.set)
     if "seed" in spec:
         raise SpecError(f"{spec.place('seed')}: set seeds with 'seeds' at the top of the suite, not in a cell")
-    spec, allowed = perturbation.split(_without_idle(merge(spec, LocatedMap({"seed": 0}))))
-    return (spec if allowed is None else perturbation.of_cell(spec, allowed)), allowed
+    spec, cell_perturbation = perturbation.split(_without_idle(merge(spec, LocatedMap({"seed": 0}))))
+    return (spec if cell_perturbation is None else perturbation.of_cell(spec, cell_perturbation)), cell_perturbation
 
 
 def _has_a_radius(cell: calls.Call, evaluations: Sequence[Evaluation]) -> bool:
     """Whether any attack of a cell has an epsilon, so that its task says what is allowed."""
     trained = any(path.endswith(".eps") for path, _ in confounders.leaves(cell))
-    return trained or any("eps" in path for one in evaluations for path, _ in confounders.leaves(one.attack))
+    return trained or any(
+        "eps" in path for evaluation in evaluations for path, _ in confounders.leaves(evaluation.attack)
+    )
 
 
 def _without_idle(spec: LocatedMap) -> LocatedMap:
@@ -197,33 +205,37 @@ def _checked(spec: LocatedMap, location: str, file: Path, refuse: bool) -> calls
 
 
 def _evaluations(
-    asked: Evaluate,
+    evaluate_node: Evaluate,
     key: Key,
     lay: Callable[[Evaluate, LocatedMap], Evaluate],
-    added: Sequence[str],
-    allowed: perturbation.Perturbation | None,
+    added_attacks: Sequence[str],
+    cell_perturbation: perturbation.Perturbation | None,
 ) -> tuple[Evaluate, tuple[Evaluation, ...]]:
     """What the trained models of a point are attacked with, and that as stages."""
-    radius = allowed.eps if allowed is not None and allowed.norm == "Linf" else None
-    evaluate = asked
-    for override in asked.overrides:
+    radius = cell_perturbation.eps if cell_perturbation is not None and cell_perturbation.norm == "Linf" else None
+    evaluate = evaluate_node
+    for override in evaluate_node.overrides:
         if grid.matches(key, override.when):
-            overriding = _without_removed(override.set, asked.attacks)
-            evaluate = lay(evaluate, standard_attacks.completed_override(overriding, evaluate.attacks, added, radius))
-    if added and any(attack is not None for attack in evaluate.attacks.values()):  # else: no model is attacked here
-        lacking = standard_attacks.missing_attacks(evaluate.attacks, added, radius)
-        evaluate = lay(evaluate, LocatedMap({"attacks": LocatedMap(lacking)}))
+            overriding = _without_removed(override.set, evaluate_node.attacks)
+            evaluate = lay(
+                evaluate, standard_attacks.completed_override(overriding, evaluate.attacks, added_attacks, radius)
+            )
+    if added_attacks and any(
+        attack is not None for attack in evaluate.attacks.values()
+    ):  # else: no model is attacked here
+        missing_attacks = standard_attacks.missing_attacks(evaluate.attacks, added_attacks, radius)
+        evaluate = lay(evaluate, LocatedMap({"attacks": LocatedMap(missing_attacks)}))
     attacks = evaluate.attacks
-    if allowed is not None:
-        filled = {label: perturbation.of_attack(attack, allowed) for label, attack in attacks.items()}
+    if cell_perturbation is not None:
+        filled = {label: perturbation.of_attack(attack, cell_perturbation) for label, attack in attacks.items()}
         attacks = LocatedMap(filled, attacks.where, attacks.at)
     evaluations = []
     for label, attack in attacks.items():
         if attack is None:
             continue
         n = transfers.images_of(evaluate, label)
-        for metric, one, swept in _sweep(label, attack, attacks):
-            call = calls.check("Attack", one, attacks.place(label))
+        for metric, attack_spec, swept in _sweep(label, attack, attacks):
+            call = calls.check("Attack", attack_spec, attacks.place(label))
             evaluations.append(Evaluation(metric, call, n, evaluate.batch, label if swept else "", swept=swept))
     return evaluate, tuple(evaluations)
 

@@ -74,9 +74,9 @@ def text() -> str:
 
 def _structure(model: Any) -> tuple[Schema, dict[str, Schema]]:
     """The schema of a model, and those of the models in it."""
-    made = TypeAdapter(model).json_schema(ref_template=TEMPLATE, schema_generator=_WithoutDefaults)
-    definitions = made.pop("$defs", {})
-    return made, definitions
+    structure = TypeAdapter(model).json_schema(ref_template=TEMPLATE, schema_generator=_WithoutDefaults)
+    definitions = structure.pop("$defs", {})
+    return structure, definitions
 
 
 def _to(name: str) -> Schema:
@@ -124,13 +124,13 @@ def _kind(kind: str) -> dict[str, Schema]:
 
 def _settings_of_all(functions: Iterable[Signature]) -> dict[str, list[Schema]]:
     """Setting -> what some function of the kind may take there, each once."""
-    found: dict[str, list[Schema]] = {}
-    for one in functions:
-        for setting in one.settings:
-            value = _value(setting, one.kind)
-            if value not in found.setdefault(setting.name, []):
-                found[setting.name].append(value)
-    return found
+    settings_by_name: dict[str, list[Schema]] = {}
+    for signature in functions:
+        for setting in signature.settings:
+            value = _value(setting, signature.kind)
+            if value not in settings_by_name.setdefault(setting.name, []):
+                settings_by_name[setting.name].append(value)
+    return settings_by_name
 
 
 def _function(signature: Signature) -> Schema:

@@ -150,7 +150,7 @@ class _Origins:
             condition = {axis: [label] for axis, label in labels.items()}
             nested_origins = _Origins(origin_suite, (*self.below, origin_key), refuse=self.refuse).cell
             arguments = origin_suite.name, origin_suite.contents, origin_suite.file, preset, None, nested_origins
-            cells = expand(*arguments, only=condition, refuse=self.refuse).cells
+            cells = expand(*arguments, condition=condition, refuse=self.refuse).cells
         except (SpecError, ValueError) as error:
             raise SpecError(f"{location}: {error}") from None
         keys = list({tuple(cell.key.items()): cell.key for cell in cells}.values())

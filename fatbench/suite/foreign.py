@@ -24,10 +24,10 @@ def installed(package: str) -> bool:
 
 def check(call: Call, location: str) -> None:
     """MachineError: the package of a function, or of one nested in it, is not installed."""
-    for one in call.walk():
-        names = packages(one.signature)
+    for used_call in call.walk():
+        names = packages(used_call.signature)
         if names and not any(map(installed, names)):
-            raise MachineError(f"{location}: {missing_package(one.name, names[-1])}")
+            raise MachineError(f"{location}: {missing_package(used_call.name, names[-1])}")
 
 
 def missing_package(name: str, package: str) -> str:

@@ -33,11 +33,12 @@ def upper_bound(grid: GridSpec, axes: Mapping[str, Sequence[str]]) -> int:
 
 
 def points(
-    grid: GridSpec, axes: Mapping[str, Sequence[str]], every: Mapping[str, Mapping[str, LocatedMap]]
+    grid: GridSpec, axes: Mapping[str, Sequence[str]], all_axes: Mapping[str, Mapping[str, LocatedMap]]
 ) -> list[Key]:
     """Grid points: the product of the named axes, and the points to include, each once.
 
-    In the order of the axes and their labels in the file. `axes` are those of the preset, `every` those of the suite.
+    In the order of the axes and their labels in the file. `axes` are those of the preset, `all_axes` those of the
+    suite.
     """
     product = axes if grid.product is None else grid.product
     groups: list[list[Key]] = [[{axis: label} for label in axes[axis]] for axis in product]
@@ -47,15 +48,19 @@ def points(
             f"{grid.place('product')}: no axis is in the product and there is no include: the grid is empty"
         )
     combinations = itertools.product(*groups) if groups or not including else ()
-    points = (dict(itertools.chain(*(part.items() for part in parts))) for parts in combinations)
-    position = {axis: {label: i for i, label in enumerate(labels)} for axis, labels in every.items()}
-    kept = {axis: set(labels) for axis, labels in axes.items()}
-    found: dict[tuple[int, ...], Key] = {}
+    points = (
+        dict(itertools.chain(*(axis_label.items() for axis_label in combination))) for combination in combinations
+    )
+    position = {axis: {label: i for i, label in enumerate(labels)} for axis, labels in all_axes.items()}
+    kept_labels = {axis: set(labels) for axis, labels in axes.items()}
+    key_by_position: dict[tuple[int, ...], Key] = {}
     for point in itertools.chain(points, _included(grid.include)):
-        if all(label in kept[axis] for axis, label in point.items()):  # else: a label that this preset leaves out
-            place = tuple(position[axis][point[axis]] if axis in point else -1 for axis in every)
-            found[place] = {axis: point[axis] for axis in every if axis in point}
-    return [found[place] for place in sorted(found)]
+        if all(
+            label in kept_labels[axis] for axis, label in point.items()
+        ):  # else: a label that this preset leaves out
+            position_key = tuple(position[axis][point[axis]] if axis in point else -1 for axis in all_axes)
+            key_by_position[position_key] = {axis: point[axis] for axis in all_axes if axis in point}
+    return [key_by_position[position_key] for position_key in sorted(key_by_position)]
 
 
 def _included(include: Sequence[Condition]) -> Iterator[Key]:

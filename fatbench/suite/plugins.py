@@ -104,9 +104,9 @@ def _source(module: str) -> Path | None:
 
 def used_plugins(call: Call) -> Iterator[tuple[Path, str]]:
     """(plug-in, "aggregator near_median") of this call, and of those nested in it, that reach a plug-in's function."""
-    for one in call.walk():
-        if one.signature.plugin is not None:
-            yield one.signature.plugin, f"{one.kind.lower()} {one.name}"
+    for nested_call in call.walk():
+        if nested_call.signature.plugin is not None:
+            yield nested_call.signature.plugin, f"{nested_call.kind.lower()} {nested_call.name}"
 
 
 def of_evaluation(spec: Mapping[str, Any], evaluation: Evaluation) -> list[dict[str, Any]]:

@@ -22,19 +22,21 @@ At = Mapping[tuple[frozenset[tuple[str, str]], int], Cell]  # (labels of a point
 
 
 def with_transfers(
-    cells: Sequence[Cell], asked: Mapping[int, Evaluate], axes: Mapping[str, Sequence[str]]
+    cells: Sequence[Cell], evaluate_by_cell: Mapping[int, Evaluate], axes: Mapping[str, Sequence[str]]
 ) -> list[Cell]:
     """The cells, each with the evaluations of the transfers that are asked of it, by its place in the list.
 
     axes: axis -> the labels that the preset keeps. SpecError: no such attack, an attack with a list of radii, models
     that take other images, too few clients, a metric of that name.
     """
-    at = {(frozenset(cell.key.items()), int(cell.spec["seed"])): cell for cell in cells}
+    cell_by_point = {(frozenset(cell.key.items()), int(cell.spec["seed"])): cell for cell in cells}
     return [
-        replace(cell, evaluations=(*cell.evaluations, *_of_cell(cell, asked[place], at, axes)))
-        if place in asked
+        replace(
+            cell, evaluations=(*cell.evaluations, *_of_cell(cell, evaluate_by_cell[cell_index], cell_by_point, axes))
+        )
+        if cell_index in evaluate_by_cell
         else cell
-        for place, cell in enumerate(cells)
+        for cell_index, cell in enumerate(cells)
     ]
 
 

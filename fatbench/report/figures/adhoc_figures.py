@@ -49,7 +49,7 @@ class Known:
         return [*self.overall, *self.indexed, *self.evaluated, *self.swept]
 
 
-def known(plan: Plan, store: Store | None) -> Known:
+def numbers_known(plan: Plan, store: Store | None) -> Known:
     """What training has logged of the plan's cells, and what its suite asks of the finished models."""
     clients: dict[str, set[bool]] = {}
     for metric, overall in query.logged_clients(plan, store) if store is not None else ():
@@ -89,7 +89,7 @@ def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequ
     y: names of numbers. by: axes that tell lines or bars apart. Axes that are left and vary are panels, and so are
     several numbers.
     """
-    known_numbers = known(plan, store)
+    known_numbers = numbers_known(plan, store)
     if not known_numbers.overall and not known_numbers.indexed:
         raise NothingMatched(
             f"suite '{suite.name}' has no results yet: fatbench run {suite.name} --preset {plan.preset}"
@@ -191,7 +191,7 @@ def curves(store: Store, cell: str, y: Sequence[str], select: Checkpoint = "last
     SpecError: no such number; NothingMatched: training has logged nothing.
     """
     suite, plan = _suite_of_cell(store, cell)
-    known_numbers = known(plan, store)
+    known_numbers = numbers_known(plan, store)
     if not known_numbers.overall:
         raise NothingMatched(f"the training of cell {cell} has not logged anything yet")
     if y:

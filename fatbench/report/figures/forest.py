@@ -61,7 +61,7 @@ def draw(plot: Forest, name: str, folder: Path, serif: bool = False) -> Path:
 
     with style.context("default"), rc_context(SERIF if serif else FIXED):
         figure, buffer = figure_of(plot), io.BytesIO()
-        title = f"Differences from {', '.join(dict.fromkeys(one.baseline for one in plot.differences))}"
+        title = f"Differences from {', '.join(dict.fromkeys(difference.baseline for difference in plot.differences))}"
         about = f"{plot.origin}; {plot.caption}"
         figure.savefig(buffer, format=plot.format, metadata=metadata(title, about, plot.format))
     file = folder / f"{name}.{plot.format}"

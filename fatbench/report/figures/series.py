@@ -22,7 +22,7 @@ from fatbench.report.tables.grid_points import (
     TablePoints,
     baselines,
     grouped_points,
-    inside,
+    is_inside,
     point_key,
     spread,
     sweeps,
@@ -107,7 +107,7 @@ def points_of_figure(plan: Plan, figure: Figure) -> TablePoints:
     if figure.include:
         plan = replace(
             plan,
-            cells=[cell for cell in plan.cells if any(inside(cell.key, condition) for condition in figure.include)],
+            cells=[cell for cell in plan.cells if any(is_inside(cell.key, condition) for condition in figure.include)],
         )
     words = ("figure", "a line shows", "'panels', 'lines' or 'where'")
     return grouped_points(plan, figure, panels, figure.lines, words)

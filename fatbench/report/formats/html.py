@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.report.tables import number_format, significance
-from fatbench.report.tables.grid import Column, Grid, Value, measured, varying
+from fatbench.report.tables.grid import Column, Grid, Value, varying, with_numbers
 
 if TYPE_CHECKING:
     import jinja2
@@ -112,10 +112,10 @@ def fragment(grids: Sequence[Grid]) -> str:
 
 def table(grid: Grid, links: Links, id: str, latex: str = "") -> dict[str, Any]:
     """What the template needs of a table; latex: its source, to be copied."""
-    grid, empty_rows = measured(grid, links)
+    grid, empty_rows = with_numbers(grid, links)
     if not any(value.mean is not None or value.published is not None or value.cells in links for value in grid.all()):
         grid = replace(grid, rows=[])
-    grid, alike = varying(grid)
+    grid, constant_labels = varying(grid)
     rows = []
     axes = [[row.key.get(axis, "") for axis in grid.axes] for row in grid.rows]
     for row, full_labels, labels, block in zip(
@@ -129,7 +129,15 @@ def table(grid: Grid, links: Links, id: str, latex: str = "") -> dict[str, Any]:
         rows.append({"labels": stubs, "block": block, "groups": cells})
     groups = [group.label for group in grid.groups]
     groups = groups if any(groups) else []
-    return {"grid": grid, "rows": rows, "groups": groups, "id": id, "latex": latex, "empty": empty_rows, "alike": alike}
+    return {
+        "grid": grid,
+        "rows": rows,
+        "groups": groups,
+        "id": id,
+        "latex": latex,
+        "empty": empty_rows,
+        "alike": constant_labels,
+    }
 
 
 def cell(value: Value, column: Column, links: Links) -> dict[str, Any]:

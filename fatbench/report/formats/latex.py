@@ -24,7 +24,7 @@ from fatbench.report.formats.latex_text import (
     superscript,
 )
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Grid, Group, PairedComparison, Row, Value, measured
+from fatbench.report.tables.grid import Grid, Group, PairedComparison, Row, Value, with_numbers
 from fatbench.report.tables.notes import IN_CAPTION, p_value
 from fatbench.report.tables.number_format import Entry
 
@@ -134,7 +134,7 @@ class _Part:
 def _floats(
     grid: Grid, width: str, fits: Width, published: str | None, spread: str | None, numbers: str
 ) -> Iterator[str]:
-    grid, left_out = measured(grid)
+    grid, left_out = with_numbers(grid)
     if len(grid.groups) > 1 and _letters(grid, "under", spread) > SMALLEST * fits.letters:
         grid = _stacked(grid)
     if spread is None:

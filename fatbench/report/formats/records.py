@@ -170,7 +170,7 @@ def _table(grid: Grid) -> dict[str, Any]:
         "attack_settings": grid.attacks,
         "versions": facts.versions(),
         "mixed": facts.mixed(),
-        "notes": [f"{what}: {note}" for what, note in grid.notes],
+        "notes": [f"{note_name}: {note}" for note_name, note in grid.notes],
         **optional,
     }
 

@@ -74,11 +74,11 @@ def records(plan: Plan, store: Store) -> dict[Path, dict[str, Any]]:
 
 def _accuracy_of_first(value: float, outcomes: tuple[int, int] | None, n: int, limit: int) -> float:
     """The accuracy on the first `most` of n images; on all where no outcomes are stored."""
-    from fatbench.report.tables.common_images import first
+    from fatbench.report.tables.common_images import first_outcomes
 
     if outcomes is None or limit == n:
         return value
-    bits, total = first(outcomes, n, limit)
+    bits, total = first_outcomes(outcomes, n, limit)
     return bits.bit_count() / total
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Grid, measured, varying
+from fatbench.report.tables.grid import Grid, varying, with_numbers
 from fatbench.report.tables.number_format import Entry
 
 if TYPE_CHECKING:
@@ -45,10 +45,10 @@ def _print(console: Console, grid: Grid, published: str | None) -> None:
     console.print(Text.assemble((grid.id, "bold cyan"), "  ", (grid.name, "bold")))
     if grid.label:
         console.print(Text(grid.label, "bold black on yellow"))
-    grid, left_out = measured(grid)
-    grid, alike = varying(grid)
-    if alike:
-        console.print(Text(", ".join(alike)))
+    grid, left_out = with_numbers(grid)
+    grid, constant_labels = varying(grid)
+    if constant_labels:
+        console.print(Text(", ".join(constant_labels)))
     is_beside, blocks = _layout(grid, console.width, published)
     for block in blocks:
         console.print(block.table(console.width))

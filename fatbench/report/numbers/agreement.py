@@ -223,20 +223,20 @@ def overall(
 
 def _difference_text(number: Apart) -> str:
     return (
-        f"{number.metric} of cell {number.cell} is {shown(number, number.theirs)} there and "
-        f"{shown(number, number.ours)} here"
+        f"{number.metric} of cell {number.cell} is {number_text(number, number.theirs)} there and "
+        f"{number_text(number, number.ours)} here"
     )
 
 
 def _pair_text(number: Apart) -> str:
-    return f"{shown(number, number.theirs)}, {shown(number, number.ours)}"
+    return f"{number_text(number, number.theirs)}, {number_text(number, number.ours)}"
 
 
 def _metric(number: Apart) -> str:
     return number.metric.partition(" ")[0].partition("[")[0]
 
 
-def shown(number: Apart, value: float) -> str:
+def number_text(number: Apart, value: float) -> str:
     """A number as people read it: accuracies in per cent."""
     return f"{100 * value:.2f} %" if number.evaluated or _metric(number) in FRACTIONS else f"{value:.6g}"
 

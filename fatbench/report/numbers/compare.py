@@ -23,7 +23,7 @@ from fatbench.report.numbers import statistics
 from fatbench.report.numbers.cell_rows import accuracies, doubts_of, fetch, outcomes, rounds_of
 from fatbench.report.numbers.doubts import NOT_ABOVE, Doubt, with_seeds
 from fatbench.report.numbers.provenance import attacked_in
-from fatbench.report.numbers.shown_runs import chosen
+from fatbench.report.numbers.shown_runs import chosen_runs
 from fatbench.report.numbers.statistics import ImageOutcomes, Paired, PairedOutcomes, SeedsAndImages
 from fatbench.settings import PRECISIONS
 from fatbench.store import inputs
@@ -108,10 +108,10 @@ class Comparison:
     @property
     def over(self) -> str:
         """What `test` takes as drawn at random."""
-        return over(self.test, self.with_images, self.grouped)
+        return drawn_at_random(self.test, self.with_images, self.grouped)
 
 
-def over(test: SeedsAndImages | None, with_images: bool, grouped: bool) -> str:
+def drawn_at_random(test: SeedsAndImages | None, with_images: bool, grouped: bool) -> str:
     """What a test takes as drawn at random, in words."""
     if not with_images:
         return "seeds, these images"
@@ -188,12 +188,12 @@ def common(a: Store, b: Store, plan: Plan | None = None) -> list[Pair]:
         evaluations_by_cell = {
             c.id: [flat_spec.id for flat_spec in c.evaluations] for c in plan.unique() if c.id in shared_cells
         }
-        of_a, of_b = chosen(a, evaluations_by_cell), chosen(b, evaluations_by_cell)
+        of_a, of_b = chosen_runs(a, evaluations_by_cell), chosen_runs(b, evaluations_by_cell)
         row_by_cell = {
             c.id: (", ".join(c.key.values()), int(c.spec["seed"])) for c in plan.unique() if c.id in shared_cells
         }
         return [Pair(row, seed, of_a.get(id, id), of_b.get(id, id)) for id, (row, seed) in row_by_cell.items()]
-    of_a, of_b = (chosen(store, dict.fromkeys(shared_cells, ())) for store in (a, b))
+    of_a, of_b = (chosen_runs(store, dict.fromkeys(shared_cells, ())) for store in (a, b))
     specs = a.cells(sorted(shared_cells))
     flat = {id: dict(_flat(spec)) for id, spec in specs.items()}
     keys = dict.fromkeys(key for flat_spec in flat.values() for key in flat_spec if key != "seed")

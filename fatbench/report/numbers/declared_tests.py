@@ -20,7 +20,7 @@ from fatbench.report.numbers.compare import (
     LEVEL,
     Measured,
     at_floor,
-    over,
+    drawn_at_random,
     p_text,
     points_up,
     sentence,
@@ -58,7 +58,7 @@ class Declared:
     @property
     def over(self) -> str:
         """What `test` takes as drawn at random."""
-        return over(self.test, self.with_images, self.grouped)
+        return drawn_at_random(self.test, self.with_images, self.grouped)
 
 
 Side = tuple[tuple[str, ...], str]  # labels of the other axes, label
@@ -213,12 +213,12 @@ def _quoted(tests: Tests, declared_tests: Sequence[Declared]) -> tuple[Declared,
     return None
 
 
-def sides(one: Declared) -> tuple[str, str] | str:
+def sides(declared: Declared) -> tuple[str, str] | str:
     """(label, the other) of a difference of two; else the contrast's name."""
-    if not one.contrast.of_two:
-        return one.name
-    first, second = (label for (label, _), _ in sorted(one.contrast.weights.items(), key=lambda item: -item[1]))
-    return first, second
+    if not declared.contrast.of_two:
+        return declared.name
+    larger, smaller = (label for (label, _), _ in sorted(declared.contrast.weights.items(), key=lambda item: -item[1]))
+    return larger, smaller
 
 
 def comparisons_of(declared_tests: Sequence[Declared], cell_ids: Collection[str] | None) -> Sequence[Declared]:
@@ -273,7 +273,7 @@ def as_text(
     shown_tests = comparisons_of(declared_tests, cell_ids)
     if not shown_tests:
         return f"{family}: none of its {count} matches the filter\n"
-    table, alike = _table(shown_tests, tests.margin, len(declared_tests))
+    table, common_facts = _table(shown_tests, tests.margin, len(declared_tests))
     lines = [
         answer(declared_tests),
         f"{family}, as the suite declares it",
@@ -283,7 +283,7 @@ def as_text(
         "",
         *table.splitlines(),
         "",
-        *([f"of all: {'; '.join(alike)}"] if alike else []),
+        *([f"of all: {'; '.join(common_facts)}"] if common_facts else []),
         f"points with the 95 % interval; checkpoint: {WORDS[select]}; what cannot be tested counts with p = 1",
         "found: a true difference of this size, with a power of about 0.8, after Holm over "
         f"{len(declared_tests)} (without)",
@@ -321,13 +321,15 @@ def _table(declared_tests: Sequence[Declared], margin: float | None, family: int
         for declared in declared_tests
     ]
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
-    alike = [name for name in ("over", "images", "seeds") if len(rows) > 1 and len({row[name] for row in rows}) == 1]
+    common_columns = [
+        name for name in ("over", "images", "seeds") if len(rows) > 1 and len({row[name] for row in rows}) == 1
+    ]
     table = tabulate(
-        [[row[name] for name in columns if name not in alike] for row in rows],
-        [name for name in columns if name not in alike],
+        [[row[name] for name in columns if name not in common_columns] for row in rows],
+        [name for name in columns if name not in common_columns],
         tablefmt="simple", disable_numparse=True,
     )  # fmt: skip
-    return table, [f"{name} {rows[0][name]}" for name in alike if rows[0][name]]
+    return table, [f"{name} {rows[0][name]}" for name in common_columns if rows[0][name]]
 
 
 def _columns_of(declared: Declared, margin: float | None, family: int) -> dict[str, str]:

@@ -268,8 +268,8 @@ def weaker(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
         another_model = str(a["origin"]).startswith("cell ")
         return another_model and {key: value for key, value in a.items() if key != "origin"} == b
     if isinstance(a.get("attack"), Mapping) or isinstance(b.get("attack"), Mapping):  # one in another
-        inner, other = a.pop("attack", None), b.pop("attack", None)
-        return a == b and isinstance(inner, Mapping) and isinstance(other, Mapping) and weaker(inner, other)
+        inner_a, inner_b = a.pop("attack", None), b.pop("attack", None)
+        return a == b and isinstance(inner_a, Mapping) and isinstance(inner_b, Mapping) and weaker(inner_a, inner_b)
     if a["name"] == "natural":
         return _role(b) == "attack"
     if a.get("norm", "Linf") != b.get("norm", "Linf") or number(a.get("eps", 0)) > number(b.get("eps", 0)):
@@ -304,19 +304,20 @@ def violated(weak: tuple[float, int], strong: tuple[float, int], paired: tuple[i
 # --- whether a network has learned -------------------------------------------------------------------------------
 
 
-def chance(data: Mapping[str, Any], stored: float | None = None, n: int | None = None) -> float | None:
+def chance(data: Mapping[str, Any], stored_chance: float | None = None, n: int | None = None) -> float | None:
     """The accuracy of a constant classifier on n test images of a data set; None: unknown.
 
-    The fraction of the most frequent class of these images, `stored` with the evaluation. Of an evaluation without it
+    The fraction of the most frequent class of these images, `stored_chance` with the evaluation. Of an evaluation
+    without it
     one over the number of classes, but only on the whole test set of a data set that has as many images of each class:
     elsewhere a network that always says the same would pass for one that has learned.
     """
-    if stored is not None:
-        return stored
-    known = CATALOGUE.get(data.get("name", ""))
-    if known is None or not known.balanced or n != known.test:
+    if stored_chance is not None:
+        return stored_chance
+    dataset = CATALOGUE.get(data.get("name", ""))
+    if dataset is None or not dataset.balanced or n != dataset.test:
         return None
-    return 1 / known.classes if known.classes else None
+    return 1 / dataset.classes if dataset.classes else None
 
 
 @functools.cache
@@ -327,11 +328,11 @@ def above_chance(accuracy: float, n: int, fraction: float) -> bool:
     """
     if not math.isfinite(accuracy):
         return True  # which is no number: its own doubt
-    right = round(accuracy * n)
-    far = (right - n * fraction) / math.sqrt(n * fraction * (1 - fraction)) if 0 < fraction < 1 and n else 0.0
-    if not 0 < far < 10:  # p <= 1 / (1 + 10^2) by Cantelli's inequality: most cells need no sum
-        return far >= 10
-    return binomial_tail(right, n, fraction) < LEVEL
+    correct = round(accuracy * n)
+    deviations = (correct - n * fraction) / math.sqrt(n * fraction * (1 - fraction)) if 0 < fraction < 1 and n else 0.0
+    if not 0 < deviations < 10:  # p <= 1 / (1 + 10^2) by Cantelli's inequality: most cells need no sum
+        return deviations >= 10
+    return binomial_tail(correct, n, fraction) < LEVEL
 
 
 def leaves_chance(p: float, checks: int) -> bool:

@@ -64,9 +64,9 @@ def frame(store: Store | None, plan: Plan | None = None) -> pandas.DataFrame:
     accuracies = heads.loc[heads["metric"] == heads["label"], ["id", "stored", "stage", "metric"]]
     rows = values[values["client"] == -1].merge(accuracies, left_on="round_metric", right_on="id")
     integrity.agree(_rows(rows), store.database)
-    place = pandas.Index(heads["id"]).get_indexer(values["round_metric"])
-    metric = pandas.factorize(heads["metric"], sort=True)[0][place]
-    order = np.lexsort([metric, values["client"], heads["rank"].to_numpy()[place]])
+    head_position = pandas.Index(heads["id"]).get_indexer(values["round_metric"])
+    metric = pandas.factorize(heads["metric"], sort=True)[0][head_position]
+    order = np.lexsort([metric, values["client"], heads["rank"].to_numpy()[head_position]])
     if points is not None:
         labels = [
             {"stored": id, **{names[axis]: label for axis, label in key}} for id, keys in points.items() for key in keys
@@ -80,7 +80,9 @@ def _values(store: Store, cells: Iterable[str] | None) -> pandas.DataFrame:
     """Every value of some cells, or of all, with the id of what it shares with others."""
     joined = VALUES.join(ROUND_METRICS, VALUES.c.round_metric == ROUND_METRICS.c.id)
     columns = ("round_metric", "client", "value", "n")
-    numbers = _read(store, sql(*(VALUES.c[name] for name in columns)).select_from(joined), ROUND_METRICS.c.cell, cells)
+    numbers = _driver_rows(
+        store, sql(*(VALUES.c[name] for name in columns)).select_from(joined), ROUND_METRICS.c.cell, cells
+    )
     types = {"round_metric": "int64", "client": "int64", "value": "float64", "n": "int64"}
     return pandas.DataFrame(np.array(numbers, dtype=float).reshape(-1, 4), columns=list(columns)).astype(types)
 
@@ -88,7 +90,7 @@ def _values(store: Store, cells: Iterable[str] | None) -> pandas.DataFrame:
 def _heads(store: Store, cells: Iterable[str] | None) -> pandas.DataFrame:
     """What the numbers of one metric of one round of a stage share; `rank` is the place of the round among all."""
     query = sql(*(ROUND_METRICS.c[name] for name in HEAD))
-    heads = pandas.DataFrame.from_records(_read(store, query, ROUND_METRICS.c.cell, cells), columns=list(HEAD))
+    heads = pandas.DataFrame.from_records(_driver_rows(store, query, ROUND_METRICS.c.cell, cells), columns=list(HEAD))
     codes = [pandas.factorize(heads[name], sort=True)[0] for name in ("cell", "stage", "round")]
     rank = np.ravel_multi_index(codes, [int(code.max()) + 1 for code in codes])
     return heads.assign(rank=rank)
@@ -101,22 +103,30 @@ def _with_facts(store: Store, heads: pandas.DataFrame) -> pandas.DataFrame:
     """The same with what is known of their cell, their stage and their run."""
     cells = sorted(heads["cell"].unique())
     with store.database.reading() as connection:  # rows of SQLAlchemy: a database may have no truth values
-        made = list(fetch(connection, sql(*(RUNS.c[name] for name in ("id", *OF_RUN))), RUNS.c.cell, cells))
+        runs_made = list(fetch(connection, sql(*(RUNS.c[name] for name in ("id", *OF_RUN))), RUNS.c.cell, cells))
         judged = list(fetch(connection, sql(*(STAGES.c[name] for name in (*STAGE, "settings"))), STAGES.c.cell, cells))
-        counted = sql(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage, func.sum(OUTCOME_CHUNKS.c.n))
-        counted = counted.group_by(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage)
-        kept = {(cell, stage): int(n) for cell, stage, n in fetch(connection, counted, OUTCOME_CHUNKS.c.cell, cells)}
+        count_query = sql(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage, func.sum(OUTCOME_CHUNKS.c.n))
+        count_query = count_query.group_by(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage)
+        outcome_counts = {
+            (cell, stage): int(n) for cell, stage, n in fetch(connection, count_query, OUTCOME_CHUNKS.c.cell, cells)
+        }
         seeds = dict(map(tuple, fetch(connection, sql(CELLS.c.id, CELLS.c.seed), CELLS.c.id, cells)))
         copies = {row.id: row for row in fetch(connection, sql(REPLICATES), REPLICATES.c.id, cells)}
     attacks = {
         text: format_call.with_all_settings(json.loads(text)) for text in {row.settings for row in judged} - {None}
     }
-    why = cell_rows.doubts_of(cells, store)
+    doubts_by_stage = cell_rows.doubts_of(cells, store)
     rows = [
-        (cell, stage, attacks.get(text), "; ".join(in_words(why.get((cell, stage), ()))), kept.get((cell, stage), 0),
-         parsed(stage).metric or None)
+        (
+            cell,
+            stage,
+            attacks.get(text),
+            "; ".join(in_words(doubts_by_stage.get((cell, stage), ()))),
+            outcome_counts.get((cell, stage), 0),
+            parsed(stage).metric or None,
+        )
         for cell, stage, text in judged
-    ]  # fmt: skip
+    ]
     stages = pandas.DataFrame.from_records(rows, columns=[*STAGE, "attack", "doubts", "outcomes", "label"])
     of_cells = pandas.DataFrame.from_records(
         [
@@ -125,7 +135,7 @@ def _with_facts(store: Store, heads: pandas.DataFrame) -> pandas.DataFrame:
         ],
         columns=["stored", "cell", "replicate", "seed"],
     )
-    runs = pandas.DataFrame.from_records([tuple(row) for row in made], columns=["run", *OF_RUN])
+    runs = pandas.DataFrame.from_records([tuple(row) for row in runs_made], columns=["run", *OF_RUN])
     heads = heads.merge(stages, on=["cell", "stage"], how="left").merge(runs, on="run", how="left")
     heads = heads.rename(columns={"cell": "stored"}).merge(of_cells, on="stored", how="left")
     heads["doubts"] = heads["doubts"].where(heads["metric"] == heads["label"], "")
@@ -135,11 +145,11 @@ def _with_facts(store: Store, heads: pandas.DataFrame) -> pandas.DataFrame:
 STAGE = ("cell", "stage")
 
 
-def _read(store: Store, query: Any, key: Any, cells: Iterable[str] | None) -> list[tuple[Any, ...]]:
+def _driver_rows(store: Store, query: Any, key: Any, cells: Iterable[str] | None) -> list[tuple[Any, ...]]:
     """The driver's rows of a query on texts and numbers: SQLAlchemy's cost twice as much."""
     with store.database.reading() as connection:
-        parts = [query] if cells is None else (query.where(key.in_(part)) for part in batches(cells))
-        return [row for part in parts for row in connection.execute(part).cursor.fetchall()]
+        query_parts = [query] if cells is None else (query.where(key.in_(query_part)) for query_part in batches(cells))
+        return [row for query_part in query_parts for row in connection.execute(query_part).cursor.fetchall()]
 
 
 def _rows(numbers: pandas.DataFrame) -> list[Mapping[str, Any]]:

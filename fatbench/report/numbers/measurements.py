@@ -90,16 +90,16 @@ def metric_names(sources: Iterable[Source]) -> dict[str, str]:
     """
     by_name: dict[str, dict[str, Source]] = {}
     for source in sources:
-        own = source.metric if source.stage in ("evaluation", "train") else f"{source.stage}:{source.metric}"
+        base_name = source.metric if source.stage in ("evaluation", "train") else f"{source.stage}:{source.metric}"
         client = f"[{source.client}]" if source.client >= 0 else "[range]" * (source.client == RANGE)
-        by_name.setdefault(own + client, {})[source.text] = source
+        by_name.setdefault(base_name + client, {})[source.text] = source
     names = {}
-    for name, alike in by_name.items():
-        evaluated = any(source.stage == "evaluation" for source in alike.values())
-        for text, source in alike.items():
-            at = source.round or ("last" if evaluated else None)
-            apart = len(alike) > 1 and source.stage == "train" and at is not None
-            names[text] = f"{name}@{at}" if apart else name
+    for name, same_name in by_name.items():
+        evaluated = any(source.stage == "evaluation" for source in same_name.values())
+        for text, source in same_name.items():
+            round_or_last = source.round or ("last" if evaluated else None)
+            needs_round = len(same_name) > 1 and source.stage == "train" and round_or_last is not None
+            names[text] = f"{name}@{round_or_last}" if needs_round else name
     return names
 
 
@@ -108,16 +108,19 @@ def quoted(heading: str) -> str:
     return f"'{heading}'" if "," in heading else heading
 
 
-def in_words(shown: Iterable[tuple[str, Source]]) -> dict[str, str]:
+def in_words(headings_shown: Iterable[tuple[str, Source]]) -> dict[str, str]:
     """Metric of an evaluation -> the heading that shows it, as a footer says it; several: "'NT' and 'AT'".
 
-    shown: headings with their sources. A heading of the accuracy itself goes before those of what is derived from it.
+    headings_shown: headings with their sources. A heading of the accuracy itself goes before those of what is
+    derived from it.
     """
-    found: dict[str, dict[bool, list[str]]] = {}  # metric -> derived -> headings
-    for heading, source in shown:
+    headings_by_metric: dict[str, dict[bool, list[str]]] = {}  # metric -> derived -> headings
+    for heading, source in headings_shown:
         if source.stage not in ("train", "artifact", *OVER):
-            found.setdefault(source.metric, {}).setdefault(source.stage != "evaluation", []).append(quoted(heading))
-    return {metric: " and ".join(dict.fromkeys(by.get(False) or by[True])) for metric, by in found.items()}
+            headings_by_metric.setdefault(source.metric, {}).setdefault(source.stage != "evaluation", []).append(
+                quoted(heading)
+            )
+    return {metric: " and ".join(dict.fromkeys(by.get(False) or by[True])) for metric, by in headings_by_metric.items()}
 
 
 CLIENT = "client"  # the axis of rows that a source "metric[*]" makes
@@ -125,12 +128,12 @@ CLIENT = "client"  # the axis of rows that a source "metric[*]" makes
 
 def clients(cells: Iterable[Cell], source: Source) -> int:
     """How many clients "metric[*]" counts: those of the transfer, else those among which the data is dealt."""
-    found = 0
+    count = 0
     for cell in cells:
-        origins = [one.origin for one in cell.evaluations if one.label == source.metric]
-        many = next((origin.clients for origin in origins if origin is not None and not origin.cell), None)
-        found = max(found, many or int(cell.spec["partition"].get("clients") or 0))
-    return found
+        origins = [evaluation.origin for evaluation in cell.evaluations if evaluation.label == source.metric]
+        transfer_clients = next((origin.clients for origin in origins if origin is not None and not origin.cell), None)
+        count = max(count, transfer_clients or int(cell.spec["partition"].get("clients") or 0))
+    return count
 
 
 def range_of(values: Sequence[float]) -> float | None:
@@ -246,8 +249,8 @@ class Numbers:
         """The round whose model a checkpoint is; None while it is not known."""
         if checkpoint == "last":
             return self.last[cell]
-        if (known := self.known.get((cell, checkpoint))) is not None:
-            return known
+        if (recorded := self.known.get((cell, checkpoint))) is not None:
+            return recorded
         return checkpoint_round(self.series.get((cell, MONITORED[checkpoint]), {}))
 
     def find(self, cell: Cell, source: Source) -> Measurement | None:
@@ -255,32 +258,32 @@ class Numbers:
         if source.stage == "train":
             round = source.round or self.last[cell.id]
             if source.client == RANGE:
-                found = self.indexed.get((cell.id, source.metric, round), [])
-                value = range_of([one for one, _ in found])
-                return None if value is None else Measurement(value, sum(n for _, n in found), ("train",))
+                client_values = self.indexed.get((cell.id, source.metric, round), [])
+                value = range_of([client_value for client_value, _ in client_values])
+                return None if value is None else Measurement(value, sum(n for _, n in client_values), ("train",))
             row = self.by_key.get((cell.id, "train", source.metric, round, source.client))
             if row is None:
                 return self._interval(cell.id, source.metric) if source.client == -1 else None
             return Measurement(row[0], row[1], ("train",))
         if source.stage == "gap":
             best = self._evaluations(cell, "best-test").get(source.metric)
-            last = self._evaluations(cell, "last").get(source.metric)
-            if best is None or last is None:
+            last_evaluation = self._evaluations(cell, "last").get(source.metric)
+            if best is None or last_evaluation is None:
                 return None
-            return Measurement(best.value - last.value, best.n, (*best.stages, *last.stages[1:]))
+            return Measurement(best.value - last_evaluation.value, best.n, (*best.stages, *last_evaluation.stages[1:]))
         if source.stage in OVER:
             return self._over(cell, source)
         if source.stage.startswith(PRIOR_STAGE):
-            whole = self._evaluations(cell, self.select).get(source.metric)
-            by_client = {} if whole is None else self.priors.get((cell.id, whole.stages[-1]), {})
+            overall = self._evaluations(cell, self.select).get(source.metric)
+            by_client = {} if overall is None else self.priors.get((cell.id, overall.stages[-1]), {})
             value = over_clients(source, by_client)
-            return None if whole is None or value is None else Measurement(value, whole.n, whole.stages)
-        whole = self._evaluations(cell, self.select).get(source.metric)
-        if whole is None or source.client == -1:
-            return whole
-        at = self.round(cell.id, self.select) or 0
-        row = self.by_key.get((cell.id, whole.stages[-1], source.metric, at, source.client))
-        return None if row is None else replace(whole, value=row[0], n=row[1])
+            return None if overall is None or value is None else Measurement(value, overall.n, overall.stages)
+        overall = self._evaluations(cell, self.select).get(source.metric)
+        if overall is None or source.client == -1:
+            return overall
+        selected_round = self.round(cell.id, self.select) or 0
+        row = self.by_key.get((cell.id, overall.stages[-1], source.metric, selected_round, source.client))
+        return None if row is None else replace(overall, value=row[0], n=row[1])
 
     def _interval(self, cell: str, metric: str) -> Measurement | None:
         """An end of Wilson's 95 % interval of a fraction over clients: "identification_low" or "..._high"."""
@@ -292,56 +295,60 @@ class Numbers:
 
     def _over(self, cell: Cell, source: Source) -> Measurement | None:
         """The mean over evaluations, or the fraction of images that are right under all of them."""
-        made = self._evaluations(cell, self.select)
-        wanted = [made.get(one.label) for one in cell.evaluations if source.shows(one)]
-        found = [one for one in wanted if one is not None]
-        if not found or len(found) < len(wanted):
+        evaluations = self._evaluations(cell, self.select)
+        asked_for = [evaluations.get(item.label) for item in cell.evaluations if source.shows(item)]
+        measured = [item for item in asked_for if item is not None]
+        if not measured or len(measured) < len(asked_for):
             return None
-        value = statistics.fmean(one.value for one in found)
+        value = statistics.fmean(item.value for item in measured)
         if source.stage == "all":
-            bits = [self.outcomes(cell.id, one.stages[-1]) for one in found] if self.outcomes else [None]
-            kept = [one for one in bits if one is not None]
-            if len(kept) < len(found) or len({n for _, n in kept}) > 1:  # not of the same images and models
+            bits = [self.outcomes(cell.id, item.stages[-1]) for item in measured] if self.outcomes else [None]
+            outcome_bits = [item for item in bits if item is not None]
+            if (
+                len(outcome_bits) < len(measured) or len({n for _, n in outcome_bits}) > 1
+            ):  # not of the same images and models
                 return None
-            value = functools.reduce(int.__and__, (one for one, _ in kept)).bit_count() / kept[0][1]
-        why = dict.fromkeys(doubt for one in found for doubt in one.doubts)
-        stages = dict.fromkeys(stage for one in found for stage in one.stages)
-        return Measurement(value, min(one.n for one in found), tuple(stages), tuple(why))
+            value = functools.reduce(int.__and__, (item for item, _ in outcome_bits)).bit_count() / outcome_bits[0][1]
+        reasons = dict.fromkeys(doubt for item in measured for doubt in item.doubts)
+        stages = dict.fromkeys(stage for item in measured for stage in item.stages)
+        return Measurement(value, min(item.n for item in measured), tuple(stages), tuple(reasons))
 
     def below_chance(self, cell: Cell) -> tuple[float, int, float] | None:
         """(natural accuracy, images, chance) of a cell that has not learned; None: it has, or that is unknown."""
         natural = self._evaluations(cell, self.select).get("natural")
-        why = [doubt.value for doubt in natural.doubts if doubt.code == "chance"] if natural else []
-        return (natural.value, natural.n, why[0]) if natural and why else None
+        chances = [doubt.value for doubt in natural.doubts if doubt.code == "chance"] if natural else []
+        return (natural.value, natural.n, chances[0]) if natural and chances else None
 
     def _evaluations(self, cell: Cell, checkpoint: str) -> dict[str, Measurement]:
         """Every evaluation that has been made of a cell at a checkpoint, by metric, with its doubts."""
         key = cell.id, checkpoint, id(cell.evaluations)
-        known = self.evaluated.get(key)
-        if known is not None:
-            return known
-        found: dict[str, Measurement] = {}
+        cached = self.evaluated.get(key)
+        if cached is not None:
+            return cached
+        measurements: dict[str, Measurement] = {}
         round = self.round(cell.id, checkpoint)
         if round is not None:
             for evaluation in cell.evaluations:
-                here = {
+                rows_by_stage = {
                     stage: row
                     for stage in evaluation.stages(round)
                     if (row := self.by_key.get((cell.id, stage, evaluation.label, round, -1)))
                 }
-                if here:  # attacked in several precisions: that in which most cells are, else the highest
-                    stage = max(here, key=lambda stage: self.measured[stage])
-                    why = self.doubts.get((cell.id, stage), ())
-                    found[evaluation.label] = Measurement(*here[stage], ("train", stage), why)
-        self.evaluated[key] = found
-        return found
+                if rows_by_stage:  # attacked in several precisions: that in which most cells are, else the highest
+                    stage = max(rows_by_stage, key=lambda stage: self.measured[stage])
+                    reasons = self.doubts.get((cell.id, stage), ())
+                    measurements[evaluation.label] = Measurement(*rows_by_stage[stage], ("train", stage), reasons)
+        self.evaluated[key] = measurements
+        return measurements
 
 
 def _attacks_and_data(plan: Plan) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """(evaluation -> its attack as a run stores it, cell -> its data set)."""
     attacks = {
-        one.id: one.attack if one.origin is None else {**one.attack, "origin": one.origin.said}
+        evaluation.id: evaluation.attack
+        if evaluation.origin is None
+        else {**evaluation.attack, "origin": evaluation.origin.said}
         for evaluations in {id(cell.evaluations): cell.evaluations for cell in plan.cells}.values()
-        for one in evaluations
+        for evaluation in evaluations
     }
     return attacks, {cell.id: cell.spec["data"] for cell in plan.cells}

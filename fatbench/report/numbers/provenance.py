@@ -38,19 +38,19 @@ class Origins:
     def of(self, row: Mapping[str, Any]) -> Origin:
         """The origin that a measurement or a run states, flat or under `provenance`."""
         nested = row.get("provenance")
-        said: Mapping[str, Any] = nested if isinstance(nested, Mapping) else row
-        data, versions = said.get("data"), said.get("versions")
+        provenance: Mapping[str, Any] = nested if isinstance(nested, Mapping) else row
+        data, versions = provenance.get("data"), provenance.get("versions")
         content = (
-            str(said.get("device") or ""),
-            str(said.get("precision") or ""),
-            str(said.get("commit") or ""),
-            bool(said.get("dirty")),
+            str(provenance.get("device") or ""),
+            str(provenance.get("precision") or ""),
+            str(provenance.get("commit") or ""),
+            bool(provenance.get("dirty")),
             (data["name"], data.get("variant"), data.get("fingerprint", "")) if isinstance(data, Mapping) else None,
-            str(said.get("attack") or ""),
+            str(provenance.get("attack") or ""),
             tuple(sorted(versions.items())) if isinstance(versions, Mapping) else (),
-            str(said.get("not_reproducible") or ""),
-            str(said.get("diff") or ""),
-            json.dumps(said.get("plugins") or [], sort_keys=True),
+            str(provenance.get("not_reproducible") or ""),
+            str(provenance.get("diff") or ""),
+            json.dumps(provenance.get("plugins") or [], sort_keys=True),
         )
         if content not in self._known:
             self._known[content] = Origin(*content)
@@ -69,68 +69,72 @@ class TableFacts:
     def add(self, cell: str, dataset: str, metric: str, n: int, stages: Iterable[tuple[str, Iterable[Origin]]]) -> None:
         """One number was used: `metric` ("" for a training number), its n, and the stages it was read from."""
         for stage, origins in stages:
-            what = "training" if stage == "train" else metric
+            fact_name = "training" if stage == "train" else metric
             if stage != "train" and metric:
                 self.attacked_in.setdefault(metric, {}).setdefault(parsed(stage).precision, set()).add(cell)
             for origin in origins:
-                self.origins.setdefault((what, origin), set()).add(cell)
+                self.origins.setdefault((fact_name, origin), set()).add(cell)
         if metric and n:
             self.sizes.setdefault((dataset, metric), set()).add(n)
 
     @property
     def data(self) -> dict[str, list[tuple[str | None, str]]]:
         """Data set -> its variants and fingerprints."""
-        found: dict[str, list[tuple[str | None, str]]] = {}
+        versions_by_set: dict[str, list[tuple[str | None, str]]] = {}
         for _, origin in self.origins:
-            if origin.data is not None and origin.data[1:] not in found.setdefault(origin.data[0], []):
-                found[origin.data[0]].append(origin.data[1:])
-        return found
+            if origin.data is not None and origin.data[1:] not in versions_by_set.setdefault(origin.data[0], []):
+                versions_by_set[origin.data[0]].append(origin.data[1:])
+        return versions_by_set
 
     def values(self, of: Callable[[Origin], str]) -> dict[str, dict[str, set[str]]]:
         """Text of one fact -> what it is behind -> the cells; "" (nothing said) is left out."""
-        seen: dict[str, dict[str, set[str]]] = {}
-        for (what, origin), cells in self.origins.items():
+        cells_by_text: dict[str, dict[str, set[str]]] = {}
+        for (fact_name, origin), cells in self.origins.items():
             if text := of(origin):
-                seen.setdefault(text, {}).setdefault(what, set()).update(cells)
-        return seen
+                cells_by_text.setdefault(text, {}).setdefault(fact_name, set()).update(cells)
+        return cells_by_text
 
     def attacks(self) -> dict[str, list[str]]:
         """Metric -> the implementations it was measured with."""
-        found: dict[str, list[str]] = {}
-        for what, origin in self.origins:
-            if what != "training" and origin.attack and origin.attack not in found.setdefault(what, []):
-                found[what].append(origin.attack)
-        return found
+        code_by_metric: dict[str, list[str]] = {}
+        for fact_name, origin in self.origins:
+            if (
+                fact_name != "training"
+                and origin.attack
+                and origin.attack not in code_by_metric.setdefault(fact_name, [])
+            ):
+                code_by_metric[fact_name].append(origin.attack)
+        return code_by_metric
 
     def versions(self) -> dict[str, list[str]]:
         """Package -> the versions that were used."""
-        found: dict[str, list[str]] = {}
+        versions_by_package: dict[str, list[str]] = {}
         for _, origin in self.origins:
             for package, version in origin.versions:
-                if version not in found.setdefault(package, []):
-                    found[package].append(version)
-        return found
+                if version not in versions_by_package.setdefault(package, []):
+                    versions_by_package[package].append(version)
+        return versions_by_package
 
     def plugins(self) -> list[dict[str, Any]]:
         """Each version of each plug-in behind the table once, with all names it brought and the cells that used it."""
-        found: dict[str, dict[str, Any]] = {}
+        record_by_version: dict[str, dict[str, Any]] = {}
         for (_, origin), cells in self.origins.items():
             for record in json.loads(origin.plugins):
-                one = found.setdefault(inputs.describe(record), {**record, "names": [], "cells": set()})
-                one["names"] = sorted({*one["names"], *record["names"]})
-                if "reached" in one:
-                    one["reached"] = {**one["reached"], **record.get("reached", {})}
-                one["cells"] |= cells
-        return list(found.values())
+                merged = record_by_version.setdefault(inputs.describe(record), {**record, "names": [], "cells": set()})
+                merged["names"] = sorted({*merged["names"], *record["names"]})
+                if "reached" in merged:
+                    merged["reached"] = {**merged["reached"], **record.get("reached", {})}
+                merged["cells"] |= cells
+        return list(record_by_version.values())
 
     def _plugin_notes(self) -> Iterable[tuple[str, str]]:
         for record in self.plugins():
             yield "plug-in", inputs.describe(record)
-            now = plugins.loaded_version(record)
-            if now is not None and not inputs.same_functions([record], [now]):
+            loaded = plugins.loaded_version(record)
+            if loaded is not None and not inputs.same_functions([record], [loaded]):
                 cells = f"{len(record['cells'])} cell{'s' * (len(record['cells']) != 1)}"
                 text = f"the numbers of {cells} come from this version of {record['plugin']}; the file is now"
-                text += f" {inputs.describe(now)}; fatbench run ... --rerun-changed computes them again"
+                text += f" {inputs.describe(loaded)}; fatbench run ... --rerun-changed computes them again"
                 yield "OLDER", text
 
     def notes(self, settings: str = "", words: Mapping[str, str] = MappingProxyType({})) -> Iterable[tuple[str, str]]:
@@ -157,32 +161,33 @@ class TableFacts:
         if settings:
             yield "attacks", settings
         if {"fp32"} != {precision for by_precision in self.attacked_in.values() for precision in by_precision} != set():
-            alike: dict[str, list[str]] = {}
+            metrics_by_precision: dict[str, list[str]] = {}
             for metric, by_precision in self.attacked_in.items():
-                alike.setdefault(_counted(by_precision), []).append(words.get(metric, metric))
-            yield "attack precision", _by_metrics(alike)
+                metrics_by_precision.setdefault(_precision_counts(by_precision), []).append(words.get(metric, metric))
+            yield "attack precision", _by_metrics(metrics_by_precision)
         if attacks:
             by_code: dict[str, list[str]] = {}
             for metric, implementations in attacks.items():
                 by_code.setdefault(" and ".join(implementations), []).append(words.get(metric, metric))
             yield "attack code", _by_metrics(by_code)
-        for what, text in mixed.items():
-            yield "MIXED", f"{what}: {text}"
+        for fact_name, text in mixed.items():
+            yield "MIXED", f"{fact_name}: {text}"
 
     def mixed(self, words: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
         """Every fact that has more than one value, with what each is behind. words: metric -> heading."""
-        found: dict[str, str] = {}
+        mixed_facts: dict[str, str] = {}
         for name, of in (("device", _device), ("precision", _precision), ("code", _code)):
             values = self.values(of)
             if len(values) > 1:
                 everywhere = len({frozenset(cells_of) for cells_of in values.values()}) == 1
-                found[name] = "; ".join(
-                    f"{text} ({_cells_of({words.get(what, what): ids for what, ids in those.items()}, everywhere)})"
-                    for text, those in values.items()
+                mixed_facts[name] = "; ".join(
+                    f"{text} "
+                    f"({_cells_of({words.get(fact, fact): ids for fact, ids in cells_by_fact.items()}, everywhere)})"
+                    for text, cells_by_fact in values.items()
                 )
         for name, versions_of_data in self.data.items():
             if len(versions_of_data) > 1:
-                found[f"{name} files"] = ", ".join(
+                mixed_facts[f"{name} files"] = ", ".join(
                     f"{variant or 'published'} [{fingerprint[:8]}]" for variant, fingerprint in versions_of_data
                 )
         by_plugin: dict[str, list[dict[str, Any]]] = {}
@@ -190,30 +195,32 @@ class TableFacts:
             by_plugin.setdefault(record["plugin"], []).append(record)
         for name, records in by_plugin.items():
             if inputs.versions_differ(records):
-                found[f"versions of {name}"] = ", ".join(map(inputs.describe, records))
+                mixed_facts[f"versions of {name}"] = ", ".join(map(inputs.describe, records))
         for metric, implementations in self.attacks().items():
             if len(implementations) > 1:
-                found[f"{words.get(metric, metric)} attack"] = ", ".join(implementations)
+                mixed_facts[f"{words.get(metric, metric)} attack"] = ", ".join(implementations)
         for metric, by_precision in self.attacked_in.items():
             if len(by_precision) > 1:
-                found[f"{words.get(metric, metric)} precision"] = _counted(by_precision)
+                mixed_facts[f"{words.get(metric, metric)} precision"] = _precision_counts(by_precision)
         for package, versions in self.versions().items():
             if len(versions) > 1:
-                found[f"{package} version"] = ", ".join(versions)
+                mixed_facts[f"{package} version"] = ", ".join(versions)
         for (dataset, metric), sizes in self.sizes.items():
             if len(sizes) > 1:
-                found[f"{words.get(metric, metric)} test images of {dataset}"] = ", ".join(map(str, sorted(sizes)))
-        return found
+                mixed_facts[f"{words.get(metric, metric)} test images of {dataset}"] = ", ".join(
+                    map(str, sorted(sizes))
+                )
+        return mixed_facts
 
 
 def _by_metrics(metrics_of: Mapping[str, list[str]]) -> str:
     """ "natural, PGD-20: fatbench 0.1.0; AA: pyautoattack 0.2.0"; "all attacks" where several share one fact."""
     if len(metrics_of) == 1 and len(next(iter(metrics_of.values()))) > 1:
         return f"all attacks: {next(iter(metrics_of))}"
-    return "; ".join(f"{', '.join(metrics)}: {said}" for said, metrics in metrics_of.items())
+    return "; ".join(f"{', '.join(metrics)}: {shared_fact}" for shared_fact, metrics in metrics_of.items())
 
 
-def _counted(by_precision: Mapping[str, set[str]]) -> str:
+def _precision_counts(by_precision: Mapping[str, set[str]]) -> str:
     """ "bf16", or "fp32 (15 cells), bf16 (18 cells)"."""
     if len(by_precision) == 1:
         return next(iter(by_precision))
@@ -227,13 +234,16 @@ def attacked_in(seeds: Iterable[int], precisions: Iterable[str]) -> str:
 
     Empty where all are float32.
     """
-    found: dict[str, list[int]] = {}
+    seeds_by_precision: dict[str, list[int]] = {}
     for seed, precision in zip(seeds, precisions, strict=True):
-        found.setdefault(precision, []).append(seed)
-    if len(found) == 1:
-        return "" if "fp32" in found else f"; attacked in {next(iter(found))}"
-    each = (f"{name} at seed{'s' * (len(at) > 1)} {', '.join(map(str, at))}" for name, at in found.items())
-    return f"; attacked in {', '.join(each)}" if found else ""
+        seeds_by_precision.setdefault(precision, []).append(seed)
+    if len(seeds_by_precision) == 1:
+        return "" if "fp32" in seeds_by_precision else f"; attacked in {next(iter(seeds_by_precision))}"
+    phrases = (
+        f"{name} at seed{'s' * (len(seeds_of) > 1)} {', '.join(map(str, seeds_of))}"
+        for name, seeds_of in seeds_by_precision.items()
+    )
+    return f"; attacked in {', '.join(phrases)}" if seeds_by_precision else ""
 
 
 def _device(origin: Origin) -> str:
@@ -247,8 +257,8 @@ def _precision(origin: Origin) -> str:
 def _code(origin: Origin) -> str:
     if not origin.commit:
         return ""
-    known = set(origin.commit) <= set("0123456789abcdef")
-    commit = f"commit {origin.commit[:10]}" if known else origin.commit
+    is_hash = set(origin.commit) <= set("0123456789abcdef")
+    commit = f"commit {origin.commit[:10]}" if is_hash else origin.commit
     edited = f" [{origin.diff[:8]}]" if origin.diff else ""
     return f"{commit} with uncommitted changes{edited}" if origin.dirty else commit
 

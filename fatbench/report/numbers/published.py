@@ -27,14 +27,14 @@ class Lookup:
         self.formula = not isinstance(published, Published)
         self.select = published.select if isinstance(published, Published) else ""  # the checkpoint that the paper took
         self.scale = published.times * (0.01 if published.unit == "percent" else 1.0)
-        rows, self.columns = _read(published.file)
+        rows, self.columns = _read_rows(published.file)
         for column in (*published.match, *published.rows.values()):
             if column not in self.columns:
                 raise SpecError(
                     f"{published.file}: there is no column '{column}' (the columns: {', '.join(self.columns)})"
                 )
         matching = [
-            (line, row) for line, row in rows.items() if all(_same(row[c], v) for c, v in published.match.items())
+            (line, row) for line, row in rows.items() if all(_is_equal(row[c], v) for c, v in published.match.items())
         ]
         self.rows = [row for _, row in matching]
         self._demand_numbers(matching)
@@ -42,10 +42,14 @@ class Lookup:
     def _demand_numbers(self, rows: Sequence[tuple[int, Mapping[str, str]]]) -> None:
         """SpecError: a cell that a heading shows is neither a number nor empty, or two rows have the same labels."""
         published = self.published
-        named = [*published.values.values(), *published.std.values(), *published.to.values()]
-        patterns = [".*".join(map(re.escape, re.split(r"\{[^{}]+\}", column))) for column in named]
-        columns = [one for one in self.columns if any(re.fullmatch(pattern, one) for pattern in patterns)]
-        seen: dict[tuple[str, ...], int] = {}
+        shown_columns = [*published.values.values(), *published.std.values(), *published.to.values()]
+        patterns = [".*".join(map(re.escape, re.split(r"\{[^{}]+\}", column))) for column in shown_columns]
+        columns = [
+            column_name
+            for column_name in self.columns
+            if any(re.fullmatch(pattern, column_name) for pattern in patterns)
+        ]
+        line_by_labels: dict[tuple[str, ...], int] = {}
         for line, row in rows:
             for column in columns:
                 if row[column].strip() and _number(row[column], 1.0) is None:
@@ -53,9 +57,9 @@ class Lookup:
                         f"{published.file}:{line}: {column}: expected a number or nothing, got '{row[column][:40]}'"
                     )
             labels = tuple(row[column].strip() for column in published.rows.values())
-            first = seen.setdefault(labels, line)
-            if labels and first != line and any(row[column].strip() for column in columns):
-                raise SpecError(f"{published.file}:{line}: the labels of line {first} again: {', '.join(labels)}")
+            first_line = line_by_labels.setdefault(labels, line)
+            if labels and first_line != line and any(row[column].strip() for column in columns):
+                raise SpecError(f"{published.file}:{line}: the labels of line {first_line} again: {', '.join(labels)}")
 
     def find(self, point: Mapping[str, str], heading: str) -> Entry:
         """(value, std, flag) for a grid point and a heading; Nones where the paper has no such number."""
@@ -83,26 +87,29 @@ class Lookup:
         published = self.published
         if heading not in published.to:
             return low, low
-        only = published.model_copy(update={"values": {heading: published.to[heading]}})
-        high = Lookup(only).find(point, heading)[0]
+        upper_ends = published.model_copy(update={"values": {heading: published.to[heading]}})
+        high = Lookup(upper_ends).find(point, heading)[0]
         return low, low if high is None else high
 
-    def _row(self, wanted: Mapping[str, str]) -> dict[str, str] | None:
-        found = [row for row in self.rows if all(_same(row[column], value) for column, value in wanted.items())]
-        if len(found) > 1:
-            where = ", ".join(f"{column}={value}" for column, value in wanted.items())
-            problem = f"{len(found)} rows of {self.name} have {where or 'no condition on them'}: none is shown"
+    def _row(self, wanted_labels: Mapping[str, str]) -> dict[str, str] | None:
+        matching_rows = [
+            row for row in self.rows if all(_is_equal(row[column], value) for column, value in wanted_labels.items())
+        ]
+        if len(matching_rows) > 1:
+            condition_text = ", ".join(f"{column}={value}" for column, value in wanted_labels.items())
+            rows = f"{len(matching_rows)} rows of {self.name}"
+            problem = f"{rows} have {condition_text or 'no condition on them'}: none is shown"
             if problem not in self.problems:
                 self.problems.append(problem)
             return None
-        return found[0] if found else None
+        return matching_rows[0] if matching_rows else None
 
     def _column(self, name: str, point: Mapping[str, str]) -> str:
         """The CSV column, each "{axis}" replaced by the point's label in the paper's words."""
 
         def label(match: re.Match[str]) -> str:
-            ours = point.get(match[1], "")
-            return self.published.labels.get(ours, ours)
+            our_label = point.get(match[1], "")
+            return self.published.labels.get(our_label, our_label)
 
         column = re.sub(r"\{([^{}]+)\}", label, name)
         if column not in self.columns and "{" not in name:
@@ -113,16 +120,18 @@ class Lookup:
 
     def _flag(self, text: str, column: str) -> str:
         """A flag that names columns is about those alone; otherwise it is about the whole row."""
-        named = [c for c in self.columns if re.search(rf"(?<!\w){re.escape(c)}(?!\w)", text)]
-        if text.startswith("u2") and not named:  # the underline of the transformers' tables is at the robust accuracy
-            named = [c for c in self.columns if "robust" in c]
-        if not text or (named and column not in named):
+        named_columns = [c for c in self.columns if re.search(rf"(?<!\w){re.escape(c)}(?!\w)", text)]
+        if (
+            text.startswith("u2") and not named_columns
+        ):  # the underline of the transformers' tables is at the robust accuracy
+            named_columns = [c for c in self.columns if "robust" in c]
+        if not text or (named_columns and column not in named_columns):
             return ""
         text = re.sub(r"^u2 ?", "second best in its row of the paper; ", text).removesuffix("; ")
         return text.replace("glitch:(", "printed as (")
 
 
-def _read(file: Path) -> tuple[dict[int, dict[str, str]], list[str]]:
+def _read_rows(file: Path) -> tuple[dict[int, dict[str, str]], list[str]]:
     """(line -> its cells by column, the columns). SpecError: the file cannot be read."""
     try:
         with file.open(encoding="utf-8", newline="") as stream:
@@ -134,12 +143,12 @@ def _read(file: Path) -> tuple[dict[int, dict[str, str]], list[str]]:
         raise SpecError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _same(have: str, want: str) -> bool:
+def _is_equal(cell_text: str, wanted_text: str) -> bool:
     """Equal as text, or as numbers: 1.0 is 1."""
-    if have.strip() == want.strip():
+    if cell_text.strip() == wanted_text.strip():
         return True
     try:
-        return float(have) == float(want)
+        return float(cell_text) == float(wanted_text)
     except ValueError:
         return False
 

@@ -15,10 +15,12 @@ def five(values: Sequence[float]) -> dict[str, float]:
     """
     ordered = sorted(values)
 
-    def at(fraction: float) -> float:
-        place = fraction * (len(ordered) - 1)
-        low = int(place)
+    def quantile(fraction: float) -> float:
+        position = fraction * (len(ordered) - 1)
+        low = int(position)
         high = min(low + 1, len(ordered) - 1)
-        return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+        return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
-    return dict(zip(("least", "25 %", "median", "75 %", "largest"), map(at, (0, 0.25, 0.5, 0.75, 1)), strict=True))
+    return dict(
+        zip(("least", "25 %", "median", "75 %", "largest"), map(quantile, (0, 0.25, 0.5, 0.75, 1)), strict=True)
+    )

@@ -50,19 +50,19 @@ def numbers_of_sources(
     trained = [source for source in sources if source.stage == "train"]
     metrics = {source.metric for source in trained}
     if metrics:
-        where = training & NUMBERS.c.metric.in_(sorted(metrics))
+        condition = training & NUMBERS.c.metric.in_(sorted(metrics))
         if not curves:
             # Without "@round" a training number is the last round's: of some suites that is one row in a hundred.
             ends = {int(cell.spec["algorithm"]["rounds"]) for cell in plan.cells}
-            where &= NUMBERS.c.round.in_(sorted({r for s in trained for r in ([s.round] if s.round else ends)}))
+            condition &= NUMBERS.c.round.in_(sorted({r for s in trained for r in ([s.round] if s.round else ends)}))
         clients = {source.client for source in trained}
         if clients.isdisjoint({EVERY, RANGE}):
-            where &= NUMBERS.c.client.in_(sorted(clients))
-        rows += numbers_of(cells, store, where)
+            condition &= NUMBERS.c.client.in_(sorted(clients))
+        rows += numbers_of(cells, store, condition)
         of_intervals = {f"{base}_client" for base, _, end in (m.rpartition("_") for m in metrics) if end in ENDS}
         if of_intervals:
             rows += numbers_of(cells, store, training & NUMBERS.c.metric.in_(of_intervals))
-    done = sql(STAGES.c.cell).where((STAGES.c.stage == "train") & (STAGES.c.status == "done"))
+    done_query = sql(STAGES.c.cell).where((STAGES.c.stage == "train") & (STAGES.c.status == "done"))
     broken = sql(STAGES.c.cell).where(STAGES.c.status == "failed").distinct()
     bits = outcomes(cells, store)
     return Numbers(
@@ -73,7 +73,7 @@ def numbers_of_sources(
         runs=_runs(cells, store, stages),
         outcomes=bits,
         failed=frozenset(row.cell for row in fetch(store, broken, STAGES.c.cell, cells)),
-        trained=frozenset(row.cell for row in fetch(store, done, STAGES.c.cell, cells if metrics else ())),
+        trained=frozenset(row.cell for row in fetch(store, done_query, STAGES.c.cell, cells if metrics else ())),
         judged=_other_attacks(plan, cells, store, stages, doubts_of(cells, store, bits)) if evaluated else {},
     )
 
@@ -95,21 +95,23 @@ def _evaluated(
     return rows, stages
 
 
-def _other_attacks(plan: Plan, cells: Sequence[str], store: Store, stages: Collection[str], why: Doubts) -> Doubts:
+def _other_attacks(
+    plan: Plan, cells: Sequence[str], store: Store, stages: Collection[str], known_doubts: Doubts
+) -> Doubts:
     """Doubts, and that of each stage whose settings are not those of the plan's evaluation that has its name."""
     by_id = {evaluation.id: evaluation for evaluation in _evaluations(plan)}
-    here = STAGES.c.stage.in_(sorted(stages)) & STAGES.c.settings.is_not(None)
+    condition = STAGES.c.stage.in_(sorted(stages)) & STAGES.c.settings.is_not(None)
 
     @functools.cache
-    def said(evaluation: str, settings: str) -> str | None:
+    def difference(evaluation: str, settings: str) -> str | None:
         return asked.differs(json.loads(settings), by_id[evaluation])
 
-    found = dict(why)
-    query = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings).where(here)
+    doubts_found = dict(known_doubts)
+    query = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings).where(condition)
     for cell, stage, settings in fetch(store, query, STAGES.c.cell, cells):
-        if words := said(parsed(stage).evaluation, settings):
-            found[cell, stage] = (*found.get((cell, stage), ()), Doubt(words))
-    return found
+        if words := difference(parsed(stage).evaluation, settings):
+            doubts_found[cell, stage] = (*doubts_found.get((cell, stage), ()), Doubt(words))
+    return doubts_found
 
 
 def _clients(sources: Iterable[Source]) -> Any:
@@ -143,34 +145,36 @@ def _runs(cells: Sequence[str], store: Store, stages: Iterable[str]) -> list[Map
     Where all runs of each stage say the same, one stands for all cells ("cell": None). A train run that failed or was
     interrupted counts where it left numbers behind.
     """
-    known: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    provenance_by_columns: dict[tuple[Any, ...], Mapping[str, Any]] = {}
 
     def origin(columns: tuple[Any, ...]) -> Mapping[str, Any]:
-        if columns not in known:
+        if columns not in provenance_by_columns:
             device, precision, commit, dirty, versions, extra = columns
-            known[columns] = {
+            provenance_by_columns[columns] = {
                 **json.loads(extra), "device": device, "precision": precision, "commit": commit, "dirty": dirty,
                 "versions": json.loads(versions) if versions else {},
             }  # fmt: skip
-        return known[columns]
+        return provenance_by_columns[columns]
 
-    here = RUNS.c.stage.in_(["train", *sorted(stages)]) & ~RUNS.c.extra.contains('"dropped":true')
-    distinct = sql(RUNS.c.stage, RUNS.c.status, *_PROVENANCE).where(here).distinct()
+    condition = RUNS.c.stage.in_(["train", *sorted(stages)]) & ~RUNS.c.extra.contains('"dropped":true')
+    distinct = sql(RUNS.c.stage, RUNS.c.status, *_PROVENANCE).where(condition).distinct()
     shared = {tuple(row) for row in fetch(store, distinct, RUNS.c.cell, cells)}
     if len({row[0] for row in shared}) == len(shared) and all(row[1] not in _BROKEN for row in shared):
         return [{"cell": None, "stage": row[0], "provenance": origin(row[2:])} for row in sorted(shared, key=repr)]
 
     runs: list[Mapping[str, Any]] = []
     broken: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
-    every = sql(RUNS.c.id, RUNS.c.cell, RUNS.c.stage, RUNS.c.status, *_PROVENANCE).where(here).order_by(RUNS.c.id)
-    for id, cell, stage, status, *columns in fetch(store, every, RUNS.c.cell, cells):
+    run_query = (
+        sql(RUNS.c.id, RUNS.c.cell, RUNS.c.stage, RUNS.c.status, *_PROVENANCE).where(condition).order_by(RUNS.c.id)
+    )
+    for id, cell, stage, status, *columns in fetch(store, run_query, RUNS.c.cell, cells):
         run = {"cell": cell, "stage": stage, "provenance": origin(tuple(columns))}
         if stage == "train" and status in _BROKEN:
             broken.setdefault(cell, []).append((id, run))
         else:
             runs.append(run)
     if broken:
-        left = sql(NUMBERS.c.run).where(NUMBERS.c.stage == "train", NUMBERS.c.metric == "train_loss").distinct()
-        used = {row.run for row in fetch(store, left, NUMBERS.c.cell, broken)}
-        runs += [run for tried in broken.values() for id, run in tried if id in used]
+        run_ids = sql(NUMBERS.c.run).where(NUMBERS.c.stage == "train", NUMBERS.c.metric == "train_loss").distinct()
+        used_runs = {row.run for row in fetch(store, run_ids, NUMBERS.c.cell, broken)}
+        runs += [run for tried in broken.values() for id, run in tried if id in used_runs]
     return runs

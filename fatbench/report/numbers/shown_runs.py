@@ -47,51 +47,59 @@ class _Run:
     newest: tuple[str, str] = ("", "")  # when its last stage ended, and the name of that on every machine
 
 
-def shown(plan: Plan, store: Store, only: str = "", whole: Callable[[], Plan] | None = None) -> Plan:
+def shown_plan(plan: Plan, store: Store, run_filter: str = "", whole_plan: Callable[[], Plan] | None = None) -> Plan:
     """The plan with its cells' ids those of the runs to read; one that has them stays as it is.
 
-    only: as for `chosen`. whole: the plan without a filter, so that a filter never changes which run is read.
+    only: as for `chosen_runs`. whole: the plan without a filter, so that a filter never changes which run is read.
     """
     if plan.resolved:
         return plan
     ids: dict[str, str] = {}
-    if only or replicates.of(store.database, [cell.id for cell in plan.unique()]):
-        cells = (plan if whole is None else whole()).unique()
-        ids = chosen(store, {cell.id: [one.id for one in cell.evaluations] for cell in [*cells, *plan.unique()]}, only)
+    if run_filter or replicates.of(store.database, [cell.id for cell in plan.unique()]):
+        cells = (plan if whole_plan is None else whole_plan()).unique()
+        ids = chosen_runs(
+            store,
+            {cell.id: [evaluation.id for evaluation in cell.evaluations] for cell in [*cells, *plan.unique()]},
+            run_filter,
+        )
     return replace(
         plan, cells=[replace(cell, id=ids[cell.id]) if cell.id in ids else cell for cell in plan.cells], resolved=True
     )
 
 
-def chosen(store: Store, asked: Mapping[str, Collection[str]], only: str = "") -> dict[str, str]:
+def chosen_runs(
+    store: Store, evaluations_by_cell: Mapping[str, Collection[str]], run_filter: str = ""
+) -> dict[str, str]:
     """Cell -> the id of the run to read, where it is another than the cell's own.
 
     asked: cell -> the evaluations that are asked for. only: runs such as "precision=fp32"; of a cell that has none
     nothing is read. SpecError: no such filter.
     """
-    wanted = _filter(only)
-    several = replicates.of(store.database, asked)
-    if not several and not wanted:
+    filter_wanted = _filter(run_filter)
+    several = replicates.of(store.database, evaluations_by_cell)
+    if not several and not filter_wanted:
         return {}
-    ids = {cell: several.get(cell, [cell]) for cell in asked}
+    ids = {cell: several.get(cell, [cell]) for cell in evaluations_by_cell}
     runs = _runs(store, [id for of_cell in ids.values() for id in of_cell])
     precisions = Counter(
-        precision for of_cell in ids.values() for precision in {made[0] for id in of_cell for made in runs[id].made_by}
+        precision
+        for of_cell in ids.values()
+        for precision in {origin[0] for id in of_cell for origin in runs[id].made_by}
     )
-    usual = min(precisions, key=lambda one: (-precisions[one], _place(one)), default="")
+    usual = min(precisions, key=lambda one: (-precisions[one], _rank(one)), default="")
 
     def rank(cell: str, id: str) -> tuple[bool, bool, float, int, tuple[str, str]]:
         run = runs[id]
         fitting = sum(precision == usual for precision, _, _ in run.made_by) / max(1, len(run.made_by))
-        return run.trained, run.current, fitting, len(run.evaluations & {*asked[cell]}), run.newest
+        return run.trained, run.current, fitting, len(run.evaluations & {*evaluations_by_cell[cell]}), run.newest
 
-    found = {}
+    run_by_cell = {}
     for cell, of_cell in ids.items():
-        fitting = [id for id in of_cell if not wanted or _fits(runs[id], *wanted)]
+        fitting = [id for id in of_cell if not filter_wanted or _fits(runs[id], *filter_wanted)]
         best = max(fitting, key=lambda id: rank(cell, id)) if fitting else f"{cell}{replicates.SIGN}"
         if best != cell:
-            found[cell] = best
-    return found
+            run_by_cell[cell] = best
+    return run_by_cell
 
 
 def note(store: Store, ids: Iterable[str]) -> str:
@@ -100,54 +108,55 @@ def note(store: Store, ids: Iterable[str]) -> str:
     several = len(replicates.of(store.database, cells))
     if not several:
         return ""
-    apart = inputs.of_replicates(store.database, cells)
-    words = dict.fromkeys(reason.beside for reasons in apart.values() for reason in reasons)
-    differing = f"; {len(apart)} of their runs differ in {'; '.join(words)}" if apart else ""
+    reasons_by_run = inputs.of_replicates(store.database, cells)
+    words = dict.fromkeys(reason.beside for reasons in reasons_by_run.values() for reason in reasons)
+    differing = f"; {len(reasons_by_run)} of their runs differ in {'; '.join(words)}" if reasons_by_run else ""
     return f"{several} of {len(cells)} cells were run more than once: {RULE}{differing}"
 
 
-def _filter(only: str) -> tuple[int, str] | None:
+def _filter(run_filter: str) -> tuple[int, str] | None:
     """(place among FILTERS, value) of "precision=fp32"; None: no filter."""
-    if not only:
+    if not run_filter:
         return None
-    name, sign, value = only.partition("=")
+    name, sign, value = run_filter.partition("=")
     if name not in FILTERS or not sign or not value:
         raise SpecError(
-            f"--runs: expected {', '.join(f'{one}=...' for one in FILTERS)}, got '{only}'{did_you_mean(name, FILTERS)}"
+            f"--runs: expected {', '.join(f'{name_known}=...' for name_known in FILTERS)}, got "
+            f"'{run_filter}'{did_you_mean(name, FILTERS)}"
         )
     return FILTERS.index(name), value
 
 
-def _fits(run: _Run, place: int, value: str) -> bool:
-    return bool(run.made_by) and all(made[place].startswith(value) for made in run.made_by)
+def _fits(run: _Run, position: int, value: str) -> bool:
+    return bool(run.made_by) and all(origin[position].startswith(value) for origin in run.made_by)
 
 
-def _place(precision: str) -> int:
+def _rank(precision: str) -> int:
     return PRECISIONS.index(precision) if precision in PRECISIONS else len(PRECISIONS)
 
 
 def _runs(store: Store, ids: Collection[str]) -> dict[str, _Run]:
-    found = {id: _Run() for id in ids}
+    run_by_id = {id: _Run() for id in ids}
     columns = (RUNS.c.cell, RUNS.c.stage, RUNS.c.precision, RUNS.c.device, RUNS.c.commit, RUNS.c.ended, RUNS.c.uid)
-    done = sql(STAGES.c.cell, STAGES.c.stage).where(STAGES.c.status == "done")
+    done_query = sql(STAGES.c.cell, STAGES.c.stage).where(STAGES.c.status == "done")
     with store.database.reading() as connection:
-        for cell, stage in fetch(connection, done, STAGES.c.cell, ids):
-            found[cell].trained |= stage == "train"
-            found[cell].evaluations.add(parsed(stage).evaluation)
-        for cell, _, precision, device, commit, ended, uid in fetch(connection, sql(*columns), RUNS.c.cell, ids):
-            found[cell].made_by.append((precision or "", device or "", commit or ""))
-            found[cell].newest = max(found[cell].newest, (ended or "", uid))
-    seen = store.seen_data()
-    data_of = {id: _fingerprints(spec, seen) for id, spec in store.cells(sorted(ids)).items()}
+        for cell, stage in fetch(connection, done_query, STAGES.c.cell, ids):
+            run_by_id[cell].trained |= stage == "train"
+            run_by_id[cell].evaluations.add(parsed(stage).evaluation)
+        for cell, _, precision, device, commit, end_time, uid in fetch(connection, sql(*columns), RUNS.c.cell, ids):
+            run_by_id[cell].made_by.append((precision or "", device or "", commit or ""))
+            run_by_id[cell].newest = max(run_by_id[cell].newest, (end_time or "", uid))
+    fingerprints = store.seen_data()
+    data_of = {id: _fingerprints(spec, fingerprints) for id, spec in store.cells(sorted(ids)).items()}
     for (cell, _), answered in inputs.stored_inputs(store.database, ids).items():
         loaded = [plugins.loaded_version(record) for record in answered["functions"]]
-        known = [record for record in loaded if record is not None]
-        functions = known if len(known) == len(loaded) else answered["functions"]
-        now = {"data": data_of[cell], "functions": functions}
-        found[cell].current &= not any(reason.decides for reason in inputs.differ(answered, now))
-    return found
+        known_records = [record for record in loaded if record is not None]
+        functions = known_records if len(known_records) == len(loaded) else answered["functions"]
+        current_inputs = {"data": data_of[cell], "functions": functions}
+        run_by_id[cell].current &= not any(reason.decides for reason in inputs.differ(answered, current_inputs))
+    return run_by_id
 
 
-def _fingerprints(spec: Mapping[str, Any], seen: Mapping[str, str]) -> dict[str, str]:
+def _fingerprints(spec: Mapping[str, Any], fingerprints: Mapping[str, str]) -> dict[str, str]:
     """Those of a cell's data sets as the newest run has read them, as far as one has."""
-    return {inputs.DATA_SETS[name]: seen[key] for name, key in data_keys(spec).items() if key in seen}
+    return {inputs.DATA_SETS[name]: fingerprints[key] for name, key in data_keys(spec).items() if key in fingerprints}

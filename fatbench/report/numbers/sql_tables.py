@@ -11,7 +11,7 @@ from sqlalchemy import select as sql
 from fatbench import settings
 from fatbench.errors import FatbenchError
 from fatbench.report.numbers.cell_rows import doubts_of
-from fatbench.report.numbers.shown_runs import chosen
+from fatbench.report.numbers.shown_runs import chosen_runs
 from fatbench.store import replicates
 from fatbench.store.rows import fetch
 from fatbench.store.schema import ASKED, DOUBTS, POINTS
@@ -33,7 +33,7 @@ def judge(store: Store, cells: Iterable[str]) -> None:
     cells = list(cells)
     several = replicates.of(store.database, cells)
     ids = [id for cell in cells for id in several.get(cell, [cell])]
-    store.judge(_rows(store, ids), _shown(store, several))
+    store.judge(_rows(store, ids), _runs_read(store, several))
 
 
 Row = tuple[str, str, str, float | None]  # of the table `doubts`: stage, code, against, value
@@ -41,8 +41,10 @@ Row = tuple[str, str, str, float | None]  # of the table `doubts`: stage, code, 
 
 def _rows(store: Store, ids: Sequence[str]) -> dict[str, list[Row]]:
     rows: dict[str, list[Row]] = {id: [] for id in ids}
-    for (id, stage), why in doubts_of(ids, store).items():
-        of_stage = {(stage, one.code, one.against): None if math.isnan(one.value) else one.value for one in why}
+    for (id, stage), reasons in doubts_of(ids, store).items():
+        of_stage = {
+            (stage, doubt.code, doubt.against): None if math.isnan(doubt.value) else doubt.value for doubt in reasons
+        }
         rows[id] += [(*key, value) for key, value in of_stage.items()]
     return rows
 
@@ -51,25 +53,25 @@ def outdated(store: Store) -> dict[tuple[str, str], tuple[list[str], list[str]]]
     """(cell, stage) -> the codes of its doubts as stored, and as all that is stored of the cell gives them."""
     ids = sorted(store.cells())
     columns = (DOUBTS.c.cell, DOUBTS.c.stage, DOUBTS.c.code, DOUBTS.c.against, DOUBTS.c.value)
-    stored: dict[tuple[str, str], set[Row]] = {}
+    stored_rows: dict[tuple[str, str], set[Row]] = {}
     with store.database.reading() as connection:
         for cell, *row in fetch(connection, sql(*columns), DOUBTS.c.cell, ids):
-            stored.setdefault((cell, row[0]), set()).add(tuple(row))
+            stored_rows.setdefault((cell, row[0]), set()).add(tuple(row))
     computed: dict[tuple[str, str], set[Row]] = {}
     for cell, rows in _rows(store, ids).items():
         for row in rows:
             computed.setdefault((cell, row[0]), set()).add(row)
     return {
-        key: (sorted(row[1] for row in stored.get(key, ())), sorted(row[1] for row in computed.get(key, ())))
-        for key in sorted(stored.keys() | computed.keys())
-        if stored.get(key) != computed.get(key)
+        key: (sorted(row[1] for row in stored_rows.get(key, ())), sorted(row[1] for row in computed.get(key, ())))
+        for key in sorted(stored_rows.keys() | computed.keys())
+        if stored_rows.get(key) != computed.get(key)
     }
 
 
-def _shown(store: Store, cells: Iterable[str]) -> dict[tuple[str, str, str], str]:
+def _runs_read(store: Store, cells: Iterable[str]) -> dict[tuple[str, str, str], str]:
     """(suite, preset, cell) -> the run that is read, of cells with several."""
-    wanted = set(cells)
-    if not wanted:
+    cells_wanted = set(cells)
+    if not cells_wanted:
         return {}
     suites: dict[tuple[str, str], dict[str, set[str]]] = {}
     query = sql(POINTS.c.suite, POINTS.c.preset, POINTS.c.cell, ASKED.c.evaluation)
@@ -77,9 +79,9 @@ def _shown(store: Store, cells: Iterable[str]) -> dict[tuple[str, str, str], str
     with store.database.reading() as connection:
         for suite, preset, cell, evaluation in fetch(connection, joined, POINTS.c.cell, None):
             suites.setdefault((suite, preset), {}).setdefault(cell, set()).add(evaluation or "")
-    found: dict[tuple[str, str, str], str] = {}
-    for (suite, preset), asked in suites.items():
-        if here := wanted & asked.keys():
-            ids = chosen(store, asked)
-            found |= {(suite, preset, cell): ids.get(cell, cell) for cell in here}
-    return found
+    run_by_point: dict[tuple[str, str, str], str] = {}
+    for (suite, preset), evaluations_by_cell in suites.items():
+        if cells_here := cells_wanted & evaluations_by_cell.keys():
+            ids = chosen_runs(store, evaluations_by_cell)
+            run_by_point |= {(suite, preset, cell): ids.get(cell, cell) for cell in cells_here}
+    return run_by_point

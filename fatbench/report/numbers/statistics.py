@@ -109,8 +109,8 @@ class Paired:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % confidence interval of the mean, by Student's t."""
-        half = _t(len(self.seeds) - 1, 0.05) * self.std / math.sqrt(len(self.seeds))
-        return self.mean - half, self.mean + half
+        half_width = _t(len(self.seeds) - 1, 0.05) * self.std / math.sqrt(len(self.seeds))
+        return self.mean - half_width, self.mean + half_width
 
 
 def share(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, tuple[float, float] | None] | None:
@@ -120,33 +120,39 @@ def share(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, tuple
     seed, and where the mean of the wholes is not significantly other than 0. None: there is no seed, or that mean is 0.
     """
     n = len(wholes)
-    if not n or not (whole := sum(wholes) / n):
+    if not n or not (whole_mean := sum(wholes) / n):
         return None
-    part = sum(parts) / n
+    part_mean = sum(parts) / n
     if n < 2:
-        return part / whole, None
+        return part_mean / whole_mean, None
     squared = _t(n - 1, 0.05) ** 2 / n
-    each = [(a - part, b - whole) for a, b in zip(parts, wholes, strict=True)]
-    aa, ab, bb = (sum(one[i] * one[j] for one in each) / (n - 1) for i, j in ((0, 0), (0, 1), (1, 1)))
-    a, b, c = whole**2 - squared * bb, part * whole - squared * ab, part**2 - squared * aa  # a r^2 - 2 b r + c <= 0
+    deviations = [(a - part_mean, b - whole_mean) for a, b in zip(parts, wholes, strict=True)]
+    aa, ab, bb = (
+        sum(deviation[i] * deviation[j] for deviation in deviations) / (n - 1) for i, j in ((0, 0), (0, 1), (1, 1))
+    )
+    a, b, c = (
+        whole_mean**2 - squared * bb,
+        part_mean * whole_mean - squared * ab,
+        part_mean**2 - squared * aa,
+    )  # a r^2 - 2 b r + c <= 0
     if a <= 0:
-        return part / whole, None
-    half = math.sqrt(max(0.0, b * b - a * c))
-    return part / whole, ((b - half) / a, (b + half) / a)
+        return part_mean / whole_mean, None
+    half_width = math.sqrt(max(0.0, b * b - a * c))
+    return part_mean / whole_mean, ((b - half_width) / a, (b + half_width) / a)
 
 
-def paired(ours: Mapping[int, float], against: Mapping[int, float]) -> Paired | None:
+def paired(own_values: Mapping[int, float], against: Mapping[int, float]) -> Paired | None:
     """The tests of numbers by seed, over the seeds that both have; None where these are fewer than two.
 
     Two cells of one seed share the partition, the initial model and the order of the clients, so that their difference
     varies less than either. Of n seeds the least possible p of the signed-rank test is 2 / 2^n, so that five cannot go
     below 0.0625. ValueError: a number is not finite.
     """
-    seeds = tuple(sorted(ours.keys() & against.keys()))
+    seeds = tuple(sorted(own_values.keys() & against.keys()))
     if len(seeds) < 2:
         return None
     # rounded, so that 0.97 - 0.96 and 0.98 - 0.97 are the same difference
-    differences = [round(ours[seed] - against[seed], 12) for seed in seeds]
+    differences = [round(own_values[seed] - against[seed], 12) for seed in seeds]
     if not all(map(math.isfinite, differences)):
         raise ValueError("paired: every number must be finite")
     mean, std = statistics.fmean(differences), statistics.stdev(differences)
@@ -170,9 +176,13 @@ def wilcoxon(differences: Sequence[float]) -> float | None:
     ranks: list[int] = []  # twice the rank, so that the mean rank of ties is whole
     sizes = [size for size, _ in moved]
     for size in sizes:
-        first = sizes.index(size)
-        ranks.append(2 * first + sizes.count(size) + 1)
-    positive, total, n = sum(r for r, (_, up) in zip(ranks, moved, strict=True) if up), sum(ranks), len(ranks)
+        first_rank = sizes.index(size)
+        ranks.append(2 * first_rank + sizes.count(size) + 1)
+    positive, total, n = (
+        sum(r for r, (_, is_positive) in zip(ranks, moved, strict=True) if is_positive),
+        sum(ranks),
+        len(ranks),
+    )
     if n > EXACT:
         spread = math.sqrt(sum(rank * rank for rank in ranks)) / 2
         return math.erfc(abs(positive - total / 2) / spread / math.sqrt(2))
@@ -239,9 +249,11 @@ class SeedsAndImages:
 
     def detectable(self, alpha: float = 0.05) -> float:
         """The smallest true difference that such a comparison finds with power 0.8, at the level alpha."""
-        parts = ((self.seeds, self.seed_variance), (self.images, self.image_variance))
+        variance_parts = ((self.seeds, self.seed_variance), (self.images, self.image_variance))
         return math.sqrt(
-            sum((_t(n - 1, alpha) + _t(n - 1, 0.4)) ** 2 * variance for n, variance in parts if variance)  # t at 0.8
+            sum(
+                (_t(n - 1, alpha) + _t(n - 1, 0.4)) ** 2 * variance for n, variance in variance_parts if variance
+            )  # t at 0.8
         )
 
 
@@ -277,25 +289,25 @@ def contrast(
     """
     import numpy as np
 
-    first = cells[0][1]
-    seeds, n = len(first), n or (first[0][1] if first else 0)
+    first_outcomes = cells[0][1]
+    seeds, n = len(first_outcomes), n or (first_outcomes[0][1] if first_outcomes else 0)
     if any(len(outcomes) != seeds for _, outcomes in cells):
         raise ValueError("a contrast needs the same seeds of every method")
     if seeds < 2 or n < 2:
         return None
     D = np.zeros((seeds, n))
     for weight, outcomes in cells:
-        D += weight * np.stack([_mean_over_models(one, n) for one in outcomes])
-    drawn = D if groups is None else of_groups(D, groups)
-    count = drawn.shape[1]
+        D += weight * np.stack([_mean_over_models(seed_outcomes, n) for seed_outcomes in outcomes])
+    units = D if groups is None else of_groups(D, groups)
+    count = units.shape[1]
     if count < 2:
         return None
-    _, of_images, of_rest = mean_squares(drawn)
+    _, of_images, of_rest = mean_squares(units)
     step = max(abs(weight) for weight, _ in cells)
-    known = over_seeds(D.mean(1).tolist(), n, step)
-    assert known is not None  # there are two seeds
+    seed_part = over_seeds(D.mean(1).tolist(), n, step)
+    assert seed_part is not None  # there are two seeds
     image_variance = max(of_images - of_rest, 0.0) / (seeds * count)
-    return SeedsAndImages(known.mean, seeds, count, known.seed_variance, image_variance)
+    return SeedsAndImages(seed_part.mean, seeds, count, seed_part.seed_variance, image_variance)
 
 
 def of_groups(D: NDArray[np.float64], groups: Groups) -> NDArray[np.float64]:
@@ -328,9 +340,9 @@ def mean_squares(D: NDArray[np.float64]) -> tuple[float, float, float]:
     """Mean squares of seeds, of images and of the rest of D (seeds, images): two-way, one value a cell."""
     seeds, n = D.shape
     by_seed, by_image = D.mean(1, keepdims=True) - D.mean(), D.mean(0) - D.mean()
-    rest = D - D.mean() - by_seed - by_image
+    residuals = D - D.mean() - by_seed - by_image
     squares = n * (by_seed**2).sum() / (seeds - 1), seeds * (by_image**2).sum() / (n - 1)
-    return float(squares[0]), float(squares[1]), float((rest**2).sum() / ((seeds - 1) * (n - 1)))
+    return float(squares[0]), float(squares[1]), float((residuals**2).sum() / ((seeds - 1) * (n - 1)))
 
 
 def _mean_over_models(outcomes: ImageOutcomes, n: int) -> NDArray[np.float64]:
@@ -380,9 +392,11 @@ def wilson(k: int, n: int, level: float = 0.95) -> tuple[float, float]:
     if not 0 <= k <= n or n < 1:
         raise ValueError(f"{k} of {n} is no fraction")
     z = float(ndtri(0.5 + level / 2))
-    middle, half = k + z * z / 2, z * math.sqrt(k * (n - k) / n + z * z / 4)
+    middle, half_width = k + z * z / 2, z * math.sqrt(k * (n - k) / n + z * z / 4)
     # both ends are exact where all or none are right
-    return max(0.0, (middle - half) / (n + z * z)) if k else 0.0, (middle + half) / (n + z * z) if k < n else 1.0
+    return max(0.0, (middle - half_width) / (n + z * z)) if k else 0.0, (middle + half_width) / (
+        n + z * z
+    ) if k < n else 1.0
 
 
 # --- several tests -----------------------------------------------------------------------------------------------
@@ -390,7 +404,7 @@ def wilson(k: int, n: int, level: float = 0.95) -> tuple[float, float]:
 
 def holm(ps: Sequence[float]) -> list[float]:
     """Holm's correction: the i-th smallest of m times (m - i), i from 0, never below the one before, at most 1."""
-    corrected, least = [1.0] * len(ps), 0.0
+    corrected, running_maximum = [1.0] * len(ps), 0.0
     for i, j in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
-        least = corrected[j] = min(1.0, max(least, ps[j] * (len(ps) - i)))
+        running_maximum = corrected[j] = min(1.0, max(running_maximum, ps[j] * (len(ps) - i)))
     return corrected

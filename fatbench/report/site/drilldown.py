@@ -70,12 +70,12 @@ class GridPoint:
     @property
     def compared(self) -> bool:
         """Whether a difference from a published number is shown."""
-        return any(one["difference"] for one in self.shown)
+        return any(entry["difference"] for entry in self.shown)
 
 
 def points_of(grids: Iterable[Grid], boards: Iterable[Grid] = ()) -> dict[tuple[str, ...], GridPoint]:
     """The points that the numbers of some tables and leaderboards stand for, each with what the tables show of it."""
-    found: dict[tuple[str, ...], GridPoint] = {}
+    point_by_cells: dict[tuple[str, ...], GridPoint] = {}
     anchors: set[str] = set()
     for grid, is_table in [*((grid, True) for grid in grids), *((grid, False) for grid in boards)]:
         for row in grid.rows:
@@ -83,12 +83,12 @@ def points_of(grids: Iterable[Grid], boards: Iterable[Grid] = ()) -> dict[tuple[
                 for column, value in zip(grid.columns, values, strict=True):
                     if not value.cells:
                         continue
-                    point = found.get(value.cells)
+                    point = point_by_cells.get(value.cells)
                     if point is None:
                         key = {**row.key, **group.key, **value.labels}
                         anchor = _anchor(value.cells[0], anchors)
                         point = GridPoint(anchor, grid.suite, grid.preset, _title(key), value.cells)
-                        found[value.cells] = point
+                        point_by_cells[value.cells] = point
                     if not is_table or (value.mean is None and value.published is None):
                         continue
                     entry = number_format.entry(value, column)
@@ -107,13 +107,17 @@ def points_of(grids: Iterable[Grid], boards: Iterable[Grid] = ()) -> dict[tuple[
                             "doubts": value.doubts,
                         }
                     )
-    return found
+    return point_by_cells
 
 
-def _anchor(cell: str, taken: set[str]) -> str:
-    plain = f"cell-{cell.replace(replicates.SIGN, '-')}"
-    name = next(n for k in range(1, len(taken) + 2) if (n := plain if k == 1 else f"{plain}-{k}") not in taken)
-    taken.add(name)
+def _anchor(cell: str, used_anchors: set[str]) -> str:
+    anchor_name = f"cell-{cell.replace(replicates.SIGN, '-')}"
+    name = next(
+        n
+        for k in range(1, len(used_anchors) + 2)
+        if (n := anchor_name if k == 1 else f"{anchor_name}-{k}") not in used_anchors
+    )
+    used_anchors.add(name)
     return name
 
 
@@ -128,8 +132,8 @@ def fill(
     points: Sequence[GridPoint], store: Store, files: Path | None, images: Mapping[str, list[tuple[str, str]]]
 ) -> None:
     """Say of each point what the database knows of its cells. files: their folders; images: of a cell, besides."""
-    for first in range(0, len(points), AT_ONCE):
-        _fill(points[first : first + AT_ONCE], store, files, images)
+    for offset in range(0, len(points), AT_ONCE):
+        _fill(points[offset : offset + AT_ONCE], store, files, images)
 
 
 def _fill(
@@ -146,41 +150,47 @@ def _fill(
         if not run.get("dropped"):
             runs.setdefault(run["cell"], []).append(run)
     numbers: dict[str, dict[str, dict[str, dict[int, tuple[float, int]]]]] = {}  # cell, stage, metric, round
-    for one in numbers_of(ids, store, OVERALL):
-        metric = numbers.setdefault(one["cell"], {}).setdefault(one["stage"], {}).setdefault(one["metric"], {})
-        metric[one["round"]] = (one["value"], one["n"])
+    for number in numbers_of(ids, store, OVERALL):
+        metric = numbers.setdefault(number["cell"], {}).setdefault(number["stage"], {}).setdefault(number["metric"], {})
+        metric[number["round"]] = (number["value"], number["n"])
     for point in points:
-        known = [cell for cell in point.cells if cell in specs]
-        if not known:
+        known_cells = [cell for cell in point.cells if cell in specs]
+        if not known_cells:
             continue
-        here = {cell: numbers.get(cell, {}) for cell in known}
-        seeds = {cell: int(specs[cell].get("seed") or 0) for cell in known}
-        point.seeds = [(seeds[cell], cell, _state(stages.get(cell, []))) for cell in known]
-        rows = [row for cell in known for row in stages.get(cell, [])]
-        point.settings = [*cell_facts.settings(specs[known[0]]), *_attacks(rows)]
-        point.evaluations = _evaluations(here, int((specs[known[0]].get("algorithm") or {}).get("rounds") or 0))
-        point.curves = _curves(here, seeds)
-        point.cost = list(_cost(here))
-        mine = [run for cell in known for run in runs.get(cell, [])]
-        point.origins = list(_origins(mine))
-        point.runs = [_run(run, seeds[run["cell"]]) for run in mine]
+        numbers_by_cell = {cell: numbers.get(cell, {}) for cell in known_cells}
+        seeds = {cell: int(specs[cell].get("seed") or 0) for cell in known_cells}
+        point.seeds = [(seeds[cell], cell, _state(stages.get(cell, []))) for cell in known_cells]
+        rows = [row for cell in known_cells for row in stages.get(cell, [])]
+        point.settings = [*cell_facts.settings(specs[known_cells[0]]), *_attacks(rows)]
+        point.evaluations = _evaluations(
+            numbers_by_cell, int((specs[known_cells[0]].get("algorithm") or {}).get("rounds") or 0)
+        )
+        point.curves = _curves(numbers_by_cell, seeds)
+        point.cost = list(_cost(numbers_by_cell))
+        point_runs = [run for cell in known_cells for run in runs.get(cell, [])]
+        point.origins = list(_origins(point_runs))
+        point.runs = [_run(run, seeds[run["cell"]]) for run in point_runs]
         point.errors = [
-            (f"{_said(row.stage)}, seed {seeds[cell]}", row.error.strip())
-            for cell in known
+            (f"{_stage_text(row.stage)}, seed {seeds[cell]}", row.error.strip())
+            for cell in known_cells
             for row in stages.get(cell, [])
             if row.status == "failed" and row.error
         ]
-        broken = [cell for cell in known if any(row.status == "failed" for row in stages.get(cell, []))]
+        broken = [cell for cell in known_cells if any(row.status == "failed" for row in stages.get(cell, []))]
         point.log = next((log for cell in broken if (log := _log(files, cell))), "")
-        point.images = [image for cell in known for image in [*images.get(cell, []), *_kept(files, cell, seeds[cell])]]
+        point.images = [
+            image
+            for cell in known_cells
+            for image in [*images.get(cell, []), *_artifact_images(files, cell, seeds[cell])]
+        ]
         point.others = [
             f"Seed {seeds[cell]} was run {len(several[cell])} times: {', '.join(several[cell])}."
-            for cell in known
+            for cell in known_cells
             if cell in several
         ]
-        point.commands = [f"fatbench show {known[0]}", f"fatbench logs {known[0]}"]
+        point.commands = [f"fatbench show {known_cells[0]}", f"fatbench logs {known_cells[0]}"]
         if point.evaluations:
-            point.commands.append(f"fatbench outcomes {known[0]} --metric {point.evaluations[-1]['metric']}")
+            point.commands.append(f"fatbench outcomes {known_cells[0]} --metric {point.evaluations[-1]['metric']}")
 
 
 # --- in words ----------------------------------------------------------------------------------------------------
@@ -193,46 +203,47 @@ def _state(rows: Sequence[StageRow]) -> str:
 
 def _attacks(rows: Iterable[StageRow]) -> Iterable[tuple[str, str, str]]:
     """Each attack that judged, with all settings and the code that ran it."""
-    seen = set()
+    labels_seen = set()
     for row in rows:
         label = parsed(row.stage).metric
-        if row.settings and label not in seen:
-            seen.add(label)
+        if row.settings and label not in labels_seen:
+            labels_seen.add(label)
             by = row.settings.get("implementation")
             attack = {key: value for key, value in row.settings.items() if key != "implementation"}
             yield label, format_call.with_all_settings(attack), f"run by {by}" if by else ""
 
 
 def _evaluations(
-    here: Mapping[str, Mapping[str, Mapping[str, Mapping[int, tuple[float, int]]]]], last: int
+    numbers_by_cell: Mapping[str, Mapping[str, Mapping[str, Mapping[int, tuple[float, int]]]]], last_round: int
 ) -> list[dict[str, Any]]:
     """Each evaluation, seed by seed, the last model first; seeds have other rounds where the best model is chosen."""
-    found: dict[tuple[int, int, str], dict[str, Any]] = {}
-    for cell, measured in here.items():
-        for stage, metrics in measured.items():
-            label, _, precision, at = parsed(stage)
+    row_by_evaluation: dict[tuple[int, int, str], dict[str, Any]] = {}
+    for cell, cell_numbers in numbers_by_cell.items():
+        for stage, metrics in cell_numbers.items():
+            label, _, precision, model_round = parsed(stage)
             if stage == "train" or label not in metrics:
                 continue
             (value, n), *_ = metrics[label].values()
             strength = standard_attacks.strength(label)
-            row = found.setdefault(
-                (-at, strength, stage), {"metric": _in(label, precision), "round": at, "by": {}, "n": n}
+            row = row_by_evaluation.setdefault(
+                (-model_round, strength, stage),
+                {"metric": _in(label, precision), "round": model_round, "by": {}, "n": n},
             )
             row["by"][cell] = f"{100 * value:.2f}"
     return [
         {
             "metric": row["metric"],
-            "round": f"{row['round']}, the last" if row["round"] == last else str(row["round"] or ""),
+            "round": f"{row['round']}, the last" if row["round"] == last_round else str(row["round"] or ""),
             "n": row["n"],
-            "by_seed": [row["by"].get(cell, "") for cell in here],
+            "by_seed": [row["by"].get(cell, "") for cell in numbers_by_cell],
         }
-        for _, row in sorted(found.items())
+        for _, row in sorted(row_by_evaluation.items())
     ]
 
 
-def _said(stage: str) -> str:
-    label, _, precision, at = parsed(stage)
-    return f"{_in(label, precision)}, model of round {at}" if label else stage
+def _stage_text(stage: str) -> str:
+    label, _, precision, model_round = parsed(stage)
+    return f"{_in(label, precision)}, model of round {model_round}" if label else stage
 
 
 def _in(label: str, precision: str) -> str:
@@ -243,38 +254,48 @@ def _in(label: str, precision: str) -> str:
 # --- curves ------------------------------------------------------------------------------------------------------
 
 
-def _curves(here: Mapping[str, Any], seeds: Mapping[str, int]) -> list[Curve]:
+def _curves(numbers_by_cell: Mapping[str, Any], seeds: Mapping[str, int]) -> list[Curve]:
     """The numbers of training over the rounds, at most MOST of each; fractions in per cent."""
     metrics = dict.fromkeys(
         metric
-        for measured in here.values()
-        for metric, by_round in measured.get("train", {}).items()
+        for cell_numbers in numbers_by_cell.values()
+        for metric, by_round in cell_numbers.get("train", {}).items()
         if len(by_round) > 1 and metric not in COSTS and not metric.endswith("_ci")
     )
-    found = []
+    curves = []
     for metric in sorted(metrics, key=lambda metric: FIRST.index(metric) if metric in FIRST else len(FIRST)):
         fraction = Source.parse(f"train:{metric}").fraction
         by_seed: dict[str, dict[int, float]] = {}
-        for cell, measured in here.items():
-            by_round = measured.get("train", {}).get(metric, {})
-            finite = {at: v * (100 if fraction else 1) for at, (v, _) in by_round.items() if math.isfinite(v)}
+        for cell, cell_numbers in numbers_by_cell.items():
+            by_round = cell_numbers.get("train", {}).get(metric, {})
+            finite = {
+                round_number: v * (100 if fraction else 1)
+                for round_number, (v, _) in by_round.items()
+                if math.isfinite(v)
+            }
             if finite:
-                by_seed[str(seeds[cell])] = {at: finite[at] for at in thinned(sorted(finite))}
+                by_seed[str(seeds[cell])] = {
+                    round_number: finite[round_number] for round_number in thinned(sorted(finite))
+                }
         if by_seed:
-            found.append(_curve(metric.replace("_", " ") + (" (%)" if fraction else ""), by_seed))
-    return found
+            curves.append(_curve(metric.replace("_", " ") + (" (%)" if fraction else ""), by_seed))
+    return curves
 
 
 def _curve(heading: str, by_seed: Mapping[str, Mapping[int, float]]) -> Curve:
-    rounds = sorted({at for line in by_seed.values() for at in line})
+    rounds = sorted({round_number for line in by_seed.values() for round_number in line})
     values = [value for line in by_seed.values() for value in line.values()]
-    (first, last), (least, most) = (rounds[0], rounds[-1]), (min(values), max(values))
+    (first_round, last_round), (lowest, highest) = (rounds[0], rounds[-1]), (min(values), max(values))
 
-    def placed(at: int, value: float) -> str:
-        return f"{100 * (at - first) / (last - first or 1):.4g},{100 - 100 * (value - least) / (most - least or 1):.4g}"
+    def coordinates(round_number: int, value: float) -> str:
+        x = 100 * (round_number - first_round) / (last_round - first_round or 1)
+        y = 100 - 100 * (value - lowest) / (highest - lowest or 1)
+        return f"{x:.4g},{y:.4g}"
 
-    lines = [(s, " ".join(placed(*one) for one in line.items()), line[max(line)]) for s, line in by_seed.items()]
-    return Curve(heading, (first, last), (least, most), lines)
+    lines = [
+        (s, " ".join(coordinates(*point) for point in line.items()), line[max(line)]) for s, line in by_seed.items()
+    ]
+    return Curve(heading, (first_round, last_round), (lowest, highest), lines)
 
 
 def thinned(rounds: Sequence[Any]) -> list[Any]:
@@ -287,44 +308,44 @@ def thinned(rounds: Sequence[Any]) -> list[Any]:
 # --- cost and provenance -----------------------------------------------------------------------------------------
 
 
-def _cost(here: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def _cost(numbers_by_cell: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """Sums over the rounds, their mean over the seeds."""
 
     def total(metric: str, training: bool) -> float | None:
         sums = [
             math.fsum(value for value, _ in by_round.values())
-            for measured in here.values()
-            for stage, metrics in measured.items()
+            for cell_numbers in numbers_by_cell.values()
+            for stage, metrics in cell_numbers.items()
             if (stage == "train") is training and (by_round := metrics.get(metric))
         ]
-        return math.fsum(sums) / len(here) if sums else None
+        return math.fsum(sums) / len(numbers_by_cell) if sums else None
 
     for name, training in (("training", True), ("evaluations", False)):
         if (seconds := total("seconds", training)) is not None:
             yield name, duration(seconds)
     for metric in COUNTED:
         if count := total(metric, True):
-            yield metric.replace("_", " ") + (" image passes" if "ward" in metric else ""), short(count)
+            yield metric.replace("_", " ") + (" image passes" if "ward" in metric else ""), si_number(count)
     for metric in SENT:
         if count := total(metric, True):
-            yield metric.replace("_", " "), f"{short(count)}{'B' if count >= 1000 else ' B'}"
-    for metric, said in ONCE.items():
+            yield metric.replace("_", " "), f"{si_number(count)}{'B' if count >= 1000 else ' B'}"
+    for metric, description in ONCE.items():
         if count := total(metric, True):
-            yield said, short(count)
+            yield description, si_number(count)
 
 
 def _origins(runs: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:
     """What is the same for all runs is one entry; what differs is listed."""
 
-    def each(of: Any) -> str:
-        return "; ".join(dict.fromkeys(said for run in runs if (said := of(run))))
+    def distinct_texts(of: Any) -> str:
+        return "; ".join(dict.fromkeys(text for run in runs if (text := of(run))))
 
     def data(run: Mapping[str, Any]) -> str:
-        one = run.get("data")
-        if not isinstance(one, Mapping):
+        data_facts = run.get("data")
+        if not isinstance(data_facts, Mapping):
             return ""
-        variant = f", variant {one['variant']}" if one.get("variant") else ""
-        return f"{one['name']}{variant}, SHA-256 {str(one.get('fingerprint'))[:16]}"
+        variant = f", variant {data_facts['variant']}" if data_facts.get("variant") else ""
+        return f"{data_facts['name']}{variant}, SHA-256 {str(data_facts.get('fingerprint'))[:16]}"
 
     def code(run: Mapping[str, Any]) -> str:
         return f"{run['commit']}{' with uncommitted changes' if run['dirty'] else ''}" if run.get("commit") else ""
@@ -338,14 +359,14 @@ def _origins(runs: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:
         "packages": versions,
         "plug-ins": lambda run: ", ".join(f"{p['plugin']} {p['sha256'][:12]}" for p in run.get("plugins") or ()),
     }  # fmt: skip
-    for what, of in facts.items():
-        if said := each(of):
-            yield what, said
+    for fact_name, of in facts.items():
+        if fact_text := distinct_texts(of):
+            yield fact_name, fact_text
 
 
 def _run(run: Mapping[str, Any], seed: int) -> dict[str, str]:
     return {
-        "stage": _said(run["stage"]),
+        "stage": _stage_text(run["stage"]),
         "seed": str(seed),
         "status": str(run["status"]),
         "started": str(run["started"])[:19].replace("T", " "),
@@ -354,10 +375,10 @@ def _run(run: Mapping[str, Any], seed: int) -> dict[str, str]:
     }
 
 
-def _took(started: str | None, ended: str | None) -> str:
-    if not started or not ended:
+def _took(start_time: str | None, end_time: str | None) -> str:
+    if not start_time or not end_time:
         return ""
-    begin, end = (datetime.fromisoformat(moment.replace("Z", "+00:00")) for moment in (started, ended))
+    begin, end = (datetime.fromisoformat(moment.replace("Z", "+00:00")) for moment in (start_time, end_time))
     return duration((end - begin).total_seconds())
 
 
@@ -368,7 +389,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def short(value: float) -> str:
+def si_number(value: float) -> str:
     """ "1.2 M"."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
@@ -389,7 +410,7 @@ def _log(files: Path | None, cell: str) -> str:
     return ""
 
 
-def _kept(files: Path | None, cell: str, seed: int) -> list[tuple[str, str]]:
+def _artifact_images(files: Path | None, cell: str, seed: int) -> list[tuple[str, str]]:
     """What the last round kept, as small images."""
     if files is None or not (files / cell / "artifacts").is_dir():
         return []
@@ -412,10 +433,10 @@ def uri(file: Path) -> str:
 
 def images_in(folder: Path) -> dict[str, list[tuple[str, str]]]:
     """Cell -> (caption, data URI) of the images in a folder or below, as `show CELL --artifacts` names them."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    images_by_cell: dict[str, list[tuple[str, str]]] = {}
     for file in sorted(folder.rglob("*-round-*.png")):
-        cell, _, rest = file.stem.partition("-round-")
-        number, _, name = rest.partition("-")
+        cell, _, round_and_name = file.stem.partition("-round-")
+        number, _, name = round_and_name.partition("-")
         if number.isdigit():
-            found.setdefault(cell, []).append((f"Round {int(number)}: {name.replace('-', ', ')}", uri(file)))
-    return found
+            images_by_cell.setdefault(cell, []).append((f"Round {int(number)}: {name.replace('-', ', ')}", uri(file)))
+    return images_by_cell

@@ -75,30 +75,32 @@ class Board:
     preset: str = ""
 
 
-def tasks(parts: Sequence[Part]) -> list[Task]:
+def tasks(suite_plans: Sequence[Part]) -> list[Task]:
     """The tasks of some suites. A cell belongs to a task that asks nothing else under the name of an attack."""
-    found: dict[str, list[Task]] = {}
-    for suite, plan in parts:
+    tasks_by_content: dict[str, list[Task]] = {}
+    for suite, plan in suite_plans:
         for cell in plan.cells:
-            asked = {one.label: one.id for one in cell.evaluations}
-            what = digest(
+            evaluations = {evaluation.label: evaluation.id for evaluation in cell.evaluations}
+            content = digest(
                 [plan.preset, cell.spec["data"], cell.spec.get("partition"), cell.spec.get("test"),
                  suite.name if "attacker" in cell.key else ""]
             )  # fmt: skip
-            known = found.setdefault(what, [])
-            fits = (t for t in known if all(t.evaluations.get(label, id) == id for label, id in asked.items()))
+            same_content = tasks_by_content.setdefault(content, [])
+            fits = (
+                t for t in same_content if all(t.evaluations.get(label, id) == id for label, id in evaluations.items())
+            )
             task = next(fits, None)
             if task is None:
-                known.append(task := Task(plan.preset, cell, {}))
-            task.evaluations |= asked
+                same_content.append(task := Task(plan.preset, cell, {}))
+            task.evaluations |= evaluations
             task.parts.setdefault(suite.name, (suite, plan, []))[2].append(cell)
-    return [task for known in found.values() for task in known]
+    return [task for same_content in tasks_by_content.values() for task in same_content]
 
 
-def boards(parts: Sequence[Part], grids: Sequence[Grid], store: Store, select: Checkpoint) -> list[Board]:
+def boards(suite_plans: Sequence[Part], grids: Sequence[Grid], store: Store, select: Checkpoint) -> list[Board]:
     """The leaderboards of some suites; grids: their tables, which know the published numbers."""
-    found = []
-    for task in sorted(tasks(parts), key=lambda task: paper_order(next(iter(task.parts)))):
+    all_boards = []
+    for task in sorted(tasks(suite_plans), key=lambda task: paper_order(next(iter(task.parts)))):
         grid = _grid(task, store, select)
         if grid is not None:
             add_published(grid, grids)
@@ -108,27 +110,27 @@ def boards(parts: Sequence[Part], grids: Sequence[Grid], store: Store, select: C
                 of = compare.measured_numbers(store, ids, select).__getitem__
                 _answer(plans, board, of)
                 _quote(board, task, store, select)
-                found.append(board)
-    _tell_apart(found)
-    return found
+                all_boards.append(board)
+    _tell_apart(all_boards)
+    return all_boards
 
 
 def _tell_apart(boards: Sequence[Board]) -> None:
     """Add to titles that are alike what is not: the suites, the preset."""
-    alike: dict[str, list[Board]] = {}
+    boards_by_title: dict[str, list[Board]] = {}
     for board in boards:
-        alike.setdefault(board.title, []).append(board)
-    for same in alike.values():
-        names = [(", ".join(board.suites), board.preset) for board in same]
+        boards_by_title.setdefault(board.title, []).append(board)
+    for same_title in boards_by_title.values():
+        names = [(", ".join(board.suites), board.preset) for board in same_title]
         unlike = [position for position in (0, 1) if len({name[position] for name in names}) > 1]
-        for board, name in zip(same, names, strict=True):
+        for board, name in zip(same_title, names, strict=True):
             board.title += f" ({', '.join(name[position] for position in unlike)})" if unlike else ""
 
 
 def difference(board: Board, row: Row) -> Difference | None:
     """A row against its baseline; None: it is the baseline, or not tested."""
-    mine = {*row.values[0][board.sorted_by].cells}
-    return next((one for one in board.differences if mine & one.cells), None)
+    row_cells = {*row.values[0][board.sorted_by].cells}
+    return next((candidate for candidate in board.differences if row_cells & candidate.cells), None)
 
 
 def paper_order(suite: str) -> int:
@@ -143,20 +145,28 @@ def _answer(plans: Sequence[Plan], board: Board, of: Callable[[str], Mapping[str
         board.sentence = _privacy(board)
     if column.source.stage != "evaluation":
         return
-    every = [one for plan in plans for one in baseline.differences(plan, of, [column.metric])]
-    board.differences = [one for one in every if one.comparison.test is not None]
+    all_differences = [
+        compared_row for plan in plans for compared_row in baseline.differences(plan, of, [column.metric])
+    ]
+    board.differences = [compared_row for compared_row in all_differences if compared_row.comparison.test is not None]
     if board.differences:
-        every = board.differences
+        all_differences = board.differences
         # of several groups of rows, the one whose baseline is strongest: adversarial training under an attack
-        best = max(sum(one.comparison.b) / len(one.comparison.b) for one in every)
-        group = [one for one in every if sum(one.comparison.b) / len(one.comparison.b) == best]
-        one = next((one for one in group if one.label.startswith(METHODS)), group[0])
-        where = ", ".join(f"{axis} {label}" for axis, label in one.where.items() if axis in board.axes)
-        board.sentence = f"{where}: " * bool(where) + one.sentence()
-        if (test := one.comparison.test) is not None:
-            who = f"{one.label} \u2212 {one.baseline}"
-            compared = one.comparison
-            board.answer = Answer(who, compared.metric, compared.difference, test.low, test.high, len(compared.seeds))
+        best = max(sum(compared_row.comparison.b) / len(compared_row.comparison.b) for compared_row in all_differences)
+        group = [
+            compared_row
+            for compared_row in all_differences
+            if sum(compared_row.comparison.b) / len(compared_row.comparison.b) == best
+        ]
+        compared_row = next(
+            (compared_row for compared_row in group if compared_row.label.startswith(METHODS)), group[0]
+        )
+        row_text = ", ".join(f"{axis} {label}" for axis, label in compared_row.where.items() if axis in board.axes)
+        board.sentence = f"{row_text}: " * bool(row_text) + compared_row.sentence()
+        if (test := compared_row.comparison.test) is not None:
+            sides = f"{compared_row.label} \u2212 {compared_row.baseline}"
+            compared = compared_row.comparison
+            board.answer = Answer(sides, compared.metric, compared.difference, test.low, test.high, len(compared.seeds))
 
 
 def _quote(board: Board, task: Task, store: Store, select: Checkpoint) -> None:
@@ -164,76 +174,76 @@ def _quote(board: Board, task: Task, store: Store, select: Checkpoint) -> None:
     for suite, plan, cells in task.parts.values():
         if any(tests.headline for tests in suite.tests):
             of = compare.measured_numbers(store, {cell.id for cell in plan.cells}, select)
-            found = declared_tests.headline(suite.tests, plan, of.__getitem__)
-            if found is None or (test := found[0].test) is None:
+            headline = declared_tests.headline(suite.tests, plan, of.__getitem__)
+            if headline is None or (test := headline[0].test) is None:
                 continue
-            if found[0].cells <= {cell.id for cell in cells}:
-                declared, board.sentence = found
+            if headline[0].cells <= {cell.id for cell in cells}:
+                declared, board.sentence = headline
                 sides = declared_tests.sides(declared)
-                who = sides if isinstance(sides, str) else " \u2212 ".join(sides)
-                board.answer = Answer(who, declared.metric, test.mean, test.low, test.high, len(declared.seeds))
+                sides_text = sides if isinstance(sides, str) else " \u2212 ".join(sides)
+                board.answer = Answer(sides_text, declared.metric, test.mean, test.low, test.high, len(declared.seeds))
                 return
 
 
 def _privacy(board: Board) -> str:
     """How many images the strongest attacker names, without a defence and with the best."""
-    at = next((i for i, column in enumerate(board.grid.columns) if column.metric == "identification"), None)
-    if at is None or "defence" not in board.axes:
+    column_index = next((i for i, column in enumerate(board.grid.columns) if column.metric == "identification"), None)
+    if column_index is None or "defence" not in board.axes:
         return ""
-    named = [(mean, row) for row in board.rows if (mean := row.values[0][at].mean) is not None]
-    bare = [share for share, row in named if row.key.get("defence") == "none"]
-    kept = [(share, row) for share, row in named if row.key.get("defence") != "none"]
-    if not bare or not kept:
+    identified = [(mean, row) for row in board.rows if (mean := row.values[0][column_index].mean) is not None]
+    bare = [share for share, row in identified if row.key.get("defence") == "none"]
+    defended = [(share, row) for share, row in identified if row.key.get("defence") != "none"]
+    if not bare or not defended:
         return ""
-    share, row = min(kept, key=lambda one: one[0])
-    said = f"The strongest attacker identifies {100 * max(bare):.0f} % of the images without a defence"
+    share, row = min(defended, key=lambda one: one[0])
+    statement = f"The strongest attacker identifies {100 * max(bare):.0f} % of the images without a defence"
     if share >= max(bare):
-        return f"{said}, and as many with each defence"
-    return f"{said}, and {100 * share:.0f} % with {row.key['defence']} ({row.key['attacker']})"
+        return f"{statement}, and as many with each defence"
+    return f"{statement}, and {100 * share:.0f} % with {row.key['defence']} ({row.key['attacker']})"
 
 
 def _grid(task: Task, store: Store, select: Checkpoint) -> Grid | None:
     """One table of all cells of a task, in which every row is compared with every other."""
     from fatbench.report import build_tables
 
-    mine = [(suite, replace(plan, cells=cells)) for suite, plan, cells in task.parts.values()]
-    shown: dict[str, tuple[str, str]] = {}  # source -> heading, best
-    for suite, _ in mine:
+    task_suites = [(suite, replace(plan, cells=cells)) for suite, plan, cells in task.parts.values()]
+    heading_by_source: dict[str, tuple[str, str]] = {}  # source -> heading, best
+    for suite, _ in task_suites:
         for table in suite.tables:
             for heading, source in table.values.items():
                 parsed = Source.parse(source)
                 # of an attack's headings some speak of their table's rows: "AT, PGD-7", and "server" for natural
-                own = parsed.stage == "train" or (parsed.metric != "natural" and heading not in table.conditions)
+                is_own = parsed.stage == "train" or (parsed.metric != "natural" and heading not in table.conditions)
                 if not parsed.stage.startswith(("gap", "prior")):
-                    said = heading if own else compare.attack_name(parsed.metric)
-                    shown.setdefault(source, (said, table.best[heading]))
-    sources = list(task.evaluations) or list(shown)
+                    heading_text = heading if is_own else compare.attack_name(parsed.metric)
+                    heading_by_source.setdefault(source, (heading_text, table.best[heading]))
+    sources = list(task.evaluations) or list(heading_by_source)
     try:
-        suite, plan = combined.combine(mine, (), sources)
+        suite, plan = combined.combine(task_suites, (), sources)
     except FatbenchError:  # what the tables show is not what these cells have
         return None
     (table,) = suite.tables
     names: dict[str, str] = {}
     for source in sources:
-        heading = shown.get(source, (compare.attack_name(source), ""))[0]
+        heading = heading_by_source.get(source, (compare.attack_name(source), ""))[0]
         if heading in names.values():
             heading = Source.parse(source).metric.replace("_", " ")
         names[source] = source if heading in names.values() else heading
     table = table.model_copy(
         update={
-            "sources": {names[one.source]: one for one in table.sources.values()},
-            "best": {names[source]: shown.get(source, ("", "max"))[1] for source in sources},
+            "sources": {names[heading_spec.source]: heading_spec for heading_spec in table.sources.values()},
+            "best": {names[source]: heading_by_source.get(source, ("", "max"))[1] for source in sources},
             "compare_across": [*table.rows],
         }
     )
     suite = replace(suite, contents=suite.contents.model_copy(update={"tables": [table]}))
-    found = build_tables(suite, plan, store, select=select, published=False)
-    return found[0] if found else None
+    grids = build_tables(suite, plan, store, select=select, published=False)
+    return grids[0] if grids else None
 
 
 def add_published(board: Grid, grids: Sequence[Grid]) -> None:
     """Put the published numbers of the suites' tables beside the same cells and metrics."""
-    known = {
+    published_values = {
         (value.cells, column.source.text): value
         for grid in grids
         for row in grid.rows
@@ -243,63 +253,77 @@ def add_published(board: Grid, grids: Sequence[Grid]) -> None:
     }
     for row in board.rows:
         for column, value in zip(board.columns, row.values[0], strict=True):
-            if (same := known.get((value.cells, column.source.text))) is not None:
-                value.published, value.published_std = same.published, same.published_std
-                value.published_flag, value.published_select = same.published_flag, same.published_select
-                value.comparable = same.comparable
+            if (published_value := published_values.get((value.cells, column.source.text))) is not None:
+                value.published, value.published_std = published_value.published, published_value.published_std
+                value.published_flag, value.published_select = (
+                    published_value.published_flag,
+                    published_value.published_select,
+                )
+                value.comparable = published_value.comparable
 
 
 def _board(task: Task, grid: Grid) -> Board | None:
     rows, keep = grid.having(any_number)
     if len(rows) < LEAST or not keep:
         return None
-    alone = [p for p in keep if sum(row.values[0][p].mean is not None for row in rows) == 1]
-    alone = alone if len(alone) < len(keep) and len(rows) > LEAST else []
-    keep = [position for position in keep if position not in alone]
+    single_columns = [p for p in keep if sum(row.values[0][p].mean is not None for row in rows) == 1]
+    single_columns = single_columns if len(single_columns) < len(keep) and len(rows) > LEAST else []
+    keep = [position for position in keep if position not in single_columns]
     if "attacker" in grid.axes:
         rows = _strongest_attackers(grid, rows, {key["attacker"] for key in _bounds(task) if "attacker" in key})
     labels = {axis: list(dict.fromkeys(row.key.get(axis, "") for row in rows)) for axis in grid.axes}
-    axes = [axis for axis, said in labels.items() if len(said) > 1] or grid.axes[-1:]
-    every = [cell.key for _, plan, _ in task.parts.values() for cell in plan.cells]
-    of_task = {axis for axis in labels if len({key[axis] for key in every if axis in key}) > 1}
-    same = [(axis, said[0]) for axis, said in labels.items() if axis not in (*axes, "suite", "dataset")]
-    same = [(axis, said) for axis, said in same if said not in ("", "none")]
-    headings = [grid.columns[position].heading for position in alone]
+    axes = [axis for axis, label_text in labels.items() if len(label_text) > 1] or grid.axes[-1:]
+    all_keys = [cell.key for _, plan, _ in task.parts.values() for cell in plan.cells]
+    of_task = {axis for axis in labels if len({key[axis] for key in all_keys if axis in key}) > 1}
+    constant_labels = [
+        (axis, label_text[0]) for axis, label_text in labels.items() if axis not in (*axes, "suite", "dataset")
+    ]
+    constant_labels = [(axis, label_text) for axis, label_text in constant_labels if label_text not in ("", "none")]
+    headings = [grid.columns[position].heading for position in single_columns]
     grid = grid.only(rows, keep)
-    at = _strongest(grid)
-    if grid.columns[at].metric == "identification":  # what counts stands first
-        grid, at = grid.only(grid.rows, [at, *(c for c in range(len(grid.columns)) if c != at)]), 0
-    sign = 1 if grid.columns[at].best == "min" else -1
+    sorted_column = _strongest(grid)
+    if grid.columns[sorted_column].metric == "identification":  # what counts stands first
+        grid, sorted_column = (
+            grid.only(grid.rows, [sorted_column, *(c for c in range(len(grid.columns)) if c != sorted_column)]),
+            0,
+        )
+    sign = 1 if grid.columns[sorted_column].best == "min" else -1
 
     def order(row: Row) -> float:
-        value = row.values[0][at]
-        shown = value.mean if value.mean is not None else value.published
-        return float("inf") if shown is None else sign * shown
+        value = row.values[0][sorted_column]
+        accuracy = value.mean if value.mean is not None else value.published
+        return float("inf") if accuracy is None else sign * accuracy
 
     spec = task.cell.spec
     data = spec["data"]
     title = CATALOGUE[data["name"]].title if data["name"] in CATALOGUE else data["name"]
-    title += "".join(f", {VARIANTS.get(said, f'{key} {said}')}" for key, said in data.items() if key != "name" and said)
+    title += "".join(
+        f", {VARIANTS.get(label_text, f'{key} {label_text}')}"
+        for key, label_text in data.items()
+        if key != "name" and label_text
+    )
     split = spec.get("partition")
     about = (
         [f"Split: {format_call.with_all_settings({k: v for k, v in split.items() if v is not None})}"] if split else []
     )
-    about += [", ".join(f"{axis} {said}" for axis, said in same)] if same else []
+    about += [", ".join(f"{axis} {label_text}" for axis, label_text in constant_labels)] if constant_labels else []
     about += ["each row with the attacker who identifies most; the tables have all attackers"] * ("attacker" in axes)
     quoted = ", ".join(f'"{heading}"' for heading in headings)
     about += [f"the tables have {quoted}, of one row"] * bool(headings)
     about += [f"suites: {', '.join(task.parts)}"]
     baselines = dict(plan.baseline for _, plan, _ in task.parts.values() if plan.baseline)
-    shown = next((axis for axis in (*baselines, "defence", "attacker") if axis in axes), axes[-1])
-    who = _question(shown, [label for label in labels[shown] if label], baselines.get(shown, ""))
+    question_axis = next((axis for axis in (*baselines, "defence", "attacker") if axis in axes), axes[-1])
+    question = _question(
+        question_axis, [label for label in labels[question_axis] if label], baselines.get(question_axis, "")
+    )
     return Board(
         id=f"board-{digest([task.preset, data, split, task.evaluations, list(task.parts)])[:8]}",
-        title=", ".join([who, title, *(said for axis, said in same if axis in of_task)]),
+        title=", ".join([question, title, *(label_text for axis, label_text in constant_labels if axis in of_task)]),
         about="; ".join(about) + ".",
         grid=grid,
         axes=axes,
         rows=sorted(grid.rows, key=order),
-        sorted_by=at,
+        sorted_by=sorted_column,
         choices=[
             (axis, labels[axis]) for axis in axes if 1 < len(labels[axis]) <= LABELS and len(labels[axis]) < len(rows)
         ],
@@ -310,12 +334,12 @@ def _board(task: Task, grid: Grid) -> Board | None:
 
 def _question(axis: str, labels: Sequence[str], baseline: str) -> str:
     """What a board asks: "SFAT against FAT", "11 methods against FAT", "7 defences"."""
-    others = [label for label in labels if label != baseline]
-    names = " and ".join(others) if len(others) <= 2 else f"{len(others)} {axis.removesuffix('s')}s"
-    if len(others) < len(labels):
+    other_labels = [label for label in labels if label != baseline]
+    names = " and ".join(other_labels) if len(other_labels) <= 2 else f"{len(other_labels)} {axis.removesuffix('s')}s"
+    if len(other_labels) < len(labels):
         return f"{names} against {baseline}"
-    said = {"defence": " against gradient inversion", "attacker": " by gradient inversion"}
-    return names + said.get(axis, "")
+    suffixes = {"defence": " against gradient inversion", "attacker": " by gradient inversion"}
+    return names + suffixes.get(axis, "")
 
 
 def _bounds(task: Task) -> list[Mapping[str, str]]:
@@ -333,14 +357,14 @@ def _strongest_attackers(grid: Grid, rows: Sequence[Row], bounds: set[str]) -> l
         means = [row.values[0][position].mean for position in by]
         return tuple(-1.0 if mean is None else mean for mean in means)
 
-    found: dict[tuple[tuple[str, str], ...], Row] = {}
+    strongest: dict[tuple[tuple[str, str], ...], Row] = {}
     for row in rows:
         if row.key.get("attacker") in bounds:
             continue
-        others = tuple((axis, label) for axis, label in row.key.items() if axis != "attacker")
-        if others not in found or strength(row) > strength(found[others]):
-            found[others] = row
-    return [*found.values()]
+        other_labels = tuple((axis, label) for axis, label in row.key.items() if axis != "attacker")
+        if other_labels not in strongest or strength(row) > strength(strongest[other_labels]):
+            strongest[other_labels] = row
+    return [*strongest.values()]
 
 
 def _strongest(grid: Grid) -> int:
@@ -355,5 +379,5 @@ def _strongest(grid: Grid) -> int:
     if not attacks:
         metrics = [column.metric for column in grid.columns]
         return metrics.index("identification") if "identification" in metrics else 0
-    known = [position for position in attacks if order.get(grid.columns[position].metric, 0) > 0]
-    return max(known or attacks, key=lambda position: (order.get(grid.columns[position].metric, 0), position))
+    ranked = [position for position in attacks if order.get(grid.columns[position].metric, 0) > 0]
+    return max(ranked or attacks, key=lambda position: (order.get(grid.columns[position].metric, 0), position))

@@ -74,7 +74,7 @@ class Content:
 
 
 def content(
-    parts: Sequence[Part],
+    site_parts: Sequence[Part],
     store: Store,
     *,
     select: Checkpoint = "last",
@@ -84,26 +84,32 @@ def content(
     """Read all that a page shows. files: where the cells' folders are; images: a folder of what was drawn before."""
     from fatbench.report import build_figures
 
-    grids = [grid for part in parts for grid in part.grids]
-    found = boards_of(parts, store, select)
-    plots = [plot for part in parts for plot in build_figures(part.suite, part.plan, store, select=select)]
-    places = drilldown.points_of(grids, (board.grid for board in found))
-    drilldown.fill(list(places.values()), store, files, drilldown.images_in(images) if images else {})
-    places = {cells: point for cells, point in places.items() if point.seeds}
-    drawn = {file.stem: file for file in sorted(images.rglob("*.png"))} if images else {}
-    shown = [(plot, _drawn(plot, files, drawn) if plot.figure.kind in KEPT else []) for plot in plots]
-    shown = [(plot, made) for plot, made in shown if made or not plot.empty]
-    keep_within(places.values(), IMAGES - sum(len(uri) for _, made in shown for uri in made))
-    return Content(list(parts), found, shown, places)
+    grids = [grid for site_part in site_parts for grid in site_part.grids]
+    boards = boards_of(site_parts, store, select)
+    plots = [
+        plot
+        for site_part in site_parts
+        for plot in build_figures(site_part.suite, site_part.plan, store, select=select)
+    ]
+    point_by_cells = drilldown.points_of(grids, (board.grid for board in boards))
+    drilldown.fill(list(point_by_cells.values()), store, files, drilldown.images_in(images) if images else {})
+    point_by_cells = {cells: point for cells, point in point_by_cells.items() if point.seeds}
+    image_files = {file.stem: file for file in sorted(images.rglob("*.png"))} if images else {}
+    plots_shown = [
+        (plot, _artifact_uris(plot, files, image_files) if plot.figure.kind in KEPT else []) for plot in plots
+    ]
+    plots_shown = [(plot, uris) for plot, uris in plots_shown if uris or not plot.empty]
+    keep_within(point_by_cells.values(), IMAGES - sum(len(uri) for _, uris in plots_shown for uri in uris))
+    return Content(list(site_parts), boards, plots_shown, point_by_cells)
 
 
-def boards_of(parts: Sequence[Part], store: Store, select: Checkpoint) -> list[Board]:
+def boards_of(site_parts: Sequence[Part], store: Store, select: Checkpoint) -> list[Board]:
     """The leaderboards of some parts together."""
-    grids = [grid for part in parts for grid in part.grids]
-    return leaderboards.boards([(part.suite, part.plan) for part in parts], grids, store, select)
+    grids = [grid for site_part in site_parts for grid in site_part.grids]
+    return leaderboards.boards([(site_part.suite, site_part.plan) for site_part in site_parts], grids, store, select)
 
 
-def _drawn(plot: series.Plot, files: Path | None, drawn: Mapping[str, Path]) -> list[str]:
+def _artifact_uris(plot: series.Plot, files: Path | None, image_files: Mapping[str, Path]) -> list[str]:
     """The images of a figure of what rounds kept, as data URIs: drawn of the cells' folders, or before."""
     from fatbench.report import drawable
     from fatbench.report.figures import plots as drawing
@@ -111,87 +117,96 @@ def _drawn(plot: series.Plot, files: Path | None, drawn: Mapping[str, Path]) -> 
     if files is not None and drawable([plot], files):
         with tempfile.TemporaryDirectory(prefix="fatbench-") as folder:
             return [drilldown.uri(file) for file in drawing.draw([plot], Path(folder), "png", files)]
-    return [drilldown.uri(drawn[name]) for name in drawing.names(plot) if name in drawn]
+    return [drilldown.uri(image_files[name]) for name in drawing.names(plot) if name in image_files]
 
 
-def keep_within(places: Iterable[GridPoint], left: int) -> None:
+def keep_within(points: Iterable[GridPoint], room: int) -> None:
     """Leave out images that would make the page larger than what is left, and say so."""
-    for point in places:
-        kept = []
+    for point in points:
+        images_kept = []
         for caption, uri in point.images:
-            left -= len(uri)
-            if left > 0:
-                kept.append((caption, uri))
-        if len(kept) < len(point.images):
+            room -= len(uri)
+            if room > 0:
+                images_kept.append((caption, uri))
+        if len(images_kept) < len(point.images):
             point.commands.append(
                 f"fatbench show {point.cells[0]} --artifacts   # images that were too large to include here"
             )
-        point.images = kept
+        point.images = images_kept
 
 
 # --- one file, a folder ------------------------------------------------------------------------------------------
 
 
-def page(what: Content, commit: str = "") -> str:
+def page(page_content: Content, commit: str = "") -> str:
     """One file that holds its script; commit: of the code that writes it."""
     script = _script()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {_hashed(script)}"
-    return _suite_page(what, f"<script>{script}</script>", policy, commit, 0)
+    return _suite_page(page_content, f"<script>{script}</script>", policy, commit, 0)
 
 
 def site(
-    parts: Sequence[Part],
-    read: Callable[[Part], Content],
+    site_parts: Sequence[Part],
+    read_content: Callable[[Part], Content],
     boards: Callable[[], list[Board]],
     folder: Path,
     problems: Sequence[str],
     commit: str = "",
-    every: int = 0,
+    refresh_seconds: int = 0,
 ) -> list[Path]:
     """Write the folder: the files, the index first. Pages of ours that are none of them are removed.
 
-    read: `content` of a part; boards: those of all parts together; commit: of the code that writes; every: seconds
-    after which a browser reads a page again, or 0. SpecError: it cannot be written.
+    read_content: `content` of a part; boards: those of all parts together; commit: of the code that writes;
+    refresh_seconds: seconds after which a browser reads a page again, or 0. SpecError: it cannot be written.
     """
     tag = f'<script src="{SCRIPT}"></script>'
     # a page on disk is of no origin: only the scheme can be named
     policy = "default-src 'none'; img-src data: 'self' file:; style-src 'unsafe-inline'; script-src 'self' file:"
-    written: dict[str, str] = {}
+    written_pages: dict[str, str] = {}
     image_files: dict[str, bytes] = {}
     links: dict[tuple[str, ...], str] = {}
     several: list[Content] = []
-    for part in parts:
-        one = read(part)
-        several.append(one)
-        links |= {cells: f"{part.file}#{point.anchor}" for cells, point in one.points.items()}
-        others = [(other.file, _name(other)) for other in parts if other is not part]
-        written[part.file] = _in_files(_suite_page(one, tag, policy, commit, every, "index.html", others), image_files)
-    found = boards() if len(parts) > 1 else several[0].boards
-    views = [_board(board, links) for board in found]
+    for site_part in site_parts:
+        page_content = read_content(site_part)
+        several.append(page_content)
+        links |= {cells: f"{site_part.file}#{point.anchor}" for cells, point in page_content.points.items()}
+        other_pages = [(other_part.file, _name(other_part)) for other_part in site_parts if other_part is not site_part]
+        written_pages[site_part.file] = _in_files(
+            _suite_page(page_content, tag, policy, commit, refresh_seconds, "index.html", other_pages), image_files
+        )
+    all_boards = boards() if len(site_parts) > 1 else several[0].boards
+    views = [_board(board, links) for board in all_boards]
     papers: dict[str, list[dict[str, Any]]] = {}
-    for part in sorted(parts, key=lambda part: leaderboards.paper_order(part.plan.suite)):
+    for site_part in sorted(site_parts, key=lambda part: leaderboards.paper_order(part.plan.suite)):
         row = {
-            "file": part.file, "name": part.plan.suite, "title": part.suite.title, "preset": part.plan.preset,
-            "cells": len(part.plan.unique()), "measured": part.counts.get("measured", 0),
-            "failed": part.counts.get("failed", 0),
-        }  # fmt: skip
-        papers.setdefault(paper_of(part.plan.suite), []).append(row)
-    planned = {cell.id.partition(SIGN)[0] for part in parts for cell in part.plan.cells}
-    measured = frozenset[str]().union(*(part.measured for part in parts))
-    days = [run["started"][:10] for one in several for point in one.points.values() for run in point.runs]
-    last = f", the last on {max(days)}" if days else ""
+            "file": site_part.file,
+            "name": site_part.plan.suite,
+            "title": site_part.suite.title,
+            "preset": site_part.plan.preset,
+            "cells": len(site_part.plan.unique()),
+            "measured": site_part.counts.get("measured", 0),
+            "failed": site_part.counts.get("failed", 0),
+        }
+        papers.setdefault(paper_of(site_part.plan.suite), []).append(row)
+    planned_cells = {cell.id.partition(SIGN)[0] for site_part in site_parts for cell in site_part.plan.cells}
+    measured = frozenset[str]().union(*(site_part.measured for site_part in site_parts))
+    days = [
+        run["started"][:10] for page_content in several for point in page_content.points.values() for run in point.runs
+    ]
+    last_day = f", the last on {max(days)}" if days else ""
     index = html.framed(
         "index.html",
         title="fatbench: results",
         heading="Results",
         lead="fatbench trains, attacks and compares methods of federated adversarial training, and keeps what produced"
-        f" every number. {len(parts)} suite{'s' * (len(parts) != 1)}: {len(measured)} of {len(planned)} cells have run"
-        f"{last}."
+        f" every number. {len(site_parts)} suite{'s' * (len(site_parts) != 1)}: {len(measured)} of "
+        f"{len(planned_cells)} cells have run"
+        f"{last_day}."
         " A cell is one experiment: data, split, model, method and seed.",
-        label=_shared_label(board.grid for board in found),
+        label=_shared_label(board.grid for board in all_boards),
         foot=_foot(commit),
-        every=every,
-        overview=[_overview(board) for board in found],
+        every=refresh_seconds,
+        overview=[_overview(board) for board in all_boards],
         papers=papers,
         links=LINKS,
         problems=list(problems),
@@ -200,7 +215,7 @@ def site(
         script=_safe(tag),
         policy=policy,
     )
-    files = {SCRIPT: _script(), **written, "index.html": index}  # what the index links to is there before it
+    files = {SCRIPT: _script(), **written_pages, "index.html": index}  # what the index links to is there before it
     for name, image in image_files.items():
         whole_file.write(folder / name, image, f"-o {folder}", make_folder=True)
     for name, body in files.items():
@@ -208,7 +223,7 @@ def site(
     for file in sorted(folder.glob("*.html")):  # of a suite whose cells were deleted: nothing links to it any more
         if file.name not in files and GENERATOR in file.read_text(encoding="utf-8", errors="replace"):
             file.unlink()
-    return [folder / "index.html", *(folder / name for name in written), folder / SCRIPT]
+    return [folder / "index.html", *(folder / name for name in written_pages), folder / SCRIPT]
 
 
 def _overview(board: Board) -> dict[str, Any]:
@@ -218,14 +233,14 @@ def _overview(board: Board) -> dict[str, Any]:
     best = ", ".join(axis_label(axis, label) for axis in board.axes if (label := row.key.get(axis, "")))
     number = "" if value.mean is None else number_format.entry(value, column).number
     of = f"% {_under(column.metric)}" if column.source.stage == "evaluation" else column.heading
-    one = board.answer
+    answer = board.answer
     return {
         "id": board.id, "question": board.title, "sentence": board.sentence.replace(" -", " \u2212"),
         "best": best, "number": f"{number} {of}" if number else "",
-        "difference": signed(one.difference).replace("-", "\u2212") if one else "",
-        "who": f"{one.who}, {attack_name(one.metric)}" if one else "",
-        "interval": f"{signed(one.low)} to {signed(one.high)}".replace("-", "\u2212") if one else "",
-        "seeds": one.seeds if one else len(value.seeds),
+        "difference": signed(answer.difference).replace("-", "\u2212") if answer else "",
+        "who": f"{answer.who}, {attack_name(answer.metric)}" if answer else "",
+        "interval": f"{signed(answer.low)} to {signed(answer.high)}".replace("-", "\u2212") if answer else "",
+        "seeds": answer.seeds if answer else len(value.seeds),
     }  # fmt: skip
 
 
@@ -233,15 +248,15 @@ def _under(metric: str) -> str:
     return metric if metric == "natural" else f"under {attack_name(metric)}"
 
 
-def _name(part: Part) -> str:
-    return part.plan.suite + (f", {part.plan.preset}" if part.plan.preset != "paper" else "")
+def _name(site_part: Part) -> str:
+    return site_part.plan.suite + (f", {site_part.plan.preset}" if site_part.plan.preset != "paper" else "")
 
 
 def _in_files(page: str, image_files: dict[str, bytes]) -> str:
     """The page with its images as files beside it, which are added to `image_files`."""
 
-    def named(found: re.Match[str]) -> str:
-        image = base64.b64decode(found[1])
+    def named(match: re.Match[str]) -> str:
+        image = base64.b64decode(match[1])
         name = f"images/{hashlib.sha256(image).hexdigest()[:16]}.png"
         image_files[name] = image
         return f'src="{name}"'
@@ -260,47 +275,46 @@ def _foot(commit: str) -> str:
 
 
 def _suite_page(
-    what: Content,
+    page_content: Content,
     script: str,
     policy: str,
     commit: str,
-    every: int,
+    refresh_seconds: int,
     home: str = "",
-    others: Sequence[tuple[str, str]] = (),
+    other_pages: Sequence[tuple[str, str]] = (),
 ) -> str:
-    links = {cells: f"#{point.anchor}" for cells, point in what.points.items()}
-    one = what.parts[0] if len(what.parts) == 1 else None
-    names = [part.plan.suite for part in what.parts]
+    links = {cells: f"#{point.anchor}" for cells, point in page_content.points.items()}
+    single_part = page_content.parts[0] if len(page_content.parts) == 1 else None
+    names = [site_part.plan.suite for site_part in page_content.parts]
     tables = [
         html.table(grid, links, f"table-{i}-{_slug(grid.id)}", latex.render([grid]))
-        for i, grid in enumerate(grid for part in what.parts for grid in part.grids)
+        for i, grid in enumerate(grid for site_part in page_content.parts for grid in site_part.grids)
     ]
-    plots = [_figure(plot, f"figure-{i}-{plot.figure.id}", made) for i, (plot, made) in enumerate(what.plots)]
+    plots = [_figure(plot, f"figure-{i}-{plot.figure.id}", uris) for i, (plot, uris) in enumerate(page_content.plots)]
     facts = []
-    for part in what.parts:
-        note = f" {part.plan.note}." if part.plan.note else ""
-        facts.append(
-            f"{part.plan.suite}, preset {part.plan.preset}: {len(part.plan.unique())} cells.{note}".replace("..", ".")
-        )
-    places = [("Leaderboards", "#leaderboards")] if what.boards else []
-    places += [("Tables", "#tables")] if what.boards or plots else []
-    places += [("Figures", "#figures")] if plots else []
+    for site_part in page_content.parts:
+        plan = site_part.plan
+        note = f" {plan.note}." if plan.note else ""
+        facts.append(f"{plan.suite}, preset {plan.preset}: {len(plan.unique())} cells.{note}".replace("..", "."))
+    navigation = [("Leaderboards", "#leaderboards")] if page_content.boards else []
+    navigation += [("Tables", "#tables")] if page_content.boards or plots else []
+    navigation += [("Figures", "#figures")] if plots else []
     return html.framed(
         "suite.html",
         title=f"fatbench: {', '.join(names)}",
-        heading=one.suite.title if one else f"fatbench: {', '.join(names)}",
-        lead=one.suite.description if one else "",
+        heading=single_part.suite.title if single_part else f"fatbench: {', '.join(names)}",
+        lead=single_part.suite.description if single_part else "",
         facts=facts,
-        label=_shared_label([grid for part in what.parts for grid in part.grids]),
-        others=others,
-        links=LINKS.get(paper_of(names[0]), {}) if one else {},
+        label=_shared_label([grid for site_part in page_content.parts for grid in site_part.grids]),
+        others=other_pages,
+        links=LINKS.get(paper_of(names[0]), {}) if single_part else {},
         foot=_foot(commit),
-        every=every,
-        boards=[_board(board, links) for board in what.boards],
+        every=refresh_seconds,
+        boards=[_board(board, links) for board in page_content.boards],
         tables=tables,
         figures=plots,
-        points=list(what.points.values()),
-        places=places,
+        points=list(page_content.points.values()),
+        places=navigation,
         home=home,
         script=_safe(script),
         policy=policy,
@@ -365,23 +379,33 @@ def _heading(board: Board) -> str:
     """Of the column of differences; empty: there is none."""
     if not board.differences:
         return ""
-    baselines = ", ".join(dict.fromkeys(one.baseline for one in board.differences))
+    baselines = ", ".join(dict.fromkeys(difference.baseline for difference in board.differences))
     return f"{board.grid.columns[board.sorted_by].heading}: points from {baselines} (95 %, not corrected)"
 
 
 def _difference(board: Board, row: Row) -> dict[str, Any] | None:
-    """A row's difference from its baseline with its interval, in points; places: 0, its ends and itself, of 100."""
-    one = leaderboards.difference(board, row)
-    if one is None or (test := one.comparison.test) is None:
+    """A row's difference from its baseline with its interval, in points; positions: 0, its ends and itself, of 100."""
+    difference = leaderboards.difference(board, row)
+    if difference is None or (test := difference.comparison.test) is None:
         return None
-    ends = [end for other in board.differences if (t := other.comparison.test) for end in (t.low, t.high)]
-    low, high = min(0, *ends), max(0, *ends)
-    places = [
-        round(100 * (at - low) / (high - low or 1), 1) for at in (0, test.low, test.high, one.comparison.difference)
+    ends = [
+        end
+        for other_difference in board.differences
+        if (t := other_difference.comparison.test)
+        for end in (t.low, t.high)
     ]
-    said = f"({signed(test.low)} to {signed(test.high)})".replace("-", "\u2212")
-    return {"raw": one.comparison.difference, "number": signed(one.comparison.difference).replace("-", "\u2212"),
-            "interval": said, "places": places}  # fmt: skip
+    low, high = min(0, *ends), max(0, *ends)
+    positions = [
+        round(100 * (position - low) / (high - low or 1), 1)
+        for position in (0, test.low, test.high, difference.comparison.difference)
+    ]
+    interval_text = f"({signed(test.low)} to {signed(test.high)})".replace("-", "\u2212")
+    return {
+        "raw": difference.comparison.difference,
+        "number": signed(difference.comparison.difference).replace("-", "\u2212"),
+        "interval": interval_text,
+        "places": positions,
+    }
 
 
 # --- figures -----------------------------------------------------------------------------------------------------
@@ -389,12 +413,12 @@ def _difference(board: Board, row: Row) -> dict[str, Any] | None:
 
 def _figure(plot: series.Plot, id: str, images: list[str]) -> dict[str, Any]:
     """A figure of the suite: its images, or what is drawn of each panel."""
-    drawn = None
+    panels_drawn = None
     if not plot.empty and plot.figure.kind not in KEPT:
-        drawn = inline.draw(plot, id)
+        panels_drawn = inline.draw(plot, id)
     return {
         "id": id, "figure": plot.figure.id, "title": plot.figure.title, "label": plot.label,
-        "legend": drawn.legend if drawn else [],
-        "panels": [(title, _safe(svg)) for title, svg in drawn.panels] if drawn else [],
+        "legend": panels_drawn.legend if panels_drawn else [],
+        "panels": [(title, _safe(svg)) for title, svg in panels_drawn.panels] if panels_drawn else [],
         "images": images, "notes": [note for note in plot.notes if note[0] != "suite"],
     }  # fmt: skip

@@ -18,68 +18,74 @@ from fatbench.suite.tables import SOURCE, Table
 SUITE = "suite"  # the axis that says which suite a cell is of
 
 
-def combine(parts: Sequence[tuple[Suite, Plan]], rows: Sequence[str], columns: Sequence[str]) -> tuple[Suite, Plan]:
+def combine(
+    suite_plans: Sequence[tuple[Suite, Plan]], rows: Sequence[str], columns: Sequence[str]
+) -> tuple[Suite, Plan]:
     """A suite of one table and its plan. rows: axes, default all; columns: axes and sources, default every metric.
 
     "suite" is an axis. If the table does not show it, a cell that several suites have is there once.
     SpecError: no such axis or metric.
     """
-    axes = {SUITE: {suite.name: LocatedMap() for suite, _ in parts}}
-    for suite, _ in parts:
+    axes = {SUITE: {suite.name: LocatedMap() for suite, _ in suite_plans}}
+    for suite, _ in suite_plans:
         for axis, labels in suite.contents.axes.items():
             axes.setdefault(axis, {}).update(labels)
     metrics = list(
-        dict.fromkeys(one.sweep or one.label for _, plan in parts for c in plan.cells for one in c.evaluations)
+        dict.fromkeys(item.sweep or item.label for _, plan in suite_plans for c in plan.cells for item in c.evaluations)
     )
-    across = [column for column in columns if column in axes]
+    across_axes = [column for column in columns if column in axes]
     sources = [column for column in columns if column not in axes]
     for source in sources:
         match = SOURCE.match(source)
-        radii = {metric for _, plan in parts for swept in sweeps(plan).values() for metric in swept}
-        asked = [] if match is None or match["stage"] == "train" else (match["metrics"] or match["metric"]).split("+")
-        if match is None or not {*metrics, *radii}.issuperset(asked):
+        radii = {metric for _, plan in suite_plans for swept in sweeps(plan).values() for metric in swept}
+        metrics_asked = (
+            [] if match is None or match["stage"] == "train" else (match["metrics"] or match["metric"]).split("+")
+        )
+        if match is None or not {*metrics, *radii}.issuperset(metrics_asked):
             raise SpecError(
                 f"--columns: no axis or metric is named '{source}'{did_you_mean(source, [*axes, *metrics])}"
             )
     for axis in rows:
         if axis not in axes:
             raise SpecError(f"--rows: no axis is named '{axis}'{did_you_mean(axis, axes)}")
-    shown = list(rows) or [axis for axis in axes if axis not in across]
-    told = SUITE in (*shown, *across)
+    row_axes = list(rows) or [axis for axis in axes if axis not in across_axes]
+    names_suite = SUITE in (*row_axes, *across_axes)
     cells: dict[object, Cell] = {}
-    for suite, plan in parts:
+    for suite, plan in suite_plans:
         for cell in plan.cells:
-            key = {SUITE: suite.name, **cell.key} if told else cell.key
-            own = cell.id.partition(SIGN)[0]
-            cells.setdefault((suite.name, *key.items(), own) if told else own, replace(cell, key=key))
-    name = " + ".join(dict.fromkeys(suite.name for suite, _ in parts))
-    presets = list(dict.fromkeys(plan.preset for _, plan in parts))
+            key = {SUITE: suite.name, **cell.key} if names_suite else cell.key
+            own_id = cell.id.partition(SIGN)[0]
+            cells.setdefault((suite.name, *key.items(), own_id) if names_suite else own_id, replace(cell, key=key))
+    name = " + ".join(dict.fromkeys(suite.name for suite, _ in suite_plans))
+    presets = list(dict.fromkeys(plan.preset for _, plan in suite_plans))
     node = LocatedMap(
         {
             "id": "combined",
             "title": name,
-            "rows": shown,
-            "across": across,
+            "rows": row_axes,
+            "across": across_axes,
             "values": LocatedMap(_headings(sources or metrics)),
         }
     )
     table = model.read(Table, node, "--rows, --columns", axes=axes, folders=[])
-    contents = parts[0][0].contents.model_copy(update={"name": name, "tables": [table], "figures": []})
-    checkpoints = [one for one in parts[0][1].checkpoints if all(one in plan.checkpoints for _, plan in parts)]
-    notes = " ".join(dict.fromkeys(f"{suite.name}: {plan.note}" for suite, plan in parts if plan.note))
-    return replace(parts[0][0], contents=contents), Plan(
+    contents = suite_plans[0][0].contents.model_copy(update={"name": name, "tables": [table], "figures": []})
+    checkpoints = [
+        item for item in suite_plans[0][1].checkpoints if all(item in plan.checkpoints for _, plan in suite_plans)
+    ]
+    notes = " ".join(dict.fromkeys(f"{suite.name}: {plan.note}" for suite, plan in suite_plans if plan.note))
+    return replace(suite_plans[0][0], contents=contents), Plan(
         name,
         " + ".join(presets),
         notes,
         list(cells.values()),
         checkpoints,
-        where=parts[0][1].where,
-        resolved=all(plan.resolved for _, plan in parts),
+        where=suite_plans[0][1].where,
+        resolved=all(plan.resolved for _, plan in suite_plans),
     )
 
 
 def _headings(sources: Sequence[str]) -> dict[str, str]:
     """Heading -> source: "PGD-20" of "pgd20", where no other source is called so."""
     names = {source: attack_name(source) for source in sources}
-    taken = list(names.values())
-    return {name if taken.count(name) == 1 else source: source for source, name in names.items()}
+    heading_names = list(names.values())
+    return {name if heading_names.count(name) == 1 else source: source for source, name in names.items()}

@@ -24,33 +24,35 @@ NOT_CUT = Doubt("not_cut")
 class OnCommonImages(Numbers):
     """The numbers of a table, each attack's on the images that every attack of the table took."""
 
-    def __init__(self, numbers: Numbers, found: TablePoints, sources: Mapping[str, Source]) -> None:
+    def __init__(self, numbers: Numbers, cells_by_point: TablePoints, sources: Mapping[str, Source]) -> None:
         self.whole = numbers
         self.select, self.failed = numbers.select, numbers.failed
         self.trained, self.checkpoints = numbers.trained, numbers.checkpoints
         self.outcomes = self._outcomes
         self._cut: dict[tuple[str, str], tuple[int, int] | None] = {}
         self.most: dict[str, int] = {}  # data set -> how many images all have
-        for here in found.values():
-            for heading, cells in here.items():
+        for cells_by_heading in cells_by_point.values():
+            for heading, cells in cells_by_heading.items():
                 for cell in cells:
-                    one = numbers.find(cell, sources[heading]) if _of_images(sources[heading]) else None
-                    if one is not None and one.n:
+                    number = numbers.find(cell, sources[heading]) if _of_images(sources[heading]) else None
+                    if number is not None and number.n:
                         data = repr(cell.spec["data"])
-                        self.most[data] = min(one.n, self.most.get(data, one.n))
+                        self.most[data] = min(number.n, self.most.get(data, number.n))
 
     def find(self, cell: Cell, source: Source) -> Measurement | None:
-        found = self.whole.find(cell, source)
-        most = self.most.get(repr(cell.spec["data"]), 0)
-        if found is None or not _of_images(source) or not 0 < most < found.n:
-            return found
-        stage = found.stages[-1]
-        whole = None if self.whole.outcomes is None else self.whole.outcomes(cell.id, stage)
-        cut = None if whole is None or not whole[1] else first(whole, found.n, most)
+        number = self.whole.find(cell, source)
+        image_count = self.most.get(repr(cell.spec["data"]), 0)
+        if number is None or not _of_images(source) or not 0 < image_count < number.n:
+            return number
+        stage = number.stages[-1]
+        all_outcomes = None if self.whole.outcomes is None else self.whole.outcomes(cell.id, stage)
+        cut = (
+            None if all_outcomes is None or not all_outcomes[1] else first_outcomes(all_outcomes, number.n, image_count)
+        )
         self._cut[cell.id, stage] = cut
         if cut is None:
-            return replace(found, doubts=(*found.doubts, NOT_CUT))
-        return replace(found, value=cut[0].bit_count() / cut[1], n=most)
+            return replace(number, doubts=(*number.doubts, NOT_CUT))
+        return replace(number, value=cut[0].bit_count() / cut[1], n=image_count)
 
     def _outcomes(self, cell: str, stage: str) -> tuple[int, int] | None:
         if (cell, stage) in self._cut:
@@ -68,10 +70,10 @@ def _of_images(source: Source) -> bool:
     return source.stage == "evaluation" and source.client == -1
 
 
-def first(outcomes: tuple[int, int], n: int, most: int) -> tuple[int, int]:
+def first_outcomes(outcomes: tuple[int, int], n: int, image_count: int) -> tuple[int, int]:
     """The outcomes (bits, how many) of the first `most` of n images, by each model that is deployed."""
     bits, total = outcomes
-    kept = 0
+    first_bits = 0
     for end in range(total - n, -1, -n):  # the first model's images are in the highest bits
-        kept = kept << most | (bits >> end + n - most) & (1 << most) - 1
-    return kept, total // n * most
+        first_bits = first_bits << image_count | (bits >> end + n - image_count) & (1 << image_count) - 1
+    return first_bits, total // n * image_count

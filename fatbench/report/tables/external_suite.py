@@ -39,17 +39,21 @@ class StoredEvaluation(Evaluation):
 
 
 def suite_and_plan(
-    store: Store | None, where: str | None = None, only: Collection[str] | None = None
+    store: Store | None, where: str | None = None, evaluation_ids: Collection[str] | None = None
 ) -> tuple[Suite, Plan]:
     """The suite of all evaluated models in a database and its only plan. NothingMatched: there is no such model.
 
-    only: these evaluations, by their ids.
+    evaluation_ids: these evaluations, by their ids.
     """
     models = [] if store is None else _models(store)
-    if only is not None:
-        kept = [tuple(one for one in model.evaluations if one.id in only) for model in models]
-        models = [replace(one, evaluations=shown) for one, shown in zip(models, kept, strict=True) if shown]
-    plan = Plan(SUITE, "paper", "", [row for one in models for row in _rows(one)], ["last"])
+    if evaluation_ids is not None:
+        kept_evaluations = [tuple(item for item in model.evaluations if item.id in evaluation_ids) for model in models]
+        models = [
+            replace(item, evaluations=shown_evaluations)
+            for item, shown_evaluations in zip(models, kept_evaluations, strict=True)
+            if shown_evaluations
+        ]
+    plan = Plan(SUITE, "paper", "", [row for item in models for row in _rows(item)], ["last"])
     if not plan.cells:
         raise NothingMatched("the database holds no evaluated model yet: fatbench evaluate FILE --model ...")
     plan = select(plan, where) if where else plan
@@ -72,7 +76,7 @@ def suite_and_plan(
         "title": "External models",
         "base": LocatedMap(),
         "axes": LocatedMap(
-            {axis: LocatedMap({label: LocatedMap() for label in found}) for axis, found in labels.items()}
+            {axis: LocatedMap({label: LocatedMap() for label in axis_labels}) for axis, axis_labels in labels.items()}
         ),
         "presets": LocatedMap({"paper": LocatedMap()}),
         "tables": [LocatedMap(table)],
@@ -100,19 +104,19 @@ def external_cells(plan: Plan, store: Store | None) -> list[Cell]:
     """
     if store is None:
         return []
-    found = []
+    cells = []
     for cell in _models(store):
-        stages = {one.id for one in cell.evaluations}
-        asked: dict[str, Evaluation] = {}
+        stages = {evaluation.id for evaluation in cell.evaluations}
+        evaluation_by_label: dict[str, Evaluation] = {}
         for like in plan.cells:
             if all(like.spec[key] == cell.spec[key] for key in ("data", "test", "size")):
-                for one in like.evaluations:
-                    known = asked.get(one.label)
-                    if known is None or (one.id in stages and known.id not in stages):
-                        asked[one.label] = one
-        if any(one.id in stages for one in asked.values()):
-            found.append(replace(cell, evaluations=tuple(asked.values())))
-    return found
+                for evaluation in like.evaluations:
+                    earlier = evaluation_by_label.get(evaluation.label)
+                    if earlier is None or (evaluation.id in stages and earlier.id not in stages):
+                        evaluation_by_label[evaluation.label] = evaluation
+        if any(evaluation.id in stages for evaluation in evaluation_by_label.values()):
+            cells.append(replace(cell, evaluations=tuple(evaluation_by_label.values())))
+    return cells
 
 
 def _models(store: Store) -> list[Cell]:
@@ -125,36 +129,38 @@ def _models(store: Store) -> list[Cell]:
     groups: dict[tuple[str, ...], list[str]] = {}
     for id, spec in sorted(specs.items(), key=lambda item: (external_models.label(item[1]), item[0])):
         groups.setdefault(_row(id, spec), []).append(id)
-    found, taken = [], set[str]()
+    cells, used_names = [], set[str]()
     for ids in groups.values():
         text = external_models.label(specs[ids[0]])
-        text = text if text not in taken else f"{text} {ids[0][:6]}"  # another preprocessing is another model
-        taken.add(text)
+        text = text if text not in used_names else f"{text} {ids[0][:6]}"  # another preprocessing is another model
+        used_names.add(text)
         ids.sort(key=lambda id: (specs[id]["seed"], min((row.run or 0 for row in rows[id]), default=0)))
         seeds = [specs[id]["seed"] for id in ids]
         seeds = seeds if len({*seeds}) == len(seeds) else list(range(len(seeds)))  # trainings that all say seed 0
         for id, seed in zip(ids, seeds, strict=True):
             labels = {"model": text, "data": specs[id]["data"]["name"]}
-            found.append(Cell(id, labels, {**specs[id], "seed": seed}, _evaluations(rows[id])))
-    return found
+            cells.append(Cell(id, labels, {**specs[id], "seed": seed}, _evaluations(rows[id])))
+    return cells
 
 
 def _row(id: str, spec: Mapping[str, Any]) -> tuple[str, ...]:
     """What networks of one row share: those of a chosen name are trainings of one method, any other stands alone."""
-    said = spec["evaluated"]
-    if not said.get("named"):
+    evaluated = spec["evaluated"]
+    if not evaluated.get("named"):
         return (id,)
-    alike = ("name", "network", "mean", "std", "outputs", "channels")
-    return (*(str(said[key]) for key in alike), *(str(spec[key]) for key in ("data", "test", "size")))
+    shared_fields = ("name", "network", "mean", "std", "outputs", "channels")
+    return (*(str(evaluated[key]) for key in shared_fields), *(str(spec[key]) for key in ("data", "test", "size")))
 
 
 def _evaluations(rows: list[StageRow]) -> tuple[Evaluation, ...]:
     """The evaluations behind a cell's stages."""
-    found = []
+    evaluations = []
     for row in sorted(rows, key=lambda row: row.run or 0):
         label, name, *_ = parsed(row.stage)
-        found.append(StoredEvaluation(label, _attack(row.settings or {"name": label}), row.total or None, 0, name=name))
-    return tuple(found)
+        evaluations.append(
+            StoredEvaluation(label, _attack(row.settings or {"name": label}), row.total or None, 0, name=name)
+        )
+    return tuple(evaluations)
 
 
 def _rows(model: Cell) -> Iterator[Cell]:
@@ -163,13 +169,17 @@ def _rows(model: Cell) -> Iterator[Cell]:
     Of each metric the last number counts; they go from weak to strong where the field has an order.
     """
     order = external_models.DEFAULT_ATTACKS
-    for n in sorted({one.n or 0 for one in model.evaluations}):
-        here = [one for one in model.evaluations if (one.n or 0) == n]
-        for norm, eps in sorted({radius for one in here if (radius := _radius(one))}, key=_size) or [("", "")]:
-            known = {one.label: one for one in here if _radius(one) in ((norm, eps), None)}
-            chosen = sorted(known.values(), key=lambda e: order.index(e.label) if e.label in order else len(order))
-            said = eps if norm in ("", "Linf") else f"{eps} in {norm}"
-            yield replace(model, key={**model.key, "radius": said, "images": str(n)}, evaluations=tuple(chosen))
+    for n in sorted({evaluation.n or 0 for evaluation in model.evaluations}):
+        of_size = [evaluation for evaluation in model.evaluations if (evaluation.n or 0) == n]
+        for norm, eps in sorted({radius for evaluation in of_size if (radius := _radius(evaluation))}, key=_size) or [
+            ("", "")
+        ]:
+            by_label = {
+                evaluation.label: evaluation for evaluation in of_size if _radius(evaluation) in ((norm, eps), None)
+            }
+            ordered = sorted(by_label.values(), key=lambda e: order.index(e.label) if e.label in order else len(order))
+            radius_text = eps if norm in ("", "Linf") else f"{eps} in {norm}"
+            yield replace(model, key={**model.key, "radius": radius_text, "images": str(n)}, evaluations=tuple(ordered))
 
 
 def _radius(evaluation: Evaluation) -> tuple[str, str] | None:

@@ -79,8 +79,8 @@ class Value:
     @property
     def partial(self) -> str:
         """ "2 of 3 seeds" where seeds are missing, else empty."""
-        missing = self.mean is not None and len(self.seeds) < self.wanted
-        return f"{len(self.seeds)} of {self.wanted} seeds" if missing else ""
+        lacks_seeds = self.mean is not None and len(self.seeds) < self.wanted
+        return f"{len(self.seeds)} of {self.wanted} seeds" if lacks_seeds else ""
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class Group:
     @property
     def label(self) -> str:
         """Its labels; one without a letter has the name of its axis: "steps 5"."""
-        said = (label if any(map(str.isalpha, label)) else f"{axis} {label}" for axis, label in self.key.items())
-        return ", ".join(said)
+        label_texts = (label if any(map(str.isalpha, label)) else f"{axis} {label}" for axis, label in self.key.items())
+        return ", ".join(label_texts)
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ class Row:
 
     def labels(self, axes: Iterable[str]) -> list[str]:
         """Its label of each axis, the last one marked where the row is one's own: "my_rule (own)"."""
-        found = [self.key.get(axis, "") for axis in axes]
-        last = max((i for i, label in enumerate(found) if label), default=None)
-        return [f"{label} (own)" if self.own and i == last else label for i, label in enumerate(found)]
+        row_labels = [self.key.get(axis, "") for axis in axes]
+        last_labelled = max((i for i, label in enumerate(row_labels) if label), default=None)
+        return [f"{label} (own)" if self.own and i == last_labelled else label for i, label in enumerate(row_labels)]
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,8 @@ class Grid:
     @property
     def published_at(self) -> str:
         """Of which round the published numbers are, in words; empty where their headings say it."""
-        at = dict.fromkeys(value.published_select for value in self.all() if value.published is not None)
-        return " and ".join(PUBLISHED[one] for one in at if one)
+        checkpoints = dict.fromkeys(value.published_select for value in self.all() if value.published is not None)
+        return " and ".join(PUBLISHED[checkpoint] for checkpoint in checkpoints if checkpoint)
 
     @property
     def has_differences(self) -> bool:
@@ -185,20 +185,20 @@ class Grid:
         cut = [replace(row, values=[[group[c] for c in columns] for group in row.values]) for row in rows]
         return replace(self, rows=cut, columns=[self.columns[c] for c in columns])
 
-    def having(self, shown: Callable[[Value], bool]) -> tuple[list[Row], list[int]]:
+    def having(self, has_value: Callable[[Value], bool]) -> tuple[list[Row], list[int]]:
         """The rows with such a value, and the places of the columns with one."""
-        rows = [row for row in self.rows if any(shown(value) for group in row.values for value in group)]
-        places = range(len(self.columns))
-        return rows, [c for c in places if any(shown(group[c]) for row in rows for group in row.values)]
+        rows = [row for row in self.rows if any(has_value(value) for group in row.values for value in group)]
+        positions = range(len(self.columns))
+        return rows, [c for c in positions if any(has_value(group[c]) for row in rows for group in row.values)]
 
     def names_without(self, rows: Sequence[Row]) -> list[str]:
         """The labels of the grid's other rows, of the axes in which its rows differ."""
         vary = [axis for axis in self.axes if len({row.key.get(axis, "") for row in self.rows}) > 1] or self.axes
-        kept = {id(row) for row in rows}
+        kept_rows = {id(row) for row in rows}
         return [
             ", ".join(filter(None, (row.key.get(axis, "") for axis in vary)))
             for row in self.rows
-            if id(row) not in kept
+            if id(row) not in kept_rows
         ]
 
 
@@ -207,30 +207,34 @@ def any_number(value: Value) -> bool:
     return value.mean is not None or value.published is not None
 
 
-def measured(grid: Grid, told: Collection[tuple[str, ...]] = ()) -> tuple[Grid, list[str]]:
+def with_numbers(grid: Grid, linked_cells: Collection[tuple[str, ...]] = ()) -> tuple[Grid, list[str]]:
     """(the grid without the rows and headings that have no number, the names of these); all where nothing has one.
 
     told: cells of which something else is told, whose rows stay.
     """
-    rows, _ = grid.having(lambda value: any_number(value) or value.cells in told)
+    rows, _ = grid.having(lambda value: any_number(value) or value.cells in linked_cells)
     _, keep = grid.having(any_number)
     if not rows or not keep:
         return grid, []
-    gone = [column.label for c, column in enumerate(grid.columns) if c not in keep]
-    return grid.only(rows, keep), [*grid.names_without(rows), *gone]
+    dropped = [column.label for c, column in enumerate(grid.columns) if c not in keep]
+    return grid.only(rows, keep), [*grid.names_without(rows), *dropped]
 
 
 def varying(grid: Grid) -> tuple[Grid, list[str]]:
     """(the grid without axes on which all rows are alike, what they are there)."""
-    alike = {axis: grid.rows[0].key.get(axis, "") for axis in grid.axes} if grid.rows else {}
-    alike = {axis: label for axis, label in alike.items() if {row.key.get(axis, "") for row in grid.rows} == {label}}
-    axes = [axis for axis in grid.axes if axis not in alike] or grid.axes[-1:]
-    return replace(grid, axes=axes), [label for axis, label in alike.items() if label and axis not in axes]
+    constant_labels = {axis: grid.rows[0].key.get(axis, "") for axis in grid.axes} if grid.rows else {}
+    constant_labels = {
+        axis: label
+        for axis, label in constant_labels.items()
+        if {row.key.get(axis, "") for row in grid.rows} == {label}
+    }
+    axes = [axis for axis in grid.axes if axis not in constant_labels] or grid.axes[-1:]
+    return replace(grid, axes=axes), [label for axis, label in constant_labels.items() if label and axis not in axes]
 
 
 def label(plan: Plan) -> str:
     """What keeps other numbers from being taken for a paper's: a reduced preset, and what --set changed; or nothing."""
-    what = [] if plan.preset == "paper" else [f"{plan.preset.upper()} PRESET"]
+    reasons = [] if plan.preset == "paper" else [f"{plan.preset.upper()} PRESET"]
     if settings := with_settings(plan.suite)[1]:
-        what.append(f"WITH {', '.join(settings)}")
-    return f"{', '.join(what)} - not comparable with published numbers" if what else ""
+        reasons.append(f"WITH {', '.join(settings)}")
+    return f"{', '.join(reasons)} - not comparable with published numbers" if reasons else ""

@@ -26,39 +26,43 @@ def sweeps(plan: Plan) -> dict[str, dict[str, str]]:
 
     A transfer has a metric for each model that its attack is computed on.
     """
-    found: dict[str, dict[str, str]] = {}
+    metrics_by_sweep: dict[str, dict[str, str]] = {}
     for evaluations in {id(cell.evaluations): cell.evaluations for cell in plan.cells}.values():
-        for one in evaluations:
-            if one.sweep:
-                found.setdefault(one.sweep, {})[one.label] = one.mark
-    return found
+        for evaluation in evaluations:
+            if evaluation.sweep:
+                metrics_by_sweep.setdefault(evaluation.sweep, {})[evaluation.label] = evaluation.mark
+    return metrics_by_sweep
 
 
 S = TypeVar("S", bound=Displayed)
 
 
-def spread(shown: S, plan: Plan) -> S:
+def spread(display: S, plan: Plan) -> S:
     """A table or figure with a heading for each radius, where its source is an attack with a list of them."""
     swept = sweeps(plan)
     headings: dict[str, Heading] = {}
-    for heading, one in shown.headings.items():
-        source = Source.parse(one.source)
+    for heading, heading_spec in display.headings.items():
+        source = Source.parse(heading_spec.source)
         if source.stage in ("train", *OVER) or source.metric not in swept:
-            headings[heading] = one
+            headings[heading] = heading_spec
             continue
-        plain = any(e.label == source.metric for cell in plan.cells for e in cell.evaluations)
-        if plain:
-            headings[heading] = one
+        is_plain = any(e.label == source.metric for cell in plan.cells for e in cell.evaluations)
+        if is_plain:
+            headings[heading] = heading_spec
         for metric, mark in swept[source.metric].items():
-            text = re.sub(rf"(^|:){source.metric}\b", rf"\g<1>{metric}", one.source)
-            headings[f"{heading} {mark}"] = one.model_copy(update={"source": text})
+            text = re.sub(rf"(^|:){source.metric}\b", rf"\g<1>{metric}", heading_spec.source)
+            headings[f"{heading} {mark}"] = heading_spec.model_copy(update={"source": text})
     changed: dict[str, Any] = {"sources": headings}
-    if isinstance(shown, Table):
-        best = {heading: shown.best.get(heading) for heading in headings}
-        for heading, chosen in shown.best.items():
-            best |= {other: chosen for other in headings if other.startswith(f"{heading} ") and best[other] is None}
+    if isinstance(display, Table):
+        best = {heading: display.best.get(heading) for heading in headings}
+        for heading, best_choice in display.best.items():
+            best |= {
+                other_heading: best_choice
+                for other_heading in headings
+                if other_heading.startswith(f"{heading} ") and best[other_heading] is None
+            }
         changed["best"] = best
-    return shown if list(headings) == list(shown.headings) else shown.model_copy(update=changed)
+    return display if list(headings) == list(display.headings) else display.model_copy(update=changed)
 
 
 def with_added(suite: Suite, plan: Plan) -> Suite:
@@ -71,24 +75,24 @@ def with_added(suite: Suite, plan: Plan) -> Suite:
 
 def _with_added(table: Table, plan: Plan) -> Table:
     metrics = {*plan.metrics()}
-    sources = {heading: Source.parse(one.source) for heading, one in table.sources.items()}
-    shown = {source.metric for source in sources.values() if source.stage == "evaluation"}
+    sources = {heading: Source.parse(heading_spec.source) for heading, heading_spec in table.sources.items()}
+    shown_metrics = {source.metric for source in sources.values() if source.stage == "evaluation"}
     conditions: list[Condition] = []  # of the accuracies that are there
     for heading, source in sources.items():
         condition = table.sources[heading].where
-        plain = source.text == source.metric and not table.sources[heading].relative
-        if plain and source.metric in metrics and condition not in conditions:
+        is_plain = source.text == source.metric and not table.sources[heading].relative
+        if is_plain and source.metric in metrics and condition not in conditions:
             conditions.append(condition)
-    more = {
+    added_headings = {
         ", ".join([*itertools.chain(*condition.values()), TITLES.get(label, label)]): Heading.model_construct(
             source=label, where=condition
         )
         for condition in conditions
         for label in plan.added
-        if label not in shown
+        if label not in shown_metrics
     }
-    best = dict.fromkeys(more, "max")
-    return table.model_copy(update={"sources": {**table.sources, **more}, "best": {**table.best, **best}})
+    best = dict.fromkeys(added_headings, "max")
+    return table.model_copy(update={"sources": {**table.sources, **added_headings}, "best": {**table.best, **best}})
 
 
 def points_of_table(plan: Plan, table: Table) -> TablePoints:
@@ -98,13 +102,13 @@ def points_of_table(plan: Plan, table: Table) -> TablePoints:
 
 
 def grouped_points(
-    plan: Plan, shown: Displayed, first: Sequence[str], second: Sequence[str], words: tuple[str, str, str]
+    plan: Plan, display: Displayed, first_axes: Sequence[str], second_axes: Sequence[str], words: tuple[str, str, str]
 ) -> TablePoints:
     """The cells of a table or a figure: (labels of the first axes, of the second) -> heading -> cells, one a seed.
 
     words: what it is, what may hold only one point of the grid, and where to say which. SpecError: it holds several.
     """
-    conditions, headings = shown.conditions, list(shown.headings)
+    conditions, headings = display.conditions, list(display.headings)
     kinds: list[Condition] = []
     for heading in headings:
         if conditions.get(heading, {}) not in kinds:
@@ -113,43 +117,49 @@ def grouped_points(
     cells: dict[tuple[Names, Names], dict[int, list[Cell]]] = {}
     for cell in plan.cells:
         key = cell.key
-        if not inside(key, shown.where):
+        if not is_inside(key, display.where):
             continue
-        said = {**threats.of_cell(cell.spec), **key} if {*threats.AXES} & {*first} else key
-        a, b = tuple((axis, said.get(axis, "")) for axis in first), tuple((axis, said.get(axis, "")) for axis in second)
+        all_labels = {**threats.of_cell(cell.spec), **key} if {*threats.AXES} & {*first_axes} else key
+        a, b = (
+            tuple((axis, all_labels.get(axis, "")) for axis in first_axes),
+            tuple((axis, all_labels.get(axis, "")) for axis in second_axes),
+        )
         for kind, condition in enumerate(kinds):
-            if condition and not inside(key, condition):
+            if condition and not is_inside(key, condition):
                 continue
-            known = points.setdefault((a, b, kind), key)
-            if known is not key and known != key:
-                axes = sorted(axis for axis in {*known, *key} if known.get(axis) != key.get(axis))
-                what, holds, say = words
+            earlier_key = points.setdefault((a, b, kind), key)
+            if earlier_key is not key and earlier_key != key:
+                axes = sorted(axis for axis in {*earlier_key, *key} if earlier_key.get(axis) != key.get(axis))
+                kind_name, holds, say = words
                 if condition:
                     heading = next(h for h in headings if conditions.get(h) == condition)
                     holds, say = f"{holds} under '{heading}'", f"{say.replace(' or', ',')} or that of the heading"
                 raise SpecError(
-                    f"{what} {shown.id}: {holds} more than one point of the grid:"
+                    f"{kind_name} {display.id}: {holds} more than one point of the grid:"
                     f" name the axis {' and '.join(axes)} in {say}"
                 )
             cells.setdefault((a, b), {}).setdefault(kind, []).append(cell)
-    at = {heading: kinds.index(conditions.get(heading, {})) for heading in headings}
-    return {row_and_group: {h: here[k] for h, k in at.items() if k in here} for row_and_group, here in cells.items()}
+    kind_by_heading = {heading: kinds.index(conditions.get(heading, {})) for heading in headings}
+    return {
+        row_and_group: {h: cells_by_kind[k] for h, k in kind_by_heading.items() if k in cells_by_kind}
+        for row_and_group, cells_by_kind in cells.items()
+    }
 
 
-def absent(sources: Mapping[str, Source], found: TablePoints) -> dict[str, str]:
+def absent_headings(sources: Mapping[str, Source], cells_by_point: TablePoints) -> dict[str, str]:
     """Heading -> why none of the cells can have such a number: a reduced preset lacks the attack, or ends before."""
-    why = {}
+    reasons = {}
     for heading, source in sources.items():
-        cells = [cell for here in found.values() for cell in here.get(heading, ())[:1]]
+        cells = [cell for cells_by_heading in cells_by_point.values() for cell in cells_by_heading.get(heading, ())[:1]]
         rounds = max((int(cell.spec["algorithm"]["rounds"]) for cell in cells), default=0)
         if not cells:
-            why[heading] = "not in the grid of this preset"
+            reasons[heading] = "not in the grid of this preset"
         elif source.stage == "train":
             if (source.round or 0) > rounds:
-                why[heading] = f"training ends after round {rounds} in this preset"
+                reasons[heading] = f"training ends after round {rounds} in this preset"
         elif not any(measures(cell, source) for cell in cells):
-            why[heading] = "not evaluated in this preset"
-    return why
+            reasons[heading] = "not evaluated in this preset"
+    return reasons
 
 
 def measures(cell: Cell, source: Source) -> bool:
@@ -159,15 +169,17 @@ def measures(cell: Cell, source: Source) -> bool:
 
 def unfilled(plan: Plan, table: Table) -> dict[str, str]:
     """Heading of a table -> why no cell of the plan can fill it; empty where the table has no cells at all."""
-    found = points_of_table(plan, spread(table, plan))
-    if not found:
+    cells_by_point = points_of_table(plan, spread(table, plan))
+    if not cells_by_point:
         return {}
-    return absent({heading: Source.parse(text) for heading, text in spread(table, plan).values.items()}, found)
+    return absent_headings(
+        {heading: Source.parse(text) for heading, text in spread(table, plan).values.items()}, cells_by_point
+    )
 
 
-def inside(key: Key, where: Condition) -> bool:
+def is_inside(key: Key, condition: Condition) -> bool:
     """Whether a point of the grid has one of the labels that a condition names, on each of its axes."""
-    return all(key.get(axis) in labels for axis, labels in where.items())
+    return all(key.get(axis) in labels for axis, labels in condition.items())
 
 
 PointKey = tuple[Names, int]
@@ -175,10 +187,10 @@ PointKey = tuple[Names, int]
 
 def point_key(cell: Cell, labels: Mapping[str, Sequence[str]]) -> PointKey:
     """The point of a cell with some of its labels exchanged, and its seed."""
-    key = {**cell.key, **{axis: chosen[0] for axis, chosen in labels.items()}}
+    key = {**cell.key, **{axis: axis_labels[0] for axis, axis_labels in labels.items()}}
     return tuple(sorted(key.items())), int(cell.spec["seed"])
 
 
 def baselines(plan: Plan, minus: Condition) -> dict[PointKey, Cell]:
     """Where the cells are whose numbers are taken off; none without `minus`."""
-    return {point_key(cell, {}): cell for cell in plan.cells if minus and inside(cell.key, minus)}
+    return {point_key(cell, {}): cell for cell in plan.cells if minus and is_inside(cell.key, minus)}

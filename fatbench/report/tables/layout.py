@@ -31,7 +31,7 @@ from fatbench.report.tables.grid import Column, Grid, Group, PairedComparison, R
 from fatbench.report.tables.grid_points import (
     Names,
     TablePoints,
-    absent,
+    absent_headings,
     baselines,
     measures,
     point_key,
@@ -109,26 +109,28 @@ class _TableRequest:
 def _grid(
     plan: Plan, table: Table, numbers: Numbers, published: bool, evaluated: Sequence[Cell], *, digits: int, images: str
 ) -> Grid | None:
-    found = points_of_table(plan, table)
-    if not found:
+    cells_by_point = points_of_table(plan, table)
+    if not cells_by_point:
         return None
     sources = {heading: Source.parse(text) for heading, text in table.values.items()}
-    found, axes, client = _by_client(found, sources, table)
-    lacking = absent(sources, found)
-    headings = [heading for heading in sources if heading not in lacking]
+    cells_by_point, axes, client = _by_client(cells_by_point, sources, table)
+    absent_reasons = absent_headings(sources, cells_by_point)
+    headings = [heading for heading in sources if heading not in absent_reasons]
     if not headings:  # `unfilled` says why
         return None
     if images == "common":
-        numbers = OnCommonImages(numbers, found, sources)
+        numbers = OnCommonImages(numbers, cells_by_point, sources)
     lookup = Lookup(table.reference) if published and table.reference else None
-    request = _TableRequest(plan, table, numbers, found, sources, headings, axes, client, lookup)
+    request = _TableRequest(plan, table, numbers, cells_by_point, sources, headings, axes, client, lookup)
     rows = [*_rows(request), *(_evaluated(cell, request) for cell in evaluated)]
     columns = _columns(request, rows, digits)
-    bucket = [cell for here in found.values() for cells in here.values() for cell in cells]
+    bucket = [
+        cell for cells_by_heading in cells_by_point.values() for cells in cells_by_heading.values() for cell in cells
+    ]
     cells = list({cell.id: cell for cell in bucket}.values())
-    unlike = confounded(plan, table, found)
-    apart = confounders.uncompared_cells(unlike)
-    comparable, split, alone = _comparable(request, columns, rows, apart)
+    unlike = confounded(plan, table, cells_by_point)
+    unlike_cells = confounders.uncompared_cells(unlike)
+    comparable, split, uncompared = _comparable(request, columns, rows, unlike_cells)
     seeds = sorted({int(cell.spec["seed"]) for cell in cells})
     grid = Grid(
         suite=plan.suite,
@@ -145,7 +147,7 @@ def _grid(
         seeds=[] if plan.suite == EVALUATED and len(seeds) == 1 else seeds,  # one network is no seed
         facts=request.facts,
         points=list(dict.fromkeys((", ".join(cell.key.values()), cell.id) for cell in bucket)),
-        attacks=_attacks(columns, found),
+        attacks=_attacks(columns, cells_by_point),
         perturbation=perturbation.in_words((cell.spec["data"]["name"], cell.perturbation) for cell in cells),
         split=split,
     )
@@ -156,14 +158,14 @@ def _grid(
     if table.ties:
         of = "comparison group" if split else table.best_within
         significance.mark(grid, comparable, numbers.outcomes, of, numbers.images)
-    if table.ties and alone:
-        grid.notes.append(("not compared", f"{'; '.join(alone)}: another training objective (compare_across)"))
+    if table.ties and uncompared:
+        grid.notes.append(("not compared", f"{'; '.join(uncompared)}: another training objective (compare_across)"))
     grid.notes.extend(("not compared", sentence) for sentence in confounders.sentences(unlike))
     if table.paired is not None:
-        grid.paired.extend(_comparisons(grid, *table.paired, apart))
+        grid.paired.extend(_comparisons(grid, *table.paired, unlike_cells))
     evaluates = any(column.source.stage != "train" for column in columns)
-    below = [(cell, low) for cell in cells if evaluates and (low := numbers.below_chance(cell))]
-    grid.notes.extend(notes(grid, plan, table, cells, lacking, lookup, below=below))
+    at_chance = [(cell, low) for cell in cells if evaluates and (low := numbers.below_chance(cell))]
+    grid.notes.extend(notes(grid, plan, table, cells, absent_reasons, lookup, below=at_chance))
     if broken := numbers.failed & {cell.id for cell in cells}:
         count = f"{len(broken)} cell{'s' * (len(broken) > 1)}"
         grid.notes.append(("failed", f"{count}: {', '.join(sorted(broken))} (see fatbench logs)"))
@@ -173,41 +175,41 @@ def _grid(
 
 def _rows(request: _TableRequest) -> Iterator[Row]:
     """The rows of the plan's cells, each number beside the published one."""
-    others = {heading: baselines(request.plan, request.minus(heading)) for heading in request.headings}
+    baseline_cells = {heading: baselines(request.plan, request.minus(heading)) for heading in request.headings}
     ends = {heading: ends_of(request.plan, request.share(heading)) for heading in request.headings}
-    own = _own(request)
+    own_rows = _own_rows(request)
     for row_key in request.row_keys:
         client = dict(row_key).get(CLIENT, "") if request.axes != request.table.rows else ""
         values: list[list[Value]] = []
         for group_key in request.group_keys:
-            here = request.found.get((row_key, group_key), {})
+            cells_by_heading = request.found.get((row_key, group_key), {})
             values.append([])
             for heading in request.headings:
                 source, minus = request.sources[heading], request.minus(heading)
-                cells = [cell for cell in here.get(heading, ()) if measures(cell, source)]
+                cells = [cell for cell in cells_by_heading.get(heading, ()) if measures(cell, source)]
                 if source.client == EVERY:
                     source = replace(source, client=request.client[client])
                 if minus:
-                    value = difference(cells, source, request.numbers, request.facts, others[heading], minus)
+                    value = difference(cells, source, request.numbers, request.facts, baseline_cells[heading], minus)
                 elif ends[heading]:
                     value = placed(cells, source, request.numbers, request.facts, ends[heading])
                 else:
                     value = value_of(cells, source, request.numbers, request.facts)
                 if value.planned:
-                    _beside_published(value, heading, here[heading], source, request)
+                    _beside_published(value, heading, cells_by_heading[heading], source, request)
                 values[-1].append(value)
-        yield Row(dict(row_key), values, own=row_key in own)
+        yield Row(dict(row_key), values, own=row_key in own_rows)
 
 
-def _own(request: _TableRequest) -> set[Names]:
+def _own_rows(request: _TableRequest) -> set[Names]:
     """The rows that train by a function of a plug-in; none where all do."""
-    found = {
+    own_rows = {
         row
-        for (row, _), here in request.found.items()
-        for cells in here.values()
+        for (row, _), cells_by_heading in request.found.items()
+        for cells in cells_by_heading.values()
         if any(plugins.files(cell.spec) for cell in cells[:1])  # seeds differ in nothing else
     }
-    return found if len(found) < len(request.row_keys) else set()
+    return own_rows if len(own_rows) < len(request.row_keys) else set()
 
 
 def _beside_published(
@@ -218,29 +220,33 @@ def _beside_published(
     value.labels = {axis: point[axis] for axis in request.table.conditions.get(heading, ())}
     if lookup is None:
         return
-    said = {**point, SERIES: heading}
-    value.published, value.published_std, value.published_flag = lookup.find(said, heading)
+    labels = {**point, SERIES: heading}
+    value.published, value.published_std, value.published_flag = lookup.find(labels, heading)
     relative = request.table.sources[heading].relative  # a difference has no floor
     accuracy = None if relative else value.published
     floor = _no_better_than_a_constant(cells[0], source, accuracy)
     value.published_flag = "; ".join(filter(None, (value.published_flag, floor)))
-    least, most = lookup.range(said, heading) or (None, None)
-    value.published_most = most if most != least else None
-    ours = source.checkpoint(request.numbers.select)
-    value.published_select = lookup.select if ours else ""
+    lowest, highest = lookup.range(labels, heading) or (None, None)
+    value.published_most = highest if highest != lowest else None
+    own_checkpoint = source.checkpoint(request.numbers.select)
+    value.published_select = lookup.select if own_checkpoint else ""
     value.formula = lookup.formula and value.published is not None
-    value.comparable = as_published(request.plan, cells) and value.published_select == ours
+    value.comparable = as_published(request.plan, cells) and value.published_select == own_checkpoint
 
 
 def _no_better_than_a_constant(cell: Cell, source: Source, published: float | None) -> str:
     """What is doubtful about a published accuracy on balanced classes: a constant classifier has as much."""
-    judged = [one.attack for one in cell.evaluations if source.stage == "evaluation" and source.shows(one)]
-    known = CATALOGUE.get(cell.spec["data"]["name"])
-    if published is None or known is None or not known.balanced or not known.classes:
+    judged = [
+        evaluation.attack
+        for evaluation in cell.evaluations
+        if source.stage == "evaluation" and source.shows(evaluation)
+    ]
+    dataset = CATALOGUE.get(cell.spec["data"]["name"])
+    if published is None or dataset is None or not dataset.balanced or not dataset.classes:
         return ""
-    if not any(facts.role(attack) in ("natural", "attack") for attack in judged) or published > 1 / known.classes:
+    if not any(facts.role(attack) in ("natural", "attack") for attack in judged) or published > 1 / dataset.classes:
         return ""
-    return f"not above a constant classifier, {100 / known.classes:g} %"
+    return f"not above a constant classifier, {100 / dataset.classes:g} %"
 
 
 def _columns(request: _TableRequest, rows: Sequence[Row], percent_digits: int) -> list[Column]:
@@ -250,31 +256,31 @@ def _columns(request: _TableRequest, rows: Sequence[Row], percent_digits: int) -
     for position, heading in enumerate(request.headings):
         source, minus, share = request.sources[heading], request.minus(heading), request.share(heading)
         given_plain = reference is not None and reference.unit == "plain" and heading in reference.values
-        under = [group[position] for row in rows for group in row.values]
-        plain = not source.fraction or given_plain
-        unit, digits = ("plain", _digits(under)) if plain else ("percent", percent_digits)
+        column_values = [group[position] for row in rows for group in row.values]
+        is_plain = not source.fraction or given_plain
+        unit, digits = ("plain", _digits(column_values)) if is_plain else ("percent", percent_digits)
         metric = names[source.text]
         if minus:
-            metric += f" minus {', '.join(label for chosen in minus.values() for label in chosen)}"
+            metric += f" minus {', '.join(label for axis_labels in minus.values() for label in axis_labels)}"
         if share:
             metric += f" share from {' to '.join(*share.values())}"
         fewer = _fewer_images(rows, position, judged) if position in judged else ""
-        where, best = request.table.conditions.get(heading, {}), request.table.best[heading]
-        columns.append(Column(heading, source, metric, best, unit, digits, where, minus, share, fewer))
+        condition, best = request.table.conditions.get(heading, {}), request.table.best[heading]
+        columns.append(Column(heading, source, metric, best, unit, digits, condition, minus, share, fewer))
     return columns
 
 
-def confounded(plan: Plan, table: Table, found: TablePoints) -> list[Confounder]:
+def confounded(plan: Plan, table: Table, cells_by_point: TablePoints) -> list[Confounder]:
     """What rows that a table compares differ in besides their labels: in a column, and from where `minus` points to."""
     groups: dict[tuple[Any, ...], dict[str, Cell]] = {}
     pairs: dict[tuple[str, str], list[Cell]] = {}
     for heading, text in table.values.items():
         source, minus = Source.parse(text), table.sources[heading].minus
-        others = baselines(plan, minus)
-        for (row, group), here in found.items():
-            for cell in here.get(heading, ())[:1]:  # seeds differ in nothing else
-                if others and (other := others.get(point_key(cell, minus))) is not None:
-                    pairs[other.id, cell.id] = [other, cell]
+        baseline_cells = baselines(plan, minus)
+        for (row, group), cells_by_heading in cells_by_point.items():
+            for cell in cells_by_heading.get(heading, ())[:1]:  # seeds differ in nothing else
+                if baseline_cells and (baseline_cell := baseline_cells.get(point_key(cell, minus))) is not None:
+                    pairs[baseline_cell.id, cell.id] = [baseline_cell, cell]
                 elif table.best[heading] != "none" or table.paired:
                     side = row if table.best_within == "row" else group
                     key = (side, *_comparison_group(cell, source, table))
@@ -282,20 +288,20 @@ def confounded(plan: Plan, table: Table, found: TablePoints) -> list[Confounder]
     compared = {tuple(cells): [*cells.values()] for cells in groups.values()}
     baseline = table.paired or plan.baseline
     return [
-        *(one for cells in compared.values() for one in confounders.confounders(cells, baseline)),
-        *(one for pair in pairs.values() for one in confounders.confounders(pair)),
+        *(confounder for cells in compared.values() for confounder in confounders.confounders(cells, baseline)),
+        *(confounder for pair in pairs.values() for confounder in confounders.confounders(pair)),
     ]
 
 
 def _comparable(
-    request: _TableRequest, columns: Sequence[Column], rows: Sequence[Row], apart: Collection[str]
+    request: _TableRequest, columns: Sequence[Column], rows: Sequence[Row], unlike_cells: Collection[str]
 ) -> tuple[list[tuple[list[Value], str]], bool, dict[str, None]]:
     """(the numbers that are ranked against each other, with what is best of them; whether some rows of a column, or
     groups of a row, are not compared; rows that nothing is compared with, because their training objective is another).
     """
     table, split = request.table, False
     groups: list[tuple[list[Value], str]] = []
-    alone: dict[str, None] = {}
+    uncompared: dict[str, None] = {}
     for position, column in enumerate(columns):
         compared: dict[tuple[Names, str, str], list[Value]] = {}
         rows_of: dict[tuple[Names, str, str], str] = {}
@@ -304,76 +310,82 @@ def _comparable(
                 for cell in request.found.get((row_key, group_key), {}).get(column.heading, ())[:1]:
                     side = row_key if table.best_within == "row" else group_key
                     comparison = (side, *_comparison_group(cell, column.source, table))
-                    if cell.id in apart:
+                    if cell.id in unlike_cells:
                         continue
                     compared.setdefault(comparison, []).append(row.values[group][position])
                     rows_of[comparison] = ", ".join(row.key.values())
         groups += [(members, column.best) for members in compared.values()]
         split |= len(compared) > len({side for side, *_ in compared})
         sizes = Counter(comparison[:2] for comparison in compared for _ in compared[comparison])
-        alone |= {
+        uncompared |= {
             rows_of[comparison]: None
             for comparison, members in compared.items()
             if column.best != "none" and len(members) == 1 < sizes[comparison[:2]]
         }
-    return groups, split, alone
+    return groups, split, uncompared
 
 
 def _by_client(
-    found: TablePoints, sources: Mapping[str, Source], table: Table
+    cells_by_point: TablePoints, sources: Mapping[str, Source], table: Table
 ) -> tuple[TablePoints, list[str], Mapping[str, int]]:
     """The places with a row for each client, where a source is "metric[*]"; the axes of the rows; label -> index."""
-    every = [heading for heading, source in sources.items() if source.client == EVERY]
-    if not every:
-        return found, table.rows, {}
+    client_headings = [heading for heading, source in sources.items() if source.client == EVERY]
+    if not client_headings:
+        return cells_by_point, table.rows, {}
     rows: TablePoints = {}
     index: dict[str, int] = {}
-    for (row, group), here in found.items():
-        for k in range(max(clients(here.get(heading, ()), sources[heading]) for heading in every)):
-            label = sources[every[0]].counted(k)
-            rows[(*row, (CLIENT, label)), group] = here
+    for (row, group), cells_by_heading in cells_by_point.items():
+        for k in range(
+            max(clients(cells_by_heading.get(heading, ()), sources[heading]) for heading in client_headings)
+        ):
+            label = sources[client_headings[0]].counted(k)
+            rows[(*row, (CLIENT, label)), group] = cells_by_heading
             index[label] = k
     return rows, [*table.rows, CLIENT], index
 
 
 def _evaluated(cell: Cell, request: _TableRequest) -> Row:
     """The row of a model that was not trained here: its evaluations in each group of columns on the same data."""
-    first, *others = request.axes
+    first_axis, *other_axes = request.axes
     on_same_data = {
         group
-        for (_, group), here in request.found.items()
-        if any(one.spec["data"] == cell.spec["data"] for cells in here.values() for one in cells)
+        for (_, group), cells_by_heading in request.found.items()
+        if any(
+            cell_here.spec["data"] == cell.spec["data"] for cells in cells_by_heading.values() for cell_here in cells
+        )
     }
     sources, headings = request.sources, request.table.sources
-    shown = [None if headings[heading].relative else sources[heading] for heading in request.headings]
+    shown_sources = [None if headings[heading].relative else sources[heading] for heading in request.headings]
     values = [
         [
             value_of([cell], source, request.numbers, request.facts)
             if group in on_same_data and source is not None and source.stage == "evaluation"
             else Value(planned=False)
-            for source in shown
+            for source in shown_sources
         ]
         for group in request.group_keys
     ]
-    return Row({first: cell.key["model"], **dict.fromkeys(others, "")}, values)
+    return Row({first_axis: cell.key["model"], **dict.fromkeys(other_axes, "")}, values)
 
 
-def _attacks(columns: Iterable[Column], found: TablePoints) -> dict[str, list[dict[str, Any]]]:
+def _attacks(columns: Iterable[Column], cells_by_point: TablePoints) -> dict[str, list[dict[str, Any]]]:
     """Metric -> its attack with all settings, or attacks where the grid has points that differ in them."""
     attacks: dict[str, list[dict[str, Any]]] = {}
     for column in columns:
         if column.source.stage == "train":
             continue
-        cells = [cell for here in found.values() for cell in here.get(column.heading, ())]
+        cells = [
+            cell for cells_by_heading in cells_by_point.values() for cell in cells_by_heading.get(column.heading, ())
+        ]
         for evaluations in {id(cell.evaluations): cell.evaluations for cell in cells}.values():
             for evaluation in evaluations:
                 metric = evaluation.label if column.source.stage in OVER else column.source.metric
-                known = attacks.setdefault(metric, [])
+                known_attacks = attacks.setdefault(metric, [])
                 attack = evaluation.attack
                 if evaluation.origin is not None:
                     attack = {**attack, "computed on": f"{evaluation.origin.shown}'s model"}
-                if column.source.shows(evaluation) and attack not in known:
-                    known.append(attack)
+                if column.source.shows(evaluation) and attack not in known_attacks:
+                    known_attacks.append(attack)
     return attacks
 
 
@@ -383,11 +395,11 @@ def _comparison_group(cell: Cell, source: Source, table: Table) -> tuple[str, st
     (data set, partition with its number of clients and the attack that judges; training objective). With
     `compare_across` the labels of all other axes that the table shows, in place of partition and objective.
     """
-    attack = next((one.attack for one in cell.evaluations if source.shows(one)), None)
+    attack = next((evaluation.attack for evaluation in cell.evaluations if source.shows(evaluation)), None)
     judged = repr((cell.spec["data"], attack if source.stage != "train" else None))
     if table.compare_across:
-        shown = (*table.rows, *table.across)
-        return judged + repr([cell.key.get(axis) for axis in shown if axis not in table.compare_across]), ""
+        shown_axes = (*table.rows, *table.across)
+        return judged + repr([cell.key.get(axis) for axis in shown_axes if axis not in table.compare_across]), ""
     return judged + repr(cell.spec["partition"]), repr(cost.local(cell.spec["algorithm"]).get("objective"))
 
 
@@ -396,9 +408,11 @@ def _fewer_images(rows: Sequence[Row], position: int, judged: Sequence[int]) -> 
     sizes: set[int] = set()
     fewer = False
     for group in (group for row in rows for group in row.values):
-        mine = [n for n in group[position].n if n]
-        sizes |= {*mine}
-        fewer |= any(n < most for n in mine for other in judged for most in group[other].n)
+        own_sizes = [n for n in group[position].n if n]
+        sizes |= {*own_sizes}
+        fewer |= any(
+            n < other_size for n in own_sizes for other_column in judged for other_size in group[other_column].n
+        )
     if not fewer:
         return ""
     ends = f"{min(sizes):,}" if len(sizes) == 1 else f"{min(sizes):,} to {max(sizes):,}"
@@ -418,21 +432,25 @@ def _digits(values: Sequence[Value]) -> int:
     return 6 if largest else 2
 
 
-def _comparisons(grid: Grid, axis: str, against: str, apart: frozenset[str]) -> Iterable[PairedComparison]:
+def _comparisons(grid: Grid, axis: str, against: str, unlike_cells: frozenset[str]) -> Iterable[PairedComparison]:
     """Each label of an axis against one of them, at the same labels of all others, under each heading.
 
-    apart: cells that are not compared.
+    unlike_cells: cells that are not compared.
     """
     values: dict[tuple[tuple[Names, int], str], Value] = {}  # (the other labels, heading), label
     for row in grid.rows:
-        for group, here in zip(grid.groups, row.values, strict=True):
+        for group, row_values in zip(grid.groups, row.values, strict=True):
             key = {**row.key, **group.key}
-            rest = tuple((other, said) for other, said in key.items() if other != axis)
-            values |= {((rest, position), key[axis]): value for position, value in enumerate(here)}
-    for (rest_and_column, mine), value in values.items():
+            other_labels = tuple(
+                (other_axis, other_label) for other_axis, other_label in key.items() if other_axis != axis
+            )
+            values |= {((other_labels, position), key[axis]): value for position, value in enumerate(row_values)}
+    for (rest_and_column, own_label), value in values.items():
         base = values.get((rest_and_column, against))
-        if mine == against or base is None or not apart.isdisjoint({*value.cells, *base.cells}):
+        if own_label == against or base is None or not unlike_cells.isdisjoint({*value.cells, *base.cells}):
             continue
-        ours, theirs = (dict(zip(one.seeds, one.values, strict=True)) for one in (value, base))
-        if (test := paired(ours, theirs)) is not None:
-            yield PairedComparison(dict(rest_and_column[0]), mine, against, grid.columns[rest_and_column[1]], test)
+        own_values, base_values = (
+            dict(zip(paired_value.seeds, paired_value.values, strict=True)) for paired_value in (value, base)
+        )
+        if (test := paired(own_values, base_values)) is not None:
+            yield PairedComparison(dict(rest_and_column[0]), own_label, against, grid.columns[rest_and_column[1]], test)

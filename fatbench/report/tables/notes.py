@@ -12,7 +12,7 @@ from fatbench.report.numbers.measurements import quoted
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.tables import number_format
 from fatbench.report.tables.grid import Column, Grid, PairedComparison
-from fatbench.report.tables.grid_points import inside
+from fatbench.report.tables.grid_points import is_inside
 from fatbench.report.tables.significance import UNTESTED
 from fatbench.store.selection import WORDS
 from fatbench.suite import format_call
@@ -39,24 +39,24 @@ def footnotes(grid: Grid) -> None:
 
     A precision that all numbers of a column have is said by a note alone.
     """
-    measured: dict[str, str] = {}
+    mark_by_doubt: dict[str, str] = {}
     published: dict[str, str] = {}
     columns = [[group[position] for row in grid.rows for group in row.values] for position in range(len(grid.columns))]
     for values in columns:
-        made = [value.doubts for value in values if value.mean is not None]
-        everywhere = {text for text in PRECISIONS_IN_WORDS if all(text in doubts for doubts in made)}
+        doubts_by_value = [value.doubts for value in values if value.mean is not None]
+        everywhere = {text for text in PRECISIONS_IN_WORDS if all(text in doubts for doubts in doubts_by_value)}
         for value in values:
             value.marked = tuple(doubt for doubt in value.doubts if doubt not in everywhere)
     for value in grid.all():
         for doubt in value.marked:
-            index = len(measured)
-            measured.setdefault(doubt, SYMBOLS[index % 4] * (index // 4 + 1))
-        value.marks = tuple(measured[doubt] for doubt in value.marked)
+            index = len(mark_by_doubt)
+            mark_by_doubt.setdefault(doubt, SYMBOLS[index % 4] * (index // 4 + 1))
+        value.marks = tuple(mark_by_doubt[doubt] for doubt in value.marked)
         if value.published_flag and value.published is not None:
             index = len(published)
             mark = chr(ord("a") + index % 26) * (index // 26 + 1)
             value.published_mark = published.setdefault(value.published_flag, mark)
-    grid.footnotes.extend((mark, doubt) for doubt, mark in measured.items())
+    grid.footnotes.extend((mark, doubt) for doubt, mark in mark_by_doubt.items())
     grid.footnotes.extend((mark, f"as published: {flag}") for flag, mark in published.items())
 
 
@@ -136,7 +136,7 @@ def notes(
     for why in dict.fromkeys(absent.values()):
         yield "left out", f"{', '.join(quoted(one) for one in absent if absent[one] == why)}: {why}"
     if any(not value.planned for value in values):
-        holes = (why for key, why in plan.excluded if inside(key, table.where))
+        holes = (why for key, why in plan.excluded if is_inside(key, table.where))
         if reasons := list(dict.fromkeys(holes)):
             yield "not run", "; ".join(reasons)
     if lookup is not None and grid.has_published:
