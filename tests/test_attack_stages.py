@@ -307,7 +307,7 @@ def test_models_are_read_once_for_all_attacks_of_a_round(machine, monkeypatch, t
         return "problem", {-1: {"w": "theirs"}}
 
     monkeypatch.setattr(checkpoints, "load_model", load)
-    monkeypatch.setattr(attacking.transfer, "read", origins)
+    monkeypatch.setattr(attacking.transfer, "read_origins", origins)
     ready: Any = SimpleNamespace(problem=None)
     loaded = _Loaded(ready)
     first, second = (Trained(ORIGIN.cell, 1, "m", digest) for digest in ("x", "y"))
@@ -495,7 +495,7 @@ def test_a_model_that_diverged_answers_with_the_most_frequent_class(judged, mach
 
 def test_an_attack_with_another_s_model_says_whose_and_nothing_beside(judged, machine, store, monkeypatch) -> None:
     """What was begun with another begins again; a chunk that was its end is no reason to stop."""
-    monkeypatch.setattr(attacking.transfer, "read", lambda *given: ("problem", {-1: "theirs"}))
+    monkeypatch.setattr(attacking.transfer, "read_origins", lambda *given: ("problem", {-1: "theirs"}))
     loaded = _Loaded(ready_of(), None, 3, {-1: M["second"]})
     stage = begun(store, machine, MOVED)
     store.commit(stage.run, round=4, outcomes=(0, 4, b"\xf0"), record={"model": "m3", "origin": "older"})

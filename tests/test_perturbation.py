@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,9 +232,14 @@ def test_a_further_method_of_five_lines_has_the_settings_of_the_baseline(
             mine, theirs = dict(settings(cell.spec)), dict(settings(other.spec))
             differ = {path for path in {*mine, *theirs} if mine.get(path) != theirs.get(path)}
             assert {p for p in differ if not p.startswith("algorithm.aggregator.")} == set(), (preset, cell.key)
-            assert [e.id for e in cell.evaluations] == [e.id for e in other.evaluations]
+            assert _evaluated(cell) == _evaluated(other)
             compared += 1
     assert compared
+
+
+def _evaluated(cell: Cell) -> list[Any]:
+    """What a cell is evaluated with; the model of another cell follows from the method, and so does the identity."""
+    return [replace(e, origin=None) if e.origin else e for e in cell.evaluations]
 
 
 def test_no_override_of_ours_hands_out_a_radius_to_names_of_methods() -> None:

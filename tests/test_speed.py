@@ -87,21 +87,6 @@ def test_a_file_that_many_suites_extend_is_parsed_once(monkeypatch: pytest.Monke
 # --- plans -------------------------------------------------------------------------------------------------------
 
 
-def test_axes_are_laid_on_only_where_they_change(grid: files.Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """9 labels of the first axis and 90 of the second, not 180."""
-    laid: list[Any] = []
-    merge = cells.merge
-
-    def counted(under: Any, over: Any) -> Any:
-        laid.append(over)
-        return merge(under, over)
-
-    monkeypatch.setattr(cells, "merge", counted)
-    grid.plan()
-    labels = [id(patch) for axis in grid.contents.axes.values() for patch in axis.values()]
-    assert sum(id(over) in labels for over in laid) == 99
-
-
 def test_a_part_that_suits_one_cell_is_refused_in_another(grid: files.Suite) -> None:
     spec = grid.plan().cells[0].spec
     assert cells.canonical({**spec, "size": 8})["size"] == 8

@@ -18,7 +18,7 @@ from fatbench.report import build_tables
 from fatbench.report.tables import external_suite as reporting_evaluated
 from fatbench.runner.run_options import RunOptions
 from fatbench.store.opening import opened
-from fatbench.suite import external_models, registered
+from fatbench.suite import external_models, registered, standard_attacks
 from fatbench.suite.files import Suite
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def _evaluation(cell: str, store: Store, asked_ids: Mapping[str, Any]) -> Evalua
         label(evaluation): number for evaluation, number in numbers_by_evaluation.items() if evaluation in asked_ids
     }
     doubts = dict.fromkeys(doubt for number in numbers.values() for doubt in number.doubts)
-    order = sorted(numbers, key=external_models.place)
+    order = sorted(numbers, key=standard_attacks.place)
     return Evaluation(
         grids,
         accuracy={metric: numbers[metric].value for metric in order},

@@ -126,7 +126,7 @@ def _show(cell: str, attack_by_stage: Mapping[str, Any], db: str | None, format:
     from fatbench.report.numbers import cell_rows
     from fatbench.report.numbers.doubts import MEASURED_WELL, in_words
     from fatbench.report.tables.external_suite import split_note, suite_and_plan
-    from fatbench.suite.external_models import place
+    from fatbench.suite.standard_attacks import place
 
     with opened(db) as store:
         assert store is not None

@@ -332,7 +332,7 @@ def cell(
     """
     from fatbench.report.numbers.cell_facts import settings as settings_of
     from fatbench.store.stage_names import parsed
-    from fatbench.suite.external_models import place
+    from fatbench.suite.standard_attacks import place
 
     console = new_console()
     console.print(f"cell {id}{f': {name}' if name else ''}", style="bold")

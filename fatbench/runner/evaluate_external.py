@@ -25,7 +25,7 @@ from fatbench.store import folder
 from fatbench.store.answers import same_answers
 from fatbench.store.replicates import SIGN
 from fatbench.store.schema import CELLS
-from fatbench.suite import calls, cells, external_models, facts, foreign
+from fatbench.suite import calls, cells, external_models, facts, foreign, standard_attacks
 from fatbench.suite.cells import Evaluation, Plan
 from fatbench.suite.external_models import Model
 from fatbench.suite.first_images import data_keys
@@ -103,7 +103,7 @@ def task(
     if dataset is None:
         raise SpecError("say the data set by --dataset NAME, or --like SUITE")
     return EvaluationTask(
-        dataset, external_models.evaluations(list(attacks or external_models.DEFAULT_ATTACKS), eps, n, batch), size=size
+        dataset, external_models.evaluations(list(attacks or standard_attacks.DEFAULT), eps, n, batch), size=size
     )
 
 

@@ -198,7 +198,7 @@ def run(
         if (
             by_memory and "cpu" not in slots
         ):  # one cell on every GPU, of each kind one first, and then more side by side
-            open_jobs, executor_options = _each_kind_first(remaining), {"places": widened_slots}
+            open_jobs, executor_options = _each_kind_first(remaining), {"more_slots": widened_slots}
         is_first = True
         while open_jobs:
             statuses = executor_module.run(

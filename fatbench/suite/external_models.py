@@ -23,12 +23,6 @@ ROUND = 1
 SEED = 0  # of the attacks' random starts
 Outputs = Literal["logits", "probabilities"]
 Channels = Literal["rgb", "bgr"]
-DEFAULT_ATTACKS = ("natural", *standard_attacks.TITLES)
-
-
-def place(metric: str) -> int:
-    """Where a metric stands among others: natural, the field's attacks from weak to strong, then the rest."""
-    return DEFAULT_ATTACKS.index(metric) if metric in DEFAULT_ATTACKS else len(DEFAULT_ATTACKS)
 
 
 @dataclass(frozen=True)
@@ -115,7 +109,7 @@ def evaluations(
 ) -> tuple[Evaluation, ...]:
     """The attacks that a person asked for: "pgd20", "{name: pgd, ...}" or "LABEL={name: pgd, ...}".
 
-    A name of DEFAULT_ATTACKS has the settings of the field, at radius `eps`; pgd20 and cw take steps of eps / 4. Of
+    A name of standard_attacks.DEFAULT has the field's settings, at radius `eps`; pgd20 and cw take steps of eps / 4. Of
     another name what it needs of eps, step and steps is as in pgd20; a mapping is given the radius alone.
     `natural` always comes first: accuracy without attack says whether the preprocessing is right. SpecError.
     """

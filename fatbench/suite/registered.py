@@ -77,12 +77,12 @@ def attack(function: Callable[..., Any]) -> str:
 def keep(kind: str, name: str, thing: Any, takes: int = 0) -> str:
     """Make a thing of this process known by a name: a Dataset, or an attack of so many arguments."""
     _KEPT[name] = thing
-    head, doc = "from fatbench.suite.registered import kept\n\n\n", f'    """{name}, in memory."""\n'
+    head, doc = "from fatbench.suite.registered import kept_object\n\n\n", f'    """{name}, in memory."""\n'
     if kind == "Data":
-        text = f"def _kept(root):\n{doc}    return kept({name!r})\n"
+        text = f"def _kept(root):\n{doc}    return kept_object({name!r})\n"
     else:
         call = ", ".join(("model", "x", "y", "generator")[:takes])
-        text = f"def _kept(model, x, y, generator):\n{doc}    return kept({name!r})({call})\n"
+        text = f"def _kept(model, x, y, generator):\n{doc}    return kept_object({name!r})({call})\n"
     _add(kind, name, f"{head}{text}\n\n{signatures.TABLES[kind][1]} = {{{name!r}: _kept}}\n")
     return name
 

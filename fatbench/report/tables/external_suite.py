@@ -14,7 +14,7 @@ from fatbench.data import catalogue
 from fatbench.errors import NothingMatched
 from fatbench.store.replicates import SIGN
 from fatbench.store.stage_names import parsed
-from fatbench.suite import external_models, model
+from fatbench.suite import external_models, model, standard_attacks
 from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.contents import Axes, Contents
 from fatbench.suite.external_models import SUITE
@@ -168,7 +168,7 @@ def _rows(model: Cell) -> Iterator[Cell]:
 
     Of each metric the last number counts; they go from weak to strong where the field has an order.
     """
-    order = external_models.DEFAULT_ATTACKS
+    order = standard_attacks.DEFAULT
     for n in sorted({evaluation.n or 0 for evaluation in model.evaluations}):
         of_size = [evaluation for evaluation in model.evaluations if (evaluation.n or 0) == n]
         for norm, eps in sorted({radius for evaluation in of_size if (radius := _radius(evaluation))}, key=_size) or [
