@@ -60,7 +60,8 @@ def test_one_database_of_many_files_has_the_pages_numbers(
         for file in reversed(every) if backwards else every:
             jsonl.import_(store, file)
         pages = PAGES["Pages"](defaultdict(lambda: store))
-        for page in ["sfat"] if files else [file.name.removesuffix(".md.j2") for file in PAGES["TEMPLATES"].iterdir()]:
+        names = [file.name.removesuffix(".md.j2") for file in PAGES["TEMPLATES"].iterdir()]
+        for page in ["sfat"] if files else sorted({*names} - {"forensics"}):  # which is of files, not of suites
             assert (RESULTS / f"{page}.md").read_text(encoding="utf-8") == pages.page(page)
 
 
