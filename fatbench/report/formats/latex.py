@@ -8,6 +8,7 @@ else in small type under ours. A table that is too high for a page is one float 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -55,7 +56,7 @@ DEFAULT = "article"
 LONG = 14  # letters of a heading that is broken in two lines
 STUB = 28  # letters of a row's label in one line
 SMALLEST = 1.4  # lines that a table may be wide before its groups or its spreads go below
-IN_FLOAT = 12  # lines of notes; more follow the float as text, which goes on over pages
+IN_FLOAT, IN_HIGH_FLOAT = 16, 4  # lines of notes and keys; of more, the notes follow the float, over pages
 MOST_FLOATS = 12  # without a \clearpage: LaTeX stops at 18 (52 since 2015) that have not found a page
 MOST_TESTS = 40  # paired tests of a float
 
@@ -266,8 +267,8 @@ def _float(table_part: _Part, number: int, of: int, left_out: Sequence[str], com
         r"\setlength{\tabcolsep}{3pt}",
         tabular,
     ]
-    room = (5 if is_high else IN_FLOAT) * fits.letters
-    notes_below = sum(map(len, note_lines)) > room
+    line_count = sum(math.ceil(len(line) / fits.letters) for line in (*note_lines, *keys))
+    notes_below = bool(note_lines) and line_count > (IN_HIGH_FLOAT if is_high else IN_FLOAT)
     notes_inside = keys if notes_below else [*note_lines, *keys]
     if notes_inside:
         text = "\n".join(rf"{words}\par" for words in notes_inside)
