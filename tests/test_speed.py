@@ -21,6 +21,7 @@ from fatbench.store.stages import Store
 from fatbench.suite import (
     calls,
     cells,
+    expansion,
     files,
     sizes,
 )
@@ -85,6 +86,21 @@ def test_a_file_that_many_suites_extend_is_parsed_once(monkeypatch: pytest.Monke
 
 
 # --- plans -------------------------------------------------------------------------------------------------------
+
+
+def test_axes_are_laid_on_only_where_they_change(grid: files.Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """9 labels of the first axis and 90 of the second, not 180."""
+    laid: list[Any] = []
+    merge = expansion.merge
+
+    def counted(under: Any, over: Any) -> Any:
+        laid.append(over)
+        return merge(under, over)
+
+    monkeypatch.setattr(expansion, "merge", counted)
+    grid.plan()
+    labels = [id(patch) for axis in grid.contents.axes.values() for patch in axis.values()]
+    assert sum(id(over) in labels for over in laid) == 99
 
 
 def test_a_part_that_suits_one_cell_is_refused_in_another(grid: files.Suite) -> None:

@@ -64,6 +64,14 @@ def expand(
     cells: list[Cell] = []
     excluded: list[tuple[Key, str]] = []
     transfers_of: dict[int, Evaluate] = {}  # place among the cells -> what is asked of it, where that has a transfer
+
+    @functools.cache  # points that begin with the same labels share what those say
+    def settings_of_labels(point: tuple[tuple[str, str], ...]) -> LocatedMap:
+        if not point:
+            return base
+        axis, label = point[-1]
+        return merge(settings_of_labels(point[:-1]), axes[axis][label])
+
     for key in grid.points(contents.grid, labels, axes):
         if condition is not None and not grid.matches(key, condition):
             continue
@@ -73,7 +81,7 @@ def expand(
             excluded.append((key, reason))
             continue
         location = f"{file}: {', '.join(f'{a}={v}' for a, v in key.items()) or 'base'} ({preset})"
-        spec, cell_perturbation = _settings_at(key, base, axes, overrides)
+        spec, cell_perturbation = _settings_at(key, settings_of_labels(tuple(key.items())), overrides)
         asked_of_point, evaluations = _evaluations(evaluate, key, lay, attacks, cell_perturbation)
         written_paths = confounders.written_paths(key, axes, overrides)
         for begin, begun_spec, seeds_of_begin in _with_weights(spec, seeds, origin, preset):
@@ -131,10 +139,9 @@ def _asked(
 
 
 def _settings_at(
-    key: Key, base: LocatedMap, axes: AxisOverrides, overrides: Sequence[model.Override]
+    key: Key, spec: LocatedMap, overrides: Sequence[model.Override]
 ) -> tuple[LocatedMap, perturbation.Perturbation | None]:
-    """A point's settings as they are written, with seed 0 and the radius of its task, and that task."""
-    spec = functools.reduce(merge, (axes[axis][label] for axis, label in key.items()), base)
+    """A point's settings, `spec` with the overrides, seed 0 and the radius of its task, and that task."""
     for override in overrides:
         if override.holds(key, spec):
             spec = merge(spec, override.set)
