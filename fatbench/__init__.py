@@ -25,6 +25,25 @@
     fatbench.dataset(x, y, x_test, y_test, name="mine")   arrays of yours, as a data set of a plug-in
 
 docs/python.md shows them at work. Importing fatbench imports neither torch nor pandas.
+
+    api          these functions
+    attacks      attacks on a module and a batch of images
+    cli          the command line
+    runner       runs cells: workers, checkpoints, executors
+    report       tables, figures and web pages
+    methods      algorithms, aggregators, attacks, objectives: what a plug-in may add
+    engine       trains and evaluates one cell
+    models       networks
+    data         data sets
+    suite        turns a suite file into checked cells
+    store        the database
+    testing      the contract that every function of a table keeps
+    settings     settings from flags, the environment and fatbench.toml
+    errors       errors that a user can cause
+    hub          files of the Hugging Face hub
+    packed       compressed text files
+    whole_file   files that are written completely or not at all
+    version      the version of this release
 """
 
 from __future__ import annotations

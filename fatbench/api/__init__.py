@@ -5,10 +5,21 @@
     fatbench.run("sfat-cifar10", preset="smoke")
     fatbench.table("sfat-cifar10", preset="smoke")
 
-Names are those of the command line; a mistake raises the `FatbenchError` whose message the command would print, with
-the names of arguments for those of options where `fatbench` is called. Nothing here imports torch until something is
-trained or attacked. `plugins` are files, as after `--plugin`; those that a suite, FATBENCH_PLUGIN, fatbench.toml or an
-installed package names are there without it.
+    running        suites, plans, runs
+    reading        stored results as tables, frames and figures
+    tables         the class Table
+    comparing      whether two rows, cells, files or arrays differ
+    evaluating     attacks models that were trained anywhere
+    making         methods and suites from a notebook
+    parts          data, partitions and aggregation for a user's own training loop
+    image_groups   test images of the same person, writer or video
+    asking         what these functions share
+    lines          progress as lines of text
+
+Names are those of the command line. A mistake raises the `FatbenchError` whose message the command would print, with
+the names of arguments in place of those of options. Nothing here imports torch until something is trained or attacked.
+`plugins` are files, as after `--plugin`; those that a suite, FATBENCH_PLUGIN, fatbench.toml or an installed package
+names are there without it.
 """
 
 from __future__ import annotations

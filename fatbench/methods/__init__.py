@@ -1,12 +1,25 @@
-"""What a paper brings, and exactly what a plug-in may bring: one function, one line in the closing table of its module.
+"""What a paper brings, and what a plug-in may bring: one function, and one line in the table that closes its module.
 
-    aggregators (adfl)     from a round's updates to weights          attacks           from images to adversarial
-    images
-    objectives       what a client minimises; proximal terms    partitions        who holds which examples
-    defences         what a client does to its gradient         augmentations     what training does to a batch
-    diagnostics (svcca)   what else is measured of a round           algorithms/        one algorithm box of a paper a
-    file inversions/      attacks that rebuild training images
+    algorithms           one file for each algorithm box of a paper
+    work                 what training costs, counted before it runs
+    aggregators          from a round's updates to their weights in the next model
+    robust_aggregators   aggregators for cohorts with malicious clients
+    adfl                 AdFL's aggregator
+    objectives           what a client minimises; proximal terms
+    partitions           which client holds which examples
+    augmentations        what training does to a batch of images
+    attacks              from images to adversarial images
+    corruptions          common corruptions, as attacks that need no model
+    packages             attacks of other packages
+    adversaries          what malicious clients do
+    manipulations        what a malicious server does to the model that it sends
+    inversions           attacks that rebuild training images from uploads
+    defences             what a client does to its gradient before it is sent
+    accountants          the differential privacy that noise buys
+    threat_models        threat models of the attacks on privacy
+    diagnostics          further measurements of a round's models
+    svcca                how similar two networks' features are
 
-A method may call the engine: an algorithm trains a cohort, an aggregator may run models. Not here: how a cell runs,
-where numbers are kept, anything that prints. No method imports the store, a runner or the command line.
+A method may call the engine: an algorithm trains a cohort, an aggregator may run models. It imports neither the store
+nor a runner nor the command line, and prints nothing.
 """

@@ -2,9 +2,30 @@
 
     MODELS["nin"]((3, 32, 32), 10, width=192)      -> nn.Module, (B, 3, 32, 32) in [0, 1] to logits (B, 10)
 
-Normalisation, where a model has any, is inside it: attacks work in [0, 1]. Weights are drawn from torch's global
-generator, which the engine seeds. A vision transformer is a backbone and a head, put together in
-`transformer.Transformer`.
+    linear             a linear network, and one that ignores its input: lower bounds
+    mlp                one hidden layer
+    mcmahan_cnn        the MNIST network of McMahan et al.
+    leaf_cnn           LEAF's network for CelebA
+    small_cnn          SFAT's network for SVHN
+    nin                Network in Network, SFAT's for CIFAR-10
+    resnet             ResNet-18 for small images
+    efficientnet       EfficientNet-Lite0
+    vit                Vision Transformer
+    t2t                Tokens-to-Token ViT
+    tnt                Transformer in Transformer
+    transformer        what the vision transformers share
+    heads              from a transformer's tokens to logits
+    fused              fused attention kernels for TNT
+    edge               networks that are split between an edge device and a server
+    dropout            dropout whose mask does not depend on the memory layout
+    dual_norm          batch normalisation with separate statistics for adversarial images
+    pretrained         loads published weights into a backbone
+    external_network   networks that were trained elsewhere
+    own_modules        imports a user's Python file in isolation
+    shapes             checks of image sizes and batch sizes
+
+Normalisation, if a model has any, is inside it: attacks work in [0, 1]. Weights are drawn from torch's global
+generator, which the engine seeds. A vision transformer is a backbone and a head, joined in `transformer.Transformer`.
 """
 
 from __future__ import annotations

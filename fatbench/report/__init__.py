@@ -1,14 +1,15 @@
-"""Tables and figures: a query, a grid or curves, a format. Nothing here imports torch.
+"""Tables and figures: a query, then a grid or curves, then a format. Nothing here imports torch.
 
-| folder | what |
-|---|---|
-| numbers | what is read from the database; statistical tests, flags, provenance, published values |
-| tables | a table before it is printed: which cell stands where, marks, notes |
-| formats | Markdown, LaTeX, HTML, CSV, JSON, terminal |
-| figures | curves, bars, matrices and images, drawn with matplotlib: files, or inside a page |
-| site | pages to look at: leaderboards, tables, the runs of every number |
+    numbers       reads numbers from the database: statistics, doubts, provenance, published values
+    tables        a table before it is printed: which cell stands where, marks, notes
+    formats       Markdown, LaTeX, HTML, CSV, JSON, terminal
+    figures       curves, bars, matrices and images, drawn with matplotlib
+    site          web pages: leaderboards, tables, the runs of every number
+    audit         checks of published tables, from the printed numbers alone
+    differences   each method's difference from the baseline
+    references    the papers that a suite cites
 
-Not here: anything that trains, attacks or writes to the database.
+Nothing here trains, attacks or writes to the database.
 
 grids = build_tables(suite, plan, store, select="best-test")
 print(render(grids, "latex"))

@@ -1,8 +1,29 @@
-"""What was measured, and with what: a database of cells, stages, runs and numbers, and files of JSON lines.
+"""The database of cells, stages, runs and numbers, and its exchange as JSON lines.
 
-    schema                the tables and the public views       database     open, upgrade, lock: SQLite or PostgreSQL
-    stages                what is claimed, committed, read      lines        export and import
-    selection             which rounds count as last, best-val and best-test
+    database         opens, upgrades and locks a database: SQLite or PostgreSQL
+    opening          opens one for reading, without creating it
+    schema           its tables and SQL views
+    stages           cells and their stages: claim, commit, read
+    leases           how long a run holds a stage
+    liveness         whether the process that runs a stage is still alive
+    stage_names      the parts of a stage's name: attack, hash, precision, round
+    points           the points of suites' grids at which a cell stands, for SQL
+    numbers          how numbers are stored: one row for each round and metric
+    number_text      reads numbers from the text of an exported line
+    rows             the values of a row as the tables hold them
+    doubt_names      the metrics that make a result doubtful: "doubt_..."
+    selection        which round is the last, best-val or best-test one
+    timing           how long stages took, for estimates
+    answers          a network's fingerprint, as stored
+    inputs           which data, weights and plug-ins produced a number
+    replicates       further runs of the same cell
+    jsonl            exports results and imports them
+    export_lines     cells as lines of an export, and their digests
+    export_schema    checks the lines of an export
+    consistency      checks that a stage's numbers fit together
+    integrity        checks a whole database
+    cleanup          deletes cells and copies databases
+    folder           the folder of a database's checkpoints and logs
 
-Every write is one transaction. Not here: files of weights, anything that trains, anything that prints. Never torch.
+Every write is one transaction. Nothing here trains, prints or imports torch.
 """

@@ -1,14 +1,47 @@
-"""A suite file becomes checked cells, and what they will cost. Nothing here imports torch, numpy or a method.
+"""A suite file becomes checked cells and what they will cost. Nothing here imports torch, numpy or a method.
 
-files       finds a suite, reads its YAML with the line of every key, lays it over what it extends
-contents    the structure of the file, of parts in model and tables; located: mappings that know their lines
-cells       a checked cell, its identity and evaluations; filters: which of them
-expansion   every point of the grid of a preset as a cell; grid: the points; transfers: attacks from other models
-perturbation  norm and radius that a task gives to attacks which state none; confounders: what compared rows differ in
-signatures  what a suite may call, and the settings of each; types: what a setting may be
-calls       a mapping of a suite, checked, with the signature of what it calls; from it the function is built
-entry       what a table says of a function; facts: what is known of a cell, and what refuses it; cost: its work
+    folders            the folders in which suites are searched for
+    files              finds a suite, reads its YAML and applies `extends`
+    located            mappings that know the line of each key
+    input_limits       limits on the size of what a user writes
+    contents           the structure of a suite file
+    model              the pydantic models of its sections
+    tables             the pydantic models of its tables and figures
+    contrasts          the comparisons that a suite declares
+    file_schema        the JSON Schema of suite files, for editors
+    grid               the points of a grid
+    expansion          from a preset's grid to its cells
+    cells              a checked cell: its settings, identity and evaluations
+    transfers          evaluations with other models' adversarial images
+    filters            selects cells: "model=nin and not aggregator=sfat"
+    perturbation       norm and radius for attacks that state none
+    standard_attacks   the field's attacks by name, for `--attacks`
+    threats            threat models by their letters
+    signatures         the tables of functions and the settings of each
+    types              the types that a setting may have
+    calls              checks a call in a suite file and builds its function
+    format_call        a call as text: `pgd(eps=8/255, steps=20)`
+    entry              what a table states about a function: refusals, costs
+    facts              what is known of a cell before it runs; refusals
+    foreign            functions from other packages: which package, whether it is installed
+    confounders        settings in which compared rows differ without saying so
+    cost               what a run costs: passes, steps, bytes
+    duration           how long a run takes
+    schedule           how long it takes on many GPUs
+    memory_need        how much memory a cell takes
+    first_images       how many images a cell reads of its data sets
+    sizes              how many cells each preset has
+    asked              what a stored stage was asked to do
+    sources            reads Python files without running them
+    plugins            plug-ins: where they are named, which version a cell uses
+    reached            the digest of a plug-in's function
+    registered         functions of a running program as plug-ins
+    weights            published weights
+    external_models    models that were trained elsewhere, as cells
+    papers             the papers behind the suites
+    publish            a paper's table as the published numbers of a suite
+    validate_import    checks the settings of imported cells
 
-Functions of other folders import `fatbench.suite.types`, so this file imports nothing. What runs a cell, stores it or
-reports it does not belong here, nor does an aggregator about one method: that stands in the method's docstring.
+Functions of other folders import `fatbench.suite.types`, so this file imports nothing. A rule about one method does not
+belong here: it stands beside the method, in its `Entry`.
 """

@@ -2,12 +2,28 @@
 
     reconstructions = INVERSIONS["patch_ls"](observed, model, (3, 224, 224), generator)
 
-`observed` is a list of `Observation` (`upload.py`), one for each observed round of the same V target clients:
-the weights that were sent to them, their V gradients after the defence, the masks where these are on the wire, labels.
-`model` is the architecture, in any state of its weights (they come from `observed`), `shape` (C, H, W) that of the
+`observed` is a list of `Observation` (`upload.py`), one for each observed round of the same V target clients: the
+weights that were sent to them, their V gradients after the defence, the masks if these are sent, and the labels.
+`model` is the architecture; its weights do not matter, they come from `observed`. `shape` (C, H, W) is that of the
 images as the model takes them. The result is (V, P, C, H, W) in [0, 1]: one reconstruction for each upload (P = 1), or
-as many as it has examples (april_opt), or several guesses (oracle). Nothing here sees an original;
-`fatbench.methods.inversions.image_measures` compares.
+as many as it has examples (april_opt), or several guesses (oracle). No inversion sees an original; `image_measures`
+compares afterwards.
+
+    upload           what the server observes; images cut into patches and back
+    target_client    what target clients send
+    labels           the number of images of each class, from the last layer's gradient
+    april            APRIL in closed form
+    april_opt        APRIL by optimisation
+    matching         gradient matching, for any model
+    simulated        simulates the client's local steps
+    patch_ls         least squares through the patch embedding
+    patch_span       the span of the patches alone
+    masked           solves with the entries that a defence left
+    imprint          reads images out of an imprint block
+    oracle           an upper bound: the best solver, picked with the truth
+    decoder          from an uploaded feature map to the image
+    image_measures   how similar a reconstruction and its original are
+    lpips            the perceptual distance LPIPS
 
 | inversion | reads | exact | where it stops |
 |---|---|---|---|

@@ -1,10 +1,14 @@
 """Executors hand cells to workers: processes on this machine, Ray tasks, SLURM jobs.
 
+    local   worker processes on this machine
+    ray     Ray tasks
+    slurm   SLURM jobs
+
 An executor is a module with two functions. `slots(device, jobs, per_gpu, url)` says which devices work side by side,
 and refuses what cannot be done before anything is written. `run(jobs, machine, slots, watch, stop, fail_fast=False,
-note=say)` works through the cells and says how each ended; `watch` takes the workers' events, `stop` is what the user
-asked for: 0 to go on, 1 to end after the round at hand, 2 to end at once; `note` tells a person what is of no one cell.
-What executors share is here.
+note=say)` works through the cells and returns how each ended. `watch` takes the workers' events. `stop` returns what
+the user asked for: 0 to go on, 1 to end after the current round, 2 to end at once. `note` tells the user what concerns
+no single cell. What executors share is in this file.
 """
 
 from __future__ import annotations

@@ -5,13 +5,17 @@
     time = "4:00:00"   # a cell that needs longer goes on in the job's next start
     gpus = 1
 
-Why not a job a cell: a job that waited for hours then works for all of its time; Python and torch start once; cells
-share the queue's places, however few a site allows; and a job that is lost takes no cell with it, because any other
-takes it over from its last checkpoint. What that costs is that a cell has no fixed job: `fatbench show` names it.
+    table    the settings of [slurm], and the batch script
+    queue    calls SLURM's commands
+    plan     the folder through which a run and its jobs talk
+    driver   submits the jobs and follows them
+    worker   the job itself
 
-`table` has what a person may set, `queue` what SLURM is asked, `plan` the folder through which a run and its jobs talk,
-`worker` the job, `driver` who submits and follows them. Every node must see the working directory, the data, the files
-folder and the database under the same paths.
+Why not one job for each cell? A job that waited for hours then works for all of its time. Python and torch start once.
+Cells share the queue's places, however few a site allows. And a job that is lost takes no cell with it: any other job
+takes the cell over from its last checkpoint. The price is that a cell has no fixed job; `fatbench show` names it.
+
+Every node must see the working directory, the data, the files folder and the database under the same paths.
 """
 
 from __future__ import annotations
