@@ -124,14 +124,13 @@ gpu: $(STAMP) ## half an hour on a GPU, worst risks first: results/bench; make g
 
 check: lint test ## all that must pass before a commit
 
-lint: $(STAMP) ## ruff, mypy, who imports whom, every suite file, and the English of the documents
+lint: $(STAMP) ## ruff, mypy, who imports whom, and every suite file
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -c "from fatbench.suite import signatures, sizes; [one.FILE.read_text() for one in (signatures, sizes)] == [signatures.shipped(), sizes.shipped()] or exit('fatbench/suite/*.json are not what functions and suites say: make settings')"
 	@$(BIN)/fatbench suite check suites/*.yaml
-	@$(BIN)/python docs/check_words.py
 
 format: $(STAMP) ## put the code into the shape that lint asks for
 	@$(BIN)/ruff check --fix

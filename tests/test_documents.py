@@ -34,6 +34,23 @@ def commands(page: Path) -> list[list[str]]:
     return [words[1:] for words in found]
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+\s+(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", re.sub(r"`[^`]*`", "", text)):
+        if link.startswith("../../actions/"):  # of the site that hosts the repository
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists() and (not anchor or anchor in anchors(target)), link
+
+
 def parsed(arguments: list[str]) -> None:
     """Read a command line as the program does, and run nothing. Raises click's UsageError."""
     command: Any = typer.main.get_command(cli.app)

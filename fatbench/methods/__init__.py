@@ -1,7 +1,6 @@
 """What a paper brings, and what a plug-in may bring: one function, and one line in the table that closes its module.
 
     algorithms           one file for each algorithm box of a paper
-    work                 what training costs, counted before it runs
     aggregators          from a round's updates to their weights in the next model
     robust_aggregators   aggregators for cohorts with malicious clients
     adfl                 AdFL's aggregator

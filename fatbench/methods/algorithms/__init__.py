@@ -18,6 +18,7 @@
     distillation         what the distillation algorithms share
     local_only           no federation: every client trains alone
     centralized          no federation: all data in one place
+    work                 what training costs, counted before it runs
     gradient_inversion   a server inverts the updates of target clients; nothing is learned
 """
 
