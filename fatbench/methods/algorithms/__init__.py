@@ -1,25 +1,25 @@
 """One algorithm box of a paper, one file: generators that turn a problem and a state into successive rounds.
 
-    fedavg               federated averaging, by any aggregator and local loss
-    fedavg_mixed         FedAvg where only some clients train adversarially
-    fedavg_validated     FedAvg where validators say when the learning rate falls
-    fedsgd               every batch is one step of the server
-    scaffold             SCAFFOLD: control variates against client drift
-    scaffold_sfat        SCAFFOLD as the SFAT release runs it
-    fednova              FedNova: updates normalised by their local steps
-    fedgate              FedGATE: gradient tracking
-    fedbn                FedBN: batch normalisation stays local
-    fedrbn               FedRBN: robustness propagated by batch normalisation
-    fltrust              FLTrust: updates weighted by their agreement with the server's
-    fedaux               FedAUX: FedAvg, then ensemble distillation on auxiliary data
-    auxiliary            FedAUX's work before the first round
-    fedgkt               FedGKT: knowledge transfer between small devices and a large server
-    fedvkd               FedVKD: distillation between ResNets on the edges and a ViT on the server
-    distillation         what the distillation algorithms share
-    local_only           no federation: every client trains alone
-    centralized          no federation: all data in one place
-    work                 what training costs, counted before it runs
-    gradient_inversion   a server inverts the updates of target clients; nothing is learned
+fedavg               federated averaging, by any aggregator and local loss
+fedavg_mixed         FedAvg where only some clients train adversarially
+fedavg_validated     FedAvg where validators say when the learning rate falls
+fedsgd               every batch is one step of the server
+scaffold             SCAFFOLD: control variates against client drift
+scaffold_sfat        SCAFFOLD as the SFAT release runs it
+fednova              FedNova: updates normalised by their local steps
+fedgate              FedGATE: gradient tracking
+fedbn                FedBN: batch normalisation stays local
+fedrbn               FedRBN: robustness propagated by batch normalisation
+fltrust              FLTrust: updates weighted by their agreement with the server's
+fedaux               FedAUX: FedAvg, then ensemble distillation on auxiliary data
+auxiliary            FedAUX's work before the first round
+fedgkt               FedGKT: knowledge transfer between small devices and a large server
+fedvkd               FedVKD: distillation between ResNets on the edges and a ViT on the server
+distillation         what the distillation algorithms share
+local_only           no federation: every client trains alone
+centralized          no federation: all data in one place
+work                 what training costs, counted before it runs
+gradient_inversion   a server inverts the updates of target clients; nothing is learned
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """A table as Markdown, LaTeX, HTML, CSV, JSON or text for a terminal.
 
-    markdown      GitHub's Markdown
-    latex         LaTeX floats in booktabs style
-    latex_text    escapes text for LaTeX
-    html          HTML tables and the frame of every page
-    terminal      colours for a terminal
-    records       CSV and JSON
-    robustbench   RobustBench's records
-    croissant     a data set description in Croissant 1.0
-    datasette     metadata for Datasette
+markdown      GitHub's Markdown
+latex         LaTeX floats in booktabs style
+latex_text    escapes text for LaTeX
+html          HTML tables and the frame of every page
+terminal      colours for a terminal
+records       CSV and JSON
+robustbench   RobustBench's records
+croissant     a data set description in Croissant 1.0
+datasette     metadata for Datasette
 """

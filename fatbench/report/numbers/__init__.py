@@ -1,20 +1,20 @@
 """Measurements read from the database, with their tests, doubts, provenance and published values.
 
-    frame            all stored numbers as one data frame
-    query            reads the numbers that a report shows
-    measurements     finds the number for a field of a table
-    cell_rows        reads the numbers of cells outside any suite
-    cell_runs        the runs of one cell side by side, for `fatbench show`
-    cell_facts       the settings of a cell in words
-    shown_runs       which of several runs is shown
-    sql_tables       fills the view `results`: doubts and shown runs
-    doubts           every reason to doubt a number
-    published        the paper's numbers
-    provenance       what produced the numbers of a table
-    statistics       tests of significance and intervals
-    baseline         every method against the suite's baseline
-    compare          two sides against each other
-    declared_tests   the tests that a suite declares
-    agreement        whether a repeated cell agrees with an exported one
-    quantiles        quartiles over clients
+frame            all stored numbers as one data frame
+query            reads the numbers that a report shows
+measurements     finds the number for a field of a table
+cell_rows        reads the numbers of cells outside any suite
+cell_runs        the runs of one cell side by side, for `fatbench show`
+cell_facts       the settings of a cell in words
+shown_runs       which of several runs is shown
+sql_tables       fills the view `results`: doubts and shown runs
+doubts           every reason to doubt a number
+published        the paper's numbers
+provenance       what produced the numbers of a table
+statistics       tests of significance and intervals
+baseline         every method against the suite's baseline
+compare          two sides against each other
+declared_tests   the tests that a suite declares
+agreement        whether a repeated cell agrees with an exported one
+quantiles        quartiles over clients
 """
