@@ -43,10 +43,8 @@ def meet(pair: dict[str, str]) -> bool:
     """Whether two parts see anything of each other.
 
     A robust aggregator reads uploads, however they were trained. What a whole network trains with and is averaged by,
-    test_local and test_graphs run of every network. FLTrust trains as FedAvg does, on its server's images too.
+    test_local and test_graphs run of every network.
     """
-    if pair.get("algorithm") == "fltrust" and "objective" in pair:
-        return False
     if pair.get("model") in TRAINED_WHOLE and (
         pair.keys() & {"aggregator", "objective"} or pair.get("algorithm") == "fedavg"
     ):

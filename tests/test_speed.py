@@ -123,7 +123,7 @@ def test_the_list_of_suites_reads_none_of_ours_and_counts_others(
     expanded = calls_of(monkeypatch, files, "expand")
     rows = {row["name"]: row["presets"] for row in sizes.listing()}
     assert rows["grid"] == {"paper": 180} and len(expanded) == 1
-    assert rows["fat-byzantine"]["smoke"] == 99
+    assert rows["fat-byzantine"]["smoke"] == 100
     monkeypatch.setattr(files, "locate", lambda name: Path("suites/grid.yaml"))
     assert {row["presets"]["paper"] for row in sizes.listing()} == {180}
 

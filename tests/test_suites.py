@@ -933,6 +933,8 @@ def test_include_takes_lists_and_adds_to_the_product(suite_from: Callable[..., S
     assert keys(only.plan("smoke")) == ["one ten"]
     more = suite_from(("product: [E, K]", "product: [E]\n  include: [{E: one, K: ten}]"))
     assert keys(more.plan()) == ["one", "one ten", "two"]
+    of_preset = suite_from(("axes: {E: [one]}}", "axes: {E: [one]}, include: [{E: two, K: [ten]}, {E: one, K: ten}]}"))
+    assert keys(of_preset.plan("smoke")) == ["one five", "one ten", "two ten"] and len(of_preset.plan().cells) == 4
 
 
 def test_exclude_says_why(suite_from: Callable[..., Suite]) -> None:
@@ -1181,6 +1183,7 @@ BAD = [  # text of the suite, what is written in its place, where the message sa
     ("product: [E, K]", "overrides: [{when: {F: one}, set: {}}]", "27: F", "'F'", "E, K)"),
     ("product: [E, K]", "overrides: [{when: {E: three}, set: {}}]", "27: E", "'E'", "'three'"),
     ("product: [E, K]", "include: [{E: on, K: ten}]", "27: E", "'one'"),
+    ("axes: {E: [one]}", "include: [{E: on, K: ten}]", "34: E", "'one'"),
     ("  validation: 1000", "  seed: 3", "6: seed", "'seeds'"),
     ("seeds: [6]", "seeds: []", "3: seeds", "[]"),
     ("seeds: [6]", "seeds: [6, 6]", "3: seeds", "twice", "6"),

@@ -60,7 +60,7 @@ def expand(
     evaluate = _asked(contents, chosen_preset, attacks, lay, file)
     seeds = seeds if seeds is not None else chosen_preset.seeds or contents.seeds
     labels = grid.labels_of(axes, chosen_preset)
-    input_limits.cells(grid.upper_bound(contents.grid, labels) * len(seeds), f"{file}: preset '{preset}'")
+    input_limits.cells(grid.upper_bound(contents, chosen_preset) * len(seeds), f"{file}: preset '{preset}'")
     cells: list[Cell] = []
     excluded: list[tuple[Key, str]] = []
     transfers_of: dict[int, Evaluate] = {}  # place among the cells -> what is asked of it, where that has a transfer
@@ -72,7 +72,7 @@ def expand(
         axis, label = point[-1]
         return merge(settings_of_labels(point[:-1]), axes[axis][label])
 
-    for key in grid.points(contents.grid, labels, axes):
+    for key in grid.points(contents, chosen_preset):
         if condition is not None and not grid.matches(key, condition):
             continue
         if points is not None and tuple(key.items()) not in points:

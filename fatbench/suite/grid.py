@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fatbench.errors import SpecError
 from fatbench.suite.contents import Contents
 from fatbench.suite.located import LocatedMap
-from fatbench.suite.model import Condition, GridSpec, Key, Preset
+from fatbench.suite.model import Condition, Key, Preset
 
 
 def labels_of(axes: Mapping[str, Mapping[str, LocatedMap]], preset: Preset) -> dict[str, list[str]]:
@@ -20,26 +20,25 @@ def labels_of(axes: Mapping[str, Mapping[str, LocatedMap]], preset: Preset) -> d
 def grid_size(contents: Contents) -> int:
     """An upper bound of the number of cells of all presets, for little work."""
     return sum(
-        upper_bound(contents.grid, labels_of(contents.axes, preset)) * len(preset.seeds or contents.seeds)
-        for preset in contents.presets.values()
+        upper_bound(contents, preset) * len(preset.seeds or contents.seeds) for preset in contents.presets.values()
     )
 
 
-def upper_bound(grid: GridSpec, axes: Mapping[str, Sequence[str]]) -> int:
-    """An upper bound of the number of points, for little work."""
+def upper_bound(contents: Contents, preset: Preset) -> int:
+    """An upper bound of the number of points of a preset, for little work."""
+    grid, axes = contents.grid, labels_of(contents.axes, preset)
     product = axes if grid.product is None else grid.product
     points = math.prod(len(axes[axis]) for axis in product)
-    return points + sum(math.prod(map(len, item.values())) for item in grid.include)
+    return points + sum(math.prod(map(len, item.values())) for item in [*grid.include, *preset.include])
 
 
-def points(
-    grid: GridSpec, axes: Mapping[str, Sequence[str]], all_axes: Mapping[str, Mapping[str, LocatedMap]]
-) -> list[Key]:
-    """Grid points: the product of the named axes, and the points to include, each once.
+def points(contents: Contents, preset: Preset) -> list[Key]:
+    """Grid points of a preset: the product of the named axes, and the points to include, each once.
 
-    In the order of the axes and their labels in the file. `axes` are those of the preset, `all_axes` those of the
-    suite.
+    In the order of the axes and their labels in the file.
     """
+    grid, all_axes = contents.grid, contents.axes
+    axes = labels_of(all_axes, preset)
     product = axes if grid.product is None else grid.product
     groups: list[list[Key]] = [[{axis: label} for label in axes[axis]] for axis in product]
     including = "include" in grid.node
@@ -53,13 +52,15 @@ def points(
     )
     position = {axis: {label: i for i, label in enumerate(labels)} for axis, labels in all_axes.items()}
     kept_labels = {axis: set(labels) for axis, labels in axes.items()}
+    kept_points = (  # without labels that the preset leaves out
+        point
+        for point in itertools.chain(points, _included(grid.include))
+        if all(label in kept_labels[axis] for axis, label in point.items())
+    )
     key_by_position: dict[tuple[int, ...], Key] = {}
-    for point in itertools.chain(points, _included(grid.include)):
-        if all(
-            label in kept_labels[axis] for axis, label in point.items()
-        ):  # else: a label that this preset leaves out
-            position_key = tuple(position[axis][point[axis]] if axis in point else -1 for axis in all_axes)
-            key_by_position[position_key] = {axis: point[axis] for axis in all_axes if axis in point}
+    for point in itertools.chain(kept_points, _included(preset.include)):
+        position_key = tuple(position[axis][point[axis]] if axis in point else -1 for axis in all_axes)
+        key_by_position[position_key] = {axis: point[axis] for axis in all_axes if axis in point}
     return [key_by_position[position_key] for position_key in sorted(key_by_position)]
 
 

@@ -370,6 +370,7 @@ class Preset(Node):
     axes: Annotated[
         dict[str, list[str]] | None, PlainValidator(lambda value: value, json_schema_input_type=dict[str, OneOrMore])
     ] = None
+    include: list[Condition] = Field(default=[])  # more points, also of labels that `axes` leaves out
     evaluate: OverrideMap = LocatedMap()
     set: OverrideMap = LocatedMap()  # of every cell, over the axes
     overrides: list[Override] = Field(default=[])
