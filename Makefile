@@ -84,7 +84,7 @@ test: $(STAMP) ## the tests of a commit; make test ARGS='-k pgd' runs some, make
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal \
 	    -m 'not slow and not nightly' $(ARGS)
 
-# Minutes on two quiet cores; on a GPU where there is one. Nothing else should run beside it.
+# Minutes on two quiet cores; on a GPU where there is one. Ratios are of CPU time, on a GPU of time.
 bench: $(STAMP) ## how fast it is, against what people run: results/bench; make bench ARGS='--rows at_nin'
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks -o results/bench $(ARGS)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import multiprocessing
 import os
+import pickle
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -13,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,6 +26,7 @@ from fatbench.engine.precision import exact
 from fatbench.runner.provenance import produced_by
 
 Seconds = dict[str, list[float]]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -41,23 +46,52 @@ class Bench:
 
 
 def interleaved(
-    device: torch.device, variants: Mapping[str, Callable[[], object]], repeats: int, theirs: str = ""
-) -> Seconds:
-    """Wall seconds of every variant, run in turn (A B A B), so that a machine that slows down slows both.
+    device: torch.device, variants: Mapping[str, Callable[[], Result]], repeats: int, theirs: str = ""
+) -> tuple[Seconds, dict[str, Result]]:
+    """What every variant costs (`cost`) and returns; they take turns (A B A B): a machine that slows down slows all.
 
+    On a CPU each run is a process of its own, forked from this one: none has the memory that another has freed.
     `theirs`, what people run, has memory and float32 as torch comes; the others have them as workers have, where those
     whose names end in "bf16" run under that precision.
     """
     seconds: Seconds = {name: [] for name in variants}
+    returned: dict[str, Result] = {}
+
+    def run(name: str) -> tuple[float, Result]:
+        memory.keep_freed_memory(name != theirs)
+        if name == theirs:
+            _as_torch_comes(device)
+        else:
+            exact(device, "bf16" if name.endswith("bf16") else "fp32")
+        results: list[Result] = []
+        return cost(device, lambda: results.append(variants[name]())), results[0]
+
     for _ in range(repeats):
-        for name, act in variants.items():
-            memory.keep_freed_memory(name != theirs)
-            if name == theirs:
-                _as_torch_comes(device)
-            else:
-                exact(device, "bf16" if name.endswith("bf16") else "fp32")
-            seconds[name].append(wall(device, act))
-    return seconds
+        for name in variants:
+            measure = functools.partial(run, name)
+            took, returned[name] = measure() if device.type == "cuda" else in_fork(measure)
+            seconds[name].append(took)
+    return seconds, returned
+
+
+def in_fork(act: Callable[[], Result]) -> Result:
+    """What `act` returns, called in a fork of this process. RuntimeError: it failed; its traceback is on stderr."""
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+
+    def send() -> None:
+        sending.send_bytes(pickle.dumps(act()))  # by value: torch's own way shares memory that ends with the process
+
+    process = context.Process(target=send)
+    process.start()
+    sending.close()
+    try:
+        result: Result = pickle.loads(receiving.recv_bytes())
+    except EOFError:
+        raise RuntimeError("a measured process failed") from None
+    finally:
+        process.join()
+    return result
 
 
 def _as_torch_comes(device: torch.device) -> None:
@@ -71,8 +105,25 @@ def matrix_rate(device: torch.device, precision: str) -> float:
     """Operations per second of a large matrix product: what passes could reach at most."""
     n, dtype = 8192 if device.type == "cuda" else 1024, {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     a = torch.randn(n, n, device=device, dtype=dtype)
-    times = [wall(device, lambda: a @ a) for _ in range(10)]
+    times = [cost(device, lambda: a @ a) for _ in range(10)]
     return 2.0 * n**3 / statistics.median(times)
+
+
+def cost(device: torch.device, act: Callable[[], object]) -> float:
+    """CPU seconds of `act` and of programs that it waits for, which other work on the machine hardly changes.
+
+    On a GPU, and where torch has several threads: seconds until it is over.
+    """
+    if device.type == "cuda" or torch.get_num_threads() > 1:
+        return wall(device, act)
+    before = _cpu_seconds()
+    act()
+    return _cpu_seconds() - before
+
+
+def _cpu_seconds() -> float:
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def wall(device: torch.device, act: Callable[[], object]) -> float:

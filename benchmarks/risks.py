@@ -92,7 +92,7 @@ def auto(bench: Bench) -> Found:
             for path in ("loop", "graphs")
         }
         interleaved(bench.device, ways, 1)  # kernels are chosen, memory is taken
-        faster = statistics.median(ratios(interleaved(bench.device, ways, bench.repeats(3)), "loop", "graphs"))
+        faster = statistics.median(ratios(interleaved(bench.device, ways, bench.repeats(3))[0], "loop", "graphs"))
         said.append(f"graphs is {faster:.2f} times as fast as loop with {clients} clients of {images} images")
     return {"said": "; ".join(said), "path": chosen}
 

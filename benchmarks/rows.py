@@ -23,23 +23,38 @@ import torch
 from torch import Tensor
 
 from benchmarks import counters, many, plain
-from benchmarks.measure import Bench, amx, child, cores, fatbench, interleaved, line, matrix_rate, program, ratios, wall
+from benchmarks.measure import (
+    Bench,
+    amx,
+    child,
+    cores,
+    cost,
+    fatbench,
+    interleaved,
+    line,
+    matrix_rate,
+    program,
+    ratios,
+    wall,
+)
 from fatbench import models
 from fatbench.data import digits
 from fatbench.engine.accuracy import accuracy, natural
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.graphs import Recordings
 from fatbench.engine.local import LocalTraining, copied, load, pixels
+from fatbench.engine.precision import forward
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Tensors
 from fatbench.methods import attacks, objectives, packages
-from fatbench.settings import LocalPath
+from fatbench.settings import LocalPath, Precision
 
 Lines = list[dict[str, Any]]
 
 PGD7: dict[str, Any] = {"eps": 8 / 255, "step": 2 / 255, "steps": 7}
 PGD10: dict[str, Any] = {**PGD7, "steps": 10}
 AT = functools.partial(objectives.at, attack=functools.partial(attacks.pgd, **PGD10))
+TUNED = "torchattacks, channels innermost, freed memory kept"
 NOISE = "same batches, noise and dropout masks"
 
 
@@ -74,23 +89,29 @@ def at_nin(bench: Bench) -> Lines:
     on = noise_problem(bench, network, [32 * batches] * clients, 32, "reference")
     start = copied(network)  # on the device, where the problem has put it
     theirs = _as_people(on)
+    innermost = replace(theirs, model=copy.deepcopy(theirs.model).to(memory_format=torch.channels_last))
     ways: dict[str, Problem] = {"reference": on, "loop": replace(on, path="loop")}
     ways["bf16"] = replace(on, path="loop", precision="bf16")
     if bench.gpu:
         ways["graphs"] = replace(on, path="graphs", recordings=Recordings())
         ways["bf16"] = replace(ways["graphs"], precision="bf16", recordings=Recordings())
-    results: dict[str, list[Tensors]] = {}
 
-    def people() -> None:
-        results["plain"] = plain.train(theirs, start, cohort, local, lambda noise: plain.pgd(noise, **PGD10))
+    def release() -> list[Tensors]:
+        return plain.train(theirs, start, cohort, local, lambda noise: plain.pgd(noise, **PGD10))
 
-    def ours(name: str) -> None:
-        results[name] = [update.model for update in train_cohort(ways[name], start, cohort, 0, local)]
+    def tuned(precision: Precision) -> list[Tensors]:
+        attack = plain.torchattacks_pgd(innermost.model, **PGD10)
+        with forward(bench.device, precision):
+            return plain.train(innermost, start, cohort, local, lambda _: attack)
 
-    acts: dict[str, Callable[[], object]] = {"plain": people}
+    def ours(name: str) -> list[Tensors]:
+        return [update.model for update in train_cohort(ways[name], start, cohort, 0, local)]
+
+    acts: dict[str, Callable[[], list[Tensors]]] = {"plain": release}
+    acts |= {"tuned": lambda: tuned("fp32"), "tuned bf16": lambda: tuned("bf16")}
     acts |= {name: functools.partial(ours, name) for name in ways if name != "reference" or bench.quick}
-    seconds = interleaved(bench.device, acts, bench.repeats(3), theirs="plain")
-    operations = counters.flops(functools.partial(ours, "loop")) if "loop" in results else None
+    seconds, results = interleaved(bench.device, acts, bench.repeats(3), theirs="plain")
+    operations = counters.flops(functools.partial(ours, "loop"))
     passes = clients * batches * 32 * 11
     work = f"AT round, NIN, {clients} clients, PGD-10, batch 32, {batches} batches each"
     best = "graphs" if bench.gpu else "loop"
@@ -98,8 +119,7 @@ def at_nin(bench: Bench) -> Lines:
 
     def note(name: str) -> str:
         said = f"{rate[name]:.0f} passes/s against {rate['plain']:.0f}; {NOISE}: {apart(results, 'plain', name, start)}"
-        if operations:
-            said += f"; {_most(bench, operations, name, statistics.median(seconds['plain']))}"
+        said += f"; {_most(bench, operations, name, statistics.median(seconds['plain']))}"
         idle = name == "bf16" and not bench.gpu and not amx()
         return f"{said}; the goal of 5x is for a CPU with AMX, which this one has not" if idle else said
 
@@ -108,6 +128,8 @@ def at_nin(bench: Bench) -> Lines:
         line(f"{work}, fp32", "the plain loop", {"cpu": 1.9, "cuda": None}, ratios(seconds, "plain", best),
              note=note(best)),
         line(f"{work}, bf16", "the plain loop, fp32", bf16, ratios(seconds, "plain", "bf16"), note=note("bf16")),
+        line(f"{work}, fp32", TUNED, {}, ratios(seconds, "tuned", best)),
+        line(f"{work}, bf16", f"{TUNED}, under autocast", {}, ratios(seconds, "tuned bf16", "bf16")),
     ]  # fmt: skip
 
 
@@ -151,14 +173,18 @@ def at_vit(bench: Bench) -> Lines:
     on = replace(noise_problem(bench, network, sizes, 32, "loop"), size=224)
     other = replace(noise_problem(bench, theirs, sizes, 32, "reference"), size=224)
     low = replace(on, precision="bf16")
-    acts: dict[str, Callable[[], object]] = {
-        "plain": lambda: plain.train(
-            other, start_theirs, cohort, local, lambda _: plain.torchattacks_pgd(theirs, **PGD7), ratio=0.5
-        ),
-        "fp32": lambda: train_cohort(on, start, cohort, 0, local),
-        "bf16": lambda: train_cohort(low, start, cohort, 0, local),
-    }
-    seconds = interleaved(bench.device, acts, bench.repeats(3), theirs="plain")
+
+    def people(precision: Precision) -> None:
+        attack = plain.torchattacks_pgd(theirs, **PGD7)
+        with forward(bench.device, precision):
+            plain.train(other, start_theirs, cohort, local, lambda _: attack, ratio=0.5)
+
+    def ours(problem: Problem) -> None:
+        train_cohort(problem, start, cohort, 0, local)
+
+    acts: dict[str, Callable[[], None]] = {"plain": lambda: people("fp32"), "plain bf16": lambda: people("bf16")}
+    acts |= {"fp32": lambda: ours(on), "bf16": lambda: ours(low)}
+    seconds, _ = interleaved(bench.device, acts, bench.repeats(3), theirs="plain")
     operations = counters.flops(acts["fp32"])
     work = f"AT round, ViT-S/16 at 224, {clients} clients, PGD-7, ratio 0.5, batch {batch}, {batches} batches each"
     against = "timm + torchattacks, fp32"
@@ -171,6 +197,7 @@ def at_vit(bench: Bench) -> Lines:
     lines = [
         line(f"{work}, fp32", against, {"cpu": 1.4, "cuda": None}, ratios(seconds, "plain", "fp32"), note=note("fp32")),
         line(f"{work}, bf16", against, {"cpu": None, "cuda": 4.0}, ratios(seconds, "plain", "bf16"), note=note("bf16")),
+        line(f"{work}, bf16", "timm + torchattacks under autocast", {}, ratios(seconds, "plain bf16", "bf16")),
     ]
     if bench.gpu:
         rate = operations / statistics.median(seconds["bf16"]) / matrix_rate(bench.device, "bf16")
@@ -238,9 +265,8 @@ def _evaluation(bench: Bench, epochs: int, radius: int) -> Lines:
     images, labels = images[:n], labels[:n]
     step = eps / 4
     loop = load(_as_people(on), state)
-    robust: dict[str, list[float]] = {}
 
-    def theirs() -> None:
+    def theirs() -> list[float]:
         import torchattacks
 
         loop.eval()
@@ -252,9 +278,9 @@ def _evaluation(bench: Bench, epochs: int, radius: int) -> Lines:
         )
         with forked(0, "bench"):
             attacked = [loop(attack(x, labels)).argmax(1) for attack in three]
-        robust["theirs"] = [float((predicted == labels).double().mean()) for predicted in attacked]
+        return [float((predicted == labels).double().mean()) for predicted in attacked]
 
-    def ours(name: str, early_stop: bool, precision: str) -> None:
+    def ours(early_stop: bool, precision: str) -> list[float]:
         settings: dict[str, Any] = {"eps": eps, "step": step, "early_stop": early_stop}
         three = (
             functools.partial(attacks.pgd, steps=20, **settings),
@@ -262,15 +288,15 @@ def _evaluation(bench: Bench, epochs: int, radius: int) -> Lines:
             functools.partial(attacks.fgsm, eps=eps),
         )
         how = replace(on, precision=precision)  # type: ignore[arg-type]
-        robust[name] = [
+        return [
             float(accuracy(how, state, images, labels, attack, ("bench", i))[0].double().mean())
             for i, attack in enumerate(three)
         ]
 
     ways = {f"{way} {p}": (way == "early stop", p) for way in ("early stop", "last step") for p in ("fp32", "bf16")}
-    acts: dict[str, Callable[[], object]] = {"theirs": theirs}
-    acts |= {name: functools.partial(ours, name, *way) for name, way in ways.items()}
-    seconds = interleaved(bench.device, acts, bench.repeats(3), theirs="theirs")
+    acts: dict[str, Callable[[], list[float]]] = {"theirs": theirs}
+    acts |= {name: functools.partial(ours, *way) for name, way in ways.items()}
+    seconds, robust = interleaved(bench.device, acts, bench.repeats(3), theirs="theirs")
     unattacked = 100 * float(accuracy(on, state, images, labels, natural, ("bench",))[0].double().mean())
     trained = f"trained {epochs} epoch{'s' * (epochs > 1)} with FGSM, eps {radius}/255"
     work = f"PGD-20 + CW + FGSM, {n} digits at 32x32, SmallCNN of width 64 {trained}"
@@ -333,15 +359,17 @@ def _autoattack(bench: Bench, n: int, goals: dict[str, dict[str, float | None]])
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     right: dict[str, list[Tensor]] = {name: [] for name in ways}
 
-    def one(name: str, first: int) -> None:
+    def one(name: str, first: int) -> Tensor:
         part = slice(first, first + batch)
         bits, _ = accuracy(ways[name], state, images[part], labels[part], by[name], ("bench", first), batch=batch)
-        right[name].append(bits)
+        return bits
 
     for first in range(0, n, batch):  # the parts take turns, as repeats would
         acts = {name: functools.partial(one, name, first) for name in ways}
-        for name, times in interleaved(bench.device, acts, 1, theirs="package").items():
-            seconds[name] += times
+        took, outcomes = interleaved(bench.device, acts, 1, theirs="package")
+        for name in ways:
+            seconds[name] += took[name]
+            right[name].append(outcomes[name])
     bits = {name: torch.cat(parts) for name, parts in right.items()}
 
     def note(name: str) -> str:
@@ -364,12 +392,12 @@ def cells(bench: Bench) -> Lines:
     file = many.table_suite(bench.folder / "bench-cells.yaml", seeds=1 if bench.quick else 3)
     jobs = 16 if bench.gpu else min(2, cores())
     number = 3 if bench.quick else 9
-    acts: dict[str, Callable[[], object]] = {
-        "one": lambda: many.run(bench, file, 1),
-        "many": lambda: many.run(bench, file, jobs),
-    }
-    seconds = interleaved(bench.device, acts, bench.repeats(2))
-    note = f"{3600 * number / statistics.median(seconds['many']):.0f} cells an hour, starting the program included"
+    seconds: dict[str, list[float]] = {"one": [], "many": []}
+    for _ in range(bench.repeats(2)):
+        for name, workers in (("one", 1), ("many", jobs)):
+            seconds[name].append(wall(bench.device, functools.partial(many.run, bench, file, workers)))
+    rate = 3600 * number / statistics.median(seconds["many"])
+    note = f"wall time; {rate:.0f} cells an hour, starting the program included"
     work = f"{number} cells of FAT, SFAT, Re-SFAT on digits, --jobs {jobs}"
     return [line(work, "--jobs 1", {"cpu": 1.3, "cuda": 4.0}, ratios(seconds, "one", "many"), note=note)]
 
@@ -402,10 +430,11 @@ CELL = textwrap.dedent(
     shards = [torch.arange(each, device=device) + each * k for k in range(clients)]
     state = State(0, {name: value.clone() for name, value in network.state_dict().items()})
     on = Problem(network, images, labels, shards, 10, 0, torch.device(device), "fp32", "loop", side)
-    begin = time.perf_counter()
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    begin = clock()
     for result in algorithm(on, state): pass
     if device != "cpu": torch.cuda.synchronize()
-    seconds = time.perf_counter() - begin
+    seconds = clock() - begin
     megabytes = resident("VmHWM") - before if device == "cpu" else torch.cuda.max_memory_allocated() / 2**20
     print(json.dumps({"megabytes": megabytes, "seconds": seconds}))
     """
@@ -466,8 +495,8 @@ def command_line(bench: Bench) -> Lines:
     }  # fmt: skip
     lines = []
     for work, (goal, command) in commands.items():
-        times = [wall(bench.device, functools.partial(program, command)) for _ in range(bench.repeats(5))]
-        lines.append(line(work, "-", {"cpu": goal}, times, "s"))
+        times = [cost(bench.device, functools.partial(program, command)) for _ in range(bench.repeats(5))]
+        lines.append(line(work, "-", {"cpu": goal}, times, "s", note="CPU time"))
     return lines
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,10 +107,17 @@ def test_passes_are_those_that_torch_counts(model: str, objective: str) -> None:
 
 
 def test_sides_take_turns() -> None:
-    order: list[str] = []
-    acts = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
-    seconds = interleaved(torch.device("cpu"), acts, 2)
-    assert order == ["a", "b", "a", "b"] and len(seconds["a"]) == len(seconds["b"]) == 2
+    """Each run in a process of its own, which leaves nothing in this one; sleeping costs nothing, computing does."""
+    clock = time.monotonic
+    acts = {
+        "a": lambda: (os.getpid(), clock(), time.sleep(0.3)),
+        "b": lambda: (os.getpid(), clock(), sum(range(10**7))),
+    }
+    seconds, returned = interleaved(torch.device("cpu"), acts, 2)
+    assert len({os.getpid(), returned["a"][0], returned["b"][0]}) == 3 and returned["a"][1] < returned["b"][1]
+    assert max(seconds["a"]) < 0.05 < min(seconds["b"]) and len(seconds["a"]) == len(seconds["b"]) == 2
+    with pytest.raises(RuntimeError, match="a measured process failed"):
+        interleaved(torch.device("cpu"), {"a": lambda: 1 / 0}, 1)
     assert ratios({"a": [4.0, 6.0], "b": [2.0, 2.0]}, "a", "b") == [2.0, 3.0]
 
 
