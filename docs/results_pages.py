@@ -32,11 +32,12 @@ from fatbench.report import audit
 from fatbench.report.numbers import compare, declared_tests, statistics
 from fatbench.report.numbers.compare import measured_numbers
 from fatbench.report.numbers.declared_tests import Declared
-from fatbench.report.numbers.frame import frame
+from fatbench.report.numbers.frame import COLUMNS, frame
 from fatbench.report.tables import number_format
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Value
 from fatbench.store import jsonl
+from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
 from fatbench.suite import files, threats
 from fatbench.suite.cells import Cell, Plan
@@ -359,9 +360,16 @@ class Pages:
         rows = audit.floor(audit.published()).rows.set_index("table").loc[table]
         return f"{rows['below'].sum()} of {rows['numbers'].sum()}"
 
-    def audited(self, *names: str) -> str:
-        """What `fatbench audit` says of committed rows, file without its ending."""
-        numbers = pandas.concat([frame(self.stores[name]) for name in names], ignore_index=True)
+    def audited(self, *suites: tuple[str, str | None]) -> str:
+        """What `fatbench audit` says of the measured cells of (suite, preset; None: its usual one), each once."""
+        numbers_by_suite = []
+        for name, preset in suites:
+            _, plan, store = self._plan(name, preset, None)
+            numbers = frame(store, plan)[[*COLUMNS]].assign(suite=name)
+            planned = {evaluation.id for cell in plan.cells for evaluation in cell.evaluations}
+            of_suite = [parsed(stage).evaluation in planned for stage in numbers["stage"]]
+            numbers_by_suite.append(numbers[of_suite])  # another suite may judge the same cells on other images
+        numbers = pandas.concat(numbers_by_suite, ignore_index=True).drop_duplicates()
         return "\n\n".join(audit_text(check, "markdown") for check in audit.of_results(numbers))
 
     def leak(self, name: str, where: str) -> Leak:
