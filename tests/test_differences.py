@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fatbench.cli.app import app
-from fatbench.errors import SpecError
+from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.stages import Store
 
 ROOT = Path(__file__).parent.parent
@@ -65,3 +65,9 @@ def test_every_format_says_the_same(db: str) -> None:
 def test_what_it_cannot_be_asked(options: list[str], said: str, db: str) -> None:
     with pytest.raises(SpecError, match=said.replace("(", r"\(")):
         CliRunner().invoke(app, [*options, "--db", db], catch_exceptions=False)
+
+
+def test_without_a_database_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NothingMatched, match=r"fatbench\.db does not exist"):
+        CliRunner().invoke(app, COMMAND, catch_exceptions=False)

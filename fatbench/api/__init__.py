@@ -30,6 +30,7 @@ from fatbench.api.evaluating import CHECK, Evaluation, evaluate, judged
 from fatbench.api.making import make_suite, register
 from fatbench.api.parts import aggregate, load_data, partition
 from fatbench.api.reading import (
+    difference_table,
     export_results,
     grids_of,
     import_results,
@@ -49,8 +50,8 @@ from fatbench.api.tables import Table
 from fatbench.store.opening import opened
 
 __all__ = [
-    "CHECK", "Comparison", "Evaluation", "Table", "aggregate", "compare", "evaluate", "export_results",
-    "grids_of", "import_results", "in_python", "judged", "known_choice", "list_models", "load_data", "load_model",
-    "make_suite", "opened", "outcomes", "partition", "plan", "planned_suite", "plot", "register", "results", "run",
-    "spoken", "suites", "table", "take_in", "to_read", "with_table",
+    "CHECK", "Comparison", "Evaluation", "Table", "aggregate", "compare", "difference_table", "evaluate",
+    "export_results", "grids_of", "import_results", "in_python", "judged", "known_choice", "list_models",
+    "load_data", "load_model", "make_suite", "opened", "outcomes", "partition", "plan", "planned_suite", "plot",
+    "register", "results", "run", "spoken", "suites", "table", "take_in", "to_read", "with_table",
 ]  # fmt: skip

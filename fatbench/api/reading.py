@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -173,8 +173,6 @@ def table(
     if notes is not None:
         known_choice("notes", notes, LEVELS)
     known_choice("images", images, IMAGES)
-    from fatbench.report import differences as of_baseline
-
     several = [suite] if isinstance(suite, str | Path | Suite) else list(suite)
     with plugged(plugins, db), opened(db) as store:
         choice = seed_list(seeds), filter_text(where)
@@ -185,20 +183,7 @@ def table(
                 raise SpecError("differences is a table by itself: without id and rows")
             if store is None:
                 raise NothingMatched(_why_empty(None, None, db))
-            compared = tuple(
-                of_baseline.of_plan(
-                    item,
-                    plan,
-                    store,
-                    differences,
-                    select=select,
-                    digits=digits,
-                    images=images,
-                    shown_metrics=names(columns),
-                )
-                for item, plan in plans
-            )
-            return DifferenceTable([item.grid for item in compared], notes, compared)
+            return difference_table(plans, store, differences, names(columns), notes, select, digits, images)
         if rows or columns:
             plans = [combine(plans, names(rows), names(columns))]
         if id is not None:
@@ -209,6 +194,22 @@ def table(
         if store is not None and grids_by_suite and all(item.mean is None for grid in all_grids for item in grid.all()):
             print(f"fatbench: {_why_empty(grids_by_suite[0][1], store, db)}", file=sys.stderr)
     return Table(all_grids, notes)
+
+
+def difference_table(
+    plans: Iterable[tuple[Suite, Plan]], store: Store, metric: str, columns: Sequence[str], notes: str | None,
+    select: Checkpoint, digits: int, images: str,
+) -> DifferenceTable:  # fmt: skip
+    """The methods of plans as `to_read` gives them, each with its difference from the baseline under a metric."""
+    from fatbench.report import differences
+
+    tables = tuple(
+        differences.of_plan(
+            suite, plan, store, metric, select=select, digits=digits, images=images, shown_metrics=columns
+        )
+        for suite, plan in plans
+    )
+    return DifferenceTable([table.grid for table in tables], notes, tables)
 
 
 def outcomes(

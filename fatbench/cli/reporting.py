@@ -168,6 +168,12 @@ def _render_options(
     return options
 
 
+def _no_database(db: str | None) -> str:
+    from fatbench import settings
+
+    return f"{settings.shown_url(settings.database(db))} does not exist: nothing has been run here, or --db is missing"
+
+
 def report(
     names: Annotated[
         list[str] | None,
@@ -295,23 +301,15 @@ def report(
         run = set() if names or store is None else {item for item, _ in progress.by_suite(store)}
         plans = [plan_in(item, preset, smoke, seeds, where, store) for item in names or _suites_with_results(run)]
         plans = [(suite, plan if store is None else api.to_read(suite, plan, store, runs)) for suite, plan in plans]
-        if differences is not None and store is not None:
+        if differences is not None:
             if table or rows is not None:
                 raise SpecError("--differences is a table by itself: without --table and --rows")
-            difference_tables = [
-                of_baseline.of_plan(
-                    suite,
-                    plan,
-                    store,
-                    differences,
-                    select=chosen_checkpoint,
-                    digits=digits,
-                    images=images,
-                    shown_metrics=listed(columns),
-                )
-                for suite, plan in plans
-            ]
-            text = "\n".join(of_baseline.render(item, format) for item in difference_tables)
+            if store is None:
+                raise NothingMatched(_no_database(db))
+            compared = api.difference_table(
+                plans, store, differences, listed(columns), notes, chosen_checkpoint, digits, images
+            )
+            text = "\n".join(of_baseline.render(item, format) for item in compared.tables)
             if output is None:
                 sys.stdout.write(text)
             else:
@@ -332,11 +330,7 @@ def report(
         if not grids and not names:
             raise NothingMatched("the database has no results yet: fatbench run NAME")
         if store is None:
-            database_name = settings.shown_url(settings.database(db))
-            print(
-                f"fatbench: {database_name} does not exist: nothing has been run here, or --db is missing",
-                file=sys.stderr,
-            )
+            print(f"fatbench: {_no_database(db)}", file=sys.stderr)
         if format == "html" and store is not None:
             from fatbench.report.site import pages
             from fatbench.runner import provenance
