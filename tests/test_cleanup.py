@@ -267,6 +267,16 @@ def test_the_commands_of_the_page_about_results(tmp_path: Path, monkeypatch: pyt
     assert fuzzing.program("clean", "--db", "no.db")[0] == 4
 
 
+def test_what_names_a_suite_and_a_cell_deletes_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("aaaa.yaml").write_text("name: aaaa\n")
+    with Store.open("r.db", create=True) as made:
+        made.add_cell(A, {"seed": 1})
+    code, message = fuzzing.program("delete", "aaaa", "--db", "r.db")
+    assert code == 2 and "is a suite and begins a cell's id" in message
+    assert fuzzing.program("delete", "aaaaa", "-n", "--db", "r.db") == (0, f"{A}\n1 cell would be deleted\n")
+
+
 def test_a_replicate_after_a_deleted_one_has_a_number_of_its_own(tmp_path: Path) -> None:
     """Of three runs of a cell the second is deleted; a fourth is the fourth, not another third."""
 

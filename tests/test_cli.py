@@ -156,8 +156,9 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     (["plan", "suite", "zzz"], 2, "no suite is named 'zzz' (the nearest of "),
     (["init"], 2, "'fatbench new'"),
     (["run", "tiny.yaml", "-n", "--device", "gpu"], 2, "--device"),
-    (["delete"], 2, "--suite NAME"),
-    (["delete", "0123", "-k", "model=nin"], 2, "name it with --suite"),
+    (["delete"], 2, "fatbench delete NAME -k"),
+    (["delete", "0123", "-k", "model=nin"], 2, "fatbench delete NAME -k"),
+    (["delete", "sfat-cifr10", "-k", "method=FAT"], 2, "did you mean 'sfat-cifar10'"),
     (["run", "tiny.yaml", "--gpu"], 2, "'--device cuda'"),
     (["run", "sfat-cifer10"], 2, "no suite is named 'sfat-cifer10' (did you mean 'sfat-cifar10'?)"),
     (["report", "tiny.yaml", "--db", "no.db"], 4, "no.db does not exist: nothing has been run yet"),
@@ -347,7 +348,9 @@ def test_a_user_s_way_from_plan_to_table(run, place, forks):
     assert run("run", "suite", "tiny.yaml", "-n")[1].startswith("suite tiny, preset paper: 2 cells, 0 to run")
     assert run("status", "tiny")[1] == run("status", "tiny.yaml")[1]  # as `status` lists it
     assert run("report", "tiny", "--format", "md") == run("report", "tiny.yaml", "--format", "markdown")
-    code, out, _ = run("delete", "--suite", "tiny", "-k", "method=FAT", "-n")
+    code, _, err = run("delete", "tiny")
+    assert (code, "all 2 cells" in err) == (2, True)
+    code, out, _ = run("delete", "tiny", "-k", "method=FAT", "-n")
     assert (code, out.splitlines()[-1]) == (0, "1 cell would be deleted") and "FAT, seed 1" in out
     assert run("db", "check")[0] == 0
     assert "torch" in run("doctor")[1]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,16 +13,66 @@ from fatbench.cli.options import Db, Preset, Seeds, Smoke, Where
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.opening import opened
 
+if TYPE_CHECKING:
+    from fatbench.store.stages import Store
+
+
+def _is_suite(target: str, store: Store | None) -> bool:
+    """Whether a target is a suite, and not the beginning of a cell's id. SpecError: it is both."""
+    from fatbench.suite import files
+
+    if not re.fullmatch("[0-9a-f]+(~[0-9]*)?", target):
+        return True
+    try:
+        files.locate(target)
+    except SpecError:
+        return False
+    if store is not None and store.begins(target):
+        raise SpecError(f"'{target}' is a suite and begins a cell's id: give its file, or more of the id")
+    return True
+
+
+def _cells_of(
+    name: str, preset: str | None, smoke: bool, where: list[str] | None, seeds: str | None, store: Store | None,
+    *, demand_choice: bool,
+) -> dict[str, str]:  # fmt: skip
+    """Stored cells that are chosen of a suite -> their labels. NothingMatched: there is none.
+
+    SpecError: it has been run with several presets and none is named; or nothing is chosen, though it must be.
+    """
+    from fatbench.runner import progress
+
+    plan = plan_in(name, preset, smoke, seeds, where, store)[1]
+    stored_ids = set() if store is None else {*store.cells([cell.id for cell in plan.cells])}
+    labels = {
+        cell.id: ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"])
+        for cell in plan.cells
+        if cell.id in stored_ids
+    }
+    presets_run = (
+        [] if store is None else [of_preset for suite, of_preset in progress.by_suite(store) if suite == plan.suite]
+    )
+    if not (preset or smoke) and len(presets_run) > 1:
+        raise SpecError(
+            f"'{plan.suite}' has been run with the presets {', '.join(presets_run)}: name one, --preset NAME"
+        )
+    if not labels:
+        raise NothingMatched(f"the database has no such cell of '{plan.suite}', preset {plan.preset}")
+    if demand_choice:
+        raise SpecError(
+            f"this would delete all {len(labels)} cells of '{plan.suite}', preset {plan.preset}: choose some with -k,"
+            f" or say --preset {plan.preset}; -n lists them"
+        )
+    return labels
+
 
 def delete(
-    cells: Annotated[
-        list[str] | None, typer.Argument(help="Cell ids, or their first letters.", show_default=False)
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--suite",
-            help="Cells of this suite, which --preset, -k and --seeds choose.",
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CELL|NAME...",
+            help="Cell ids or their first letters; or a suite, whose cells -k, --preset and --seeds choose.",
+            show_default=False,
             autocompletion=completing.suites,
         ),
     ] = None,
@@ -36,29 +87,25 @@ def delete(
 
     Other suites that have the same cells lose them too.
 
-    Example: fatbench delete --suite my_rule.yaml --smoke -k method=my_rule -n
+    Example: fatbench delete my_rule.yaml --smoke -k method=my_rule -n
     """
     from fatbench import settings
     from fatbench.store import cleanup
     from fatbench.store.folder import belongs
     from fatbench.store.rows import counted_text
 
-    if not cells and name is None:
-        raise SpecError("name cells, or a suite: --suite NAME, with -k to choose some of its cells")
-    if name is None and (preset or smoke or where or seeds):
-        raise SpecError("--preset, --smoke, -k and --seeds choose cells of a suite: name it with --suite")
+    if not targets:
+        raise SpecError("name cells, or a suite and with -k some of its cells: fatbench delete NAME -k FILTER -n")
+    choosing = bool(preset or smoke or where or seeds)
     with opened(db) as store:
-        if too_short := [id for id in cells or () if len(id) < 4]:
+        suite_names = [target for target in targets if _is_suite(target, store)]
+        if choosing and not suite_names:
+            raise SpecError("--preset, --smoke, -k and --seeds choose cells of a suite: fatbench delete NAME -k FILTER")
+        if too_short := [id for id in targets if len(id) < 4 and id not in suite_names]:
             raise SpecError(f"'{too_short[0]}': give at least the first 4 letters of a cell's id")
-        labels = dict.fromkeys((cell_in(store, id) for id in cells or ()), "")
-        if name is not None:
-            plan = plan_in(name, preset, smoke, seeds, where, store)[1]
-            stored_ids = set() if store is None else {*store.cells([cell.id for cell in plan.cells])}
-            for cell in plan.cells:
-                if cell.id in stored_ids:
-                    labels[cell.id] = ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"])
-            if not labels:
-                raise NothingMatched(f"the database has no such cell of '{plan.suite}', preset {plan.preset}")
+        labels = dict.fromkeys((cell_in(store, id) for id in targets if id not in suite_names), "")
+        for name in suite_names:
+            labels |= _cells_of(name, preset, smoke, where, seeds, store, demand_choice=not (choosing or dry_run))
         if dry_run:
             print(*(f"{id}  {label}".rstrip() for id, label in labels.items()), sep="\n")
             print(f"{len(labels)} cell{'s' * (len(labels) != 1)} would be deleted")

@@ -27,7 +27,7 @@ MEANT = {  # a word that people try -> the command that does it
     "ttest": "compare --tests",
     "download": "data prepare", "fetch": "data prepare", "datasets": "data list", "cost": "plan", "time": "plan",
     "info": "doctor", "env": "doctor", "ps": "status", "progress": "status --watch", "watch": "status --watch",
-    "backup": "db backup", "upgrade": "db upgrade", "migrate": "db upgrade", "log": "logs", "load": "import",
+    "backup": "db backup", "upgrade": "export", "migrate": "export", "log": "logs", "load": "import",
     "save": "export",
     "dump": "export", "gc": "clean", "prune": "clean",
 }  # fmt: skip
@@ -141,7 +141,7 @@ class Suggesting(typer.core.TyperGroup):
 
 
 class OfSuites(Suggesting):
-    """A group whose command `suite` need not be written: `fatbench run NAME` is `fatbench run NAME`."""
+    """A group whose command `suite` need not be written: `fatbench run NAME` is `fatbench run suite NAME`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         if not args and ctx.info_name == "plan":  # every suite
