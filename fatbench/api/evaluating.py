@@ -239,7 +239,7 @@ def _evaluation(cell: str, store: Store, asked_ids: Mapping[str, Any]) -> Evalua
         label(evaluation): number for evaluation, number in numbers_by_evaluation.items() if evaluation in asked_ids
     }
     doubts = dict.fromkeys(doubt for number in numbers.values() for doubt in number.doubts)
-    order = sorted(numbers, key=standard_attacks.place)
+    order = sorted(numbers, key=standard_attacks.strength)
     return Evaluation(
         grids,
         accuracy={metric: numbers[metric].value for metric in order},

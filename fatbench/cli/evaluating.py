@@ -126,7 +126,7 @@ def _show(cell: str, attack_by_stage: Mapping[str, Any], db: str | None, format:
     from fatbench.report.numbers import cell_rows
     from fatbench.report.numbers.doubts import MEASURED_WELL, in_words
     from fatbench.report.tables.external_suite import split_note, suite_and_plan
-    from fatbench.suite.standard_attacks import place
+    from fatbench.suite.standard_attacks import strength
 
     with opened(db) as store:
         assert store is not None
@@ -156,7 +156,7 @@ def _show(cell: str, attack_by_stage: Mapping[str, Any], db: str | None, format:
             }
             for (_, stage), (accuracy, n) in numbers.items()
         ]
-        rows.sort(key=lambda row: place(row["label"]))
+        rows.sort(key=lambda row: strength(row["label"]))
         show.evaluation(rows, f"{spec['evaluated']['name']} on {spec['data']['name']}")
         print(f"cell {cell}: fatbench show {cell}; fatbench report evaluate has all models")
         if note := split_note(spec["data"]["name"]):

@@ -332,7 +332,7 @@ def cell(
     """
     from fatbench.report.numbers.cell_facts import settings as settings_of
     from fatbench.store.stage_names import parsed
-    from fatbench.suite.standard_attacks import place
+    from fatbench.suite.standard_attacks import strength
 
     console = new_console()
     console.print(f"cell {id}{f': {name}' if name else ''}", style="bold")
@@ -341,7 +341,7 @@ def cell(
     table = _table(
         "evaluated", "accuracy", "n", "model of round", "precision", right_aligned=("accuracy", "n", "model of round")
     )
-    for stage, row in sorted(accuracies, key=lambda one: (place(one[0].metric), one[0].metric)):
+    for stage, row in sorted(accuracies, key=lambda one: (strength(one[0].metric), one[0].metric)):
         accuracy = f"{100 * row['value']:.2f} %{'†' * bool(row['doubts'])}"
         table.add_row(stage.metric, accuracy, str(row["n"]), str(stage.round), stage.precision)
     if accuracies:

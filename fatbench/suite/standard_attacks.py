@@ -9,17 +9,11 @@ from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite.located import LocatedMap, merge
 from fatbench.suite.types import FRACTION, number_of
 
-CHAIN = ("natural", "fgsm", "pgd20", "autoattack")  # metrics, from the weakest
 TITLES = {"fgsm": "FGSM", "pgd20": "PGD-20", "cw": "CW", "autoattack": "AA"}  # metric -> heading of a table
-DEFAULT = ("natural", *TITLES)
+DEFAULT = ("natural", *TITLES)  # from the weakest
 
 
 def strength(metric: str) -> int:
-    """The place of a metric among those of the field; of any other after them."""
-    return CHAIN.index(metric) if metric in CHAIN else len(CHAIN)
-
-
-def place(metric: str) -> int:
     """Where a metric stands among others: natural, the field's attacks from weak to strong, then the rest."""
     return DEFAULT.index(metric) if metric in DEFAULT else len(DEFAULT)
 

@@ -353,7 +353,7 @@ def _strongest_attackers(grid: Grid, rows: Sequence[Row], bounds: set[str]) -> l
     metrics = [column.metric for column in grid.columns]
     by = [metrics.index(metric) for metric in ("identification", "psnr") if metric in metrics]
 
-    def strength(row: Row) -> tuple[float, ...]:
+    def identified(row: Row) -> tuple[float, ...]:
         means = [row.values[0][position].mean for position in by]
         return tuple(-1.0 if mean is None else mean for mean in means)
 
@@ -362,14 +362,13 @@ def _strongest_attackers(grid: Grid, rows: Sequence[Row], bounds: set[str]) -> l
         if row.key.get("attacker") in bounds:
             continue
         other_labels = tuple((axis, label) for axis, label in row.key.items() if axis != "attacker")
-        if other_labels not in strongest or strength(row) > strength(strongest[other_labels]):
+        if other_labels not in strongest or identified(row) > identified(strongest[other_labels]):
             strongest[other_labels] = row
     return [*strongest.values()]
 
 
 def _strongest(grid: Grid) -> int:
     """The column that a leaderboard is first sorted by: the strongest attack of the known order, else the last one."""
-    order = {metric: position for position, metric in enumerate(standard_attacks.CHAIN)}
     attacks = [
         position
         for position, column in enumerate(grid.columns)
@@ -379,5 +378,6 @@ def _strongest(grid: Grid) -> int:
     if not attacks:
         metrics = [column.metric for column in grid.columns]
         return metrics.index("identification") if "identification" in metrics else 0
-    ranked = [position for position in attacks if order.get(grid.columns[position].metric, 0) > 0]
-    return max(ranked or attacks, key=lambda position: (order.get(grid.columns[position].metric, 0), position))
+    known = [position for position in attacks if grid.columns[position].metric in standard_attacks.TITLES]
+    strengths = {position: standard_attacks.strength(grid.columns[position].metric) for position in attacks}
+    return max(known or attacks, key=lambda position: (strengths[position], position))

@@ -168,7 +168,6 @@ def _rows(model: Cell) -> Iterator[Cell]:
 
     Of each metric the last number counts; they go from weak to strong where the field has an order.
     """
-    order = standard_attacks.DEFAULT
     for n in sorted({evaluation.n or 0 for evaluation in model.evaluations}):
         of_size = [evaluation for evaluation in model.evaluations if (evaluation.n or 0) == n]
         for norm, eps in sorted({radius for evaluation in of_size if (radius := _radius(evaluation))}, key=_size) or [
@@ -177,7 +176,7 @@ def _rows(model: Cell) -> Iterator[Cell]:
             by_label = {
                 evaluation.label: evaluation for evaluation in of_size if _radius(evaluation) in ((norm, eps), None)
             }
-            ordered = sorted(by_label.values(), key=lambda e: order.index(e.label) if e.label in order else len(order))
+            ordered = sorted(by_label.values(), key=lambda item: standard_attacks.strength(item.label))
             radius_text = eps if norm in ("", "Linf") else f"{eps} in {norm}"
             yield replace(model, key={**model.key, "radius": radius_text, "images": str(n)}, evaluations=tuple(ordered))
 
