@@ -23,14 +23,16 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fatbench.store import export_lines
 from fatbench.store.rows import cell_row
 from fatbench.store.stages import Store
 from fatbench.suite import files
+from fatbench.suite.cells import Cell
 
 SUITE = """
 name: many
@@ -70,6 +72,7 @@ AXES = {  # a label is laid on the cell; i from 1
     "eps": "{{algorithm: {{local: {{objective: {{attack: {{eps: {i}/255}}}}}}}}}}",
     "steps": "{{algorithm: {{local: {{objective: {{attack: {{steps: {i}}}}}}}}}}}",
 }
+CREATED = "2026-01-01T00:00:00.000Z"
 ROUNDS, CLIENTS, IMAGES = 4, 5, 100
 HALF = (((1 << 50) - 1) << 54).to_bytes(13, "big")  # outcomes: half of the 100 images are right
 OVERALL = ("train_loss", "train_accuracy", "forward", "backward", "seconds", "gradient_steps", "bytes_up", "monitor")
@@ -113,7 +116,8 @@ def build(folder: Path, seeds: int) -> tuple[Path, Path]:
         store.add_cell(first.id, first.spec)
         run = store.claim(first.id, "train", suite="many", total=ROUNDS, provenance=provenance)
         for round in range(1, ROUNDS + 1):
-            numbers = [Number(metric, 1.0 / round, round) for metric in OVERALL]
+            numbers = [Number(m, 1.0 / round, round) for m in OVERALL if m != "monitor"]
+            numbers.append(Number("monitor", round / IMAGES, round, IMAGES))
             numbers += [Number(m, 1.0 / round, round, 60, k) for m in OF_CLIENTS for k in range(CLIENTS)]
             store.commit(run, numbers=numbers, round=round)
         store.finish(run, round=ROUNDS)
@@ -124,7 +128,7 @@ def build(folder: Path, seeds: int) -> tuple[Path, Path]:
             numbers = [Number(one.label, 0.5, ROUNDS, IMAGES)]
             numbers += [Number(metric, 1.0, ROUNDS) for metric in ("forward", "seconds")]
             store.finish(run, numbers, round=IMAGES)
-        cells = [cell_row(cell.id, cell.spec, "2026-01-01T00:00:00.000Z") for cell in others]
+        cells = [cell_row(cell.id, cell.spec, CREATED) for cell in others]
     with sqlite3.connect(part) as connection:
         connection.execute("PRAGMA journal_mode = OFF")
         connection.executemany("INSERT INTO cells VALUES (:id, :spec, :seed, :created)", cells)
@@ -140,12 +144,34 @@ def build(folder: Path, seeds: int) -> tuple[Path, Path]:
             " JOIN numbers n ON n.round_metric = f.id WHERE m.cell != f.cell ORDER BY m.id"
         )
     connection.close()
-    stages = ["train", *(one.stage(ROUNDS) for one in first.evaluations)]
-    with Store.open(str(part)) as store, store.database.writing() as connection:
-        for cell in others:
-            export_lines.seal(connection, cell.id, stages)
+    with Store.open(str(part)) as store:
+        line = _line(store, first.id)
+    with sqlite3.connect(part) as connection:
+        uids: dict[str, dict[str, str]] = defaultdict(dict)
+        for cell_id, stage, uid in connection.execute("SELECT cell, stage, uid FROM runs"):
+            uids[cell_id][stage] = uid
+        digests = (row for cell in others for row in _digests(line, cell, uids[cell.id]))
+        connection.executemany("UPDATE stages SET digest = ? WHERE cell = ? AND stage = ?", digests)
+    connection.close()
+    with Store.open(str(part)) as store:
+        damage = [one for one in store.begins(others[-1].id[:2], 5) if any(export_lines.mismatches(_line(store, one)))]
+        assert not damage, damage
     part.rename(file)
     return suite, file
+
+
+def _digests(line: dict[str, Any], cell: Cell, uids: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+    """(digest, cell, stage) of a copy of a cell with that line; `uids` of its runs, by stage."""
+    runs = [{**run, "uid": uids[run["stage"]]} for run in line["runs"]]
+    copy = {**line, "spec": cell.spec, "created": CREATED, "runs": runs}
+    for stage in line["stages"]:
+        yield export_lines.digest(copy, stage), cell.id, stage["stage"]
+
+
+def _line(store: Store, cell: str) -> dict[str, Any]:
+    with store.database.reading() as connection:
+        (line,) = export_lines.lines(connection, [cell])
+    return line
 
 
 def _copied(connection: sqlite3.Connection, table: str, new: str, other: dict[str, str | None]) -> None:
