@@ -8,7 +8,8 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -140,8 +141,23 @@ def shown_url(url: str) -> str:
     return re.sub(rf"(?i)([?&][^=&]*{SECRET}[^=&]*)=[^&]*", r"\1=***", masked)
 
 
+_data_folder: ContextVar[Path | None] = ContextVar("data folder", default=None)
+
+
+@contextlib.contextmanager
+def data_in(folder: Path) -> Iterator[None]:
+    """Inside, `data_folder` is this one, as the --data of a run says, whose workers have other environments."""
+    token = _data_folder.set(folder)
+    try:
+        yield
+    finally:
+        _data_folder.reset(token)
+
+
 def data_folder(flag: str | None = None) -> Path:
     """Where data sets are: the user's cache folder by default. SpecError: an address, which may hold a password."""
+    if flag is None and (folder := _data_folder.get()) is not None:
+        return folder
     if value := setting("data", flag):
         if "://" in value:
             raise SpecError(f"--data: expected a folder, got the address {value}")

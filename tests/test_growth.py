@@ -535,12 +535,15 @@ def cell(**more) -> dict:
     return cells.canonical({"seed": 0, "model": {"name": "mlp"}, **settings})
 
 
-def test_memory_is_counted_from_the_suite_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_counted_from_the_suite_alone(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = memory_need.need(cell())
     size = 4 * cost.parameters(cell())
     assert one == memory_need.MemoryNeed(60_000 * 3072, size * 5, 2 * size * 5, size * 11)
     folder = {"name": "image_folder", "path": "nowhere", "size": 64}
     assert memory_need.need(cell(data=folder, train=40, test=10)) is None  # its classes are not known
+    with settings.data_in(images.parent):
+        counted = memory_need.need(cell(data={**folder, "path": images.name}, train=40, test=10))
+    assert counted is not None and counted.data == 50 * 3 * 64**2
     beside = one.network + one.state  # uploads that take much of it lie in a file
     monkeypatch.setattr(memory_need, "available_memory", lambda: beside - 1)
     assert memory_need.line([cell()]).endswith("free here: not enough")

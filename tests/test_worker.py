@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fatbench import settings
 from fatbench.engine.rounds import Cost, Mixing, Number, Round, State, Stats, Update
 from fatbench.errors import MachineError
 from fatbench.runner import attacking, checkpoints, stage, training, worker
@@ -99,6 +100,7 @@ def test_a_turn_trains_and_attacks_and_after_a_damaged_model_both_once_more(
 
     def attack(turn: Turn, there: Machine, again: bool) -> str:
         assert there == replace(expected, precision=precision) and turn.job == JOB
+        assert settings.data_folder() == Path(machine.data)  # whatever this process is told
         seen.append(again)
         if not again:
             raise checkpoints.DamagedCheckpoint("it is damaged")

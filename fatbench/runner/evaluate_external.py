@@ -239,7 +239,8 @@ def evaluate(
         )  # fmt: skip
         if external.model.named and spec["evaluated"]["name"] != external.model.name:
             notify(Event(job.cell, "cell", "start", message=_other_name(job.cell, spec, external.model.name)))
-        return job.cell, worker.evaluate(job, machine, store, ready, notify)
+        with settings.data_in(Path(machine.data)):
+            return job.cell, worker.evaluate(job, machine, store, ready, notify)
 
 
 def _answers(ready: Setup) -> dict[str, Any]:

@@ -125,7 +125,9 @@ def run(
         watch.note(f"runs the plug-in {inputs.describe(plugins.version(file))} at {file}")  # a suite may have named it
     check_packages(jobs)
     local_cpu = options.executor == "local" and "cpu" in slots
-    if local_cpu and (memory_line := memory_need.line((job.spec for job in jobs), min(len(slots), len(jobs)), LARGE)):
+    with settings.data_in(root):
+        memory_line = memory_need.line((job.spec for job in jobs), min(len(slots), len(jobs)), LARGE)
+    if local_cpu and memory_line:
         watch.note(memory_line)
     reading.watch()
     with decoded.progress(_decoding(watch)):

@@ -24,7 +24,7 @@ from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn, resolved
 from fatbench.runner.slots import gpu_name
 from fatbench.runner.stage import claim
 from fatbench.runner.training import train
-from fatbench.settings import FORMER_PATHS, LocalPath
+from fatbench.settings import FORMER_PATHS, LocalPath, data_in
 from fatbench.store.stages import Store
 from fatbench.suite import signatures
 
@@ -61,13 +61,13 @@ def work(
 
     try:
         for trained_again in (False, True):
-            with decoded.progress(ask):
+            with decoded.progress(ask), data_in(Path(machine.data)):
                 status = train(turn, machine)
             if status != "done":
                 return status
             try:
                 attacking = replace(machine, precision=machine.attack_precision or machine.precision)
-                with decoded.progress(ask):
+                with decoded.progress(ask), data_in(Path(machine.data)):
                     return attack_models(turn, attacking, trained_again)
             except checkpoints.DamagedCheckpoint as error:  # the first time only
                 log.warning("%s: training begins again from round 0", error)
