@@ -32,7 +32,7 @@ from fatbench.errors import MachineError
 from fatbench.methods import attacks, packages
 from fatbench.methods.objectives import OBJECTIVES
 from fatbench.report.numbers import compare
-from fatbench.runner import progress, provenance
+from fatbench.runner import progress, provenance, slots
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
@@ -142,7 +142,8 @@ def test_doctor_says_whether_this_cpu_emulates_bf16(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(provenance, "instructions", lambda: known)
     assert provenance.emulates_bfloat16() == emulates
-    assert ("no instructions for bfloat16" in run("doctor")[1]) == emulates
+    said = run("doctor")[1]
+    assert ("no instructions for bfloat16" in said) == emulates and "--precision fp32, a CPU has no TF32" in said
 
 
 @pytest.mark.parametrize("running", [True, False])
@@ -154,7 +155,10 @@ def test_doctor_says_whether_mps_runs(run: Any, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     card = SimpleNamespace(name="NVIDIA H100", total_memory=80 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: card)
-    (line,) = (line for line in run("doctor")[1].splitlines() if line.startswith("mps "))
+    monkeypatch.setattr(slots, "has_tf32", lambda gpu: running)
+    said = run("doctor")[1]
+    assert ("--precision tf32 on cuda:0" in said) == running != ("--precision fp32 on cuda:0" in said)
+    (line,) = (line for line in said.splitlines() if line.startswith("mps "))
     assert ("take turns" not in line) == ("side by side" in line) == running
 
 

@@ -474,6 +474,20 @@ def doctor(db: str | None, data: Path | None) -> None:
     new_console().print(table)
 
 
+def _auto_choices(gpus: Sequence[str]) -> str:
+    """What --precision auto and --path auto take on these GPUs, [] on a CPU, and why."""
+    from fatbench.runner import slots
+
+    if not gpus:
+        return "--precision fp32, a CPU has no TF32; --path loop, a CPU repeats no recorded steps"
+    reasons = {"tf32": "for training and its monitor, fp32 for attacks", "fp32": "which are not known to have TF32"}
+    by_precision: dict[str, list[str]] = {}
+    for gpu in gpus:
+        by_precision.setdefault(slots.precision_for(gpu), []).append(gpu)
+    precisions = [f"--precision {bits} on {', '.join(on)}, {reasons[bits]}" for bits, on in by_precision.items()]
+    return "; ".join([*precisions, "--path graphs for cells whose kernels take longer to start than to run, else loop"])
+
+
 def machine(db: str | None, data: Path | None) -> list[tuple[str, str]]:
     """(name, fact): versions, devices, folders, what a bug report needs. A name can stand twice."""
     from fatbench.runner import provenance
@@ -504,6 +518,7 @@ def machine(db: str | None, data: Path | None) -> list[tuple[str, str]]:
             lines.append(("mps", f"{said} (docs/gpu.md, Several cells on one GPU)"))
         if not torch.cuda.device_count():
             lines.append(("cuda", "no GPU found"))
+        lines.append(("auto", _auto_choices([f"cuda:{i}" for i in range(torch.cuda.device_count())])))
     except (ImportError, OSError) as error:
         lines.append(("torch", f"does not import: {error}"))
     versions = provenance.produced_by("cpu")["versions"]
