@@ -159,6 +159,9 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     (["delete"], 2, "fatbench delete NAME -k"),
     (["delete", "0123", "-k", "model=nin"], 2, "fatbench delete NAME -k"),
     (["delete", "sfat-cifr10", "-k", "method=FAT"], 2, "did you mean 'sfat-cifar10'"),
+    (["export", "--smoke"], 2, "fatbench export NAME"),
+    ([*PLAN, "-k", "method=FAT,SFAT"], 3, "(write method in [FAT, SFAT])"),
+    ([*PLAN, "--attack", "cv", "--attack", "pgd20"], 2, "no attack is named 'cv'"),
     (["run", "tiny.yaml", "--gpu"], 2, "'--device cuda'"),
     (["run", "sfat-cifer10"], 2, "no suite is named 'sfat-cifer10' (did you mean 'sfat-cifar10'?)"),
     (["report", "tiny.yaml", "--db", "no.db"], 4, "no.db does not exist: nothing has been run yet"),
@@ -189,6 +192,7 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     (["show", "abcd"], 3, "no cell 'abcd' in the database"),
     (["logs", "abcd"], 3, "no cell 'abcd' in the database"),
     (["show", "sfat-mu"], 3, "(fatbench status sfat-mu lists the cells)"),
+    (["show", "tiny"], 3, "(fatbench status tiny lists the cells)"),
     (["report", "tiny.yaml", "--format", "latx"], 2, "--format: no format is named 'latx' (did you mean 'latex'?)"),
     (["report", "tiny.yaml", "--select", "best"], 2, "--select: no checkpoint is named 'best'"),
     (["report"], 3, "the database has no results yet"),
@@ -348,6 +352,10 @@ def test_a_user_s_way_from_plan_to_table(run, place, forks):
     assert run("run", "suite", "tiny.yaml", "-n")[1].startswith("suite tiny, preset paper: 2 cells, 0 to run")
     assert run("status", "tiny")[1] == run("status", "tiny.yaml")[1]  # as `status` lists it
     assert run("report", "tiny", "--format", "md") == run("report", "tiny.yaml", "--format", "markdown")
+    code, _, err = run("compare", "FAT", "SFAT")
+    assert (code, "name their suite with --suite" in err) == (2, True)
+    code, out, _ = run("export", "tiny", "-k", "method=FAT")
+    assert (code, sum('"cell"' in line for line in out.splitlines())) == (0, 1)
     code, _, err = run("delete", "tiny")
     assert (code, "all 2 cells" in err) == (2, True)
     code, out, _ = run("delete", "tiny", "-k", "method=FAT", "-n")

@@ -37,7 +37,7 @@ def test_pandas_reads_csv_and_parquet_alike(run: Run, db: str, tmp_path: Path) -
     found = {}
     for format, read in (("csv", pandas.read_csv), ("parquet", pandas.read_parquet)):
         file = tmp_path / f"x.{format}"
-        options = ("--suite", "sfat-fashion", "--preset", "cpu", "--format", format, "-o", str(file), "--db", db)
+        options = ("sfat-fashion", "--preset", "cpu", "--format", format, "-o", str(file), "--db", db)
         assert run("export", *options)[0] == 0
         frame = read(file)
         found[format] = frame[frame["metric"] == "autoattack"].pivot_table(index="method", values="value")
@@ -47,7 +47,7 @@ def test_pandas_reads_csv_and_parquet_alike(run: Run, db: str, tmp_path: Path) -
 
 def test_robustbench_reads_its_records(run: Run, db: str, tmp_path: Path) -> None:
     """What its leaderboard and its list of models take from model_info/DATASET/THREAT/NAME.json, and as what."""
-    options = ("--suite", "sfat-fashion", "--preset", "cpu", "--format", "robustbench", "-o", str(tmp_path), "--db", db)
+    options = ("sfat-fashion", "--preset", "cpu", "--format", "robustbench", "-o", str(tmp_path), "--db", db)
     code, out, said = run("export", *options)
     assert "RobustBench has boards of cifar10, cifar100, imagenet, none of fashion_mnist" in said
     files = sorted((tmp_path / "fashion_mnist" / "Linf").glob("*.json"))
@@ -71,10 +71,10 @@ def test_robustbench_reads_its_records(run: Run, db: str, tmp_path: Path) -> Non
         (["--format", "parquett"], "--format: no format is named 'parquett' (did you mean 'parquet'?)"),
         (["--format", "parquet"], "--format parquet: say where with -o FILE"),
         (["--format", "parquet", "-o", "/"], "-o /: Is a directory"),
-        (["--format", "robustbench", "-o", "x"], "--format robustbench: name the suite with --suite"),
-        (["--suite", "sfat-fashion", "--preset", "paper"], "the database has no cell of 'sfat-fashion', preset paper"),
+        (["--format", "robustbench", "-o", "x"], "--format robustbench: name the suite, fatbench export NAME"),
+        (["sfat-fashion", "--preset", "paper"], "the database has no cell of 'sfat-fashion', preset paper"),
         (
-            ["--format", "robustbench", "-o", "x", "--suite", "adfl-mnist"],
+            ["--format", "robustbench", "-o", "x", "adfl-mnist"],
             "'adfl-mnist' has no network that AutoAttack took: fatbench run ... --attacks autoattack",
         ),
     ],
@@ -85,7 +85,7 @@ def test_what_cannot_be_exported(run: Run, db: str, options: list[str], message:
 
 
 def test_croissant_says_what_the_rows_are(run: Run, db: str, tmp_path: Path) -> None:
-    options = ("--suite", "sfat-fashion", "--preset", "cpu", "--format", "croissant", "-o", str(tmp_path), "--db", db)
+    options = ("sfat-fashion", "--preset", "cpu", "--format", "croissant", "-o", str(tmp_path), "--db", db)
     code, out, said = run("export", *options)
     csv, described = tmp_path / "sfat-fashion-cpu.csv", tmp_path / "croissant.json"
     assert (code, said) == (0, "") and out.split() == [str(csv), str(described)]
@@ -106,7 +106,7 @@ def test_croissant_says_what_the_rows_are(run: Run, db: str, tmp_path: Path) -> 
 
 def test_croissant_s_own_reader_reads_the_rows(run: Run, db: str, tmp_path: Path) -> None:
     mlcroissant = pytest.importorskip("mlcroissant")
-    options = ("--suite", "sfat-fashion", "--preset", "cpu", "--format", "croissant", "-o", str(tmp_path), "--db", db)
+    options = ("sfat-fashion", "--preset", "cpu", "--format", "croissant", "-o", str(tmp_path), "--db", db)
     assert run("export", *options)[0] == 0
     data = mlcroissant.Dataset(str(tmp_path / "croissant.json"))
     assert not data.metadata.ctx.issues.errors

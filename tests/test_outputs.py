@@ -29,16 +29,16 @@ Run = Callable[..., tuple[int, str, str]]
 NAMED = ("sfat-fashion", "--preset", "cpu")
 FILES = {
     "export": ("export",),
-    "export csv": ("export", "--format", "csv", "--suite", *NAMED),
-    "export parquet": ("export", "--format", "parquet", "--suite", *NAMED),
+    "export csv": ("export", *NAMED, "--format", "csv"),
+    "export parquet": ("export", *NAMED, "--format", "parquet"),
     "export datasette": ("export", "--format", "datasette"),
     "report": ("report", *NAMED),
     "outcomes": ("outcomes", "CELL"),
     "models": ("models", str(RESULTS / "vit-half-jpeg75-cpu.jsonl.xz"), "--name", "vit-half-jpeg75", "--from", WEIGHTS),
 }
 FOLDERS = {
-    "export robustbench": ("export", "--format", "robustbench", "--suite", *NAMED),
-    "export croissant": ("export", "--format", "croissant", "--suite", *NAMED),
+    "export robustbench": ("export", *NAMED, "--format", "robustbench"),
+    "export croissant": ("export", *NAMED, "--format", "croissant"),
     "show": ("show", "CELL", "--artifacts"),
     "invert": ("invert", "model.pt", "--after", "model.pt", "--model", "mlp", "--shape", "1,28,28"),
     "plot": ("plot", *NAMED),

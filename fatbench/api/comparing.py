@@ -15,7 +15,7 @@ from fatbench.api.image_groups import labels_of
 from fatbench.api.reading import EMPTY, planned_suite, to_read
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.report.numbers import compare as comparing
-from fatbench.store.opening import Db, cell_id, opened
+from fatbench.store.opening import Db, cell_id, may_be_cell, opened
 from fatbench.suite.files import Suite
 from fatbench.suite.folders import available
 from fatbench.suite.model import CHECKPOINTS
@@ -200,7 +200,7 @@ def _of_stored(
             if suite is not None:
                 chosen_suite, plan = planned_suite(suite, preset, seeds, where, store_a)
                 pairs, margin = comparing.rows(to_read(chosen_suite, plan, store_a), a, b), chosen_suite.margin
-            elif any(sign in side for side in (a, b) for sign in "=<>"):
+            elif not (may_be_cell(a) and may_be_cell(b)):
                 raise SpecError(f"--suite: '{a}' and '{b}' are rows: name their suite with --suite")
             else:
                 first_side, second_side = (cell_id(store_a, cell, available()) for cell in (a, b))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +10,7 @@ from fatbench.cli import completing
 from fatbench.cli.common import cell_in, plan_in
 from fatbench.cli.options import Db, Preset, Seeds, Smoke, Where
 from fatbench.errors import NothingMatched, SpecError
-from fatbench.store.opening import opened
+from fatbench.store.opening import may_be_cell, opened
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -21,7 +20,7 @@ def _is_suite(target: str, store: Store | None) -> bool:
     """Whether a target is a suite, and not the beginning of a cell's id. SpecError: it is both."""
     from fatbench.suite import files
 
-    if not re.fullmatch("[0-9a-f]+(~[0-9]*)?", target):
+    if not may_be_cell(target):
         return True
     try:
         files.locate(target)

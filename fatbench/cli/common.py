@@ -49,7 +49,8 @@ SHORT = {"md": "markdown", "tex": "latex"}  # formats by the ending of their fil
 
 def known_format(value: str, formats: tuple[str, ...]) -> str:
     """`value`, one of `formats`, or what it is short for. SpecError: it is not."""
-    value = SHORT[value] if SHORT.get(value) in formats else value
+    short = SHORT.get(value.lower(), value.lower())
+    value = short if short in formats else value
     if value not in formats:
         raise SpecError(f"--format: no format is named '{value}'{did_you_mean(value, formats)}")
     return value
@@ -105,13 +106,15 @@ def plan_of(
     smoke: bool,
     seeds: str | None,
     where: list[str] | None,
-    attacks: str | None = None,
+    attacks: list[str] | None = None,
 ) -> Plan:
     """The plan that a suite's name and the options ask for. SpecError, NothingMatched."""
     from fatbench.suite import files
 
     suite = files.load(name)
-    return suite.plan(named_preset(preset, smoke) or "paper", _seeds(seeds), named_filter(where), listed(attacks))
+    return suite.plan(
+        named_preset(preset, smoke) or "paper", _seeds(seeds), named_filter(where), listed(",".join(attacks or ()))
+    )
 
 
 def listed(text: str | None) -> list[str]:
@@ -154,9 +157,9 @@ def cell_in(store: Store | None, cell: str) -> str:
     SpecError: several have.
     """
     from fatbench.store.opening import cell_id
-    from fatbench.suite.folders import available
+    from fatbench.suite.folders import available, own_files
 
-    return cell_id(store, cell, available())
+    return cell_id(store, cell, [*available(), *own_files()])
 
 
 @contextlib.contextmanager

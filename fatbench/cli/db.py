@@ -7,19 +7,31 @@ import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fatbench import whole_file
 from fatbench.cli import completing, publish
-from fatbench.cli.common import known_format, plan_in, print_json, working, write_text
-from fatbench.cli.options import Db, Format, Preset, Smoke, output_folder
+from fatbench.cli.common import known_format, named_filter, named_preset, plan_in, print_json, working, write_text
+from fatbench.cli.options import Db, Format, Preset, Seeds, Smoke, Where, output_folder
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.opening import opened
 
+if TYPE_CHECKING:
+    import pandas
+
+    from fatbench.store.stages import Store
+    from fatbench.suite.cells import Plan
+
 
 def export(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Suite name or file; default: all cells of the database.", autocompletion=completing.suites
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -36,9 +48,10 @@ def export(
             autocompletion=completing.one_of("jsonl", "csv", "parquet", "robustbench", "croissant", "datasette"),
         ),
     ] = "jsonl",
-    name: Annotated[str | None, typer.Option("--suite", help="Export only the cells of this suite.")] = None,
     preset: Preset = None,
     smoke: Smoke = False,
+    where: Where = None,
+    seeds: Seeds = None,
     without: Annotated[
         list[str] | None,
         typer.Option("--without", metavar="METRIC", help="Leave out each client's numbers of METRIC (jsonl)."),
@@ -47,27 +60,37 @@ def export(
 ) -> None:
     """Export results: as JSON lines, as a table of every number, or as RobustBench's records.
 
-    Example: fatbench export --suite fat-baselines -o results.jsonl
+    Example: fatbench export fat-baselines -k 'method in [FAT, SFAT]' -o results.jsonl
     """
     known_format(format, EXPORTS)
     if format in ("parquet", "robustbench", "croissant") and output is None:
         raise SpecError(f"--format {format}: say where with -o {'FILE' if format == 'parquet' else 'FOLDER'}")
+    if name is None and (preset or smoke or where or seeds):
+        raise SpecError("--preset, --smoke, -k and --seeds choose cells of a suite: fatbench export NAME -k FILTER")
     if format == "datasette":
         _datasette(db, output)
         return
     if format == "robustbench":
-        _robustbench(name, preset, smoke, db, output or Path())
-        return
-    if format != "jsonl":
-        _numbers(name, "smoke" if smoke else preset, db, format, output)
+        if name is None:
+            raise SpecError("--format robustbench: name the suite, fatbench export NAME")
+        with opened(db) as store:
+            _robustbench(plan_in(name, preset, smoke, seeds, where, store)[1], store, output or Path())
         return
 
     from fatbench import api
 
-    preset_name = "smoke" if smoke else preset
+    chosen: dict[str, Any] = {
+        "preset": named_preset(preset, smoke),
+        "where": named_filter(where),
+        "seeds": seeds,
+        "db": db,
+    }
+    if format != "jsonl":
+        _write_numbers(api.results(name, stage=None, **chosen), name, chosen["preset"], format, output)
+        return
     with working("writing results") if output is not None else contextlib.nullcontext():
         target = sys.stdout if output is None else output
-        api.export_results(target, suite=name, preset=preset_name, without=without or (), db=db)
+        api.export_results(target, suite=name, without=without or (), **chosen)
 
 
 EXPORTS = ("jsonl", "csv", "parquet", "robustbench", "croissant", "datasette")
@@ -89,17 +112,14 @@ def _datasette(db: str | None, output: Path | None) -> None:
         write_text(output, text, output)
 
 
-def _robustbench(name: str | None, preset: str | None, smoke: bool, db: str | None, output: Path) -> None:
-    """Print the files of the suite's models. SpecError: no suite is named."""
+def _robustbench(plan: Plan, store: Store | None, output: Path) -> None:
+    """Print the files of a plan's models."""
     from fatbench.report.formats import robustbench
 
     output_folder(output)
-    if name is None:
-        raise SpecError("--format robustbench: name the suite with --suite")
-    with opened(db) as store:
-        if store is None:
-            raise NothingMatched("the database has no results yet: fatbench run NAME")
-        written_files = robustbench.write(plan_in(name, preset, smoke, None, None, store)[1], store, output)
+    if store is None:
+        raise NothingMatched("the database has no results yet: fatbench run NAME")
+    written_files = robustbench.write(plan, store, output)
     for file in written_files:
         print(output / file)
     if strange := {file.parts[0] for file in written_files} - {*robustbench.BOARDS}:
@@ -107,12 +127,12 @@ def _robustbench(name: str | None, preset: str | None, smoke: bool, db: str | No
         print(f"fatbench: RobustBench has boards of {boards}, none of {', '.join(sorted(strange))}", file=sys.stderr)
 
 
-def _numbers(name: str | None, preset: str | None, db: str | None, format: str, output: Path | None) -> None:
+def _write_numbers(
+    frame: pandas.DataFrame, name: str | None, preset: str | None, format: str, output: Path | None
+) -> None:
     """Every number as a row. SpecError: pyarrow is not installed."""
-    from fatbench import api
     from fatbench.report.tables import tidy
 
-    frame = api.results(name, preset=preset, stage=None, db=db)
     if frame.empty:
         raise NothingMatched("the database has no results yet: fatbench run NAME")
     text = tidy.csv(frame)

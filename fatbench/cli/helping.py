@@ -29,7 +29,7 @@ MEANT = {  # a word that people try -> the command that does it
     "info": "doctor", "env": "doctor", "ps": "status", "progress": "status --watch", "watch": "status --watch",
     "backup": "db backup", "upgrade": "export", "migrate": "export", "log": "logs", "load": "import",
     "save": "export",
-    "dump": "export", "gc": "clean", "prune": "clean",
+    "dump": "export", "gc": "clean", "prune": "clean", "cells": "status", "cell": "show",
 }  # fmt: skip
 MEANT_OPTIONS = {  # the same of options; what is meant is one that the command has
     "gpu": "--device cuda", "gpus": "--device cuda:0,1", "cpu": "--device cpu", "cuda": "--device cuda",

@@ -38,7 +38,7 @@ Override = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a setting in all cells: algorithm.local.lr=0.02."),
 ]
 Attacks = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--attacks",
         "--attack",

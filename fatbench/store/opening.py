@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -101,6 +102,11 @@ def _take_in(store: Store, database_name: str, copy: Path) -> None:
     with Store.open(database_name) as other_store:
         jsonl.export(other_store, copy)
     jsonl.import_(store, copy)
+
+
+def may_be_cell(text: str) -> bool:
+    """Whether a cell's id, or that of a replicate, may begin so."""
+    return re.fullmatch("[0-9a-f]+(~[0-9]*)?", text) is not None
 
 
 def cell_id(store: Store | None, begin: str, suites: Collection[str]) -> str:

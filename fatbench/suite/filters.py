@@ -57,6 +57,9 @@ def _never(facts: list[dict[str, str]], compared: list[tuple[str, str]]) -> str:
     for name, value in compared:
         values_here = {cell_facts[name] for cell_facts in facts if name in cell_facts}
         if value.lower() not in {cell_facts.lower() for cell_facts in values_here}:
+            several = [part.strip() for part in re.split("[,|]", value)]
+            if len(several) > 1 and values_here.issuperset(several):
+                return f": {name} is never '{value}' (write {name} in [{', '.join(several)}])"
             return f": {name} is never '{value}'{did_you_mean(value, values_here) if len(values_here) <= 20 else ''}"
     return ""
 
