@@ -202,10 +202,14 @@ def test_it_runs_again_on_the_path_of_the_file_if_there_still_is_one(
 def test_a_true_file_and_an_edited_one(results: Path, monkeypatch: Any, tmp_path: Path, run: Any, forks: None) -> None:
     """Run again on the same machine: nothing is apart. An accuracy of 0.9, with outcomes to match, is found out."""
     monkeypatch.chdir(tmp_path)
+    code, plan, _ = run("verify", str(results), "--sample", "1", "-n", "--format", "json")
+    (planned,) = json.loads(plan)["cells"]
+    assert code == 0 and planned["seconds"] > 0
     code, out, err = run("verify", str(results), "--sample", "1", "--format", "json")
     assert code == 0, err
+    assert planned["cell"] in err.splitlines()[1]  # said before it trains
     said = json.loads(out)
-    assert (said["apart"], len(said["cells"])) == (0.0, 1)
+    assert (said["apart"], said["cells"]) == (0.0, [planned["cell"]])
     assert (said["tolerance"], said["because"]) == (0.0, "same machine, torch and precision")
     assert {one["agreement"] for one in said["numbers"] if one["evaluated"]} == {1.0}
     assert said["agrees"] and said["unverified"] == [] and {one["far"] for one in said["numbers"]} == {0.0}

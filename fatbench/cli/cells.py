@@ -86,13 +86,17 @@ def show_cell(
         numbers = sorted(shown_rows, key=lambda row: (row["stage"], row["round"], row["client"], row["metric"]))
         integrity.agree(numbers, store.database)
         numbers = [doubted(number) for number in numbers]
-    show.cell(id, _name(id, runs), spec, stages, numbers, runs, earlier_count)
+    labels, suite = name_of(id, runs)
+    show.cell(id, f"{labels} ({suite})" if suite else "", spec, stages, numbers, runs, earlier_count)
     if replicate_runs:
         print(cell_runs.runs_as_text(replicate_runs))
 
 
-def _name(id: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    """The labels of a cell in the first suite that ran it and is here: "SFAT, seed 0 (sfat-fashion, preset cpu)"."""
+def name_of(id: str, runs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Labels of a cell in the first suite that ran it and is here: "SFAT, seed 0", "sfat-fashion, preset cpu".
+
+    Both are empty where there is no such suite.
+    """
     from fatbench.store.replicates import SIGN
 
     for suite, preset in dict.fromkeys((str(run["suite"]), str(run["preset"])) for run in runs):
@@ -104,9 +108,8 @@ def _name(id: str, runs: Sequence[Mapping[str, Any]]) -> str:
             continue
         for cell in cells:
             if cell.id == id.partition(SIGN)[0]:
-                labels = ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"])
-                return f"{labels} ({suite}, preset {preset})"
-    return ""
+                return ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"]), f"{suite}, preset {preset}"
+    return "", ""
 
 
 def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, format: str) -> None:

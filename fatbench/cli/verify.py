@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ import typer
 from fatbench import settings, whole_file
 from fatbench.cli.common import cell_in, known_format, print_json
 from fatbench.cli.options import DataDir, Device, Format, Precision
+from fatbench.cli.watch import duration
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.runner.run_options import RunOptions
 from fatbench.store import inputs
@@ -46,12 +48,15 @@ def verify(
     device: Device = None,
     precision: Precision = None,
     path: Annotated[str | None, typer.Option("--path", help="As for `fatbench run`; default: as in the file.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("-n", "--dry-run", help="Only say which cells would run, and how long they took there.")
+    ] = False,
     data: DataDir = None,
     format: Format = "text",
 ) -> None:
     """Run a few cells of exported results again; exit 0 if every finished number of these cells agrees.
 
-    Example: fatbench verify results.jsonl --sample 2
+    Example: fatbench verify results.jsonl --sample 2 -n
     """
     known_format(format, ("text", "json"))
     from fatbench.report.numbers import agreement, doubts
@@ -71,6 +76,13 @@ def verify(
         sampled_cells = [cell_in(their_store, id) for id in cell] if cell else choose(their_store, sample, seed)
         if brought := [id for id, spec in their_store.cells(sampled_cells).items() if "evaluated" in spec]:
             raise SpecError(f"cell {brought[0]} is an external model: its training cannot be run again")
+        if dry_run:
+            cells_again = to_run_again(their_store, sampled_cells)
+            if format == "json":
+                print_json({"cells": [asdict(cell_again) for cell_again in cells_again]})
+            else:
+                print(in_words(cells_again))
+            return
         options = RunOptions(device=device, precision=precision, db=f"{folder}/ours.db", data=data)
         verification = run_again(their_store, sampled_cells, options, path, tolerance)
         notes = dict.fromkeys(at_chance(their_store, sampled_cells), f" ({doubts.WORDS['chance']})")
@@ -99,10 +111,14 @@ def run_again(
     path: str | None = None,
     tolerance: float | None = None,
 ) -> Agreement:
-    """Run cells again in the empty database of the options, and compare. SystemExit: one failed."""
+    """Run cells again in the empty database of the options, and compare; says first what that takes.
+
+    SystemExit: one failed.
+    """
     from fatbench.report.numbers import agreement
     from fatbench.store.stages import Store
 
+    print(in_words(to_run_again(their_store, cell_ids)), file=sys.stderr)
     jobs = {id: job(their_store, id) for id in cell_ids}
     origin_jobs = [
         _without_transfers(jobs[id]) if id in jobs else job(their_store, id, trained_only=True)
@@ -117,6 +133,55 @@ def run_again(
         missing_numbers = [stage_name for _, absent_stages in comparisons for stage_name in absent_stages]
         cell_numbers = agreement.overall(numbers, missing_numbers, elsewhere(pairs, numbers), tolerance)
         return replace(cell_numbers, reasons=[*_causes(their_store, our_store, cell_ids), *cell_numbers.reasons])
+
+
+@dataclass(frozen=True)
+class CellAgain:
+    """A cell to run again: its labels, and what it took where the file is from."""
+
+    cell: str
+    name: str
+    suite: str
+    seconds: float  # of training and attacks; 0: not recorded
+    device: str
+
+
+def to_run_again(their_store: Store, cell_ids: Sequence[str]) -> list[CellAgain]:
+    """These cells, after those on whose models they are attacked or with whose weights they begin."""
+    from fatbench.cli.cells import name_of
+
+    all_ids = [*dict.fromkeys([*origins(their_store, cell_ids), *cell_ids])]
+    seconds = _seconds(their_store, all_ids)
+    device_by_cell = {id: str(_trained(their_store, id).get("device") or "") for id in all_ids}
+    names = {id: name_of(id, their_store.runs([id])) for id in all_ids}
+    return [CellAgain(id, *names[id], seconds[id], device_by_cell[id]) for id in all_ids]
+
+
+def in_words(cells_again: Sequence[CellAgain]) -> str:
+    """ "to run again: 2 cells of sfat-fashion, preset cpu", a line a cell, and what they took."""
+    devices = " and ".join(dict.fromkeys(entry.device for entry in cells_again if entry.device)) or "one machine"
+    suites = " and ".join(dict.fromkeys(entry.suite for entry in cells_again if entry.suite)) or "the file"
+    times = [duration(entry.seconds) if entry.seconds else "time unknown" for entry in cells_again]
+    width = max(map(len, times))
+    total = duration(sum(entry.seconds for entry in cells_again))
+    return "\n".join(
+        [
+            f"to run again: {len(cells_again)} cell{'s' * (len(cells_again) != 1)} of {suites}",
+            *(f"  {one.cell}  {time:>{width}}  {one.name}" for one, time in zip(cells_again, times, strict=True)),
+            f"there they took {total} on {devices}, one after the other",
+        ]
+    )
+
+
+def _seconds(store: Store, cells: Sequence[str]) -> dict[str, float]:
+    """The seconds that training and attacks of each cell took; 0: not recorded."""
+    from fatbench.report.numbers import cell_rows
+    from fatbench.store.schema import NUMBERS
+
+    seconds = dict.fromkeys(cells, 0.0)
+    for number in cell_rows.numbers_of(cells, store, (NUMBERS.c.metric == "seconds") & cell_rows.OVERALL):
+        seconds[number["cell"]] += number["value"]
+    return seconds
 
 
 def _causes(their_store: Store, our_store: Store, cell_ids: Sequence[str]) -> list[str]:
@@ -232,9 +297,7 @@ def choose(store: Store, sample: int, seed: int | None) -> list[str]:
 
     Cells at chance come last: whatever is done to them, they stay there.
     """
-    from fatbench.report.numbers import cell_rows
     from fatbench.store.replicates import SIGN
-    from fatbench.store.schema import NUMBERS
 
     all_specs = {id: spec for id, spec in store.cells().items() if SIGN not in id}
     specs = {id: spec for id, spec in all_specs.items() if "evaluated" not in spec}
@@ -251,9 +314,7 @@ def choose(store: Store, sample: int, seed: int | None) -> list[str]:
     trained = [id for id in trained if id not in at_chance_cells] or trained
     if seed is not None:
         return random.Random(seed).sample(trained, min(sample, len(trained)))
-    seconds = dict.fromkeys(trained, 0.0)
-    for number in cell_rows.numbers_of(trained, store, (NUMBERS.c.metric == "seconds") & cell_rows.OVERALL):
-        seconds[number["cell"]] += number["value"]
+    seconds = _seconds(store, trained)
     # a cell without recorded seconds comes after all that have them
     return sorted(trained, key=lambda id: (not seconds[id], seconds[id], _work(specs[id]), id))[:sample]
 
