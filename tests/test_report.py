@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import gc
 import io
 import json
 import math
@@ -1701,7 +1702,7 @@ def test_numbers_of_a_database_that_cannot_be_are_marked(tiny: Suite, tmp_path: 
 
 
 def test_ten_thousand_cells_in_time(tmp_path: Path) -> None:
-    """build and render of 10,000 cells in the processor time of formatting eleven million numbers, 2 to 3 s.
+    """build and render of 10,000 cells in the processor time of formatting nine million numbers, 2 s.
 
     Doubts and confounders of every row are part of it; reading them from the database is beside that.
     """
@@ -1743,7 +1744,13 @@ tables:
             f"{i / 7:.3f}"
         return time.process_time() - begin
 
-    assert min(seconds() for _ in range(3)) < 11 * min(million() for _ in range(3))  # a core that others use is slower
+    gc.collect()
+    gc.freeze()  # what earlier tests have left is not searched while this is timed
+    try:
+        elapsed = min(seconds() for _ in range(3))
+    finally:
+        gc.unfreeze()
+    assert elapsed < 9 * min(million() for _ in range(3))  # a core that others use is slower
 
 
 def test_no_format_imports_torch_or_a_plotting_library(tiny: Suite, tmp_path: Path) -> None:

@@ -137,14 +137,16 @@ def doubts(
     numbers: mappings with cell, stage, round, metric, client, value, n; those of training and of single clients are
     passed over. attacks: evaluation ("pgd20-0a1b2c3d") -> its attack with all settings. data: cell -> its data set.
     """
-    models: dict[tuple[str, int], dict[str, dict[str, tuple[float, int]]]] = {}  # -> stage -> metric -> value, n
+    models: dict[tuple[str, int], list[Mapping[str, Any]]] = {}  # (cell, round) -> its numbers
     for row in numbers:
         if row["stage"] != "train" and row.get("client", -1) < 0:
-            stages = models.setdefault((row["cell"], row["round"]), {})
-            stages.setdefault(row["stage"], {})[row["metric"]] = row["value"], row.get("n") or 0
+            models.setdefault((row["cell"], row["round"]), []).append(row)
     attack_facts = _Attacks(attacks)
     doubts_by_stage: Doubts = {}
-    for (cell, _), stages in models.items():
+    for (cell, _), rows in models.items():
+        stages: dict[str, dict[str, tuple[float, int]]] = {}  # stage -> metric -> (value, n)
+        for row in rows:
+            stages.setdefault(row["stage"], {})[row["metric"]] = row["value"], row.get("n") or 0
         outcomes_of_cell = None if outcomes is None else functools.partial(outcomes, cell)
         for stage, reasons in _of_model(stages, attack_facts, data.get(cell, {}), outcomes_of_cell).items():
             if reasons:
@@ -153,25 +155,53 @@ def doubts(
 
 
 class _Attacks:
-    """What is known of attacks by the names of their evaluations; ten thousand cells share a few."""
+    """What is known of attacks by the names of their stages; ten thousand cells share a few."""
 
     def __init__(self, settings: Mapping[str, Mapping[str, Any]]) -> None:
-        self.role = functools.cache(lambda one: _role(settings.get(one, {})))
-        self.moved = {
-            evaluation for evaluation, attack in settings.items() if "origin" in attack
-        }  # computed on another model
-        self.weaker = functools.cache(lambda a, b: weaker(settings.get(a, {}), settings.get(b, {})))
+        self.settings = settings
+        self.of = functools.cache(self._of)
+
+    def _of(self, stages: tuple[str, ...]) -> tuple[_Evaluation, ...]:
+        names = {stage: parsed(stage) for stage in stages}
+        attacks = {stage: self.settings.get(name.evaluation, {}) for stage, name in names.items()}
+        return tuple(
+            _Evaluation(
+                stage,
+                name.metric,
+                name.precision,
+                _role(attacks[stage]) == "attack",
+                "origin" in attacks[stage],
+                frozenset(other for other in stages if weaker(attacks[other], attacks[stage])),
+            )
+            for stage, name in names.items()
+        )
+
+
+class _Evaluation(NamedTuple):
+    """What the evaluations of a stage share, whatever the model."""
+
+    stage: str
+    label: str
+    precision: str
+    is_attacked: bool
+    is_transferred: bool  # computed on another model
+    weaker: frozenset[str]  # the stages whose attacks must leave at least as many images right
 
 
 class _Accuracy(NamedTuple):
     """One evaluation of one model."""
 
-    stage: str
-    label: str
-    evaluation: str
+    evaluation: _Evaluation
     value: float
     n: int
-    precision: str
+
+    @property
+    def stage(self) -> str:
+        return self.evaluation.stage
+
+    @property
+    def label(self) -> str:
+        return self.evaluation.label
 
 
 def _of_model(
@@ -181,11 +211,11 @@ def _of_model(
     outcomes: Callable[[str], tuple[int, int] | None] | None,
 ) -> dict[str, list[Doubt]]:
     """The doubts about each evaluation of one model."""
-    accuracies = []
-    for stage, metrics in stages.items():
-        label, evaluation, precision, _ = parsed(stage)
-        if label in metrics:
-            accuracies.append(_Accuracy(stage, label, evaluation, *metrics[label], precision))
+    accuracies = [
+        _Accuracy(evaluation, *stages[evaluation.stage][evaluation.label])
+        for evaluation in attacks.of(tuple(stages))
+        if evaluation.label in stages[evaluation.stage]
+    ]
     doubts_by_stage = {item.stage: list(_stored_doubts(stages[item.stage])) for item in accuracies}
     diverged = any(doubt.code == "diverged" for reasons in doubts_by_stage.values() for doubt in reasons)
     naturals = [item for item in accuracies if item.label == "natural" and item.n and math.isfinite(item.value)]
@@ -202,7 +232,7 @@ def _of_model(
         guesses = fraction is not None and not above_chance(natural.value, natural.n, fraction)
     least_accuracy = min((item.value for item in accuracies if math.isfinite(item.value)), default=0.0)
     for item in accuracies:
-        reasons, is_attacked = doubts_by_stage[item.stage], attacks.role(item.evaluation) == "attack"
+        reasons, is_attacked = doubts_by_stage[item.stage], item.evaluation.is_attacked
         if guesses and fraction is not None:
             reasons.append(Doubt("chance", fraction))
         elif is_attacked and fraction is not None and not above_chance(item.value, item.n, fraction):
@@ -210,14 +240,14 @@ def _of_model(
         if item.value > least_accuracy:  # else it exceeds none
             reasons += (
                 Doubt("order", excess, weak, item.label)
-                for excess, weak in _exceeded(item, accuracies, attacks, outcomes)
+                for excess, weak in _exceeded(item, accuracies, outcomes)
             )
-        if dead > ZERO_GRADIENTS and is_attacked and item.evaluation not in attacks.moved:
+        if dead > ZERO_GRADIENTS and is_attacked and not item.evaluation.is_transferred:
             reasons.append(Doubt("gradient", dead))
         if not math.isfinite(item.value):
             reasons.append(Doubt("not_finite"))
-        if item.precision != "fp32":
-            reasons.append(Doubt(item.precision))
+        if item.evaluation.precision != "fp32":
+            reasons.append(Doubt(item.evaluation.precision))
     return doubts_by_stage
 
 
@@ -244,18 +274,17 @@ def _role(attack: Mapping[str, Any]) -> str:
 def _exceeded(
     strong: _Accuracy,
     all_of_model: Collection[_Accuracy],
-    attacks: _Attacks,
     outcomes: Callable[[str], tuple[int, int] | None] | None,
 ) -> Iterable[tuple[float, str]]:
     """(by how much, the label) of the weaker attacks that leave fewer images right than this one."""
     for weak in all_of_model:
-        if not strong.value > weak.value or not attacks.weaker(weak.evaluation, strong.evaluation):
+        if not strong.value > weak.value or weak.stage not in strong.evaluation.weaker:
             continue
         paired = None
         if outcomes is not None and weak.n == strong.n:
             paired = discordant(outcomes(weak.stage), outcomes(strong.stage))
         if violated((weak.value, weak.n), (strong.value, strong.n), paired):
-            origin_text = ", which was computed on another model," if weak.evaluation in attacks.moved else ""
+            origin_text = ", which was computed on another model," if weak.evaluation.is_transferred else ""
             yield strong.value - weak.value, f"{weak.label}{origin_text}"
 
 

@@ -212,8 +212,7 @@ class Numbers:
         self.series: dict[tuple[str, str], dict[int, float]] = {}
         self.priors: dict[tuple[str, str], dict[int, float]] = {}  # (cell, stage) -> client -> accuracy
         self.last = {cell.id: int(cell.spec["algorithm"]["rounds"]) for cell in plan.cells}
-        # (cell, checkpoint, which evaluations) -> metric -> number
-        self.evaluated: dict[tuple[str, str, int], dict[str, Measurement]] = {}
+        self.stages: dict[tuple[int, str, int], Sequence[str]] = {}  # (which evaluations, metric, round) -> theirs
         origins = provenance.Origins()
         # (cell, stage), or (None, stage) where all cells share the origin -> an ordered set
         self.provenance: dict[tuple[str | None, str], dict[provenance.Origin, None]] = {}
@@ -266,19 +265,19 @@ class Numbers:
                 return self._interval(cell.id, source.metric) if source.client == -1 else None
             return Measurement(row[0], row[1], ("train",))
         if source.stage == "gap":
-            best = self._evaluations(cell, "best-test").get(source.metric)
-            last_evaluation = self._evaluations(cell, "last").get(source.metric)
+            best = self._evaluation(cell, "best-test", source.metric)
+            last_evaluation = self._evaluation(cell, "last", source.metric)
             if best is None or last_evaluation is None:
                 return None
             return Measurement(best.value - last_evaluation.value, best.n, (*best.stages, *last_evaluation.stages[1:]))
         if source.stage in OVER:
             return self._over(cell, source)
         if source.stage.startswith(PRIOR_STAGE):
-            overall = self._evaluations(cell, self.select).get(source.metric)
+            overall = self._evaluation(cell, self.select, source.metric)
             by_client = {} if overall is None else self.priors.get((cell.id, overall.stages[-1]), {})
             value = over_clients(source, by_client)
             return None if overall is None or value is None else Measurement(value, overall.n, overall.stages)
-        overall = self._evaluations(cell, self.select).get(source.metric)
+        overall = self._evaluation(cell, self.select, source.metric)
         if overall is None or source.client == -1:
             return overall
         selected_round = self.round(cell.id, self.select) or 0
@@ -295,8 +294,8 @@ class Numbers:
 
     def _over(self, cell: Cell, source: Source) -> Measurement | None:
         """The mean over evaluations, or the fraction of images that are right under all of them."""
-        evaluations = self._evaluations(cell, self.select)
-        asked_for = [evaluations.get(item.label) for item in cell.evaluations if source.shows(item)]
+        labels = [evaluation.label for evaluation in cell.evaluations if source.shows(evaluation)]
+        asked_for = [self._evaluation(cell, self.select, label) for label in labels]
         measured = [item for item in asked_for if item is not None]
         if not measured or len(measured) < len(asked_for):
             return None
@@ -315,31 +314,32 @@ class Numbers:
 
     def below_chance(self, cell: Cell) -> tuple[float, int, float] | None:
         """(natural accuracy, images, chance) of a cell that has not learned; None: it has, or that is unknown."""
-        natural = self._evaluations(cell, self.select).get("natural")
+        natural = self._evaluation(cell, self.select, "natural")
         chances = [doubt.value for doubt in natural.doubts if doubt.code == "chance"] if natural else []
         return (natural.value, natural.n, chances[0]) if natural and chances else None
 
-    def _evaluations(self, cell: Cell, checkpoint: str) -> dict[str, Measurement]:
-        """Every evaluation that has been made of a cell at a checkpoint, by metric, with its doubts."""
-        key = cell.id, checkpoint, id(cell.evaluations)
-        cached = self.evaluated.get(key)
-        if cached is not None:
-            return cached
-        measurements: dict[str, Measurement] = {}
+    def _evaluation(self, cell: Cell, checkpoint: str, metric: str) -> Measurement | None:
+        """An evaluation of a cell at a checkpoint with its doubts; None: it has not been made.
+
+        Attacked in several precisions: that in which most cells are, else the highest.
+        """
         round = self.round(cell.id, checkpoint)
-        if round is not None:
-            for evaluation in cell.evaluations:
-                rows_by_stage = {
-                    stage: row
-                    for stage in evaluation.stages(round)
-                    if (row := self.by_key.get((cell.id, stage, evaluation.label, round, -1)))
-                }
-                if rows_by_stage:  # attacked in several precisions: that in which most cells are, else the highest
-                    stage = max(rows_by_stage, key=lambda stage: self.measured[stage])
-                    reasons = self.doubts.get((cell.id, stage), ())
-                    measurements[evaluation.label] = Measurement(*rows_by_stage[stage], ("train", stage), reasons)
-        self.evaluated[key] = measurements
-        return measurements
+        if round is None:
+            return None
+        for stage in self._stages(cell, metric, round):
+            row = self.by_key.get((cell.id, stage, metric, round, -1))
+            if row is not None:
+                return Measurement(*row, ("train", stage), self.doubts.get((cell.id, stage), ()))
+        return None
+
+    def _stages(self, cell: Cell, metric: str, round: int) -> Sequence[str]:
+        """The stages that may hold an evaluation of a round, the best first; the seeds of a point share them."""
+        key = id(cell.evaluations), metric, round
+        if key not in self.stages:
+            named = (evaluation for evaluation in cell.evaluations if evaluation.label == metric)
+            measured = [stage for evaluation in named for stage in evaluation.stages(round) if stage in self.measured]
+            self.stages[key] = sorted(measured, key=self.measured.__getitem__, reverse=True)
+        return self.stages[key]
 
 
 def _attacks_and_data(plan: Plan) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:

@@ -23,46 +23,53 @@ def value_of(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: pro
     """Mean and spread over the seeds of one point."""
     if not cells:
         return Value(planned=False)
-    measured: list[tuple[int, Measurement]] = []
-    behind: list[tuple[str, str]] = []
-    doubted: dict[Doubt, list[int]] = {}
+    measured: list[tuple[int, Cell, Measurement]] = []  # a seed each
+    seeds_by_doubt: dict[Doubt, list[int]] = {}
     for cell in cells:
-        found = numbers.find(cell, source)
-        if found is None:
+        number = numbers.find(cell, source)
+        if number is None:
             continue
         seed = int(cell.spec["seed"])
-        for doubt in found.doubts:
-            doubted.setdefault(doubt, []).append(seed)
-        if math.isfinite(found.value):
-            measured.append((seed, found))
-            if source.stage == "evaluation" and source.client == -1:
-                behind.append((cell.id, found.stages[-1]))
-            what = source.metric if source.stage != "train" else ""
-            for stage in found.stages:
-                if source.stage in OVER:  # each under its own name
-                    what = parsed(stage).metric
-                origins = [(stage, numbers.origins(cell.id, stage))]
-                facts.add(cell.id, cell.spec["data"]["name"], what, found.n, origins)
-    doubts = with_seeds(doubted, [seed for seed, _ in measured], len(cells))
-    codes = frozenset(doubt.code for doubt in doubted)
+        for doubt in number.doubts:
+            seeds_by_doubt.setdefault(doubt, []).append(seed)
+        if math.isfinite(number.value):
+            measured.append((seed, cell, number))
+            _add_facts(cell, source, number, numbers, facts)
+    seeds = tuple(seed for seed, _, _ in measured)
+    doubts = with_seeds(seeds_by_doubt, seeds, len(cells))
+    codes = frozenset(doubt.code for doubt in seeds_by_doubt)
     ids = tuple(cell.id for cell in cells)
     if not measured:
         never = all(numbers.find(cell, source) is None and _never(cell, source, numbers) for cell in cells)
         return Value(never=never, wanted=0 if never else len(cells), doubts=doubts, codes=codes, cells=ids)
-    values = tuple(found.value for _, found in measured)
+    values = tuple(number.value for _, _, number in measured)
     mean, std = mean_and_std(values)
+    has_outcomes = source.stage == "evaluation" and source.client == -1
     return Value(
         mean=mean,
         std=std,
-        seeds=tuple(seed for seed, _ in measured),
+        seeds=seeds,
         wanted=len(cells),
-        n=tuple(sorted({found.n for _, found in measured})),
+        n=tuple(sorted({number.n for _, _, number in measured})),
         values=values,
-        behind=tuple(behind),
+        behind=tuple((cell.id, number.stages[-1]) for _, cell, number in measured) if has_outcomes else (),
         cells=ids,
         doubts=doubts,
         codes=codes,
     )
+
+
+def _add_facts(
+    cell: Cell, source: Source, number: Measurement, numbers: Numbers, facts: provenance.TableFacts
+) -> None:  # fmt: skip
+    """Note what a number of one seed was read from."""
+    dataset = cell.spec["data"]["name"]
+    origins = [(stage, numbers.origins(cell.id, stage)) for stage in number.stages]
+    if source.stage not in OVER:
+        facts.add(cell.id, dataset, source.metric if source.stage != "train" else "", number.n, origins)
+        return
+    for stage, stage_origins in origins:  # each evaluation under its own name
+        facts.add(cell.id, dataset, parsed(stage).metric, number.n, [(stage, stage_origins)])
 
 
 def _never(cell: Cell, source: Source, numbers: Numbers) -> bool:
