@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fatbench.runner.jobs import Event, Job, Machine
+from fatbench.runner.jobs import Event, Job, Machine, Recovery
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store.stages import Store
@@ -91,10 +91,15 @@ def machine(jobs: list[Job], tmp_path: Path) -> Machine:
         db=str(tmp_path / "r.db"),
         files=str(tmp_path / "files"),
         data=str(tmp_path / "data"),
-        checkpoint_seconds=1000.0,  # only what a worker stops for is committed before the last round
+        recovery=Recovery(checkpoint_seconds=1000.0),  # only what a worker stops for is committed before the last round
     )
     Store.open(place.db, create=True).close()
     return place
+
+
+def recovering(machine: Machine, **changes: Any) -> Machine:
+    """The machine with other settings of its recovery."""
+    return replace(machine, recovery=replace(machine.recovery, **changes))
 
 
 def never() -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from crew import recovering
 from torch import Tensor
 
 from fatbench.engine.accuracy import unpacked
@@ -23,6 +24,7 @@ from fatbench.runner.heartbeat import Heartbeat
 from fatbench.runner.jobs import Event, Job, Machine, Turn
 from fatbench.runner.stage import claim
 from fatbench.runner.transfer import ModelPair, Trained
+from fatbench.store.leases import LEASE
 from fatbench.store.stages import Store
 from fatbench.suite.cells import Evaluation, TransferOrigin
 
@@ -45,7 +47,7 @@ RECORD = {"last": {"round": 3}, "best-test": {"round": 2, "value": 0.5}, "sha256
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     files = tmp_path / "files"
-    return Machine(db=str(tmp_path / "r.db"), files=str(files), data=str(tmp_path), heartbeat=Heartbeat())
+    return Machine(db=str(tmp_path / "r.db"), files=str(files), data=str(tmp_path))
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def train(store: Store, cell: str, record: dict[str, Any]) -> None:
 
 
 def turn(store: Store, machine: Machine, notify: Any = lambda event: None, stop: Any = lambda: False) -> Turn:
-    return Turn(JOB, store, Path(machine.files) / JOB.cell, notify, stop)
+    return Turn(JOB, store, Path(machine.files) / JOB.cell, notify, stop, Heartbeat())
 
 
 # --- which --------------------------------------------------------------------------------------------------------
@@ -77,7 +79,7 @@ class Attacks:
         self.ends: dict[str, Any] = {}
         patch.setattr(attacking, "_attack", self)
 
-    def __call__(self, stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> str:
+    def __call__(self, stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machine) -> str:
         self.asked.append(stage)
         self.loaded.append(loaded)
         self.machines.append(machine)
@@ -86,9 +88,9 @@ class Attacks:
             raise end
         if end == "done":
             origin = {"origin": stage.there.digest} if stage.evaluation.origin else {}
-            turn.store.finish(stage.run, record={"model": stage.digest, **origin})
+            turn.store.finish(run, record={"model": stage.digest, **origin})
         elif end == "interrupted":
-            turn.store.release(stage.run)
+            turn.store.release(run)
         return end
 
     def said(self) -> list[tuple[str, int]]:
@@ -109,10 +111,9 @@ EVERY = [("natural", 3), ("fgsm", 3), ("natural", 2), ("fgsm", 2)]
 def test_every_attack_on_every_model_once(attacks, machine, store) -> None:
     ready: Any = object()
     assert attack_models(turn(store, machine), replace(machine, microbatch=5), False, ready) == "done"
-    runs = {run["stage"]: run["id"] for run in store.runs()}
     assert attacks.asked == [
         _Stage(
-            runs[one.stage(round)], round, one, one.stage(round), f"m{round}",
+            round, one, one.stage(round), f"m{round}",
             Trained(JOB.cell, round, f"clients-00000{round}.safetensors", f"c{round}"), RECORD,
         )
         for round in (3, 2) for one in (NATURAL, FGSM)
@@ -166,7 +167,7 @@ def test_one_that_fails_or_is_elsewhere_leaves_the_others_to_run(attacks, machin
     store.fail(theirs, "no")
     assert attack_models(turn(store, machine), machine, False) == "failed" and attacks.said() == []
     events = list[Event]()
-    again = replace(machine, retry_failed=True)
+    again = recovering(machine, retry_failed=True)
     attacks.ends["natural"] = ZeroDivisionError("by 0")
     assert attack_models(turn(store, machine, events.append), again, False) == "failed"
     assert events == [Event(JOB.cell, NATURAL.stage(3), "failed", message="ZeroDivisionError: by 0")]
@@ -189,7 +190,7 @@ def test_attacks_of_another_version_are_kept_or_begin_again(attacks, machine, st
     )  # fmt: skip
     assert attack_models(turn(store, machine), machine, False) == "done" and attacks.said() == []
     attacks.ends["fgsm"] = "interrupted"
-    assert attack_models(turn(store, machine), replace(machine, rerun_changed=True), False) == "interrupted"
+    assert attack_models(turn(store, machine), recovering(machine, rerun_changed=True), False) == "interrupted"
     assert attacks.said() == [("fgsm", 3)]
     row = store.stages()[JOB.cell, FGSM.stage(3)]
     assert (row.status, row.record) == ("interrupted", {})
@@ -207,7 +208,7 @@ def test_an_attack_with_another_cell_s_model_waits_for_it(attacks, machine, stor
         train(store, ORIGIN.cell, {"last": {"round": 1}, "sha256": {"model-000001.safetensors": digest}})
         if digest == "another":
             assert attack_models(at, machine, False) == "done" and attacks.said() == []  # kept
-        assert attack_models(at, replace(machine, rerun_changed=True), False) == "done"
+        assert attack_models(at, recovering(machine, rerun_changed=True), False) == "done"
         there = Trained(ORIGIN.cell, 1, "model-000001.safetensors", digest)
         assert {stage.there for stage in attacks.asked} == {there}
         assert attacks.said() == [("moved", 3), ("moved", 2)]
@@ -229,7 +230,7 @@ def test_a_damaged_model_is_trained_again_once(attacks, machine, store) -> None:
     assert attack_models(turn(store, machine), machine, True) == "failed"
     assert attacks.said() == EVERY
     train(store, JOB.cell, {"last": {"round": 3}})
-    assert attack_models(turn(store, machine), replace(machine, retry_failed=True), False) == "failed"
+    assert attack_models(turn(store, machine), recovering(machine, retry_failed=True), False) == "failed"
     assert attacks.said() == EVERY[:1]
 
 
@@ -239,28 +240,33 @@ def test_an_attack_out_of_memory_is_tried_again_while_its_lease_is_renewed(machi
     at = replace(turn(store, machine), job=replace(JOB, evaluations=[NATURAL], checkpoints=["last"]))
 
     @contextmanager
-    def renewed(there: Machine, run: int) -> Iterator[None]:
-        did.append((there, run))
+    def renewing(db: str, run: int, heartbeat: Heartbeat, lease: float) -> Iterator[None]:
+        did.append((db, run, heartbeat, lease))
         yield
         did.append("ended")
 
-    def attack(stage: _Stage, there: Turn, loaded: _Loaded, how: Machine) -> str:
-        did.append((stage.run, there, how))
+    def attack(stage: _Stage, there: Turn, loaded: _Loaded, run: int, how: Machine) -> str:
+        did.append((run, there, how))
         if how.microbatch is None:
             raise MemoryError("no more")
         return "done"
 
-    monkeypatch.setattr(attacking, "renewed", renewed)
+    monkeypatch.setattr("fatbench.runner.stage.renewing", renewing)
     monkeypatch.setattr(attacking, "_attack", attack)
     assert attack_models(at, machine, False) == "done"
     (row,) = [run for run in store.runs() if run["stage"] != "train"]
     run = row["id"]
-    assert did == [(machine, run), (run, at, machine), (run, at, replace(machine, microbatch=5)), "ended"]
+    assert did == [
+        (machine.db, run, at.heartbeat, LEASE),
+        (run, at, machine),
+        (run, at, replace(machine, microbatch=5)),
+        "ended",
+    ]
     assert (row["microbatch"], row["out_of_memory"]) == (5, "no more")
 
 
 def test_an_attack_without_a_deterministic_kernel_goes_on_and_says_so(machine, store, monkeypatch) -> None:
-    def attack(stage: _Stage, there: Turn, loaded: _Loaded, how: Machine) -> str:
+    def attack(stage: _Stage, there: Turn, loaded: _Loaded, run: int, how: Machine) -> str:
         if how.strict:
             raise RuntimeError("no put")
         return "done"
@@ -276,15 +282,15 @@ def test_an_attack_without_a_deterministic_kernel_goes_on_and_says_so(machine, s
 # --- what they share ----------------------------------------------------------------------------------------------
 
 
-def test_a_cell_is_made_ready_once_and_its_network_takes_what_fits(machine, monkeypatch) -> None:
+def test_a_cell_is_made_ready_once_and_its_network_takes_what_fits(machine, store, monkeypatch) -> None:
     asked, bound, ready = list[Any](), list[Any](), SimpleNamespace(problem=SimpleNamespace(model="network"))
     monkeypatch.setattr(attacking, "ready_for", lambda *given: asked.append(given) or ({}, ready))
     monkeypatch.setattr("fatbench.engine.microbatch.bound", lambda *given: bound.append(given))
-    loaded, smaller = _Loaded(), replace(machine, microbatch=3)
-    assert loaded.setup(JOB, replace(machine, microbatch=9), Path("m")) is ready and bound == []
-    assert asked == [(JOB, replace(machine, microbatch=9), Path("m"))] and loaded.microbatch == 9
+    at, loaded, smaller = turn(store, machine), _Loaded(), replace(machine, microbatch=3)
+    assert loaded.setup(at, replace(machine, microbatch=9), Path("m")) is ready and bound == []
+    assert asked == [(at, replace(machine, microbatch=9), Path("m"))] and loaded.microbatch == 9
     for place in (smaller, smaller, machine):
-        assert loaded.setup(JOB, place, Path("other")) is ready and loaded.microbatch == 3
+        assert loaded.setup(at, place, Path("other")) is ready and loaded.microbatch == 3
     assert bound == [("network", 3)] and len(asked) == 1
 
 
@@ -313,7 +319,7 @@ def test_models_are_read_once_for_all_attacks_of_a_round(machine, monkeypatch, t
     first, second = (Trained(ORIGIN.cell, 1, "m", digest) for digest in ("x", "y"))
 
     def pairs(round: int, one: Evaluation, there: Trained = first) -> list[ModelPair]:
-        stage = _Stage(1, round, one, "s", digests[round], there, RECORD)
+        stage = _Stage(round, one, "s", digests[round], there, RECORD)
         return loaded.pairs(stage, files[round], digests[round], machine)
 
     found = pairs(3, NATURAL)
@@ -377,10 +383,12 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Judged:
     return Judged(monkeypatch)
 
 
-def begun(store: Store, machine: Machine, one: Evaluation, digest: str | None = "m3", record: Any = RECORD) -> _Stage:
+def begun(
+    store: Store, machine: Machine, one: Evaluation, digest: str | None = "m3", record: Any = RECORD
+) -> tuple[_Stage, int]:
     run = claim(turn(store, machine), one.stage(3), machine, 0, one)
     assert run is not None
-    return _Stage(run, 3, one, one.stage(3), digest, Trained(ORIGIN.cell, 1, "m", "theirs"), record)
+    return _Stage(3, one, one.stage(3), digest, Trained(ORIGIN.cell, 1, "m", "theirs"), record), run
 
 
 def found(store: Store, stage: str) -> dict[tuple[str, int], tuple[float, int]]:
@@ -404,13 +412,14 @@ def test_an_attack_on_every_client_s_model_is_stopped_and_goes_on(judged, machin
     judged.seen = Seen(unclassed=1, distance=0.5)  # of each chunk
     events, ready = list[Event](), ready_of(SimpleNamespace(numbers=(1,)))
     loaded = _Loaded(ready, 6, 3, {0: M["first"], 1: M["second"]})
-    stage = begun(store, machine, FGSM)
+    stage, run = begun(store, machine, FGSM)
     at = turn(store, machine, events.append, lambda: events[-1].round == 14)
-    assert _attack(stage, at, loaded, machine) == "interrupted"
+    assert _attack(stage, at, loaded, run, machine) == "interrupted"
     row = store.stages()[JOB.cell, stage.name]
     assert (row.status, row.round, row.total) == ("interrupted", 14, 20)
     assert row.record == {"model": "m3", "seen": asdict(Seen(4, 0, 0.5, 0.0))}
-    assert _attack(begun(store, machine, FGSM), at, loaded, machine) == "done"
+    stage, run = begun(store, machine, FGSM)
+    assert _attack(stage, at, loaded, run, machine) == "done"
     key = ("evaluate", FGSM.id, 3)
     assert judged.asked == [
         (ready.problem, M["first"], (*key, 0), 4, 0, None), (ready.problem, M["second"], (*key, 1), 4, 0, None),
@@ -446,8 +455,8 @@ def test_clean_images_say_what_is_doubtful_about_a_model(judged, machine, store,
     monkeypatch.setattr("fatbench.engine.plausible.doubts", lambda *given: asked.append(given) or ["a b"])
     at = turn(store, machine)
     at = replace(at, job=replace(JOB, spec={**JOB.spec, "evaluated": {"outputs": "logits"}}))
-    stage = begun(store, machine, NATURAL, record={**RECORD, "uploads_refused": 2})
-    assert _attack(stage, at, _Loaded(ready, None, 3, {-1: M["first"]}), machine) == "done"
+    stage, run = begun(store, machine, NATURAL, record={**RECORD, "uploads_refused": 2})
+    assert _attack(stage, at, _Loaded(ready, None, 3, {-1: M["first"]}), run, machine) == "done"
     numbers = found(store, stage.name)
     assert {key: value for key, value in numbers.items() if key[0] != "prior_accuracy"} == {
         ("natural", -1): (0.6, 10), ("seconds", -1): (2.0, 0), ("zero_gradients", -1): (0.25, 6),
@@ -469,7 +478,7 @@ def test_gradients_of_a_thousand_images_are_looked_at(monkeypatch) -> None:
     labels = torch.zeros(1200, dtype=torch.int64)
     problem = SimpleNamespace(labels=labels, shards=[torch.arange(3)], malicious=None)
     ready = SimpleNamespace(problem=problem, test=(labels, labels), classes=1)
-    stage = _Stage(1, 3, NATURAL, "natural", None, Trained(JOB.cell, 3, "m", None), RECORD)
+    stage = _Stage(3, NATURAL, "natural", None, Trained(JOB.cell, 3, "m", None), RECORD)
     found = attacking._side_numbers(
         stage, _Loaded(ready, None, 3, {-1: {}}), torch.ones(1, 1200, dtype=torch.bool), JOB
     )
@@ -477,16 +486,16 @@ def test_gradients_of_a_thousand_images_are_looked_at(monkeypatch) -> None:
 
 
 def test_gradients_of_clients_models_are_a_mean(judged, machine, store) -> None:
-    stage = begun(store, machine, NATURAL)
+    stage, run = begun(store, machine, NATURAL)
     loaded = _Loaded(ready_of(), None, 3, {0: M["first"], 1: M["second"]})
-    assert _attack(stage, turn(store, machine), loaded, machine) == "done"
+    assert _attack(stage, turn(store, machine), loaded, run, machine) == "done"
     assert found(store, stage.name)["zero_gradients", -1] == (0.5, 6)
     assert [model for _, model, *_ in judged.looked] == [*M.values()]
 
 
 def test_a_model_that_diverged_answers_with_the_most_frequent_class(judged, machine, store) -> None:
-    stage = begun(store, machine, NATURAL, record={**RECORD, "diverged": 2})
-    assert _attack(stage, turn(store, machine), _Loaded(ready_of(), None, 3, {-1: M["first"]}), machine) == "done"
+    stage, run = begun(store, machine, NATURAL, record={**RECORD, "diverged": 2})
+    assert _attack(stage, turn(store, machine), _Loaded(ready_of(), None, 3, {-1: M["first"]}), run, machine) == "done"
     assert bits(store, stage.name) == [(0, "1111000000")] and judged.asked == judged.looked == []
     numbers = found(store, stage.name)
     assert numbers["natural", -1] == (0.4, 10) and ("zero_gradients", -1) not in numbers
@@ -497,23 +506,23 @@ def test_an_attack_with_another_s_model_says_whose_and_nothing_beside(judged, ma
     """What was begun with another begins again; a chunk that was its end is no reason to stop."""
     monkeypatch.setattr(attacking.transfer, "read_origins", lambda *given: ("problem", {-1: "theirs"}))
     loaded = _Loaded(ready_of(), None, 3, {-1: M["second"]})
-    stage = begun(store, machine, MOVED)
-    store.commit(stage.run, round=4, outcomes=(0, 4, b"\xf0"), record={"model": "m3", "origin": "older"})
-    assert _attack(stage, turn(store, machine, stop=lambda: False), loaded, machine) == "done"
+    stage, run = begun(store, machine, MOVED)
+    store.commit(run, round=4, outcomes=(0, 4, b"\xf0"), record={"model": "m3", "origin": "older"})
+    assert _attack(stage, turn(store, machine, stop=lambda: False), loaded, run, machine) == "done"
     assert judged.asked[0][3:] == (4, 0, ("problem", "theirs"))
     row = store.stages()[JOB.cell, stage.name]
     assert row.record == {"model": "m3", "origin": "theirs"} and row.round == 10
     assert found(store, stage.name) == {("moved", -1): (0.2, 10), ("seconds", -1): (6.0, 0)}
-    stage = begun(store, machine, NATURAL)
-    assert _attack(stage, turn(store, machine, stop=lambda: True), loaded, machine) == "done"
+    stage, run = begun(store, machine, NATURAL)
+    assert _attack(stage, turn(store, machine, stop=lambda: True), loaded, run, machine) == "done"
 
 
 def test_a_model_that_is_not_here_says_what_to_do(judged, machine, store) -> None:
     """Imported numbers say which model they are of: a file beside them is taken only if it is that."""
-    stage = begun(store, machine, FGSM, None)
+    stage, run = begun(store, machine, FGSM, None)
     file = Path(machine.files, JOB.cell, "model-000003.safetensors")
     with pytest.raises(MachineError) as error:
-        _attack(stage, turn(store, machine), _Loaded(ready_of()), machine)
+        _attack(stage, turn(store, machine), _Loaded(ready_of()), run, machine)
     assert str(error.value) == (
         f"the model of round 3 is not here ({file}): its results were imported, or it was removed. Copy it from where"
         f" it was trained; or, to train it here, fatbench delete {JOB.cell} and run the suite again; this deletes the"
@@ -530,18 +539,18 @@ def test_a_model_that_is_not_here_says_what_to_do(judged, machine, store) -> Non
     other = store.claim(JOB.cell, NATURAL.stage(2), suite="crash", total=0, provenance={})
     store.finish(other, record={"model": "of round 2"})
     at = turn(store, machine)
-    assert _attack(stage, at, loaded, machine) == "done" and store.stages()[JOB.cell, stage.name].record == {}
-    assert asked == [(JOB, machine, file), (stage, file, None, machine)]
+    assert _attack(stage, at, loaded, run, machine) == "done" and store.stages()[JOB.cell, stage.name].record == {}
+    assert asked == [(at, machine, file), (stage, file, None, machine)]
     theirs = store.claim(JOB.cell, NATURAL.stage(3), suite="crash", total=0, provenance={})
     store.finish(theirs, record={"model": "m3"})
     store.reopen(JOB.cell, stage.name)
-    stage = begun(store, machine, FGSM, None)
-    assert _attack(stage, at, loaded, machine) == "done"
+    stage, run = begun(store, machine, FGSM, None)
+    assert _attack(stage, at, loaded, run, machine) == "done"
     assert asked[-1][2] == "m3" and store.stages()[JOB.cell, stage.name].record == {"model": "m3"}
 
 
 def test_numbers_of_one_client_s_model_are_its_own() -> None:
-    stage = _Stage(1, 3, FGSM, "s", None, Trained("a", 1, "m", None), RECORD)
+    stage = _Stage(3, FGSM, "s", None, Trained("a", 1, "m", None), RECORD)
     each = torch.tensor([[True, False, True, True]])
     assert attacking._numbers(stage, [ModelPair(-1, {})], each) == [Number("fgsm", 0.75, 3, n=4)]
     assert attacking._numbers(stage, [ModelPair(0, {})], each) == [

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from crew import recovering
 from hypothesis import given
 from hypothesis import strategies as st
 from test_resume import SUITE, machine, numbers, outcomes
@@ -522,7 +523,7 @@ def test_a_disk_that_damages_every_model_ends_in_a_failure_that_can_be_tried_aga
         errors = {row.error for row in store.stages([job.cell]).values() if row.status == "failed"}
     assert errors and all("not the file that was written" in error and "\n" not in error for error in errors)
     monkeypatch.undo()
-    assert run(job, replace(place, retry_failed=True)) == ("done", ROUNDS)
+    assert run(job, recovering(place, retry_failed=True)) == ("done", ROUNDS)
     assert_as_undisturbed(job, place, undisturbed)
 
 
@@ -541,7 +542,7 @@ def test_imported_results_are_not_trained_again(job, undisturbed, tmp_path) -> N
         errors = [row.error for row in store.stages([job.cell]).values() if row.error]
         assert numbers(place) == numbers(undisturbed)
         assert errors and all("is not here" in error and "imported" in error for error in errors)
-        assert run(more, replace(place, retry_failed=True)) == ("failed", [])
+        assert run(more, recovering(place, retry_failed=True)) == ("failed", [])
         (said,) = {line for error in errors for line in re.findall(r"fatbench delete (\w+) and run", error)}
         cleanup.delete_cell(store, said)
     assert run(more, place) == ("done", ROUNDS)
@@ -568,7 +569,7 @@ def test_a_model_beside_imported_results_must_be_theirs(job, undisturbed, tmp_pa
     assert errors and all("not the file that was written" in error for error in errors)
     for file, content in models.items():
         file.write_bytes(content)
-    assert run(more, replace(place, retry_failed=True)) == ("done", [])
+    assert run(more, recovering(place, retry_failed=True)) == ("done", [])
     with Store.open(place.db) as store:
         rows = {row.record.get("model") for (_, stage), row in store.stages([job.cell]).items() if stage != "train"}
     assert rows <= {hashlib.sha256(content).hexdigest() for content in models.values()}

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from crew import Watcher, diverging, ignore, lasting, never, numbers, pid_of, rows, undisturbed
+from crew import Watcher, diverging, ignore, lasting, never, numbers, pid_of, recovering, rows, undisturbed
 
 from fatbench.cli import app as cli
 from fatbench.cli import running
@@ -216,7 +216,7 @@ def test_a_cell_whose_worker_is_killed_twice_fails(jobs, machine, forks):
     outcomes = local.run([killed, jobs[1]], machine, ["cpu"], watch, never)
     assert outcomes == {killed.cell: "failed", jobs[1].cell: "done"}
     assert rows(machine, killed) == {"train": ("failed", KILLED)}
-    again = replace(machine, retry_failed=True)
+    again = recovering(machine, retry_failed=True)
     assert local.run([killed], again, ["cpu"], ignore, never) == {killed.cell: "done"}
 
 

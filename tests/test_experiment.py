@@ -17,7 +17,7 @@ from fatbench.errors import MachineError, SpecError
 from fatbench.methods import diagnostics
 from fatbench.methods.partitions import PARTITIONS
 from fatbench.report.figures import artifacts
-from fatbench.runner.jobs import Machine
+from fatbench.runner.jobs import Machine, Recovery
 from fatbench.runner.start import check_data, jobs_of
 from fatbench.runner.training import artifact_file
 from fatbench.runner.worker import work
@@ -96,7 +96,9 @@ def numbers(store: Store, cell: str) -> dict[tuple[str, str, int, int], float]:
 def test_clients_with_models_of_their_own(cell, tmp_path):
     """Client k is right on the images of class k, so accuracies are fractions of classes; stopped in between or not."""
     labels = DATASETS["digits"](tmp_path).test_labels
-    machine = Machine(db=str(tmp_path / "r.db"), files=str(tmp_path / "files"), data="", checkpoint_seconds=0.0)
+    machine = Machine(
+        db=str(tmp_path / "r.db"), files=str(tmp_path / "files"), data="", recovery=Recovery(checkpoint_seconds=0.0)
+    )
     with Store.open(machine.db, create=True) as store:
         times = iter([True, False, False, False, False, True])  # after round 1, then in the middle of client 1's images
         assert work(cell, machine, store, stop=lambda: next(times, False)) == "interrupted"

@@ -14,7 +14,7 @@ from PIL import Image
 
 from fatbench.errors import MachineError
 from fatbench.runner import progress, provenance, start, versions
-from fatbench.runner.jobs import Event, Job, Machine
+from fatbench.runner.jobs import Event, Job, Machine, Recovery
 from fatbench.runner.worker import work
 from fatbench.store import inputs
 from fatbench.store.inputs import Reason, differ
@@ -108,7 +108,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def machine(place: Path, **more) -> Machine:
-    return Machine(str(place / "r.db"), str(place / "files"), str(place), checkpoint_seconds=0.0, **more)
+    return Machine(
+        str(place / "r.db"), str(place / "files"), str(place), recovery=Recovery(checkpoint_seconds=0.0, **more)
+    )
 
 
 def job() -> Job:
@@ -392,13 +394,14 @@ def test_a_run_of_its_own_is_no_reason(place: Path) -> None:
 def test_weights_that_differ_end_the_stage_before_anything_is_written(place: Path) -> None:
     from types import SimpleNamespace
 
+    from fatbench.runner.heartbeat import Heartbeat
     from fatbench.runner.jobs import Turn
     from fatbench.runner.stage import demand_same_inputs
 
     with Store.open(str(place / "r.db"), create=True) as store:
         assert work(job(), machine(place), store, stop=lambda: True) == "interrupted"
         first = store.runs()[0]["id"]
-        turn = Turn(job(), store, place, lambda event: None, lambda: False)
+        turn = Turn(job(), store, place, lambda event: None, lambda: False, Heartbeat())
         with store.database.writing() as connection:
             from fatbench.store.schema import RUNS
 

@@ -15,7 +15,7 @@ from fatbench import settings
 from fatbench.cli import app as cli
 from fatbench.errors import SpecError
 from fatbench.runner import progress, versions
-from fatbench.runner.jobs import Machine
+from fatbench.runner.jobs import Machine, Recovery
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store import inputs, jsonl
@@ -364,7 +364,9 @@ def test_versions_are_the_same_wherever_the_file_is(place):
 
 
 def machine(place: Path, **more) -> Machine:
-    return Machine(str(place / "r.db"), str(place / "files"), str(place), checkpoint_seconds=0.0, **more)
+    return Machine(
+        str(place / "r.db"), str(place / "files"), str(place), recovery=Recovery(checkpoint_seconds=0.0, **more)
+    )
 
 
 def jobs() -> list:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fatbench.runner import progress, reading, versions
-from fatbench.runner.jobs import Machine
+from fatbench.runner.jobs import Machine, Recovery
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store.stages import Store
@@ -104,7 +104,9 @@ def place(tmp_path, monkeypatch, forks):
 
 
 def machine(place: Path, **more) -> Machine:
-    return Machine(str(place / "r.db"), str(place / "files"), str(place), checkpoint_seconds=0.0, **more)
+    return Machine(
+        str(place / "r.db"), str(place / "files"), str(place), recovery=Recovery(checkpoint_seconds=0.0, **more)
+    )
 
 
 def job():

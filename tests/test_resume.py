@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from crew import fork_server
+from crew import fork_server, recovering
 
 from fatbench.runner import attacking
-from fatbench.runner.jobs import Job, Machine
+from fatbench.runner.jobs import Job, Machine, Recovery
 from fatbench.runner.stage import spec_of
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
@@ -68,7 +68,10 @@ def job(tmp_path) -> Job:
 
 def machine(folder: Path, every: float = 0.0) -> Machine:
     return Machine(
-        db=str(folder / "r.db"), files=str(folder / "files"), data=str(folder / "data"), checkpoint_seconds=every
+        db=str(folder / "r.db"),
+        files=str(folder / "files"),
+        data=str(folder / "data"),
+        recovery=Recovery(checkpoint_seconds=every),
     )
 
 
@@ -277,7 +280,7 @@ def test_an_attack_in_other_hands_or_failed_leaves_the_others_to_run(job, tmp_pa
         assert set(others.values()) == {"done"} and len(others) == len(job.evaluations)
         store.fail(run, "no")
         assert work(job, place, store) == "failed"
-        assert work(job, replace(place, retry_failed=True), store) == "done"
+        assert work(job, recovering(place, retry_failed=True), store) == "done"
 
 
 def without_models(job: Job, folder: Path) -> tuple[Machine, Store, Job]:

@@ -228,7 +228,7 @@ def test_a_restart_in_the_middle_of_training(jobs, machine, forks, server: Serve
     """Worker processes commit every round: the server is away while they do."""
     job = lasting(jobs[0], 8)
     expected = undisturbed(machine, job)
-    place = replace(machine, db=server.url, checkpoint_seconds=0.0)
+    place = replace(machine, db=server.url, recovery=replace(machine.recovery, checkpoint_seconds=0.0))
     watch = Watcher(job.cell, "progress", server.restart)
     assert local.run([job], place, ["cpu"], watch, never) == {job.cell: "done"}
     assert server.outages == 1 and watch.kinds(job) == ["done"]

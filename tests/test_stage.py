@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from crew import recovering
 
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, SpecError, Unavailable
 from fatbench.runner import attacking, stage, training
 from fatbench.runner.heartbeat import Heartbeat
-from fatbench.runner.jobs import Event, Job, Machine, Turn
+from fatbench.runner.jobs import Event, Job, Machine, Recovery, Turn
 from fatbench.store.leases import LEASE
 from fatbench.store.schema import STAGES
 from fatbench.store.stages import Stolen, Store
@@ -42,7 +43,7 @@ def store(machine: Machine) -> Iterator[Store]:
 
 
 def turn(store: Store, notify: Callable[[Event], None] = lambda event: None) -> Turn:
-    return Turn(JOB, store, Path(), notify, lambda: False)
+    return Turn(JOB, store, Path(), notify, lambda: False, Heartbeat())
 
 
 @pytest.mark.parametrize(
@@ -53,8 +54,8 @@ def turn(store: Store, notify: Callable[[Event], None] = lambda event: None) -> 
         ({"device": "cuda:0"}, {}),
         ({"device": "cuda:0", "precision": "tf32"}, {"precision": "tf32"}),
         ({"device": "cuda:0", "precision": "bf16"}, {"precision": "bf16", "not_reproducible": "bf16 on a GPU"}),
-        ({"microbatch": 4, "lease": 60.0}, {"microbatch": 4, "lease": 60.0}),
-        ({"lease": LEASE}, {}),
+        ({"microbatch": 4, "recovery": Recovery(lease=60.0)}, {"microbatch": 4, "lease": 60.0}),
+        ({"recovery": Recovery(lease=LEASE)}, {}),
     ],
 )
 def test_what_a_claim_says_of_its_run(how: dict, said: dict, machine, store, monkeypatch) -> None:
@@ -113,17 +114,17 @@ def test_what_a_cell_is_made_ready_with(machine, monkeypatch) -> None:
     monkeypatch.setattr(stage.calls, "bind_cell", lambda *given: did.append(given) or bound)
     monkeypatch.setattr(stage.log, "warning", said.append)
     job, data, cpu = replace(JOB, spec={"model": {"name": "mlp", "a": 1}}), Path(machine.data), torch.device("cpu")
-    assert stage.ready_for(job, machine, Path("m")) == (bound, ready) and said == []
+    at = Turn(job, None, Path(), lambda event: None, lambda: False, Heartbeat())  # type: ignore[arg-type]
+    assert stage.ready_for(at, machine, Path("m")) == (bound, ready) and said == []
     assert did == [1, (job.spec, data, Path("m")), (Runtime(data, cpu), bound)]
     did.clear()
-    heartbeat = Heartbeat()
     other: dict[str, Any] = {"precision": "bf16", "path": "graphs", "microbatch": 4, "strict": False, "threads": 3}
-    place = replace(machine, **other, heartbeat=heartbeat)  # type: ignore[arg-type]
-    assert stage.ready_for(job, place, None) == (bound, ready) and len(said) == 1
+    place = replace(machine, **other)  # type: ignore[arg-type]
+    assert stage.ready_for(at, place, None) == (bound, ready) and len(said) == 1
     assert did == [3, (job.spec, data, None), (Runtime(data, cpu, "bf16", "graphs", 4, False), bound)]
-    before = heartbeat.beats
+    before = at.heartbeat.beats
     network(torch.zeros(1))
-    assert heartbeat.beats > before
+    assert at.heartbeat.beats > before
 
 
 def test_where_no_deterministic_kernel_is_any_other_is_taken_and_said(machine, store, monkeypatch) -> None:
@@ -173,7 +174,7 @@ def test_what_can_be_claimed(machine: Machine, store: Store) -> None:
     assert run is not None and store.stages()[JOB.cell, at].settings == settings
     store.fail(run, "no")
     assert stage.claim(turn(store), at, machine, 0, NATURAL) is None
-    run = stage.claim(turn(store), at, replace(machine, retry_failed=True), 0, NATURAL)
+    run = stage.claim(turn(store), at, recovering(machine, retry_failed=True), 0, NATURAL)
     assert run is not None
     store.finish(run, round=5)
     assert stage.claim(turn(store), at, machine, 0, NATURAL) is None
@@ -201,10 +202,9 @@ def test_what_training_says_stands_at_the_numbers_of_an_attack() -> None:
     there: Any = None
     words = [("diverged", 2), ("uploads_refused", 4), ("a_b_in_rounds", 5)]
     for round, said in ((3, words), (2, words[1:])):
-        assert list(attacking._training_doubts(attacking._Stage(1, round, NATURAL, "x", None, there, record))) == said
+        assert list(attacking._training_doubts(attacking._Stage(round, NATURAL, "x", None, there, record))) == said
     assert (
-        list(attacking._training_doubts(attacking._Stage(1, 3, NATURAL, "x", None, there, {"last": {"round": 3}})))
-        == []
+        list(attacking._training_doubts(attacking._Stage(3, NATURAL, "x", None, there, {"last": {"round": 3}}))) == []
     )
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from crew import Watcher, diverging, lasting, never, numbers, pid_of, rows, undisturbed
+from crew import Watcher, diverging, lasting, never, numbers, pid_of, recovering, rows, undisturbed
 from test_opening import _mount
 
 from fatbench.cli.watch import Watch
@@ -234,7 +234,7 @@ def test_a_stopped_process_loses_its_cell_and_notices_when_it_goes_on(jobs, mach
     """SIGSTOP after two rounds, a lease of two seconds; another run does the cell; SIGCONT: nothing is doubled."""
     context = local.multiprocessing.get_context("spawn")
     ready, go, outcome = context.Event(), context.Event(), context.Queue()
-    job, place = jobs[0], replace(machine, lease=2.0, checkpoint_seconds=0.0)
+    job, place = jobs[0], recovering(machine, lease=2.0, checkpoint_seconds=0.0)
     process = context.Process(target=_stopped_and_continued, args=(job, place, ready, go, outcome))
     process.start()
     assert ready.wait(300)
@@ -259,7 +259,10 @@ def test_a_worker_that_is_stopped_is_replaced(jobs, machine, forks, monkeypatch)
     """Nobody else runs: the run itself sees that its worker makes no progress, and begins the cell once more."""
     monkeypatch.setattr(local, "_looks", lambda machine: 0.5)
     monkeypatch.setattr(local, "IDLE_SECONDS", 1e9)
-    job, place = lasting(jobs[0], 40), replace(machine, lease=1.0, checkpoint_seconds=0.0)
+    job, place = (
+        lasting(jobs[0], 40),
+        recovering(machine, lease=1.0, checkpoint_seconds=0.0),
+    )
     said: list[str] = []
 
     def watch(slot: int, event: Event) -> None:
@@ -293,7 +296,7 @@ def test_a_lock_of_another_process_is_waited_for(jobs, machine, monkeypatch) -> 
             foreign.execute("BEGIN IMMEDIATE")
             threading.Timer(3.0, foreign.rollback).start()
 
-    place = replace(machine, checkpoint_seconds=0.0)
+    place = recovering(machine, checkpoint_seconds=0.0)
     began = time.monotonic()
     assert attempt(jobs[0], place, notify, lambda: False) == "done"
     assert time.monotonic() - began > 3
@@ -476,7 +479,11 @@ def test_batch_normalisation_is_not_cut(jobs, machine, monkeypatch) -> None:
 @pytest.mark.promise("Interrupted and shared runs", "A cell can have a time limit")
 def test_a_cell_has_so_much_time(jobs, machine, monkeypatch) -> None:
     """What was committed is kept, and a retry goes on from there."""
-    job, place, heartbeats = jobs[0], replace(machine, checkpoint_seconds=0.0), list[Heartbeat]()
+    job, place, heartbeats = (
+        jobs[0],
+        recovering(machine, checkpoint_seconds=0.0),
+        list[Heartbeat](),
+    )
 
     def heartbeat_of(limit: float | None) -> Heartbeat:
         heartbeats.append(Heartbeat(limit))
@@ -489,18 +496,18 @@ def test_a_cell_has_so_much_time(jobs, machine, monkeypatch) -> None:
 
     monkeypatch.setattr(worker, "Heartbeat", heartbeat_of)
     with Store.open(machine.db) as store:
-        assert work(job, replace(place, time_limit=600.0), store, notify) == "failed"
+        assert work(job, recovering(place, time_limit=600.0), store, notify) == "failed"
         row = store.stages([job.cell])[job.cell, "train"]
         assert row.error.startswith("TimeLimit: 600 s are over") and row.round == 2
         began: list[Event] = []
-        assert work(job, replace(place, retry_failed=True), store, began.append) == "done"
+        assert work(job, recovering(place, retry_failed=True), store, began.append) == "done"
     assert (began[0].kind, began[0].round) == ("start", 2)
 
 
 @pytest.mark.promise("Interrupted and shared runs", "A cell that hangs is killed when its time limit has passed")
 def test_a_worker_that_does_not_end_with_its_time_is_killed(jobs, machine, forks, monkeypatch) -> None:
     monkeypatch.setattr(local, "_looks", lambda machine: 0.2)
-    job, place = lasting(jobs[0]), replace(machine, time_limit=600.0)
+    job, place = lasting(jobs[0]), recovering(machine, time_limit=600.0)
 
     def stop() -> None:
         os.kill(pid_of(machine, job), signal.SIGSTOP)

@@ -25,7 +25,7 @@ import fatbench
 from fatbench.errors import SpecError
 from fatbench.report import build_figures, build_tables
 from fatbench.runner import versions
-from fatbench.runner.jobs import Event, Machine
+from fatbench.runner.jobs import Event, Machine, Recovery
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store.numbers import remove
@@ -267,7 +267,7 @@ def test_a_stage_goes_on_where_it_was_stopped_and_begins_again_for_another_model
         assert list(versions.changed([moved], store)[left.cell]) == [stage]
         assert work(moved, machine(place), store) == "done"
         assert bits(store, left.cell) == {"moved_both": MATRIX["Left"]["Both"]}  # kept until it is asked for
-        assert work(moved, machine(place, rerun_changed=True), store) == "done"
+        assert work(moved, machine(place, recovery=Recovery(rerun_changed=True)), store) == "done"
         assert bits(store, left.cell) == {"moved_both": "1111"}
         assert versions.changed([moved], store) == {}
 

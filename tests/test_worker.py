@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from crew import recovering
 from safetensors.torch import load_file
 
 from fatbench import settings
@@ -24,8 +25,9 @@ from fatbench.engine.rounds import Cost, Mixing, Number, Round, State, Stats, Up
 from fatbench.errors import MachineError
 from fatbench.runner import attacking, checkpoints, stage, training, worker
 from fatbench.runner.heartbeat import Heartbeat
-from fatbench.runner.jobs import Event, Job, Machine, Turn
+from fatbench.runner.jobs import Event, Job, Machine, Recovery, Turn
 from fatbench.store.inputs import Reason
+from fatbench.store.leases import LEASE
 from fatbench.store.rows import dumps
 from fatbench.store.schema import STAGES
 from fatbench.store.stages import Store
@@ -73,15 +75,25 @@ def test_a_turn_trains_and_attacks_and_after_a_damaged_model_both_once_more(
     """Attacks in their own precision. The log is this thread's, and a disk that takes none of it ends nothing."""
     heartbeat, seen, added, parts, events = Heartbeat(), [], [], [], list[Event]()
     known = {"a.py": {}}
-    place = replace(machine, path="auto", precision="tf32", attack_precision=attacks, plugins=known, time_limit=9.0)
-    expected = replace(place, path="loop", heartbeat=heartbeat)
+    place = replace(
+        machine,
+        path="auto",
+        precision="tf32",
+        attack_precision=attacks,
+        plugins=known,
+        recovery=Recovery(time_limit=9.0),
+    )
+    expected = replace(place, path="loop")
 
     def beats(limit: float | None) -> Heartbeat:
         assert limit == 9.0
         return heartbeat
 
     def train(turn: Turn, there: Machine) -> str:
-        assert turn == Turn(JOB, store, tmp_path / "files" / JOB.cell, events.append, never) and there == expected
+        assert (
+            turn == Turn(JOB, store, tmp_path / "files" / JOB.cell, events.append, never, heartbeat)
+            and there == expected
+        )
         assert store.cells() == {JOB.cell: SPEC} and worker.log.propagate is False
         (handler,) = of_file()
         assert handler.encoding == "utf-8"
@@ -131,7 +143,7 @@ def test_what_is_not_trained_is_not_attacked(machine, store, monkeypatch) -> Non
     """Nobody has to listen, and nobody asks it to stop."""
 
     def train(turn: Turn, there: Machine) -> str:
-        assert there.heartbeat is not None and not turn.stop()
+        assert turn.heartbeat.limit is None and not turn.stop()
         turn.notify(Event(JOB.cell, "train", "start"))
         return "waiting"
 
@@ -214,11 +226,11 @@ def test_a_model_that_was_not_trained_here_is_its_cell_s_only_round(machine, sto
     )
 
     def attack(turn: Turn, there: Machine, again: bool, given: Any) -> str:
-        assert there == replace(machine, heartbeat=there.heartbeat) and again is True and given is ready
+        assert there == machine and again is True and given is ready
         assert (turn.job, turn.store, turn.folder) == (JOB, store, Path(machine.files) / JOB.cell)
-        before = there.heartbeat.beats
+        before = turn.heartbeat.beats
         network(torch.zeros(1))
-        assert there.heartbeat.beats > before
+        assert turn.heartbeat.beats > before
         stops.append(turn.stop())
         turn.notify(Event(JOB.cell, "x", "done"))
         handlers.extend(of_file())
@@ -244,7 +256,7 @@ def test_a_model_that_was_not_trained_here_is_its_cell_s_only_round(machine, sto
 
 def turn(store: Store, machine: Machine, events: list[Event], stop: Any = never) -> Turn:
     store.add_cell(JOB.cell, JOB.spec)
-    return Turn(JOB, store, Path(machine.files) / JOB.cell, events.append, stop)
+    return Turn(JOB, store, Path(machine.files) / JOB.cell, events.append, stop, Heartbeat())
 
 
 def test_training_of_another_version_is_kept_or_begins_again(machine, store, monkeypatch) -> None:
@@ -255,7 +267,7 @@ def test_training_of_another_version_is_kept_or_begins_again(machine, store, mon
         assert (jobs, where) == ([JOB], store)
         return {JOB.cell: {"train": [Reason("functions", "", "a.py", "b.py")]}}
 
-    def rounds(run: int, there: Turn, how: Machine) -> str:
+    def rounds(there: Turn, run: int, how: Machine) -> str:
         begun.append((there, how, store.stages()[JOB.cell, "train"].round))
         return "done"
 
@@ -265,7 +277,7 @@ def test_training_of_another_version_is_kept_or_begins_again(machine, store, mon
     store.finish(run, [Number("loss", 0.5, 1)], round=5)
     assert training.train(at, machine) == "interrupted" and begun == []
     assert events == [Event(JOB.cell, "train", "interrupted", message="kept: a.py, now b.py; see --rerun-changed")]
-    place = replace(machine, rerun_changed=True, heartbeat=Heartbeat())
+    place = recovering(machine, rerun_changed=True)
     assert training.train(at, place) == "done" and begun == [(at, place, 0)]
     assert store.measurements() == []
 
@@ -286,29 +298,30 @@ def test_of_a_training_that_is_done_only_what_counts_is_left(machine, store) -> 
 def test_training_out_of_memory_is_tried_again_while_its_lease_is_renewed(machine, store, monkeypatch) -> None:
     """Batches of 8: two images at once. The run says so; the stage's rounds are those of the algorithm."""
     events, did = list[Event](), list[Any]()
-    at, place = turn(store, machine, events), replace(machine, heartbeat=Heartbeat())
+    at = turn(store, machine, events)
 
     @contextmanager
-    def renewed(there: Machine, run: int) -> Iterator[None]:
-        did.append((there, run))
+    def renewing(db: str, run: int, heartbeat: Heartbeat, lease: float) -> Iterator[None]:
+        did.append((db, run, heartbeat, lease))
         yield
         did.append("ended")
 
-    def rounds(run: int, there: Turn, how: Machine) -> str:
+    def rounds(there: Turn, run: int, how: Machine) -> str:
         did.append((run, there, how))
         if how.microbatch is None:
             raise MemoryError("no more")
         return "interrupted"
 
-    monkeypatch.setattr(training, "renewed", renewed)
+    monkeypatch.setattr(stage, "renewing", renewing)
     monkeypatch.setattr(training, "_rounds", rounds)
-    assert training.train(at, place) == "interrupted"
+    assert training.train(at, machine) == "interrupted"
     ((run, row),) = [(one["id"], one) for one in store.runs()]
-    assert did == [(place, run), (run, at, place), (run, at, replace(place, microbatch=2)), "ended"]
+    lease = (machine.db, run, at.heartbeat, LEASE)
+    assert did == [lease, (run, at, machine), (run, at, replace(machine, microbatch=2)), "ended"]
     assert (row["microbatch"], row["out_of_memory"], store.stages()[JOB.cell, "train"].total) == (2, "no more", 5)
-    assert training.train(at, place) == "elsewhere"  # it is in our own hands
+    assert training.train(at, machine) == "elsewhere"  # it is in our own hands
     store.fail(run, "no")
-    assert training.train(at, place) == "failed"
+    assert training.train(at, machine) == "failed"
 
 
 STATS = Stats(loss=0.0, loss_released=0.0, accuracy=1.0, steps=1, momentum_steps=1.0, batches=1)
@@ -331,8 +344,8 @@ class Experiment:
         patch.setattr(training, "ready_for", self.made_ready)
         patch.setattr(training, "time", SimpleNamespace(monotonic=lambda: self.clock))
 
-    def made_ready(self, job: Job, machine: Machine, trained: Path | None) -> tuple[dict[str, Any], Any]:
-        self.begun.append((job, machine, trained))
+    def made_ready(self, turn: Turn, machine: Machine, trained: Path | None) -> tuple[dict[str, Any], Any]:
+        self.begun.append((turn.job, machine, trained))
         return {"seed": 3}, self.ready
 
     def __call__(self, ready: Any, state: State, seed: int) -> Iterator[tuple[Round, list[Number]]]:
@@ -364,7 +377,7 @@ def test_what_training_commits_keeps_and_says_round_by_round(machine, store, mon
     monkeypatch.setattr(training.transfer, "trained", lambda cell, where: (cell, where) == ("fedcba987654", store))
     monkeypatch.setattr(training.transfer, "model_of", lambda cell, where, there: Path(cell, "m"))
     monkeypatch.setattr(training, "gpu_memory", lambda device: 7 if device == "cpu" else 0)
-    place = replace(machine, checkpoint_seconds=20.0, heartbeat=Heartbeat())
+    place = recovering(machine, checkpoint_seconds=20.0)
     folder = Path(machine.files, JOB.cell)
 
     def notify(event: Event) -> None:
@@ -432,7 +445,7 @@ def test_numbers_without_a_state_to_go_on_from_are_taken_away(machine, store, mo
     run = store.claim(JOB.cell, "train", suite="crash", total=5, provenance={})
     store.commit(run, numbers=[Number("natural", 0.5, 1)], round=1, record={"diverged": 1, "uploads_refused": 9})
     store.release(run)
-    place = replace(machine, heartbeat=Heartbeat(), checkpoint_seconds=1e9)
+    place = recovering(machine, checkpoint_seconds=1e9)
     assert training.train(at, place) == "interrupted"
     assert experiment.begun[1:] == [(0, 0.0)] and experiment.begun[0][2] is None
     assert training.train(at, place) == "done" and experiment.begun[3] == (4, 4.0)
@@ -446,10 +459,9 @@ def test_numbers_without_a_state_to_go_on_from_are_taken_away(machine, store, mo
 def test_a_state_whose_digest_nobody_knows_is_not_gone_on_from(machine, store, monkeypatch) -> None:
     experiment, events = Experiment(monkeypatch), list[Event]()
     at = turn(store, machine, events, lambda: events[-1].round == 3)
-    place = replace(machine, heartbeat=Heartbeat())
-    assert training.train(at, place) == "interrupted"
+    assert training.train(at, machine) == "interrupted"
     record = store.stages()[JOB.cell, "train"].record
     del record["sha256"]["state-000003.safetensors"]
     with store.database.writing() as connection:
         connection.execute(STAGES.update().values(record=dumps(record)))
-    assert training.train(replace(at, stop=never), place) == "done" and experiment.begun[3] == (0, 0.0)
+    assert training.train(replace(at, stop=never), machine) == "done" and experiment.begun[3] == (0, 0.0)

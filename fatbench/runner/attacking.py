@@ -15,8 +15,7 @@ from fatbench.errors import MachineError
 from fatbench.runner import checkpoints, reading, transfer, versions
 from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.jobs import WORSE, CellStatus, Event, Job, Machine, Turn, evaluation_rounds
-from fatbench.runner.oom_retry import with_oom_retry
-from fatbench.runner.stage import claim, demand_same_inputs, ready_for, record_failure, renewed, with_some_kernel
+from fatbench.runner.stage import carry_out, claim, demand_same_inputs, ready_for
 from fatbench.store import doubt_names
 from fatbench.store.doubt_names import IN_ROUNDS, PREFIX
 from fatbench.suite import calls, cost, facts, plugins
@@ -35,9 +34,8 @@ LOOKED_AT = 1000  # first test images whose loss gradients are looked at: one of
 
 @dataclass(frozen=True)
 class _Stage:
-    """An evaluation of one round's model that this process has claimed."""
+    """An evaluation of one round's model."""
 
-    run: int
     round: int
     evaluation: Evaluation
     name: str  # of the stage
@@ -62,13 +60,13 @@ class _Loaded:
     there: transfer.Trained | None = None  # of `origins`
     origins: transfer.Origins | None = None
 
-    def setup(self, job: Job, machine: Machine, trained: Path) -> Setup:
+    def setup(self, turn: Turn, machine: Machine, trained: Path) -> Setup:
         """The cell's Setup, with at most as many images in the network at once as the machine takes now.
 
         trained: a model of the cell.
         """
         if self.ready is None:
-            self.ready, self.microbatch = ready_for(job, machine, trained)[1], machine.microbatch
+            self.ready, self.microbatch = ready_for(turn, machine, trained)[1], machine.microbatch
         if machine.microbatch and machine.microbatch != self.microbatch:  # memory was not enough
             from fatbench.engine import microbatch
 
@@ -122,7 +120,7 @@ def attack_models(turn: Turn, machine: Machine, trained_again: bool, ready: Setu
                 stage = name
                 break
         row = rows.get((job.cell, stage))
-        if stage in changed_stages and not machine.rerun_changed:
+        if stage in changed_stages and not machine.recovery.rerun_changed:
             continue
         origin = evaluation.origin
         origin_model = transfer.trained(origin.cell, store) if origin is not None and origin.cell else None
@@ -136,23 +134,13 @@ def attack_models(turn: Turn, machine: Machine, trained_again: bool, ready: Setu
         if stage != own_name:  # of another model or plug-in, and this run computes in another precision
             _discard_results(turn, stage, machine, evaluation)
             stage = own_name
-        run = claim(turn, stage, machine, 0, evaluation, fresh=stage in changed_stages)
-        if run is None:
-            claim_status: CellStatus = "failed" if row is not None and row.status == "failed" else "elsewhere"
-            worst = max(worst, claim_status, key=WORSE.index)
-            continue
-        try:
-            of_clients = record.get("sha256", {}).get(clients_file(round))
-            origin_source = origin_model or transfer.Trained(job.cell, round, clients_file(round), of_clients)
-            claimed = _Stage(run, round, evaluation, stage, digest, origin_source, record)
-            attempt = partial(with_some_kernel, run, store=store, stage=partial(_attack, claimed, turn, loaded))
-            with renewed(machine, run):
-                status = with_oom_retry(attempt, machine, evaluation.batch, partial(store.describe_run, run))
-        except BaseException as error:
-            if isinstance(error, checkpoints.DamagedCheckpoint) and digest is not None and not trained_again:
-                store.release(run)
-                raise
-            status = record_failure(error, run, turn, stage)
+        of_clients = record.get("sha256", {}).get(clients_file(round))
+        origin_source = origin_model or transfer.Trained(job.cell, round, clients_file(round), of_clients)
+        attack = partial(_attack, _Stage(round, evaluation, stage, digest, origin_source, record), turn, loaded)
+        status = carry_out(
+            attack, turn, machine, stage, batch=evaluation.batch, evaluation=evaluation, fresh=stage in changed_stages,
+            raised=(checkpoints.DamagedCheckpoint,) if digest is not None and not trained_again else (),
+        )  # fmt: skip
         if status in ("interrupted", "blocked"):
             return status
         worst = max(worst, status, key=WORSE.index)
@@ -169,7 +157,7 @@ def _discard_results(turn: Turn, stage: str, machine: Machine, evaluation: Evalu
         turn.store.release(run)
 
 
-def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> CellStatus:
+def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machine) -> CellStatus:
     """Attack all images on every model of the round, from where the stage is, or until asked to stop."""
     import torch
 
@@ -177,7 +165,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
     from fatbench.engine.outcomes import Seen, ball
     from fatbench.methods.packages import implementation, watching
 
-    run, evaluation, job, store = stage.run, stage.evaluation, turn.job, turn.store
+    evaluation, job, store = stage.evaluation, turn.job, turn.store
     file = turn.folder / model_file(stage.round)
     if stage.digest is None and not file.exists():
         raise MachineError(
@@ -190,7 +178,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
     if digest is None:  # imported numbers say which model they are of, so that no other file is taken for it
         of_round = (row.record for (_, attack), row in rows.items() if attack.endswith(f"@{stage.round}"))
         digest = next((record["model"] for record in of_round if "model" in record), None)
-    ready = loaded.setup(job, machine, file)
+    ready = loaded.setup(turn, machine, file)
     pairs = loaded.pairs(stage, file, digest, machine)
     record = {} if digest is None else {"model": digest}
     record |= {"origin": stage.there.digest} if evaluation.origin is not None and stage.there.digest else {}

@@ -19,7 +19,7 @@ from fatbench.data.own import load
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner import reading, worker
 from fatbench.runner.executors import local
-from fatbench.runner.jobs import CellStatus, Event, Job, Machine
+from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Recovery
 from fatbench.runner.run_options import RunOptions
 from fatbench.store import folder
 from fatbench.store.answers import same_answers
@@ -225,8 +225,8 @@ def evaluate(
         device=device,
         precision=settings.evaluation_precision(options.precision, [device]),
         path="reference",  # images as a plain script has them: not every network takes channels-last
-        retry_failed=True,
-        rerun_changed=True,  # one model at a time: what it asks for is computed, with what stands today
+        # one model at a time: what it asks for is computed, with what stands today
+        recovery=Recovery(retry_failed=True, rerun_changed=True),
     )
     ready = _setup_of(external, spec, machine)
     answers = _answers(ready)

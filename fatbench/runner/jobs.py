@@ -53,8 +53,19 @@ def resolved(job: Job) -> Job:
 
 
 @dataclass(frozen=True)
+class Recovery:
+    """What a run does about failures, changes and processes that stop, and how much work it may lose."""
+
+    retry_failed: bool = False
+    rerun_changed: bool = False  # begin again what other inputs than those of now have answered
+    checkpoint_seconds: float = 30.0  # between two checkpoints of a training; 0: every round has one
+    lease: float = LEASE  # seconds without progress after which another process may take a stage over
+    time_limit: float | None = None  # seconds that a turn at a cell may take
+
+
+@dataclass(frozen=True)
 class Machine:
-    """How this run is carried out: what `fatbench run` was told about the machine."""
+    """Where a run computes and how: what `fatbench run` was told about the machine."""
 
     db: str
     files: str
@@ -65,14 +76,9 @@ class Machine:
     strict: bool = True  # deterministic kernels only, where the precision has them; see `stage.with_some_kernel`
     path: LocalPath | Literal["auto"] = "loop"  # auto: a worker chooses for each cell
     microbatch: int | None = None
-    retry_failed: bool = False
-    rerun_changed: bool = False  # begin again what other inputs than those of now have answered
-    checkpoint_seconds: float = 30.0
     threads: int = 1
     plugins: Mapping[str, Any] = field(default_factory=dict)  # as `signatures.of_plugins` gives them
-    lease: float = LEASE  # seconds without progress after which another process may take a stage over
-    time_limit: float | None = None  # seconds that a turn at a cell may take
-    heartbeat: Heartbeat | None = None  # of the cell in hand, made there
+    recovery: Recovery = Recovery()
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,7 @@ class Turn:
     folder: Path  # of the cell's files
     notify: Callable[[Event], None]
     stop: Callable[[], bool]  # asked after every round and every chunk of an evaluation
+    heartbeat: Heartbeat  # keeps the leases of its stages
 
 
 def evaluation_rounds(job: Job, record: Mapping[str, Any]) -> list[int]:

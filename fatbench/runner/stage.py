@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fatbench.runner import versions
 from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.heartbeat import renewing
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn
-from fatbench.runner.oom_retry import free_memory
+from fatbench.runner.oom_retry import free_memory, with_oom_retry
 from fatbench.runner.provenance import cpu, produced_by, slurm_job
 from fatbench.store import inputs, selection
 from fatbench.store.leases import LEASE
@@ -28,6 +29,42 @@ from fatbench.suite import calls, memory_need, plugins, registered, sources
 from fatbench.suite.cells import Evaluation, canonical
 
 log = logging.getLogger("fatbench")
+
+
+def carry_out(
+    work: Callable[[int, Machine], CellStatus],
+    turn: Turn,
+    machine: Machine,
+    stage: str,
+    *,
+    batch: int,
+    total: int = 0,
+    evaluation: Evaluation | None = None,
+    fresh: bool = False,
+    raised: tuple[type[Exception], ...] = (),
+) -> CellStatus:
+    """Claim a stage and do its work, `work(run, machine)`, while its lease is renewed.
+
+    The work is done again with fewer images in the network at once where memory was not enough, and with other kernels
+    where an operation has no deterministic one. A failure is stored with its traceback and returned; errors of the
+    types `raised` release the stage and are raised. batch: images of a step. For the others see `claim`.
+    """
+    job, store = turn.job, turn.store
+    run = claim(turn, stage, machine, total, evaluation, fresh)
+    if run is None:
+        row = store.stages([job.cell]).get((job.cell, stage))
+        return "failed" if row is not None and row.status == "failed" else "elsewhere"
+    try:
+        with renewing(machine.db, run, turn.heartbeat, machine.recovery.lease):
+            return with_oom_retry(
+                lambda less: with_some_kernel(run, less, store, partial(work, run)),
+                machine, batch, partial(store.describe_run, run),
+            )  # fmt: skip
+    except raised:
+        store.release(run)
+        raise
+    except BaseException as error:
+        return record_failure(error, run, turn, stage)
 
 
 def claim(
@@ -58,7 +95,7 @@ def claim(
         suite=job.suite,
         total=total,
         settings=None if evaluation is None else _settings(evaluation),
-        retry_failed=machine.retry_failed,
+        retry_failed=machine.recovery.retry_failed,
         fresh=fresh or versions.code_changed(turn.store, job.cell, stage, made_by),
         provenance={
             **made_by,
@@ -70,7 +107,7 @@ def claim(
             **({"not_reproducible": f"{machine.precision} on a GPU"} if quick else {}),
             **({"microbatch": machine.microbatch} if machine.microbatch else {}),
             **({"slurm_job": name} if (name := slurm_job()) else {}),
-            **({"lease": machine.lease} if machine.lease != LEASE else {}),
+            **({"lease": machine.recovery.lease} if machine.recovery.lease != LEASE else {}),
             **({"plugins": plugin_records} if plugin_records else {}),
             **({"answers": job.answers} if job.answers else {}),
             **({"other_plugins": [plugins.version(file) for file in sorted(other_plugins)]} if other_plugins else {}),
@@ -106,14 +143,8 @@ def _settings(evaluation: Evaluation) -> dict[str, Any]:
     return settings if evaluation.origin is None else {**settings, "origin": evaluation.origin.said}
 
 
-def renewed(machine: Machine, run: int) -> Any:
-    """Inside, the lease of a claimed stage is renewed as long as the work makes progress."""
-    assert machine.heartbeat is not None
-    return renewing(machine.db, run, machine.heartbeat, machine.lease)
-
-
-def ready_for(job: Job, machine: Machine, trained: Path | None) -> tuple[dict[str, Any], Any]:
-    """(the cell's settings bound to their functions, the cell's Setup).
+def ready_for(turn: Turn, machine: Machine, trained: Path | None) -> tuple[dict[str, Any], Any]:
+    """(the cell's settings bound to their functions, the cell's Setup, whose network keeps the turn's leases).
 
     trained: the file of a model with whose weights the network begins, where these are a cell's.
     """
@@ -122,7 +153,7 @@ def ready_for(job: Job, machine: Machine, trained: Path | None) -> tuple[dict[st
     from fatbench.engine.microbatch import dropping
     from fatbench.engine.setup import Runtime, setup
 
-    device = torch.device(machine.device)
+    job, device = turn.job, torch.device(machine.device)
     torch.set_num_threads(machine.threads)
     bound = calls.bind_cell(job.spec, Path(machine.data), trained)
     assert machine.path != "auto" and machine.precision != "auto"  # the worker has chosen
@@ -139,8 +170,7 @@ def ready_for(job: Job, machine: Machine, trained: Path | None) -> tuple[dict[st
         ) from None
     if machine.microbatch and dropping(ready.problem.model):
         log.warning("dropout draws its masks for each microbatch: other masks than for the whole batch, as likely")
-    if machine.heartbeat is not None:
-        machine.heartbeat.watch(ready.problem.model)
+    turn.heartbeat.watch(ready.problem.model)
     return bound, ready
 
 

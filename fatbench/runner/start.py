@@ -20,7 +20,7 @@ from fatbench.engine.splits import split
 from fatbench.errors import MachineError, NothingMatched, SpecError, Unavailable, did_you_mean
 from fatbench.runner import labels, progress, provenance, reading, slots, transfer, versions, waiting
 from fatbench.runner.executors import local
-from fatbench.runner.jobs import Event, Job, Machine, Summary
+from fatbench.runner.jobs import Event, Job, Machine, Recovery, Summary
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.slots import gpu_name
 from fatbench.runner.waiting import StopRequest
@@ -159,12 +159,8 @@ def run(
         or ("fp32" if precision == settings.AUTO else None),
         path=path,
         microbatch=options.microbatch,
-        retry_failed=options.retry_failed,
-        rerun_changed=options.rerun_changed,
-        checkpoint_seconds=checkpoint_seconds,
-        lease=lease,
-        time_limit=limit,
         plugins=signatures.of_plugins(),
+        recovery=Recovery(options.retry_failed, options.rerun_changed, checkpoint_seconds, lease, limit),
     )
     if options.executor == "local" and (gpu := next((slot for slot in slots if slot != "cpu"), None)) and remaining:
         watch.note(_choices(remaining, gpu, machine, len({*slots})))

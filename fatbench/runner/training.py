@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,23 +19,15 @@ from fatbench.engine.rounds import Number
 from fatbench.runner import checkpoints, own_network, reading, transfer, versions
 from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn
-from fatbench.runner.oom_retry import gpu_memory, with_oom_retry
-from fatbench.runner.stage import (
-    claim,
-    demand_same_inputs,
-    files_of,
-    header_of,
-    ready_for,
-    record_failure,
-    renewed,
-    with_some_kernel,
-)
+from fatbench.runner.oom_retry import gpu_memory
+from fatbench.runner.stage import carry_out, demand_same_inputs, files_of, header_of, ready_for
 from fatbench.store import selection
 from fatbench.store.doubt_names import PREFIX
 from fatbench.suite import cost, plugins, weights
 
 if TYPE_CHECKING:
-    from fatbench.engine.rounds import State
+    from fatbench.engine.rounds import Round, State, Tensors
+    from fatbench.engine.setup import Setup
 
 log = logging.getLogger("fatbench")
 SHARE = 0.05  # of the time that saving may take: states of thousands of clients are large
@@ -45,7 +38,7 @@ def train(turn: Turn, machine: Machine) -> CellStatus:
     job, store = turn.job, turn.store
     row = store.stages([job.cell]).get((job.cell, "train"))
     changed_inputs = versions.changed([job], store).get(job.cell, {}).get("train")
-    if changed_inputs and not machine.rerun_changed:
+    if changed_inputs and not machine.recovery.rerun_changed:
         reason_text = "; ".join(reason.words for reason in changed_inputs)
         turn.notify(Event(job.cell, "train", "interrupted", message=f"kept: {reason_text}; see --rerun-changed"))
         return "interrupted"
@@ -56,73 +49,39 @@ def train(turn: Turn, machine: Machine) -> CellStatus:
     if origin is not None and transfer.trained(origin, store) is None:
         turn.notify(Event(job.cell, "train", "waiting", message=f"for the weights of cell {origin}, not trained yet"))
         return "waiting"
-    run = claim(turn, "train", machine, int(job.spec["algorithm"]["rounds"]), fresh=changed_inputs is not None)
-    if run is None:
-        # also where it was free when we looked, and another process was quicker to claim it
-        return "failed" if row is not None and row.status == "failed" else "elsewhere"
-    try:
-        with renewed(machine, run):
-            return with_oom_retry(
-                lambda less: with_some_kernel(run, less, store, lambda how: _rounds(run, turn, how)),
-                machine, int(cost.local(job.spec["algorithm"])["batch"]), partial(store.describe_run, run),
-            )  # fmt: skip
-    except BaseException as error:
-        return record_failure(error, run, turn, "train")
+    algorithm = job.spec["algorithm"]
+    return carry_out(
+        partial(_rounds, turn), turn, machine, "train", batch=int(cost.local(algorithm)["batch"]),
+        total=int(algorithm["rounds"]), fresh=changed_inputs is not None,
+    )  # fmt: skip
 
 
-def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
+def _rounds(turn: Turn, run: int, machine: Machine) -> CellStatus:
     """Train from where the stage is to the last round, or until asked to stop."""
     from fatbench.engine.experiment import experiment
 
     job, store, folder, notify = turn.job, turn.store, turn.folder, turn.notify
     rounds = int(job.spec["algorithm"]["rounds"])
     origin = weights.trained_by(job.spec)
-    bound, ready = ready_for(job, machine, None if origin is None else transfer.model_of(origin, store, machine))
+    bound, ready = ready_for(turn, machine, None if origin is None else transfer.model_of(origin, store, machine))
     began = ready.weights and {**ready.weights, **({} if origin is None else {"cell": origin})}
     with_what = {**ready.data, **({"weights": began} if began else {})}
     demand_same_inputs(turn, run, "train", with_what)
     store.describe_run(run, with_what)
-    row = store.stages([job.cell])[(job.cell, "train")]
-    record: dict[str, Any] = dict(row.record)
-    digests: dict[str, str] = record.pop("sha256", {})  # of the files that count, by their path in the folder
-    state = ready.initial
-    if row.checkpoint:
-        try:
-            state = _resumed(row.checkpoint, row.round, digests, job, machine, folder)
-        except checkpoints.DamagedCheckpoint as error:
-            log.warning("%s: training begins again from round 0", error)
-    if row.round and not state.round:  # also what was imported unfinished: numbers without a state to go on from
-        store.restart(run)
-        record, digests = {}, {}
+    state, record, digests = _where_it_is(turn, run, machine, ready.initial)
     reader = reading.Reader(store, run, job.cell, "train", plugins.files(job.spec))
     checkpoints.sweep(folder, digests)
     log.info("train: from round %d of %d on %s", state.round, rounds, machine.device)
     notify(Event(job.cell, "train", "start", state.round, rounds))
-    pending: list[Number] = []
-    models: dict[int, Any] = {}  # round -> (its model, the clients' own tensors), of rounds that count, not yet written
-    artifacts: dict[int, Any] = {}
-    clients: dict[int, Any] = {}  # round -> the clients' models before averaging, where transfers ask for them
-    checkpoint_interval = machine.checkpoint_seconds
-    committed, wait = time.monotonic(), checkpoint_interval
+    unsaved = _Unsaved(job, folder, ready)
+    saved_at, interval = time.monotonic(), machine.recovery.checkpoint_seconds
     for result, numbers in experiment(ready, state, **bound):
         count = result.index + 1
         if count == state.round + 1:
             checkpoints.demand_tensors(result.state)  # before what a checkpoint would lose is computed
-        pending += numbers
-        series = {n.metric: n.value for n in numbers if n.client < 0}
-        record = selection.update(record, count, series)
-        record |= {word: int(series[word]) for word in ("diverged", "ended") if word in series}
-        if refused := int(series.get("uploads_refused", 0)):
-            record["uploads_refused"] = record.get("uploads_refused", 0) + refused
-        for code in [name.removeprefix(PREFIX) for name in series if name.startswith(PREFIX)]:
-            doubt_counts = record.get("said", {})
-            record["said"] = {**doubt_counts, code: doubt_counts.get(code, 0) + 1}
-        latest = (result.state.model, result.own)
-        models = {r: m for r, m in {**models, count: latest}.items() if model_file(r) in files_of(record)}
-        if round_artifacts := {**result.artifacts, **(result.mixing.artifacts if result.mixing else {})}:
-            artifacts[count] = round_artifacts
-        if client_limit := transfer.clients_wanted(job, record, count):
-            clients[count] = transfer.client_models(result, client_limit)
+        series = {number.metric: number.value for number in numbers if number.client < 0}
+        record = _with_round(record, count, series)
+        unsaved.add(result, numbers, record)
         if count == state.round + 1 and (gpu_bytes := gpu_memory(machine.device)):
             store.describe_run(run, {"gpu_memory": gpu_bytes})  # others may begin beside it: before the round is told
         images = series["forward"] + series["backward"]
@@ -130,49 +89,107 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
         notify(Event(job.cell, "train", "progress", count, rounds, images, loss=loss, accuracy=accuracy))
         log.info("round %d: %s", count, " ".join(f"{k}={v:.6g}" for k, v in series.items() if k != "seconds"))
         stopping = turn.stop()
-        if count == rounds or stopping or time.monotonic() - committed >= wait:
+        if count == rounds or stopping or time.monotonic() - saved_at >= interval:
             begin = time.monotonic()
             store.heartbeat(run)  # a file written by a run that has lost its stage would be in another's way
             reader.tell()
-            for r, (model, client_tensors) in models.items():
-                header = {**header_of(job, r, ready.classes), **own_network.in_header(job.spec, ready.problem, model)}
-                digests[model_file(r)] = checkpoints.save_model(folder / model_file(r), model, client_tensors, **header)
-            for r, client_tensors in clients.items():
-                if clients_file(r) in files_of(record) and client_tensors:
-                    header = header_of(job, r, ready.classes)
-                    digests[clients_file(r)] = checkpoints.save_model(
-                        folder / clients_file(r), {}, client_tensors, **header
-                    )
-            for r, round_artifacts in artifacts.items():
-                file = artifact_file(folder, r)
-                digests[file.relative_to(folder).as_posix()] = checkpoints.save_artifacts(
-                    file, round_artifacts, job.cell, r
-                )
+            digests |= unsaved.write(record)
             pointer = f"state-{count:06d}.safetensors"
             if count < rounds:
                 digests[pointer] = checkpoints.save_state(folder / pointer, result.state, job.cell)
-            keep = {pointer, *files_of(record)}
-            digests = {name: digest for name, digest in digests.items() if name in keep or "/" in name}
+            kept_files = {pointer, *files_of(record)}
+            digests = {name: digest for name, digest in digests.items() if name in kept_files or "/" in name}
+            full_record = {**record, "sha256": digests}
             if count == rounds:
                 if gpu_bytes := gpu_memory(machine.device):
                     store.describe_run(run, {"gpu_memory": gpu_bytes})
-                store.finish(run, pending, round=count, record={**record, "sha256": digests})
-                checkpoints.sweep(folder, keep)
+                store.finish(run, unsaved.numbers, round=count, record=full_record)
+                checkpoints.sweep(folder, kept_files)
                 break
-            full_record = {**record, "sha256": digests}
-            store.commit(run, numbers=pending, round=count, checkpoint=pointer, record=full_record)
-            checkpoints.sweep(folder, keep)
-            pending, models, artifacts, clients, committed = [], {}, {}, {}, time.monotonic()
-            wait = checkpoint_interval and max(
-                checkpoint_interval, (committed - begin) / SHARE
-            )  # 0 seconds: every round is saved
-        del result, latest, round_artifacts  # what crossed the wire can be large
+            store.commit(run, numbers=unsaved.numbers, round=count, checkpoint=pointer, record=full_record)
+            checkpoints.sweep(folder, kept_files)
+            unsaved, saved_at = _Unsaved(job, folder, ready), time.monotonic()
+            if interval:  # 0 seconds: every round is saved
+                interval = max(machine.recovery.checkpoint_seconds, (saved_at - begin) / SHARE)
+        del result  # what crossed the wire can be large
         if stopping:
             store.release(run)
             notify(Event(job.cell, "train", "interrupted", count, rounds))
             return "interrupted"
     notify(Event(job.cell, "train", "done", rounds, rounds))
     return "done"
+
+
+def _where_it_is(
+    turn: Turn, run: int, machine: Machine, initial: State
+) -> tuple[State, dict[str, Any], dict[str, str]]:
+    """(the state to go on from, the record of the rounds so far, the SHA-256 of every file that counts)."""
+    row = turn.store.stages([turn.job.cell])[(turn.job.cell, "train")]
+    record: dict[str, Any] = dict(row.record)
+    digests: dict[str, str] = record.pop("sha256", {})  # by path in the cell's folder
+    state = initial
+    if row.checkpoint:
+        try:
+            state = _resumed(row.checkpoint, row.round, digests, turn.job, machine, turn.folder)
+        except checkpoints.DamagedCheckpoint as error:
+            log.warning("%s: training begins again from round 0", error)
+    if row.round and not state.round:  # also what was imported unfinished: numbers without a state to go on from
+        turn.store.restart(run)
+        return state, {}, {}
+    return state, record, digests
+
+
+def _with_round(record: Mapping[str, Any], count: int, series: Mapping[str, float]) -> dict[str, Any]:
+    """The record of a training with one round more; series: metric -> its value in this round."""
+    updated = selection.update(record, count, series)
+    updated |= {word: int(series[word]) for word in ("diverged", "ended") if word in series}
+    if refused := int(series.get("uploads_refused", 0)):
+        updated["uploads_refused"] = updated.get("uploads_refused", 0) + refused
+    for code in [metric.removeprefix(PREFIX) for metric in series if metric.startswith(PREFIX)]:
+        doubt_counts = updated.get("said", {})  # code -> in how many rounds
+        updated["said"] = {**doubt_counts, code: doubt_counts.get(code, 0) + 1}
+    return updated
+
+
+@dataclass
+class _Unsaved:
+    """What the rounds since the last checkpoint have given, until it is written."""
+
+    job: Job
+    folder: Path  # of the cell's files
+    ready: Setup
+    numbers: list[Number] = field(default_factory=list)
+    models: dict[int, tuple[Tensors, dict[int, Tensors]]] = field(default_factory=dict)  # of rounds that count
+    clients: dict[int, dict[int, Tensors]] = field(default_factory=dict)  # models before averaging, for transfers
+    artifacts: dict[int, Tensors] = field(default_factory=dict)
+
+    def add(self, result: Round, numbers: Sequence[Number], record: Mapping[str, Any]) -> None:
+        """Keep what a round gives, and of the rounds before it no model that does not count any more."""
+        count = result.index + 1
+        self.numbers += numbers
+        self.models[count] = result.state.model, result.own
+        self.models = {r: models for r, models in self.models.items() if model_file(r) in files_of(record)}
+        if artifacts := {**result.artifacts, **(result.mixing.artifacts if result.mixing else {})}:
+            self.artifacts[count] = artifacts
+        if client_limit := transfer.clients_wanted(self.job, record, count):
+            self.clients[count] = transfer.client_models(result, client_limit)
+
+    def write(self, record: Mapping[str, Any]) -> dict[str, str]:
+        """Write models and artifacts; their SHA-256, by path in the cell's folder."""
+        digests: dict[str, str] = {}
+        for round, (model, client_tensors) in self.models.items():
+            name, header = model_file(round), header_of(self.job, round, self.ready.classes)
+            header |= own_network.in_header(self.job.spec, self.ready.problem, model)
+            digests[name] = checkpoints.save_model(self.folder / name, model, client_tensors, **header)
+        for round, client_models in self.clients.items():
+            name, header = clients_file(round), header_of(self.job, round, self.ready.classes)
+            if name in files_of(record) and client_models:
+                digests[name] = checkpoints.save_model(self.folder / name, {}, client_models, **header)
+        for round, artifacts in self.artifacts.items():
+            file = artifact_file(self.folder, round)
+            name = file.relative_to(self.folder).as_posix()
+            digests[name] = checkpoints.save_artifacts(file, artifacts, self.job.cell, round)
+        return digests
 
 
 def _resumed(pointer: str, round: int, digests: Mapping[str, str], job: Job, machine: Machine, folder: Path) -> State:

@@ -48,11 +48,12 @@ def work(
     store.add_cell(job.cell, job.spec)
     store.label(job.points)
     try:
-        machine = replace(computing(job, machine, store), heartbeat=Heartbeat(machine.time_limit))
+        machine = computing(job, machine, store)
     except MachineError as error:  # another machine can go on with it
         notify(Event(job.cell, "train", "interrupted", message=str(error)))
         return "interrupted"
-    turn = Turn(job, store, Path(machine.files) / job.cell, notify, stop)
+    heartbeat = Heartbeat(machine.recovery.time_limit)
+    turn = Turn(job, store, Path(machine.files) / job.cell, notify, stop, heartbeat)
     handler = _log_to(turn.folder / "log.txt")
 
     def ask(*_: object) -> None:
@@ -128,11 +129,9 @@ def evaluate(
 
     The model is stored as that of the cell's only round, and from then on it is a cell as any other.
     """
-    heartbeat = Heartbeat()
-    heartbeat.watch(ready.problem.model)
-    machine = replace(machine, heartbeat=heartbeat)
     store.add_cell(job.cell, job.spec)
-    turn = Turn(job, store, Path(machine.files) / job.cell, notify, stop)
+    turn = Turn(job, store, Path(machine.files) / job.cell, notify, stop, Heartbeat())
+    turn.heartbeat.watch(ready.problem.model)
     handler = _log_to(turn.folder / "log.txt")
     round = int(job.spec["algorithm"]["rounds"])
     try:

@@ -239,8 +239,7 @@ def _of_model(
             reasons.append(Doubt("majority", fraction))
         if item.value > least_accuracy:  # else it exceeds none
             reasons += (
-                Doubt("order", excess, weak, item.label)
-                for excess, weak in _exceeded(item, accuracies, outcomes)
+                Doubt("order", excess, weak, item.label) for excess, weak in _exceeded(item, accuracies, outcomes)
             )
         if dead > ZERO_GRADIENTS and is_attacked and not item.evaluation.is_transferred:
             reasons.append(Doubt("gradient", dead))

@@ -258,12 +258,12 @@ GRACE = 60.0  # seconds for a worker to end a cell whose time is over by itself
 
 def _looks(machine: Machine) -> float:
     """Seconds between two looks at what the workers have in hand."""
-    return min(max(machine.lease / 4, 5.0), 60.0)
+    return min(max(machine.recovery.lease / 4, 5.0), 60.0)
 
 
 def _judge(workers: Iterable[_Slot], machine: Machine) -> None:
     """Kill workers whose cell's time is over, and those that have had nothing in hand, or no progress, for a lease."""
-    limit = machine.time_limit
+    limit = machine.recovery.time_limit
     for worker in workers:
         assert worker.job is not None
         try:
@@ -272,7 +272,7 @@ def _judge(workers: Iterable[_Slot], machine: Machine) -> None:
             worker.idle = 0
         if limit is not None and time.monotonic() - worker.began > limit + GRACE:
             worker.reason = f"TimeLimit: {limit:g} s are over, and the worker process did not stop"
-        elif worker.idle * _looks(machine) > max(machine.lease, IDLE_SECONDS):
+        elif worker.idle * _looks(machine) > max(machine.recovery.lease, IDLE_SECONDS):
             worker.reason = IDLE
         if worker.reason:
             worker.process.kill()

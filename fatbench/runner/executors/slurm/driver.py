@@ -378,7 +378,7 @@ class Driver:
         with open_store(self.machine.db) as store:
             states = progress.of_jobs([self.cells[cell] for cell in self.open], store)
         ends: dict[str, CellStatus] = {"done": "done", "running": "elsewhere", progress.CHANGED: "interrupted"}
-        if not self.machine.retry_failed:
+        if not self.machine.recovery.retry_failed:
             ends["failed"] = "failed"
         for cell, state in states.items():
             if state in ends:

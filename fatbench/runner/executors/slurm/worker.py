@@ -104,8 +104,8 @@ class Work:
     def _free(self, jobs: Sequence[Job]) -> list[Job]:
         """Those of the cells that are to do and that no process has in hand."""
         wanted_states = {"todo"}
-        wanted_states |= {"failed"} if self.machine.retry_failed else set()
-        wanted_states |= {progress.CHANGED} if self.machine.rerun_changed else set()
+        wanted_states |= {"failed"} if self.machine.recovery.retry_failed else set()
+        wanted_states |= {progress.CHANGED} if self.machine.recovery.rerun_changed else set()
         failed_cells = {file.name for file in (self.folder / "failed").glob("*")}
         with open_store(self.machine.db) as store:
             states = progress.of_jobs(jobs, store)
