@@ -52,7 +52,7 @@ from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 
 GOLDEN = Path(__file__).parent / "golden"
-EXTENSIONS = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
+EXTENSIONS = {"markdown": "md", "latex": "tex"}
 
 SUITE = """\
 name: tiny
