@@ -309,7 +309,7 @@ def test_a_user_s_way_from_plan_to_table(run, place, forks):
         "natural": {"name": "natural", "implementation": f"fatbench {__version__}"},
         "fgsm": {"name": "fgsm", "eps": "8/255", "implementation": f"fatbench {__version__}"},
     }
-    assert f"fgsm(eps=8/255, implementation=fatbench {__version__})" in run("show", id)[1]
+    assert f"fgsm(eps=8/255); code: fatbench {__version__}" in run("show", id)[1]
     assert "    natural\n    fgsm = fgsm(eps=8/255)\n" in run("suite", "show", "tiny.yaml")[1]
     assert "attacks*: FGSM = fgsm(eps=8/255)\n" in run("report", "tiny.yaml", "--format", "markdown")[1]
     assert "round 2" in run("logs", id)[1]

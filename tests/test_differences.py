@@ -67,6 +67,17 @@ def test_what_it_cannot_be_asked(options: list[str], said: str, db: str) -> None
         CliRunner().invoke(app, [*options, "--db", db], catch_exceptions=False)
 
 
+def test_it_fits_a_terminal_and_names_what_it_leaves_out(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns that the baseline lacks need be asked for; methods without a number are named."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = printed(db, "--format", "terminal").splitlines()
+    assert max(map(len, lines)) <= 80 and "too narrow: natural, PGD-20, CW" in " ".join(lines)
+    assert any(line.startswith("not measured: ") for line in lines) and "[1/5]" in "".join(lines)
+    wide = printed(db, "--format", "markdown")
+    assert "attacked" not in wide.splitlines()[0] and "SCAFFOLD" in wide.splitlines()[-1]
+    assert "attacked" in printed(db, "--columns", "autoattack,pgd20_attacked").splitlines()[0]
+
+
 def test_without_a_database_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(NothingMatched, match=r"fatbench\.db does not exist"):

@@ -210,7 +210,7 @@ def import_(
             counts = {
                 count_name: count
                 for count_name, count in summary.items()
-                if count_name not in ("file", "invalid lines")
+                if count_name not in ("file", "invalid lines") and (count or count_name == "cells")
             }
             lines_left = f", {summary['invalid lines']} invalid lines skipped" if summary["invalid lines"] else ""
             print(

@@ -21,8 +21,10 @@ PACKAGE = Path(__file__).parent.parent
 
 def files_of(cells: set[str]) -> list[Path]:
     """The exported files, in ./results and in the clone's, that have one of these cells."""
-    folders = dict.fromkeys(folder.resolve() for folder in (Path("results"), PACKAGE.parent / "results"))
-    return [file for folder in folders for file in packed.results_in(folder) if not cells.isdisjoint(_ids(file))]
+    folders = {folder.resolve(): folder for folder in (PACKAGE.parent / "results", Path("results"))}  # shown as named
+    return [
+        file for folder in folders.values() for file in packed.results_in(folder) if not cells.isdisjoint(_ids(file))
+    ]
 
 
 def _ids(file: Path) -> Iterator[str]:
@@ -91,13 +93,12 @@ def _what_is_left(plans: Mapping[str, Plan], cell_filter: str, db: str | None) -
     done_count, left_count = sum(row.status == "done" for row in states[preset]), len(own_plan.to_run()) - time.done
     time_each = f", about {duration(time.seconds / left_count)} each" if left_count and not time.unknown else ""
     nobody = len(plan.to_run()) - done_count - left_count
-    others_text = f"; {nobody} more that nobody has run" if nobody else ""
-    models = "; it needs the models, which exported numbers do not hold" if not cell_filter else ""
-    return (
-        preset,
-        f"preset {preset}: {done_count} cells are there; yours: "
-        f"{_cell_count(own_plan)}{time_each}{others_text}{models}",
-    )
+    lines = [f"preset {preset}: {done_count} cells are there", f"yours: {_cell_count(own_plan)}{time_each}"]
+    if nobody:
+        lines.append(f"{nobody} more that nobody has run")
+    if not cell_filter:
+        lines.append("it needs the models, which exported numbers do not hold")
+    return preset, "\n".join(lines)
 
 
 def _cell_count(plan: Plan) -> str:

@@ -354,7 +354,9 @@ def cell(
     table = _table("stage", "state", "done", "run", "attack", right_aligned=("done", "run"))
     for (_, stage_name), stage_row in sorted(stages.items()):
         state = Text(stage_row.status, COLOURS.get(stage_row.status, ""))
-        attack = format_call.with_all_settings(stage_row.settings) if stage_row.settings else ""
+        settings = dict(stage_row.settings or {})
+        code = settings.pop("implementation", "")
+        attack = format_call.with_all_settings(settings) + f"; code: {code}" * bool(code) if settings else ""
         table.add_row(stage_name, state, f"{stage_row.round}/{stage_row.total}", str(stage_row.run or ""), attack)
     console.print(table)
     last_round = max((row["round"] for row in numbers if row["stage"] == "train"), default=0)

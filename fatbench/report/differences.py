@@ -10,6 +10,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -39,6 +41,7 @@ class Line:
     """A row: its labels, its accuracies, and its difference from the baseline."""
 
     key: dict[str, str]
+    labels: dict[str, str]  # the same, an own row marked: "my_rule (own)"
     values: list[Value]
     difference: Difference | None = None  # None: the baseline itself, or not to be compared
     corrected: float = 1.0  # p after Holm's correction
@@ -54,6 +57,7 @@ class Differences:
     digits: int
     lines: list[Line]
     footnotes: dict[str, str] = field(default_factory=dict)  # doubt in words -> mark
+    not_measured: Sequence[str] = ()  # methods without a number
 
     @property
     def axes(self) -> list[str]:
@@ -73,7 +77,7 @@ def of_plan(
 ) -> Differences:  # fmt: skip
     """The methods of a plan whose ids are those of the runs to read, each against the suite's baseline.
 
-    shown_metrics: the metrics that have a column; none: all that are measured. SpecError: the suite names no
+    shown_metrics: the metrics that have a column; none: all that the baseline has. SpecError: the suite names no
     baseline, or evaluates no such metric.
     """
     from fatbench.report import build_tables
@@ -91,19 +95,31 @@ def of_plan(
     (grid,) = build_tables(combined, cells, store, **options)  # type: ignore[arg-type]
     of = measured_numbers(store, [cell.id for cell in plan.cells], select).__getitem__
     difference_by_cells = {entry.cells: entry for entry in differences(plan, of, [metric])}
-    grid = grid.only(*grid.having(lambda value: value.mean is not None))
+    axis, label = plan.baseline
+    rows, columns = grid.having(lambda value: value.mean is not None)
+    not_measured = grid.names_without(rows)
+    if not shown_metrics:  # what a single method has would be a column of dashes
+        of_baseline = [row for row in rows if row.key.get(axis) == label]
+        columns = [c for c in columns if any(row.values[0][c].mean is not None for row in of_baseline)] or columns
+    grid = grid.only(rows, columns)
     compared = [_difference(row, difference_by_cells) for row in grid.rows]
     p = [1.0 if entry.comparison.p is None else entry.comparison.p for entry in compared if entry is not None]
     corrected = iter(statistics.holm(p))
     lines = [
-        Line(dict(row.key), row.values[0], entry, 1.0 if entry is None else next(corrected))
+        Line(
+            dict(row.key),
+            dict(zip(grid.axes, row.labels(grid.axes), strict=True)),
+            row.values[0],
+            entry,
+            1.0 if entry is None else next(corrected),
+        )
         for row, entry in zip(grid.rows, compared, strict=True)
     ]
     marks = {text: "†‡§¶"[i % 4] * (1 + i // 4) for i, text in enumerate(dict.fromkeys(_doubts(lines)))}
     grid = replace(
         grid, columns=[replace(entry, heading=headings.get(entry.metric, entry.metric)) for entry in grid.columns]
     )
-    return Differences(grid, headings.get(metric, metric), plan.baseline[1], digits, lines, marks)
+    return Differences(grid, headings.get(metric, metric), label, digits, lines, marks, not_measured)
 
 
 def _difference(row: Row, difference_by_cells: dict[frozenset[str], Difference]) -> Difference | None:
@@ -119,31 +135,55 @@ def render(table: Differences, format: str) -> str:
     """The table in one of FORMATS; of csv and json the numbers are not rounded. SpecError: another format."""
     if format in ("csv", "json"):
         return _as_data(table, format)
+    columns = list(range(len(table.grid.columns)))
+    text = _as_text(table, columns, format)
+    notes = [f"{mark} {words}" for words, mark in table.footnotes.items()]
+    if table.not_measured:
+        notes.append(f"not measured: {'; '.join(table.not_measured)}")
+    if format == "terminal":
+        widest = shutil.get_terminal_size().columns
+        narrow = [c for c in columns if table.grid.columns[c].heading == table.metric]
+        others = [c for c in columns if c not in narrow]
+        while others and max(map(len, text.splitlines())) > widest:
+            others.pop()
+            text = _as_text(table, sorted([*others, *narrow]), format)
+        if hidden := [table.grid.columns[c].label for c in columns if c not in (*others, *narrow)]:
+            notes.append(f"left out, as this terminal is too narrow: {', '.join(hidden)}")
+        notes = [line for note in notes for line in textwrap.wrap(note, widest)]
+    return "\n".join([text, *([""] if notes else []), *notes]) + "\n"
+
+
+def _as_text(table: Differences, columns: Sequence[int], format: str) -> str:
+    """The rows with the accuracies of these columns of the grid; heads of a terminal have two lines."""
     heads = [
-        *table.axes, *(column.label for column in table.grid.columns),
         f"{table.metric}: points above {table.baseline} (95 % interval)", "differs by at most",
         f"p after Holm over {table.tested}",
     ]  # fmt: skip
+    if format == "terminal":
+        heads = [
+            f"points above {table.baseline}\n(95 % interval)",
+            "differs by\nat most",
+            f"p, Holm\nover {table.tested}",
+        ]
+    heads = [*table.axes, *(table.grid.columns[c].label for c in columns), *heads]
     rows = [
         [
-            *(line.key.get(axis, "") for axis in table.axes),
-            *(_accuracy(value, table) for value in line.values),
+            *(line.labels.get(axis, "") for axis in table.axes),
+            *(_accuracy(line.values[c], table, short=format == "terminal") for c in columns),
             *_compared(line, table.digits),
         ]
         for line in table.lines
     ]
-    text = tabulate(rows, heads, tablefmt=STYLES[format], disable_numparse=True)
-    notes = [f"{mark} {words}" for words, mark in table.footnotes.items()]
-    return "\n".join([text, *([""] if notes else []), *notes]) + "\n"
+    return tabulate(rows, heads, tablefmt=STYLES[format], disable_numparse=True)
 
 
-def _accuracy(value: Value, table: Differences) -> str:
+def _accuracy(value: Value, table: Differences, *, short: bool) -> str:
     if value.mean is None:
         return MISSING
     spread = "" if value.std is None else f" ±{rounded(100 * value.std, table.digits)}"
-    partial = f" [{value.partial}]" if value.partial else ""
+    partial = f" [{len(value.seeds)}/{value.wanted}]" if short else f" [{value.partial}]"
     marks = "".join(table.footnotes[words] for words in value.doubts)
-    return f"{rounded(100 * value.mean, table.digits)}{spread}{partial}{marks}"
+    return f"{rounded(100 * value.mean, table.digits)}{spread}{partial if value.partial else ''}{marks}"
 
 
 def _compared(line: Line, digits: int) -> Sequence[str]:
