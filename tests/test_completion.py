@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -33,17 +34,31 @@ tables:
 """
 
 
-def offered(*words: str) -> list[str]:
-    """What bash is offered for the last word, in a process of its own that does not import torch."""
-    code = (
-        "import sys\nfrom fatbench.cli.app import main\ntry:\n    main()\nfinally:\n"
-        "    assert 'torch' not in sys.modules and 'pandas' not in sys.modules"
+def offered(*lines: list[str]) -> list[list[str]]:
+    """What bash is offered for the last word of each line, in one process that does not import torch."""
+    code = """
+import contextlib, io, json, os, sys
+from fatbench.cli.app import main
+offers = []
+for words in json.load(sys.stdin):
+    os.environ |= {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+        main()
+    offers.append(shown.getvalue().split())
+assert "torch" not in sys.modules and "pandas" not in sys.modules
+print(json.dumps(offers))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(lines),
+        env={**os.environ, "_FATBENCH_COMPLETE": "complete_bash"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
-    asked = {"_FATBENCH_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
-    return done.stdout.split()
+    return json.loads(done.stdout)
 
 
 @pytest.fixture
@@ -54,17 +69,21 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_suites_presets_cells_and_formats(place: Path) -> None:
-    assert offered("fatbench", "report", "sfat-cifar1") == ["sfat-cifar10", "sfat-cifar10-jpeg75", "sfat-cifar100"]
-    assert offered("fatbench", "plan", "suite", "mine.yaml", "--preset", "") == ["paper", "tonight"]
     Path("broken.yaml").write_text("name: [")
-    assert offered("fatbench", "run", "suite", "broken.yaml", "--preset", "") == []  # a mistake offers nothing
-    assert offered("fatbench", "report", "--format", "m") == ["markdown"]
-    assert offered("fatbench", "status", "--format", "") == ["text", "json"]
     cell = files.load("mine.yaml").plan().cells[0]
-    assert offered("fatbench", "show", "--db", "a.db", "") == []
     with Store.open("a.db", create=True) as store:
         store.add_cell(cell.id, cell.spec)
-    assert offered("fatbench", "show", "--db", "a.db", cell.id[:3]) == [cell.id]
+    offers = {
+        "report sfat-cifar1": ["sfat-cifar10", "sfat-cifar10-jpeg75", "sfat-cifar100"],
+        "plan suite mine.yaml --preset ": ["paper", "tonight"],
+        "run suite broken.yaml --preset ": [],  # a mistake offers nothing
+        "report --format m": ["markdown"],
+        "status --format ": ["text", "json"],
+        "show --db none.db ": [],
+        f"show --db a.db {cell.id[:3]}": [cell.id],
+    }
+    lines = [["fatbench", *line.split(" ")] for line in offers]
+    assert dict(zip(offers, offered(*lines), strict=True)) == offers
 
 
 def test_report_without_a_name_shows_own_suites(
