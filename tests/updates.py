@@ -53,14 +53,22 @@ class Net(nn.Module):
         return self.fc(self.batchnorm1_1(self.bn1(self.conv(x))).mean((2, 3)))
 
 
+LIKE = Net().state_dict()
+
+
+def seeded(seed: int) -> None:
+    """`torch.manual_seed` also seeds each kind of device, and without one formats the call stack: 4 ms."""
+    torch.default_generator.manual_seed(seed)
+
+
 def cohort(m: int, seed: int = 0) -> list[Update]:
     """m clients with random models, sizes and losses, in random order."""
     draw = random.Random(seed)
-    torch.manual_seed(seed)
+    seeded(seed)
     fixed = torch.randn(3)
     updates = []
     for k in range(m):
-        model = {key: torch.randn_like(v) if v.is_floating_point() else v for key, v in Net().state_dict().items()}
+        model = {key: torch.randn_like(v) if v.is_floating_point() else v for key, v in LIKE.items()}
         model["fixed"] = fixed
         for key in model:
             if key.endswith("running_var"):
@@ -76,5 +84,5 @@ def cohort(m: int, seed: int = 0) -> list[Update]:
 
 
 def frozen_net() -> Net:
-    torch.manual_seed(0)
+    seeded(0)
     return Net()
