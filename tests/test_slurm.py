@@ -408,15 +408,16 @@ def test_a_job_takes_cells_until_none_is_free(jobs, machine, in_job):
     with Store.open(machine.db) as store:
         store.add_cell(jobs[1].cell, jobs[1].spec)
         store.claim(jobs[1].cell, "train", suite="crew", total=4, provenance={"host": "node7", "pid": 4711})
-    work = in_job(task=2)
-    assert work() == 0
-    said = lines(work)
+    first = in_job(task=2)
+    assert first() == 0
+    said = lines(first)
     assert [line[1] for line in said if line[0] == "over"] == [jobs[2].cell, jobs[0].cell]
     assert said[0][0] == "start" and said[-1] == ["bye", "over"]
     assert not [line for line in said if line[0] == "event" and line[2]["cell"] == jobs[1].cell]
     for job in (jobs[0], jobs[2]):
         assert numbers(machine, job) == undisturbed(machine, job)
-    with Store.open(f"{machine.db}.whole") as store:  # of this process: the fork server's environment is a former one
+    with Store.open("own.db", create=True) as store:  # in this process: the fork server's environment is a former one
+        assert work(replace(jobs[0], evaluations=[]), machine, store) == "done"
         assert {run["slurm_job"] for run in store.runs([jobs[0].cell])} == {"77_2"}
     again = in_job(task=1)
     assert again() == 0 and [line[0] for line in lines(again)] == ["start", "bye"]
