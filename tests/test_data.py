@@ -11,8 +11,6 @@ import os
 import pickle
 import shutil
 import struct
-import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -974,22 +972,6 @@ def test_damaged_lists_of_celeba(file: str, change: Callable[[str], str], proble
 
 
 # --- the catalogue ------------------------------------------------------------------------------------------------
-
-
-def test_the_catalogue_needs_neither_torch_nor_numpy() -> None:
-    code = (
-        "import sys\n"
-        "from fatbench.data import DATASETS, catalogue, disk\n"
-        "from fatbench.suite import calls\n"
-        "calls.check('Data', {'name': 'image_folder', 'path': 'x', 'size': 32})\n"
-        "catalogue.facts({'name': 'cifar10'}); [catalogue.files(name) for name in DATASETS]\n"
-        "print(sorted({'torch', 'torchvision', 'numpy', 'sklearn'} & set(sys.modules)))\n"
-        "from pathlib import Path\n"
-        "disk.status(Path('nowhere')); DATASETS['digits'](Path('nowhere'))\n"
-        "print(sorted({'torch', 'torchvision', 'sklearn'} & set(sys.modules)))\n"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out == "[]\n[]\n"
 
 
 def test_checksums_and_addresses_are_torchvisions() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import members
@@ -551,9 +549,3 @@ def test_too_few_writers() -> None:
         PARTITIONS["by_writer"](writers, rng(), writers, clients=3, min_images=2)
     with pytest.raises(ValueError, match="by_writer: one client per writer, but only 0 of 3 writers have 5 examples"):
         PARTITIONS["by_writer"](writers, rng(), writers)
-
-
-def test_partitions_without_torch() -> None:
-    code = "import sys, fatbench.methods.partitions as p; assert 'torch' not in sys.modules; print(len(p.PARTITIONS))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(out.stdout) == len(PARTITIONS)

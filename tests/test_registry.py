@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -336,20 +335,7 @@ def test_passes_add_up_through_nested_calls():
     assert entry.passes(local["objective"].bound) == entry.Passes(11, 11)
 
 
-def test_reading_results_does_not_import_torch():
-    code = (
-        "import sys; from fatbench.suite import facts, files, threats; from fatbench.cli import app, show\n"
-        "from fatbench.runner import progress\n"
-        "for name in ('sfat-cifar10', 'privacy-updates', 'april-learning'):\n"
-        "    for cell in files.load(name).plan('paper', refuse=False).cells:\n"
-        "        threats.of_cell(cell.spec), facts.of_data(cell.spec['data'])\n"
-        "        [(facts.role(one.attack), one.computes_in('bf16'), one.id) for one in cell.evaluations]\n"
-        "assert facts.fractions() and 'torch' not in sys.modules and 'pandas' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
-
-
-def test_a_plugin_extends_the_tables(tmp_path):
+def test_a_plugin_extends_the_tables(tmp_path, own_plugins):
     plugin = tmp_path / "mine.py"
     plugin.write_text(
         "from fatbench.engine.rounds import Mixing\n\n\n"
@@ -358,14 +344,10 @@ def test_a_plugin_extends_the_tables(tmp_path):
         "    return Mixing([1.0] + [floor] * (len(updates) - 1))\n\n\n"
         'AGGREGATORS = {"first_only": first_only}\n'
     )
-    script = (
-        "import sys; from pathlib import Path; from fatbench.suite import calls, signatures\n"
-        "signatures.add_plugin(Path(sys.argv[1]))\n"
-        "spec = calls.check('Aggregator', {'name': 'first_only'})\n"
-        "assert spec == {'name': 'first_only', 'floor': 0.0}\n"
-        "assert calls.build('Aggregator', spec)([1, 2], None).weights == [1.0, 0.0]\n"
-    )
-    subprocess.run([sys.executable, "-c", script, str(plugin)], check=True)
+    signatures.add_plugin(plugin)
+    spec = calls.check("Aggregator", {"name": "first_only"})
+    assert spec == {"name": "first_only", "floor": 0.0}
+    assert calls.build("Aggregator", spec)([1, 2], None).weights == [1.0, 0.0]
 
 
 OBJECTS = """

@@ -17,7 +17,6 @@ import re
 import shutil
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -1751,18 +1750,6 @@ tables:
     finally:
         gc.unfreeze()
     assert elapsed < 9 * min(million() for _ in range(3))  # a core that others use is slower
-
-
-def test_no_format_imports_torch_or_a_plotting_library(tiny: Suite, tmp_path: Path) -> None:
-    code = (
-        "import sys; from fatbench import report; from fatbench.suite import files; s = files.load(sys.argv[1]);"
-        "g = report.build_tables(s, s.plan('paper', refuse=False), None);"
-        "[report.render(g, f) for f in report.FORMATS];"
-        "from fatbench.report.numbers import query;"
-        "print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tiny.file)], capture_output=True, text=True, check=False)
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
 @pytest.mark.parametrize(

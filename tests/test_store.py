@@ -854,14 +854,6 @@ def test_foreign_keys_hold(store: Store) -> None:
         connection.execute(insert(OUTCOME_CHUNKS).values(cell="x", stage="y", start=0, n=1, bits=b"\0"))
 
 
-def test_imports_are_light() -> None:
-    """`--help` and `report` must not wait for torch or pandas."""
-    heavy = ("torch", "pandas", "numpy")
-    code = f"import sys, fatbench.store.stages, fatbench.store.jsonl; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
 def test_a_second_connection_of_a_process_leaves_the_locks_of_the_first(tmp_path):
     """A worker's heartbeat opens the database again; another process that comes and goes must still see the worker.
 

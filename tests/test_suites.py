@@ -1364,18 +1364,6 @@ def test_files_that_are_no_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert str(caught.value) == said
 
 
-def test_reading_a_suite_imports_no_torch() -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import sys; from fatbench.suite.files import load; load(sys.argv[1]).plan(refuse=False);"
-        "assert not {'torch', 'numpy'} & set(sys.modules), 'a suite is checked before torch is imported'"
-    )
-    file = FOLDER / "sfat-cifar10.yaml"
-    subprocess.run([sys.executable, "-c", code, str(file)], check=True, cwd=ROOT)
-
-
 def test_fewer_images_for_one_attack(tmp_path: Path) -> None:
     """`limit` bounds one attack's images: min(n, fewer) of it, n of the others; a name that is no attack is refused."""
     text = """
