@@ -8,7 +8,6 @@ import inspect
 import itertools
 import logging
 import random
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -1117,13 +1116,6 @@ def test_implementation_of_a_plugin_is_its_file(monkeypatch: pytest.MonkeyPatch)
 def test_a_suite_with_a_bad_setting_is_refused(node: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         calls.check("Attack", node)
-
-
-def test_importing_the_module_imports_no_attack_package() -> None:
-    heavy = {"torchattacks", "pyautoattack", "torchvision"}
-    code = f"import sys, fatbench.methods.attacks; print({heavy} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
 
 
 def test_autoattack_tells_which_attack_begins_on_how_many_images(monkeypatch):
