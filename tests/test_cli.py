@@ -409,7 +409,7 @@ def test_interrupted_and_killed_the_same_command_goes_on(run, place):
     """SIGINT ends with 130 after a checkpoint; kill -9 loses nothing that was committed."""
     import signal
 
-    (place / "tiny.yaml").write_text(TINY.replace("rounds: 2", "rounds: 15").replace("train: 60", "train: 200"))
+    (place / "tiny.yaml").write_text(TINY.replace("rounds: 2", "rounds: 15").replace("train: 60", "train: 120"))
     env = {**os.environ, "FATBENCH_CHECKPOINT_SECONDS": "0"}
     command = [sys.executable, "-m", "fatbench", "run", "suite", "tiny.yaml", "--device", "cpu", "--jobs", "1", "-v"]
     for number, expected in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):

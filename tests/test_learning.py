@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -242,10 +240,9 @@ def test_looking_often_does_not_make_a_cell_learn() -> None:
         (["--learn", "sfat-cifar10", "--preset", "quik"], "did you mean 'quick'?"),
     ],
 )
-def test_a_mistake_is_one_message(arguments: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "fatbench", "suite", "check", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+def test_a_mistake_is_one_message(arguments: list[str], message: str, run: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, err = run("suite", "check", *arguments)
+    assert code == 2 and message in err and "Traceback" not in err
 
 
 def test_the_page_is_true(tmp_path: Path) -> None:

@@ -88,11 +88,17 @@ def stdout_to(file: Path, flags: int = os.O_TRUNC) -> Iterator[None]:
         os.close(target)
 
 
+FILE_OF: dict[tuple[str, ...], bytes] = {}
+
+
 def as_file(run: Run, command: list[str], tmp_path: Path) -> bytes:
-    """What the command writes to an ordinary file."""
-    plain = tmp_path / "plain"
-    assert run(*command, "-o", str(plain)) == (0, "", "")
-    return plain.read_bytes()
+    """What the command writes to an ordinary file; it is written once."""
+    if (asked := tuple(command)) not in FILE_OF:
+        plain = tmp_path / "plain"
+        assert run(*command, "-o", str(plain)) == (0, "", "")
+        FILE_OF[asked] = plain.read_bytes()
+        plain.unlink()
+    return FILE_OF[asked]
 
 
 def test_every_command_with_such_an_option_is_tried() -> None:
@@ -150,7 +156,7 @@ def test_a_dash_and_dev_stdout_are_stdout(
     with stdout_to(Path("log"), os.O_APPEND):
         assert run(*command, "-o", "/dev/stdout") == (0, "", "")
     assert Path("dash").read_bytes() == expected and Path("log").read_bytes() == b"before\n" + expected
-    assert sorted(os.listdir()) == ["dash", "log", "plain"]
+    assert sorted(os.listdir()) == ["dash", "log"]
 
 
 @pytest.mark.parametrize("output", ["-", "pipe", "file"])
@@ -171,9 +177,7 @@ def test_a_folder_is_no_dash_pipe_or_file(
 
 def test_results_are_read_from_stdin_and_from_a_pipe(run: Run, db: str, tmp_path: Path) -> None:
     """`import` reads each file twice, `compare` and `site` look into it first."""
-    exported = subprocess.run(
-        [sys.executable, "-m", "fatbench", "export", "--db", db], capture_output=True, check=True
-    ).stdout
+    exported = as_file(run, ["export", "--db", db], tmp_path)
     fatbench = [sys.executable, "-m", "fatbench"]
     done = subprocess.run([*fatbench, "import", "-", "--db", tmp_path / "a.db"], input=exported, capture_output=True)
     assert done.returncode == 0 and done.stdout.startswith(b"-: 4 cells, 4 new cells"), done.stderr
