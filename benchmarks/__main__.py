@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import scale, table
-from benchmarks.measure import Bench, provenance
+from benchmarks.measure import Bench, clock, provenance
 from benchmarks.rows import BY_HAND, ROWS
 from benchmarks.scale import SERIES
 
@@ -40,7 +40,8 @@ def main() -> None:
             found = {"lines": ROWS[name](bench)} if name in ROWS else SERIES[name](bench)
             seconds = time.perf_counter() - begin
             print(f"{name}: {seconds:.0f} s", flush=True)
-            made = {"row": name, **found, "seconds": seconds, "quick": bench.quick, "where": provenance(bench.device)}
+            made = {"row": name, **found, "seconds": seconds, "quick": bench.quick, "where": provenance(bench.device),
+                    "clock": clock(bench.device)}  # fmt: skip
             table.save(chosen.output, bench.device.type, made)
             if name in SERIES:
                 scale.draw(chosen.output / f"{name}-{bench.device.type}.png", made)

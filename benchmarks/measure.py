@@ -109,12 +109,14 @@ def matrix_rate(device: torch.device, precision: str) -> float:
     return 2.0 * n**3 / statistics.median(times)
 
 
-def cost(device: torch.device, act: Callable[[], object]) -> float:
-    """CPU seconds of `act` and of programs that it waits for, which other work on the machine hardly changes.
+def clock(device: torch.device) -> str:
+    """What `cost` measures: CPU time, which other work on the machine changes least, of one thread on a CPU."""
+    return "wall time" if device.type == "cuda" or torch.get_num_threads() > 1 else "CPU time"
 
-    On a GPU, and where torch has several threads: seconds until it is over.
-    """
-    if device.type == "cuda" or torch.get_num_threads() > 1:
+
+def cost(device: torch.device, act: Callable[[], object]) -> float:
+    """CPU seconds of `act` and of programs that it waits for; seconds until it is over where `clock` says wall time."""
+    if clock(device) == "wall time":
         return wall(device, act)
     before = _cpu_seconds()
     act()

@@ -211,11 +211,12 @@ def items(bench: Bench, suites: int | None = None) -> dict[str, Callable[[Bench]
 def _bench(bench: Bench, name: str) -> Found:
     """A row of `make bench`, into its JSON file."""
     from benchmarks import table
-    from benchmarks.measure import provenance
+    from benchmarks.measure import clock, provenance
     from benchmarks.rows import ROWS
 
     lines = ROWS[name](bench)
-    made = {"row": name, "lines": lines, "seconds": 0.0, "quick": bench.quick, "where": provenance(bench.device)}
+    made = {"row": name, "lines": lines, "seconds": 0.0, "quick": bench.quick, "where": provenance(bench.device),
+            "clock": clock(bench.device)}  # fmt: skip
     table.save(bench.folder, bench.device.type, made)
     table.write(bench.folder, bench.device.type, [*ROWS])
     return {"said": "; ".join(f"{line['measured']:.2f} {line['unit']}" for line in lines)}

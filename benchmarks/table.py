@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-RATIO = {"cpu": "A ratio is of CPU time, where no note says otherwise", "cuda": "A ratio is of time"}
 HERE = {"cpu": "2 CPU cores", "cuda": "one H200-class GPU"}
 
 
@@ -30,13 +29,13 @@ def write(folder: Path, device: str, order: Sequence[str]) -> str:
             text += [_line(line, kind, device) for kind in sorted(kinds)]
     text += [
         "",
-        f"{RATIO[device]}: the median of several runs of both sides in turn, in brackets the least and the greatest.",
+        "A ratio is the median of several runs of both sides in turn; in brackets the least and the greatest.",
     ]
     if any(made["quick"] for made in rows):
         text += ["", "**Some of it was measured with --quick, which only shows that it works.**"]
     places: dict[str, list[str]] = {}
     for name, made in kept.items():
-        places.setdefault(_where(made["where"]), []).append(name)
+        places.setdefault(f"{_where(made['where'])}, {made.get('clock', 'wall time')}", []).append(name)
     notes = [f"- {line['work']}: {line['note']}" for made in rows for line in made["lines"] if line["note"]]
     text += ["", "Notes:", "", *notes]
     text += ["", "Measured on:", "", *(f"- {place}: {', '.join(names)}" for place, names in places.items())]

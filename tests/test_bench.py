@@ -131,7 +131,8 @@ def test_the_table_says_what_is_met_and_what_was_not_measured(tmp_path: Path) ->
         line("memory", "-", {"cpu": 100.0}, [150.0], "MB"),
         line("another", "a loop", {}, [1.25]),
     ]
-    table.save(tmp_path, "cpu", {"row": "one", "lines": lines, "quick": True, "seconds": 1.0, "where": where})
+    table.save(tmp_path, "cpu", {"row": "one", "lines": lines, "quick": True, "seconds": 1.0, "where": where,
+                                 "clock": "CPU time"})  # fmt: skip
     text = table.write(tmp_path, "cpu", ["one", "never run"])
     assert text.splitlines()[2:6] == [
         "| a round | a loop | >= 1.9x on 2 CPU cores | 2x (1.5 to 2.5) | yes |",
@@ -140,7 +141,9 @@ def test_the_table_says_what_is_met_and_what_was_not_measured(tmp_path: Path) ->
         "| another | a loop | - | 1.25x | - |",
     ]
     assert "--quick" in text and "- a round: as it is" in text
-    assert "cpu (X), 2 cores, 1 thread of torch 2, Python 3, commit abc with changes, 2026-01-01: one\n" in text
+    assert (
+        "cpu (X), 2 cores, 1 thread of torch 2, Python 3, commit abc with changes, 2026-01-01, CPU time: one\n" in text
+    )
     assert (tmp_path / "bench-cpu.md").read_text() == text
     assert list(json.loads((tmp_path / "bench-cpu.json").read_text())) == ["one"]
 
