@@ -65,10 +65,10 @@ def test_no_two_suites_share_a_page_and_none_replaces_the_index() -> None:
     def page(name: str, preset: str = "paper") -> str:
         return Part(suite, replace(suite.plan("smoke"), suite=name, preset=preset), []).file
 
-    names = ["index", "a b", "a-b", "a_b", "a/b", "a_20_b", "ä"]
+    names = ["index", "index_", "~index", "a b", "a-b", "a_b", "a/b", "a_20_b", "a~20~b", "ä"]
     pages = [page(name) for name in names]
     assert len(set(pages)) == len(names) and "index.html" not in pages and not any("/" in name for name in pages)
-    assert page("sfat-cifar10", "cpu") == "sfat-cifar10-cpu.html"
+    assert page("my_rule", "cpu") == "my_rule-cpu.html"
 
 
 def test_a_suite_s_name_in_a_file_of_results_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,6 +32,7 @@ from rich.console import Console
 from rich.measure import Measurement
 
 from fatbench import report
+from fatbench.api.tables import Table as OwnTable
 from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError
 from fatbench.report.figures import series
@@ -40,7 +42,7 @@ from fatbench.report.numbers.frame import frame
 from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, in_words, metric_names
 from fatbench.report.tables import layout, number_format
 from fatbench.report.tables.combined import combine
-from fatbench.report.tables.grid import Column, Grid, Value
+from fatbench.report.tables.grid import Column, Grid, Value, varying, with_numbers
 from fatbench.report.tables.notes import shortened
 from fatbench.report.tables.sorting import sorted_by
 from fatbench.runner import progress
@@ -765,6 +767,20 @@ def test_a_heading_shows_the_points_of_its_condition(tmp_path: Path) -> None:
     assert notes(grid)["columns"] == "'skewed': split Non-IID; 'even' and 'even, PGD-20': split IID"
     assert marks(grid) == ["", "°", "°"]
     assert grid.points[0] == ("Non-IID, FAT", grid.points[0][1]) and len(grid.points) == 10
+
+
+def test_rows_without_numbers_are_named_once_and_a_mark_stays_with_its_label() -> None:
+    runs = [{"data": data, "method": method, "pgd20": 0.5} for data in "AB" for method in ("FAT", "SFAT", "mine")]
+    (grid,) = OwnTable.from_frame(pandas.DataFrame(runs), ["data", "method"], "pgd20").grids
+    own = [row.key["method"] == "mine" for row in grid.rows]
+    rows = [
+        replace(row, own=is_own, values=row.values if is_own else [[Value(wanted=1)]])
+        for row, is_own in zip(grid.rows, own, strict=True)
+    ]
+    shown, missing = with_numbers(replace(grid, rows=rows))
+    assert missing == ["A and B: FAT; SFAT"]
+    shown, constant = varying(shown)
+    assert constant == ["mine (own)"] and [row.labels(shown.axes) for row in shown.rows] == [["A"], ["B"]]
 
 
 def test_a_condition_is_part_of_the_key_in_json_and_csv(tmp_path: Path) -> None:

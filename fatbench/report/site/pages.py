@@ -59,8 +59,8 @@ class Part:
     def file(self) -> str:
         """Its page: no two parts have the same, and none is called as the index is."""
         preset = "" if self.plan.preset == "paper" else f"-{self.plan.preset}"
-        name = re.sub(r"[^A-Za-z0-9.-]", lambda c: f"_{ord(c[0]):x}_", f"{self.plan.suite}{preset}")
-        return "index_.html" if name == "index" else f"{name}.html"
+        name = re.sub(r"[^A-Za-z0-9._-]", lambda c: f"~{ord(c[0]):x}~", f"{self.plan.suite}{preset}")
+        return "~index.html" if name == "index" else f"{name}.html"
 
 
 @dataclass

@@ -192,14 +192,27 @@ class Grid:
         return rows, [c for c in positions if any(has_value(group[c]) for row in rows for group in row.values)]
 
     def names_without(self, rows: Sequence[Row]) -> list[str]:
-        """The labels of the grid's other rows, of the axes in which its rows differ."""
+        """The labels of the grid's other rows, of the axes in which its rows differ: "MNIST, FAT".
+
+        What several labels lack alike is said once: "MNIST and SVHN: FAT; SFAT".
+        """
         vary = [axis for axis in self.axes if len({row.key.get(axis, "") for row in self.rows}) > 1] or self.axes
         kept_rows = {id(row) for row in rows}
-        return [
-            ", ".join(filter(None, (row.key.get(axis, "") for axis in vary)))
-            for row in self.rows
-            if id(row) not in kept_rows
-        ]
+        lasts_by_begin: dict[str, list[str]] = {}
+        for row in self.rows:
+            if id(row) not in kept_rows:
+                *begin, last = (row.key.get(axis, "") for axis in vary)
+                lasts_by_begin.setdefault(", ".join(filter(None, begin)), []).append(last)
+        begins_by_lasts: dict[tuple[str, ...], list[str]] = {}
+        for begin_text, lasts in lasts_by_begin.items():
+            begins_by_lasts.setdefault(tuple(lasts), []).append(begin_text)
+        names: list[str] = []
+        for same_lasts, begins in begins_by_lasts.items():
+            if len(begins) > 1 and len(same_lasts) > 1:
+                names.append(f"{' and '.join(begins)}: {'; '.join(same_lasts)}")
+            else:
+                names += [", ".join(filter(None, (begin, last))) for begin in begins for last in same_lasts]
+        return names
 
 
 def any_number(value: Value) -> bool:
@@ -229,7 +242,12 @@ def varying(grid: Grid) -> tuple[Grid, list[str]]:
         if {row.key.get(axis, "") for row in grid.rows} == {label}
     }
     axes = [axis for axis in grid.axes if axis not in constant_labels] or grid.axes[-1:]
-    return replace(grid, axes=axes), [label for axis, label in constant_labels.items() if label and axis not in axes]
+    labels = [label for axis, label in constant_labels.items() if label and axis not in axes]
+    rows = grid.rows
+    if labels and grid.axes[-1] not in axes and all(row.own for row in rows):  # the mark goes with its label
+        labels[-1] += " (own)"
+        rows = [replace(row, own=False) for row in rows]
+    return replace(grid, axes=axes, rows=rows), labels
 
 
 def label(plan: Plan) -> str:
