@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from crew import fork_server, recovering
 
 from fatbench.runner import attacking
-from fatbench.runner.jobs import Job, Machine, Recovery
+from fatbench.runner.jobs import Event, Job, Machine, Recovery
 from fatbench.runner.stage import spec_of
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
@@ -64,6 +65,24 @@ def job(tmp_path) -> Job:
     file = tmp_path / "crash.yaml"
     file.write_text(SUITE)
     return jobs_of(files.load(str(file)).plan())[0]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """The cell worked on to its end by nobody disturbed, in a folder that is only read."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "crash.yaml").write_text(SUITE)
+    place = machine(folder)
+    with Store.open(place.db, create=True) as store:
+        assert work(jobs_of(files.load(str(folder / "crash.yaml")).plan())[0], place, store) == "done"
+    return place
+
+
+@pytest.fixture
+def done(whole: Machine, tmp_path: Path) -> Machine:
+    """A copy of it."""
+    shutil.copytree(Path(whole.db).parent, tmp_path, dirs_exist_ok=True)
+    return machine(tmp_path)
 
 
 def machine(folder: Path, every: float = 0.0) -> Machine:
@@ -131,52 +150,45 @@ def outcomes(machine: Machine, job: Job) -> list:
         return [store.outcomes(job.cell, stage) for _, stage in sorted(store.stages([job.cell]))]
 
 
-CRASHES = [  # (function, before or after it, which call): each kind of point once, in training and in evaluation
-    ("claim", "after", 1),
-    ("save_model", "after", 1),
-    ("save_state", "before", 2),
-    ("save_state", "after", 1),
-    ("commit", "before", 1),
-    ("commit", "after", 2),
-    ("finish", "before", 1),
-    ("finish", "after", 1),
-    ("commit", "after", 4),
-    ("finish", "before", 2),
+FGSM = Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)
+# (function, before or after it, which call): each kind of point once, in training and in evaluation; two deaths a cell
+CRASHES = [
+    (("claim", "after", 1), ("commit", "after", 4)),
+    (("save_model", "after", 1), ("finish", "before", 2)),
+    (("save_state", "before", 2), ("finish", "after", 1)),
+    (("save_state", "after", 1), ("finish", "before", 1)),
+    (("commit", "before", 1), ("commit", "after", 2)),
 ]
 
 
 @pytest.mark.promise("Numbers", "A run killed at any point of a commit resumes to the same numbers")
-def test_killed_anywhere_the_same_numbers_come_out(job, tmp_path, spawn):
-    undisturbed = machine(tmp_path / "whole")
-    assert spawn(job, undisturbed) == 0
-    expected = numbers(undisturbed)
+def test_killed_anywhere_the_same_numbers_come_out(job, tmp_path, spawn, whole):
+    expected = numbers(whole)
+    models = {file.name for file in Path(whole.files, job.cell).glob("*.safetensors*")}
     assert len(expected) > 60
     for number, crash in enumerate(CRASHES):
         place = machine(tmp_path / f"crash{number}")
-        assert spawn(job, place, crash) == -signal.SIGKILL, f"{crash} was never reached"
+        for death in crash:
+            assert spawn(job, place, death) == -signal.SIGKILL, f"{death} was never reached"
         assert spawn(job, place) == 0
         assert numbers(place) == expected, crash
-        assert outcomes(place, job) == outcomes(undisturbed, job), crash
-        left = {file.name for file in (tmp_path / f"crash{number}" / "files" / job.cell).glob("*.safetensors*")}
-        whole = {file.name for file in (tmp_path / "whole" / "files" / job.cell).glob("*.safetensors*")}
-        assert left == whole, crash
+        assert outcomes(place, job) == outcomes(whole, job), crash
+        assert {file.name for file in Path(place.files, job.cell).glob("*.safetensors*")} == models, crash
         with Store.open(place.db) as store:
             assert {row.status for row in store.stages([job.cell]).values()} == {"done"}
 
 
-def test_many_kills_in_a_row_and_rare_checkpoints(job, tmp_path, spawn):
+def test_many_kills_in_a_row_and_rare_checkpoints(job, tmp_path, spawn, whole):
     """Checkpoints every 1,000 s: nothing is committed before the last round, and nothing is lost for it."""
-    undisturbed, rare = machine(tmp_path / "a"), machine(tmp_path / "b", every=1000.0)
-    assert spawn(job, undisturbed) == 0
+    rare = machine(tmp_path / "rare", every=1000.0)
     for crash in (("finish", "before", 1), ("finish", "before", 1), ("commit", "before", 2)):
         assert spawn(job, rare, crash) == -signal.SIGKILL
     assert spawn(job, rare) == 0
-    assert numbers(rare) == numbers(undisturbed)
+    assert numbers(rare) == numbers(whole)
 
 
-def test_stopping_after_a_round_and_going_on(job, tmp_path, spawn):
-    whole, stopped = machine(tmp_path / "a"), machine(tmp_path / "b", every=1000.0)
-    assert spawn(job, whole) == 0
+def test_stopping_after_a_round_and_going_on(job, tmp_path, whole):
+    stopped = machine(tmp_path / "stopped", every=1000.0)
     with Store.open(stopped.db, create=True) as store:
         results = []
         for _ in range(20):
@@ -233,14 +245,11 @@ def test_a_run_that_has_lost_its_stage_writes_no_file(job, tmp_path, monkeypatch
     assert list((tmp_path / "files").rglob("*.safetensors")) == []
 
 
-def test_done_work_is_not_done_again(job, tmp_path):
-    place = machine(tmp_path)
-    with Store.open(place.db, create=True) as store:
-        assert work(job, place, store) == "done"
-        before, events = numbers(place), []
-        assert work(job, place, store, events.append) == "done"
-        assert events == []
-        assert numbers(place) == before
+def test_done_work_is_not_done_again(job, tmp_path, done, whole):
+    events: list[Event] = []
+    with Store.open(done.db) as store:
+        assert work(job, done, store, events.append) == "done"
+    assert events == [] and numbers(done) == numbers(whole)
     from fatbench.runner.checkpoints import load_model
 
     header = load_model(tmp_path / "files" / job.cell / "model-000003.safetensors", "cpu")[2]
@@ -250,13 +259,10 @@ def test_done_work_is_not_done_again(job, tmp_path):
     assert spec_of(header) == job.spec
 
 
-def test_an_attack_added_later_does_not_train_again(job, tmp_path):
-    place = machine(tmp_path)
-    with Store.open(place.db, create=True) as store:
-        assert work(job, place, store) == "done"
-        fgsm = Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)
+def test_an_attack_added_later_does_not_train_again(job, done):
+    with Store.open(done.db) as store:
         events = []
-        assert work(replace(job, evaluations=[*job.evaluations, fgsm]), place, store, events.append) == "done"
+        assert work(replace(job, evaluations=[*job.evaluations, FGSM]), done, store, events.append) == "done"
         assert {event.stage.split("-")[0] for event in events} == {"fgsm"}
         assert any(row["metric"] == "fgsm" for row in store.measurements([job.cell]))
 
@@ -283,34 +289,20 @@ def test_an_attack_in_other_hands_or_failed_leaves_the_others_to_run(job, tmp_pa
         assert work(job, recovering(place, retry_failed=True), store) == "done"
 
 
-def without_models(job: Job, folder: Path) -> tuple[Machine, Store, Job]:
-    """The place and open store of a cell that is done and has lost its models; the cell with an attack added."""
-    place = machine(folder)
-    store = Store.open(place.db, create=True)
-    assert work(job, place, store) == "done"
-    for file in (folder / "files" / job.cell).glob("model-*"):
-        file.unlink()
-    return place, store, replace(job, evaluations=[Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)])
-
-
-def test_models_that_are_gone_are_trained_again_for_an_attack_added_later(job, tmp_path):
-    place, store, more = without_models(job, tmp_path)
-    with store:
-        before = numbers(place)
-        assert work(more, place, store) == "done"
-    assert [row for row in numbers(place) if not row[1].startswith("fgsm")] == before
-    assert "no such checkpoint: training begins again" in (tmp_path / "files" / job.cell / "log.txt").read_text()
-
-
-def test_a_log_is_written_although_another_library_has_configured_logging(job, tmp_path):
-    """`dictConfig` disables, unless told not to, every logger that it does not name."""
+def test_models_that_are_gone_are_trained_again_for_an_attack_added_later(job, done, whole):
+    """A log is written of it although another library has configured logging: unless told not to, `dictConfig`
+    disables every logger that it does not name.
+    """
     import logging.config
 
-    place, store, more = without_models(job, tmp_path)
-    with store:
-        logging.config.dictConfig({"version": 1})
-        assert work(more, place, store) == "done"
-    assert "training begins again" in (tmp_path / "files" / job.cell / "log.txt").read_text()
+    for file in Path(done.files, job.cell).glob("model-*"):
+        file.unlink()
+    Path(done.files, job.cell, "log.txt").unlink()
+    logging.config.dictConfig({"version": 1})
+    with Store.open(done.db) as store:
+        assert work(replace(job, evaluations=[FGSM]), done, store) == "done"
+    assert [row for row in numbers(done) if not row[1].startswith("fgsm")] == numbers(whole)
+    assert "no such checkpoint: training begins again" in Path(done.files, job.cell, "log.txt").read_text()
 
 
 def test_a_training_that_diverges_is_a_row_with_its_reason(job, tmp_path):
@@ -326,7 +318,6 @@ def test_a_training_that_diverges_is_a_row_with_its_reason(job, tmp_path):
         assert row.status == "failed"
         assert "Diverged" in row.error and "training loss of client" in row.error
         assert work(wild, place, store) == "failed"  # not tried again without being asked
-        assert work(job, place, store) == "done"
 
 
 def test_gradients_are_looked_at_on_a_few_images(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
