@@ -16,7 +16,6 @@ import typer
 from fatbench import settings, whole_file
 from fatbench.cli.common import cell_in, known_format, print_json
 from fatbench.cli.options import DataDir, Device, Format, Precision
-from fatbench.cli.watch import duration
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.runner.run_options import RunOptions
 from fatbench.store import inputs
@@ -159,6 +158,8 @@ def to_run_again(their_store: Store, cell_ids: Sequence[str]) -> list[CellAgain]
 
 def in_words(cells_again: Sequence[CellAgain]) -> str:
     """ "to run again: 2 cells of sfat-fashion, preset cpu", a line a cell, and what they took."""
+    from fatbench.cli.watch import duration
+
     devices = " and ".join(dict.fromkeys(entry.device for entry in cells_again if entry.device)) or "one machine"
     suites = " and ".join(dict.fromkeys(entry.suite for entry in cells_again if entry.suite)) or "the file"
     times = [duration(entry.seconds) if entry.seconds else "time unknown" for entry in cells_again]
