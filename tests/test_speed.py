@@ -310,11 +310,11 @@ def test_the_script_that_a_worker_reads_anew_imports_no_command_line() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-@pytest.mark.parametrize("command", ["status", "report"])
-def test_a_table_needs_no_library_of_figures_or_pages(command: str, tmp_path: Path) -> None:
+def test_a_table_needs_no_library_of_figures_or_pages(tmp_path: Path) -> None:
     """`report` of one suite within 1.0 s: most of it is SQLAlchemy's import; torch's alone would be two seconds."""
     with Store.open(str(tmp_path / "fatbench.db"), create=True) as store:
         lines_of_results.import_(store, SUITES.parent / "results/sfat-fashion-cpu.jsonl.xz")
     heavy = {"torch", "pandas", "statsmodels", "jinja2", "matplotlib", "garbage"}
-    found = imported(tmp_path, command, "sfat-fashion", "--preset", "cpu", "--db", "fatbench.db")
-    assert "sqlalchemy" in found and not found & heavy
+    for command in ("status", "report"):
+        found = imported(tmp_path, command, "sfat-fashion", "--preset", "cpu", "--db", "fatbench.db")
+        assert "sqlalchemy" in found and not found & heavy, command
