@@ -27,7 +27,8 @@ def of_suite(suite: str, algorithm: str, **changes: Any) -> Spec:
     changed = merge(spec["algorithm"], changes)
     given = {key: value for key, value in changed.items() if value is not None}
     model = {**spec["model"], **({"weights": None} if "weights" in spec["model"] else {})}
-    return cells.canonical({**spec, "model": model, "monitor": None, "diagnostic": None, "algorithm": given})
+    few = {"train": min(spec["train"], 120), "monitor": None, "diagnostic": None}
+    return cells.canonical({**spec, **few, "model": model, "algorithm": given})
 
 
 def merge(under: Spec, over: Spec) -> Spec:
