@@ -79,7 +79,7 @@ class Usage(NamedTuple):
 
 
 def used(command: list[str], folder: Path) -> Usage:
-    """What a program takes that ends well; memory is looked at four times a second."""
+    """What a program takes that ends well; memory is looked at once a second."""
     env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL)
     ended, anonymous = 0, 0.0
@@ -90,7 +90,7 @@ def used(command: list[str], folder: Path) -> Usage:
         anonymous = max(anonymous, sum(_kilobytes(file / "status", r"^RssAnon:") for file in files) / 1024)
         of_images = r"images\.npy\n(?:.*\n)*?Pss:"
         mapped.append(sum(_kilobytes(file / "smaps", of_images) for file in files) / 1024)
-        time.sleep(0.25)
+        time.sleep(1)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, command
     return Usage(
