@@ -167,7 +167,7 @@ def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
 def unlike(suite: Suite, plans: Sequence[Plan]) -> list[tuple[str, str]]:
     """(presets, sentence): what compared rows, of a table or of the baseline's axis, differ in besides their labels."""
     from fatbench.report.tables import grid_points
-    from fatbench.report.tables.layout import confounded
+    from fatbench.report.tables.layout import find_confounders
     from fatbench.suite import confounders
 
     presets: dict[str, list[str]] = {}
@@ -176,7 +176,7 @@ def unlike(suite: Suite, plans: Sequence[Plan]) -> list[tuple[str, str]]:
             *(
                 confounder
                 for table in suite.tables
-                for confounder in confounded(
+                for confounder in find_confounders(
                     plan, grid_points.spread(table, plan), grid_points.points_of_table(plan, table)
                 )
             ),

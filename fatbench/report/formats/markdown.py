@@ -10,7 +10,7 @@ from tabulate import tabulate
 
 from fatbench.report.tables import number_format
 from fatbench.report.tables.grid import Grid
-from fatbench.report.tables.notes import gathered
+from fatbench.report.tables.notes import share_notes
 from fatbench.report.tables.number_format import Entry
 
 
@@ -18,7 +18,7 @@ def render(grids: Sequence[Grid]) -> str:
     """A heading, a table and a list of notes for each grid; what tables of a suite have in common follows them."""
     sections: list[str] = []
     for _, suite_grids in itertools.groupby(grids, key=lambda grid: (grid.suite, grid.preset)):
-        own_grids, common = gathered(list(suite_grids))
+        own_grids, common = share_notes(list(suite_grids))
         sections += map(_grid, own_grids)
         if common:
             sections.append("\n".join(["### Notes of several tables", "", *map(_note, common)]) + "\n")

@@ -1,4 +1,4 @@
-"""What is said under a table: what its numbers are, where they come from, and what is doubtful about them."""
+"""The notes under a table: the meaning of its numbers, their provenance and their doubts."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ def footnotes(grid: Grid) -> None:
     A precision that all numbers of a column have is said by a note alone.
     """
     mark_by_doubt: dict[str, str] = {}
-    published: dict[str, str] = {}
+    mark_by_flag: dict[str, str] = {}
     columns = [[group[position] for row in grid.rows for group in row.values] for position in range(len(grid.columns))]
     for values in columns:
         doubts_by_value = [value.doubts for value in values if value.mean is not None]
+        # a doubt that every number of the column has would mark them all and say nothing
         everywhere = {text for text in PRECISIONS_IN_WORDS if all(text in doubts for doubts in doubts_by_value)}
         for value in values:
             value.marked = tuple(doubt for doubt in value.doubts if doubt not in everywhere)
@@ -53,11 +54,11 @@ def footnotes(grid: Grid) -> None:
             mark_by_doubt.setdefault(doubt, SYMBOLS[index % 4] * (index // 4 + 1))
         value.marks = tuple(mark_by_doubt[doubt] for doubt in value.marked)
         if value.published_flag and value.published is not None:
-            index = len(published)
-            mark = chr(ord("a") + index % 26) * (index // 26 + 1)
-            value.published_mark = published.setdefault(value.published_flag, mark)
-    grid.footnotes.extend((mark, doubt) for doubt, mark in mark_by_doubt.items())
-    grid.footnotes.extend((mark, f"as published: {flag}") for flag, mark in published.items())
+            index = len(mark_by_flag)  # after z comes aa, as after ¶ comes ††
+            letters = chr(ord("a") + index % 26) * (index // 26 + 1)
+            value.published_mark = mark_by_flag.setdefault(value.published_flag, letters)
+    grid.footnotes.extend((letters, doubt) for doubt, letters in mark_by_doubt.items())
+    grid.footnotes.extend((letters, f"as published: {flag}") for flag, letters in mark_by_flag.items())
 
 
 def notes(
@@ -65,14 +66,14 @@ def notes(
     plan: Plan,
     table: Table,
     cells: Sequence[Cell],
-    absent: Mapping[str, str],
+    absent: Mapping[str, str],  # heading -> why no cell has such a number
     lookup: Lookup | None,
     *,
-    below: Sequence[tuple[Cell, tuple[float, int, float]]] = (),
+    cells_at_chance: Sequence[tuple[Cell, tuple[float, int, float]]] = (),
 ) -> Iterable[tuple[str, str]]:
-    """What the numbers are and where they come from, always in this order.
+    """(name, text) of each note under a table, always in this order.
 
-    below: the cells at chance, each with its natural accuracy, the images behind it, and chance.
+    cells_at_chance: each with its natural accuracy, the images behind it, and chance.
     """
     facts = grid.facts
     trained_here = plan.suite != EVALUATED
@@ -87,134 +88,151 @@ def notes(
         yield "differences", _differences(grid)
     if any(column.share for column in grid.columns):
         yield "shares", _shares(grid)
-    if priors := [quoted(c.heading) for c in grid.columns if c.source.stage.startswith("prior")]:
+    if priors := [quoted(column.heading) for column in grid.columns if column.source.stage.startswith("prior")]:
         yield "clients", f"{_columns(priors, grid)}: {PRIOR}"
-    for stage, what in MEANINGS.items():
-        if derived := [quoted(c.heading) for c in grid.columns if c.source.stage == stage]:
-            yield "columns", f"{_columns(derived, grid)}: {what}"
+    for stage, label in MEANINGS.items():
+        if derived := [quoted(column.heading) for column in grid.columns if column.source.stage == stage]:
+            yield "columns", f"{_columns(derived, grid)}: {label}"
     if conditions := _conditions(grid.columns):
         yield "columns", conditions
     seeds = ", ".join(map(str, grid.seeds))
     spread = "mean ± sample standard deviation over seeds (ddof 1)" if len(grid.seeds) > 1 else "one seed, no spread"
     if grid.seeds:
         yield "seeds", f"{seeds}; {spread}"
-    named: dict[str, list[str]] = {}
+    calls_by_role: dict[str, list[str]] = {}
     for metric, specs in grid.attacks.items():
         if specs and format_call.attack(metric, specs) != metric:  # "natural" says it all
-            named.setdefault(role_of(specs[0]), []).append(format_call.attack(grid.words.get(metric, metric), specs))
-    attacks = "; ".join(said for role, each in named.items() if role != "corruption" for said in each)
-    if "corruption" in named:
-        yield "corruptions", "; ".join(named["corruption"])
+            calls_by_role.setdefault(role_of(specs[0]), []).append(
+                format_call.attack(grid.words.get(metric, metric), specs)
+            )
+    attacks = "; ".join(call for role, calls in calls_by_role.items() if role != "corruption" for call in calls)
+    if "corruption" in calls_by_role:
+        yield "corruptions", "; ".join(calls_by_role["corruption"])
     if any(value.mean is not None for value in grid.all()):
         yield from facts.notes(attacks, grid.words)
     elif attacks:
         yield "attacks", attacks
     if any(value.rank or UNTESTED in value.marks for value in grid.all()):
-        over = f"measured number of a {table.best_within}" + " under the same heading" * (table.best_within == "row")
+        comparison_set = f"measured number of a {table.best_within}" + " under the same heading" * (
+            table.best_within == "row"
+        )
         if grid.split and table.compare_across:
-            over += f" on the same data that differs in {_listed(table.compare_across)} alone"
+            comparison_set += f" on the same data that differs in {_enumeration(table.compare_across)} alone"
         elif grid.split:
-            over += " with the same data, partition, clients, training objective and test attack"
-        none = "" if any(value.rank == "best" for value in grid.all()) else "nothing is bold: no number is shown to be "
-        yield "marks", f"{none or 'bold: '}significantly better than every other {over}"
+            comparison_set += " with the same data, partition, clients, training objective and test attack"
+        nothing_bold = (
+            "" if any(value.rank == "best" for value in grid.all()) else "nothing is bold: no number is shown to be "
+        )
+        yield "marks", f"{nothing_bold or 'bold: '}significantly better than every other {comparison_set}"
     values = list(grid.all())
-    never = sum(value.never for value in values)
-    missing = sum(value.planned and value.mean is None for value in values) - never
+    hopeless = sum(value.never for value in values)
+    unmeasured = sum(value.planned and value.mean is None for value in values) - hopeless
     partial = [value for value in values if value.partial]
     planned = sum(value.planned for value in values)
-    if missing:
-        yield "missing", f"{missing} of {planned} numbers have not been measured yet (--)"
-    if never:
+    if unmeasured:
+        yield "missing", f"{unmeasured} of {planned} numbers have not been measured yet (--)"
+    if hopeless:
         yield (
             "not there",
-            f"{never} of {planned} numbers are neither evaluated nor logged in this preset ({number_format.NEVER})",
+            f"{hopeless} of {planned} numbers are neither evaluated nor logged in this preset ({number_format.NEVER})",
         )
     if partial:
         fewest = min(partial, key=lambda value: len(value.seeds))
         example = f"[{len(fewest.seeds)}/{fewest.wanted}] means {fewest.partial}"
-        yield "incomplete", f"{len(partial)} of {planned} numbers average fewer seeds than planned: {example}"
-    for why in dict.fromkeys(absent.values()):
-        yield "left out", f"{', '.join(quoted(one) for one in absent if absent[one] == why)}: {why}"
+        yield (
+            "incomplete",
+            f"{len(partial)} of {planned} numbers average fewer seeds than planned: {example}",
+        )
+    for reason in dict.fromkeys(absent.values()):
+        yield "left out", f"{', '.join(quoted(name) for name in absent if absent[name] == reason)}: {reason}"
     if any(not value.planned for value in values):
-        holes = (why for key, why in plan.excluded if is_inside(key, table.where))
-        if reasons := list(dict.fromkeys(holes)):
+        exclusion_reasons = (reason for key, reason in plan.excluded if is_inside(key, table.where))
+        if reasons := list(dict.fromkeys(exclusion_reasons)):
             yield "not run", "; ".join(reasons)
     if lookup is not None and grid.has_published:
-        what = "formula" if lookup.formula else "published"
-        yield what, _published(grid, plan, cells, lookup)
+        label = "formula" if lookup.formula else "published"
+        yield label, _published_note(grid, plan, cells, lookup)
         for problem in lookup.problems:
-            yield what, problem
+            yield label, problem
     if any("order" in value.codes for value in values):
         yield "checks", RULE
-    if below:
-        yield "at chance", _below(table, cells, below)
-    yield from _tests(grid.paired)
+    if cells_at_chance:
+        yield "at chance", _at_chance(table, cells, cells_at_chance)
+    yield from _paired_tests(grid.paired)
     if table.note:
         yield "note", table.note
 
 
 def as_published(plan: Plan, cells: Iterable[Cell]) -> bool:
-    """Whether the settings and the images are the paper's."""
+    """Whether settings and images are those of the paper: its preset, and no data set variant."""
     return plan.preset == "paper" and not any(cell.spec["data"].get("variant") for cell in cells)
 
 
-def _published(grid: Grid, plan: Plan, cells: Sequence[Cell], lookup: Lookup) -> str:
-    """Of which round the paper's numbers are, and where a difference is shown: from the same round alone."""
-    said = ", ".join(filter(None, (lookup.name, grid.published_at)))
+def _published_note(grid: Grid, plan: Plan, cells: Sequence[Cell], lookup: Lookup) -> str:
+    """The note on published numbers: their round, and whether differences from them are shown."""
+    text = ", ".join(filter(None, (lookup.name, grid.published_at)))
     if not as_published(plan, cells):
-        return f"{said}; {NOT_COMPARED}"
+        return f"{text}; {NOT_COMPARED}"
     select = lookup.select
-    shown = [
+    published_values = [
         (value, column)
         for row in grid.rows
         for group in row.values
         for value, column in zip(group, grid.columns, strict=True)
         if value.published is not None
     ]
-    apart = [column for value, column in shown if not value.comparable]
-    if len(apart) < len(shown):
-        said += (
+    other_columns = [column for value, column in published_values if not value.comparable]
+    if len(other_columns) < len(published_values):
+        text += (
             f"; difference = measured - {'formula' if lookup.formula else 'published'}{_points(grid)}"
-            + ", of the same round" * bool(apart)
+            + ", of the same round" * bool(other_columns)
         )
     else:
-        said += "; no difference shown" + ": ours are of another round" * (select != "unknown")
-    helps = select in plan.checkpoints and any(column.source.stage != "train" for column in apart)
-    return said + f" (--select {select} shows it)" * helps
+        text += "; no difference shown" + ": ours are of another round" * (select != "unknown")
+    select_helps = select in plan.checkpoints and any(column.source.stage != "train" for column in other_columns)
+    return text + f" (--select {select} shows it)" * select_helps
 
 
-def _below(table: Table, cells: Sequence[Cell], below: Sequence[tuple[Cell, tuple[float, int, float]]]) -> str:
-    """Which cells are at chance, by the labels that tell the table's rows and groups apart."""
-    shown = dict.fromkeys((*table.rows, *table.across, *(a for where in table.conditions.values() for a in where)))
-    axes = [axis for axis in shown if len({cell.key.get(axis) for cell in cells}) > 1]
-    named: dict[str, list[str]] = {}
-    chance = below[0][1][2]
-    for cell, (value, n, fraction) in below:
-        who = ", ".join(cell.key[axis] for axis in axes if axis in cell.key) or "all"
-        said = f"seed {cell.spec['seed']}: {100 * value:.1f}% of {n}"
-        named.setdefault(who, []).append(said if fraction == chance else f"{said}, chance {100 * fraction:.4g}%")
-    listed = "; ".join(f"{who} ({', '.join(said)})" for who, said in named.items())
+def _at_chance(
+    table: Table, cells: Sequence[Cell], cells_at_chance: Sequence[tuple[Cell, tuple[float, int, float]]]
+) -> str:
+    """The note on cells at chance, named by the labels in which the table's rows and groups differ."""
+    table_axes = dict.fromkeys(
+        (*table.rows, *table.across, *(axis for condition in table.conditions.values() for axis in condition))
+    )
+    axes = [axis for axis in table_axes if len({cell.key.get(axis) for cell in cells}) > 1]
+    accuracies_by_labels: dict[str, list[str]] = {}
+    chance = cells_at_chance[0][1][2]
+    for cell, (value, n, fraction) in cells_at_chance:
+        labels = ", ".join(cell.key[axis] for axis in axes if axis in cell.key) or "all"
+        accuracy_text = f"seed {cell.spec['seed']}: {100 * value:.1f}% of {n}"
+        accuracies_by_labels.setdefault(labels, []).append(
+            accuracy_text if fraction == chance else f"{accuracy_text}, chance {100 * fraction:.4g}%"
+        )
+    accuracy_list = "; ".join(f"{labels} ({', '.join(texts)})" for labels, texts in accuracies_by_labels.items())
     return (
-        f"{len(below)} of {len(cells)} cells {'is' if len(below) == 1 else 'are'} at chance; ignore"
-        f" {'its' if len(below) == 1 else 'their'} robust accuracy;"
-        f" natural accuracy, chance {100 * chance:.4g}%: {listed}"
+        f"{len(cells_at_chance)} of {len(cells)} cells {'is' if len(cells_at_chance) == 1 else 'are'} at chance; ignore"
+        f" {'its' if len(cells_at_chance) == 1 else 'their'} robust accuracy;"
+        f" natural accuracy, chance {100 * chance:.4g}%: {accuracy_list}"
     )
 
 
-def _tests(comparisons: Sequence[PairedComparison]) -> Iterable[tuple[str, str]]:
-    """What the paired tests are, and one line for each."""
+def _paired_tests(comparisons: Sequence[PairedComparison]) -> Iterable[tuple[str, str]]:
+    """The notes on paired tests: a line about the method, then one line for each test."""
     if comparisons:
         count = f"{len(comparisons)} comparison{'s' * (len(comparisons) > 1)}"
-        what = "differences between runs of the same seed, mean ± sample standard deviation (ddof 1)"
+        content = "differences between runs of the same seed, mean ± sample standard deviation (ddof 1)"
         tests = "p of the paired t test and of Wilcoxon's signed-rank test, two-sided, not corrected for"
-        yield "paired", f"{what}; {tests} {count}"
-    for one in comparisons:
-        test, column, unit = one.test, one.column, " points" * (one.column.unit == "percent")
-        where = ", ".join(one.key.values())
-        who = f"{where + ': ' if where else ''}{one.label} - {one.against}, {column.heading}"
+        yield "paired", f"{content}; {tests} {count}"
+    for comparison in comparisons:
+        test, column, unit = comparison.test, comparison.column, " points" * (comparison.column.unit == "percent")
+        row_labels = ", ".join(comparison.key.values())
+        contrast = (
+            f"{row_labels + ': ' if row_labels else ''}{comparison.label} - {comparison.against}, {column.heading}"
+        )
         mean, std = number_format.signed(test.mean, column), number_format.number(test.std, column)
         difference = f"{mean} ± {std}{unit}, n = {len(test.seeds)}"
-        yield "paired", f"{who}: {difference}, t test {_p(test.t_p)}, Wilcoxon {_p(test.wilcoxon_p)}"
+        yield "paired", f"{contrast}: {difference}, t test {_p(test.t_p)}, Wilcoxon {_p(test.wilcoxon_p)}"
 
 
 def _p(value: float | None) -> str:
@@ -247,8 +265,8 @@ SHORT = {  # the lines of "short", and the notes that each is made of
 
 
 def shortened(grid: Grid, level: str, captioned: Collection[str] = ()) -> Grid:
-    """The grid with fewer notes: "short" says in a line each what its numbers are, its attacks, and what to doubt;
-    "none" what is mixed and what the marks mean.
+    """The grid with fewer notes: "short" keeps a line each on its numbers, its attacks and its doubts;
+    "none" keeps what is mixed and what the marks mean.
 
     Short, many paired tests are one sentence: how many of them stay significant. captioned: the notes whose words the
     caption of the short form says.
@@ -258,12 +276,17 @@ def shortened(grid: Grid, level: str, captioned: Collection[str] = ()) -> Grid:
     if level == "none":
         ranks = {value.rank for value in grid.all()}
         keys = {"MIXED": True, "marks": "best" in ranks, "not compared": not ranks.isdisjoint(("best", "worse"))}
-        return replace(grid, notes=[(what, note) for what, note in grid.notes if keys.get(what)])
+        return replace(grid, notes=[(name, note) for name, note in grid.notes if keys.get(name)])
     lines = []
-    for line, kept in SHORT.items():
-        notes = ((what, note) for name in kept for what, note in grid.notes if what == name and what not in captioned)
-        if said := "; ".join(dict.fromkeys(filter(None, (_brief(what, note, grid) for what, note in notes)))):
-            lines.append((line, said))
+    for line, note_names in SHORT.items():
+        notes = (
+            (name, note)
+            for wanted_name in note_names
+            for name, note in grid.notes
+            if name == wanted_name and name not in captioned
+        )
+        if text := "; ".join(dict.fromkeys(filter(None, (_brief(name, note, grid) for name, note in notes)))):
+            lines.append((line, text))
     lines += [("paired", _summary(grid.paired))] * bool(grid.paired)
     return replace(grid, notes=lines)
 
@@ -273,7 +296,7 @@ OF_REPORT = (  # notes that several tables of a suite have in common; a doubt or
 )  # fmt: skip
 
 
-def gathered(grids: Sequence[Grid]) -> tuple[list[Grid], list[tuple[str, str]]]:
+def share_notes(grids: Sequence[Grid]) -> tuple[list[Grid], list[tuple[str, str]]]:
     """(the grids without the facts that several of them state in the same words, these facts once).
 
     A fact that not all of them state names its tables: ("seeds (T1, T2)", "6, 7").
@@ -283,29 +306,29 @@ def gathered(grids: Sequence[Grid]) -> tuple[list[Grid], list[tuple[str, str]]]:
         for note in dict.fromkeys(grid.notes):
             if note[0] in OF_REPORT:
                 tables.setdefault(note, []).append(grid.id)
-    common = {note: ids for note, ids in tables.items() if len(ids) > 1}
-    rest = [replace(grid, notes=[note for note in grid.notes if note not in common]) for grid in grids]
-    order = sorted(common, key=lambda note: OF_REPORT.index(note[0]))
-    of = {note: f" ({', '.join(ids)})" * (len(ids) < len(grids)) for note, ids in common.items()}
-    return rest, [(note[0] + of[note], note[1]) for note in order]
+    common_notes = {note: ids for note, ids in tables.items() if len(ids) > 1}
+    grids_without = [replace(grid, notes=[note for note in grid.notes if note not in common_notes]) for grid in grids]
+    order = sorted(common_notes, key=lambda note: OF_REPORT.index(note[0]))
+    table_suffix = {note: f" ({', '.join(ids)})" * (len(ids) < len(grids)) for note, ids in common_notes.items()}
+    return grids_without, [(note[0] + table_suffix[note], note[1]) for note in order]
 
 
-def _brief(what: str, note: str, grid: Grid) -> str:
-    """A note in a few words; empty where the short form does without."""
-    if what == "MIXED":
+def _brief(name: str, note: str, grid: Grid) -> str:
+    """A note in a few words; empty where the short form leaves it out."""
+    if name == "MIXED":
         mixed = grid.facts.mixed(grid.words).items()
         return "mixed: " + ", ".join(
             f"{text.count('; ') + 1} {PLURAL[fact]}" if fact in PLURAL else fact for fact, text in mixed
         )
-    if what in ("seeds", "attack precision"):
-        return f"{what} {note}"
-    if what == "marks":
+    if name in ("seeds", "attack precision"):
+        return f"{name} {note}"
+    if name == "marks":
         return "bold: significantly better than all others" if note.startswith("bold") else ""
-    if what == "at chance":
+    if name == "at chance":
         return note.partition("; natural accuracy")[0]
     return (
-        f"{what}: {note}"
-        if what in ("failed", "left out", "not run", "not compared", "OLDER", "published", "formula", "filter")
+        f"{name}: {note}"
+        if name in ("failed", "left out", "not run", "not compared", "OLDER", "published", "formula", "filter")
         else note
     )
 
@@ -314,52 +337,58 @@ PLURAL = {"device": "devices", "precision": "precisions", "code": "commits"}  # 
 
 
 def _summary(comparisons: Sequence[PairedComparison]) -> str:
-    """How many of the paired t tests stay below 0.05 after Holm's correction, and the largest of these differences."""
-    tested = [one for one in comparisons if one.test.t_p is not None]
-    corrected = statistics.holm([float(one.test.t_p or 0.0) for one in tested])
-    left = [one for one, p in zip(tested, corrected, strict=True) if p < 0.05]
-    said = f"{len(left)} of {len(comparisons)} paired t tests over seeds have p < 0.05 after Holm's correction"
-    if not left:
-        return said
-    most = max(left, key=lambda one: abs(one.test.mean))
-    where = ", ".join((*most.key.values(), most.column.heading))
-    return f"{said}, most {where}: {most.label} - {most.against} = {number_format.signed(most.test.mean, most.column)}"
+    """The paired t tests in a sentence: how many are below 0.05 after Holm's correction, and the largest difference."""
+    tested = [comparison for comparison in comparisons if comparison.test.t_p is not None]
+    corrected = statistics.holm([float(comparison.test.t_p or 0.0) for comparison in tested])
+    significant = [comparison for comparison, p in zip(tested, corrected, strict=True) if p < 0.05]
+    summary = (
+        f"{len(significant)} of {len(comparisons)} paired t tests over seeds have p < 0.05 after Holm's correction"
+    )
+    if not significant:
+        return summary
+    top = max(significant, key=lambda comparison: abs(comparison.test.mean))
+    location = ", ".join((*top.key.values(), top.column.heading))
+    return (
+        f"{summary}, most {location}: {top.label} - {top.against} = {number_format.signed(top.test.mean, top.column)}"
+    )
 
 
 def _shares(grid: Grid) -> str:
-    """Between which labels the headings with `share` place their numbers."""
-    ways: dict[str, list[str]] = {}
+    """The note on shares: the two labels between which each heading places its numbers."""
+    headings_by_way: dict[str, list[str]] = {}
     for column in grid.columns:
         for low, high in column.share.values():
-            ways.setdefault(f"from {low} (0 %) to {high} (100 %)", []).append(quoted(column.heading))
-    said = "; ".join(f"{', '.join(headings)}: {way}" for way, headings in ways.items())
+            headings_by_way.setdefault(f"from {low} (0 %) to {high} (100 %)", []).append(quoted(column.heading))
+    text = "; ".join(f"{', '.join(headings)}: {way}" for way, headings in headings_by_way.items())
     interval = any(value.interval for value in grid.all())
-    return f"{said}, of means over the same seeds" + "; in brackets Fieller's 95 % interval over seeds" * interval
+    return f"{text}, of means over the same seeds" + "; in brackets Fieller's 95 % interval over seeds" * interval
 
 
 def _differences(grid: Grid) -> str:
-    """From what the headings with `minus` take their differences."""
-    of: dict[str, list[str]] = {}
+    """The note on differences: the baseline that each heading subtracts."""
+    headings_by_baseline: dict[str, list[str]] = {}
     for column in grid.columns:
-        said = ", ".join(f"{axis} {chosen[0]}" for axis, chosen in column.minus.items())
-        of.setdefault(said, []).append(quoted(column.heading))
-    listed = "; ".join(f"{', '.join(headings)}: minus {said}" for said, headings in of.items() if said)
+        baseline = ", ".join(f"{axis} {chosen[0]}" for axis, chosen in column.minus.items())
+        headings_by_baseline.setdefault(baseline, []).append(quoted(column.heading))
+    text = "; ".join(
+        f"{', '.join(headings)}: minus {baseline}" for baseline, headings in headings_by_baseline.items() if baseline
+    )
     interval = any(value.interval for value in grid.all())
-    return f"{listed}, seed by seed" + "; in brackets the 95 % interval of the mean, Student's t" * interval
+    return f"{text}, seed by seed" + "; in brackets the 95 % interval of the mean, Student's t" * interval
 
 
 def _conditions(columns: Iterable[Column]) -> str:
-    """ "'NT': training NT; 'Acc' and 'Robust': training AT": which points the headings show, where they say so."""
-    shown: dict[str, list[str]] = {}
+    """ "'NT': training NT; 'Acc' and 'Robust': training AT": the condition of each heading that has one."""
+    headings_by_condition: dict[str, list[str]] = {}
     for column in columns:
         if column.where:
-            said = ", ".join(f"{axis} {' or '.join(labels)}" for axis, labels in column.where.items())
-            shown.setdefault(said, []).append(f"'{column.heading}'")
-    return "; ".join(f"{_listed(headings)}: {said}" for said, headings in shown.items())
+            condition = ", ".join(f"{axis} {' or '.join(labels)}" for axis, labels in column.where.items())
+            headings_by_condition.setdefault(condition, []).append(f"'{column.heading}'")
+    return "; ".join(f"{_enumeration(headings)}: {condition}" for condition, headings in headings_by_condition.items())
 
 
 def checkpoint(columns: Sequence[Column], select: str, plan: Plan, cells: Sequence[Cell]) -> str:
-    """Which round's model the numbers are of."""
+    """The checkpoint note: the round whose model the numbers are of."""
     return "; ".join(_checkpoint(columns, select, plan, cells))
 
 
@@ -367,21 +396,21 @@ def _checkpoint(columns: Sequence[Column], select: str, plan: Plan, cells: Seque
     stages = {column.source.stage for column in columns}
     if plan.suite == EVALUATED:
         return
-    last = f"{WORDS['last']} ({_listed({str(cell.spec['algorithm']['rounds']) for cell in cells})})"
+    last_round = f"{WORDS['last']} ({_enumeration({str(cell.spec['algorithm']['rounds']) for cell in cells})})"
     if any(stage in ("evaluation", *OVER) or stage.startswith("prior") for stage in stages):
-        yield last if select == "last" else WORDS[select]
+        yield last_round if select == "last" else WORDS[select]
         if select not in plan.checkpoints:
-            yield f"this preset evaluates {_listed(plan.checkpoints)} only"
+            yield f"this preset evaluates {_enumeration(plan.checkpoints)} only"
     if "gap" in stages:
-        yield f"gap: {WORDS['best-test']}, minus {last}"
+        yield f"gap: {WORDS['best-test']}, minus {last_round}"
     if "train" in stages:
         ends = any(column.source.stage == "train" and column.source.round is None for column in columns)
-        yield f"training numbers: after the {last if ends else 'round that the column names'}"
+        yield f"training numbers: after the {last_round if ends else 'round that the column names'}"
 
 
 def _columns(headings: Sequence[str], grid: Grid) -> str:
     """The headings, or "all columns" where these are several."""
-    return "all columns" if 1 < len(headings) == len(grid.columns) else _listed(headings)
+    return "all columns" if 1 < len(headings) == len(grid.columns) else _enumeration(headings)
 
 
 def _points(grid: Grid) -> str:
@@ -389,29 +418,32 @@ def _points(grid: Grid) -> str:
 
 
 def data_note(facts: provenance.TableFacts, cells: Sequence[Cell], words: Mapping[str, str]) -> str:
-    """Data sets with their variant, and on how many test images each metric (words: its heading) was measured."""
-    shown = []
+    """The note on data: each data set with its variant, and the number of test images of each metric.
+
+    words: metric -> its heading.
+    """
+    dataset_texts = []
     files = facts.data
     for name in dict.fromkeys(cell.spec["data"]["name"] for cell in cells):
         specs = [cell.spec["data"] for cell in cells if cell.spec["data"]["name"] == name]
         variants = [variant for variant, _ in files.get(name, [])] or [spec.get("variant") for spec in specs]
-        said = CATALOGUE[name].title if name in CATALOGUE else name
-        said += "".join(f", variant {v}: not the published files" for v in dict.fromkeys(variants) if v)
+        text = CATALOGUE[name].title if name in CATALOGUE else name
+        text += "".join(f", variant {v}: not the published files" for v in dict.fromkeys(variants) if v)
         by_size: dict[str, list[str]] = {}
         for (dataset, metric), sizes in facts.sizes.items():
             if dataset == name:
                 by_size.setdefault(" and ".join(map(str, sorted(sizes))), []).append(words.get(metric, metric))
         if len(by_size) == 1:
-            said += f"; n = {next(iter(by_size))} test images"
+            text += f"; n = {next(iter(by_size))} test images"
         elif by_size:
-            said += "; test images: " + ", ".join(f"{n} for {', '.join(metrics)}" for n, metrics in by_size.items())
-        shown.append(said)
-    return ". ".join(shown)
+            text += "; test images: " + ", ".join(f"{n} for {', '.join(metrics)}" for n, metrics in by_size.items())
+        dataset_texts.append(text)
+    return ". ".join(dataset_texts)
 
 
-def _listed(items: Iterable[str]) -> str:
-    """ "a, b and c", in the order given; sets are sorted as numbers where they are numbers."""
+def _enumeration(items: Iterable[str]) -> str:
+    """Join items as "a, b and c", in the order given; a set is sorted, numbers by size."""
     if isinstance(items, (set, frozenset)):
-        items = sorted(items, key=lambda item: (len(item), item))
-    parts = list(items)
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
+        items = sorted(items, key=lambda item: (len(item), item))  # "9" before "10"
+    texts = list(items)
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else ""

@@ -1,4 +1,4 @@
-"""How numbers are printed, the same in every format."""
+"""Numbers as text, the same in every format."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ NEVER = "n/a"  # and will not be
 
 
 def rounded(value: float, digits: int) -> str:
-    """Half up, as a person rounds: 72.65 to "72.7", also where the float is 72.64999999999999. No minus at a zero."""
+    """Round half up, as people do: 72.65 to "72.7", also where the float is 72.64999999999999; zero has no minus."""
     if not abs(value) < 1e15:  # not finite, or without decimals
         return f"{value:.{digits}f}"
+    # six more digits hide the error of the binary float before the tie is broken
     text = f"{Decimal(repr(round(value, digits + 6))).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP):f}"
     return text.removeprefix("-") if not float(text) else text
 
@@ -33,7 +34,7 @@ def signed(value: float, column: Column) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """A value as plain text, the same in every format: a format adds its marks, its styles and what stands between."""
+    """A value as plain text, the same in every format; a format adds marks, styles and separators."""
 
     value: Value
     number: str  # "57.01"; "--" where nothing is measured
@@ -51,22 +52,22 @@ class Entry:
 
 
 def entry(value: Value, column: Column) -> Entry:
-    """What a table says of one value."""
+    """Format one value of a column: its number, spread and seeds, and the published number beside it."""
     mean, paper, most, difference = value.mean, value.published, value.published_most, value.difference
-    ours = signed if column.minus else number
-    apart = "" if difference is None else signed(difference, column)
-    better = ((difference or 0.0) > 0) != (column.best == "min")
+    format_value = signed if column.minus else number
+    difference_text = "" if difference is None else signed(difference, column)
+    better = ((difference or 0.0) > 0) != (column.best == "min")  # a smaller number is better in a "min" column
     return Entry(
         value,
-        number=(NEVER if value.never else MISSING) if mean is None else ours(mean, column),
+        number=(NEVER if value.never else MISSING) if mean is None else format_value(mean, column),
         spread=_interval(value.interval, column) if column.minus or column.share else _spread(value.std, column),
         seeds=f"[{len(value.seeds)}/{value.wanted}]" if value.partial else "",
         published=""
         if paper is None
-        else ours(paper, column) + (f" to {ours(most, column)}" if most is not None else ""),
+        else format_value(paper, column) + (f" to {format_value(most, column)}" if most is not None else ""),
         published_spread=_spread(value.published_std, column),
-        difference=apart,
-        direction="" if column.best == "none" or not apart.strip("+-0.") else "better" if better else "worse",
+        difference=difference_text,
+        direction="" if column.best == "none" or not difference_text.strip("+-0.") else "better" if better else "worse",
     )
 
 
@@ -75,30 +76,31 @@ def _spread(std: float | None, column: Column) -> str:
 
 
 def _interval(interval: tuple[float, float] | None, column: Column) -> str:
-    ours = signed if column.minus else number
-    return "" if interval is None else f"({ours(interval[0], column)} to {ours(interval[1], column)})"
+    format_end = signed if column.minus else number
+    return "" if interval is None else f"({format_end(interval[0], column)} to {format_end(interval[1], column)})"
 
 
 def entries(grid: Grid, group: int, column: int) -> list[Entry]:
-    """What stands under one heading of one group, a row each."""
+    """The entries of one column of one group, from the first row to the last."""
     return [entry(row.values[group][column], grid.columns[column]) for row in grid.rows]
 
 
 def row_labels(grid: Grid) -> list[list[str]]:
-    """Each row's labels, a label that repeats the row above left out, so that blocks of rows are seen."""
-    shown: list[list[str]] = []
-    before: list[str] = []
+    """The labels of each row, empty where they repeat the row above, so that blocks of rows are seen."""
+    printed_labels: list[list[str]] = []
+    labels_above: list[str] = []
     for row in grid.rows:
         labels = row.labels(grid.axes)
-        same = 0
-        while same < len(labels) - 1 and before[same : same + 1] == [labels[same]]:
-            same += 1
-        shown.append([""] * same + labels[same:])
-        before = labels
-    return shown
+        repeated = 0
+        # the last label stands in every row, else a row would have no name
+        while repeated < len(labels) - 1 and labels_above[repeated : repeated + 1] == [labels[repeated]]:
+            repeated += 1
+        printed_labels.append([""] * repeated + labels[repeated:])
+        labels_above = labels
+    return printed_labels
 
 
 def blocks(grid: Grid) -> list[bool]:
-    """Whether a row begins a new block: its first label differs from the row above (only with several axes)."""
-    first = [row.key.get(grid.axes[0], "") if grid.axes else "" for row in grid.rows]
-    return [len(grid.axes) > 1 and i > 0 and first[i] != first[i - 1] for i in range(len(first))]
+    """Whether each row begins a new block: its first label differs from the row above (only with several axes)."""
+    first_labels = [row.key.get(grid.axes[0], "") if grid.axes else "" for row in grid.rows]
+    return [len(grid.axes) > 1 and i > 0 and first_labels[i] != first_labels[i - 1] for i in range(len(first_labels))]

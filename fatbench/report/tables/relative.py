@@ -1,4 +1,4 @@
-"""What stands in one place of a table: a value over seeds, its difference from another, its place between two."""
+"""The value of one field of a table: a mean over seeds, a difference from a baseline, or a share between two points."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def value_of(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: pro
     """Mean and spread over the seeds of one point."""
     if not cells:
         return Value(planned=False)
-    measured: list[tuple[int, Cell, Measurement]] = []  # a seed each
+    measured: list[tuple[int, Cell, Measurement]] = []  # (seed, cell, its number), only finite numbers
     seeds_by_doubt: dict[Doubt, list[int]] = {}
     for cell in cells:
         number = numbers.find(cell, source)
@@ -40,10 +40,15 @@ def value_of(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: pro
     codes = frozenset(doubt.code for doubt in seeds_by_doubt)
     ids = tuple(cell.id for cell in cells)
     if not measured:
-        never = all(numbers.find(cell, source) is None and _never(cell, source, numbers) for cell in cells)
-        return Value(never=never, wanted=0 if never else len(cells), doubts=doubts, codes=codes, cells=ids)
+        will_never_be = all(
+            numbers.find(cell, source) is None and _never_measured(cell, source, numbers) for cell in cells
+        )
+        return Value(
+            never=will_never_be, wanted=0 if will_never_be else len(cells), doubts=doubts, codes=codes, cells=ids
+        )
     values = tuple(number.value for _, _, number in measured)
     mean, std = mean_and_std(values)
+    # only an evaluation over all clients has an outcome for each image, which significance tests need
     has_outcomes = source.stage == "evaluation" and source.client == -1
     return Value(
         mean=mean,
@@ -62,7 +67,7 @@ def value_of(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: pro
 def _add_facts(
     cell: Cell, source: Source, number: Measurement, numbers: Numbers, facts: provenance.TableFacts
 ) -> None:  # fmt: skip
-    """Note what a number of one seed was read from."""
+    """Record in `facts` the stages that a number of one seed was read from."""
     dataset = cell.spec["data"]["name"]
     origins = [(stage, numbers.origins(cell.id, stage)) for stage in number.stages]
     if source.stage not in OVER:
@@ -72,78 +77,103 @@ def _add_facts(
         facts.add(cell.id, dataset, parsed(stage).metric, number.n, [(stage, stage_origins)])
 
 
-def _never(cell: Cell, source: Source, numbers: Numbers) -> bool:
-    """Whether a number that is not there will not come: the checkpoint is not evaluated, or training lacks it."""
+def _never_measured(cell: Cell, source: Source, numbers: Numbers) -> bool:
+    """Whether a missing number will stay missing: its checkpoint is not evaluated, or training does not log it."""
     if source.stage == "train":
         return (source.round or 0) > int(cell.spec["algorithm"]["rounds"]) or cell.id in numbers.trained
-    wanted = ("last", "best-test") if source.stage == "gap" else (numbers.select,)
-    return not set(wanted) <= {*numbers.checkpoints}
+    checkpoints_read = ("last", "best-test") if source.stage == "gap" else (numbers.select,)
+    return not set(checkpoints_read) <= {*numbers.checkpoints}
 
 
-def difference(
+def value_minus_baseline(
     cells: Sequence[Cell],
     source: Source,
     numbers: Numbers,
     facts: provenance.TableFacts,
-    others: Mapping[PointKey, Cell],
+    baseline_cells: Mapping[PointKey, Cell],
     minus: Condition,
 ) -> Value:
-    """How much a point has more than another, seed by seed; nothing is planned where it is that other one."""
-    pairs = [(cell, other) for cell in cells if (other := others.get(point_key(cell, minus))) not in (None, cell)]
-    pairs = [(cell, other) for cell, other in pairs if other and not confounders.confounders([other, cell])]
-    ours = value_of([cell for cell, _ in pairs], source, numbers, facts)
-    theirs = value_of([other for _, other in pairs if other is not None], source, numbers, facts)
-    mine, less = (dict(zip(value.seeds, value.values, strict=True)) for value in (ours, theirs))
-    seeds = tuple(seed for seed in mine if seed in less)
+    """The difference between a point and its baseline, seed by seed; not planned where the point is the baseline."""
+    pairs = [
+        (cell, baseline_cell)
+        for cell in cells
+        if (baseline_cell := baseline_cells.get(point_key(cell, minus))) not in (None, cell)
+    ]
+    pairs = [
+        (cell, baseline_cell)
+        for cell, baseline_cell in pairs
+        if baseline_cell and not confounders.confounders([baseline_cell, cell])
+    ]
+    # a cell that differs from the baseline in more than its labels is not compared with it
+    minuend = value_of([cell for cell, _ in pairs], source, numbers, facts)
+    subtrahend = value_of(
+        [baseline_cell for _, baseline_cell in pairs if baseline_cell is not None], source, numbers, facts
+    )
+    minuend_by_seed, subtrahend_by_seed = (
+        dict(zip(value.seeds, value.values, strict=True)) for value in (minuend, subtrahend)
+    )
+    seeds = tuple(seed for seed in minuend_by_seed if seed in subtrahend_by_seed)
     if not seeds:
-        never = ours.never or theirs.never
+        will_never_be = minuend.never or subtrahend.never
         return Value(
-            planned=ours.planned,
-            never=never,
-            wanted=ours.wanted,
-            doubts=ours.doubts,
-            codes=ours.codes,
-            cells=ours.cells,
+            planned=minuend.planned,
+            never=will_never_be,
+            wanted=minuend.wanted,
+            doubts=minuend.doubts,
+            codes=minuend.codes,
+            cells=minuend.cells,
         )
-    values = tuple(mine[seed] - less[seed] for seed in seeds)
+    values = tuple(minuend_by_seed[seed] - subtrahend_by_seed[seed] for seed in seeds)
     mean, std = mean_and_std(values)
-    test = paired(mine, less)
+    test = paired(minuend_by_seed, subtrahend_by_seed)
     interval = None if test is None else test.interval
-    if source.fraction and len(ours.n) == 1 and ours.n[0] and (accuracies := over_seeds(values, ours.n[0])):
+    if source.fraction and len(minuend.n) == 1 and minuend.n[0] and (accuracies := over_seeds(values, minuend.n[0])):
         interval = accuracies.low, accuracies.high  # seeds that agree to the image are no interval of no width
     return Value(
-        mean=mean, std=std, seeds=seeds, wanted=ours.wanted, n=ours.n, values=values, doubts=ours.doubts,
-        codes=ours.codes, cells=ours.cells, interval=interval,
+        mean=mean, std=std, seeds=seeds, wanted=minuend.wanted, n=minuend.n, values=values, doubts=minuend.doubts,
+        codes=minuend.codes, cells=minuend.cells, interval=interval,
     )  # fmt: skip
 
 
 Ends = list[tuple[Condition, dict[PointKey, Cell]]]  # the two labels of a share, each with the cells that have it
 
 
-def ends_of(plan: Plan, way: Condition) -> Ends:
-    """Where the cells are between which a share places a number; none without `share`."""
+def share_ends(plan: Plan, way: Condition) -> Ends:
+    """The two points between which a share places a number, each with its cells; none without `share`."""
     ends: list[Condition] = [{axis: [label]} for axis, labels in way.items() for label in labels]
     return [(end, baselines(plan, end)) for end in ends]
 
 
-def placed(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: provenance.TableFacts, ends: Ends) -> Value:
-    """How far a point is on the way from one to another, of the means over the seeds that all three have."""
-    ours = value_of(cells, source, numbers, facts)
-    at, start, end = (
-        dict(zip(value.seeds, value.values, strict=True))
-        for value in (ours, *(_value_at(cells, end, source, numbers, facts) for end in ends))
+def share_between(
+    cells: Sequence[Cell], source: Source, numbers: Numbers, facts: provenance.TableFacts, ends: Ends
+) -> Value:
+    """The share of the way between two points at which a point lies, by means over the seeds that all three have."""
+    value = value_of(cells, source, numbers, facts)
+    point, start, end = (
+        dict(zip(v.seeds, v.values, strict=True))
+        for v in (value, *(_value_at(cells, end, source, numbers, facts) for end in ends))
     )
-    seeds = tuple(seed for seed in at if seed in start and seed in end)
-    found = share([at[seed] - start[seed] for seed in seeds], [end[seed] - start[seed] for seed in seeds])
-    mean, interval = found or (None, None)
-    return replace(ours, mean=mean, std=None, seeds=seeds if found else (), values=(), behind=(), interval=interval)
+    seeds = tuple(seed for seed in point if seed in start and seed in end)
+    fraction_and_interval = share(
+        [point[seed] - start[seed] for seed in seeds], [end[seed] - start[seed] for seed in seeds]
+    )
+    mean, interval = fraction_and_interval or (None, None)
+    return replace(
+        value,
+        mean=mean,
+        std=None,
+        seeds=seeds if fraction_and_interval else (),
+        values=(),
+        behind=(),
+        interval=interval,
+    )
 
 
 def _value_at(
     cells: Sequence[Cell], end: tuple[Condition, dict[PointKey, Cell]], source: Source, numbers: Numbers,
     facts: provenance.TableFacts,
 ) -> Value:  # fmt: skip
-    """The value of the same points with another label."""
-    labels, others = end
-    found = [other for cell in cells if (other := others.get(point_key(cell, labels))) is not None]
-    return value_of(found, source, numbers, facts)
+    """The value of the cells at one end of the share that have the same other labels."""
+    labels, cells_by_point = end
+    end_cells = [end_cell for cell in cells if (end_cell := cells_by_point.get(point_key(cell, labels))) is not None]
+    return value_of(end_cells, source, numbers, facts)

@@ -1,4 +1,4 @@
-"""Tidy data: a data frame with a line for each number, and the same as CSV."""
+"""Tidy data: a data frame with one row for each number, and its CSV."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ if TYPE_CHECKING:
     import pandas
 
 DIGITS = ".15g"
-COMPUTED = ("=", "@", "+", "-")  # first letters
+COMPUTED = ("=", "@", "+", "-")  # first letters of text that a spreadsheet computes
 
 
 def frame(
-    lines: Iterable[tuple[Mapping[str, str], Mapping[str, Any]]], first: Sequence[str], last: Sequence[str]
+    lines: Iterable[tuple[Mapping[str, str], Mapping[str, Any]]],
+    leading_columns: Sequence[str],
+    trailing_columns: Sequence[str],
 ) -> pandas.DataFrame:
-    """Lines of (label of each axis, the rest) with the axes between the first and the last of the other columns.
+    """A data frame of lines (label of each axis, other fields), its axes between the leading and the trailing columns.
 
-    An axis that a line lacks is None there; one with the name of another column is called "axis:NAME".
+    An axis that a line lacks is None there; an axis with the name of another column is called "axis:NAME".
     """
-    import pandas
+    import pandas  # takes long to import
 
     lines = list(lines)
-    fixed = {*first, *last}
+    fixed = {*leading_columns, *trailing_columns}
     names = {axis: f"axis:{axis}" if axis in fixed else axis for key, _ in lines for axis in key}
-    rows = [{**{names[axis]: label for axis, label in key.items()}, **rest} for key, rest in lines]
-    return pandas.DataFrame(rows, columns=[*first, *names.values(), *last])
+    rows = [{**{names[axis]: label for axis, label in key.items()}, **fields} for key, fields in lines]
+    return pandas.DataFrame(rows, columns=[*leading_columns, *names.values(), *trailing_columns])
 
 
 def csv(data: pandas.DataFrame) -> str:
-    """Numbers with 15 significant digits, so that 0.1 + 0.2 prints as 0.3; empty if missing.
+    """A data frame as CSV, numbers with 15 significant digits (0.1 + 0.2 prints as 0.3), empty where missing.
 
     Text that a spreadsheet would compute begins with an apostrophe.
     """
@@ -39,7 +41,7 @@ def csv(data: pandas.DataFrame) -> str:
 
 
 def uncomputed(cell: Any) -> Any:
-    """The cell of a CSV, with an apostrophe before text that a spreadsheet would compute; numbers are as they are."""
+    """A cell of a CSV, with an apostrophe before text that a spreadsheet would compute; numbers stay as they are."""
     if not isinstance(cell, str) or cell[:1] not in COMPUTED or cell == "-":
         return cell
     return cell if cell[0] in "+-" and _is_number(cell) else f"'{cell}"
@@ -54,5 +56,5 @@ def _is_number(text: str) -> bool:
 
 
 def number(value: float) -> str:
-    """ "0.3256"; a whole number without a point."""
+    """A number with 15 significant digits: "0.3256"; a whole number has no point."""
     return f"{value:{DIGITS}}"
