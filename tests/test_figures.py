@@ -605,7 +605,7 @@ def test_heat_maps_and_images_as_drawn(drawn: Suite) -> None:
 def test_lines_of_a_caption_fit_the_figure(word: str) -> None:
     """As drawn, whatever the letters: none is cut off at the right, and another word would not have fitted."""
     width, size = 5.2, 5.5
-    said = panel_kinds.wrapped(" ".join([word] * 200), width, size)
+    said = panel_kinds.wrap_to_width(" ".join([word] * 200), width, size)
     figure = Figure(figsize=(width, 8), dpi=200)
     lines = [figure.text(0, 0, line, fontsize=size).get_window_extent() for line in said.split("\n")]
     assert said.split() == [word] * 200

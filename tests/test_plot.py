@@ -101,12 +101,12 @@ def test_several_suites_are_one_image(suite: Suite, run: Callable[..., tuple[int
     other = files.load("other.yaml")
     with Store.open("results/fatbench.db") as store:
         plots = [p for s in (suite, other) for p in report.build_figures(s, s.plan(), store, "curves")]
-    [plot] = series.merged(plots)
+    [plot] = series.merge_plots(plots)
     assert [tuple(panel.key.values()) for panel in plot.panels] == [
         ("drawn", "skewed"), ("drawn", "even"), ("other", "skewed"), ("other", "even"),
     ]  # fmt: skip
     assert dict(plot.notes)["suite"] == "drawn, preset paper; other, preset paper"
-    assert series.merged(plots[:1]) == plots[:1]
+    assert series.merge_plots(plots[:1]) == plots[:1]
 
 
 def test_the_learning_curves_of_a_cell(suite: Suite, run: Callable[..., tuple[int, str, str]]) -> None:

@@ -910,13 +910,13 @@ def test_consistency_rule() -> None:
 
 def test_outcomes_are_joined_and_compared_bit_by_bit() -> None:
     """Images 0..9 in two chunks of 6 and 4: bits 110100 0011 and 010111 0000: only strong: 4, 5; only weak: 0, 8, 9."""
-    weak = cell_rows.joined([(6, 4, bytes([0b00110000])), (0, 6, bytes([0b11010000]))])
-    strong = cell_rows.joined([(0, 6, bytes([0b01011100])), (6, 4, bytes([0b00000000]))])
+    weak = cell_rows.join_chunks([(6, 4, bytes([0b00110000])), (0, 6, bytes([0b11010000]))])
+    strong = cell_rows.join_chunks([(0, 6, bytes([0b01011100])), (6, 4, bytes([0b00000000]))])
     assert weak == (0b1101000011, 10)
     assert doubts.discordant(weak, strong) == (2, 3)
     assert doubts.discordant(weak, (0, 9)) is None
     with pytest.raises(ValueError, match="outcomes have a gap at image 6"):
-        cell_rows.joined([(0, 6, b"\0"), (7, 1, b"\0")])
+        cell_rows.join_chunks([(0, 6, b"\0"), (7, 1, b"\0")])
 
 
 def test_violations_become_flags_with_their_seeds(tiny: Suite) -> None:
@@ -1158,8 +1158,8 @@ def test_csv_has_a_line_a_number(paper: list[Grid]) -> None:
 def test_csv_asks_once_a_table_where_its_numbers_are_from(paper: list[Grid], monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked for each number, a table of 10,000 rows took minutes."""
     asked: list[str] = []
-    of_table = records._shared
-    monkeypatch.setattr(records, "_shared", lambda grid: asked.append(grid.id) or of_table(grid))
+    of_table = records._shared_fields
+    monkeypatch.setattr(records, "_shared_fields", lambda grid: asked.append(grid.id) or of_table(grid))
     records.render_csv(paper)
     assert asked == [grid.id for grid in paper]
 

@@ -86,9 +86,9 @@ def outcomes(
 
 def _bits(chunks: Sequence[tuple[int, int, bytes]]) -> str:
     """The outcomes in order, as "0" and "1"."""
-    from fatbench.report.numbers.cell_rows import joined
+    from fatbench.report.numbers.cell_rows import join_chunks
 
-    bits, n = joined(chunks)
+    bits, n = join_chunks(chunks)
     return f"{bits:0{n}b}" if n else ""
 
 

@@ -464,7 +464,7 @@ def plot(
                 print(f"fatbench: {unknown_label}", file=sys.stderr)
             plots += suite_plots
     called = "-".join(dict.fromkeys(plot.suite for plot in plots)) or "no"
-    plots = series.merged(plots)
+    plots = series.merge_plots(plots)
     if format == "csv":
         text = series.render_csv(plots)
         if output is None:

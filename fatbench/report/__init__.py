@@ -61,9 +61,9 @@ FORMATS = tuple(_RENDERERS)
 
 
 def render(grids: Sequence[Grid], format: str, notes: str | None = None, **options: Any) -> str:
-    """The grids in one of FORMATS, ending in a line break; `options`: see `latex.render`. SpecError: no such format.
+    """Render grids in one of FORMATS; the text ends in a line break. options: see `latex.render`.
 
-    notes: one of `notes.LEVELS`; None: short on a terminal and in LaTeX, else full.
+    notes: one of `notes.LEVELS`; None: short on a terminal and in LaTeX, else full. SpecError: an unknown format.
     """
     from fatbench.report.tables.notes import IN_CAPTION, shortened
 
@@ -88,7 +88,7 @@ def build_tables(
     digits: int = 2,
     images: str = "all",
 ) -> list[Grid]:
-    """The tables of a suite, filled with what the database has of the plan's cells; no database: all is missing.
+    """Build the tables of a suite, filled with the database's numbers of the plan's cells; empty without a database.
 
     evaluated: models that were not trained here (`evaluated.beside`), as further rows of each table. digits:
     after the point of percentages; images: "all" of each attack, or those in "common".
@@ -113,16 +113,16 @@ def build_tables(
         if replicate_note := shown_runs.note(store, [id for _, id in grid.points]):
             grid.notes.append(("replicates", replicate_note))
     if grids and not plan.where and any(tests.headline for tests in suite.tests):
-        of = compare.measured_numbers(store, [cell.id for cell in plan.cells], select).__getitem__
-        if (headline := declared_tests.headline(suite.tests, plan, of)) is not None:
+        numbers_of = compare.measured_numbers(store, [cell.id for cell in plan.cells], select).__getitem__
+        if (headline := declared_tests.headline(suite.tests, plan, numbers_of)) is not None:
             grids[0].notes.append(("finding", f"{headline[1]}; fatbench compare {suite.name} --tests"))
     return grids
 
 
 def check(suite: Suite, plan: Plan) -> None:
-    """SpecError: a table or a figure that no numbers could fill: several points of the grid at one place, say.
+    """Refuse a table or figure that no numbers could fill, and published numbers that are none (SpecError).
 
-    Or published numbers that are none.
+    No numbers could fill a field that holds several points of the grid, for example.
     """
     from fatbench.report.figures import series
     from fatbench.report.numbers.published import Lookup
@@ -138,7 +138,7 @@ def check(suite: Suite, plan: Plan) -> None:
 
 
 def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
-    """SpecError: a heading of a table that no cell of any preset can fill, or a declared metric that none has."""
+    """Refuse a heading that no cell of any preset can fill, and a declared metric that none has (SpecError)."""
     from fatbench.report.numbers.measurements import Source
     from fatbench.report.tables import grid_points
 
@@ -150,22 +150,24 @@ def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
             location = family.place("metrics" if metric in (family.metrics or ()) else "contrasts")
             raise SpecError(f"{location}: no preset evaluates '{metric}'{did_you_mean(metric, metrics)}")
     for table in suite.tables:
-        whys = [
+        reasons_by_preset = [
             (plan.preset, grid_points.unfilled(plan, table))
             for plan in plans
             if grid_points.points_of_table(plan, table)
         ]
         for heading in table.values:
-            preset_reasons = [f"{preset}: {reasons[heading]}" for preset, reasons in whys if heading in reasons]
+            preset_reasons = [
+                f"{preset}: {reasons[heading]}" for preset, reasons in reasons_by_preset if heading in reasons
+            ]
             if not taken_out.isdisjoint(Source.parse(table.values[heading]).metric.split("+")):
                 continue
-            if whys and len(preset_reasons) == len(whys):
+            if reasons_by_preset and len(preset_reasons) == len(reasons_by_preset):
                 problem = f"no cell can fill this heading of table {table.id}"
                 raise SpecError(f"{table.place('values', heading)}: {problem} ({'; '.join(preset_reasons)})")
 
 
 def unlike(suite: Suite, plans: Sequence[Plan]) -> list[tuple[str, str]]:
-    """(presets, sentence): what compared rows, of a table or of the baseline's axis, differ in besides their labels."""
+    """(presets, sentence) of each confounder: settings besides the labels in which compared rows differ."""
     from fatbench.report.tables import grid_points
     from fatbench.report.tables.layout import find_confounders
     from fatbench.suite import confounders
@@ -205,7 +207,7 @@ def left_out(suite: Suite, plan: Plan) -> list[str]:
 def build_figures(
     suite: Suite, plan: Plan, store: Store | None, figure_id: str | None = None, *, select: Checkpoint = "last"
 ) -> list[Plot]:
-    """The figures of a suite, or the one with an id, with what the database has. SpecError: no such figure."""
+    """Build the figures of a suite, or the one with an id, from the database. SpecError: an unknown id."""
     from fatbench.report.figures import series
     from fatbench.report.numbers import query, shown_runs
     from fatbench.report.numbers.measurements import Numbers
@@ -223,7 +225,7 @@ def build_figures(
 
 
 def drawable(plots: Sequence[Plot], files: Path) -> list[Plot]:
-    """Those of which something is measured, or was kept on this machine: files is where the cells' folders are."""
+    """The plots with a measured number or an artifact on this machine. files: where the cells' folders are."""
     return [
         plot
         for plot in plots
@@ -238,7 +240,7 @@ def drawable(plots: Sequence[Plot], files: Path) -> list[Plot]:
 
 
 def unknown(plots: Sequence[Plot], plan: Plan, store: Store | None) -> list[str]:
-    """One line for each number that a figure shows and training never logged, where it has logged others."""
+    """One line for each number of a figure that training never logged, although it has logged others."""
     from fatbench.report.numbers import query
 
     missing_series = {

@@ -1,4 +1,4 @@
-"""What published numbers can bear, asked of the printed tables alone: no training, no database.
+"""Check published numbers against their printed tables alone, without training or a database.
 
     for check in audit(tables):     # a question, its answer, and the rows of the tables behind it
         print(check.question, check.answer, check.rows)
@@ -44,7 +44,7 @@ FEW = 5  # seeds that a paper can pay for
 
 @dataclass(frozen=True)
 class Check:
-    """One question to printed numbers."""
+    """One question about printed numbers, with its answer."""
 
     question: str
     answer: str
@@ -61,13 +61,13 @@ def published() -> dict[str, pandas.DataFrame]:
 
 
 def audit(tables: Mapping[str, pandas.DataFrame], spread: float | None = None) -> list[Check]:
-    """Every check that the tables allow. spread: see `seeds`. SpecError: a spread that is none."""
+    """Make every check that the tables allow. spread: see `seeds`. SpecError: it is no positive number."""
     checks = [floor(tables), order(tables), runs(tables), seeds(tables, spread), garbled(tables)]
     return [check for check in checks if check.answer]
 
 
 def of_results(numbers: pandas.DataFrame) -> list[Check]:
-    """The same of measured accuracies. numbers: as `fatbench.results` gives them."""
+    """Check measured accuracies in the same way. numbers: as `fatbench.results` gives them."""
     accuracies = numbers[(numbers["outcomes"] > 0) & (numbers["n"] > 0) & (numbers["client"] < 0)]
     texts = accuracies["doubts"].str.split("; ").explode()
     doubts = texts[texts != ""].str.replace(r"\b\d+\.?\d*", "N", regex=True).value_counts()
@@ -178,7 +178,7 @@ def seeds(tables: Mapping[str, pandas.DataFrame], spread: float | None = None) -
         for metric in metrics:
             for _, pair in pairs.iterrows():
                 gain = pair[metric] - pair[f"{metric} of baseline"]
-                deviations = [pair.get(f"{metric}_std{of}", math.nan) for of in ("", " of baseline")]
+                deviations = [pair.get(f"{metric}_std{suffix}", math.nan) for suffix in ("", " of baseline")]
                 printed = math.hypot(*deviations) * math.sqrt(2)  # of two runs, over n - 1
                 seed_counts = [seeds_needed(gain, sd) for sd in (printed, *([] if spread is None else [spread]))]
                 lines.append(
@@ -200,13 +200,13 @@ def seeds(tables: Mapping[str, pandas.DataFrame], spread: float | None = None) -
     for head in heads[6:]:
         numbers = rows[head].dropna()
         few_count = int((numbers <= FEW).sum())
-        by = "the printed spread" if head == "seeds by that" else head.removeprefix("seeds by ")
-        answers.append(f"{few_count} of {len(numbers)} need at most {FEW} by {by}")
+        spread_name = "the printed spread" if head == "seeds by that" else head.removeprefix("seeds by ")
+        answers.append(f"{few_count} of {len(numbers)} need at most {FEW} by {spread_name}")
     return Check(f"How many seeds find the {gains} printed gains with a power of 0.8?", "; ".join(answers), rows)
 
 
 def garbled(tables: Mapping[str, pandas.DataFrame]) -> Check:
-    """What was noted when the tables were copied: numbers that contradict another table, or look misprinted."""
+    """The numbers noted when the tables were copied: they contradict another table, or look misprinted."""
     lines = [
         [name, _labels(row), row["flag"]]
         for name, table in tables.items() if "flag" in table
@@ -222,7 +222,7 @@ def garbled(tables: Mapping[str, pandas.DataFrame]) -> Check:
 def seeds_needed(gain: float, sd: float) -> int | None:
     """The least number of pairs with which a two-sided t test at 5 % finds a gain with a power of 0.8, at most 1000.
 
-    None: it is no gain, or no spread is known.
+    None where there is no gain, or no known spread.
     """
     if not (gain > 0 and sd > 0):
         return None
@@ -230,7 +230,7 @@ def seeds_needed(gain: float, sd: float) -> int | None:
 
 
 def _power(effect: float, n: int) -> float:
-    """Of a two-sided t test of n differences whose mean is so many standard deviations."""
+    """The power of a two-sided t test of n differences whose mean is `effect` standard deviations."""
     t, shift = stdtrit(n - 1, 1 - ALPHA / 2), effect * math.sqrt(n)
     # over the quantiles of the estimated deviation: scipy's noncentral t is NaN where the effect is large
     deviation = np.sqrt(chdtri(n - 1, (np.arange(2000) + 0.5) / 2000) / (n - 1))
@@ -244,7 +244,7 @@ def _constant(data: object) -> float:
 
 
 def _labels(row: pandas.Series | Iterable[object]) -> str:
-    """What names a row: its texts, before its first number."""
+    """The labels of a row: its texts before its first number."""
     labels = []
     for value in row:
         if not isinstance(value, str):

@@ -93,8 +93,8 @@ def of_plan(
     combined, cells = combine([(suite, plan)], [], [*(shown_metrics or metrics)])
     options = {"select": select, "published": False, "digits": digits, "images": images}
     (grid,) = build_tables(combined, cells, store, **options)  # type: ignore[arg-type]
-    of = measured_numbers(store, [cell.id for cell in plan.cells], select).__getitem__
-    difference_by_cells = {entry.cells: entry for entry in differences(plan, of, [metric])}
+    numbers_of = measured_numbers(store, [cell.id for cell in plan.cells], select).__getitem__
+    difference_by_cells = {entry.cells: entry for entry in differences(plan, numbers_of, [metric])}
     axis, label = plan.baseline
     rows, columns = grid.having(lambda value: value.mean is not None)
     not_measured = grid.names_without(rows)

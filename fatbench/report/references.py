@@ -48,7 +48,7 @@ class Reference:
 
     @property
     def cited_as(self) -> str:
-        """As text cites it: Zhu et al. 2023."""
+        """The citation in text: Zhu et al. 2023."""
         names = [name for name, _ in self.authors]
         author_text = f"{names[0]} et al." if len(names) > 2 else " and ".join(names)
         return f"{author_text} {self.fields['year']}"
@@ -56,23 +56,23 @@ class Reference:
 
 @cache
 def entries() -> tuple[Reference, ...]:
-    """All of the file, by first author and year."""
+    """All entries of `references.bib`, sorted by first author and year."""
     file = next(file for folder in folders()[1:] if (file := folder / "references.bib").is_file())
     text = file.read_text(encoding="utf-8")
     references = []
     for entry_text in re.split(r"^(?=@)", text, flags=re.MULTILINE)[1:]:
         key = entry_text[entry_text.index("{") + 1 : entry_text.index(",")]
         references.append(Reference(key, entry_text.strip(), dict(FIELD.findall(entry_text))))
-    return tuple(sorted(references, key=lambda one: (one.authors[0][0].lower(), one.fields["year"], one.key)))
+    return tuple(sorted(references, key=lambda entry: (entry.authors[0][0].lower(), entry.fields["year"], entry.key)))
 
 
 def cited_by(suite: Suite) -> list[Reference]:
-    """What the suite's file and the functions that its cells call cite, and what the intervals of tables rest on."""
+    """The references that a suite's file and functions cite, and those behind the intervals of every table."""
     texts = {suite.file.read_text(encoding="utf-8")} if suite.file.is_file() else set()
     for preset in suite.presets():
         cells = suite.plan(preset, refuse=False).cells
         for cell in {str(cell.key): cell for cell in cells}.values():  # seeds differ in nothing else
-            texts.update(_documented(cell))
+            texts.update(_docstrings(cell))
     cited_keys = {reference.key for text in texts for reference in in_text(text)} | {*ALWAYS}
     return [reference for reference in entries() if reference.key in cited_keys]
 
@@ -93,7 +93,7 @@ def in_text(text: str) -> list[Reference]:
     return references
 
 
-def _documented(cell: Cell) -> Iterator[str]:
+def _docstrings(cell: Cell) -> Iterator[str]:
     """The docstrings of all functions that a cell calls."""
     attacks = [calls.call("Attack", used_call.attack) for used_call in cell.evaluations if used_call.attack]
     for used_call in [calls.call("Experiment", cell.spec), *attacks]:
@@ -105,12 +105,12 @@ def _documented(cell: Cell) -> Iterator[str]:
 
 
 def bibtex(references: Sequence[Reference]) -> str:
-    """The entries, as a .bib file has them."""
+    """The entries as the text of a .bib file."""
     return "\n\n".join(reference.bibtex for reference in references) + "\n"
 
 
 def markdown(references: Sequence[Reference]) -> str:
-    """A list, an entry an item; of one author and year the short name tells them apart."""
+    """A Markdown list of the entries; entries of one author and year are told apart by their short names."""
     names = [reference.cited_as for reference in references]
     lines = []
     for reference in references:

@@ -1,4 +1,4 @@
-"""Figures asked for on the command line: what goes along, what goes up, what tells the lines apart. No YAML.
+"""Figures from the command line, without YAML: an axis along, numbers upward, and axes that separate lines.
 
 figure(suite, plan, store, x="round", y=["pgd20"], by=["method"])      -> a Figure for `series.build`
 curves(store, cell)                                                    -> the learning curves of one cell
@@ -50,7 +50,7 @@ class Known:
 
 
 def numbers_known(plan: Plan, store: Store | None) -> Known:
-    """What training has logged of the plan's cells, and what its suite asks of the finished models."""
+    """The metrics that training has logged of the plan's cells, and those of its suite's evaluations."""
     clients: dict[str, set[bool]] = {}
     for metric, overall in query.logged_clients(plan, store) if store is not None else ():
         clients.setdefault(metric, set()).add(overall)
@@ -82,12 +82,12 @@ def _monitored(metric: str, plan: Plan) -> bool:
 
 
 def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequence[str], by: Sequence[str]) -> Figure:
-    """The figure that --x, --y and --by ask for. SpecError: no such axis or number; NothingMatched: nothing is there.
+    """The figure that --x, --y and --by ask for.
 
     x: round, eps (the radius of an attack) or another setting that has a list, client or class, or an axis of the
     suite, whose labels are bars.
     y: names of numbers. by: axes that tell lines or bars apart. Axes that are left and vary are panels, and so are
-    several numbers.
+    several numbers. SpecError: an unknown axis or number. NothingMatched: nothing has been measured.
     """
     known_numbers = numbers_known(plan, store)
     if not known_numbers.overall and not known_numbers.indexed:
@@ -104,7 +104,7 @@ def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequ
     for axis in by:
         if axis not in axes:
             raise SpecError(f"--by: no axis is named '{axis}'{did_you_mean(axis, axes)}")
-    wanted_names = list(y) or _usual(x, axes, known_numbers)
+    wanted_names = list(y) or _default_names(x, axes, known_numbers)
     sources = {name: _source(name, x, axes, known_numbers) for name in wanted_names}
     varying = [axis for axis in axes if len({cell.key.get(axis, "") for cell in plan.cells}) > 1 and axis != x]
     lines = list(by) or varying[-1:]
@@ -127,8 +127,8 @@ def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequ
     return model.read(Figure, LocatedMap(node), "--x, --y, --by", axes=suite.contents.axes, folders=[])
 
 
-def _usual(x: str, axes: dict[str, list[str]], known_numbers: Known) -> list[str]:
-    """The numbers that are drawn where --y says none."""
+def _default_names(x: str, axes: dict[str, list[str]], known_numbers: Known) -> list[str]:
+    """The default numbers, for a command without --y."""
     if x in axes:
         return [name for name in known_numbers.evaluated if name not in known_numbers.swept][
             :4
@@ -195,14 +195,14 @@ def curves(store: Store, cell: str, y: Sequence[str], select: Checkpoint = "last
     if not known_numbers.overall:
         raise NothingMatched(f"the training of cell {cell} has not logged anything yet")
     if y:
-        asked_figure = figure(suite, plan, store, ROUND, y, [])
-        return _of_one_cell(series_of(suite, plan, store, [asked_figure], select), cell)
+        wanted_figure = figure(suite, plan, store, ROUND, y, [])
+        return _of_one_cell(series_of(suite, plan, store, [wanted_figure], select), cell)
     kinds = [("accuracy", ACCURACIES), ("loss", LOSSES)]
     plots_by_kind = []
     for kind, names in kinds:
-        if names_here := [name for name in names if name in known_numbers.overall]:
-            asked_figure = figure(suite, plan, store, ROUND, names_here, []).model_copy(update={"panels": []})
-            plots_by_kind += [(kind, plot) for plot in series_of(suite, plan, store, [asked_figure], select)]
+        if logged_names := [name for name in names if name in known_numbers.overall]:
+            wanted_figure = figure(suite, plan, store, ROUND, logged_names, []).model_copy(update={"panels": []})
+            plots_by_kind += [(kind, plot) for plot in series_of(suite, plan, store, [wanted_figure], select)]
     if not plots_by_kind:
         raise NothingMatched(
             f"cell {cell} has none of the usual curves: choose with --y from {', '.join(known_numbers.overall)}"

@@ -1,4 +1,4 @@
-"""What a round keeps beside its numbers, as images and lines of text. Any names; the shape says how it is shown.
+"""Tensors that a round has stored, as images and lines of text; the shape decides, whatever the name.
 
 | tensor | shown as |
 |---|---|
@@ -106,7 +106,7 @@ def is_images(tensor: np.ndarray) -> bool:
 
 
 def is_matrix(tensor: np.ndarray) -> bool:
-    """Whether a heat map can be drawn of it."""
+    """Whether a tensor can be drawn as a heat map."""
     return tensor.ndim in (2, 3) and min(tensor.shape) > 0 and max(tensor.shape) <= LARGEST
 
 
@@ -129,7 +129,7 @@ def images(tensors: Tensors, tile: int = 64, brief: bool = False) -> list[Tensor
 
 
 def clients(name: str, tensors: Tensors) -> list[str]:
-    """What labels the rows of a tensor: the clients that NAME_clients names, counted from 1, else 0, 1, ..."""
+    """The labels of a tensor's rows: the clients that NAME_clients lists, counted from 1, else 0, 1, ..."""
     rows = len(tensors[name])
     client_numbers = tensors.get(f"{name.split('_')[0]}_clients")
     if client_numbers is None or client_numbers.shape != (rows,):
@@ -138,7 +138,7 @@ def clients(name: str, tensors: Tensors) -> list[str]:
 
 
 def lines(tensors: Tensors) -> list[str]:
-    """What is no image, in words: a vector's numbers, the shape and range of anything else."""
+    """Tensors that are no image, in words: the numbers of a vector, the shape and range of others."""
     descriptions = []
     for name, tensor in tensors.items():
         if is_images(tensor) or is_matrix(tensor):
@@ -242,7 +242,7 @@ def colour(fraction: float) -> tuple[int, int, int]:
 
 
 def flat(tensor: np.ndarray) -> np.ndarray:
-    """A matrix as it is; of (a, b, c) the mean over c of what is a number, and not a number where nothing is."""
+    """A matrix as it is; of (a, b, c) the mean over the finite values along c, NaN where there are none."""
     if tensor.ndim == 2:
         return tensor
     is_finite = np.isfinite(tensor)

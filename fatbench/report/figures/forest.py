@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fatbench import whole_file
-from fatbench.report.figures.panel_kinds import wrapped
+from fatbench.report.figures.panel_kinds import wrap_to_width
 from fatbench.report.figures.plots import FIXED, NARROW, SERIF, TEXT, metadata
 from fatbench.report.figures.styles import COLOURS, GREY
 from fatbench.report.numbers.baseline import Difference
@@ -26,7 +26,7 @@ ROW = 0.19  # inches
 
 @dataclass(frozen=True)
 class Forest:
-    """What is drawn, and how."""
+    """The differences of a forest plot, and how they are drawn."""
 
     differences: Sequence[Difference]
     metrics: Sequence[str]  # in the order of the suite
@@ -37,7 +37,7 @@ class Forest:
 
     @property
     def caption(self) -> str:
-        """What the plot shows, in a sentence or two."""
+        """The caption: the meaning of dots and bars, in a sentence or two."""
         differences = self.differences
         seeds = sorted({len(difference.comparison.seeds) for difference in differences})
         several = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
@@ -56,14 +56,14 @@ class Forest:
 
 
 def draw(plot: Forest, name: str, folder: Path, serif: bool = False) -> Path:
-    """Write the plot, in the letters of a paper if `serif`; returns its file."""
+    """Write the plot and return its file. serif: in the letters of a paper."""
     from matplotlib import rc_context, style
 
     with style.context("default"), rc_context(SERIF if serif else FIXED):
         figure, buffer = figure_of(plot), io.BytesIO()
         title = f"Differences from {', '.join(dict.fromkeys(difference.baseline for difference in plot.differences))}"
-        about = f"{plot.origin}; {plot.caption}"
-        figure.savefig(buffer, format=plot.format, metadata=metadata(title, about, plot.format))
+        description = f"{plot.origin}; {plot.caption}"
+        figure.savefig(buffer, format=plot.format, metadata=metadata(title, description, plot.format))
     file = folder / f"{name}.{plot.format}"
     whole_file.write(file, buffer.getvalue(), f"-o {folder}", make_folder=True)
     if plot.width is not None:
@@ -77,8 +77,8 @@ def figure_of(plot: Forest) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
     names = list(dict.fromkeys(map(_name, plot.differences)))
-    metrics_here = {difference.comparison.metric for difference in plot.differences}
-    shown_metrics = [metric for metric in plot.metrics if metric in metrics_here]
+    compared_metrics = {difference.comparison.metric for difference in plot.differences}
+    shown_metrics = [metric for metric in plot.metrics if metric in compared_metrics]
     shown_metrics = shown_metrics if len(shown_metrics) <= MOST else [shown_metrics[0], *shown_metrics[1 - MOST :]]
     width = plot.width or TEXT
     axis_label = f"points from {', '.join(dict.fromkeys(difference.baseline for difference in plot.differences))}"
@@ -88,11 +88,11 @@ def figure_of(plot: Forest) -> Figure:
         axes.axvline(0, color=GREY, linewidth=0.8)
         for difference in (difference for difference in plot.differences if difference.comparison.metric == metric):
             row, test = names.index(_name(difference)), difference.comparison.test
-            clear = test is not None and not test.low <= 0 <= test.high
+            excludes_zero = test is not None and not test.low <= 0 <= test.high
             if test is not None:
                 axes.plot([100 * test.low, 100 * test.high], [row, row], color=COLOURS[0], linewidth=1.2)
             axes.plot(100 * difference.comparison.difference, row, "o", markersize=4, color=COLOURS[0],
-                      markerfacecolor=COLOURS[0] if clear else "white")  # fmt: skip
+                      markerfacecolor=COLOURS[0] if excludes_zero else "white")  # fmt: skip
         axes.set_title(
             "AA" if attack_name(metric) == "AutoAttack" and width / len(shown_metrics) < 1 else attack_name(metric)
         )
@@ -103,13 +103,13 @@ def figure_of(plot: Forest) -> Figure:
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.4, -0.6)
     if plot.width is None:
-        axis_label += f"\n{wrapped(plot.caption, width, 7)}"
+        axis_label += f"\n{wrap_to_width(plot.caption, width, 7)}"
     figure.supxlabel(axis_label, fontsize=8 if plot.width else 7)
     return figure
 
 
 def _clip(axes: Axes, differences: Sequence[Difference], names: Sequence[str]) -> None:
-    """The panel shows what was tested; a dot beyond is an arrow at the edge, with its number."""
+    """Limit a panel to the tested intervals; a dot beyond becomes an arrow at the edge, with its number."""
     ends = [
         100 * end
         for difference in differences

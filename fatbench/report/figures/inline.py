@@ -1,4 +1,4 @@
-"""Figures inside a page: an SVG a panel, as `plots` draws it, in the ink of the page; a line says its last number.
+"""Figures inside a page: an SVG for each panel as `plots` draws it, with the last number of each line.
 
 They need no script. Black is `currentColor`, so that a dark page shows it.
 """

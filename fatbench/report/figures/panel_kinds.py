@@ -1,4 +1,4 @@
-"""What stands in one panel of a figure, a function a kind: curves, bars, rasters, matrices, heat maps, images."""
+"""Draw one panel of a figure, a function for each kind: curves, bars, rasters, matrices, heat maps, images."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ POINTS: dict[
 }
 
 
-def wrapped(text: str, width: float, size: float, weight: str = "normal") -> str:
-    """Text in lines that fit so many inches as they are drawn; a word that does not fit gets a separate line."""
+def wrap_to_width(text: str, width: float, size: float, weight: str = "normal") -> str:
+    """Break text into lines that fit `width` inches as they are drawn; a longer word gets a line of its own."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -46,30 +46,30 @@ def wrapped(text: str, width: float, size: float, weight: str = "normal") -> str
     return "\n".join(lines)
 
 
-def _scaled(line: Line, value: float) -> float:
+def _display_value(line: Line, value: float) -> float:
     return 100 * value if line.source.fraction else value
 
 
 def _last_number(line: Line, name: Names) -> str:
-    """What a line or a bar says of itself: its name and its last number."""
+    """The label of a line or a bar: its name and its last number."""
     last_point = line.points[-1]
-    spread = "" if last_point.std is None else f" ±{_scaled(line, last_point.std):.3g}"
+    spread = "" if last_point.std is None else f" ±{_display_value(line, last_point.std):.3g}"
     line_name = name(line) or ", ".join(line.key.values()) or line.heading
-    return f"{line_name}: {_scaled(line, last_point.mean):.4g}{spread}" + (
+    return f"{line_name}: {_display_value(line, last_point.mean):.4g}{spread}" + (
         f", round {last_point.round:g}" if last_point.round >= 1 else ""
     )
 
 
 def curves(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
-    """Means over the rounds or over the radii of an attack, a few in a band of one standard deviation over seeds."""
+    """Draw means over rounds or radii of an attack; a few lines get a band of one standard deviation over seeds."""
     banded = len(panel.lines) <= BANDS
     for line in panel.lines:
         if not line.points:
             continue
         style = styles[name(line)]
         rounds = [point.round for point in line.points]
-        means = [_scaled(line, point.mean) for point in line.points]
-        spreads = [_scaled(line, point.std or 0.0) for point in line.points]
+        means = [_display_value(line, point.mean) for point in line.points]
+        spreads = [_display_value(line, point.std or 0.0) for point in line.points]
         label = f"{name(line)}\n{_last_number(line, name)}"
         if len(rounds) < FEW:
             settings = {**line_settings(style), "marker": line_settings(style)["marker"] or "o"}
@@ -97,7 +97,7 @@ def curves(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
 
 
 def bars(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
-    """Groups of bars at the last round that has the number; a dot a seed; what the paper says in black.
+    """Draw groups of bars at the last round with a number, a dot for each seed, and the paper's number in black.
 
     A group is an index, else a label of the first axis of `lines`, else a heading. Where the names of groups are too
     long to stand side by side, the bars lie.
@@ -106,24 +106,25 @@ def bars(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
     lines = sorted(lines_with_numbers, key=lambda line: line.index or 0)
     groups = list(dict.fromkeys(group(line) for line in lines))
     names = list(dict.fromkeys(name(line) for line in lines))
-    width, flat = 0.8 / max(1, len(names)), lies(panel)
-    bar_of, error = (axes.barh, "xerr") if flat else (axes.bar, "yerr")
+    width, is_flat = 0.8 / max(1, len(names)), is_horizontal(panel)
+    bar_of, error = (axes.barh, "xerr") if is_flat else (axes.bar, "yerr")
     for line in lines:
         style, position = styles[name(line)], groups.index(group(line)) - 0.4 + (names.index(name(line)) + 0.5) * width
         if line.points:
             last_point = line.points[-1]
-            whisker: dict[str, Any] = {} if last_point.std is None else {error: _scaled(line, last_point.std)}
+            whisker: dict[str, Any] = {} if last_point.std is None else {error: _display_value(line, last_point.std)}
             (bar,) = bar_of(
-                position, _scaled(line, last_point.mean), width * 0.94, color=style.colour, hatch=HATCHES[style.style],
-                edgecolor="white", linewidth=0, error_kw={"elinewidth": 0.7, "ecolor": INK}, **whisker,
+                position, _display_value(line, last_point.mean), width * 0.94, color=style.colour,
+                hatch=HATCHES[style.style], edgecolor="white", linewidth=0,
+                error_kw={"elinewidth": 0.7, "ecolor": INK}, **whisker,
             )  # fmt: skip
             bar.set_label(f"{name(line)}\n{_last_number(line, name)}")
-            _seeds(axes, line, position, width, flat)
+            _draw_seeds(axes, line, position, width, is_flat)
         if line.published is not None:
-            low, high = (_scaled(line, value) for value in line.published)
-            ends = ([low, high], [position, position]) if flat else ([position, position], [low, high])
-            axes.plot(*ends, color="black", linewidth=2.2, marker="|" if flat else "_", markersize=6, zorder=4)
-    if flat:
+            low, high = (_display_value(line, value) for value in line.published)
+            ends = ([low, high], [position, position]) if is_flat else ([position, position], [low, high])
+            axes.plot(*ends, color="black", linewidth=2.2, marker="|" if is_flat else "_", markersize=6, zorder=4)
+    if is_flat:
         axes.set_yticks(range(len(groups)), groups)
         axes.set_ylim(len(groups) - 0.5, -0.5)
         axes.grid(axis="y", visible=False)
@@ -135,21 +136,21 @@ def bars(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
         for label in axes.get_xticklabels():
             label.set(ha="right", va="center" if 4 * len(groups) > room else "top", rotation_mode="anchor")
     if any(line.index is not None for line in lines):
-        axes.set_xlabel(lines[0].source.indexed)
+        axes.set_xlabel(lines[0].source.index_noun)
     elif lines and lines[0].key:
         axes.set_xlabel(next(iter(lines[0].key)))
     axes.grid(axis="x", visible=False)
 
 
-def lies(panel: Panel) -> bool:
-    """Whether the bars of a panel lie: the names of their groups do not fit side by side."""
+def is_horizontal(panel: Panel) -> bool:
+    """Whether the bars of a panel are horizontal, since the names of their groups do not fit side by side."""
     groups = {group(line) for line in panel.lines if line.points or line.published}
     return max(map(len, groups), default=0) * len(groups) > LETTERS * WIDE
 
 
-def _seeds(axes: Axes, line: Line, position: float, width: float, flat: bool) -> None:
-    """A dot for each of several seeds, beside each other in the order of the seeds."""
-    values = [_scaled(line, value) for value in line.points[-1].values]
+def _draw_seeds(axes: Axes, line: Line, position: float, width: float, flat: bool) -> None:
+    """Draw a dot for each of several seeds, side by side in their order."""
+    values = [_display_value(line, value) for value in line.points[-1].values]
     if len(values) < 2:
         return
     positions = [position + (i - (len(values) - 1) / 2) * 0.5 * width / len(values) for i in range(len(values))]
@@ -158,7 +159,7 @@ def _seeds(axes: Axes, line: Line, position: float, width: float, flat: bool) ->
 
 
 def raster(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
-    """A row for each client or class, a column a round: the darker the more; at the right the sum over the rounds.
+    """Draw a row for each client or class and a column for each round, darker for more; the sum stands at the right.
 
     Of the first seed; the sum is the mean over seeds. name and styles are not needed: the rows say their index.
     """
@@ -180,7 +181,7 @@ def raster(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
         matrix, aspect="auto", interpolation="nearest", cmap=colormaps["Blues"].with_extremes(bad="#EEEEEE"), vmin=0,
         extent=(rounds[0] - 0.5, rounds[-1] + 0.5, len(lines) - 0.5, -0.5),
     )  # fmt: skip
-    image.set_clim(0, max(float(np.nanmax(matrix)), 1e-12))
+    image.set_clim(0, max(float(np.nanmax(matrix)), 1e-12))  # a range of no width has no colours
     axes.set_yticks(range(len(lines)), [line.place for line in lines])
     axes.hlines(np.arange(len(lines) - 1) + 0.5, rounds[0] - 0.5, rounds[-1] + 0.5, color="white", linewidth=1)
     axes.grid(visible=False)
@@ -193,7 +194,7 @@ def raster(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
 
 
 def matrix(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
-    """A number for each line and heading: lines (or clients) down, headings along; of a transfer the attacked along."""
+    """Draw a number for each line (or client) and heading: lines downward, headings or attacked models across."""
     import numpy
     from matplotlib import colormaps
 
@@ -202,7 +203,7 @@ def matrix(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
     values = numpy.full((len(rows), len(columns)), numpy.nan)
     for line in panel.lines:
         if line.points:
-            values[rows.index(row_name(line)), columns.index(line.heading)] = _scaled(line, line.points[-1].mean)
+            values[rows.index(row_name(line)), columns.index(line.heading)] = _display_value(line, line.points[-1].mean)
     axes.grid(visible=False)
     if numpy.isnan(values).all():
         axes.set_xticks([])
@@ -221,19 +222,19 @@ def matrix(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
 
 
 def row_name(line: Line) -> str:
-    """What a row of a matrix is called: the labels of its line, and the client."""
+    """The name of a row of a matrix: the labels of its line, and the client."""
     return ", ".join([*line.key.values(), *([f"client {line.place}"] if line.place else [])])
 
 
 def tensor(plot: Plot, panel: Panel, line: Line, names: Key, axes: Axes, files: Path | None) -> list[AxesImage]:
-    """Draw a tensor of the last round that kept one, of the first seed that has it; a heat map is returned too."""
+    """Draw a tensor of the last round that kept one, of the first seed that has it; return its heat map, if any."""
     from fatbench.report.figures import artifacts
 
     axes.grid(visible=False)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    said_already = {*names, SERIES, *plot.figure.conditions.get(line.heading, ())}  # a heading of one point says which
-    key = {axis: label for axis, label in panel.key.items() if axis not in said_already}
+    named_axes = {*names, SERIES, *plot.figure.conditions.get(line.heading, ())}  # a heading of one point says which
+    key = {axis: label for axis, label in panel.key.items() if axis not in named_axes}
     title, metric = (
         ", ".join(
             [*(axis_label(*axis_and_label) for axis_and_label in [*key.items(), *line.key.items()]), line.heading]
@@ -242,23 +243,23 @@ def tensor(plot: Plot, panel: Panel, line: Line, names: Key, axes: Axes, files: 
     )
     latest = None if files is None else artifacts.latest([files / cell for cell in line.cells], metric)
     if latest is None:
-        axes.set_title(wrapped(title, WIDE, 8))
+        axes.set_title(wrap_to_width(title, WIDE, 8))
         _draw_message(axes, "no file on this machine")
         return []
     round, tensors = latest
     tensor, rows = tensors[metric], artifacts.clients(metric, tensors)
-    axes.set_title(wrapped(f"{title}, round {round}", WIDE, 8))
+    axes.set_title(wrap_to_width(f"{title}, round {round}", WIDE, 8))
     if plot.figure.kind == "images" and artifacts.is_images(tensor):
         image_sheet(axes, tensor, rows)
     elif plot.figure.kind == "heatmap" and artifacts.is_matrix(tensor):
-        return [_heat(axes, artifacts.flat(tensor), rows)]
+        return [_draw_heat_map(axes, artifacts.flat(tensor), rows)]
     else:
         _draw_message(axes, f"{tensor.dtype} {tensor.shape}: not for {plot.figure.kind}")
     return []
 
 
 def boundaries(panel: Panel, panel_title: str, axes: Axes, name: Names, styles: Styles, files: Path | None) -> None:
-    """Where margins (a, a) over the unit square are zero, a line each, and the points NAME_points (n, 3) behind it.
+    """Draw the zero contour of margins (a, a) over the unit square, and the points NAME_points (n, 3) behind them.
 
     Small dark marks are NAME_adversarial (n, 3), where an attack moves these points. Of the last round that kept a
     margin and the first seed that has it; x along, y upwards, the first row at y = 1.
@@ -276,10 +277,10 @@ def boundaries(panel: Panel, panel_title: str, axes: Axes, name: Names, styles: 
         round, tensors = latest
         rounds.add(round)
         for label, marker in enumerate(CLASSES):
-            for kind, look in POINTS.items():
+            for kind, mark_settings in POINTS.items():
                 if (points := tensors.get(f"{metric}_{kind}")) is not None:
                     x, y, _ = points[points[:, 2] == label].T
-                    axes.scatter(x, y, marker=marker, **{"color": style.colour, **look})
+                    axes.scatter(x, y, marker=marker, **{"color": style.colour, **mark_settings})
         if tensors[metric].min() < 0 < tensors[metric].max():  # else there is no boundary in the square
             axes.contour(
                 tensors[metric], [0], origin="upper", extent=(0, 1, 0, 1), colors=[style.colour], linewidths=1.6,
@@ -288,7 +289,7 @@ def boundaries(panel: Panel, panel_title: str, axes: Axes, name: Names, styles: 
     if not rounds:
         _draw_message(axes, "no file on this machine")
     axes.set_title(
-        wrapped(
+        wrap_to_width(
             ", ".join(filter(None, [panel_title, *(f"round {round_number}" for round_number in sorted(rounds))])),
             WIDE,
             8,
@@ -302,7 +303,7 @@ def _draw_message(axes: Axes, message: str) -> None:
     axes.text(0.5, 0.5, message, transform=axes.transAxes, ha="center", color="#888888")
 
 
-def _heat(axes: Axes, matrix: Any, rows: Sequence[str]) -> AxesImage:
+def _draw_heat_map(axes: Axes, matrix: Any, rows: Sequence[str]) -> AxesImage:
     from matplotlib import colormaps
 
     image = axes.imshow(matrix, cmap=colormaps["cividis"].with_extremes(bad="#D9DCE1"), interpolation="nearest")

@@ -1,4 +1,4 @@
-"""Figures as files: what `series` found, drawn with matplotlib. The same numbers give the same bytes.
+"""Draw the plots of `series` into files with matplotlib; the same numbers give the same bytes.
 
 A figure of many panels becomes several pages, a file each: the leading axes of `panels` choose the page until a page
 holds no more than MOST panels. `styles` says how a line is drawn, `panel_kinds` draws the content of a panel.
@@ -100,7 +100,7 @@ def _png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-SAID = (
+CAPTION_NOTES = (
     "data",
     "checkpoint",
     "seeds",
@@ -114,17 +114,18 @@ SAID = (
 
 
 def _caption(plot: Plot, names: Key) -> str:
-    """A caption for a paper: what is shown, of which seeds; no commits and no machine."""
-    cut = ", ".join(f"{axis} {label}" for axis, label in names.items())
-    begin = {"seeds": "Seeds ", "perturbation": "Perturbation: "}
-    notes = [f"{begin.get(note_name, '')}{note}" for note_name, note in plot.notes if note_name in SAID]
+    """A caption for a paper: content and seeds, without commits and machine."""
+    page_labels = ", ".join(f"{axis} {label}" for axis, label in names.items())
+    prefixes = {"seeds": "Seeds ", "perturbation": "Perturbation: "}
+    notes = [f"{prefixes.get(note_name, '')}{note}" for note_name, note in plot.notes if note_name in CAPTION_NOTES]
     return (
-        ". ".join(sentence.rstrip(".") for sentence in (plot.figure.title, cut, plot.label, *notes) if sentence) + ".\n"
+        ". ".join(sentence.rstrip(".") for sentence in (plot.figure.title, page_labels, plot.label, *notes) if sentence)
+        + ".\n"
     )
 
 
 def paged(plot: Plot) -> list[tuple[Key, list[Panel]]]:
-    """(labels that all panels of the page share by the cut, its panels)."""
+    """The pages of a plot: (labels of the leading axes that choose the page, its panels)."""
     axes = plot.figure.panels
     for leading in range(len(axes) + 1):
         pages: dict[tuple[tuple[str, str], ...], list[Panel]] = {}
@@ -136,8 +137,8 @@ def paged(plot: Plot) -> list[tuple[Key, list[Panel]]]:
 
 
 def names(plot: Plot) -> list[str]:
-    """What `draw` calls the files of a plot, without the ending."""
-    return [_file_name(plot, cut) for cut, _ in paged(plot)]
+    """The names of the files that `draw` writes for a plot, without their suffix."""
+    return [_file_name(plot, page_labels) for page_labels, _ in paged(plot)]
 
 
 def _file_name(plot: Plot, names: Key) -> str:
@@ -154,13 +155,19 @@ def _metadata(plot: Plot, names: Key, format: str) -> dict[str, Any]:
     return metadata(title, "; ".join(f"{note_name}: {note}" for note_name, note in plot.notes), format)
 
 
-def metadata(title: str, about: str, format: str) -> dict[str, Any]:
-    """Where an image comes from, in the file itself; no date, for a rerun gives the same bytes."""
+def metadata(title: str, description: str, format: str) -> dict[str, Any]:
+    """The metadata of an image file; without a date, so that a rerun gives the same bytes."""
     if format == "pdf":
-        return {"Title": title, "Subject": about, "CreationDate": None, "Creator": "fatbench", "Producer": "matplotlib"}
+        return {
+            "Title": title,
+            "Subject": description,
+            "CreationDate": None,
+            "Creator": "fatbench",
+            "Producer": "matplotlib",
+        }
     if format == "svg":
-        return {"Title": title, "Description": about, "Date": None, "Creator": "fatbench"}
-    return {"Title": title, "Description": about, "Software": "fatbench"}
+        return {"Title": title, "Description": description, "Date": None, "Creator": "fatbench"}
+    return {"Title": title, "Description": description, "Software": "fatbench"}
 
 
 KINDS = {
@@ -175,8 +182,10 @@ TILED = ("heatmap", "images")  # kinds that show one line in a panel
 # --- a page ------------------------------------------------------------------------------------------------------
 
 
-def page_of(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None, paper: float | None = None) -> Figure:
-    """One page of `paged`; paper: its width in inches, in a paper."""
+def page_of(
+    plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None, paper_width: float | None = None
+) -> Figure:
+    """Draw one page of `paged`. paper_width: inches, for a figure in a paper."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -192,36 +201,36 @@ def page_of(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None,
             len(panels), [list(dict.fromkeys(panel.key[axis] for panel in panels)) for axis in free_axes]
         )
     width = max(5.2, columns * panel_kinds.WIDE * (1.4 if kind == "images" else 1))
-    if paper is not None:
-        width, columns = paper, min(columns, max(1, int(paper / NARROW)))
+    if paper_width is not None:
+        width, columns = paper_width, min(columns, max(1, int(paper_width / NARROW)))
         rows = -(-len(tiles) // columns)
     everywhere = names | common_labels(panels)
-    cut = ", ".join(f"{axis} {label}" for axis, label in everywhere.items())
-    title = panel_kinds.wrapped(cut, width, 9)  # the figure's own title is in the file's metadata
-    caption = panel_kinds.wrapped(
+    page_labels = ", ".join(f"{axis} {label}" for axis, label in everywhere.items())
+    title = panel_kinds.wrap_to_width(page_labels, width, 9)  # the figure's own title is in the file's metadata
+    caption = panel_kinds.wrap_to_width(
         ". ".join(f"{reference_name}: {note}" for reference_name, note in plot.notes), width, 5.5
     )
     name, style_by_name, legend_styles = styles_of(plot, panels)
-    entries = {
-        text: handle(kind, look)
-        for text, look in legend_styles.items()
+    legend_entries = {
+        text: handle(kind, legend_style)
+        for text, legend_style in legend_styles.items()
         if len(legend_styles) > 1 and kind not in ROWS + TILED
     }
     if any(line.published for panel in panels for line in panel.lines):
         reference_name = "published" if plot.figure.published else "formula"
-        entries[reference_name] = Line2D([], [], color="black", linewidth=2.2, marker="_", markersize=6)
+        legend_entries[reference_name] = Line2D([], [], color="black", linewidth=2.2, marker="_", markersize=6)
     if kind == "boundaries":
-        entries |= {
+        legend_entries |= {
             f"class {c}": Line2D([], [], color=GREY, linestyle="", marker=m) for c, m in enumerate(panel_kinds.CLASSES)
         } | {"adversarial": Line2D([], [], color=panel_kinds.INK, linestyle="", marker="o", markersize=2)}
-    if paper is not None:
+    if paper_width is not None:
         title = caption = ""
     footer_height = 0.1 + 0.085 * (caption.count("\n") + 1) * bool(caption)
-    per_row = max(1, int(width / (0.5 + 0.062 * max(map(len, entries), default=1))))
-    legend = 0.155 * -(-len(entries) // per_row) + 0.1 if entries else 0
-    panel_height = panel_kinds.HIGH if paper is None else min(panel_kinds.HIGH, 0.4 + 0.75 * width / columns)
-    height = rows * panel_height + footer_height + legend + 0.16 * (title.count("\n") + 1) * bool(title)
-    bottom = (footer_height + legend) / height
+    per_row = max(1, int(width / (0.5 + 0.062 * max(map(len, legend_entries), default=1))))
+    legend_height = 0.155 * -(-len(legend_entries) // per_row) + 0.1 if legend_entries else 0
+    panel_height = panel_kinds.HIGH if paper_width is None else min(panel_kinds.HIGH, 0.4 + 0.75 * width / columns)
+    height = rows * panel_height + footer_height + legend_height + 0.16 * (title.count("\n") + 1) * bool(title)
+    bottom = (footer_height + legend_height) / height
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.get_layout_engine().set(rect=(0, bottom, 1, 1 - bottom))  # type: ignore[union-attr, call-arg]
     figure.suptitle(title, fontsize=9)
@@ -230,29 +239,29 @@ def page_of(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None,
     for axes in grid.flat[len(tiles) :]:
         axes.set_axis_off()
     axes_by_unit: dict[str, Axes] = {}
-    maps: list[AxesImage] = []
-    lying: list[Axes] = []
+    heat_maps: list[AxesImage] = []
+    horizontal_axes: list[Axes] = []
     for (panel, line), axes in zip(tiles, grid.flat, strict=False):
         if line is not None:
-            maps += panel_kinds.tensor(plot, panel, line, everywhere, axes, files)
+            heat_maps += panel_kinds.tensor(plot, panel, line, everywhere, axes, files)
             continue
         panel_title = ", ".join(axis_label(axis, label) for axis, label in panel.key.items() if axis not in everywhere)
         if kind == "boundaries":
             panel_kinds.boundaries(panel, panel_title, axes, name, style_by_name, files)
             continue
         fill(plot, panel, axes, name, style_by_name, everywhere)
-        axes.set_title(panel_kinds.wrapped(panel_title, panel_kinds.WIDE, 8))
+        axes.set_title(panel_kinds.wrap_to_width(panel_title, panel_kinds.WIDE, 8))
         if kind in ROWS:
             continue
-        if kind == "bars" and panel_kinds.lies(panel):
-            lying.append(axes)
+        if kind == "bars" and panel_kinds.is_horizontal(panel):
+            horizontal_axes.append(axes)
             continue
         unit = _unit(plot, panel)
         if unit in axes_by_unit:
             axes.sharey(axes_by_unit[unit])  # panels of the same numbers are compared
         elif any(line.points for line in panel.lines):
             axes_by_unit[unit] = axes
-    if paper is not None and len(axes_by_unit) == 1:  # one vertical axis for all, labelled on the left
+    if paper_width is not None and len(axes_by_unit) == 1:  # one vertical axis for all, labelled on the left
         for position, axes in enumerate(grid.flat[: len(tiles)]):
             if position % columns:
                 axes.tick_params(labelleft=False)
@@ -260,14 +269,14 @@ def page_of(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None,
     for unit, axes in axes_by_unit.items():
         axes.autoscale_view(scalex=False)  # what one panel shows, all that share its axis have room for
         axes.set_ylim(bounded(axes.get_ylim(), unit))
-    share_across(lying)
-    ranges: list[Any] = [heat.get_clim() for heat in maps]
-    for heat in maps:  # one scale, so that maps can be compared
-        heat.set_clim(min(low for low, _ in ranges), max(high for _, high in ranges))
-    if entries:
+    share_across(horizontal_axes)
+    ranges: list[Any] = [heat_map.get_clim() for heat_map in heat_maps]
+    for heat_map in heat_maps:  # one scale, so that maps can be compared
+        heat_map.set_clim(min(low for low, _ in ranges), max(high for _, high in ranges))
+    if legend_entries:
         figure.legend(
-            list(entries.values()), list(entries), loc="lower center", ncols=per_row, frameon=False,
-            handlelength=3.2, borderaxespad=0.2, bbox_to_anchor=(0, footer_height / height, 1, legend / height),
+            list(legend_entries.values()), list(legend_entries), loc="lower center", ncols=per_row, frameon=False,
+            handlelength=3.2, borderaxespad=0.2, bbox_to_anchor=(0, footer_height / height, 1, legend_height / height),
         )  # fmt: skip
     return figure
 
@@ -281,12 +290,12 @@ def fill(
     if not any(line.points for line in panel.lines):
         axes.text(0.5, 0.5, "no measurements yet", transform=axes.transAxes, ha="center", color="#888888")
     if kind in ROWS:
-        axes.set_ylabel(panel.lines[0].source.indexed if panel.lines and kind == "raster" else "")
+        axes.set_ylabel(panel.lines[0].source.index_noun if panel.lines and kind == "raster" else "")
         return
     if axes.get_xlabel() == "round":
         axes.set_xlabel(plot.figure.xlabel)
     unit = _unit(plot, panel, titled=SERIES in panel.key and SERIES not in everywhere)
-    if kind == "bars" and panel_kinds.lies(panel):
+    if kind == "bars" and panel_kinds.is_horizontal(panel):
         axes.set_xlabel(unit)
         axes.set_xscale(plot.figure.scale)
         axes.set_xlim(bounded(axes.get_xlim(), unit))
@@ -295,10 +304,10 @@ def fill(
     axes.set_ylabel(unit)
 
 
-def share_across(lying: Sequence[Axes]) -> None:
-    """Panels of lying bars of the same numbers are compared: they have one horizontal axis."""
-    for unit in dict.fromkeys(axes.get_xlabel() for axes in lying):
-        same_unit = [axes for axes in lying if axes.get_xlabel() == unit]
+def share_across(horizontal_axes: Sequence[Axes]) -> None:
+    """Give panels of horizontal bars with the same numbers one horizontal axis, so that they can be compared."""
+    for unit in dict.fromkeys(axes.get_xlabel() for axes in horizontal_axes):
+        same_unit = [axes for axes in horizontal_axes if axes.get_xlabel() == unit]
         for axes in same_unit:
             axes.set_xlim(
                 min(panel_axes.get_xlim()[0] for panel_axes in same_unit),
@@ -336,7 +345,7 @@ def _arranged(count: int, labels: Sequence[Sequence[str]]) -> tuple[int, int]:
 
 
 def _unit(plot: Plot, panel: Panel, titled: bool = False) -> str:
-    """What stands beside the vertical axis: its only heading, unless the title has it; else what the figure says."""
+    """The label of the vertical axis: its only heading, unless the title has it; else the label of the figure."""
     points = plot.figure.minus or any(line.source.client == RANGE for line in panel.lines)
     headings = list(dict.fromkeys(line.heading for line in panel.lines))
     fraction = any(line.source.fraction for line in panel.lines)

@@ -1,4 +1,4 @@
-"""From measurements to curves: one plot per figure of a suite, its numbers over the rounds, mean and spread over seeds.
+"""Build the plots of a suite's figures: numbers over the rounds, mean and spread over seeds.
 
 A plot holds fractions in [0, 1] and plain numbers, unrounded; `plots` draws it and `render_csv` writes it. Nothing here
 imports torch, numpy or matplotlib.
@@ -39,7 +39,7 @@ from fatbench.suite.types import number
 
 @dataclass(frozen=True)
 class SeriesPoint:
-    """The mean over the seeds that have a number there."""
+    """The mean at one round or radius, over the seeds that have a number there."""
 
     round: float  # of an evaluation: the radius of the attack, or where its value is in a list; 0 without one
     mean: float
@@ -66,8 +66,8 @@ class Line:
 
     @property
     def place(self) -> str:
-        """Its index as it is printed, see `Source.counted`; empty where it has none."""
-        return "" if self.index is None else self.source.counted(self.index)
+        """Its index as it is printed, see `Source.index_text`; empty where it has none."""
+        return "" if self.index is None else self.source.index_text(self.index)
 
     @property
     def partial(self) -> bool:
@@ -97,7 +97,7 @@ class Plot:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has been measured of it."""
+        """Whether no number of the figure has been measured."""
         return not any(line.points for panel in self.panels for line in panel.lines)
 
 
@@ -183,7 +183,7 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
                 radii = swept.get(source.metric, {}) if figure.kind == "lines" else {source.metric: ""}
                 ids = tuple(cell.id for cell in cells)
                 lines = [
-                    _evaluated(
+                    _with_evaluations(
                         Line(dict(line_names), heading, client_source, index, [], len(cells), ids),
                         cells,
                         subtracted,
@@ -225,7 +225,7 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
 
 
 def _subtracted_cells(plan: Plan, figure: Figure) -> dict[PointKey, Cell]:
-    """Where the cells are whose numbers are taken off. SpecError: the figure takes off what the plan does not have."""
+    """The cells whose numbers `minus` subtracts, by their points. SpecError: the plan has no such cell."""
     subtracted_cells = baselines(plan, figure.minus)
     if figure.minus and not subtracted_cells:
         label_text = ", ".join(f"{axis} {axis_labels[0]}" for axis, axis_labels in figure.minus.items())
@@ -234,7 +234,7 @@ def _subtracted_cells(plan: Plan, figure: Figure) -> dict[PointKey, Cell]:
 
 
 def _published(lookup: Lookup, cell: Cell, line: Line) -> tuple[float, float] | None:
-    """What the paper gives for a line, found by the labels of its cells, its heading (`series`) and its `index`."""
+    """The published range of a line, found by its cells' labels, its heading (`series`) and its `index`."""
     index = {} if line.index is None else {"index": str(line.index)}
     return lookup.range({**cell.key, **line.key, SERIES: line.heading, **index}, line.heading)
 
@@ -281,19 +281,19 @@ ByClient = Mapping[int, Mapping[int, float]]  # client -> round -> value
 def _quantiles(
     key: Key, heading: str, source: Source, cells: Sequence[Cell], by_client: Sequence[ByClient], clients: int
 ) -> Iterable[Line]:
-    """Five lines in place of one for each of many clients: a round's quantiles over the clients."""
-    of_seed: dict[int, dict[int, dict[str, float]]] = {}
+    """Five lines in place of one for each of many clients: the quantiles of each round over the clients."""
+    quantiles_by_seed: dict[int, dict[int, dict[str, float]]] = {}
     for cell, client_values in zip(cells, by_client, strict=True):
         rounds: dict[int, list[float]] = {}
         for client, series in client_values.items():
             for round, value in series.items() if client >= 0 else ():
                 rounds.setdefault(round, []).append(value)
-        of_seed[int(cell.spec["seed"])] = {round: quantiles.five(values) for round, values in rounds.items()}
-    all_rounds = sorted({round for client_values in of_seed.values() for round in client_values})
+        quantiles_by_seed[int(cell.spec["seed"])] = {round: quantiles.five(values) for round, values in rounds.items()}
+    all_rounds = sorted({round for client_values in quantiles_by_seed.values() for round in client_values})
     for name in quantiles.five([0.0]):
         lines = {
             seed: {round: five[name] for round, five in client_values.items()}
-            for seed, client_values in of_seed.items()
+            for seed, client_values in quantiles_by_seed.items()
         }
         points = [_point(lines, round) for round in all_rounds]
         heading_text = f"{heading}, {name} of {clients:,} clients"
@@ -303,7 +303,7 @@ def _quantiles(
 
 
 def ranges(by_client: Mapping[int, Mapping[int, float]]) -> Mapping[int, float]:
-    """round -> the largest number of all clients less the smallest."""
+    """Round -> the largest number of all clients minus the smallest."""
     rounds: dict[int, list[float]] = {}
     for client, values_by_round in by_client.items():
         for round, value in values_by_round.items() if client >= 0 else ():
@@ -314,7 +314,7 @@ def ranges(by_client: Mapping[int, Mapping[int, float]]) -> Mapping[int, float]:
 def _value_differences(
     cell: Cell, subtracted_cell: Cell | None, source: Source, values: Values
 ) -> Mapping[int, Mapping[int, float]]:
-    """client -> round -> value of a cell; less those of another cell, if given."""
+    """Client -> round -> value of a cell, minus that of another cell if one is given."""
     cell_values = values.get((cell.id, source.metric), {})
     if subtracted_cell is cell:
         return cell_values
@@ -337,7 +337,7 @@ def _sources_by_client(source: Source, cells: Sequence[Cell]) -> list[tuple[int 
     return [(k, replace(source, client=k)) for k in range(clients(cells, source))]
 
 
-def _evaluated(
+def _with_evaluations(
     line: Line,
     cells: Sequence[Cell],
     subtracted: Sequence[Cell | None] | None,
@@ -378,7 +378,7 @@ def _evaluated(
 
 
 def _position(value: str, position: int) -> float:
-    """Where a curve has the value of a setting: at itself, if it is a number."""
+    """The position of a setting's value on a curve: the value itself if it is a number, else its index."""
     try:
         return float(number(value)) if value else 0.0
     except ValueError:
@@ -392,15 +392,15 @@ def _point(series: Mapping[int, Mapping[int, float]], round: int) -> SeriesPoint
     )
 
 
-def merged(plots: Sequence[Plot]) -> list[Plot]:
-    """Figures of one id from several suites as one, a panel beside the other; panels that are alike say their suite."""
+def merge_plots(plots: Sequence[Plot]) -> list[Plot]:
+    """Merge figures of one id from several suites, their panels side by side; equal labels get the suite's name."""
     by_id: dict[str, list[Plot]] = {}
     for plot in plots:
         by_id.setdefault(plot.figure.id, []).append(plot)
-    return [_joined(same_id) if len(same_id) > 1 else same_id[0] for same_id in by_id.values()]
+    return [_merge_same_id(same_id) if len(same_id) > 1 else same_id[0] for same_id in by_id.values()]
 
 
-def _joined(plots: Sequence[Plot]) -> Plot:
+def _merge_same_id(plots: Sequence[Plot]) -> Plot:
     keys = [tuple(panel.key.items()) for plot in plots for panel in plot.panels]
     first_plot, same_labels = plots[0], len(set(keys)) < len(keys)
     panels = [
@@ -441,7 +441,7 @@ ONE_SEED = {
 
 
 def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) -> Iterable[tuple[str, str]]:
-    """What the lines are and where they come from, as under a table."""
+    """The notes of a figure, as under a table: the meaning of its lines and their provenance."""
     preset = f"{plot.suite}, preset {plot.preset}"
     if plot.label:
         preset += f": {plot.label}"
@@ -456,17 +456,17 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) ->
     if any(line.source.stage not in ("train", "artifact") for line in lines):
         yield "checkpoint", WORDS[select]
     seeds = sorted({int(cell.spec["seed"]) for cell in cells})
-    several = any(point.std is not None for line in lines for point in line.points)
-    spread_text = (SPREAD if several else ONE_SEED)[plot.figure.kind]
-    if several and plot.figure.kind == "lines" and all(len(panel.lines) > BANDS for panel in plot.panels):
+    has_spread = any(point.std is not None for line in lines for point in line.points)
+    spread_text = (SPREAD if has_spread else ONE_SEED)[plot.figure.kind]
+    if has_spread and plot.figure.kind == "lines" and all(len(panel.lines) > BANDS for panel in plot.panels):
         spread_text = "line: mean over seeds"
     yield "seeds", f"{', '.join(map(str, seeds))}; {spread_text}"
     if plot.figure.minus:
-        of = ", ".join(f"{axis} {axis_labels[0]}" for axis, axis_labels in plot.figure.minus.items())
-        yield "differences", f"differences from {of}, seed by seed"
+        detail = ", ".join(f"{axis} {axis_labels[0]}" for axis, axis_labels in plot.figure.minus.items())
+        yield "differences", f"differences from {detail}, seed by seed"
     if any(line.published for line in lines):
         published = plot.figure.published
-        of = (
+        detail = (
             f", {PUBLISHED[published.select]}"
             if published and any(line.source.checkpoint(select) for line in lines)
             else ""
@@ -474,7 +474,7 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) ->
         if published is None:
             yield "formula", "black marks: computed, printed by no paper"
         else:
-            yield "published", f"black marks: the paper's numbers{of}; a bar shows their range"
+            yield "published", f"black marks: the paper's numbers{detail}; a bar shows their range"
     if plot.facts.origins:
         yield from plot.facts.notes(words=words)
     if partial := sum(line.partial for line in lines):

@@ -24,7 +24,7 @@ MANY = 14  # lines that colours and styles distinguish; more are coloured in the
 
 @dataclass(frozen=True)
 class Style:
-    """How a line or a bar is drawn."""
+    """The style of a line or a bar."""
 
     colour: Any
     style: int  # which of STYLES, or of HATCHES
@@ -54,7 +54,7 @@ def styles_of(plot: Plot, panels: Sequence[Panel]) -> tuple[Names, dict[str, Sty
     varying = [(name_part, labels) for name_part, labels in labels_by_part if len(labels) > 1]
 
     def name(line: Line) -> str:
-        return ", ".join(part(line) for part, _ in varying)
+        return ", ".join(name_part(line) for name_part, _ in varying)
 
     names = list(dict.fromkeys(name(line) for line in lines))
     is_few = len(names) < min(8, math.prod(len(labels) for _, labels in varying))  # of all combinations
@@ -65,19 +65,23 @@ def styles_of(plot: Plot, panels: Sequence[Panel]) -> tuple[Names, dict[str, Sty
         legend_labels = labels if len(labels) <= 2 * MANY else [labels[step] for step in steps]
         return name, style_by_label, {label: style_by_label[label] for label in legend_labels}
     style_by_name = {
-        name(line): _of([labels.index(name_part(line)) for name_part, labels in varying] or [0]) for line in lines
+        name(line): _style_at([labels.index(name_part(line)) for name_part, labels in varying] or [0]) for line in lines
     }
     legend = {}
     for position, (_, labels) in enumerate(varying[:3]):
         for i, label in enumerate(labels):
             legend[label] = (
-                _of([i]) if position == 0 else Style(GREY, i % 7) if position == 1 else Style(GREY, 0, i % len(MARKERS))
+                _style_at([i])
+                if position == 0
+                else Style(GREY, i % 7)
+                if position == 1
+                else Style(GREY, 0, i % len(MARKERS))
             )
     return name, style_by_name, legend
 
 
 def _varying_parts(plot: Plot, lines: Sequence[Line]) -> list[Part]:
-    """What may vary from line to line of a panel, and is not said beneath its bars."""
+    """The parts of a line's name that may vary within a panel and do not stand beneath its bars."""
     bars = plot.figure.kind == "bars"
     beneath = bars and not any(line.index is not None for line in lines)
     axes = list(dict.fromkeys(axis for line in lines for axis in line.key))
@@ -90,46 +94,46 @@ def _varying_parts(plot: Plot, lines: Sequence[Line]) -> list[Part]:
     if SERIES not in plot.figure.panels and not (beneath and not axes):
         name_parts.append(lambda line: line.heading)
     if not bars:
-        name_parts.append(lambda line: f"{line.source.indexed} {line.place}" if line.place else "")
+        name_parts.append(lambda line: f"{line.source.index_noun} {line.place}" if line.place else "")
     return name_parts
 
 
 def axis_label(axis: str, label: str) -> str:
-    """A label that is a number with the name of its axis: "alpha 1/6"; others speak for themselves."""
+    """A label, with the name of its axis before a number: "alpha 1/6"."""
     return f"{axis} {label}" if label[:1].isdigit() else label
 
 
-def _style_of(position: int, of: int) -> Style:
-    """One of so many that differ in one thing: colour and style, or of very many a colour in their order."""
-    if of > MANY:
-        return Style(_scale(position / (of - 1)), 0, None, 0.9)
+def _style_of(position: int, label_count: int) -> Style:
+    """The style of one of several labels: a colour and a line style; of very many labels, a colour in their order."""
+    if label_count > MANY:
+        return Style(_scale(position / (label_count - 1)), 0, None, 0.9)
     turn = position // len(COLOURS)  # the eighth has the colour of the first and another style
     return Style(COLOURS[position % 7], (position + turn) % 7, (position + turn) % 7)
 
 
-def _of(positions: Sequence[int]) -> Style:
-    """At these places among the labels of the things that vary."""
+def _style_at(positions: Sequence[int]) -> Style:
+    """The style at these positions among the labels of each varying part."""
     colour, style = positions[0], positions[1] if len(positions) > 1 else 0
     marker = positions[2] if len(positions) > 2 else colour
     return Style(COLOURS[colour % 7], style % 7, marker % 7)
 
 
 def group(line: Line) -> str:
-    """What stands beneath a bar: its index, else the label of the first axis of `lines`, else its heading."""
+    """The name beneath a bar: its index, else the label of the first axis of `lines`, else its heading."""
     if line.index is not None:
         return line.place
     return next((f"{label} (own)" if line.own else label for label in line.key.values()), line.heading)
 
 
 def _scale(fraction: float) -> Any:
-    """A colour of many, in the order of an index."""
+    """A colour of the scale for many lines, at a fraction in [0, 1]."""
     from matplotlib import colormaps
 
     return colormaps["viridis"](0.9 * fraction)
 
 
 def handle(kind: str, style: Style) -> Artist:
-    """What stands for a style in the legend."""
+    """The entry of a style in the legend."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

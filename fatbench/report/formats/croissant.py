@@ -1,4 +1,4 @@
-"""Results as a data set that other programs can find and load: a CSV, and what it is, in Croissant 1.0 (JSON-LD).
+"""Results as a data set that other programs can find and load: a CSV described in Croissant 1.0 (JSON-LD).
 
 https://docs.mlcommons.org/croissant: `mlcroissant.Dataset("croissant.json").records("numbers")` reads the rows.
 """
@@ -53,7 +53,7 @@ CONTEXT = {
 
 
 def describe(frame: pandas.DataFrame, file: str, content: bytes, title: str) -> str:
-    """The JSON-LD of results that stand in a CSV named `file`, whose bytes are `content`."""
+    """The JSON-LD that describes a CSV of results. frame: its rows; file: its name; content: its bytes."""
     fields = [
         {
             "@type": "cr:Field",

@@ -1,4 +1,4 @@
-"""What a database holds, for Datasette: `datasette fatbench.db --metadata metadata.json`."""
+"""Metadata of a database for Datasette: `datasette fatbench.db --metadata metadata.json`."""
 
 from __future__ import annotations
 

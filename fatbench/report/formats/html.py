@@ -1,4 +1,4 @@
-"""Tables as HTML, and the frame of every page: nothing is fetched, light or dark as the reader's system is.
+"""Tables as HTML, and the frame of every page: it fetches nothing, and is light or dark as the reader's system.
 
 The templates stand beside this module; names and numbers reach them through Jinja's autoescape alone.
 """
@@ -23,7 +23,7 @@ Links = Mapping[tuple[str, ...], str]  # the cells behind a number -> the addres
 
 @functools.cache
 def environment() -> jinja2.Environment:
-    """The templates; what is put into them is escaped."""
+    """The environment of the templates, which escapes all that is put into them."""
     import jinja2
 
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
@@ -51,17 +51,17 @@ WORDS = {  # metrics that their headings do not explain
 
 
 def words(grid: Grid) -> list[tuple[str, str]]:
-    """(heading, what it means) of the columns that need it."""
+    """(heading, meaning) of the columns whose metrics need an explanation."""
     return [(column.heading, WORDS[column.metric]) for column in grid.columns if column.metric in WORDS]
 
 
 def prose(words: str) -> str:
-    """Words of a suite file or a docstring, escaped; what stands between backticks as code."""
+    """Escape words of a suite file or a docstring, and mark text between backticks as code."""
     import markupsafe
 
     code = markupsafe.Markup("<code>%s</code>")
     pieces = words.split("`")
-    if len(pieces) % 2 == 0:
+    if len(pieces) % 2 == 0:  # a backtick without its partner
         return words
     return markupsafe.Markup("").join(code % piece if i % 2 else piece for i, piece in enumerate(pieces))
 
@@ -72,14 +72,14 @@ def file(name: str) -> str:
 
 
 def render(grids: Sequence[Grid]) -> str:
-    """A page of tables alone, without a script: for whoever has grids and no database."""
+    """A page of tables alone, without a script, for grids without a database."""
     suites = ", ".join(dict.fromkeys(grid.suite for grid in grids))
     views = [table(grid, {}, f"table-{i}") for i, grid in enumerate(grids)]
     return framed("suite.html", title=f"fatbench: {suites}", heading=f"fatbench: {suites}", tables=views)
 
 
 def framed(template: str, **content: Any) -> str:
-    """A page: its template with what every page has. The policy lets a browser fetch nothing at all."""
+    """Fill a page's template with its content and all that every page has; its policy lets a browser fetch nothing."""
     import markupsafe
 
     defaults = {
@@ -111,7 +111,7 @@ def fragment(grids: Sequence[Grid]) -> str:
 
 
 def table(grid: Grid, links: Links, id: str, latex: str = "") -> dict[str, Any]:
-    """What the template needs of a table; latex: its source, to be copied."""
+    """The fields of a table for its template. latex: its LaTeX source, for readers to copy."""
     grid, empty_rows = with_numbers(grid, links)
     if not any(value.mean is not None or value.published is not None or value.cells in links for value in grid.all()):
         grid = replace(grid, rows=[])
@@ -141,7 +141,7 @@ def table(grid: Grid, links: Links, id: str, latex: str = "") -> dict[str, Any]:
 
 
 def cell(value: Value, column: Column, links: Links) -> dict[str, Any]:
-    """What the templates need of a number; `raw` and `raw_published` are what it is sorted by."""
+    """The fields of a number for the templates; rows are sorted by `raw` and `raw_published`."""
     entry = number_format.entry(value, column)
     return {
         "planned": value.planned,

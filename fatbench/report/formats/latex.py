@@ -35,12 +35,12 @@ SPREADS = ("beside", "below", "none")  # where the spread over seeds stands
 
 @dataclass(frozen=True)
 class Width:
-    """What a table must fit: about how many letters are in a line, and what floats."""
+    """The width and height that a table must fit, and the environment that floats."""
 
-    letters: int
+    letters: int  # about how many are in a line
     environment: str = "table"
     wide: bool = False  # has table* for what is too wide for a column
-    points: float | None = None  # the most that it may take; None: the line
+    points: float | None = None  # the largest width of a tabular; None: that of the line
     lines: int = 46  # of a tabular on a page
 
     @property
@@ -64,7 +64,7 @@ GroupColumn = tuple[int, int]  # one heading of one group: indices into grid.gro
 
 
 def width_of(width: str) -> Width:
-    """What --width says. SpecError: not a width."""
+    """Parse --width: a name of WIDTHS or a number of points. SpecError: neither."""
     if width in WIDTHS:
         return WIDTHS[width]
     try:
@@ -108,26 +108,28 @@ class _Part:
     """A grid as one float shows it."""
 
     grid: Grid
-    same: list[str]  # labels that all rows share: they stand in the caption
+    same: list[str]  # labels that all rows share, for the caption
     axes: list[str]  # whose labels stand beside the numbers
     paper: str  # the paper's numbers "beside" ours or "under" them
     spread: str
     numbers: str = "text"
 
     @property
-    def places(self) -> list[GroupColumn]:
-        return [(g, c) for g in range(len(self.grid.groups)) for c in range(len(self.grid.columns)) if self.shown(g, c)]
+    def group_columns(self) -> list[GroupColumn]:
+        return [
+            (g, c) for g in range(len(self.grid.groups)) for c in range(len(self.grid.columns)) if self.is_planned(g, c)
+        ]
 
-    def shown(self, g: int, c: int) -> bool:
+    def is_planned(self, g: int, c: int) -> bool:
         return any(row.values[g][c].planned for row in self.grid.rows)
 
-    def beside(self, place: GroupColumn) -> bool:
-        return self.paper == "beside" and any(v.published is not None for v in self.under(place))
+    def has_paper_column(self, group_column: GroupColumn) -> bool:
+        return self.paper == "beside" and any(v.published is not None for v in self.column_values(group_column))
 
-    def under(self, place: GroupColumn) -> list[Value]:
-        return [row.values[place[0]][place[1]] for row in self.grid.rows]
+    def column_values(self, group_column: GroupColumn) -> list[Value]:
+        return [row.values[group_column[0]][group_column[1]] for row in self.grid.rows]
 
-    def small(self) -> int:
+    def small_lines(self) -> int:
         """Lines in small type below each row."""
         return (self.paper == "under" and self.grid.has_published) + (self.spread == "below")
 
@@ -137,14 +139,14 @@ def _floats(
 ) -> Iterator[str]:
     grid, left_out = with_numbers(grid)
     if len(grid.groups) > 1 and _letters(grid, "under", spread) > SMALLEST * fits.letters:
-        grid = _stacked(grid)
+        grid = _stack_groups(grid)
     if spread is None:
         spread = "below" if _letters(grid, "under", None) > SMALLEST * fits.letters else "beside"
     paper = {"column": "beside", "below": "under"}.get(published or "", "")
     paper = paper or ("beside" if _letters(grid, "beside", spread) <= fits.letters else "under")
     small = (paper == "under" and grid.has_published) + (spread == "below")
-    grid_parts = list(_cut(grid, fits.lines // (1 + small)))
-    if fits.wide and _letters(grid, paper, spread) > fits.letters:
+    grid_parts = list(_split_rows(grid, fits.lines // (1 + small)))
+    if fits.wide and _letters(grid, paper, spread) > fits.letters:  # over both columns of the page
         fits = replace(fits, environment="table*")
     for number, (name, part_grid) in enumerate(grid_parts):
         constant_axes = [axis for axis in part_grid.axes if len({row.key.get(axis, "") for row in part_grid.rows}) == 1]
@@ -165,7 +167,7 @@ def _floats(
         command = _command(grid, width) + " --numbers siunitx" * (numbers == "siunitx")
         yield _float(table_part, number, len(grid_parts), left_out, command, fits)
         if number == len(grid_parts) - 1 and fits.environment != "frame":
-            yield from _tests(grid, fits)
+            yield from _paired_test_floats(grid, fits)
 
 
 def _command(grid: Grid, width: str) -> str:
@@ -175,8 +177,8 @@ def _command(grid: Grid, width: str) -> str:
     return f"fatbench report {suites} --preset {grid.preset} {table}{select} --format latex --width {width}"
 
 
-def _stacked(grid: Grid) -> Grid:
-    """The groups of columns one under another: their labels are those of a first axis."""
+def _stack_groups(grid: Grid) -> Grid:
+    """Put the groups of columns one below the other; their labels become those of a first axis."""
     axis = ", ".join(dict.fromkeys(axis for group in grid.groups for axis in group.key))
     rows = [
         Row({axis: group.label, **row.key}, [row.values[g]], row.own)
@@ -187,22 +189,27 @@ def _stacked(grid: Grid) -> Grid:
     return replace(grid, axes=[axis, *grid.axes], groups=[Group({})], rows=rows)
 
 
-def _cut(grid: Grid, row_limit: int) -> Iterator[tuple[str, Grid]]:
-    """The grid, or where it has more than `row_limit` rows one for each label of its first axis, in parts that fit."""
+def _split_rows(grid: Grid, row_limit: int) -> Iterator[tuple[str, Grid]]:
+    """Split a grid of more than `row_limit` rows by the labels of its first axis, into parts that fit."""
     if len(grid.rows) <= row_limit:
         yield "", grid
         return
     starts = [0, *(i for i, begins in enumerate(number_format.blocks(grid)) if begins), len(grid.rows)]
-    for a, b in itertools.pairwise(starts):
-        count = -(-(b - a) // row_limit)
-        cuts = [a + round(i * (b - a) / count) for i in range(count + 1)]
-        for first_row, end in itertools.pairwise(cuts):
-            name = f"rows {first_row - a + 1} to {end - a} of {b - a}" if count > 1 else ""
+    for block_start, block_end in itertools.pairwise(starts):
+        # parts of about equal height, as few as fit
+        count = -(-(block_end - block_start) // row_limit)
+        bounds = [block_start + round(i * (block_end - block_start) / count) for i in range(count + 1)]
+        for first_row, end in itertools.pairwise(bounds):
+            name = (
+                f"rows {first_row - block_start + 1} to {end - block_start} of {block_end - block_start}"
+                if count > 1
+                else ""
+            )
             yield name, replace(grid, rows=grid.rows[first_row:end])
 
 
 def _letters(grid: Grid, paper: str, spread: str | None) -> int:
-    """About how many letters are in a line of the tabular."""
+    """An estimate of the letters in a line of the tabular."""
     small_letters = 0.7 * (spread in (None, "beside"))  # of the letters of a spread, which are small
     total: float = sum(
         max([len(axis), *(min(len(row.key.get(axis, "")), STUB) for row in grid.rows)]) for axis in grid.axes
@@ -235,30 +242,35 @@ def _letters(grid: Grid, paper: str, spread: str | None) -> int:
 # --- a float -----------------------------------------------------------------------------------------------------
 
 
-def _float(table_part: _Part, number: int, of: int, left_out: Sequence[str], command: str, fits: Width) -> str:
+def _float(table_part: _Part, number: int, float_count: int, left_out: Sequence[str], command: str, fits: Width) -> str:
     grid = table_part.grid
-    about = f"% {command}" + (f"  ({grid.label})" if grid.label else "")
+    command_comment = f"% {command}" + (f"  ({grid.label})" if grid.label else "")
     notes = [
         (note_name, note) for note_name, note in grid.notes if note_name not in IN_CAPTION and note_name != "paired"
     ]
     paired = [note for note_name, note in grid.notes if note_name == "paired"]
     notes += [("paired", paired[0])] if paired else []
-    note_lines = [_note(note_name, note) for note_name, note in notes] if number == of - 1 else []
-    keys = [rf"\textsuperscript{{{escape(mark)}}}\,{prose(note)}" for mark, note in grid.footnotes]
-    is_high = _rows(table_part) > 20 or fits.environment == "frame"
-    tabular = _scaled(_tabular(table_part), fits, is_high)
+    note_lines = [_note(note_name, note) for note_name, note in notes] if number == float_count - 1 else []
+    keys = [rf"\textsuperscript{{{escape(symbol)}}}\,{prose(note)}" for symbol, note in grid.footnotes]
+    is_high = _line_count(table_part) > 20 or fits.environment == "frame"
+    tabular = _scale_to_fit(_tabular(table_part), fits, is_high)
     if fits.environment == "frame":
         title = escape(", ".join(filter(None, [grid.name.rstrip("."), *table_part.same])))
         warning = [rf"\textbf{{{escape(grid.label)}.}}"] if grid.label else []
-        small = " ".join(
-            [*warning, prose(_what_it_averages(grid, table_part.spread)), *([prose(s) for s in _bold(grid)]), *keys]
+        small_text = " ".join(
+            [
+                *warning,
+                prose(_what_it_averages(grid, table_part.spread)),
+                *([prose(s) for s in _bold_sentences(grid)]),
+                *keys,
+            ]
         )
-        lines = [about, rf"\begin{{frame}}{{{title}}}", r"\centering\small", r"\setlength{\tabcolsep}{3pt}", tabular,
-                 r"\par\smallskip", rf"{{\tiny {small}\par}}", r"\end{frame}"]  # fmt: skip
+        lines = [command_comment, rf"\begin{{frame}}{{{title}}}", r"\centering\small", r"\setlength{\tabcolsep}{3pt}",
+                 tabular, r"\par\smallskip", rf"{{\tiny {small_text}\par}}", r"\end{frame}"]  # fmt: skip
         return "\n".join(lines) + "\n"
     label = f"tab:{_slug(grid)}" + f"-{number + 1}" * (number > 0)
     lines = [
-        about,
+        command_comment,
         rf"\begin{{{fits.environment}}}[htbp]",
         r"\centering",
         rf"\caption{{{_caption(table_part, left_out if number == 0 else ())}}}",
@@ -286,8 +298,8 @@ def _float(table_part: _Part, number: int, of: int, left_out: Sequence[str], com
     return "\n".join(lines) + "\n"
 
 
-def _scaled(tabular: str, fits: Width, high: bool) -> str:
-    """A tabular that LaTeX makes smaller where it is wider than the line or, if it is high, than most of the page."""
+def _scale_to_fit(tabular: str, fits: Width, high: bool) -> str:
+    """Let LaTeX shrink a tabular that is wider than the line or, if it is high, higher than most of the page."""
     height_share = ".62" if fits.environment == "frame" else ".66"
     if high:
         scaled_height = rf"\ifdim\totalheight>{height_share}\textheight {height_share}\textheight\else\totalheight\fi"
@@ -296,8 +308,8 @@ def _scaled(tabular: str, fits: Width, high: bool) -> str:
     return f"\\resizebox{{{scaled_width}}}{{!}}{{%\n{tabular}}}"
 
 
-def _rows(table_part: _Part) -> int:
-    return len(table_part.grid.rows) * (1 + table_part.small())
+def _line_count(table_part: _Part) -> int:
+    return len(table_part.grid.rows) * (1 + table_part.small_lines())
 
 
 def _title(table_part: _Part) -> str:
@@ -307,7 +319,7 @@ def _title(table_part: _Part) -> str:
 
 
 def _caption(table_part: _Part, left_out: Sequence[str]) -> str:
-    """What the numbers are: over how many seeds and images, of which model, what the marks and the small type mean."""
+    """The caption: title, seeds and images, checkpoint, and the meaning of marks and small type."""
     grid = table_part.grid
     values = list(grid.all())
     sentences = [_what_it_averages(grid, table_part.spread)]
@@ -316,7 +328,7 @@ def _caption(table_part: _Part, left_out: Sequence[str]) -> str:
     if grid.checkpoint:
         trained = grid.checkpoint.startswith("training")
         sentences.append(f"{grid.checkpoint.capitalize() if trained else f'Checkpoint: {grid.checkpoint}'}.")
-    sentences += _bold(grid)
+    sentences += _bold_sentences(grid)
     if any(value.planned and value.mean is None and not value.never for value in values):
         sentences.append("--: not measured.")
     if any(value.never for value in values):
@@ -330,7 +342,7 @@ def _caption(table_part: _Part, left_out: Sequence[str]) -> str:
     return " ".join([_title(table_part), *(prose(sentence) for sentence in sentences if sentence)])
 
 
-def _bold(grid: Grid) -> list[str]:
+def _bold_sentences(grid: Grid) -> list[str]:
     ranks = {value.rank for value in grid.all()}
     bold = ["Bold: significantly better than all others."] * ("best" in ranks)
     return bold + ["Underlined: significantly better than the rest."] * ("second" in ranks)
@@ -345,12 +357,12 @@ def _what_it_averages(grid: Grid, spread: str) -> str:
     if len(grid.seeds) == 1:
         return f"One seed ({grid.seeds[0]}), no spread{',' * bool(images)}{images}."
     statistic = "Mean" if spread == "none" else "Mean ± sample standard deviation"
-    return f"{statistic} over {len(grid.seeds)} seeds ({_seeds(grid.seeds)}){images}."
+    return f"{statistic} over {len(grid.seeds)} seeds ({_seed_list(grid.seeds)}){images}."
 
 
-def _seeds(seeds: Sequence[int]) -> str:
-    run = list(seeds) == list(range(seeds[0], seeds[0] + len(seeds))) if seeds else False
-    return f"{seeds[0]} to {seeds[-1]}" if run and len(seeds) > 3 else ", ".join(map(str, seeds))
+def _seed_list(seeds: Sequence[int]) -> str:
+    is_consecutive = list(seeds) == list(range(seeds[0], seeds[0] + len(seeds))) if seeds else False
+    return f"{seeds[0]} to {seeds[-1]}" if is_consecutive and len(seeds) > 3 else ", ".join(map(str, seeds))
 
 
 WORDS = {"MIXED": "Mixed", "OLDER": "Older", "doubt": "Caveats"}  # what a paper calls a note
@@ -365,9 +377,9 @@ def _slug(grid: Grid) -> str:
     return re.sub("[^A-Za-z0-9.:-]", "-", f"{grid.suite}-{grid.id}")
 
 
-def _tests(grid: Grid, fits: Width) -> Iterator[str]:
+def _paired_test_floats(grid: Grid, fits: Width) -> Iterator[str]:
     """The paired tests as floats, a line each: labels, heading, difference, p of the t test and of Wilcoxon's."""
-    if sum(note_name == "paired" for note_name, _ in grid.notes) < 2:  # the count alone
+    if sum(note_name == "paired" for note_name, _ in grid.notes) < 2:  # the notes only count the tests
         return
     axes = list(grid.paired[0].key)
     heads = [*(escape(axis) for axis in axes), "", "difference", r"\multicolumn{2}{c}{$p$ ($t$, Wilcoxon)}"]
@@ -377,17 +389,17 @@ def _tests(grid: Grid, fits: Width) -> Iterator[str]:
             r"\toprule",
             " & ".join(heads) + r" \\",
             r"\midrule",
-            *(_test(comparison) for comparison in grid.paired[start : start + MOST_TESTS]),
+            *(_test_line(comparison) for comparison in grid.paired[start : start + MOST_TESTS]),
             r"\bottomrule",
             r"\end{tabular}",
         ]
-        tabular = _scaled("\n".join(lines), fits, True)
+        tabular = _scale_to_fit("\n".join(lines), fits, True)
         caption = rf"Paired tests over seeds of Table~\ref{{tab:{_slug(grid)}}}."
         body = [r"\centering", rf"\caption{{{caption}}}", r"\smallskip\scriptsize", tabular]
         yield "\n".join([rf"\begin{{{fits.environment}}}[htbp]", *body, rf"\end{{{fits.environment}}}"]) + "\n"
 
 
-def _test(comparison: PairedComparison) -> str:
+def _test_line(comparison: PairedComparison) -> str:
     test = comparison.test
     labels = [*comparison.key.values(), f"{comparison.label} − {comparison.against}, {comparison.column.heading}"]
     mean = signs(number_format.signed(test.mean, comparison.column))
@@ -399,8 +411,8 @@ def _test(comparison: PairedComparison) -> str:
 
 
 def _tabular(table_part: _Part) -> str:
-    grid, group_columns = table_part.grid, table_part.places
-    paper_beside = {group_column: table_part.beside(group_column) for group_column in group_columns}
+    grid, group_columns = table_part.grid, table_part.group_columns
+    paper_beside = {group_column: table_part.has_paper_column(group_column) for group_column in group_columns}
     tex_columns = 5 if grid.has_differences else 4  # TeX columns: number@spread paper@mark [difference]
     spans = {group_column: tex_columns if paper_beside[group_column] else 2 for group_column in group_columns}
     entries_of = {
@@ -473,8 +485,8 @@ def _level(cells: Iterable[tuple[str, int]], stub: int) -> tuple[str, str]:
     return " & ".join(heads), " ".join(cmidrules)
 
 
-def _broken(words: str, letter_limit: int) -> list[str]:
-    """Words in one line, or in two about as long as each other."""
+def _break_in_two(words: str, letter_limit: int) -> list[str]:
+    """Break words into two lines of about equal length where one is too long."""
     if len(words) <= letter_limit or " " not in words:
         return [words]
     cuts = [(words[: i.start()], words[i.end() :]) for i in re.finditer(" ", words)]
@@ -482,14 +494,14 @@ def _broken(words: str, letter_limit: int) -> list[str]:
 
 
 def _heading(heading: str, images: str) -> str:
-    lines = [f"{heading},", images] if images else _broken(heading, LONG)
+    lines = [f"{heading},", images] if images else _break_in_two(heading, LONG)
     words = r"\\".join(map(escape, lines))
     return rf"\shortstack{{{words}}}" if len(lines) > 1 else words
 
 
 def _stub(label: str) -> str:
-    """A row's label; a long one goes on below."""
-    lines = _broken(label, STUB)
+    """The label of a row; a long one is broken in two lines."""
+    lines = _break_in_two(label, STUB)
     if len(lines) == 1:
         return escape(label)
     return rf"\begin{{tabular}}[t]{{@{{}}l@{{}}}}{escape(lines[0])}\\ \quad {escape(lines[1])}\end{{tabular}}"
@@ -505,7 +517,7 @@ def _row_seeds(row: Row) -> str:
 
 
 def _entry(row: Row, group_column: GroupColumn, grid: Grid) -> Entry:
-    """What a table says of one value; the seeds that the row's label says are left out."""
+    """The entry of one value, without the count of seeds where the row's label has it."""
     entry = number_format.entry(row.values[group_column[0]][group_column[1]], grid.columns[group_column[1]])
     return replace(entry, seeds="") if _row_seeds(row) else entry
 
@@ -542,7 +554,7 @@ def _cell(entry: Entry, columns: int, table_part: _Part, formats: tuple[str, str
 
 
 def _number(number: str, spread: str, style: str, table_part: _Part, format: str) -> tuple[str, str]:
-    """(a number in its TeX column, what of its spread stands behind that column)."""
+    """(a number in its TeX column, the part of its spread behind that column)."""
     spread_text = spread if table_part.spread == "beside" else ""
     if table_part.numbers == "siunitx":
         inner_spread = spread_text if spread_text.startswith("±") else ""
@@ -564,5 +576,5 @@ def _paper_below(entry: Entry, with_spread: bool) -> str:
     word = "formula" if entry.value.formula else "paper"
     paper_text = f"{word} {entry.published}" + f" {entry.published_spread}" * with_spread
     paper_text += f" ({entry.difference})" * bool(entry.difference)
-    mark = superscript(entry.value.published_mark)
-    return rf"\multicolumn{{2}}{{r}}{{\scriptsize {signs(paper_text.rstrip())}{mark}}}"
+    footnote_mark = superscript(entry.value.published_mark)
+    return rf"\multicolumn{{2}}{{r}}{{\scriptsize {signs(paper_text.rstrip())}{footnote_mark}}}"

@@ -1,4 +1,4 @@
-"""Text as LaTeX prints it: escaped, with formulas where a sentence has one."""
+"""Escape text for LaTeX, with formulas where a sentence has one."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _COMBINING = {"\u0302": r"\hat", "\u0303": r"\tilde", "\u0304": r"\bar", "\u0305
 
 
 def escape(words: str) -> str:
-    """Text that LaTeX prints as it is; a character that pdfLaTeX has no glyph for becomes its nearest ASCII, or "?"."""
-    words = unicodedata.normalize("NFC", " ".join(words.split()))
+    """Escape text for LaTeX; a character without a glyph in pdfLaTeX becomes its nearest ASCII, or "?"."""
+    words = unicodedata.normalize("NFC", " ".join(words.split()))  # what can be one letter is no combining mark
     escaped: list[str] = []
     for character in words:
         if character in _COMBINING and escaped:
@@ -52,17 +52,17 @@ def prose(words: str) -> str:
     pieces = re.split(r"\b(p (?:>=|<=|[<>=]) [0-9.]+(?:e-?\d+)?|K - 1|Linf|L2)\b", words)
     for i in range(1, len(pieces), 2):
         pieces[i] = FORMULAS.get(pieces[i]) or "$" + " ".join(RELATIONS.get(p, p) for p in pieces[i].split()) + "$"
-    return "".join(piece if i % 2 else _escaped(piece) for i, piece in enumerate(pieces))
+    return "".join(piece if i % 2 else _escape_piece(piece) for i, piece in enumerate(pieces))
 
 
-def _escaped(piece: str) -> str:
-    """A part of a sentence, whose spaces at its ends stay."""
+def _escape_piece(piece: str) -> str:
+    """Escape a part of a sentence and keep the spaces at its ends."""
     return f"{' ' * piece.startswith(' ')}{escape(piece)}{' ' * (piece.endswith(' ') and bool(piece.strip()))}"
 
 
-def superscript(mark: str) -> str:
-    """A mark behind a number; nothing without one."""
-    return rf"\textsuperscript{{{escape(mark)}}}" if mark else ""
+def superscript(symbol: str) -> str:
+    """A mark behind a number; empty without one."""
+    return rf"\textsuperscript{{{escape(symbol)}}}" if symbol else ""
 
 
 def small_type(words: str) -> str:
@@ -83,7 +83,7 @@ SIUNITX = (  # holds in the box of one tabular
 
 def decimal_column(numbers: Iterable[tuple[str, str]]) -> str:
     """siunitx's S column for numbers with their spreads: "S[table-format=2.2(3)]" for ("66.82", "±3.70")."""
-    pairs = [(number.replace(",", ""), spread) for number, spread in numbers if _decimal(number)]
+    pairs = [(number.replace(",", ""), spread) for number, spread in numbers if _is_decimal(number)]
     whole_digits = max((len(number.lstrip("+-").partition(".")[0]) for number, _ in pairs), default=1)
     decimals = max((len(number.partition(".")[2]) for number, _ in pairs), default=0)
     spread = max((len(re.findall(r"\d", spread)) for _, spread in pairs if spread.startswith("±")), default=0)
@@ -93,7 +93,7 @@ def decimal_column(numbers: Iterable[tuple[str, str]]) -> str:
 
 def decimal_number(number: str, spread: str, style: str, column: str) -> str:
     """A number in `column`; with a style as text at the same place, since siunitx has one style for both."""
-    if not _decimal(number):
+    if not _is_decimal(number):
         return f"{{{signs(number)}}}"
     if not style:
         return number.replace(",", "") + spread.replace("±", r" \pm ").replace(",", "")
@@ -104,5 +104,5 @@ def decimal_number(number: str, spread: str, style: str, column: str) -> str:
     return f"{{{style}{{{signs(number)}}}" + spread.replace("±", rf"$\pm\mkern8mu${space}") + "}"
 
 
-def _decimal(number: str) -> bool:
+def _is_decimal(number: str) -> bool:
     return re.fullmatch(r"[-+]?[\d,]+(\.\d+)?", number) is not None

@@ -15,22 +15,22 @@ from fatbench.report.tables.number_format import Entry
 
 
 def render(grids: Sequence[Grid]) -> str:
-    """A heading, a table and a list of notes for each grid; what tables of a suite have in common follows them."""
+    """A heading, a table and a list of notes for each grid, then the notes that tables of a suite share."""
     sections: list[str] = []
     for _, suite_grids in itertools.groupby(grids, key=lambda grid: (grid.suite, grid.preset)):
         own_grids, common = share_notes(list(suite_grids))
-        sections += map(_grid, own_grids)
+        sections += map(_section, own_grids)
         if common:
             sections.append("\n".join(["### Notes of several tables", "", *map(_note, common)]) + "\n")
     return "\n".join(sections)
 
 
 def escape(words: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Escape text so that Markdown shows it unchanged."""
     return re.sub(r"([\\`*_|<>#~]|(?<=\])\()", r"\\\1", words.replace("&", "&amp;")).replace("\n", " ")
 
 
-def _grid(grid: Grid) -> str:
+def _section(grid: Grid) -> str:
     heads = [escape(axis) for axis in grid.axes]
     rows = [[escape(label) for label in row.labels(grid.axes)] for row in grid.rows]
     for g, group in enumerate(grid.groups):
@@ -47,7 +47,7 @@ def _grid(grid: Grid) -> str:
     table = tabulate(rows, heads, tablefmt="pipe", colalign=align, disable_numparse=True)
     lines = [f"### {escape(f'{grid.id}: {grid.title}')}", "", table, ""]
     lines += map(_note, grid.notes)
-    lines += [f"- {mark} {escape(note)}" for mark, note in grid.footnotes]
+    lines += [f"- {symbol} {escape(note)}" for symbol, note in grid.footnotes]
     return "\n".join(lines) + "\n"
 
 
@@ -69,5 +69,5 @@ def _published(entry: Entry) -> str:
     """The paper's number and, in brackets, ours minus it."""
     if not entry.published:
         return ""
-    mark = f"<sup>{entry.value.published_mark}</sup>" if entry.value.published_mark else ""
-    return f"{entry.paper}{mark}" + f" ({entry.difference})" * bool(entry.difference)
+    mark_html = f"<sup>{entry.value.published_mark}</sup>" if entry.value.published_mark else ""
+    return f"{entry.paper}{mark_html}" + f" ({entry.difference})" * bool(entry.difference)

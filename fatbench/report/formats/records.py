@@ -25,7 +25,7 @@ AFTER = (
 
 
 def render_csv(grids: Sequence[Grid]) -> str:
-    """`frame` as CSV."""
+    """The numbers of `frame` as CSV."""
     return tidy.csv(frame(grids))
 
 
@@ -34,7 +34,7 @@ def frame(grids: Sequence[Grid]) -> pandas.DataFrame:
     numbers = (
         (key, shared | _line(column, value))
         for grid in grids
-        for shared in [_shared(grid)]  # asks every cell
+        for shared in [_shared_fields(grid)]  # asks every cell
         for row in grid.rows
         for key, column, value in _planned_values(grid, row)
     )
@@ -42,15 +42,15 @@ def frame(grids: Sequence[Grid]) -> pandas.DataFrame:
 
 
 def _planned_values(grid: Grid, row: Row) -> Iterable[tuple[Key, Column, Value]]:
-    """Each number that the suite plans: the labels of its row, group and heading; its column; itself."""
+    """(labels of row, group and heading; column; value) of each number that the suite plans."""
     for group, values in zip(grid.groups, row.values, strict=True):
         for column, value in zip(grid.columns, values, strict=True):
             if value.planned:
                 yield {**row.key, **group.key, **value.labels}, column, value
 
 
-def _shared(grid: Grid) -> dict[str, str]:
-    """What is the same for all numbers of a table."""
+def _shared_fields(grid: Grid) -> dict[str, str]:
+    """The fields that all numbers of a table share."""
     facts = grid.facts
     return {
         "suite": grid.suite,
@@ -58,10 +58,10 @@ def _shared(grid: Grid) -> dict[str, str]:
         "checkpoint": grid.select,
         "preset": grid.preset,
         "label": grid.label,
-        "variant": _joined({variant for versions in facts.data.values() for variant, _ in versions if variant}),
-        "device": _joined(facts.values(lambda origin: origin.device)),
-        "precision": _joined(facts.values(lambda origin: origin.precision)),
-        "commit": _joined(facts.values(_commit)),
+        "variant": _join({variant for versions in facts.data.values() for variant, _ in versions if variant}),
+        "device": _join(facts.values(lambda origin: origin.device)),
+        "precision": _join(facts.values(lambda origin: origin.precision)),
+        "commit": _join(facts.values(_commit)),
     }
 
 
@@ -75,15 +75,15 @@ def _line(column: Column, value: Value) -> dict[str, Any]:
         "unit": _unit(column),
         "mean": value.mean,
         "std": value.std,
-        "seeds": _joined(value.seeds),
+        "seeds": _join(value.seeds),
         "seeds_planned": value.wanted,
-        "n": _joined(n for n in value.n if n),
+        "n": _join(n for n in value.n if n),
         "published": None if value.formula else value.published,
         "published_std": value.published_std,
         "published_checkpoint": "" if value.published is None else value.published_select,
         "difference": difference,
-        "doubts": _joined(value.doubts),
-        "flags": _joined(value.doubts),  # as earlier versions call them
+        "doubts": _join(value.doubts),
+        "flags": _join(value.doubts),  # as earlier versions call them
         "published_flag": value.published_flag,
         "published_most": value.published_most,
         "formula": value.published if value.formula else None,
@@ -96,7 +96,7 @@ def _commit(origin: Origin) -> str:
     return f"{origin.commit}+dirty" if origin.commit and origin.dirty else origin.commit
 
 
-def _joined(items: Any) -> str:
+def _join(items: Any) -> str:
     return ";".join(str(item) for item in items)
 
 

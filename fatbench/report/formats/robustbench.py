@@ -73,7 +73,7 @@ def records(plan: Plan, store: Store) -> dict[Path, dict[str, Any]]:
 
 
 def _accuracy_of_first(value: float, outcomes: tuple[int, int] | None, n: int, limit: int) -> float:
-    """The accuracy on the first `most` of n images; on all where no outcomes are stored."""
+    """The accuracy on the first `limit` of n images; on all images where no outcomes are stored."""
     from fatbench.report.tables.common_images import first_outcomes
 
     if outcomes is None or limit == n:
@@ -83,7 +83,10 @@ def _accuracy_of_first(value: float, outcomes: tuple[int, int] | None, n: int, l
 
 
 def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
-    """Write the records below a folder; their files there. NothingMatched as for `records`; MachineError."""
+    """Write the records into a folder and return their files, relative to it.
+
+    NothingMatched: as for `records`. MachineError: the disk is full.
+    """
     from fatbench import whole_file
 
     files = []

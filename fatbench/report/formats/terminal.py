@@ -1,4 +1,4 @@
-"""Tables in colour for a terminal: what is significantly best bold, the paper's number dim, the difference coloured.
+"""Tables in colour for a terminal: significantly best numbers bold, the paper's dim, differences coloured.
 
 A table that is too wide puts the paper's number under ours, and is then cut into blocks of columns that fit.
 """
@@ -65,8 +65,8 @@ def _print(console: Console, grid: Grid, published: str | None) -> None:
         doubtful = note_name in ("MIXED", "doubt")
         name = Text(f"{note_name}: ", "bold yellow" if doubtful else "italic dim cyan")
         console.print(Text.assemble(name, (note, "yellow" if doubtful else "dim")))
-    for mark, note in grid.footnotes:
-        console.print(Text.assemble((mark, "red"), f" {note}"))
+    for symbol, note in grid.footnotes:
+        console.print(Text.assemble((symbol, "red"), f" {note}"))
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class TableBlock:
         return sum(widths) + 2 * (len(widths) - 1) + 2
 
     def table(self, terminal_width: int) -> Table:
-        """For a terminal of so many letters."""
+        """The table of rich for a terminal of this width in letters."""
         from rich import box
         from rich.table import Table
 
@@ -122,15 +122,15 @@ class TableBlock:
 
 
 def _layout(grid: Grid, width: int, published: str | None = None) -> tuple[bool, list[TableBlock]]:
-    """(paper beside ours, blocks): all in one with the paper's numbers beside ours, or under them, or in blocks."""
+    """(whether the paper's numbers stand beside ours, the blocks of columns); one block where that fits."""
     from rich.text import Text
 
     group_columns = [(g, c) for g in range(len(grid.groups)) for c in range(len(grid.columns))]
     rows = number_format.row_labels(grid)
     labels = [[Text(row[axis]) for row in rows] for axis in range(len(grid.axes))]
-    either = (True, False) if grid.has_published else (True,)
+    arrangements = (True, False) if grid.has_published else (True,)
     block = None
-    for is_beside in {"column": (True,), "below": (False,), None: either}[published]:
+    for is_beside in {"column": (True,), "below": (False,), None: arrangements}[published]:
         cells = {
             (g, c): _cells(number_format.entries(grid, g, c), grid.columns[c].label, is_beside)
             for g, c in group_columns
@@ -146,10 +146,11 @@ def _layout(grid: Grid, width: int, published: str | None = None) -> tuple[bool,
         group = [group_column for group_column in group_columns if group_column[0] == g]
         for count in range(1, len(group) + 1):
             size = -(-len(group) // count)
-            cut = [replace(block, places=group[i : i + size]) for i in range(0, len(group), size)]
-            if size == 1 or all(cut_block.width() <= width for cut_block in cut):
+            group_blocks = [replace(block, places=group[i : i + size]) for i in range(0, len(group), size)]
+            # as few blocks of equal size as fit the terminal
+            if size == 1 or all(cut_block.width() <= width for cut_block in group_blocks):
                 break
-        blocks += cut
+        blocks += group_blocks
     return is_beside, blocks
 
 
@@ -161,7 +162,7 @@ def _widest(column: Iterable[Text]) -> int:
 
 
 def _cells(entries: Sequence[Entry], heading: str, is_beside: bool) -> list[Text]:
-    """A column's cells, each part as wide as its widest, so that points stand under points."""
+    """The cells of a column, each part padded to its widest, so that decimal points are aligned."""
     from rich.text import Text
 
     parts_by_row = [_entry_parts(entry) for entry in entries]
@@ -195,20 +196,22 @@ Part = list[tuple[str, str]]  # words with their styles
 
 
 def _entry_parts(entry: Entry) -> tuple[Part, Part, Part, Part, Part]:
-    """Our number; its spread, seeds and marks; the paper's number; its mark; the difference."""
+    """(our number; its spread, seeds and marks; the paper's number; its mark; the difference), each in styled words."""
     value = entry.value
     if not value.planned:
         return [], [], [], [], []
     rank = "bold" if value.rank == "best" else ""
     own_number = [(entry.number, "dim" if value.mean is None else rank)]
     small = ((entry.spread, "dim"), (entry.seeds, "yellow"))
-    tail = [(f" {words}", style) for words, style in small if words] + [(mark, "red") for mark in value.marks]
+    spread_and_marks = [(f" {words}", style) for words, style in small if words] + [
+        (symbol, "red") for symbol in value.marks
+    ]
     if not entry.published:
-        return own_number, tail, [], [], []
+        return own_number, spread_and_marks, [], [], []
     colour = {"better": "green", "worse": "red", "": "dim"}[entry.direction]
     return (
         own_number,
-        tail,
+        spread_and_marks,
         [(entry.paper, "dim")],
         [(value.published_mark, "dim italic")],
         [(entry.difference, colour)],

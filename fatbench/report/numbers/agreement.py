@@ -1,4 +1,4 @@
-"""Whether a cell that was trained again agrees with what a file says of it: every finished number of the file counts.
+"""Decide whether a cell that was trained again agrees with a file; every finished number of the file counts.
 
 On the same machine all numbers are the same to the last bit. On another one training is another training: networks
 differ by up to about two points either way, and in about one outcome of ten. So there each accuracy has a band, and all
@@ -61,12 +61,12 @@ class Apart:
 
     @property
     def beyond(self) -> bool:
-        """Whether another machine does not explain it."""
+        """Whether the difference is larger than another machine explains."""
         return round(abs(self.theirs - self.ours), 12) > self.band  # 0.594 and 0.574 are 0.02 apart
 
 
 def compared_numbers(their_store: Store, our_store: Store, cell: str) -> tuple[list[Apart], list[str]]:
-    """(every finished number of a cell that both sides have, evaluations first; what of the file was not compared)."""
+    """(each finished number of a cell on both sides, evaluations first; the names of those not compared)."""
     accuracies_compared: list[Apart] = []
     compared = {"train"}
     stages = {name: row for (_, name), row in their_store.stages([cell]).items()}
@@ -127,9 +127,9 @@ def _numbers(store: Store, cell: str) -> dict[str, Numbers]:
 
 
 def _series(
-    cell: str, of: str, sides: tuple[Numbers, Numbers], accuracy_metric: str = ""
+    cell: str, suffix: str, sides: tuple[Numbers, Numbers], accuracy_metric: str = ""
 ) -> tuple[list[Apart], list[str]]:
-    """(a number for each metric and client or class over its rounds; what one side lacks).
+    """(a comparison for each metric and client or class over its rounds; the numbers that one side lacks).
 
     accuracy_metric: the metric of an evaluation; its accuracy over all models is not among them. What this version
     measures beside them is no part of the file; a doubt is: a file that lacks one says too much.
@@ -140,7 +140,7 @@ def _series(
         if (metric, client) == (accuracy_metric, -1):
             continue
         series_here = our_numbers.get((metric, client), {})
-        name = f"{metric}{f'[{client}]' if client >= 0 else ''}{of}"
+        name = f"{metric}{f'[{client}]' if client >= 0 else ''}{suffix}"
         if series_there.keys() != series_here.keys():
             one_sided.append(
                 name if not series_here else f"{name} in {len(series_there.keys() ^ series_here.keys())} rounds"
@@ -152,7 +152,7 @@ def _series(
             band = _band(metric in {*FRACTIONS, accuracy_metric}, means[0], means[1], n)
             compared.append(Apart(cell, name, means[0], means[1], largest_distance, band=band))
     one_sided += [
-        f"the doubt '{metric}'{of}"
+        f"the doubt '{metric}'{suffix}"
         for metric, _ in our_numbers.keys() - their_numbers.keys()
         if metric.startswith(PREFIX)
     ]
@@ -160,7 +160,7 @@ def _series(
 
 
 def _band(fraction: bool, value_there: float, value_here: float, n: int) -> float:
-    """How far another machine may be from a training number: of a class or a client few images make more."""
+    """The largest difference of a training number that another machine explains; few images of a class widen it."""
     if not fraction:
         return RELATIVE * max(abs(value_there), abs(value_here))
     middle = min(max((value_there + value_here) / 2, 0.0), 1.0)
@@ -172,7 +172,7 @@ def _band(fraction: bool, value_there: float, value_here: float, n: int) -> floa
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all comparisons come to."""
+    """The result of all comparisons together."""
 
     numbers: Sequence[Apart]
     unverified: Sequence[str]  # numbers of the file that were not compared
@@ -193,7 +193,7 @@ class Agreement:
 def overall(
     numbers: Sequence[Apart], unverified: Sequence[str], elsewhere: str | None, tolerance: float | None = None
 ) -> Agreement:
-    """What comparisons come to. elsewhere: in what this machine is another than the file's; None: in nothing.
+    """Decide whether all comparisons agree. elsewhere: how this machine differs from the file's; None: it does not.
 
     tolerance: of accuracies, as whoever verifies asks; then nothing else counts. What the file says of its machine is
     not believed where training gave the same bits here: then nothing may differ.
@@ -242,7 +242,7 @@ def number_text(number: Apart, value: float) -> str:
 
 
 def _systematic_differences(accuracies: Sequence[Apart]) -> Iterable[str]:
-    """What of all accuracies together is not chance, on another machine."""
+    """Systematic differences of all accuracies together, which another machine does not explain by chance."""
     only_there, only_here, total = (
         sum(number.images[i] for number in accuracies if number.images is not None) for i in range(3)
     )
@@ -284,8 +284,8 @@ def text(agreement: Agreement, notes: Mapping[str, str] = MappingProxyType({})) 
         f"{word}: {_count(agreement.numbers, 'number')} of {_count(cells, 'cell')}, accuracies at most"
         f" {100 * agreement.far:.2f} points apart{_agreement_text(agreement)} (tolerance "
         f"{100 * agreement.tolerance:g}: {agreement.because})",
-        *_listed("differs", agreement.reasons),
-        *_listed("not verified", agreement.unverified),
+        *_first_lines("differs", agreement.reasons),
+        *_first_lines("not verified", agreement.unverified),
     ]
     for cell in cells:
         cell_numbers = [number for number in agreement.numbers if number.cell == cell]
@@ -300,7 +300,7 @@ def text(agreement: Agreement, notes: Mapping[str, str] = MappingProxyType({})) 
             f"  {_count(other_numbers, 'further number')}, {sum(not number.far for number in other_numbers)} "
             "the same to the bit"
         )
-        lines += _listed("", [f"{number.metric}: {_pair_text(number)}" for number in other_numbers if number.far])
+        lines += _first_lines("", [f"{number.metric}: {_pair_text(number)}" for number in other_numbers if number.far])
     return "\n".join(lines)
 
 
@@ -309,7 +309,7 @@ def _count(items: Sequence[object], noun: str) -> str:
 
 
 def _agreement_text(agreement: Agreement) -> str:
-    """How many outcomes agree, in words; empty: there are none."""
+    """The share of outcomes that agree, in words; empty without outcomes."""
     images = [item.images for item in agreement.numbers if item.images is not None]
     total = sum(item[2] for item in images)
     return f", {100 * (1 - sum(item[0] + item[1] for item in images) / total):.1f} % of outcomes agree" if total else ""
@@ -318,6 +318,6 @@ def _agreement_text(agreement: Agreement) -> str:
 MOST = 8  # lines of a kind
 
 
-def _listed(head: str, lines: Sequence[str]) -> list[str]:
+def _first_lines(head: str, lines: Sequence[str]) -> list[str]:
     remainder = [f"  and {len(lines) - MOST} more"] if len(lines) > MOST else []
     return [*(f"  {head}{': ' if head else ''}{line}" for line in lines[:MOST]), *remainder]

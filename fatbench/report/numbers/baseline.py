@@ -1,4 +1,4 @@
-"""Methods against the baseline that their suite names: what a forest plot and a leaderboard's column show."""
+"""Differences of methods from the baseline of their suite, for forest plots and leaderboards."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Difference:
 
     @property
     def row(self) -> str:
-        """Those labels alone: "Non-IID"."""
+        """The labels of `where`, joined: "Non-IID"."""
         return ", ".join(self.where.values())
 
     def sentence(self) -> str:
-        """What it comes to: "SFAT and FAT differ by at most 0.8 points under PGD-20 (95 %, 5 seeds)"."""
+        """The conclusion: "SFAT and FAT differ by at most 0.8 points under PGD-20 (95 %, 5 seeds)"."""
         comparison = self.comparison
         p = 1.0 if comparison.test is None else comparison.test.p
         both_labels = (self.label, self.baseline)
@@ -44,11 +44,11 @@ class Difference:
 
 
 def differences(
-    plan: Plan, of: Callable[[str], Mapping[str, Measured]], metrics: Sequence[str] = ()
+    plan: Plan, numbers_of: Callable[[str], Mapping[str, Measured]], metrics: Sequence[str] = ()
 ) -> list[Difference]:
     """All labels of the baseline's axis against it, at each combination of other labels that has it.
 
-    of: see `compare.measured_numbers`. Empty where the suite names no baseline.
+    numbers_of: a cell's evaluations, see `compare.measured_numbers`. Empty where the suite names no baseline.
     """
     if plan.baseline is None:
         return []
@@ -61,7 +61,7 @@ def differences(
         cells_by_row.setdefault(other_labels, {}).setdefault(cell.key.get(axis, ""), {})[int(cell.spec["seed"])] = (
             cell.id
         )
-    unlike = confounders.uncompared_cells(confounders.against(plan.cells, plan.baseline))
+    uncompared_cells = confounders.uncompared_cells(confounders.against(plan.cells, plan.baseline))
     all_differences = []
     for other_labels, labels in cells_by_row.items():
         baseline_cells = labels.get(baseline, {})
@@ -71,11 +71,11 @@ def differences(
                 for seed in label_cells
                 if seed in baseline_cells
             ]
-            if label == baseline or not pairs or not unlike.isdisjoint(label_cells.values()):
+            if label == baseline or not pairs or not uncompared_cells.isdisjoint(label_cells.values()):
                 continue
             try:
-                compared = compare(pairs, of, of)
-            except NothingMatched:
+                compared = compare(pairs, numbers_of, numbers_of)
+            except NothingMatched:  # the two have no evaluation in common
                 continue
             cells = frozenset(label_cells.values())
             all_differences += [

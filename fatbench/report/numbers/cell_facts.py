@@ -1,4 +1,4 @@
-"""What is known of a cell in words, for `fatbench show` and its page: every setting, and what the function does."""
+"""The settings of a cell in words, each with its function's summary, for `fatbench show` and pages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fatbench.suite import calls, format_call
 
 
 def settings(spec: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
-    """(what, the call, what it does) of every setting that is a call, then the rest in one line.
+    """(name, call, summary of the function) of every setting that is a call, then all other settings in one line.
 
-    A cell that calls a function which is not here has its calls without what they do.
+    The calls of a cell have no summaries where some function is not installed.
     """
     try:
         cell: Mapping[str, Any] = calls.call("Experiment", spec)
@@ -29,7 +29,7 @@ def settings(spec: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
 
 
 def _call(name: str, value: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
-    """A call without the calls inside it, which follow it; an attack stays inside what it is of."""
+    """A call, then the calls inside it; an attack stays inside the call that takes it."""
     nested_calls = value.nested if isinstance(value, calls.Call) else {}
     inner = {key: setting for key, setting in nested_calls.items() if setting.kind != "Attack"}
     own_settings = {key: setting for key, setting in value.items() if key not in inner and setting is not None}

@@ -1,4 +1,4 @@
-"""What a report and `show` read of cells without any suite: numbers, outcomes and every reason to doubt them."""
+"""Read cells without their suite: numbers, outcomes of images, and every reason to doubt them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from fatbench.store.stages import Store
 
 
-OVERALL = NUMBERS.c.client == -1  # about no single client or class
+OVERALL = NUMBERS.c.client == -1  # numbers about no single client or class
 
 
 def fetch(store: Store, query: Any, key: Any, cells: Iterable[str]) -> Iterator[Any]:
-    """The rows of `query` whose `key` is among `cells`, read at once: no transaction waits for whoever asks."""
+    """The rows of `query` whose `key` is among `cells`, read at once so that no transaction stays open."""
     with store.database.reading() as connection:
         row_batches = [connection.execute(query.where(key.in_(cell_batch))).all() for cell_batch in batches(cells)]
     return itertools.chain.from_iterable(row_batches)
@@ -45,15 +45,16 @@ def outcomes(cells: Sequence[str], store: Store) -> Outcomes:
             chunks_by_cell.setdefault(cell, []).append((start, n, bytes(bits)))
         return chunks_by_cell
 
-    return functools.cache(lambda cell, stage: joined(of_stage(stage).get(cell, ())))
+    return functools.cache(lambda cell, stage: join_chunks(of_stage(stage).get(cell, ())))
 
 
-def joined(chunks: Iterable[tuple[int, int, bytes]]) -> tuple[int, int]:
-    """(bits, n) of stored outcomes (start, n, packed bits): the first image in the highest bit."""
+def join_chunks(chunks: Iterable[tuple[int, int, bytes]]) -> tuple[int, int]:
+    """Join stored chunks (start, n, packed bits) to outcomes (bits, n), the first image in the highest bit."""
     bits, total = 0, 0
     for start, n, data in sorted(chunks):
         if start != total:
             raise ValueError(f"outcomes have a gap at image {total}")
+        # a chunk is padded to whole bytes at its end
         bits = (bits << n) | (int.from_bytes(data, "big") >> (8 * len(data) - n))
         total += n
     return bits, total
@@ -141,7 +142,7 @@ _COLUMNS = ("cell", "stage", "round", "client", "metric", "value", "n")
 
 
 def numbers_of(cells: Iterable[str], store: Store, condition: Any) -> list[Mapping[str, Any]]:
-    """The numbers of some cells for which `condition` holds, a mapping of columns each."""
+    """The numbers of some cells that satisfy `condition`, each as a mapping of its columns."""
     query = sql(*(NUMBERS.c[name] for name in _COLUMNS)).where(condition)
     return [dict(zip(_COLUMNS, row, strict=True)) for row in fetch(store, query, NUMBERS.c.cell, cells)]
 

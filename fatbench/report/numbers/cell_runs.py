@@ -1,4 +1,4 @@
-"""The runs of one cell beside each other, for `fatbench show`: apart from the tables, which it does not load."""
+"""The runs of one cell side by side, for `fatbench show`, without loading the tables."""
 
 from __future__ import annotations
 
@@ -13,29 +13,31 @@ if TYPE_CHECKING:
 
 
 def runs_of_cell(store: Store, cell: str) -> list[dict[str, Any]]:
-    """The runs of a cell beside each other: where each ran, and its evaluations (stage -> value)."""
+    """One record for each run of a cell: where it ran, and its evaluations (stage -> value)."""
     original, _, _ = cell.partition(replicates.SIGN)
-    runs_found = []
+    run_records = []
     ids = replicates.of(store.database, [original]).get(original, [])
     numbers = accuracies(ids, store)
     for id in ids:
-        runs = (run for run in store.runs([id]) if run["stage"] == "train" and not run.get("dropped"))
-        run = next(runs, {})
+        training_runs = (run for run in store.runs([id]) if run["stage"] == "train" and not run.get("dropped"))
+        run = next(training_runs, {})
         values = {stage: value for (cell, stage), (value, _) in numbers.items() if cell == id}
         provenance = {key: run.get(key) for key in ("host", "device", "precision", "commit", "dirty", "started")}
-        runs_found.append({"id": id, **provenance, "evaluations": values})
-    return runs_found
+        run_records.append({"id": id, **provenance, "evaluations": values})
+    return run_records
 
 
 def runs_as_text(runs: Sequence[Mapping[str, Any]]) -> str:
-    """`beside` as lines: the runs, then each evaluation with its values and how far they lie apart."""
+    """Runs as lines of text: each run, then each evaluation with its values and their range."""
     lines = ["runs of this cell:"]
     for run in runs:
         lines.append(f"  {run['id']}  {run['device']}, {run['precision']}, commit {str(run['commit'])[:10]}")
     for stage in dict.fromkeys(stage for run in runs for stage in run["evaluations"]):
         values = [run["evaluations"].get(stage) for run in runs]
-        values_here = [value for value in values if value is not None]
+        measured_values = [value for value in values if value is not None]
         values_text = "  ".join("--" if value is None else f"{100 * value:.2f}" for value in values)
-        distance_text = f"  (apart {100 * (max(values_here) - min(values_here)):.2f})" if len(values_here) > 1 else ""
+        distance_text = (
+            f"  (apart {100 * (max(measured_values) - min(measured_values)):.2f})" if len(measured_values) > 1 else ""
+        )
         lines.append(f"  {stage}: {values_text}{distance_text}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Two sides against each other: the same evaluations of paired cells, and whether their differences are significant.
+"""Compare two sides by the same evaluations of paired cells, and test whether they differ significantly.
 
     pairs = rows(plan, "aggregator=sfat", "aggregator=samples")      two rows of a suite
     compare(pairs, a_store, b_store, "last")             one Comparison for each row and evaluation
@@ -102,17 +102,17 @@ class Comparison:
 
     @property
     def p(self) -> float | None:
-        """Of `test`, not corrected; None where nothing can be tested."""
+        """p of `test`, not corrected; None where nothing can be tested."""
         return None if self.test is None else self.test.p
 
     @property
     def over(self) -> str:
-        """What `test` takes as drawn at random."""
+        """The random effects of `test`, in words: "seeds and images"."""
         return drawn_at_random(self.test, self.with_images, self.grouped)
 
 
 def drawn_at_random(test: SeedsAndImages | None, with_images: bool, grouped: bool) -> str:
-    """What a test takes as drawn at random, in words."""
+    """The random effects of a test, in words: "seeds and images"."""
     if not with_images:
         return "seeds, these images"
     return f"seeds and {test.images} groups of images" if grouped and test is not None else "seeds and images"
@@ -122,10 +122,10 @@ def drawn_at_random(test: SeedsAndImages | None, with_images: bool, grouped: boo
 
 
 def rows(plan: Plan, a: str, b: str) -> list[Pair]:
-    """Pairs of a plan's cells: `a` and `b` are filters ("aggregator=sfat") or labels of an axis ("SFAT").
+    """Pair a plan's cells: `a` and `b` are filters ("aggregator=sfat") or labels of an axis ("SFAT").
 
-    SpecError: neither; a cell on both sides; several cells of a seed that could be the partner. NothingMatched: no cell
-    has a partner.
+    SpecError: a side is neither, a cell is on both sides, or several cells of a seed could be the partner.
+    NothingMatched: no cell has a partner.
     """
     side_a, side_b = _side(plan, a), _side(plan, b)
     if shared := {cell.id for cell in side_a} & {cell.id for cell in side_b}:
@@ -182,18 +182,18 @@ def _side(plan: Plan, side_text: str) -> list[Cell]:
 
 
 def common(a: Store, b: Store, plan: Plan | None = None) -> list[Pair]:
-    """The cells that two databases share, of a plan or all; the settings in which these differ name the rows."""
+    """Pairs of the cells that two databases share, of a plan or all; rows are named by the settings that vary."""
     shared_cells = {id for id in a.cells().keys() & b.cells().keys() if SIGN not in id}
     if plan is not None:
         evaluations_by_cell = {
             c.id: [flat_spec.id for flat_spec in c.evaluations] for c in plan.unique() if c.id in shared_cells
         }
-        of_a, of_b = chosen_runs(a, evaluations_by_cell), chosen_runs(b, evaluations_by_cell)
+        runs_a, runs_b = chosen_runs(a, evaluations_by_cell), chosen_runs(b, evaluations_by_cell)
         row_by_cell = {
             c.id: (", ".join(c.key.values()), int(c.spec["seed"])) for c in plan.unique() if c.id in shared_cells
         }
-        return [Pair(row, seed, of_a.get(id, id), of_b.get(id, id)) for id, (row, seed) in row_by_cell.items()]
-    of_a, of_b = (chosen_runs(store, dict.fromkeys(shared_cells, ())) for store in (a, b))
+        return [Pair(row, seed, runs_a.get(id, id), runs_b.get(id, id)) for id, (row, seed) in row_by_cell.items()]
+    runs_a, runs_b = (chosen_runs(store, dict.fromkeys(shared_cells, ())) for store in (a, b))
     specs = a.cells(sorted(shared_cells))
     flat = {id: dict(_flat(spec)) for id, spec in specs.items()}
     keys = dict.fromkeys(key for flat_spec in flat.values() for key in flat_spec if key != "seed")
@@ -204,7 +204,7 @@ def common(a: Store, b: Store, plan: Plan | None = None) -> list[Pair]:
     pairs = []
     for id, flat_spec in flat.items():
         row = ", ".join(f"{key}={flat_spec[key]}" for key in varied if key in flat_spec)
-        pairs.append(Pair(row, int(specs[id].get("seed") or 0), of_a.get(id, id), of_b.get(id, id)))
+        pairs.append(Pair(row, int(specs[id].get("seed") or 0), runs_a.get(id, id), runs_b.get(id, id)))
     return sorted(pairs, key=lambda pair: (pair.row, pair.seed))
 
 
@@ -241,7 +241,7 @@ def measured_numbers(
     }
     bits_of = outcomes(sorted(cells), store)
     doubts_by_stage = doubts_of(sorted(cells), store, bits_of)
-    answered = inputs.stored_inputs(store.database, sorted(cells))
+    inputs_by_stage = inputs.stored_inputs(store.database, sorted(cells))
     numbers_by_cell: dict[str, dict[str, Measured]] = {cell: {} for cell in cells}
     stage_counts = Counter(name for _, name in finished_stages)
     rank = {name: (stage_counts[name], -PRECISIONS.index(parsed(name).precision)) for name in stage_counts}
@@ -255,9 +255,16 @@ def measured_numbers(
         if problem := disagreement(metric, value, n, bits.bit_count(), total):
             raise DatabaseError(f"{store.database.shown}: cell {cell} {stage}: {problem} (fatbench db check)")
         image_outcomes = (bits, total) if n and total and total % n == 0 else None
-        of_images = grouped(labels_of(specs[cell]), n) if labels_of is not None and n else None
+        image_groups = grouped(labels_of(specs[cell]), n) if labels_of is not None and n else None
         numbers_by_cell[cell][evaluation] = Measured(
-            value, n, image_outcomes, precision, doubts_by_stage.get(key, ()), answered.get(key, {}), stage, of_images
+            value,
+            n,
+            image_outcomes,
+            precision,
+            doubts_by_stage.get(key, ()),
+            inputs_by_stage.get(key, {}),
+            stage,
+            image_groups,
         )
     return {cell: dict(sorted(evaluations.items())) for cell, evaluations in numbers_by_cell.items()}
 
@@ -276,7 +283,7 @@ def grouped(labels: ArrayLike, n: int) -> statistics.Groups:
 
 
 def label(evaluation: str) -> str:
-    """ "pgd20" of "pgd20-0a1b2c3d"."""
+    """The label of an evaluation: "pgd20" of "pgd20-0a1b2c3d"."""
     return evaluation.rpartition("-")[0]
 
 
@@ -286,7 +293,7 @@ def compare(
     of_b: Callable[[str], Mapping[str, Measured]],
     metrics: Sequence[str] = (),
 ) -> list[Comparison]:
-    """One comparison for each row and evaluation that both sides have.
+    """Compare two sides: one comparison for each row and evaluation that both have.
 
     of_a, of_b: a cell's evaluations, see `measured_numbers`. metrics: only these labels. NothingMatched: nothing was
     measured on both sides. SpecError: a label that neither side has.
@@ -300,11 +307,11 @@ def compare(
         if metric not in labels:
             raise SpecError(f"--metric: nothing is measured as '{metric}'{did_you_mean(metric, labels)}")
     runs_by_row: dict[tuple[str, str], list[tuple[int, Measured, Measured]]] = {}
-    reasons: dict[tuple[str, str], dict[inputs.Reason, None]] = {}
+    reasons_by_row: dict[tuple[str, str], dict[inputs.Reason, None]] = {}
     for pair, a, b in numbers_by_pair:
         for evaluation in a:
             if evaluation in b and (not metrics or label(evaluation) in metrics):
-                if a[evaluation].precision != b[evaluation].precision:
+                if a[evaluation].precision != b[evaluation].precision:  # another attack in effect
                     continue
                 runs_by_row.setdefault((pair.row, evaluation), []).append((pair.seed, a[evaluation], b[evaluation]))
                 differences = inputs.differ_beside(a[evaluation].inputs, b[evaluation].inputs, pair.a == pair.b)
@@ -312,20 +319,20 @@ def compare(
                     "data", {}
                 )  # images are one set for all seeds
                 differences += inputs.differ({"data": first_data}, {"data": a[evaluation].inputs.get("data", {})})
-                reasons.setdefault((pair.row, evaluation), {}).update(dict.fromkeys(differences))
+                reasons_by_row.setdefault((pair.row, evaluation), {}).update(dict.fromkeys(differences))
     if not runs_by_row:
         raise NothingMatched(
             "the two sides have no evaluation in common (the same attack in the same precision on as many test images)"
         )
     names = {evaluation for _, evaluation in runs_by_row}
-    unlike = {pair.row: pair.unlike for pair in pairs if pair.unlike}
+    differences_by_row = {pair.row: pair.unlike for pair in pairs if pair.unlike}
     return [
         _comparison(
             row,
             evaluation if _ambiguous(evaluation, names) else label(evaluation),
             runs,
-            tuple(reasons[row, evaluation]),
-            unlike.get(row, ()),
+            tuple(reasons_by_row[row, evaluation]),
+            differences_by_row.get(row, ()),
         )
         for (row, evaluation), runs in runs_by_row.items()
     ]
@@ -378,7 +385,7 @@ def _comparison(
         grouped=groups is not None,
         unlike=unlike,
     )
-    if compared.other_images or unlike:
+    if compared.other_images or unlike:  # a test would speak of something else than the labels
         return replace(compared, images=(), over_seeds=None, test=None, with_images=False)
     return compared
 
@@ -389,7 +396,7 @@ def at_floor(numbers: Iterable[Measured]) -> bool:
 
 
 def _doubts(runs: Sequence[tuple[int, Measured]]) -> tuple[str, ...]:
-    """The doubts about the numbers of one side, as a table says them."""
+    """The doubts about the numbers of one side, in the words of tables."""
     doubted: dict[Doubt, list[int]] = {}
     for seed, number in runs:
         for doubt in number.doubts:
@@ -462,7 +469,7 @@ def test_as_dict(test: SeedsAndImages, margin: float | None, family: int = 1, fl
 
 
 def as_text(comparisons: Sequence[Comparison], a: str, b: str, select: str, margin: float | None = None) -> str:
-    """A block for each comparison, which ends in what it comes to."""
+    """Comparisons as text, a block for each that ends in its conclusion."""
     lines = [f"A = {a}", f"B = {b}", f"checkpoint: {WORDS[select]}; differences are A - B, in points"]
     lines.append(exploratory(len(comparisons)))
     seeds = {len(comparison.seeds) for comparison in comparisons}
@@ -480,7 +487,7 @@ def exploratory(count: int) -> str:
 
 
 def too_few(seeds: int) -> list[str]:
-    """A line that a claim needs more seeds, if it does."""
+    """A line saying that a claim needs more seeds; no line where there are enough."""
     minimum = statistics.SEEDS_FOR_A_CLAIM
     return [f"{seeds} seed{'s' * (seeds != 1)}: a claim about methods needs at least {minimum}"] * (seeds < minimum)
 
@@ -523,15 +530,15 @@ def _block(comparison: Comparison, margin: float | None) -> Iterable[str]:
 
 
 def conclusion(test: SeedsAndImages, random_effects: str, margin: float | None, floor: bool = False) -> Iterable[str]:
-    """What a test comes to: interval and p, the size that the data do not exclude, what such data could have shown.
+    """The conclusion of a test in lines: interval and p, the size not excluded, the difference that it can detect.
 
     margin: of equivalence in points, if the suite declared one. floor: no side is above a constant classifier.
     """
     yield f"over {random_effects}: 95 % interval {signed(test.low)} to {signed(test.high)}, {_p(test.p)}"
-    different = f"significantly different (p < {LEVEL:g})"
-    not_different = f"not significantly different (p >= {LEVEL:g})"
+    significant_text = f"significantly different (p < {LEVEL:g})"
+    insignificant_text = f"not significantly different (p >= {LEVEL:g})"
     size = FLOOR if floor else f"they differ by at most {100 * test.at_most:.2f} points (95 %)"
-    yield f"=> {different if test.p < LEVEL else not_different}; {size}"
+    yield f"=> {significant_text if test.p < LEVEL else insignificant_text}; {size}"
     if margin is not None and test.at_most <= margin / 100 and not floor:
         yield f"=> equivalent within ±{margin:g} points, the margin that the suite declares"
     yield f"a true difference of {points_up(test.detectable())} points would be found with a power of about 0.8"
@@ -551,7 +558,7 @@ def sentence(
     labels: tuple[str, str] | str, metric: str, difference: float, seeds: int, test: SeedsAndImages | None, p: float,
     floor: bool,
 ) -> str:  # fmt: skip
-    """What a comparison comes to: "SFAT and FAT differ by at most 1.0 points under PGD-20 (95 %, 5 seeds)".
+    """The conclusion in a sentence: "SFAT and FAT differ by at most 1.0 points under PGD-20 (95 %, 5 seeds)".
 
     labels: (label, that it is compared with), or the name of another contrast. p: of the test, after its correction.
     """
@@ -584,7 +591,7 @@ def signed(fraction: float) -> str:
 
 
 def points_up(fraction: float, digits: int = 1) -> str:
-    """A fraction as points, rounded up: what is said to be found or excluded is."""
+    """A fraction as points, rounded up so that the printed size is truly found or excluded."""
     scale: int = 10**digits
     return f"{math.ceil(round(100 * scale * fraction, 9)) / scale:.{digits}f}"
 

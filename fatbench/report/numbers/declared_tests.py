@@ -52,12 +52,12 @@ class Declared:
     with_images: bool = False  # False: without per-image outcomes, about these images alone
     grouped: bool = False  # whether images go together in groups
     floor: bool = False  # whether no accuracy of it is above a constant classifier's
-    why: str = ""  # it cannot be tested
+    why: str = ""  # the reason why it cannot be tested
     corrected: float = 1.0  # p after Holm's correction over the family
 
     @property
     def over(self) -> str:
-        """What `test` takes as drawn at random."""
+        """The random effects of `test`, in words: "seeds and images"."""
         return drawn_at_random(self.test, self.with_images, self.grouped)
 
 
@@ -65,8 +65,11 @@ Side = tuple[tuple[str, ...], str]  # labels of the other axes, label
 SideMetric = tuple[Side, str]  # side, metric
 
 
-def run(tests: Tests, plan: Plan, of: Callable[[str], Mapping[str, Measured]]) -> list[Declared]:
-    """The whole family, in the order of the suite. of: a cell's evaluations, see `compare.measured_numbers`."""
+def run(tests: Tests, plan: Plan, numbers_of: Callable[[str], Mapping[str, Measured]]) -> list[Declared]:
+    """Test the whole family, in the order of the suite.
+
+    numbers_of: a cell's evaluations, see `compare.measured_numbers`.
+    """
     metrics = tests.metrics or plan.metrics()
     chosen_cells = [
         cell for cell in plan.cells if all(cell.key.get(axis) in labels for axis, labels in tests.where.items())
@@ -86,27 +89,29 @@ def run(tests: Tests, plan: Plan, of: Callable[[str], Mapping[str, Measured]]) -
             cells.setdefault((row, cell.key.get(contrast.axis, "")), {})[int(cell.spec["seed"])] = cell
             rows[row] = None
             if tests.mean_over in other_axes:
-                row_rest = tuple(cell.key[axis] for axis in other_axes if axis in cell.key and axis != tests.mean_over)
-                means.setdefault(row_rest, {})[row] = None
+                rest_of_row = tuple(
+                    cell.key[axis] for axis in other_axes if axis in cell.key and axis != tests.mean_over
+                )
+                means.setdefault(rest_of_row, {})[row] = None
             for axis, (first_label, second_label) in tests.between.items():
                 if (label := cell.key.get(axis)) in (first_label, second_label):
-                    row_rest = tuple(cell.key[item] for item in other_axes if item in cell.key and item != axis)
-                    signs_by_row.setdefault(row_rest, {})[row] = 1.0 if label == first_label else -1.0
+                    rest_of_row = tuple(cell.key[entry] for entry in other_axes if entry in cell.key and entry != axis)
+                    signs_by_row.setdefault(rest_of_row, {})[row] = 1.0 if label == first_label else -1.0
         groups = [(", ".join(row), {row: 1.0}) for row in rows]
-        for row_rest, of_it in means.items():
+        for rest_of_row, members in means.items():
             groups.append(
-                (", ".join((*row_rest, f"mean over {tests.mean_over}")), dict.fromkeys(of_it, 1 / len(of_it)))
+                (", ".join((*rest_of_row, f"mean over {tests.mean_over}")), dict.fromkeys(members, 1 / len(members)))
             )
         if tests.between:
             metric_text = " - ".join(*tests.between.values())
             groups = [
-                (", ".join((*row_rest, metric_text)), of_it)
-                for row_rest, of_it in signs_by_row.items()
-                if len(of_it) == 2
+                (", ".join((*rest_of_row, metric_text)), members)
+                for rest_of_row, members in signs_by_row.items()
+                if len(members) == 2
             ]
-        crossed = any(metric for _, metric in contrast.weights)
+        names_metrics = any(metric for _, metric in contrast.weights)
         for row_text, group in groups:
-            for metric in [""] if crossed else metrics:
+            for metric in [""] if names_metrics else metrics:
                 metric_text = metric or ", ".join(dict.fromkeys(own_metric for _, own_metric in contrast.weights))
                 weights = {
                     ((row, label), own_metric or metric): weight * row_weight
@@ -114,71 +119,73 @@ def run(tests: Tests, plan: Plan, of: Callable[[str], Mapping[str, Measured]]) -
                     for row, row_weight in group.items()
                 }
                 ids = frozenset(cell.id for side, _ in weights for cell in cells.get(side, {}).values())
-                declared.append(_tested(Declared(name, contrast, row_text, metric_text, ids), weights, cells, of))
-    ps = statistics.holm([1.0 if item.test is None else item.test.p for item in declared])
-    return [replace(item, corrected=p) for item, p in zip(declared, ps, strict=True)]
+                declared.append(
+                    _test_declared(Declared(name, contrast, row_text, metric_text, ids), weights, cells, numbers_of)
+                )
+    p_values = statistics.holm([1.0 if entry.test is None else entry.test.p for entry in declared])
+    return [replace(entry, corrected=p) for entry, p in zip(declared, p_values, strict=True)]
 
 
 def _axes(plan: Plan) -> list[str]:
     return list(dict.fromkeys(axis for cell in plan.cells for axis in cell.key))
 
 
-def _tested(
+def _test_declared(
     declared: Declared,
     weights: Mapping[SideMetric, float],
     cells: Mapping[Side, Mapping[int, Cell]],
-    of: Callable[[str], Mapping[str, Measured]],
+    numbers_of: Callable[[str], Mapping[str, Measured]],
 ) -> Declared:
-    """The comparison with its test, or with why there is none."""
+    """The comparison with its test, or with the reason why it cannot be tested."""
     numbers_by_side: dict[SideMetric, dict[int, Measured]] = {}
     for side, metric in weights:
         if side not in cells:
             return replace(declared, why=f"{side[1]} is not in this preset")
-        names = {item.id for cell in cells[side].values() for item in cell.evaluations if item.label == metric}
+        names = {entry.id for cell in cells[side].values() for entry in cell.evaluations if entry.label == metric}
         if len(names) != 1:
             return replace(declared, why=f"{metric} is {'not one attack' if names else 'not evaluated in this preset'}")
         (name,) = names
         numbers_by_side[side, metric] = {
-            seed: number for seed, cell in cells[side].items() if (number := of(cell.id).get(name))
+            seed: number for seed, cell in cells[side].items() if (number := numbers_of(cell.id).get(name))
         }
     compared = list({side: next(iter(cells[side].values())) for side, _ in weights}.values())
-    if unlike := confounders.sentences(confounders.confounders(compared[::-1])):
-        return replace(declared, why=f"not compared: {'; '.join(unlike)}")
+    if confounder_sentences := confounders.sentences(confounders.confounders(compared[::-1])):
+        return replace(declared, why=f"not compared: {'; '.join(confounder_sentences)}")
     seeds = tuple(sorted(set.intersection(*(set(by_seed) for by_seed in numbers_by_side.values()))))
     if len(seeds) < 2:
         return replace(declared, seeds=seeds, why="fewer than two seeds are measured of every cell")
     used_numbers = {side_metric: [by_seed[seed] for seed in seeds] for side_metric, by_seed in numbers_by_side.items()}
-    sizes = {item.n for side_numbers in used_numbers.values() for item in side_numbers}
-    attacks = {item.id for (side, metric) in weights for cell in cells[side].values() for item in cell.evaluations
-               if item.label == metric}  # fmt: skip
+    sizes = {entry.n for side_numbers in used_numbers.values() for entry in side_numbers}
+    attacks = {entry.id for (side, metric) in weights for cell in cells[side].values() for entry in cell.evaluations
+               if entry.label == metric}  # fmt: skip
     if len(sizes) > 1 or len(attacks) > len({metric for _, metric in weights}):
         return replace(declared, seeds=seeds, why="the cells were not evaluated by the same attack on the same images")
     if any(len({side_numbers[s].precision for side_numbers in used_numbers.values()}) > 1 for s in range(len(seeds))):
         return replace(declared, seeds=seeds, why="the cells of a seed were attacked in different precisions")
     data = {
-        json.dumps(item.inputs.get("data"))
+        json.dumps(entry.inputs.get("data"))
         for side_numbers in used_numbers.values()
-        for item in side_numbers
-        if item.inputs.get("data")
+        for entry in side_numbers
+        if entry.inputs.get("data")
     }
     if len(data) > 1:
         return replace(declared, seeds=seeds, why="the cells were measured on other images or labels")
     (n,) = sizes
-    floor = at_floor(item for side_numbers in used_numbers.values() for item in side_numbers)
+    floor = at_floor(entry for side_numbers in used_numbers.values() for entry in side_numbers)
     declared = replace(
         declared,
         n=n,
         seeds=seeds,
         floor=floor,
-        precisions=tuple(item.precision for item in next(iter(used_numbers.values()))),
+        precisions=tuple(entry.precision for entry in next(iter(used_numbers.values()))),
     )
     bits = {
-        side_metric: [item.outcomes for item in side_numbers if item.outcomes]
+        side_metric: [entry.outcomes for entry in side_numbers if entry.outcomes]
         for side_metric, side_numbers in used_numbers.items()
     }
     if all(len(side_numbers) == len(seeds) for side_numbers in bits.values()):
         groups = next(iter(used_numbers.values()))[0].groups
-        test = statistics.contrast([(weight, bits[item]) for item, weight in weights.items()], n, groups)
+        test = statistics.contrast([(weight, bits[entry]) for entry, weight in weights.items()], n, groups)
         return replace(
             declared, test=test, with_images=True, grouped=groups is not None, why="" if test else "one image"
         )
@@ -189,10 +196,10 @@ def _tested(
 
 
 def headline(
-    families: Iterable[Tests], plan: Plan, of: Callable[[str], Mapping[str, Measured]]
+    families: Iterable[Tests], plan: Plan, numbers_of: Callable[[str], Mapping[str, Measured]]
 ) -> tuple[Declared, str] | None:
-    """The comparison that a suite is quoted with, and what it comes to in a sentence; None: none, or not measured."""
-    quoted = (_quoted(tests, run(tests, plan, of)) for tests in families if tests.headline is not None)
+    """(the comparison that a suite is quoted with, its conclusion); None without one, or before it is measured."""
+    quoted = (_quoted(tests, run(tests, plan, numbers_of)) for tests in families if tests.headline is not None)
     return next((candidate for candidate in quoted if candidate is not None), None)
 
 
@@ -214,7 +221,7 @@ def _quoted(tests: Tests, declared_tests: Sequence[Declared]) -> tuple[Declared,
 
 
 def sides(declared: Declared) -> tuple[str, str] | str:
-    """(label, the other) of a difference of two; else the contrast's name."""
+    """(larger label, smaller label) of a difference between two labels; else the contrast's name."""
     if not declared.contrast.of_two:
         return declared.name
     larger, smaller = (label for (label, _), _ in sorted(declared.contrast.weights.items(), key=lambda item: -item[1]))
@@ -222,7 +229,7 @@ def sides(declared: Declared) -> tuple[str, str] | str:
 
 
 def comparisons_of(declared_tests: Sequence[Declared], cell_ids: Collection[str] | None) -> Sequence[Declared]:
-    """The comparisons that one of these cells is part of; `only` None: all."""
+    """The comparisons that use one of these cells; `cell_ids` None: all comparisons."""
     return (
         declared_tests
         if cell_ids is None
@@ -262,7 +269,7 @@ def as_text(
     cell_ids: Collection[str] | None = None,
     seeds: Collection[int] = (),
 ) -> str:
-    """The answer, one line a comparison, and what the columns and contrasts are.
+    """The family as text: the answer, a line for each comparison, then the columns and contrasts explained.
 
     cell_ids: ids of cells, see `comparisons_of`. seeds: those of the preset; a test at fewer is said to be one.
     """
@@ -301,14 +308,14 @@ def as_text(
 
 
 def answer(declared_tests: Sequence[Declared]) -> str:
-    """ "2 of 9 comparisons significant after Holm's correction"."""
+    """The answer in a phrase: "2 of 9 comparisons significant after Holm's correction"."""
     significant = sum(declared.test is not None and declared.corrected < LEVEL for declared in declared_tests)
     count = f"{significant or 'none'} of {len(declared_tests)} comparison{'s' * (len(declared_tests) != 1)}"
     return f"{count} significant after Holm's correction (p < {LEVEL:g})"
 
 
 def _table(declared_tests: Sequence[Declared], margin: float | None, family: int) -> tuple[str, list[str]]:
-    """(a line a comparison, what stands in no column because it is alike in all)."""
+    """(a table with a line for each comparison, the facts that are equal in all and have no column)."""
     from tabulate import tabulate
 
     rows = [
@@ -333,7 +340,7 @@ def _table(declared_tests: Sequence[Declared], margin: float | None, family: int
 
 
 def _columns_of(declared: Declared, margin: float | None, family: int) -> dict[str, str]:
-    """What a comparison comes to, by column."""
+    """The texts of a comparison, by column."""
     test = declared.test
     columns = ("points", "at most", "p (Holm)", "found", "over", "images", "seeds", "not tested")
     if test is None:
@@ -351,7 +358,7 @@ def _columns_of(declared: Declared, margin: float | None, family: int) -> dict[s
 
 
 def _formula(contrast: Contrast) -> str:
-    """ "0.5 SFAT + 0.5 SFAT (released) - 0.5 FAT - 0.5 FAT shrunk"."""
+    """A contrast as a formula: "0.5 SFAT + 0.5 SFAT (released) - 0.5 FAT - 0.5 FAT shrunk"."""
     terms = []
     for (label, metric), weight in sorted(contrast.weights.items(), key=lambda item: item[1] < 0):
         size = "" if abs(weight) == 1 else f"{abs(weight):.3g} "

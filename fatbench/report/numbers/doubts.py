@@ -78,7 +78,7 @@ class Doubt(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What is printed."""
+        """The doubt as it is printed."""
         if self.code in WORDS:
             return WORDS[self.code].format(value=self.value, against=self.against, metric=self.metric)
         code = self.code.removesuffix(IN_ROUNDS)
@@ -86,7 +86,7 @@ class Doubt(NamedTuple):
 
     @property
     def short(self) -> str:
-        """As one word of a data frame: "diverged=4", "order=0.03:fgsm", "bf16"."""
+        """The doubt as one word of a data frame: "diverged=4", "order=0.03:fgsm", "bf16"."""
         value = "" if math.isnan(self.value) else f"={self.value:.4g}"
         return self.code + value + (f":{self.against}" if self.against else "")
 
@@ -101,12 +101,12 @@ def in_words(doubts: Iterable[Doubt]) -> list[str]:
 
 
 def cells_of(doubts_by_stage: Doubts) -> dict[str, int]:
-    """Doubts in words -> of how many cells they are, the most first."""
+    """Words of a doubt -> number of cells that it is about, the largest first."""
     cells: dict[str, set[str]] = {}
     for (cell, _), reasons in doubts_by_stage.items():
         for words in in_words(reasons):
             cells.setdefault(words, set()).add(cell)
-    return {words: len(cells[words]) for words in sorted(cells, key=lambda one: (-len(cells[one]), one))}
+    return {words: len(cells[words]) for words in sorted(cells, key=lambda words: (-len(cells[words]), words))}
 
 
 def with_seeds(
@@ -148,20 +148,20 @@ def doubts(
         for row in rows:
             stages.setdefault(row["stage"], {})[row["metric"]] = row["value"], row.get("n") or 0
         outcomes_of_cell = None if outcomes is None else functools.partial(outcomes, cell)
-        for stage, reasons in _of_model(stages, attack_facts, data.get(cell, {}), outcomes_of_cell).items():
+        for stage, reasons in _doubts_of_model(stages, attack_facts, data.get(cell, {}), outcomes_of_cell).items():
             if reasons:
                 doubts_by_stage[cell, stage] = tuple(reasons)
     return doubts_by_stage
 
 
 class _Attacks:
-    """What is known of attacks by the names of their stages; ten thousand cells share a few."""
+    """The evaluations of attacks by the names of their stages, cached: ten thousand cells share a few."""
 
     def __init__(self, settings: Mapping[str, Mapping[str, Any]]) -> None:
         self.settings = settings
-        self.of = functools.cache(self._of)
+        self.evaluations_of = functools.cache(self._evaluations_of)
 
-    def _of(self, stages: tuple[str, ...]) -> tuple[_Evaluation, ...]:
+    def _evaluations_of(self, stages: tuple[str, ...]) -> tuple[_Evaluation, ...]:
         names = {stage: parsed(stage) for stage in stages}
         attacks = {stage: self.settings.get(name.evaluation, {}) for stage, name in names.items()}
         return tuple(
@@ -171,14 +171,14 @@ class _Attacks:
                 name.precision,
                 _role(attacks[stage]) == "attack",
                 "origin" in attacks[stage],
-                frozenset(other for other in stages if weaker(attacks[other], attacks[stage])),
+                frozenset(weaker_stage for weaker_stage in stages if weaker(attacks[weaker_stage], attacks[stage])),
             )
             for stage, name in names.items()
         )
 
 
 class _Evaluation(NamedTuple):
-    """What the evaluations of a stage share, whatever the model."""
+    """The facts that all evaluations of a stage share, whatever the model."""
 
     stage: str
     label: str
@@ -204,7 +204,7 @@ class _Accuracy(NamedTuple):
         return self.evaluation.label
 
 
-def _of_model(
+def _doubts_of_model(
     stages: Mapping[str, Mapping[str, tuple[float, int]]],
     attacks: _Attacks,
     data: Mapping[str, Any],
@@ -213,13 +213,13 @@ def _of_model(
     """The doubts about each evaluation of one model."""
     accuracies = [
         _Accuracy(evaluation, *stages[evaluation.stage][evaluation.label])
-        for evaluation in attacks.of(tuple(stages))
+        for evaluation in attacks.evaluations_of(tuple(stages))
         if evaluation.label in stages[evaluation.stage]
     ]
     doubts_by_stage = {item.stage: list(_stored_doubts(stages[item.stage])) for item in accuracies}
     diverged = any(doubt.code == "diverged" for reasons in doubts_by_stage.values() for doubt in reasons)
     naturals = [item for item in accuracies if item.label == "natural" and item.n and math.isfinite(item.value)]
-    natural = max(naturals, key=lambda one: one.n, default=None)
+    natural = max(naturals, key=lambda accuracy: accuracy.n, default=None)
     fraction, dead, guesses = None, 0.0, False
     if natural is not None:
         natural_metrics = stages[natural.stage]
@@ -251,7 +251,7 @@ def _of_model(
 
 
 def _stored_doubts(metrics: Mapping[str, tuple[float, int]]) -> Iterable[Doubt]:
-    """What a run stored with an evaluation."""
+    """The doubts that a run stored with an evaluation."""
     for metric, (value, _) in metrics.items():
         if value and metric.startswith(PREFIX):
             code = metric.removeprefix(PREFIX)
@@ -262,7 +262,7 @@ def _stored_doubts(metrics: Mapping[str, tuple[float, int]]) -> Iterable[Doubt]:
 
 
 def _role(attack: Mapping[str, Any]) -> str:
-    """What an attack is; empty: its function is not here."""
+    """The role of an attack; empty where its function is not installed."""
     own_settings = {key: value for key, value in attack.items() if key not in ("implementation", "origin")}
     try:
         return facts.role(own_settings) if own_settings else ""
@@ -275,7 +275,7 @@ def _exceeded(
     all_of_model: Collection[_Accuracy],
     outcomes: Callable[[str], tuple[int, int] | None] | None,
 ) -> Iterable[tuple[float, str]]:
-    """(by how much, the label) of the weaker attacks that leave fewer images right than this one."""
+    """(excess, label) of each weaker attack that leaves fewer images right than this one."""
     for weak in all_of_model:
         if not strong.value > weak.value or weak.stage not in strong.evaluation.weaker:
             continue
@@ -335,9 +335,8 @@ def violated(weak: tuple[float, int], strong: tuple[float, int], paired: tuple[i
 def chance(data: Mapping[str, Any], stored_chance: float | None = None, n: int | None = None) -> float | None:
     """The accuracy of a constant classifier on n test images of a data set; None: unknown.
 
-    The fraction of the most frequent class of these images, `stored_chance` with the evaluation. Of an evaluation
-    without it
-    one over the number of classes, but only on the whole test set of a data set that has as many images of each class:
+    It is `stored_chance`, the fraction of the most frequent class of these images, where the evaluation has stored it.
+    Else it is one over the number of classes, but only on a whole test set with as many images of each class:
     elsewhere a network that always says the same would pass for one that has learned.
     """
     if stored_chance is not None:

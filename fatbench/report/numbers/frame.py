@@ -1,4 +1,4 @@
-"""One frame of the stored numbers, a row a number: its labels, its value, what made it, and why to doubt it.
+"""The stored numbers as one data frame, a row for each: labels, value, provenance and doubts.
 
     numbers = frame(store, plan)          of a plan's points, with the labels of its axes
     numbers = frame(store)                of all that the database holds
@@ -43,7 +43,7 @@ COLUMNS = ("cell", "seed", *MEASURED, *OF_RUN, "created", "run", "attack", "outc
 
 
 def frame(store: Store | None, plan: Plan | None = None) -> pandas.DataFrame:
-    """Every number of a plan's cells, of which a point of the grid has each row once; without a plan, of all cells.
+    """Every number of a plan's cells, once for each point of the grid; without a plan, of all cells.
 
     The ids of the plan's cells say which run of each is read. DatabaseError: an accuracy is not the mean of its
     outcomes.
@@ -63,7 +63,7 @@ def frame(store: Store | None, plan: Plan | None = None) -> pandas.DataFrame:
     heads = _with_facts(store, _heads(store, points))
     accuracies = heads.loc[heads["metric"] == heads["label"], ["id", "stored", "stage", "metric"]]
     rows = values[values["client"] == -1].merge(accuracies, left_on="round_metric", right_on="id")
-    integrity.agree(_rows(rows), store.database)
+    integrity.agree(_rows(rows), store.database)  # an accuracy that contradicts its outcomes is refused here
     head_position = pandas.Index(heads["id"]).get_indexer(values["round_metric"])
     metric = pandas.factorize(heads["metric"], sort=True)[0][head_position]
     order = np.lexsort([metric, values["client"], heads["rank"].to_numpy()[head_position]])
@@ -77,7 +77,7 @@ def frame(store: Store | None, plan: Plan | None = None) -> pandas.DataFrame:
 
 
 def _values(store: Store, cells: Iterable[str] | None) -> pandas.DataFrame:
-    """Every value of some cells, or of all, with the id of what it shares with others."""
+    """Every value of some cells, or of all, with the id of its row in `_heads`."""
     joined = VALUES.join(ROUND_METRICS, VALUES.c.round_metric == ROUND_METRICS.c.id)
     columns = ("round_metric", "client", "value", "n")
     numbers = _driver_rows(
@@ -88,7 +88,7 @@ def _values(store: Store, cells: Iterable[str] | None) -> pandas.DataFrame:
 
 
 def _heads(store: Store, cells: Iterable[str] | None) -> pandas.DataFrame:
-    """What the numbers of one metric of one round of a stage share; `rank` is the place of the round among all."""
+    """One row for each metric of a round of a stage, with the facts its numbers share; `rank` orders the rounds."""
     query = sql(*(ROUND_METRICS.c[name] for name in HEAD))
     heads = pandas.DataFrame.from_records(_driver_rows(store, query, ROUND_METRICS.c.cell, cells), columns=list(HEAD))
     codes = [pandas.factorize(heads[name], sort=True)[0] for name in ("cell", "stage", "round")]
@@ -100,20 +100,22 @@ HEAD = ("id", "cell", "stage", "round", "metric", "run", "created")
 
 
 def _with_facts(store: Store, heads: pandas.DataFrame) -> pandas.DataFrame:
-    """The same with what is known of their cell, their stage and their run."""
+    """Add the facts of the cell, the stage and the run to each head."""
     cells = sorted(heads["cell"].unique())
     with store.database.reading() as connection:  # rows of SQLAlchemy: a database may have no truth values
         runs_made = list(fetch(connection, sql(*(RUNS.c[name] for name in ("id", *OF_RUN))), RUNS.c.cell, cells))
-        judged = list(fetch(connection, sql(*(STAGES.c[name] for name in (*STAGE, "settings"))), STAGES.c.cell, cells))
+        stage_rows = list(
+            fetch(connection, sql(*(STAGES.c[name] for name in (*STAGE, "settings"))), STAGES.c.cell, cells)
+        )
         count_query = sql(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage, func.sum(OUTCOME_CHUNKS.c.n))
         count_query = count_query.group_by(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage)
         outcome_counts = {
             (cell, stage): int(n) for cell, stage, n in fetch(connection, count_query, OUTCOME_CHUNKS.c.cell, cells)
         }
         seeds = dict(map(tuple, fetch(connection, sql(CELLS.c.id, CELLS.c.seed), CELLS.c.id, cells)))
-        copies = {row.id: row for row in fetch(connection, sql(REPLICATES), REPLICATES.c.id, cells)}
+        replicates_by_id = {row.id: row for row in fetch(connection, sql(REPLICATES), REPLICATES.c.id, cells)}
     attacks = {
-        text: format_call.with_all_settings(json.loads(text)) for text in {row.settings for row in judged} - {None}
+        text: format_call.with_all_settings(json.loads(text)) for text in {row.settings for row in stage_rows} - {None}
     }
     doubts_by_stage = cell_rows.doubts_of(cells, store)
     rows = [
@@ -125,19 +127,21 @@ def _with_facts(store: Store, heads: pandas.DataFrame) -> pandas.DataFrame:
             outcome_counts.get((cell, stage), 0),
             parsed(stage).metric or None,
         )
-        for cell, stage, text in judged
+        for cell, stage, text in stage_rows
     ]
     stages = pandas.DataFrame.from_records(rows, columns=[*STAGE, "attack", "doubts", "outcomes", "label"])
-    of_cells = pandas.DataFrame.from_records(
+    cell_facts = pandas.DataFrame.from_records(
         [
-            (id, copies[id].cell, int(copies[id].number), seeds.get(id)) if id in copies else (id, id, 0, seeds.get(id))
+            (id, replicates_by_id[id].cell, int(replicates_by_id[id].number), seeds.get(id))
+            if id in replicates_by_id
+            else (id, id, 0, seeds.get(id))
             for id in cells
         ],
         columns=["stored", "cell", "replicate", "seed"],
     )
     runs = pandas.DataFrame.from_records([tuple(row) for row in runs_made], columns=["run", *OF_RUN])
     heads = heads.merge(stages, on=["cell", "stage"], how="left").merge(runs, on="run", how="left")
-    heads = heads.rename(columns={"cell": "stored"}).merge(of_cells, on="stored", how="left")
+    heads = heads.rename(columns={"cell": "stored"}).merge(cell_facts, on="stored", how="left")
     heads["doubts"] = heads["doubts"].where(heads["metric"] == heads["label"], "")
     return heads
 
@@ -146,7 +150,7 @@ STAGE = ("cell", "stage")
 
 
 def _driver_rows(store: Store, query: Any, key: Any, cells: Iterable[str] | None) -> list[tuple[Any, ...]]:
-    """The driver's rows of a query on texts and numbers: SQLAlchemy's cost twice as much."""
+    """The rows of a query as the database driver gives them, in half the time of SQLAlchemy's own rows."""
     with store.database.reading() as connection:
         query_parts = [query] if cells is None else (query.where(key.in_(query_part)) for query_part in batches(cells))
         return [row for query_part in query_parts for row in connection.execute(query_part).cursor.fetchall()]

@@ -1,4 +1,4 @@
-"""Which stored number stands in a place: the sources of a suite file, and the measurements they are found in."""
+"""Sources of a suite file, and the measurements that they select."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ INDICES = {None: -1, "*": EVERY, "range": RANGE}
 
 @dataclass(frozen=True)
 class Source:
-    """Where numbers come from: the parsed form of "pgd20", "train:drift_post@10", "gap:pgd20" or "train:weight[*]"."""
+    """The parsed form of a source: "pgd20", "train:drift_post@10", "gap:pgd20" or "train:weight[*]"."""
 
     text: str
     stage: str  # "evaluation", "train", "gap", "artifact", "prior..." of the clients' own accuracies, or one of OVER
@@ -54,31 +54,31 @@ class Source:
         )
 
     def shows(self, evaluation: Evaluation) -> bool:
-        """Whether its number is of this evaluation, or of this among others."""
+        """Whether its number is that of this evaluation, or is computed from it and others."""
         if self.stage in OVER:
             return not {evaluation.label, evaluation.sweep}.isdisjoint(self.metric.split("+"))
         return evaluation.label == self.metric
 
     def checkpoint(self, select: str) -> str:
-        """Which checkpoint a number is of, `select` for evaluations; empty where the source names the rounds itself."""
+        """The checkpoint of a number, `select` for evaluations; empty where the source names its rounds."""
         if self.stage == "gap" or self.round is not None:
             return ""
         return "last" if self.stage in ("train", "artifact") else select
 
     @property
-    def indexed(self) -> str:
-        """What the index of "metric[*]" counts."""
+    def index_noun(self) -> str:
+        """The noun that the index of "metric[*]" counts: "client", "class" or "epochs"."""
         if self.metric == "updated_fraction":
             return "epochs"
         return "class" if self.metric.endswith("_class") or self.metric.startswith("label_") else "client"
 
-    def counted(self, index: int) -> str:
+    def index_text(self, index: int) -> str:
         """An index as tables and figures print it: clients count from 1, as in the papers, all else from 0."""
-        return str(index + (self.indexed == "client"))
+        return str(index + (self.index_noun == "client"))
 
     @property
     def fraction(self) -> bool:
-        """Whether it is a fraction in [0, 1], printed as per cent: an accuracy, or a metric declared as one."""
+        """Whether its numbers are fractions in [0, 1], printed as per cent: accuracies and metrics declared so."""
         return self.stage != "train" or self.metric in facts.fractions()
 
 
@@ -120,14 +120,17 @@ def in_words(headings_shown: Iterable[tuple[str, Source]]) -> dict[str, str]:
             headings_by_metric.setdefault(source.metric, {}).setdefault(source.stage != "evaluation", []).append(
                 quoted(heading)
             )
-    return {metric: " and ".join(dict.fromkeys(by.get(False) or by[True])) for metric, by in headings_by_metric.items()}
+    return {
+        metric: " and ".join(dict.fromkeys(by_derived.get(False) or by_derived[True]))
+        for metric, by_derived in headings_by_metric.items()
+    }
 
 
 CLIENT = "client"  # the axis of rows that a source "metric[*]" makes
 
 
 def clients(cells: Iterable[Cell], source: Source) -> int:
-    """How many clients "metric[*]" counts: those of the transfer, else those among which the data is dealt."""
+    """The number of clients of "metric[*]": those of the transfer, else those of the partition."""
     count = 0
     for cell in cells:
         origins = [evaluation.origin for evaluation in cell.evaluations if evaluation.label == source.metric]
@@ -137,12 +140,12 @@ def clients(cells: Iterable[Cell], source: Source) -> int:
 
 
 def range_of(values: Sequence[float]) -> float | None:
-    """The largest less the smallest; None of none."""
+    """The largest value minus the smallest; None without values."""
     return max(values) - min(values) if values else None
 
 
 def over_clients(source: Source, by_client: Mapping[int, float]) -> float | None:
-    """What a source "prior..." says of the clients' accuracies; None: there are none, or not of that client.
+    """The statistic of the clients' accuracies that a source "prior..." names; None without accuracies of them.
 
     A tenth is the mean of the ceil(K / 10) smallest, or largest; the standard deviation is that of the population.
     """
@@ -169,7 +172,7 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
 
 @dataclass(slots=True)
 class Measurement:
-    """One seed's number at one place of a table."""
+    """One seed's number for one field of a table."""
 
     value: float
     n: int
@@ -178,7 +181,7 @@ class Measurement:
 
 
 class Numbers:
-    """What is measured of a plan's cells, as far as tables and figures need it, by cell, stage, metric, round, client.
+    """The measurements of a plan's cells that tables and figures need, by cell, stage, metric, round and client.
 
     rows: measurements (cell, stage, metric, round, client, value, n; with device, precision, commit, ... or a
     `provenance` mapping). rounds: (cell, "best-test" or "best-val") -> round; one that it lacks is found in the rows of
@@ -212,7 +215,7 @@ class Numbers:
         self.series: dict[tuple[str, str], dict[int, float]] = {}
         self.priors: dict[tuple[str, str], dict[int, float]] = {}  # (cell, stage) -> client -> accuracy
         self.last = {cell.id: int(cell.spec["algorithm"]["rounds"]) for cell in plan.cells}
-        self.stages: dict[tuple[int, str, int], Sequence[str]] = {}  # (which evaluations, metric, round) -> theirs
+        self.stages: dict[tuple[int, str, int], Sequence[str]] = {}  # (id of evaluations, metric, round) -> stage names
         origins = provenance.Origins()
         # (cell, stage), or (None, stage) where all cells share the origin -> an ordered set
         self.provenance: dict[tuple[str | None, str], dict[provenance.Origin, None]] = {}
@@ -237,7 +240,7 @@ class Numbers:
             self.provenance.setdefault((run["cell"], run["stage"]), {})[origins.of(run)] = None
 
     def origins(self, cell: str, stage: str) -> Iterable[provenance.Origin]:
-        """Where a stage of a cell was run."""
+        """The origins of a stage of a cell: the machines and code that ran it."""
         return self.provenance.get((cell, stage)) or self.provenance.get((None, stage)) or ()
 
     def images(self, cell: str, stage: str) -> set[str]:
@@ -245,7 +248,7 @@ class Numbers:
         return {origin.data[2] for origin in self.origins(cell, stage) if origin.data is not None and origin.data[2]}
 
     def round(self, cell: str, checkpoint: str) -> int | None:
-        """The round whose model a checkpoint is; None while it is not known."""
+        """The round whose model a checkpoint is; None while it is unknown."""
         if checkpoint == "last":
             return self.last[cell]
         if (recorded := self.known.get((cell, checkpoint))) is not None:
@@ -253,7 +256,7 @@ class Numbers:
         return checkpoint_round(self.series.get((cell, MONITORED[checkpoint]), {}))
 
     def find(self, cell: Cell, source: Source) -> Measurement | None:
-        """One cell's number for a column; None: not measured."""
+        """One cell's number for a column; None if it is not measured."""
         if source.stage == "train":
             round = source.round or self.last[cell.id]
             if source.client == RANGE:
@@ -271,7 +274,7 @@ class Numbers:
                 return None
             return Measurement(best.value - last_evaluation.value, best.n, (*best.stages, *last_evaluation.stages[1:]))
         if source.stage in OVER:
-            return self._over(cell, source)
+            return self._combine_evaluations(cell, source)
         if source.stage.startswith(PRIOR_STAGE):
             overall = self._evaluation(cell, self.select, source.metric)
             by_client = {} if overall is None else self.priors.get((cell.id, overall.stages[-1]), {})
@@ -292,7 +295,7 @@ class Numbers:
             return None
         return Measurement(wilson(int(sum(values)), len(values))[ENDS.index(end)], len(values), ("train",))
 
-    def _over(self, cell: Cell, source: Source) -> Measurement | None:
+    def _combine_evaluations(self, cell: Cell, source: Source) -> Measurement | None:
         """The mean over evaluations, or the fraction of images that are right under all of them."""
         labels = [evaluation.label for evaluation in cell.evaluations if source.shows(evaluation)]
         asked_for = [self._evaluation(cell, self.select, label) for label in labels]
@@ -307,13 +310,14 @@ class Numbers:
                 len(outcome_bits) < len(measured) or len({n for _, n in outcome_bits}) > 1
             ):  # not of the same images and models
                 return None
+            # an image counts where its bit is set under every evaluation
             value = functools.reduce(int.__and__, (item for item, _ in outcome_bits)).bit_count() / outcome_bits[0][1]
         reasons = dict.fromkeys(doubt for item in measured for doubt in item.doubts)
         stages = dict.fromkeys(stage for item in measured for stage in item.stages)
         return Measurement(value, min(item.n for item in measured), tuple(stages), tuple(reasons))
 
     def below_chance(self, cell: Cell) -> tuple[float, int, float] | None:
-        """(natural accuracy, images, chance) of a cell that has not learned; None: it has, or that is unknown."""
+        """(natural accuracy, images, chance) of a cell that has not learned; None if it has or chance is unknown."""
         natural = self._evaluation(cell, self.select, "natural")
         chances = [doubt.value for doubt in natural.doubts if doubt.code == "chance"] if natural else []
         return (natural.value, natural.n, chances[0]) if natural and chances else None
@@ -333,11 +337,13 @@ class Numbers:
         return None
 
     def _stages(self, cell: Cell, metric: str, round: int) -> Sequence[str]:
-        """The stages that may hold an evaluation of a round, the best first; the seeds of a point share them."""
-        key = id(cell.evaluations), metric, round
+        """The stages that may hold an evaluation of a round, the one that most cells have first."""
+        key = id(cell.evaluations), metric, round  # the seeds of a point share one tuple of evaluations
         if key not in self.stages:
-            named = (evaluation for evaluation in cell.evaluations if evaluation.label == metric)
-            measured = [stage for evaluation in named for stage in evaluation.stages(round) if stage in self.measured]
+            evaluations = (evaluation for evaluation in cell.evaluations if evaluation.label == metric)
+            measured = [
+                stage for evaluation in evaluations for stage in evaluation.stages(round) if stage in self.measured
+            ]
             self.stages[key] = sorted(measured, key=self.measured.__getitem__, reverse=True)
         return self.stages[key]
 

@@ -1,4 +1,4 @@
-"""What produced the numbers of a table, and whether it was the same for all of them."""
+"""The provenance of a table: the machines, code and data behind its numbers, and where these are mixed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fatbench.suite import plugins
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """Where a stage of a cell was run. Compared by identity: `Origins` gives equal content one object."""
+    """The machine, code and data of one run of a stage; compared by identity, since `Origins` keeps equal ones once."""
 
     device: str
     precision: str
@@ -67,7 +67,7 @@ class TableFacts:
     attacked_in: dict[str, dict[str, set[str]]] = field(default_factory=dict)
 
     def add(self, cell: str, dataset: str, metric: str, n: int, stages: Iterable[tuple[str, Iterable[Origin]]]) -> None:
-        """One number was used: `metric` ("" for a training number), its n, and the stages it was read from."""
+        """Add one number: `metric` ("" for a training number), its n, and the stages it was read from."""
         for stage, origins in stages:
             fact_name = "training" if stage == "train" else metric
             if stage != "train" and metric:
@@ -86,11 +86,11 @@ class TableFacts:
                 versions_by_set[origin.data[0]].append(origin.data[1:])
         return versions_by_set
 
-    def values(self, of: Callable[[Origin], str]) -> dict[str, dict[str, set[str]]]:
-        """Text of one fact -> what it is behind -> the cells; "" (nothing said) is left out."""
+    def values(self, fact_of: Callable[[Origin], str]) -> dict[str, dict[str, set[str]]]:
+        """Text of a fact -> metric or "training" -> its cells; an empty text is left out."""
         cells_by_text: dict[str, dict[str, set[str]]] = {}
         for (fact_name, origin), cells in self.origins.items():
-            if text := of(origin):
+            if text := fact_of(origin):
                 cells_by_text.setdefault(text, {}).setdefault(fact_name, set()).update(cells)
         return cells_by_text
 
@@ -138,7 +138,7 @@ class TableFacts:
                 yield "OLDER", text
 
     def notes(self, settings: str = "", words: Mapping[str, str] = MappingProxyType({})) -> Iterable[tuple[str, str]]:
-        """What stands under a table. A fact that is not the same for all its numbers is said to be mixed.
+        """The notes on provenance under a table; a fact that differs between its numbers is noted as mixed.
 
         settings: those of its attacks, in words; they stand before what ran them. words: metric -> heading.
         """
@@ -174,15 +174,15 @@ class TableFacts:
             yield "MIXED", f"{fact_name}: {text}"
 
     def mixed(self, words: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-        """Every fact that has more than one value, with what each is behind. words: metric -> heading."""
+        """Every fact with more than one value, each value with its cells. words: metric -> heading."""
         mixed_facts: dict[str, str] = {}
-        for name, of in (("device", _device), ("precision", _precision), ("code", _code)):
-            values = self.values(of)
+        for name, fact_of in (("device", _device), ("precision", _precision), ("code", _code)):
+            values = self.values(fact_of)
             if len(values) > 1:
                 everywhere = len({frozenset(cells_of) for cells_of in values.values()}) == 1
                 mixed_facts[name] = "; ".join(
                     f"{text} "
-                    f"({_cells_of({words.get(fact, fact): ids for fact, ids in cells_by_fact.items()}, everywhere)})"
+                    f"({_cell_count({words.get(fact, fact): ids for fact, ids in cells_by_fact.items()}, everywhere)})"
                     for text, cells_by_fact in values.items()
                 )
         for name, versions_of_data in self.data.items():
@@ -214,18 +214,18 @@ class TableFacts:
 
 
 def _by_metrics(metrics_of: Mapping[str, list[str]]) -> str:
-    """ "natural, PGD-20: fatbench 0.1.0; AA: pyautoattack 0.2.0"; "all attacks" where several share one fact."""
+    """Facts by metrics: "natural, PGD-20: fatbench 0.1.0; AA: pyautoattack 0.2.0"; "all attacks" if they share one."""
     if len(metrics_of) == 1 and len(next(iter(metrics_of.values()))) > 1:
         return f"all attacks: {next(iter(metrics_of))}"
     return "; ".join(f"{', '.join(metrics)}: {shared_fact}" for shared_fact, metrics in metrics_of.items())
 
 
 def _precision_counts(by_precision: Mapping[str, set[str]]) -> str:
-    """ "bf16", or "fp32 (15 cells), bf16 (18 cells)"."""
+    """Precisions in words: "bf16", or "fp32 (15 cells), bf16 (18 cells)"."""
     if len(by_precision) == 1:
         return next(iter(by_precision))
     return ", ".join(
-        f"{precision} ({_cells_of({'': cells}, True)})" for precision, cells in sorted(by_precision.items())
+        f"{precision} ({_cell_count({'': cells}, True)})" for precision, cells in sorted(by_precision.items())
     )
 
 
@@ -263,8 +263,8 @@ def _code(origin: Origin) -> str:
     return f"{commit} with uncommitted changes{edited}" if origin.dirty else commit
 
 
-def _cells_of(cells_of: Mapping[str, set[str]], everywhere: bool) -> str:
-    """ "2 cells", or "training of 2 cells" and the like where the values are not behind the same things."""
+def _cell_count(cells_of: Mapping[str, set[str]], everywhere: bool) -> str:
+    """A count: "2 cells", or "training of 2 cells" where the values are not behind the same metrics."""
     cells = len(set().union(*cells_of.values()))
     count = f"{cells} cell{'s' * (cells != 1)}"
     return count if everywhere else f"{', '.join(cells_of)} of {count}"

@@ -1,4 +1,4 @@
-"""The paper's numbers, or a formula's: rows of a CSV found by the labels of a grid point, apart from measured ones."""
+"""Published numbers, of a paper or a formula: rows of a CSV, found by the labels of a grid point."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ NOTHING: Entry = (None, None, "")
 
 
 class Lookup:
-    """Such a table. SpecError: the file cannot be read or lacks a column that the suite names."""
+    """A table of published numbers.
+
+    SpecError: the file cannot be read, or lacks a column that the suite names.
+    """
 
     def __init__(self, published: Reference) -> None:
         self.published = published
@@ -40,7 +43,7 @@ class Lookup:
         self._demand_numbers(matching)
 
     def _demand_numbers(self, rows: Sequence[tuple[int, Mapping[str, str]]]) -> None:
-        """SpecError: a cell that a heading shows is neither a number nor empty, or two rows have the same labels."""
+        """Refuse a shown cell that is neither a number nor empty, and two rows with the same labels (SpecError)."""
         published = self.published
         shown_columns = [*published.values.values(), *published.std.values(), *published.to.values()]
         patterns = [".*".join(map(re.escape, re.split(r"\{[^{}]+\}", column))) for column in shown_columns]
@@ -80,7 +83,7 @@ class Lookup:
         return value, std, self._flag(row.get("flag", ""), column)
 
     def range(self, point: Mapping[str, str], heading: str) -> tuple[float, float] | None:
-        """(least, most) of what the paper gives; both the same where it gives one number."""
+        """(lowest, highest) number of the paper; equal where it prints one number, None where it prints none."""
         low = self.find(point, heading)[0]
         if low is None:
             return None
@@ -144,7 +147,7 @@ def _read_rows(file: Path) -> tuple[dict[int, dict[str, str]], list[str]]:
 
 
 def _is_equal(cell_text: str, wanted_text: str) -> bool:
-    """Equal as text, or as numbers: 1.0 is 1."""
+    """Whether two texts are equal, or are equal numbers: 1.0 is 1."""
     if cell_text.strip() == wanted_text.strip():
         return True
     try:

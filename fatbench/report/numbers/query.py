@@ -1,4 +1,4 @@
-"""What a report reads from the database: only the columns and the rows that its tables show.
+"""Read from the database for a report: only the columns and rows that its tables show.
 
 `Store.measurements`, `stages` and `runs` give the same and more, as dicts; on 10,000 cells they take several seconds.
 """
@@ -59,11 +59,11 @@ def numbers_of_sources(
         if clients.isdisjoint({EVERY, RANGE}):
             condition &= NUMBERS.c.client.in_(sorted(clients))
         rows += numbers_of(cells, store, condition)
-        of_intervals = {f"{base}_client" for base, _, end in (m.rpartition("_") for m in metrics) if end in ENDS}
-        if of_intervals:
-            rows += numbers_of(cells, store, training & NUMBERS.c.metric.in_(of_intervals))
+        interval_metrics = {f"{base}_client" for base, _, end in (m.rpartition("_") for m in metrics) if end in ENDS}
+        if interval_metrics:
+            rows += numbers_of(cells, store, training & NUMBERS.c.metric.in_(interval_metrics))
     done_query = sql(STAGES.c.cell).where((STAGES.c.stage == "train") & (STAGES.c.status == "done"))
-    broken = sql(STAGES.c.cell).where(STAGES.c.status == "failed").distinct()
+    failed_query = sql(STAGES.c.cell).where(STAGES.c.status == "failed").distinct()
     bits = outcomes(cells, store)
     return Numbers(
         plan,
@@ -72,7 +72,7 @@ def numbers_of_sources(
         rounds=rounds,
         runs=_runs(cells, store, stages),
         outcomes=bits,
-        failed=frozenset(row.cell for row in fetch(store, broken, STAGES.c.cell, cells)),
+        failed=frozenset(row.cell for row in fetch(store, failed_query, STAGES.c.cell, cells)),
         trained=frozenset(row.cell for row in fetch(store, done_query, STAGES.c.cell, cells if metrics else ())),
         judged=_other_attacks(plan, cells, store, stages, doubts_of(cells, store, bits)) if evaluated else {},
     )
@@ -89,7 +89,7 @@ def _evaluated(
     evaluations, stages = _evaluations(plan), set[str]()
     for round, cells in by_round.items():
         names = {name for evaluation in evaluations for name in evaluation.stages(round)}
-        rows += numbers_of(cells, store, NUMBERS.c.stage.in_(sorted(names)) & _clients(sources))
+        rows += numbers_of(cells, store, NUMBERS.c.stage.in_(sorted(names)) & _client_condition(sources))
         stages |= names
     integrity.agree(rows, store.database)
     return rows, stages
@@ -98,7 +98,7 @@ def _evaluated(
 def _other_attacks(
     plan: Plan, cells: Sequence[str], store: Store, stages: Collection[str], known_doubts: Doubts
 ) -> Doubts:
-    """Doubts, and that of each stage whose settings are not those of the plan's evaluation that has its name."""
+    """Add a doubt about each stage whose attack has other settings than the plan's evaluation of that name."""
     by_id = {evaluation.id: evaluation for evaluation in _evaluations(plan)}
     condition = STAGES.c.stage.in_(sorted(stages)) & STAGES.c.settings.is_not(None)
 
@@ -114,8 +114,8 @@ def _other_attacks(
     return doubts_found
 
 
-def _clients(sources: Iterable[Source]) -> Any:
-    """Of an evaluation the numbers of single clients only where a source asks: there may be a thousand of each."""
+def _client_condition(sources: Iterable[Source]) -> Any:
+    """The condition on clients: single clients only where a source asks, since there may be a thousand of them."""
     sources = list(sources)
     if any(s.stage == "evaluation" and s.client != -1 for s in sources):
         return NUMBERS.c.client >= -1

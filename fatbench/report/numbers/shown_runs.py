@@ -1,6 +1,6 @@
-"""Which run of a cell is read where a database has several: the same everywhere, whatever the order of import.
+"""Choose the run of a cell that is read where a database has several, whatever the order of import.
 
-    plan = shown(plan, store)        the plan, its cells' ids those of the runs that tables, figures and tests read
+    plan = shown_plan(plan, store)   the plan, its cells' ids those of the runs that tables, figures and tests read
 
 Of the runs of a cell that is taken which is trained; then one that the data and plug-ins of now have answered, as far
 as that is known (`fatbench.store.inputs`); then in the precision of most cells of the plan; then with most of
@@ -50,7 +50,7 @@ class _Run:
 def shown_plan(plan: Plan, store: Store, run_filter: str = "", whole_plan: Callable[[], Plan] | None = None) -> Plan:
     """The plan with its cells' ids those of the runs to read; one that has them stays as it is.
 
-    only: as for `chosen_runs`. whole: the plan without a filter, so that a filter never changes which run is read.
+    run_filter: as for `chosen_runs`. whole_plan: the plan without a filter, so that a filter never changes the choice.
     """
     if plan.resolved:
         return plan
@@ -72,8 +72,8 @@ def chosen_runs(
 ) -> dict[str, str]:
     """Cell -> the id of the run to read, where it is another than the cell's own.
 
-    asked: cell -> the evaluations that are asked for. only: runs such as "precision=fp32"; of a cell that has none
-    nothing is read. SpecError: no such filter.
+    evaluations_by_cell: cell -> the evaluations that are asked for. run_filter: such as "precision=fp32"; a cell
+    without such a run is not read. SpecError: an unknown filter.
     """
     filter_wanted = _filter(run_filter)
     several = replicates.of(store.database, evaluations_by_cell)
@@ -86,7 +86,7 @@ def chosen_runs(
         for of_cell in ids.values()
         for precision in {origin[0] for id in of_cell for origin in runs[id].made_by}
     )
-    usual = min(precisions, key=lambda one: (-precisions[one], _rank(one)), default="")
+    usual = min(precisions, key=lambda precision: (-precisions[precision], _rank(precision)), default="")
 
     def rank(cell: str, id: str) -> tuple[bool, bool, float, int, tuple[str, str]]:
         run = runs[id]
@@ -103,7 +103,7 @@ def chosen_runs(
 
 
 def note(store: Store, ids: Iterable[str]) -> str:
-    """Which runs are shown, where some of these cells were run more than once; else empty. ids: also of their runs."""
+    """A note on the choice of runs where cells were run more than once; else empty. ids: of cells or of their runs."""
     cells = {id.partition(replicates.SIGN)[0] for id in ids}
     several = len(replicates.of(store.database, cells))
     if not several:
@@ -158,5 +158,5 @@ def _runs(store: Store, ids: Collection[str]) -> dict[str, _Run]:
 
 
 def _fingerprints(spec: Mapping[str, Any], fingerprints: Mapping[str, str]) -> dict[str, str]:
-    """Those of a cell's data sets as the newest run has read them, as far as one has."""
+    """The fingerprints of a cell's data sets, as far as the newest run has read them."""
     return {inputs.DATA_SETS[name]: fingerprints[key] for name, key in data_keys(spec).items() if key in fingerprints}

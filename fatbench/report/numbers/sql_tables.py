@@ -1,4 +1,4 @@
-"""What the view `results` says of numbers beside their values: why to doubt them, and which run of a cell is shown."""
+"""Fill the tables behind the view `results`: the doubts about numbers, and the run of each cell that is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fatbench.store.stages import Store
 
 @contextmanager
 def judged(db: str | None, cells: Iterable[str]) -> Iterator[None]:
-    """Judge cells once the work within is over, however it ended; a database that is not there has nothing to judge."""
+    """Judge cells after the work in the block, however it ended; a missing database is skipped."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Whether a difference is real: over seeds and images, over seeds alone, over images alone; Holm's correction.
+"""Tests and intervals of differences: over seeds and images, over seeds alone, over images alone; Holm's correction.
 
     seeds_and_images(a, b)                           per-image outcomes of two methods, one a seed, on the same images
     contrast([(0.5, a), (0.5, b), (-1, c)])          the same of a weighted sum of methods
@@ -325,7 +325,7 @@ def of_groups(D: NDArray[np.float64], groups: Groups) -> NDArray[np.float64]:
 
 
 def over_seeds(differences: Sequence[float], n: int, step: float = 1.0) -> SeedsAndImages | None:
-    """The same where only a difference of accuracies on n images is known of each seed: about these images alone.
+    """As `contrast`, from one difference of accuracies on n images for each seed: about these images alone.
 
     step: the largest |weight| of a contrast. None below two seeds.
     """

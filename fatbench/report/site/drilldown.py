@@ -1,4 +1,4 @@
-"""The runs of a number: the cells of one point of the grid, seed by seed, in words, curves and images."""
+"""The runs behind a number: the cells of one point of the grid, seed by seed, in words, curves and images."""
 
 from __future__ import annotations
 
@@ -131,17 +131,20 @@ def _title(key: Key) -> str:
 def fill(
     points: Sequence[GridPoint], store: Store, files: Path | None, images: Mapping[str, list[tuple[str, str]]]
 ) -> None:
-    """Say of each point what the database knows of its cells. files: their folders; images: of a cell, besides."""
+    """Fill each point with the facts of its cells in the database.
+
+    files: where the cells' folders are; images: cell -> further images.
+    """
     for offset in range(0, len(points), AT_ONCE):
-        _fill(points[offset : offset + AT_ONCE], store, files, images)
+        _fill_batch(points[offset : offset + AT_ONCE], store, files, images)
 
 
-def _fill(
+def _fill_batch(
     points: Sequence[GridPoint], store: Store, files: Path | None, images: Mapping[str, list[tuple[str, str]]]
 ) -> None:
     ids = list(dict.fromkeys(cell for point in points for cell in point.cells))
     specs = store.cells(ids)
-    several = replicates.of(store.database, ids)
+    replicate_ids = replicates.of(store.database, ids)
     stages: dict[str, list[StageRow]] = {}
     for (cell, _), row in sorted(store.stages(ids).items()):
         stages.setdefault(cell, []).append(row)
@@ -169,24 +172,24 @@ def _fill(
         point.cost = list(_cost(numbers_by_cell))
         point_runs = [run for cell in known_cells for run in runs.get(cell, [])]
         point.origins = list(_origins(point_runs))
-        point.runs = [_run(run, seeds[run["cell"]]) for run in point_runs]
+        point.runs = [_run_record(run, seeds[run["cell"]]) for run in point_runs]
         point.errors = [
             (f"{_stage_text(row.stage)}, seed {seeds[cell]}", row.error.strip())
             for cell in known_cells
             for row in stages.get(cell, [])
             if row.status == "failed" and row.error
         ]
-        broken = [cell for cell in known_cells if any(row.status == "failed" for row in stages.get(cell, []))]
-        point.log = next((log for cell in broken if (log := _log(files, cell))), "")
+        failed_cells = [cell for cell in known_cells if any(row.status == "failed" for row in stages.get(cell, []))]
+        point.log = next((log for cell in failed_cells if (log := _log(files, cell))), "")
         point.images = [
             image
             for cell in known_cells
             for image in [*images.get(cell, []), *_artifact_images(files, cell, seeds[cell])]
         ]
         point.others = [
-            f"Seed {seeds[cell]} was run {len(several[cell])} times: {', '.join(several[cell])}."
+            f"Seed {seeds[cell]} was run {len(replicate_ids[cell])} times: {', '.join(replicate_ids[cell])}."
             for cell in known_cells
-            if cell in several
+            if cell in replicate_ids
         ]
         point.commands = [f"fatbench show {known_cells[0]}", f"fatbench logs {known_cells[0]}"]
         if point.evaluations:
@@ -197,20 +200,20 @@ def _fill(
 
 
 def _state(rows: Sequence[StageRow]) -> str:
-    """That of a cell: of its first stage that is not done."""
+    """The state of a cell: that of its first stage that is not done."""
     return next((row.status for row in rows if row.status != "done"), "done" if rows else "not run")
 
 
 def _attacks(rows: Iterable[StageRow]) -> Iterable[tuple[str, str, str]]:
-    """Each attack that judged, with all settings and the code that ran it."""
+    """(label, attack with all settings, the code that ran it) of each attack, once."""
     labels_seen = set()
     for row in rows:
         label = parsed(row.stage).metric
         if row.settings and label not in labels_seen:
             labels_seen.add(label)
-            by = row.settings.get("implementation")
+            implementation = row.settings.get("implementation")
             attack = {key: value for key, value in row.settings.items() if key != "implementation"}
-            yield label, format_call.with_all_settings(attack), f"run by {by}" if by else ""
+            yield label, format_call.with_all_settings(attack), f"run by {implementation}" if implementation else ""
 
 
 def _evaluations(
@@ -227,7 +230,7 @@ def _evaluations(
             strength = standard_attacks.strength(label)
             row = row_by_evaluation.setdefault(
                 (-model_round, strength, stage),
-                {"metric": _in(label, precision), "round": model_round, "by": {}, "n": n},
+                {"metric": _attack_name(label, precision), "round": model_round, "by": {}, "n": n},
             )
             row["by"][cell] = f"{100 * value:.2f}"
     return [
@@ -243,11 +246,11 @@ def _evaluations(
 
 def _stage_text(stage: str) -> str:
     label, _, precision, model_round = parsed(stage)
-    return f"{_in(label, precision)}, model of round {model_round}" if label else stage
+    return f"{_attack_name(label, precision)}, model of round {model_round}" if label else stage
 
 
-def _in(label: str, precision: str) -> str:
-    """An attack's label, with what it computed in where that is not float32."""
+def _attack_name(label: str, precision: str) -> str:
+    """An attack's label, with its precision where that is not float32."""
     return label if precision == "fp32" else f"{label} in {precision}"
 
 
@@ -299,7 +302,7 @@ def _curve(heading: str, by_seed: Mapping[str, Mapping[int, float]]) -> Curve:
 
 
 def thinned(rounds: Sequence[Any]) -> list[Any]:
-    """At most MOST of them, evenly, with the first and the last."""
+    """At most MOST of the rounds, evenly spaced, with the first and the last."""
     if len(rounds) <= MOST:
         return list(rounds)
     return [rounds[round(i * (len(rounds) - 1) / (MOST - 1))] for i in range(MOST)]
@@ -309,7 +312,7 @@ def thinned(rounds: Sequence[Any]) -> list[Any]:
 
 
 def _cost(numbers_by_cell: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Sums over the rounds, their mean over the seeds."""
+    """(name, text) of each cost: sums over the rounds, their mean over the seeds."""
 
     def total(metric: str, training: bool) -> float | None:
         sums = [
@@ -335,10 +338,10 @@ def _cost(numbers_by_cell: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _origins(runs: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:
-    """What is the same for all runs is one entry; what differs is listed."""
+    """(name, text) of each fact of some runs: one value where all agree, else all values."""
 
-    def distinct_texts(of: Any) -> str:
-        return "; ".join(dict.fromkeys(text for run in runs if (text := of(run))))
+    def distinct_texts(fact_of: Any) -> str:
+        return "; ".join(dict.fromkeys(text for run in runs if (text := fact_of(run))))
 
     def data(run: Mapping[str, Any]) -> str:
         data_facts = run.get("data")
@@ -359,23 +362,23 @@ def _origins(runs: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:
         "packages": versions,
         "plug-ins": lambda run: ", ".join(f"{p['plugin']} {p['sha256'][:12]}" for p in run.get("plugins") or ()),
     }  # fmt: skip
-    for fact_name, of in facts.items():
-        if fact_text := distinct_texts(of):
+    for fact_name, fact_of in facts.items():
+        if fact_text := distinct_texts(fact_of):
             yield fact_name, fact_text
 
 
-def _run(run: Mapping[str, Any], seed: int) -> dict[str, str]:
+def _run_record(run: Mapping[str, Any], seed: int) -> dict[str, str]:
     return {
         "stage": _stage_text(run["stage"]),
         "seed": str(seed),
         "status": str(run["status"]),
         "started": str(run["started"])[:19].replace("T", " "),
-        "took": _took(run.get("started"), run.get("ended")),
+        "took": _run_time(run.get("started"), run.get("ended")),
         "host": str(run.get("host") or ""),
     }
 
 
-def _took(start_time: str | None, end_time: str | None) -> str:
+def _run_time(start_time: str | None, end_time: str | None) -> str:
     if not start_time or not end_time:
         return ""
     begin, end = (datetime.fromisoformat(moment.replace("Z", "+00:00")) for moment in (start_time, end_time))
@@ -383,14 +386,14 @@ def _took(start_time: str | None, end_time: str | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """ "8.2 s", "12 min", "3.4 h"."""
+    """A duration in words: "8.2 s", "12 min", "3.4 h"."""
     if seconds < 100:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def si_number(value: float) -> str:
-    """ "1.2 M"."""
+    """A number with an SI prefix: "1.2 M"."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:.3g} {unit}"
@@ -411,7 +414,7 @@ def _log(files: Path | None, cell: str) -> str:
 
 
 def _artifact_images(files: Path | None, cell: str, seed: int) -> list[tuple[str, str]]:
-    """What the last round kept, as small images."""
+    """(caption, data URI) of the tensors that the last round stored, as small images."""
     if files is None or not (files / cell / "artifacts").is_dir():
         return []
     from fatbench.report.figures import artifacts
@@ -427,7 +430,7 @@ def _artifact_images(files: Path | None, cell: str, seed: int) -> list[tuple[str
 
 
 def uri(file: Path) -> str:
-    """An image for a page that fetches nothing."""
+    """An image file as a data URI, for a page that fetches nothing."""
     return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
 
 

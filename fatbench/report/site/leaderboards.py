@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from fatbench.store.stages import Store
 
 Part = tuple[Suite, Plan]
-LEAST = 2  # rows of a leaderboard
+LEAST = 2  # rows that a leaderboard needs
 VARIANTS = {"jpeg": "as JPEG", "jpeg75": "as JPEG"}
 LABELS = 12  # of an axis that can be chosen from a list
 
 
 @dataclass
 class Task:
-    """The cells that are compared."""
+    """The cells that one leaderboard compares."""
 
     preset: str
     cell: Cell  # the first of them
-    evaluations: dict[str, str]  # label -> what it is: the attack, on how many images
+    evaluations: dict[str, str]  # label -> id: the attack with its settings and number of images
     parts: dict[str, tuple[Suite, Plan, list[Cell]]] = field(default_factory=dict)
 
 
@@ -107,28 +107,28 @@ def boards(suite_plans: Sequence[Part], grids: Sequence[Grid], store: Store, sel
             if (board := _board(task, grid)) is not None:
                 plans = [replace(plan, cells=cells) for _, plan, cells in task.parts.values()]
                 ids = {cell.id for plan in plans for cell in plan.cells}
-                of = compare.measured_numbers(store, ids, select).__getitem__
-                _answer(plans, board, of)
-                _quote(board, task, store, select)
+                numbers_of = compare.measured_numbers(store, ids, select).__getitem__
+                _set_answer(plans, board, numbers_of)
+                _quote_headline(board, task, store, select)
                 all_boards.append(board)
-    _tell_apart(all_boards)
+    _distinguish_titles(all_boards)
     return all_boards
 
 
-def _tell_apart(boards: Sequence[Board]) -> None:
-    """Add to titles that are alike what is not: the suites, the preset."""
+def _distinguish_titles(boards: Sequence[Board]) -> None:
+    """Add suites or preset to the titles of boards that would share one."""
     boards_by_title: dict[str, list[Board]] = {}
     for board in boards:
         boards_by_title.setdefault(board.title, []).append(board)
     for same_title in boards_by_title.values():
         names = [(", ".join(board.suites), board.preset) for board in same_title]
-        unlike = [position for position in (0, 1) if len({name[position] for name in names}) > 1]
+        differing = [position for position in (0, 1) if len({name[position] for name in names}) > 1]
         for board, name in zip(same_title, names, strict=True):
-            board.title += f" ({', '.join(name[position] for position in unlike)})" if unlike else ""
+            board.title += f" ({', '.join(name[position] for position in differing)})" if differing else ""
 
 
 def difference(board: Board, row: Row) -> Difference | None:
-    """A row against its baseline; None: it is the baseline, or not tested."""
+    """The difference of a row from its baseline; None for the baseline itself and for untested rows."""
     row_cells = {*row.values[0][board.sorted_by].cells}
     return next((candidate for candidate in board.differences if row_cells & candidate.cells), None)
 
@@ -138,28 +138,29 @@ def paper_order(suite: str) -> int:
     return [*dict.fromkeys(PAPERS.values()), OTHER].index(paper_of(suite))
 
 
-def _answer(plans: Sequence[Plan], board: Board, of: Callable[[str], Mapping[str, Measured]]) -> None:
-    """Compare the rows with the baselines of their suites, and say in a sentence what that comes to."""
+def _set_answer(plans: Sequence[Plan], board: Board, numbers_of: Callable[[str], Mapping[str, Measured]]) -> None:
+    """Compare the rows with the baselines of their suites and set the board's answer and sentence."""
     column = board.grid.columns[board.sorted_by]
     if "attacker" in board.grid.axes:
-        board.sentence = _privacy(board)
+        board.sentence = _privacy_sentence(board)
     if column.source.stage != "evaluation":
         return
     all_differences = [
-        compared_row for plan in plans for compared_row in baseline.differences(plan, of, [column.metric])
+        compared_row for plan in plans for compared_row in baseline.differences(plan, numbers_of, [column.metric])
     ]
     board.differences = [compared_row for compared_row in all_differences if compared_row.comparison.test is not None]
     if board.differences:
         all_differences = board.differences
         # of several groups of rows, the one whose baseline is strongest: adversarial training under an attack
         best = max(sum(compared_row.comparison.b) / len(compared_row.comparison.b) for compared_row in all_differences)
-        group = [
+        strongest_group = [
             compared_row
             for compared_row in all_differences
             if sum(compared_row.comparison.b) / len(compared_row.comparison.b) == best
         ]
         compared_row = next(
-            (compared_row for compared_row in group if compared_row.label.startswith(METHODS)), group[0]
+            (compared_row for compared_row in strongest_group if compared_row.label.startswith(METHODS)),
+            strongest_group[0],
         )
         row_text = ", ".join(f"{axis} {label}" for axis, label in compared_row.where.items() if axis in board.axes)
         board.sentence = f"{row_text}: " * bool(row_text) + compared_row.sentence()
@@ -169,12 +170,12 @@ def _answer(plans: Sequence[Plan], board: Board, of: Callable[[str], Mapping[str
             board.answer = Answer(sides, compared.metric, compared.difference, test.low, test.high, len(compared.seeds))
 
 
-def _quote(board: Board, task: Task, store: Store, select: Checkpoint) -> None:
-    """Say what a suite of the task declares that it is quoted with, where its cells are on this board."""
+def _quote_headline(board: Board, task: Task, store: Store, select: Checkpoint) -> None:
+    """Quote the headline that a suite of the task declares, if its cells are on this board."""
     for suite, plan, cells in task.parts.values():
         if any(tests.headline for tests in suite.tests):
-            of = compare.measured_numbers(store, {cell.id for cell in plan.cells}, select)
-            headline = declared_tests.headline(suite.tests, plan, of.__getitem__)
+            numbers_by_cell = compare.measured_numbers(store, {cell.id for cell in plan.cells}, select)
+            headline = declared_tests.headline(suite.tests, plan, numbers_by_cell.__getitem__)
             if headline is None or (test := headline[0].test) is None:
                 continue
             if headline[0].cells <= {cell.id for cell in cells}:
@@ -185,25 +186,25 @@ def _quote(board: Board, task: Task, store: Store, select: Checkpoint) -> None:
                 return
 
 
-def _privacy(board: Board) -> str:
-    """How many images the strongest attacker names, without a defence and with the best."""
+def _privacy_sentence(board: Board) -> str:
+    """A sentence on the images that the strongest attacker identifies, without a defence and with the best."""
     column_index = next((i for i, column in enumerate(board.grid.columns) if column.metric == "identification"), None)
     if column_index is None or "defence" not in board.axes:
         return ""
     identified = [(mean, row) for row in board.rows if (mean := row.values[0][column_index].mean) is not None]
-    bare = [share for share, row in identified if row.key.get("defence") == "none"]
+    undefended = [share for share, row in identified if row.key.get("defence") == "none"]
     defended = [(share, row) for share, row in identified if row.key.get("defence") != "none"]
-    if not bare or not defended:
+    if not undefended or not defended:
         return ""
-    share, row = min(defended, key=lambda one: one[0])
-    statement = f"The strongest attacker identifies {100 * max(bare):.0f} % of the images without a defence"
-    if share >= max(bare):
+    share, row = min(defended, key=lambda share_and_row: share_and_row[0])
+    statement = f"The strongest attacker identifies {100 * max(undefended):.0f} % of the images without a defence"
+    if share >= max(undefended):
         return f"{statement}, and as many with each defence"
     return f"{statement}, and {100 * share:.0f} % with {row.key['defence']} ({row.key['attacker']})"
 
 
 def _grid(task: Task, store: Store, select: Checkpoint) -> Grid | None:
-    """One table of all cells of a task, in which every row is compared with every other."""
+    """One table of all cells of a task, in which every row is compared with every other; None without numbers."""
     from fatbench.report import build_tables
 
     task_suites = [(suite, replace(plan, cells=cells)) for suite, plan, cells in task.parts.values()]
@@ -263,12 +264,12 @@ def add_published(board: Grid, grids: Sequence[Grid]) -> None:
 
 
 def _board(task: Task, grid: Grid) -> Board | None:
-    rows, keep = grid.having(any_number)
-    if len(rows) < LEAST or not keep:
+    rows, positions = grid.having(any_number)
+    if len(rows) < LEAST or not positions:
         return None
-    single_columns = [p for p in keep if sum(row.values[0][p].mean is not None for row in rows) == 1]
-    single_columns = single_columns if len(single_columns) < len(keep) and len(rows) > LEAST else []
-    keep = [position for position in keep if position not in single_columns]
+    single_columns = [p for p in positions if sum(row.values[0][p].mean is not None for row in rows) == 1]
+    single_columns = single_columns if len(single_columns) < len(positions) and len(rows) > LEAST else []
+    positions = [position for position in positions if position not in single_columns]
     if "attacker" in grid.axes:
         rows = _strongest_attackers(grid, rows, {key["attacker"] for key in _bounds(task) if "attacker" in key})
     labels = {axis: list(dict.fromkeys(row.key.get(axis, "") for row in rows)) for axis in grid.axes}
@@ -280,8 +281,8 @@ def _board(task: Task, grid: Grid) -> Board | None:
     ]
     constant_labels = [(axis, label_text) for axis, label_text in constant_labels if label_text not in ("", "none")]
     headings = [grid.columns[position].heading for position in single_columns]
-    grid = grid.only(rows, keep)
-    sorted_column = _strongest(grid)
+    grid = grid.only(rows, positions)
+    sorted_column = _strongest_column(grid)
     if grid.columns[sorted_column].metric == "identification":  # what counts stands first
         grid, sorted_column = (
             grid.only(grid.rows, [sorted_column, *(c for c in range(len(grid.columns)) if c != sorted_column)]),
@@ -303,14 +304,14 @@ def _board(task: Task, grid: Grid) -> Board | None:
         if key != "name" and label_text
     )
     split = spec.get("partition")
-    about = (
+    remarks = (
         [f"Split: {format_call.with_all_settings({k: v for k, v in split.items() if v is not None})}"] if split else []
     )
-    about += [", ".join(f"{axis} {label_text}" for axis, label_text in constant_labels)] if constant_labels else []
-    about += ["each row with the attacker who identifies most; the tables have all attackers"] * ("attacker" in axes)
+    remarks += [", ".join(f"{axis} {label_text}" for axis, label_text in constant_labels)] if constant_labels else []
+    remarks += ["each row with the attacker who identifies most; the tables have all attackers"] * ("attacker" in axes)
     quoted = ", ".join(f'"{heading}"' for heading in headings)
-    about += [f"the tables have {quoted}, of one row"] * bool(headings)
-    about += [f"suites: {', '.join(task.parts)}"]
+    remarks += [f"the tables have {quoted}, of one row"] * bool(headings)
+    remarks += [f"suites: {', '.join(task.parts)}"]
     baselines = dict(plan.baseline for _, plan, _ in task.parts.values() if plan.baseline)
     question_axis = next((axis for axis in (*baselines, "defence", "attacker") if axis in axes), axes[-1])
     question = _question(
@@ -319,7 +320,7 @@ def _board(task: Task, grid: Grid) -> Board | None:
     return Board(
         id=f"board-{digest([task.preset, data, split, task.evaluations, list(task.parts)])[:8]}",
         title=", ".join([question, title, *(label_text for axis, label_text in constant_labels if axis in of_task)]),
-        about="; ".join(about) + ".",
+        about="; ".join(remarks) + ".",
         grid=grid,
         axes=axes,
         rows=sorted(grid.rows, key=order),
@@ -333,7 +334,7 @@ def _board(task: Task, grid: Grid) -> Board | None:
 
 
 def _question(axis: str, labels: Sequence[str], baseline: str) -> str:
-    """What a board asks: "SFAT against FAT", "11 methods against FAT", "7 defences"."""
+    """The question of a board: "SFAT against FAT", "11 methods against FAT", "7 defences"."""
     other_labels = [label for label in labels if label != baseline]
     names = " and ".join(other_labels) if len(other_labels) <= 2 else f"{len(other_labels)} {axis.removesuffix('s')}s"
     if len(other_labels) < len(labels):
@@ -343,7 +344,7 @@ def _question(axis: str, labels: Sequence[str], baseline: str) -> str:
 
 
 def _bounds(task: Task) -> list[Mapping[str, str]]:
-    """The places of cells that invert with what only the client has: upper bounds, no attackers."""
+    """The keys of cells whose attacker knows what only the client has: upper bounds, no real attackers."""
     cells = [cell for _, plan, _ in task.parts.values() for cell in plan.cells]
     return [cell.key for cell in cells if threats.of_cell(cell.spec).get("threat") == threats.BOUND]
 
@@ -351,10 +352,10 @@ def _bounds(task: Task) -> list[Mapping[str, str]]:
 def _strongest_attackers(grid: Grid, rows: Sequence[Row], bounds: set[str]) -> list[Row]:
     """For each defence, network and suite the attacker who identifies most; an upper bound is no attacker."""
     metrics = [column.metric for column in grid.columns]
-    by = [metrics.index(metric) for metric in ("identification", "psnr") if metric in metrics]
+    ranking_columns = [metrics.index(metric) for metric in ("identification", "psnr") if metric in metrics]
 
     def identified(row: Row) -> tuple[float, ...]:
-        means = [row.values[0][position].mean for position in by]
+        means = [row.values[0][position].mean for position in ranking_columns]
         return tuple(-1.0 if mean is None else mean for mean in means)
 
     strongest: dict[tuple[tuple[str, str], ...], Row] = {}
@@ -367,7 +368,7 @@ def _strongest_attackers(grid: Grid, rows: Sequence[Row], bounds: set[str]) -> l
     return [*strongest.values()]
 
 
-def _strongest(grid: Grid) -> int:
+def _strongest_column(grid: Grid) -> int:
     """The column that a leaderboard is first sorted by: the strongest attack of the known order, else the last one."""
     attacks = [
         position
@@ -378,6 +379,6 @@ def _strongest(grid: Grid) -> int:
     if not attacks:
         metrics = [column.metric for column in grid.columns]
         return metrics.index("identification") if "identification" in metrics else 0
-    known = [position for position in attacks if grid.columns[position].metric in standard_attacks.TITLES]
+    ranked_attacks = [position for position in attacks if grid.columns[position].metric in standard_attacks.TITLES]
     strengths = {position: standard_attacks.strength(grid.columns[position].metric) for position in attacks}
-    return max(known or attacks, key=lambda position: (strengths[position], position))
+    return max(ranked_attacks or attacks, key=lambda position: (strengths[position], position))

@@ -57,7 +57,7 @@ class Part:
 
     @property
     def file(self) -> str:
-        """Its page: no two parts have the same, and none is called as the index is."""
+        """The name of its page; no two parts share one, and none is named as the index."""
         preset = "" if self.plan.preset == "paper" else f"-{self.plan.preset}"
         name = re.sub(r"[^A-Za-z0-9._-]", lambda c: f"~{ord(c[0]):x}~", f"{self.plan.suite}{preset}")
         return "~index.html" if name == "index" else f"{name}.html"
@@ -65,7 +65,7 @@ class Part:
 
 @dataclass
 class Content:
-    """What a page of some parts holds."""
+    """The content of a page of one or more parts."""
 
     parts: list[Part]
     boards: list[Board]
@@ -81,7 +81,7 @@ def content(
     files: Path | None = None,
     images: Path | None = None,
 ) -> Content:
-    """Read all that a page shows. files: where the cells' folders are; images: a folder of what was drawn before."""
+    """Read all that a page shows. files: where the cells' folders are; images: a folder of images drawn earlier."""
     from fatbench.report import build_figures
 
     grids = [grid for site_part in site_parts for grid in site_part.grids]
@@ -110,7 +110,7 @@ def boards_of(site_parts: Sequence[Part], store: Store, select: Checkpoint) -> l
 
 
 def _artifact_uris(plot: series.Plot, files: Path | None, image_files: Mapping[str, Path]) -> list[str]:
-    """The images of a figure of what rounds kept, as data URIs: drawn of the cells' folders, or before."""
+    """The images of a figure of stored tensors, as data URIs: drawn from the cells' folders, or earlier ones."""
     from fatbench.report import drawable
     from fatbench.report.figures import plots as drawing
 
@@ -121,7 +121,7 @@ def _artifact_uris(plot: series.Plot, files: Path | None, image_files: Mapping[s
 
 
 def keep_within(points: Iterable[GridPoint], room: int) -> None:
-    """Leave out images that would make the page larger than what is left, and say so."""
+    """Drop images that exceed `room` characters in all, and name the command that shows them."""
     for point in points:
         images_kept = []
         for caption, uri in point.images:
@@ -141,7 +141,7 @@ def keep_within(points: Iterable[GridPoint], room: int) -> None:
 def page(page_content: Content, commit: str = "") -> str:
     """One file that holds its script; commit: of the code that writes it."""
     script = _script()
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {_hashed(script)}"
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {_script_hash(script)}"
     return _suite_page(page_content, f"<script>{script}</script>", policy, commit, 0)
 
 
@@ -165,16 +165,16 @@ def site(
     written_pages: dict[str, str] = {}
     image_files: dict[str, bytes] = {}
     links: dict[tuple[str, ...], str] = {}
-    several: list[Content] = []
+    contents: list[Content] = []
     for site_part in site_parts:
         page_content = read_content(site_part)
-        several.append(page_content)
+        contents.append(page_content)
         links |= {cells: f"{site_part.file}#{point.anchor}" for cells, point in page_content.points.items()}
         other_pages = [(other_part.file, _name(other_part)) for other_part in site_parts if other_part is not site_part]
-        written_pages[site_part.file] = _in_files(
+        written_pages[site_part.file] = _move_images(
             _suite_page(page_content, tag, policy, commit, refresh_seconds, "index.html", other_pages), image_files
         )
-    all_boards = boards() if len(site_parts) > 1 else several[0].boards
+    all_boards = boards() if len(site_parts) > 1 else contents[0].boards
     views = [_board(board, links) for board in all_boards]
     papers: dict[str, list[dict[str, Any]]] = {}
     for site_part in sorted(site_parts, key=lambda part: leaderboards.paper_order(part.plan.suite)):
@@ -191,7 +191,7 @@ def site(
     planned_cells = {cell.id.partition(SIGN)[0] for site_part in site_parts for cell in site_part.plan.cells}
     measured = frozenset[str]().union(*(site_part.measured for site_part in site_parts))
     days = [
-        run["started"][:10] for page_content in several for point in page_content.points.values() for run in point.runs
+        run["started"][:10] for page_content in contents for point in page_content.points.values() for run in point.runs
     ]
     last_day = f", the last on {max(days)}" if days else ""
     index = html.framed(
@@ -212,7 +212,7 @@ def site(
         problems=list(problems),
         boards=views,
         places=[*([("Leaderboards", "#leaderboards")] if views else []), ("Suites", "#suites")],
-        script=_safe(tag),
+        script=_markup(tag),
         policy=policy,
     )
     files = {SCRIPT: _script(), **written_pages, "index.html": index}  # what the index links to is there before it
@@ -227,16 +227,16 @@ def site(
 
 
 def _overview(board: Board) -> dict[str, Any]:
-    """A board in a line: its question, what its numbers come to, the best, and the difference that answers it."""
+    """The fields of a board in the overview: question, conclusion, best row, and the difference that answers it."""
     row = board.rows[0]
     value, column = row.values[0][board.sorted_by], board.grid.columns[board.sorted_by]
     best = ", ".join(axis_label(axis, label) for axis in board.axes if (label := row.key.get(axis, "")))
     number = "" if value.mean is None else number_format.entry(value, column).number
-    of = f"% {_under(column.metric)}" if column.source.stage == "evaluation" else column.heading
+    metric_text = f"% {_under(column.metric)}" if column.source.stage == "evaluation" else column.heading
     answer = board.answer
     return {
         "id": board.id, "question": board.title, "sentence": board.sentence.replace(" -", " \u2212"),
-        "best": best, "number": f"{number} {of}" if number else "",
+        "best": best, "number": f"{number} {metric_text}" if number else "",
         "difference": signed(answer.difference).replace("-", "\u2212") if answer else "",
         "who": f"{answer.who}, {attack_name(answer.metric)}" if answer else "",
         "interval": f"{signed(answer.low)} to {signed(answer.high)}".replace("-", "\u2212") if answer else "",
@@ -252,20 +252,20 @@ def _name(site_part: Part) -> str:
     return site_part.plan.suite + (f", {site_part.plan.preset}" if site_part.plan.preset != "paper" else "")
 
 
-def _in_files(page: str, image_files: dict[str, bytes]) -> str:
-    """The page with its images as files beside it, which are added to `image_files`."""
+def _move_images(page: str, image_files: dict[str, bytes]) -> str:
+    """Move the images of a page into files beside it, which are added to `image_files`."""
 
-    def named(match: re.Match[str]) -> str:
+    def file_source(match: re.Match[str]) -> str:
         image = base64.b64decode(match[1])
         name = f"images/{hashlib.sha256(image).hexdigest()[:16]}.png"
         image_files[name] = image
         return f'src="{name}"'
 
-    return re.sub(r'src="data:image/png;base64,([A-Za-z0-9+/=]+)"', named, page)
+    return re.sub(r'src="data:image/png;base64,([A-Za-z0-9+/=]+)"', file_source, page)
 
 
 def _shared_label(grids: Iterable[Grid]) -> str:
-    """The warning that all tables of a page have: it is shown once."""
+    """The label that all tables of a page share and the page shows once; empty where they differ."""
     labels = {grid.label for grid in grids}
     return labels.pop() if len(labels) == 1 else ""
 
@@ -316,13 +316,13 @@ def _suite_page(
         points=list(page_content.points.values()),
         places=navigation,
         home=home,
-        script=_safe(script),
+        script=_markup(script),
         policy=policy,
     )
 
 
-def _hashed(script: str) -> str:
-    """What a Content-Security-Policy calls a script that stands in the page."""
+def _script_hash(script: str) -> str:
+    """The name of an inline script in a Content-Security-Policy: its SHA-256."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
@@ -330,8 +330,8 @@ def _script() -> str:
     return html.file("page.js")
 
 
-def _safe(markup: str) -> Any:
-    """A script element that we wrote."""
+def _markup(markup: str) -> Any:
+    """Mark a script element of ours as safe, so that the template does not escape it."""
     import markupsafe
 
     return markupsafe.Markup(markup)
@@ -376,7 +376,7 @@ def _board(board: Board, links: html.Links) -> dict[str, Any]:
 
 
 def _heading(board: Board) -> str:
-    """Of the column of differences; empty: there is none."""
+    """The heading of the column of differences; empty without differences."""
     if not board.differences:
         return ""
     baselines = ", ".join(dict.fromkeys(difference.baseline for difference in board.differences))
@@ -384,7 +384,7 @@ def _heading(board: Board) -> str:
 
 
 def _difference(board: Board, row: Row) -> dict[str, Any] | None:
-    """A row's difference from its baseline with its interval, in points; positions: 0, its ends and itself, of 100."""
+    """The difference of a row from its baseline in points, and positions in [0, 100] of 0, its interval and itself."""
     difference = leaderboards.difference(board, row)
     if difference is None or (test := difference.comparison.test) is None:
         return None
@@ -412,13 +412,13 @@ def _difference(board: Board, row: Row) -> dict[str, Any] | None:
 
 
 def _figure(plot: series.Plot, id: str, images: list[str]) -> dict[str, Any]:
-    """A figure of the suite: its images, or what is drawn of each panel."""
+    """The fields of a figure for its template: its images, or an SVG for each panel."""
     panels_drawn = None
     if not plot.empty and plot.figure.kind not in KEPT:
         panels_drawn = inline.draw(plot, id)
     return {
         "id": id, "figure": plot.figure.id, "title": plot.figure.title, "label": plot.label,
         "legend": panels_drawn.legend if panels_drawn else [],
-        "panels": [(title, _safe(svg)) for title, svg in panels_drawn.panels] if panels_drawn else [],
+        "panels": [(title, _markup(svg)) for title, svg in panels_drawn.panels] if panels_drawn else [],
         "images": images, "notes": [note for note in plot.notes if note[0] != "suite"],
     }  # fmt: skip

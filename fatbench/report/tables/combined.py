@@ -1,4 +1,4 @@
-"""One table over the cells of several suites, asked for on the command line: no suite file is written for it."""
+"""One table over the cells of several suites, as the command line asks; no suite file is needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fatbench.suite.files import Suite
 from fatbench.suite.located import LocatedMap
 from fatbench.suite.tables import SOURCE, Table
 
-SUITE = "suite"  # the axis that says which suite a cell is of
+SUITE = "suite"  # the axis of suite names
 
 
 def combine(

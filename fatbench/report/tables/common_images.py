@@ -1,4 +1,4 @@
-"""Numbers of the images that all attacks of a table have in common, from the outcomes of each image.
+"""Accuracies on the images that all attacks of a table share, from the stored outcomes of each image.
 
 An attack takes the first n test images, so the common ones are those of the attack with the fewest.
 """
@@ -29,7 +29,7 @@ class OnCommonImages(Numbers):
         self.select, self.failed = numbers.select, numbers.failed
         self.trained, self.checkpoints = numbers.trained, numbers.checkpoints
         self.outcomes = self._outcomes
-        self._cut: dict[tuple[str, str], tuple[int, int] | None] = {}
+        self._cut: dict[tuple[str, str], tuple[int, int] | None] = {}  # (cell, stage) -> (bits, count)
         self.most: dict[str, int] = {}  # data set -> how many images all have
         for cells_by_heading in cells_by_point.values():
             for heading, cells in cells_by_heading.items():
@@ -71,7 +71,7 @@ def _of_images(source: Source) -> bool:
 
 
 def first_outcomes(outcomes: tuple[int, int], n: int, image_count: int) -> tuple[int, int]:
-    """The outcomes (bits, how many) of the first `most` of n images, by each model that is deployed."""
+    """Cut outcomes (bits, count) of several deployed models to the first `image_count` of their n images."""
     bits, total = outcomes
     first_bits = 0
     for end in range(total - n, -1, -n):  # the first model's images are in the highest bits

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredEvaluation(Evaluation):
-    """An evaluation that the database has; its stage says what it is called."""
+    """An evaluation that the database holds, called by its stage's name."""
 
     name: str = ""
 
@@ -39,7 +39,7 @@ class StoredEvaluation(Evaluation):
 
 
 def suite_and_plan(
-    store: Store | None, where: str | None = None, evaluation_ids: Collection[str] | None = None
+    store: Store | None, filter_text: str | None = None, evaluation_ids: Collection[str] | None = None
 ) -> tuple[Suite, Plan]:
     """The suite of all evaluated models in a database and its only plan. NothingMatched: there is no such model.
 
@@ -56,7 +56,7 @@ def suite_and_plan(
     plan = Plan(SUITE, "paper", "", [row for item in models for row in _rows(item)], ["last"])
     if not plan.cells:
         raise NothingMatched("the database holds no evaluated model yet: fatbench evaluate FILE --model ...")
-    plan = select(plan, where) if where else plan
+    plan = select(plan, filter_text) if filter_text else plan
     cells = plan.cells
     several = [axis for axis in cells[0].key if len({cell.key[axis] for cell in cells}) > 1]
     metrics = dict.fromkeys(evaluation.label for cell in cells for evaluation in cell.evaluations)
@@ -86,7 +86,7 @@ def suite_and_plan(
 
 
 def split_note(dataset: str) -> str:
-    """What to know of a data set whose test images are chosen here; empty for others."""
+    """A warning about a data set whose test images fatbench chooses; empty for other data sets."""
     facts = catalogue.CATALOGUE.get(dataset)
     if facts is None or not facts.split_here:
         return ""
@@ -108,11 +108,11 @@ def external_cells(plan: Plan, store: Store | None) -> list[Cell]:
     for cell in _models(store):
         stages = {evaluation.id for evaluation in cell.evaluations}
         evaluation_by_label: dict[str, Evaluation] = {}
-        for like in plan.cells:
-            if all(like.spec[key] == cell.spec[key] for key in ("data", "test", "size")):
-                for evaluation in like.evaluations:
-                    earlier = evaluation_by_label.get(evaluation.label)
-                    if earlier is None or (evaluation.id in stages and earlier.id not in stages):
+        for planned_cell in plan.cells:
+            if all(planned_cell.spec[key] == cell.spec[key] for key in ("data", "test", "size")):
+                for evaluation in planned_cell.evaluations:
+                    chosen = evaluation_by_label.get(evaluation.label)
+                    if chosen is None or (evaluation.id in stages and chosen.id not in stages):
                         evaluation_by_label[evaluation.label] = evaluation
         if any(evaluation.id in stages for evaluation in evaluation_by_label.values()):
             cells.append(replace(cell, evaluations=tuple(evaluation_by_label.values())))
@@ -144,7 +144,7 @@ def _models(store: Store) -> list[Cell]:
 
 
 def _row(id: str, spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """What networks of one row share: those of a chosen name are trainings of one method, any other stands alone."""
+    """The key of a model's row: networks of one chosen name are trainings of one method, others stand alone."""
     evaluated = spec["evaluated"]
     if not evaluated.get("named"):
         return (id,)
@@ -153,7 +153,7 @@ def _row(id: str, spec: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _evaluations(rows: list[StageRow]) -> tuple[Evaluation, ...]:
-    """The evaluations behind a cell's stages."""
+    """The evaluations of a cell's stages, in the order of their runs."""
     evaluations = []
     for row in sorted(rows, key=lambda row: row.run or 0):
         label, name, *_ = parsed(row.stage)
@@ -169,12 +169,14 @@ def _rows(model: Cell) -> Iterator[Cell]:
     Of each metric the last number counts; they go from weak to strong where the field has an order.
     """
     for n in sorted({evaluation.n or 0 for evaluation in model.evaluations}):
-        of_size = [evaluation for evaluation in model.evaluations if (evaluation.n or 0) == n]
-        for norm, eps in sorted({radius for evaluation in of_size if (radius := _radius(evaluation))}, key=_size) or [
-            ("", "")
-        ]:
+        evaluations_of_size = [evaluation for evaluation in model.evaluations if (evaluation.n or 0) == n]
+        for norm, eps in sorted(
+            {radius for evaluation in evaluations_of_size if (radius := _radius(evaluation))}, key=_size
+        ) or [("", "")]:
             by_label = {
-                evaluation.label: evaluation for evaluation in of_size if _radius(evaluation) in ((norm, eps), None)
+                evaluation.label: evaluation
+                for evaluation in evaluations_of_size
+                if _radius(evaluation) in ((norm, eps), None)
             }
             ordered = sorted(by_label.values(), key=lambda item: standard_attacks.strength(item.label))
             radius_text = eps if norm in ("", "Linf") else f"{eps} in {norm}"
@@ -182,13 +184,13 @@ def _rows(model: Cell) -> Iterator[Cell]:
 
 
 def _radius(evaluation: Evaluation) -> tuple[str, str] | None:
-    """(norm, eps as it was written); None: it has none."""
+    """(norm, eps as it was written) of an attack; None without a radius."""
     settings = evaluation.attack
     return (str(settings.get("norm", "Linf")), str(settings["eps"])) if "eps" in settings else None
 
 
 def _size(radius: tuple[str, str]) -> tuple[str, float]:
-    """By which radii are ordered; an imported one may be no number."""
+    """The sort key of a radius; an imported radius may be no number and goes last."""
     with contextlib.suppress(ValueError):
         return radius[0], float(number(radius[1]))
     return radius[0], math.inf

@@ -1,4 +1,4 @@
-"""What a table is before it is printed: headings, rows, and the number in each field. Data, and no work.
+"""The data of a table before it is printed: headings, rows, and the number in each field.
 
 A grid holds fractions in [0, 1] and plain numbers, unrounded; formats print them. `layout` fills it.
 """
@@ -20,7 +20,7 @@ from fatbench.suite.model import Condition, Key
 
 @dataclass(frozen=True)
 class Column:
-    """A heading: what it shows and how its numbers are printed."""
+    """A column: its heading, the source of its numbers and how they are printed."""
 
     heading: str
     source: Source
@@ -41,7 +41,7 @@ class Column:
 
 @dataclass
 class Value:
-    """What stands at one row and heading of a group. `mean` is None where nothing has been measured."""
+    """The value at one row and heading of a group; `mean` is None where nothing has been measured."""
 
     planned: bool = True  # False: the suite has no such cell, nothing is missing
     never: bool = False  # this checkpoint is not evaluated, or training does not log it: it will not be measured
@@ -91,21 +91,21 @@ class Group:
 
     @property
     def label(self) -> str:
-        """Its labels; one without a letter has the name of its axis: "steps 5"."""
+        """The labels, joined; one without a letter gets the name of its axis: "steps 5"."""
         label_texts = (label if any(map(str.isalpha, label)) else f"{axis} {label}" for axis, label in self.key.items())
         return ", ".join(label_texts)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row: its labels and its values."""
+    """A row of a table: its labels and its values."""
 
     key: Key
     values: list[list[Value]]  # [group][column]
     own: bool = False  # a plug-in's function makes it, and not every row of the table
 
     def labels(self, axes: Iterable[str]) -> list[str]:
-        """Its label of each axis, the last one marked where the row is one's own: "my_rule (own)"."""
+        """The label of each axis, the last one marked if a plug-in makes the row: "my_rule (own)"."""
         row_labels = [self.key.get(axis, "") for axis in axes]
         last_labelled = max((i for i, label in enumerate(row_labels) if label), default=None)
         return [f"{label} (own)" if self.own and i == last_labelled else label for i, label in enumerate(row_labels)]
@@ -157,12 +157,12 @@ class Grid:
 
     @property
     def by(self) -> str:
-        """Whose numbers stand beside ours: "paper", or "formula"."""
+        """The origin of the numbers beside ours: "paper" or "formula"."""
         return "formula" if any(value.formula for value in self.all()) else "paper"
 
     @property
     def published_at(self) -> str:
-        """Of which round the published numbers are, in words; empty where their headings say it."""
+        """The round of the published numbers, in words; empty where their headings say it."""
         checkpoints = dict.fromkeys(value.published_select for value in self.all() if value.published is not None)
         return " and ".join(PUBLISHED[checkpoint] for checkpoint in checkpoints if checkpoint)
 
@@ -172,7 +172,7 @@ class Grid:
 
     @property
     def words(self) -> dict[str, str]:
-        """Metric -> its heading, as notes say it."""
+        """Metric -> its heading, as notes write it."""
         return in_words(
             (column.heading, column.source) for column in self.columns if not (column.minus or column.share)
         )
@@ -181,60 +181,60 @@ class Grid:
         return (value for row in self.rows for group in row.values for value in group)
 
     def only(self, rows: Sequence[Row], columns: Sequence[int]) -> Grid:
-        """The grid of these rows and of the columns at these places, in this order."""
-        cut = [replace(row, values=[[group[c] for c in columns] for group in row.values]) for row in rows]
-        return replace(self, rows=cut, columns=[self.columns[c] for c in columns])
+        """The grid with these rows and the columns at these positions, in this order."""
+        kept_rows = [replace(row, values=[[group[c] for c in columns] for group in row.values]) for row in rows]
+        return replace(self, rows=kept_rows, columns=[self.columns[c] for c in columns])
 
     def having(self, has_value: Callable[[Value], bool]) -> tuple[list[Row], list[int]]:
-        """The rows with such a value, and the places of the columns with one."""
+        """(the rows with such a value, the positions of the columns with one)."""
         rows = [row for row in self.rows if any(has_value(value) for group in row.values for value in group)]
         positions = range(len(self.columns))
         return rows, [c for c in positions if any(has_value(group[c]) for row in rows for group in row.values)]
 
     def names_without(self, rows: Sequence[Row]) -> list[str]:
-        """The labels of the grid's other rows, of the axes in which its rows differ: "MNIST, FAT".
+        """The labels of the grid's other rows, on the axes in which its rows differ: "MNIST, FAT".
 
-        What several labels lack alike is said once: "MNIST and SVHN: FAT; SFAT".
+        Rows that several leading labels lack alike are named once: "MNIST and SVHN: FAT; SFAT".
         """
         vary = [axis for axis in self.axes if len({row.key.get(axis, "") for row in self.rows}) > 1] or self.axes
-        kept_rows = {id(row) for row in rows}
-        lasts_by_begin: dict[str, list[str]] = {}
+        kept_rows = {id(row) for row in rows}  # by identity: two rows may have equal labels
+        last_labels: dict[str, list[str]] = {}  # "MNIST" -> "FAT", "SFAT"
         for row in self.rows:
             if id(row) not in kept_rows:
-                *begin, last = (row.key.get(axis, "") for axis in vary)
-                lasts_by_begin.setdefault(", ".join(filter(None, begin)), []).append(last)
-        begins_by_lasts: dict[tuple[str, ...], list[str]] = {}
-        for begin_text, lasts in lasts_by_begin.items():
-            begins_by_lasts.setdefault(tuple(lasts), []).append(begin_text)
+                *leading, last = (row.key.get(axis, "") for axis in vary)
+                last_labels.setdefault(", ".join(filter(None, leading)), []).append(last)
+        leading_by_last: dict[tuple[str, ...], list[str]] = {}  # ("FAT", "SFAT") -> "MNIST", "SVHN"
+        for leading_text, lasts in last_labels.items():
+            leading_by_last.setdefault(tuple(lasts), []).append(leading_text)
         names: list[str] = []
-        for same_lasts, begins in begins_by_lasts.items():
-            if len(begins) > 1 and len(same_lasts) > 1:
-                names.append(f"{' and '.join(begins)}: {'; '.join(same_lasts)}")
+        for same_lasts, leading_texts in leading_by_last.items():
+            if len(leading_texts) > 1 and len(same_lasts) > 1:
+                names.append(f"{' and '.join(leading_texts)}: {'; '.join(same_lasts)}")
             else:
-                names += [", ".join(filter(None, (begin, last))) for begin in begins for last in same_lasts]
+                names += [", ".join(filter(None, (text, last))) for text in leading_texts for last in same_lasts]
         return names
 
 
 def any_number(value: Value) -> bool:
-    """Whether it is measured or published."""
+    """Whether a value is measured or published."""
     return value.mean is not None or value.published is not None
 
 
 def with_numbers(grid: Grid, linked_cells: Collection[tuple[str, ...]] = ()) -> tuple[Grid, list[str]]:
-    """(the grid without the rows and headings that have no number, the names of these); all where nothing has one.
+    """(the grid without the rows and columns that have no number, their names); the whole grid where nothing has one.
 
-    told: cells of which something else is told, whose rows stay.
+    linked_cells: cells that a link leads to, whose rows stay.
     """
     rows, _ = grid.having(lambda value: any_number(value) or value.cells in linked_cells)
-    _, keep = grid.having(any_number)
-    if not rows or not keep:
+    _, positions = grid.having(any_number)
+    if not rows or not positions:
         return grid, []
-    dropped = [column.label for c, column in enumerate(grid.columns) if c not in keep]
-    return grid.only(rows, keep), [*grid.names_without(rows), *dropped]
+    empty_headings = [column.label for c, column in enumerate(grid.columns) if c not in positions]
+    return grid.only(rows, positions), [*grid.names_without(rows), *empty_headings]
 
 
 def varying(grid: Grid) -> tuple[Grid, list[str]]:
-    """(the grid without axes on which all rows are alike, what they are there)."""
+    """(the grid without the axes on which all rows have the same label, those labels)."""
     constant_labels = {axis: grid.rows[0].key.get(axis, "") for axis in grid.axes} if grid.rows else {}
     constant_labels = {
         axis: label
@@ -251,7 +251,7 @@ def varying(grid: Grid) -> tuple[Grid, list[str]]:
 
 
 def label(plan: Plan) -> str:
-    """What keeps other numbers from being taken for a paper's: a reduced preset, and what --set changed; or nothing."""
+    """The warning that numbers are not comparable with a paper's (a reduced preset, or --set); empty without one."""
     reasons = [] if plan.preset == "paper" else [f"{plan.preset.upper()} PRESET"]
     if settings := with_settings(plan.suite)[1]:
         reasons.append(f"WITH {', '.join(settings)}")

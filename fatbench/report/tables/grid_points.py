@@ -1,4 +1,4 @@
-"""Which cells a number of a table or a figure is made of."""
+"""The cells behind each number of a table or a figure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fatbench.suite.model import Condition, Key
 from fatbench.suite.standard_attacks import TITLES
 from fatbench.suite.tables import OVER, Displayed, Heading, Table
 
-Names = tuple[tuple[str, str], ...]
-TablePoints = dict[tuple[Names, Names], dict[str, list[Cell]]]
+Names = tuple[tuple[str, str], ...]  # (axis, label) pairs
+TablePoints = dict[tuple[Names, Names], dict[str, list[Cell]]]  # (row, group) -> heading -> cells, one a seed
 
 
 def sweeps(plan: Plan) -> dict[str, dict[str, str]]:
@@ -38,20 +38,20 @@ S = TypeVar("S", bound=Displayed)
 
 
 def spread(display: S, plan: Plan) -> S:
-    """A table or figure with a heading for each radius, where its source is an attack with a list of them."""
-    swept = sweeps(plan)
+    """Give a table or figure a heading for each radius where its source is an attack with a list of radii."""
+    metrics_by_sweep = sweeps(plan)
     headings: dict[str, Heading] = {}
     for heading, heading_spec in display.headings.items():
         source = Source.parse(heading_spec.source)
-        if source.stage in ("train", *OVER) or source.metric not in swept:
+        if source.stage in ("train", *OVER) or source.metric not in metrics_by_sweep:
             headings[heading] = heading_spec
             continue
         is_plain = any(e.label == source.metric for cell in plan.cells for e in cell.evaluations)
         if is_plain:
             headings[heading] = heading_spec
-        for metric, mark in swept[source.metric].items():
+        for metric, value_text in metrics_by_sweep[source.metric].items():
             text = re.sub(rf"(^|:){source.metric}\b", rf"\g<1>{metric}", heading_spec.source)
-            headings[f"{heading} {mark}"] = heading_spec.model_copy(update={"source": text})
+            headings[f"{heading} {value_text}"] = heading_spec.model_copy(update={"source": text})
     changed: dict[str, Any] = {"sources": headings}
     if isinstance(display, Table):
         best = {heading: display.best.get(heading) for heading in headings}
@@ -66,7 +66,7 @@ def spread(display: S, plan: Plan) -> S:
 
 
 def with_added(suite: Suite, plan: Plan) -> Suite:
-    """The suite, its tables of accuracies with a heading for each attack that `--attacks` has added to the plan."""
+    """Add a heading for each attack of `--attacks` to the suite's tables of accuracies."""
     if not plan.added:
         return suite
     tables = [_with_added(table, plan) for table in suite.tables]
@@ -120,25 +120,28 @@ def grouped_points(
         if not is_inside(key, display.where):
             continue
         all_labels = {**threats.of_cell(cell.spec), **key} if {*threats.AXES} & {*first_axes} else key
-        a, b = (
+        first_labels, second_labels = (
             tuple((axis, all_labels.get(axis, "")) for axis in first_axes),
             tuple((axis, all_labels.get(axis, "")) for axis in second_axes),
         )
         for kind, condition in enumerate(kinds):
             if condition and not is_inside(key, condition):
                 continue
-            earlier_key = points.setdefault((a, b, kind), key)
+            earlier_key = points.setdefault((first_labels, second_labels, kind), key)
             if earlier_key is not key and earlier_key != key:
                 axes = sorted(axis for axis in {*earlier_key, *key} if earlier_key.get(axis) != key.get(axis))
-                kind_name, holds, say = words
+                kind_name, holds, where_to_name = words
                 if condition:
                     heading = next(h for h in headings if conditions.get(h) == condition)
-                    holds, say = f"{holds} under '{heading}'", f"{say.replace(' or', ',')} or that of the heading"
+                    holds, where_to_name = (
+                        f"{holds} under '{heading}'",
+                        f"{where_to_name.replace(' or', ',')} or that of the heading",
+                    )
                 raise SpecError(
                     f"{kind_name} {display.id}: {holds} more than one point of the grid:"
-                    f" name the axis {' and '.join(axes)} in {say}"
+                    f" name the axis {' and '.join(axes)} in {where_to_name}"
                 )
-            cells.setdefault((a, b), {}).setdefault(kind, []).append(cell)
+            cells.setdefault((first_labels, second_labels), {}).setdefault(kind, []).append(cell)
     kind_by_heading = {heading: kinds.index(conditions.get(heading, {})) for heading in headings}
     return {
         row_and_group: {h: cells_by_kind[k] for h, k in kind_by_heading.items() if k in cells_by_kind}
@@ -163,7 +166,7 @@ def absent_headings(sources: Mapping[str, Source], cells_by_point: TablePoints) 
 
 
 def measures(cell: Cell, source: Source) -> bool:
-    """Whether such a number of the cell is ever measured: one of training, or an attack that it is evaluated with."""
+    """Whether the cell ever has this number: training may log any, an attack must be among its evaluations."""
     return source.stage == "train" or any(map(source.shows, cell.evaluations))
 
 
@@ -192,5 +195,5 @@ def point_key(cell: Cell, labels: Mapping[str, Sequence[str]]) -> PointKey:
 
 
 def baselines(plan: Plan, minus: Condition) -> dict[PointKey, Cell]:
-    """Where the cells are whose numbers are taken off; none without `minus`."""
+    """The cells whose numbers `minus` subtracts, by their points; empty without `minus`."""
     return {point_key(cell, {}): cell for cell in plan.cells if minus and is_inside(cell.key, minus)}

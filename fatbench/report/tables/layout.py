@@ -91,11 +91,11 @@ class _TableRequest:
 
     @cached_property
     def row_keys(self) -> list[Names]:
-        return list(dict.fromkeys(row for row, _ in self.found))
+        return list(dict.fromkeys(row for row, _ in self.cells_by_point))
 
     @cached_property
     def group_keys(self) -> list[Names]:
-        return list(dict.fromkeys(group for _, group in self.found))
+        return list(dict.fromkeys(group for _, group in self.cells_by_point))
 
     def minus(self, heading: str) -> Condition:
         """The labels of the baseline that the heading subtracts; empty where it shows no difference."""
@@ -346,7 +346,7 @@ def _split_by_client(
         for k in range(
             max(clients(cells_by_heading.get(heading, ()), sources[heading]) for heading in client_headings)
         ):
-            label = sources[client_headings[0]].counted(k)
+            label = sources[client_headings[0]].index_text(k)
             client_points[(*row, (CLIENT, label)), group] = cells_by_heading
             index_by_label[label] = k
     return client_points, [*table.rows, CLIENT], index_by_label
