@@ -215,13 +215,13 @@ def build_figures(
     ids = [figure.id for figure in suite.figures]
     if figure_id is not None and figure_id not in ids:
         raise SpecError(f"suite '{suite.name}' has no figure '{figure_id}'{did_you_mean(figure_id, [*ids, 'forest'])}")
-    wanted_figures = [figure for figure in suite.figures if figure_id in (None, figure.id)]
+    figures = [figure for figure in suite.figures if figure_id in (None, figure.id)]
     if store is None:
-        return series.build(suite, plan, Numbers(plan, select=select), wanted_figures)
+        return series.build(suite, plan, Numbers(plan, select=select), figures)
     plan = shown_runs.shown_plan(plan, store)
-    sources = [text for figure in wanted_figures for text in figure.series.values()]
+    sources = [text for figure in figures for text in figure.series.values()]
     numbers = query.numbers_of_sources(sources, plan, store, select, curves=True)
-    return series.build(suite, plan, numbers, wanted_figures)
+    return series.build(suite, plan, numbers, figures)
 
 
 def drawable(plots: Sequence[Plot], files: Path) -> list[Plot]:

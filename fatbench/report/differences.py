@@ -1,4 +1,4 @@
-"""A table of methods with the difference of each from the baseline: points, interval, size not excluded, p after Holm.
+"""A table of methods and their differences from the baseline: points, interval, size not excluded, p after Holm.
 
     print(render(of_plan(suite, plan, store, "autoattack"), "markdown"))
 
@@ -61,13 +61,13 @@ class Differences:
 
     @property
     def axes(self) -> list[str]:
-        """Those in which rows differ."""
+        """The axes in which rows differ."""
         axes = self.grid.axes
         return [axis for axis in axes if len({line.key.get(axis) for line in self.lines}) > 1] or axes[-1:]
 
     @property
     def tested(self) -> int:
-        """Over how many comparisons p is corrected."""
+        """The number of comparisons over which p is corrected."""
         return sum(line.difference is not None for line in self.lines)
 
 
@@ -99,8 +99,8 @@ def of_plan(
     rows, columns = grid.having(lambda value: value.mean is not None)
     not_measured = grid.names_without(rows)
     if not shown_metrics:  # what a single method has would be a column of dashes
-        of_baseline = [row for row in rows if row.key.get(axis) == label]
-        columns = [c for c in columns if any(row.values[0][c].mean is not None for row in of_baseline)] or columns
+        baseline_rows = [row for row in rows if row.key.get(axis) == label]
+        columns = [c for c in columns if any(row.values[0][c].mean is not None for row in baseline_rows)] or columns
     grid = grid.only(rows, columns)
     compared = [_difference(row, difference_by_cells) for row in grid.rows]
     p = [1.0 if entry.comparison.p is None else entry.comparison.p for entry in compared if entry is not None]
@@ -124,7 +124,7 @@ def of_plan(
 
 def _difference(row: Row, difference_by_cells: dict[frozenset[str], Difference]) -> Difference | None:
     cells = {cell for value in row.values[0] for cell in value.cells}
-    return next((difference for of_label, difference in difference_by_cells.items() if of_label <= cells), None)
+    return next((difference for label_cells, difference in difference_by_cells.items() if label_cells <= cells), None)
 
 
 def _doubts(lines: Iterable[Line]) -> Iterable[str]:
@@ -137,24 +137,26 @@ def render(table: Differences, format: str) -> str:
         return _as_data(table, format)
     columns = list(range(len(table.grid.columns)))
     text = _as_text(table, columns, format)
-    notes = [f"{mark} {words}" for words, mark in table.footnotes.items()]
+    notes = [f"{symbol} {words}" for words, symbol in table.footnotes.items()]
     if table.not_measured:
         notes.append(f"not measured: {'; '.join(table.not_measured)}")
     if format == "terminal":
-        widest = shutil.get_terminal_size().columns
-        narrow = [c for c in columns if table.grid.columns[c].heading == table.metric]
-        others = [c for c in columns if c not in narrow]
-        while others and max(map(len, text.splitlines())) > widest:
-            others.pop()
-            text = _as_text(table, sorted([*others, *narrow]), format)
-        if hidden := [table.grid.columns[c].label for c in columns if c not in (*others, *narrow)]:
-            notes.append(f"left out, as this terminal is too narrow: {', '.join(hidden)}")
-        notes = [line for note in notes for line in textwrap.wrap(note, widest)]
+        terminal_width = shutil.get_terminal_size().columns
+        metric_columns = [c for c in columns if table.grid.columns[c].heading == table.metric]
+        optional_columns = [c for c in columns if c not in metric_columns]
+        while optional_columns and max(map(len, text.splitlines())) > terminal_width:
+            optional_columns.pop()  # the last ones go first; that of the compared metric stays
+            text = _as_text(table, sorted([*optional_columns, *metric_columns]), format)
+        if left_out_headings := [
+            table.grid.columns[c].label for c in columns if c not in (*optional_columns, *metric_columns)
+        ]:
+            notes.append(f"left out, as this terminal is too narrow: {', '.join(left_out_headings)}")
+        notes = [line for note in notes for line in textwrap.wrap(note, terminal_width)]
     return "\n".join([text, *([""] if notes else []), *notes]) + "\n"
 
 
 def _as_text(table: Differences, columns: Sequence[int], format: str) -> str:
-    """The rows with the accuracies of these columns of the grid; heads of a terminal have two lines."""
+    """The table as text with these columns of the grid; on a terminal the headings take two lines."""
     heads = [
         f"{table.metric}: points above {table.baseline} (95 % interval)", "differs by at most",
         f"p after Holm over {table.tested}",
@@ -187,7 +189,7 @@ def _accuracy(value: Value, table: Differences, *, short: bool) -> str:
 
 
 def _compared(line: Line, digits: int) -> Sequence[str]:
-    """Points with their interval, the size that is not excluded, p; empty where nothing is compared."""
+    """(points with interval, size not excluded, p) of a line; empty texts where nothing is compared."""
     if line.difference is None:
         return "", "", ""
     comparison = line.difference.comparison
@@ -202,7 +204,7 @@ def _compared(line: Line, digits: int) -> Sequence[str]:
 
 
 def records(table: Differences) -> list[dict[str, object]]:
-    """A row a method: fractions, unrounded."""
+    """The rows as data, one for each method: fractions, unrounded."""
     rows = []
     for line in table.lines:
         row: dict[str, object] = dict(line.key)
@@ -226,8 +228,8 @@ def records(table: Differences) -> list[dict[str, object]]:
 def _as_data(table: Differences, format: str) -> str:
     rows = records(table)
     if format == "json":
-        about = {"suite": table.grid.suite, "preset": table.grid.preset, "metric": table.metric}
-        return json.dumps({**about, "baseline": table.baseline, "rows": rows}, indent=2) + "\n"
+        facts = {"suite": table.grid.suite, "preset": table.grid.preset, "metric": table.metric}
+        return json.dumps({**facts, "baseline": table.baseline, "rows": rows}, indent=2) + "\n"
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()

@@ -81,15 +81,15 @@ def in_text(text: str) -> list[Reference]:
     """The entries that a text cites."""
     references = []
     for name, year in set(CITED.findall(text)):
-        several = [
+        same_author_and_year = [
             reference for reference in entries() if (reference.authors[0][0], reference.fields["year"]) == (name, year)
         ]
         named_in_text = [
             reference
-            for reference in several
+            for reference in same_author_and_year
             if reference.short and re.search(re.escape(reference.short), text, re.IGNORECASE)
         ]
-        references += named_in_text if len(several) > 1 and named_in_text else several
+        references += named_in_text if len(same_author_and_year) > 1 and named_in_text else same_author_and_year
     return references
 
 

@@ -35,7 +35,7 @@ LOSSES = ("train_loss", "natural_loss", "monitor_loss", "val_natural_loss", "val
 
 
 @dataclass(frozen=True)
-class Known:
+class AvailableMetrics:
     """The metrics of a plan that can be drawn."""
 
     overall: list[str]  # logged in training, a number a round
@@ -49,14 +49,14 @@ class Known:
         return [*self.overall, *self.indexed, *self.evaluated, *self.swept]
 
 
-def numbers_known(plan: Plan, store: Store | None) -> Known:
+def available_metrics(plan: Plan, store: Store | None) -> AvailableMetrics:
     """The metrics that training has logged of the plan's cells, and those of its suite's evaluations."""
     clients: dict[str, set[bool]] = {}
     for metric, overall in query.logged_clients(plan, store) if store is not None else ():
         clients.setdefault(metric, set()).add(overall)
     swept = sweeps(plan)
     radii = {metric for metrics in swept.values() for metric in metrics}
-    return Known(
+    return AvailableMetrics(
         sorted(metric for metric, kinds in clients.items() if True in kinds),
         sorted(metric for metric, kinds in clients.items() if False in kinds),
         plan.metrics(),
@@ -89,14 +89,14 @@ def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequ
     y: names of numbers. by: axes that tell lines or bars apart. Axes that are left and vary are panels, and so are
     several numbers. SpecError: an unknown axis or number. NothingMatched: nothing has been measured.
     """
-    known_numbers = numbers_known(plan, store)
-    if not known_numbers.overall and not known_numbers.indexed:
+    available = available_metrics(plan, store)
+    if not available.overall and not available.indexed:
         raise NothingMatched(
             f"suite '{suite.name}' has no results yet: fatbench run {suite.name} --preset {plan.preset}"
         )
     axes = suite.axes()
     x = x or ROUND
-    settings = {RADIUS, *known_numbers.swept.values()} - {"", *axes}
+    settings = {RADIUS, *available.swept.values()} - {"", *axes}
     if x not in (ROUND, *axes, *settings, *INDICES):
         raise SpecError(
             f"--x: '{x}' is neither round, eps, client nor an axis{did_you_mean(x, (ROUND, *settings, INDEX, *axes))}"
@@ -104,8 +104,8 @@ def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequ
     for axis in by:
         if axis not in axes:
             raise SpecError(f"--by: no axis is named '{axis}'{did_you_mean(axis, axes)}")
-    wanted_names = list(y) or _default_names(x, axes, known_numbers)
-    sources = {name: _source(name, x, axes, known_numbers) for name in wanted_names}
+    metric_names = list(y) or _default_names(x, axes, available)
+    sources = {name: _source(name, x, axes, available) for name in metric_names}
     varying = [axis for axis in axes if len({cell.key.get(axis, "") for cell in plan.cells}) > 1 and axis != x]
     lines = list(by) or varying[-1:]
     panel_axes = [axis for axis in varying if axis not in lines]
@@ -115,69 +115,67 @@ def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequ
         **{setting: f"over {setting}" for setting in settings - {RADIUS}},
     }
     node = {
-        "id": re.sub("[^A-Za-z0-9._-]+", "-", "-".join([*wanted_names, "over", x, *(["by", *lines] if lines else [])])),
-        "title": f"{', '.join(wanted_names)} {over_words.get(x if x not in axes else '', f'by {x}')}"
+        "id": re.sub("[^A-Za-z0-9._-]+", "-", "-".join([*metric_names, "over", x, *(["by", *lines] if lines else [])])),
+        "title": f"{', '.join(metric_names)} {over_words.get(x if x not in axes else '', f'by {x}')}"
         + (f", by {' and '.join(lines)}" if lines else ""),
         "kind": "lines" if x in {ROUND, *settings} - {*axes} else "bars",
-        "panels": [*panel_axes, *([SERIES] if len(wanted_names) > 1 else [])],
+        "panels": [*panel_axes, *([SERIES] if len(metric_names) > 1 else [])],
         "lines": [x, *(axis for axis in lines if axis != x)] if x in axes else lines,
         "series": LocatedMap(sources),
-        "note": _note(wanted_names, sources),
+        "note": _note(metric_names, sources),
     }
     return model.read(Figure, LocatedMap(node), "--x, --y, --by", axes=suite.contents.axes, folders=[])
 
 
-def _default_names(x: str, axes: dict[str, list[str]], known_numbers: Known) -> list[str]:
+def _default_names(x: str, axes: dict[str, list[str]], available: AvailableMetrics) -> list[str]:
     """The default numbers, for a command without --y."""
     if x in axes:
-        return [name for name in known_numbers.evaluated if name not in known_numbers.swept][
-            :4
-        ] or known_numbers.overall[:1]
-    if x == RADIUS or x in known_numbers.swept.values():
-        return [name for name, setting in known_numbers.swept.items() if setting == x]
+        return [name for name in available.evaluated if name not in available.swept][:4] or available.overall[:1]
+    if x == RADIUS or x in available.swept.values():
+        return [name for name, setting in available.swept.items() if setting == x]
     if x in INDICES:
-        return known_numbers.indexed[:1]
-    return [name for name in ("natural", "monitor") if name in known_numbers.overall] or known_numbers.overall[:1]
+        return available.indexed[:1]
+    return [name for name in ("natural", "monitor") if name in available.overall] or available.overall[:1]
 
 
-def _source(name: str, x: str, axes: dict[str, list[str]], known_numbers: Known) -> str:
+def _source(name: str, x: str, axes: dict[str, list[str]], available: AvailableMetrics) -> str:
     """The source of a figure's series for a number. SpecError: the number is not known, or not over this x."""
     metric, bracket, _ = name.partition("[")
-    if metric not in known_numbers.names:
-        raise SpecError(f"--y: no number is named '{name}'{did_you_mean(metric, known_numbers.names)}")
+    if metric not in available.names:
+        raise SpecError(f"--y: no number is named '{name}'{did_you_mean(metric, available.names)}")
     if x in axes:
-        if metric in (*known_numbers.evaluated, *known_numbers.swept):
+        if metric in (*available.evaluated, *available.swept):
             return name
-        return f"train:{name}" if bracket or metric in known_numbers.overall else f"train:{metric}[*]"
-    if x == RADIUS or x in known_numbers.swept.values():
-        swept_metrics = [swept_metric for swept_metric, setting in known_numbers.swept.items() if setting == x]
+        return f"train:{name}" if bracket or metric in available.overall else f"train:{metric}[*]"
+    if x == RADIUS or x in available.swept.values():
+        swept_metrics = [swept_metric for swept_metric, setting in available.swept.items() if setting == x]
         if metric not in swept_metrics:
             values_name = "radii" if x == RADIUS else f"values of {x}"
             remark = f"these are: {', '.join(swept_metrics)}" if swept_metrics else "no attack of this suite is"
             raise SpecError(f"--y: '{name}' is not evaluated at a list of {values_name}; {remark}")
         return name
     if x in INDICES:
-        if metric not in known_numbers.indexed:
+        if metric not in available.indexed:
             raise SpecError(
-                f"--y: '{name}' is not logged for each client or class; those are: {', '.join(known_numbers.indexed)}"
+                f"--y: '{name}' is not logged for each client or class; those are: {', '.join(available.indexed)}"
             )
         return f"train:{metric}[*]"
     if bracket:
         return f"train:{name}"
-    if metric in known_numbers.overall:
+    if metric in available.overall:
         return f"train:{metric}"
-    if metric in known_numbers.indexed:
+    if metric in available.indexed:
         return f"train:{metric}[*]"
-    if metric in known_numbers.monitors:
+    if metric in available.monitors:
         return "train:natural" if metric == "natural" else "train:monitor"
     raise SpecError(
         f"--y: '{name}' is measured on the final model, not in each round: give --x {next(iter(axes), ROUND)}, or"
-        f" one of {', '.join(dict.fromkeys([*known_numbers.monitors, *known_numbers.overall]))}"
+        f" one of {', '.join(dict.fromkeys([*available.monitors, *available.overall]))}"
     )
 
 
-def _note(wanted_names: Sequence[str], sources: dict[str, str]) -> str:
-    monitored_names = [name for name in wanted_names if sources[name] == "train:monitor" and name != "monitor"]
+def _note(metric_names: Sequence[str], sources: dict[str, str]) -> str:
+    monitored_names = [name for name in metric_names if sources[name] == "train:monitor" and name != "monitor"]
     return (
         f"{', '.join(monitored_names)}: measured by the monitor during training, with the same attack"
         if monitored_names
@@ -191,8 +189,8 @@ def curves(store: Store, cell: str, y: Sequence[str], select: Checkpoint = "last
     SpecError: no such number; NothingMatched: training has logged nothing.
     """
     suite, plan = _suite_of_cell(store, cell)
-    known_numbers = numbers_known(plan, store)
-    if not known_numbers.overall:
+    available = available_metrics(plan, store)
+    if not available.overall:
         raise NothingMatched(f"the training of cell {cell} has not logged anything yet")
     if y:
         wanted_figure = figure(suite, plan, store, ROUND, y, [])
@@ -200,12 +198,12 @@ def curves(store: Store, cell: str, y: Sequence[str], select: Checkpoint = "last
     kinds = [("accuracy", ACCURACIES), ("loss", LOSSES)]
     plots_by_kind = []
     for kind, names in kinds:
-        if logged_names := [name for name in names if name in known_numbers.overall]:
+        if logged_names := [name for name in names if name in available.overall]:
             wanted_figure = figure(suite, plan, store, ROUND, logged_names, []).model_copy(update={"panels": []})
             plots_by_kind += [(kind, plot) for plot in series_of(suite, plan, store, [wanted_figure], select)]
     if not plots_by_kind:
         raise NothingMatched(
-            f"cell {cell} has none of the usual curves: choose with --y from {', '.join(known_numbers.overall)}"
+            f"cell {cell} has none of the usual curves: choose with --y from {', '.join(available.overall)}"
         )
     panels = [replace(panel, key={"what": kind}) for kind, plot in plots_by_kind for panel in plot.panels]
     first_plot = plots_by_kind[0][1]
@@ -223,7 +221,7 @@ def series_of(suite: Suite, plan: Plan, store: Store, figures: Sequence[Figure],
 
 
 def _of_one_cell(plots: Sequence[Plot], cell: str) -> list[Plot]:
-    """Plots of one cell, which is named in the title."""
+    """Name the cell in the titles and ids of its plots."""
     titled_plots = []
     for plot in plots:
         title = f"{plot.figure.title}: cell {cell}"
@@ -234,7 +232,7 @@ def _of_one_cell(plots: Sequence[Plot], cell: str) -> list[Plot]:
 
 
 def _suite_of_cell(store: Store, cell: str) -> tuple[Suite, Plan]:
-    """A suite of just one cell, under the name and preset of the suite that ran it."""
+    """(suite, plan) of just one cell, under the name and preset of the suite that ran it."""
     spec = store.cells([cell])[cell]
     runs = [run for run in store.runs([cell]) if run.get("suite")]
     name, preset = (runs[-1]["suite"], runs[-1].get("preset") or "paper") if runs else ("cell", "paper")

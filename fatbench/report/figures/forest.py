@@ -40,7 +40,7 @@ class Forest:
         """The caption: the meaning of dots and bars, in a sentence or two."""
         differences = self.differences
         seeds = sorted({len(difference.comparison.seeds) for difference in differences})
-        several = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
+        seed_counts = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
         random_effects = " and ".join(
             dict.fromkeys(
                 difference.comparison.over for difference in differences if difference.comparison.test is not None
@@ -52,7 +52,7 @@ class Forest:
             return (
                 f"{label}Differences in points, not tested; dot: {'one seed' if seeds == [1] else 'mean over seeds'}."
             )
-        return f"{label}Differences in points; dot: mean over {several} seeds, full if 0 is excluded; {interval}."
+        return f"{label}Differences in points; dot: mean over {seed_counts} seeds, full if 0 is excluded; {interval}."
 
 
 def draw(plot: Forest, name: str, folder: Path, serif: bool = False) -> Path:

@@ -61,7 +61,7 @@ def draw(
     """
     from matplotlib import rc_context, style
 
-    files_written = []
+    image_files = []
     for plot in plots:
         for names, panels in paged(plot):
             file = folder / f"{_file_name(plot, names)}.{format}"
@@ -73,8 +73,8 @@ def draw(
                 whole_file.write(
                     file.with_suffix(".txt"), _caption(plot, names | common_labels(panels)), f"-o {folder}"
                 )
-            files_written.append(file)
-    return files_written
+            image_files.append(file)
+    return image_files
 
 
 def pages_of(plots: Sequence[Plot], files: Path | None = None) -> list[Figure]:
@@ -204,8 +204,8 @@ def page_of(
     if paper_width is not None:
         width, columns = paper_width, min(columns, max(1, int(paper_width / NARROW)))
         rows = -(-len(tiles) // columns)
-    everywhere = names | common_labels(panels)
-    page_labels = ", ".join(f"{axis} {label}" for axis, label in everywhere.items())
+    shared_labels = names | common_labels(panels)
+    page_labels = ", ".join(f"{axis} {label}" for axis, label in shared_labels.items())
     title = panel_kinds.wrap_to_width(page_labels, width, 9)  # the figure's own title is in the file's metadata
     caption = panel_kinds.wrap_to_width(
         ". ".join(f"{reference_name}: {note}" for reference_name, note in plot.notes), width, 5.5
@@ -243,13 +243,15 @@ def page_of(
     horizontal_axes: list[Axes] = []
     for (panel, line), axes in zip(tiles, grid.flat, strict=False):
         if line is not None:
-            heat_maps += panel_kinds.tensor(plot, panel, line, everywhere, axes, files)
+            heat_maps += panel_kinds.tensor(plot, panel, line, shared_labels, axes, files)
             continue
-        panel_title = ", ".join(axis_label(axis, label) for axis, label in panel.key.items() if axis not in everywhere)
+        panel_title = ", ".join(
+            axis_label(axis, label) for axis, label in panel.key.items() if axis not in shared_labels
+        )
         if kind == "boundaries":
             panel_kinds.boundaries(panel, panel_title, axes, name, style_by_name, files)
             continue
-        fill(plot, panel, axes, name, style_by_name, everywhere)
+        fill(plot, panel, axes, name, style_by_name, shared_labels)
         axes.set_title(panel_kinds.wrap_to_width(panel_title, panel_kinds.WIDE, 8))
         if kind in ROWS:
             continue
@@ -282,9 +284,12 @@ def page_of(
 
 
 def fill(
-    plot: Plot, panel: Panel, axes: Axes, name: Names, style_by_name: Mapping[str, Style], everywhere: Key
+    plot: Plot, panel: Panel, axes: Axes, name: Names, style_by_name: Mapping[str, Style], shared_labels: Key
 ) -> None:
-    """Draw what a panel holds, without files, and the words beside its axes; everywhere: labels that stand above."""
+    """Draw a panel that needs no files, and the labels of its axes.
+
+    shared_labels: the labels that stand above the page.
+    """
     kind = plot.figure.kind
     KINDS[kind](panel, axes, name, style_by_name)
     if not any(line.points for line in panel.lines):
@@ -294,7 +299,7 @@ def fill(
         return
     if axes.get_xlabel() == "round":
         axes.set_xlabel(plot.figure.xlabel)
-    unit = _unit(plot, panel, titled=SERIES in panel.key and SERIES not in everywhere)
+    unit = _unit(plot, panel, titled=SERIES in panel.key and SERIES not in shared_labels)
     if kind == "bars" and panel_kinds.is_horizontal(panel):
         axes.set_xlabel(unit)
         axes.set_xscale(plot.figure.scale)

@@ -196,7 +196,7 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
             if lookup is not None:
                 lines = [replace(line, published=_published(lookup, cells[0], line)) for line in lines]
             panel.lines.extend(lines)
-    own_cells = {
+    plugin_cells = {
         cell.id
         for cells_by_heading in cells_by_line.values()
         for cells in cells_by_heading.values()
@@ -204,10 +204,10 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
         if plugins.files(cell.spec)
     }
     all_lines = [line for panel in panels.values() for line in panel.lines]
-    if not all(own_cells.intersection(line.cells) for line in all_lines):
+    if not all(plugin_cells.intersection(line.cells) for line in all_lines):
         for panel in panels.values():
-            panel.lines[:] = [replace(line, own=bool(own_cells.intersection(line.cells))) for line in panel.lines]
-    cells_shown = {
+            panel.lines[:] = [replace(line, own=bool(plugin_cells.intersection(line.cells))) for line in panel.lines]
+    cells_by_id = {
         cell.id: cell
         for cells_by_heading in cells_by_line.values()
         for cells in cells_by_heading.values()
@@ -217,10 +217,10 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
         for line in panel.lines:
             for id in (
                 line.cells if line.points or line.source.stage == "artifact" else ()
-            ):  # an evaluation has said more
-                facts.add(id, cells_shown[id].spec["data"]["name"], "", 0, [("train", numbers.origins(id, "train"))])
+            ):  # an evaluation has added its own stages already
+                facts.add(id, cells_by_id[id].spec["data"]["name"], "", 0, [("train", numbers.origins(id, "train"))])
     plot = Plot(suite.name, plan.preset, figure, label(plan), list(panels.values()), facts)
-    plot.notes.extend(_notes(plot, plan, list(cells_shown.values()), numbers.select))
+    plot.notes.extend(_notes(plot, plan, list(cells_by_id.values()), numbers.select))
     return plot
 
 
@@ -263,12 +263,12 @@ def _lines(
             yield from _quantiles(key, heading, source, cells, by_client, len(clients))
             return
     for client in clients:
-        of_client = [
+        client_series = [
             ranges(values_by_round) if client == RANGE else values_by_round.get(client, {})
             for values_by_round in by_client
         ]
         series = {
-            int(cell.spec["seed"]): values_by_round for cell, values_by_round in zip(cells, of_client, strict=True)
+            int(cell.spec["seed"]): values_by_round for cell, values_by_round in zip(cells, client_series, strict=True)
         }
         rounds = sorted({round for values_by_round in series.values() for round in values_by_round})
         index = client if source.client == EVERY else None

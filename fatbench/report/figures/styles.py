@@ -57,8 +57,8 @@ def styles_of(plot: Plot, panels: Sequence[Panel]) -> tuple[Names, dict[str, Sty
         return ", ".join(name_part(line) for name_part, _ in varying)
 
     names = list(dict.fromkeys(name(line) for line in lines))
-    is_few = len(names) < min(8, math.prod(len(labels) for _, labels in varying))  # of all combinations
-    if len(varying) == 1 or is_few:
+    has_few_names = len(names) < min(8, math.prod(len(labels) for _, labels in varying))  # of all combinations
+    if len(varying) == 1 or has_few_names:
         labels = varying[0][1] if len(varying) == 1 else names
         style_by_label = {label: _style_of(i, len(labels)) for i, label in enumerate(labels)}
         steps = [round(i * (len(labels) - 1) / (MANY - 1)) for i in range(MANY)]
@@ -107,8 +107,8 @@ def _style_of(position: int, label_count: int) -> Style:
     """The style of one of several labels: a colour and a line style; of very many labels, a colour in their order."""
     if label_count > MANY:
         return Style(_scale(position / (label_count - 1)), 0, None, 0.9)
-    turn = position // len(COLOURS)  # the eighth has the colour of the first and another style
-    return Style(COLOURS[position % 7], (position + turn) % 7, (position + turn) % 7)
+    palette_round = position // len(COLOURS)  # the eighth has the colour of the first and another style
+    return Style(COLOURS[position % 7], (position + palette_round) % 7, (position + palette_round) % 7)
 
 
 def _style_at(positions: Sequence[int]) -> Style:

@@ -145,10 +145,10 @@ def _floats(
     paper = {"column": "beside", "below": "under"}.get(published or "", "")
     paper = paper or ("beside" if _letters(grid, "beside", spread) <= fits.letters else "under")
     small = (paper == "under" and grid.has_published) + (spread == "below")
-    grid_parts = list(_split_rows(grid, fits.lines // (1 + small)))
+    parts_by_name = list(_split_rows(grid, fits.lines // (1 + small)))
     if fits.wide and _letters(grid, paper, spread) > fits.letters:  # over both columns of the page
         fits = replace(fits, environment="table*")
-    for number, (name, part_grid) in enumerate(grid_parts):
+    for number, (name, part_grid) in enumerate(parts_by_name):
         constant_axes = [axis for axis in part_grid.axes if len({row.key.get(axis, "") for row in part_grid.rows}) == 1]
         constant_axes = constant_axes if len(constant_axes) < len(part_grid.axes) else constant_axes[:-1]
         labels = (
@@ -165,8 +165,8 @@ def _floats(
             numbers,
         )
         command = _command(grid, width) + " --numbers siunitx" * (numbers == "siunitx")
-        yield _float(table_part, number, len(grid_parts), left_out, command, fits)
-        if number == len(grid_parts) - 1 and fits.environment != "frame":
+        yield _float(table_part, number, len(parts_by_name), left_out, command, fits)
+        if number == len(parts_by_name) - 1 and fits.environment != "frame":
             yield from _paired_test_floats(grid, fits)
 
 
@@ -217,7 +217,7 @@ def _letters(grid: Grid, paper: str, spread: str | None) -> int:
     for g in range(len(grid.groups)):
         for c, column in enumerate(grid.columns):
             entries = number_format.entries(grid, g, c)
-            own_letters, paper_letters = (
+            measured_letters, paper_letters = (
                 max(
                     (
                         len(number_text) + small_letters * len(spread_text) + tail_letters
@@ -231,9 +231,9 @@ def _letters(grid: Grid, paper: str, spread: str | None) -> int:
                 )
             )
             column_letters = (
-                own_letters + paper_letters + 2 * (paper_letters > 0)
+                measured_letters + paper_letters + 2 * (paper_letters > 0)
                 if paper == "beside"
-                else max(own_letters, 0.7 * (6 + paper_letters) * (paper_letters > 0))
+                else max(measured_letters, 0.7 * (6 + paper_letters) * (paper_letters > 0))
             )
             total += max(column_letters, min(len(column.label), LONG)) + 1.5
     return round(total)
@@ -527,8 +527,8 @@ def _formats(table_part: _Part, entries: Sequence[Entry]) -> tuple[str, str]:
     if table_part.numbers == "text":
         return "r", "r"
     spread_beside = table_part.spread == "beside"
-    own_numbers = [(entry.number, entry.spread * spread_beside) for entry in entries]
-    return decimal_column(own_numbers), decimal_column(
+    measured_numbers = [(entry.number, entry.spread * spread_beside) for entry in entries]
+    return decimal_column(measured_numbers), decimal_column(
         [(entry.published, entry.published_spread * spread_beside) for entry in entries]
     )
 
@@ -541,16 +541,16 @@ def _cell(entry: Entry, columns: int, table_part: _Part, formats: tuple[str, str
     marks = "".join(map(superscript, value.marks))
     seeds = rf"\,{entry.seeds}" if entry.seeds else ""
     if value.mean is None:
-        own_cell = rf"\multicolumn{{2}}{{c}}{{{entry.number}{marks}}}"
+        measured_cell = rf"\multicolumn{{2}}{{c}}{{{entry.number}{marks}}}"
     else:
         style = {"best": r"\textbf", "second": r"\underline"}.get(value.rank, "")
         number, spread_text = _number(entry.number, entry.spread, style, table_part, formats[0])
-        own_cell = f"{number} & {small_type(signs(spread_text) + seeds)}{marks}"
+        measured_cell = f"{number} & {small_type(signs(spread_text) + seeds)}{marks}"
     if columns == 2 or not entry.published:
-        return own_cell + " &" * (columns - 2)
+        return measured_cell + " &" * (columns - 2)
     number, spread_text = _number(entry.published, entry.published_spread, "", table_part, formats[1])
     paper_cell = small_type(signs(spread_text)) + superscript(value.published_mark)
-    return f"{own_cell} & {number} & {paper_cell}" + f" & {signs(entry.difference)}" * (columns == 5)
+    return f"{measured_cell} & {number} & {paper_cell}" + f" & {signs(entry.difference)}" * (columns == 5)
 
 
 def _number(number: str, spread: str, style: str, table_part: _Part, format: str) -> tuple[str, str]:

@@ -18,10 +18,10 @@ def render(grids: Sequence[Grid]) -> str:
     """A heading, a table and a list of notes for each grid, then the notes that tables of a suite share."""
     sections: list[str] = []
     for _, suite_grids in itertools.groupby(grids, key=lambda grid: (grid.suite, grid.preset)):
-        own_grids, common = share_notes(list(suite_grids))
-        sections += map(_section, own_grids)
-        if common:
-            sections.append("\n".join(["### Notes of several tables", "", *map(_note, common)]) + "\n")
+        shortened_grids, shared_notes = share_notes(list(suite_grids))
+        sections += map(_section, shortened_grids)
+        if shared_notes:
+            sections.append("\n".join(["### Notes of several tables", "", *map(_note, shared_notes)]) + "\n")
     return "\n".join(sections)
 
 

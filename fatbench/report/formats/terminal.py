@@ -170,25 +170,28 @@ def _cells(entries: Sequence[Entry], heading: str, is_beside: bool) -> list[Text
     cells = []
     for row in parts_by_row:
         lines = [Text(), Text()]
-        for i, pieces_of_part in enumerate(row):
-            words = "".join(word for word, _ in pieces_of_part)
+        for i, styled_words in enumerate(row):
+            words = "".join(word for word, _ in styled_words)
             space = " " * (widths[i] - len(words))
             is_right_aligned = i in (0, 2, 4)  # numbers end, what follows them begins, at the same place
             gap = " " * (i == 4 and widths[4] > 0)
-            pieces = [*pieces_of_part, (space, "")] if not is_right_aligned else [(gap + space, ""), *pieces_of_part]
+            pieces = [*styled_words, (space, "")] if not is_right_aligned else [(gap + space, ""), *styled_words]
             lines[i >= 2].append_text(Text.assemble(*pieces))
-        own_line, paper = lines
-        upper, lower = sum(widths[:2]), sum(widths[2:]) + (widths[4] > 0)
-        width = max(len(heading), upper + 2 + lower if is_beside and lower else max(upper, lower))
+        measured_line, paper = lines
+        measured_width, paper_width = sum(widths[:2]), sum(widths[2:]) + (widths[4] > 0)
+        width = max(
+            len(heading),
+            measured_width + 2 + paper_width if is_beside and paper_width else max(measured_width, paper_width),
+        )
         if is_beside:
-            own_line.pad_left(width - upper - (2 + lower if lower else 0))
+            measured_line.pad_left(width - measured_width - (2 + paper_width if paper_width else 0))
         else:
             for line in lines:
                 line.pad_left(width - len(line))
         if not paper.plain.strip() and not (is_beside and any(widths[2:])):
-            cells.append(own_line)
+            cells.append(measured_line)
         else:
-            cells.append(Text.assemble(own_line, "  " if is_beside else "\n", paper))
+            cells.append(Text.assemble(measured_line, "  " if is_beside else "\n", paper))
     return cells
 
 
@@ -201,16 +204,16 @@ def _entry_parts(entry: Entry) -> tuple[Part, Part, Part, Part, Part]:
     if not value.planned:
         return [], [], [], [], []
     rank = "bold" if value.rank == "best" else ""
-    own_number = [(entry.number, "dim" if value.mean is None else rank)]
+    measured_number = [(entry.number, "dim" if value.mean is None else rank)]
     small = ((entry.spread, "dim"), (entry.seeds, "yellow"))
     spread_and_marks = [(f" {words}", style) for words, style in small if words] + [
         (symbol, "red") for symbol in value.marks
     ]
     if not entry.published:
-        return own_number, spread_and_marks, [], [], []
+        return measured_number, spread_and_marks, [], [], []
     colour = {"better": "green", "worse": "red", "": "dim"}[entry.direction]
     return (
-        own_number,
+        measured_number,
         spread_and_marks,
         [(entry.paper, "dim")],
         [(value.published_mark, "dim italic")],

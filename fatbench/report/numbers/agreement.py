@@ -38,7 +38,7 @@ Numbers = dict[tuple[str, int], dict[int, tuple[float, int]]]  # (metric, client
 
 @dataclass(frozen=True)
 class Apart:
-    """One number of a cell, there and here; of a training the mean over its rounds."""
+    """A number of a cell in the file and in a new run; of training, the mean over its rounds."""
 
     cell: str
     metric: str  # "pgd20 (last)", or "train_loss of training"
@@ -74,36 +74,36 @@ def compared_numbers(their_store: Store, our_store: Store, cell: str) -> tuple[l
     side_numbers: list[Apart] = []
     not_compared: list[str] = []
     for checkpoint in WORDS:
-        there_by_evaluation, here_by_evaluation = (
+        their_evaluations, our_evaluations = (
             measured_numbers(store, [cell], checkpoint)[cell]  # type: ignore[arg-type]
             for store in (their_store, our_store)
         )
-        for evaluation in sorted(there_by_evaluation.keys() & here_by_evaluation.keys()):
-            number_there, number_here = there_by_evaluation[evaluation], here_by_evaluation[evaluation]
+        for evaluation in sorted(their_evaluations.keys() & our_evaluations.keys()):
+            their_number, our_number = their_evaluations[evaluation], our_evaluations[evaluation]
             name = f"{label(evaluation)} ({checkpoint})"
-            compared.add(number_there.stage)
+            compared.add(their_number.stage)
             if (
-                number_there.outcomes is None
-                or number_here.outcomes is None
-                or number_there.outcomes[1] != number_here.outcomes[1]
+                their_number.outcomes is None
+                or our_number.outcomes is None
+                or their_number.outcomes[1] != our_number.outcomes[1]
             ):
-                not_compared.append(f"{number_there.stage} of cell {cell}: its outcomes are not of the same images")
+                not_compared.append(f"{their_number.stage} of cell {cell}: its outcomes are not of the same images")
                 continue
-            (bits, total), (bits_here, _) = number_there.outcomes, number_here.outcomes
-            images = (bits & ~bits_here).bit_count(), (bits_here & ~bits).bit_count(), total
-            distance = abs(number_there.value - number_here.value)
+            (their_bits, total), (our_bits, _) = their_number.outcomes, our_number.outcomes
+            images = (their_bits & ~our_bits).bit_count(), (our_bits & ~their_bits).bit_count(), total
+            distance = abs(their_number.value - our_number.value)
             accuracies_compared.append(
                 Apart(
                     cell,
                     name,
-                    number_there.value,
-                    number_here.value,
+                    their_number.value,
+                    our_number.value,
                     distance,
                     images,
-                    precisions=(number_there.precision, number_here.precision),
+                    precisions=(their_number.precision, our_number.precision),
                 )
             )
-            sides = numbers[0].get(number_there.stage, {}), numbers[1].get(number_here.stage, {})
+            sides = numbers[0].get(their_number.stage, {}), numbers[1].get(our_number.stage, {})
             further, one_sided = _series(cell, f" of {name}", sides, label(evaluation))
             side_numbers += further
             not_compared += [f"{metric_name} of cell {cell}" for metric_name in one_sided]
@@ -115,7 +115,7 @@ def compared_numbers(their_store: Store, our_store: Store, cell: str) -> tuple[l
 
 
 def _numbers(store: Store, cell: str) -> dict[str, Numbers]:
-    """Stage -> the numbers of a finished stage."""
+    """Finished stage -> its numbers."""
     finished = {name for (_, name), row in store.stages([cell]).items() if row.status == "done"}
     numbers_by_stage: dict[str, Numbers] = {}
     rows = numbers_of([cell], store, NUMBERS.c.metric.not_in(CLOCK))
@@ -136,19 +136,19 @@ def _series(
     """
     compared, one_sided = [], []
     their_numbers, our_numbers = sides
-    for (metric, client), series_there in their_numbers.items():
+    for (metric, client), their_series in their_numbers.items():
         if (metric, client) == (accuracy_metric, -1):
             continue
-        series_here = our_numbers.get((metric, client), {})
+        our_series = our_numbers.get((metric, client), {})
         name = f"{metric}{f'[{client}]' if client >= 0 else ''}{suffix}"
-        if series_there.keys() != series_here.keys():
+        if their_series.keys() != our_series.keys():
             one_sided.append(
-                name if not series_here else f"{name} in {len(series_there.keys() ^ series_here.keys())} rounds"
+                name if not our_series else f"{name} in {len(their_series.keys() ^ our_series.keys())} rounds"
             )
-        if rounds := sorted(series_there.keys() & series_here.keys()):
-            means = [fmean(side[round][0] for round in rounds) for side in (series_there, series_here)]
-            largest_distance = max(abs(series_there[round][0] - series_here[round][0]) for round in rounds)
-            n = min(series_there[round][1] for round in rounds)
+        if rounds := sorted(their_series.keys() & our_series.keys()):
+            means = [fmean(side[round][0] for round in rounds) for side in (their_series, our_series)]
+            largest_distance = max(abs(their_series[round][0] - our_series[round][0]) for round in rounds)
+            n = min(their_series[round][1] for round in rounds)
             band = _band(metric in {*FRACTIONS, accuracy_metric}, means[0], means[1], n)
             compared.append(Apart(cell, name, means[0], means[1], largest_distance, band=band))
     one_sided += [
@@ -159,11 +159,11 @@ def _series(
     return compared, one_sided
 
 
-def _band(fraction: bool, value_there: float, value_here: float, n: int) -> float:
+def _band(fraction: bool, their_value: float, our_value: float, n: int) -> float:
     """The largest difference of a training number that another machine explains; few images of a class widen it."""
     if not fraction:
-        return RELATIVE * max(abs(value_there), abs(value_here))
-    middle = min(max((value_there + value_here) / 2, 0.0), 1.0)
+        return RELATIVE * max(abs(their_value), abs(our_value))
+    middle = min(max((their_value + our_value) / 2, 0.0), 1.0)
     return max(TOLERANCE, 3 * math.sqrt(middle * (1 - middle) / n) if n else 0.0)
 
 
@@ -243,19 +243,19 @@ def number_text(number: Apart, value: float) -> str:
 
 def _systematic_differences(accuracies: Sequence[Apart]) -> Iterable[str]:
     """Systematic differences of all accuracies together, which another machine does not explain by chance."""
-    only_there, only_here, total = (
+    only_theirs, only_ours, total = (
         sum(number.images[i] for number in accuracies if number.images is not None) for i in range(3)
     )
-    changed = only_there + only_here
+    changed = only_theirs + only_ours
     if total and changed > round((1 - AGREEMENT) * total):
         yield f"only {100 * (1 - changed / total):.1f} % of all outcomes agree: {EXPECTED}"
     if (
         changed
-        and abs(only_there - only_here) > ONE_SIDED * changed
-        and _one_sided(max(only_there, only_here), changed) < OF_OUTCOMES
+        and abs(only_theirs - only_ours) > ONE_SIDED * changed
+        and _one_sided(max(only_theirs, only_ours), changed) < OF_OUTCOMES
     ):
         yield (
-            f"of {changed} outcomes that changed {only_there} are right only there and {only_here} only here: "
+            f"of {changed} outcomes that changed {only_theirs} are right only there and {only_ours} only here: "
             f"{EXPECTED}"
         )
     by_cell: dict[str, list[float]] = {}
@@ -289,7 +289,7 @@ def text(agreement: Agreement, notes: Mapping[str, str] = MappingProxyType({})) 
     ]
     for cell in cells:
         cell_numbers = [number for number in agreement.numbers if number.cell == cell]
-        other_numbers = [number for number in cell_numbers if not number.evaluated]
+        training_numbers = [number for number in cell_numbers if not number.evaluated]
         lines.append(f"cell {cell}: there, here{notes.get(cell, '')}")
         lines += [
             f"  {number.metric}: {_pair_text(number)}, {100 * (number.agreement or 0):.1f} % of outcomes agree"
@@ -297,10 +297,12 @@ def text(agreement: Agreement, notes: Mapping[str, str] = MappingProxyType({})) 
             if number.evaluated
         ]
         lines.append(
-            f"  {_count(other_numbers, 'further number')}, {sum(not number.far for number in other_numbers)} "
+            f"  {_count(training_numbers, 'further number')}, {sum(not number.far for number in training_numbers)} "
             "the same to the bit"
         )
-        lines += _first_lines("", [f"{number.metric}: {_pair_text(number)}" for number in other_numbers if number.far])
+        lines += _first_lines(
+            "", [f"{number.metric}: {_pair_text(number)}" for number in training_numbers if number.far]
+        )
     return "\n".join(lines)
 
 

@@ -88,25 +88,25 @@ def doubts_of(cells: Sequence[str], store: Store, read_outcomes: Outcomes | None
 def _without_images(
     numbers: Iterable[Mapping[str, Any]], cells: Sequence[str], store: Store
 ) -> dict[tuple[str, str], list[Doubt]]:
-    """The accuracies of which no outcomes are stored, and whether so many images can give them.
+    """The doubts about accuracies without stored outcomes, and about those that no number of images can give.
 
-    One that contradicts its outcomes is refused where it is read (`fatbench.store.integrity.agree`).
+    An accuracy that contradicts its outcomes is refused where it is read (`fatbench.store.integrity.agree`).
     """
     stages = sql(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage).distinct()
     stages_with_outcomes = {tuple(row) for row in fetch(store, stages, OUTCOME_CHUNKS.c.cell, cells)}
-    bare = [
+    unbacked_rows = [
         row
         for row in numbers
         if row["n"]
         and row["metric"] == parsed(row["stage"]).metric
         and (row["cell"], row["stage"]) not in stages_with_outcomes
     ]
-    of_clients = numbers_of(
-        {row["cell"] for row in bare}, store, (NUMBERS.c.stage != "train") & (NUMBERS.c.client >= 0)
+    client_rows = numbers_of(
+        {row["cell"] for row in unbacked_rows}, store, (NUMBERS.c.stage != "train") & (NUMBERS.c.client >= 0)
     )
-    models = Counter((row["cell"], row["stage"], row["metric"]) for row in of_clients)
+    models = Counter((row["cell"], row["stage"], row["metric"]) for row in client_rows)
     doubts_by_stage = {}
-    for row in bare:
+    for row in unbacked_rows:
         cell, stage, metric, value, n = (row[name] for name in ("cell", "stage", "metric", "value", "n"))
         if impossible(metric, value, n, models[cell, stage, metric] or 1):
             doubts_by_stage[cell, stage] = [Doubt("no_outcomes"), Doubt("impossible", n)]

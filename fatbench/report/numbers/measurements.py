@@ -108,14 +108,14 @@ def quoted(heading: str) -> str:
     return f"'{heading}'" if "," in heading else heading
 
 
-def in_words(headings_shown: Iterable[tuple[str, Source]]) -> dict[str, str]:
+def in_words(headings: Iterable[tuple[str, Source]]) -> dict[str, str]:
     """Metric of an evaluation -> the heading that shows it, as a footer says it; several: "'NT' and 'AT'".
 
-    headings_shown: headings with their sources. A heading of the accuracy itself goes before those of what is
+    headings: (heading, source) pairs. A heading of the accuracy itself goes before those of what is
     derived from it.
     """
     headings_by_metric: dict[str, dict[bool, list[str]]] = {}  # metric -> derived -> headings
-    for heading, source in headings_shown:
+    for heading, source in headings:
         if source.stage not in ("train", "artifact", *OVER):
             headings_by_metric.setdefault(source.metric, {}).setdefault(source.stage != "evaluation", []).append(
                 quoted(heading)
@@ -298,23 +298,27 @@ class Numbers:
     def _combine_evaluations(self, cell: Cell, source: Source) -> Measurement | None:
         """The mean over evaluations, or the fraction of images that are right under all of them."""
         labels = [evaluation.label for evaluation in cell.evaluations if source.shows(evaluation)]
-        asked_for = [self._evaluation(cell, self.select, label) for label in labels]
-        measured = [item for item in asked_for if item is not None]
-        if not measured or len(measured) < len(asked_for):
+        evaluations = [self._evaluation(cell, self.select, label) for label in labels]
+        measured = [number for number in evaluations if number is not None]
+        if not measured or len(measured) < len(evaluations):
             return None
-        value = statistics.fmean(item.value for item in measured)
+        value = statistics.fmean(number.value for number in measured)
         if source.stage == "all":
-            bits = [self.outcomes(cell.id, item.stages[-1]) for item in measured] if self.outcomes else [None]
-            outcome_bits = [item for item in bits if item is not None]
+            stored_outcomes = (
+                [self.outcomes(cell.id, number.stages[-1]) for number in measured] if self.outcomes else [None]
+            )
+            outcome_bits = [number for number in stored_outcomes if number is not None]
             if (
                 len(outcome_bits) < len(measured) or len({n for _, n in outcome_bits}) > 1
             ):  # not of the same images and models
                 return None
             # an image counts where its bit is set under every evaluation
-            value = functools.reduce(int.__and__, (item for item, _ in outcome_bits)).bit_count() / outcome_bits[0][1]
-        reasons = dict.fromkeys(doubt for item in measured for doubt in item.doubts)
-        stages = dict.fromkeys(stage for item in measured for stage in item.stages)
-        return Measurement(value, min(item.n for item in measured), tuple(stages), tuple(reasons))
+            value = (
+                functools.reduce(int.__and__, (number for number, _ in outcome_bits)).bit_count() / outcome_bits[0][1]
+            )
+        reasons = dict.fromkeys(doubt for number in measured for doubt in number.doubts)
+        stages = dict.fromkeys(stage for number in measured for stage in number.stages)
+        return Measurement(value, min(number.n for number in measured), tuple(stages), tuple(reasons))
 
     def below_chance(self, cell: Cell) -> tuple[float, int, float] | None:
         """(natural accuracy, images, chance) of a cell that has not learned; None if it has or chance is unknown."""

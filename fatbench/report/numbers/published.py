@@ -94,12 +94,12 @@ class Lookup:
         high = Lookup(upper_ends).find(point, heading)[0]
         return low, low if high is None else high
 
-    def _row(self, wanted_labels: Mapping[str, str]) -> dict[str, str] | None:
+    def _row(self, labels: Mapping[str, str]) -> dict[str, str] | None:
         matching_rows = [
-            row for row in self.rows if all(_is_equal(row[column], value) for column, value in wanted_labels.items())
+            row for row in self.rows if all(_is_equal(row[column], value) for column, value in labels.items())
         ]
         if len(matching_rows) > 1:
-            condition_text = ", ".join(f"{column}={value}" for column, value in wanted_labels.items())
+            condition_text = ", ".join(f"{column}={value}" for column, value in labels.items())
             rows = f"{len(matching_rows)} rows of {self.name}"
             problem = f"{rows} have {condition_text or 'no condition on them'}: none is shown"
             if problem not in self.problems:
@@ -146,12 +146,12 @@ def _read_rows(file: Path) -> tuple[dict[int, dict[str, str]], list[str]]:
         raise SpecError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _is_equal(cell_text: str, wanted_text: str) -> bool:
+def _is_equal(cell_text: str, text: str) -> bool:
     """Whether two texts are equal, or are equal numbers: 1.0 is 1."""
-    if cell_text.strip() == wanted_text.strip():
+    if cell_text.strip() == text.strip():
         return True
     try:
-        return float(cell_text) == float(wanted_text)
+        return float(cell_text) == float(text)
     except ValueError:
         return False
 

@@ -106,12 +106,12 @@ def _other_attacks(
     def difference(evaluation: str, settings: str) -> str | None:
         return asked.differs(json.loads(settings), by_id[evaluation])
 
-    doubts_found = dict(known_doubts)
+    all_doubts = dict(known_doubts)
     query = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings).where(condition)
     for cell, stage, settings in fetch(store, query, STAGES.c.cell, cells):
         if words := difference(parsed(stage).evaluation, settings):
-            doubts_found[cell, stage] = (*doubts_found.get((cell, stage), ()), Doubt(words))
-    return doubts_found
+            all_doubts[cell, stage] = (*all_doubts.get((cell, stage), ()), Doubt(words))
+    return all_doubts
 
 
 def _client_condition(sources: Iterable[Source]) -> Any:
@@ -163,18 +163,18 @@ def _runs(cells: Sequence[str], store: Store, stages: Iterable[str]) -> list[Map
         return [{"cell": None, "stage": row[0], "provenance": origin(row[2:])} for row in sorted(shared, key=repr)]
 
     runs: list[Mapping[str, Any]] = []
-    broken: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+    broken_runs: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
     run_query = (
         sql(RUNS.c.id, RUNS.c.cell, RUNS.c.stage, RUNS.c.status, *_PROVENANCE).where(condition).order_by(RUNS.c.id)
     )
     for id, cell, stage, status, *columns in fetch(store, run_query, RUNS.c.cell, cells):
         run = {"cell": cell, "stage": stage, "provenance": origin(tuple(columns))}
         if stage == "train" and status in _BROKEN:
-            broken.setdefault(cell, []).append((id, run))
+            broken_runs.setdefault(cell, []).append((id, run))
         else:
             runs.append(run)
-    if broken:
+    if broken_runs:
         run_ids = sql(NUMBERS.c.run).where(NUMBERS.c.stage == "train", NUMBERS.c.metric == "train_loss").distinct()
-        used_runs = {row.run for row in fetch(store, run_ids, NUMBERS.c.cell, broken)}
-        runs += [run for tried in broken.values() for id, run in tried if id in used_runs]
+        used_runs = {row.run for row in fetch(store, run_ids, NUMBERS.c.cell, broken_runs)}
+        runs += [run for attempts in broken_runs.values() for id, run in attempts if id in used_runs]
     return runs

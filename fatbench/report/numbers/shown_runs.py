@@ -75,28 +75,28 @@ def chosen_runs(
     evaluations_by_cell: cell -> the evaluations that are asked for. run_filter: such as "precision=fp32"; a cell
     without such a run is not read. SpecError: an unknown filter.
     """
-    filter_wanted = _filter(run_filter)
-    several = replicates.of(store.database, evaluations_by_cell)
-    if not several and not filter_wanted:
+    position_and_value = _filter(run_filter)
+    replicate_ids = replicates.of(store.database, evaluations_by_cell)
+    if not replicate_ids and not position_and_value:
         return {}
-    ids = {cell: several.get(cell, [cell]) for cell in evaluations_by_cell}
-    runs = _runs(store, [id for of_cell in ids.values() for id in of_cell])
+    ids = {cell: replicate_ids.get(cell, [cell]) for cell in evaluations_by_cell}
+    runs = _runs(store, [id for run_ids in ids.values() for id in run_ids])
     precisions = Counter(
         precision
-        for of_cell in ids.values()
-        for precision in {origin[0] for id in of_cell for origin in runs[id].made_by}
+        for run_ids in ids.values()
+        for precision in {origin[0] for id in run_ids for origin in runs[id].made_by}
     )
-    usual = min(precisions, key=lambda precision: (-precisions[precision], _rank(precision)), default="")
+    usual_precision = min(precisions, key=lambda precision: (-precisions[precision], _rank(precision)), default="")
 
     def rank(cell: str, id: str) -> tuple[bool, bool, float, int, tuple[str, str]]:
         run = runs[id]
-        fitting = sum(precision == usual for precision, _, _ in run.made_by) / max(1, len(run.made_by))
-        return run.trained, run.current, fitting, len(run.evaluations & {*evaluations_by_cell[cell]}), run.newest
+        matching = sum(precision == usual_precision for precision, _, _ in run.made_by) / max(1, len(run.made_by))
+        return run.trained, run.current, matching, len(run.evaluations & {*evaluations_by_cell[cell]}), run.newest
 
     run_by_cell = {}
-    for cell, of_cell in ids.items():
-        fitting = [id for id in of_cell if not filter_wanted or _fits(runs[id], *filter_wanted)]
-        best = max(fitting, key=lambda id: rank(cell, id)) if fitting else f"{cell}{replicates.SIGN}"
+    for cell, run_ids in ids.items():
+        matching = [id for id in run_ids if not position_and_value or _fits(runs[id], *position_and_value)]
+        best = max(matching, key=lambda id: rank(cell, id)) if matching else f"{cell}{replicates.SIGN}"
         if best != cell:
             run_by_cell[cell] = best
     return run_by_cell
@@ -105,13 +105,13 @@ def chosen_runs(
 def note(store: Store, ids: Iterable[str]) -> str:
     """A note on the choice of runs where cells were run more than once; else empty. ids: of cells or of their runs."""
     cells = {id.partition(replicates.SIGN)[0] for id in ids}
-    several = len(replicates.of(store.database, cells))
-    if not several:
+    replicated_count = len(replicates.of(store.database, cells))
+    if not replicated_count:
         return ""
     reasons_by_run = inputs.of_replicates(store.database, cells)
     words = dict.fromkeys(reason.beside for reasons in reasons_by_run.values() for reason in reasons)
     differing = f"; {len(reasons_by_run)} of their runs differ in {'; '.join(words)}" if reasons_by_run else ""
-    return f"{several} of {len(cells)} cells were run more than once: {RULE}{differing}"
+    return f"{replicated_count} of {len(cells)} cells were run more than once: {RULE}{differing}"
 
 
 def _filter(run_filter: str) -> tuple[int, str] | None:
@@ -121,7 +121,7 @@ def _filter(run_filter: str) -> tuple[int, str] | None:
     name, sign, value = run_filter.partition("=")
     if name not in FILTERS or not sign or not value:
         raise SpecError(
-            f"--runs: expected {', '.join(f'{name_known}=...' for name_known in FILTERS)}, got "
+            f"--runs: expected {', '.join(f'{filter_name}=...' for filter_name in FILTERS)}, got "
             f"'{run_filter}'{did_you_mean(name, FILTERS)}"
         )
     return FILTERS.index(name), value

@@ -31,9 +31,9 @@ def judged(db: str | None, cells: Iterable[str]) -> Iterator[None]:
 def judge(store: Store, cells: Iterable[str]) -> None:
     """Store the doubts of some cells and their replicates, and which of their runs each suite shows."""
     cells = list(cells)
-    several = replicates.of(store.database, cells)
-    ids = [id for cell in cells for id in several.get(cell, [cell])]
-    store.judge(_rows(store, ids), _runs_read(store, several))
+    replicate_ids = replicates.of(store.database, cells)
+    ids = [id for cell in cells for id in replicate_ids.get(cell, [cell])]
+    store.judge(_rows(store, ids), _runs_read(store, replicate_ids))
 
 
 Row = tuple[str, str, str, float | None]  # of the table `doubts`: stage, code, against, value
@@ -42,10 +42,10 @@ Row = tuple[str, str, str, float | None]  # of the table `doubts`: stage, code, 
 def _rows(store: Store, ids: Sequence[str]) -> dict[str, list[Row]]:
     rows: dict[str, list[Row]] = {id: [] for id in ids}
     for (id, stage), reasons in doubts_of(ids, store).items():
-        of_stage = {
+        value_by_key = {
             (stage, doubt.code, doubt.against): None if math.isnan(doubt.value) else doubt.value for doubt in reasons
         }
-        rows[id] += [(*key, value) for key, value in of_stage.items()]
+        rows[id] += [(*key, value) for key, value in value_by_key.items()]
     return rows
 
 
@@ -70,8 +70,8 @@ def outdated(store: Store) -> dict[tuple[str, str], tuple[list[str], list[str]]]
 
 def _runs_read(store: Store, cells: Iterable[str]) -> dict[tuple[str, str, str], str]:
     """(suite, preset, cell) -> the run that is read, of cells with several."""
-    cells_wanted = set(cells)
-    if not cells_wanted:
+    wanted = set(cells)
+    if not wanted:
         return {}
     suites: dict[tuple[str, str], dict[str, set[str]]] = {}
     query = sql(POINTS.c.suite, POINTS.c.preset, POINTS.c.cell, ASKED.c.evaluation)
@@ -81,7 +81,7 @@ def _runs_read(store: Store, cells: Iterable[str]) -> dict[tuple[str, str, str],
             suites.setdefault((suite, preset), {}).setdefault(cell, set()).add(evaluation or "")
     run_by_point: dict[tuple[str, str, str], str] = {}
     for (suite, preset), evaluations_by_cell in suites.items():
-        if cells_here := cells_wanted & evaluations_by_cell.keys():
+        if cells_of_suite := wanted & evaluations_by_cell.keys():
             ids = chosen_runs(store, evaluations_by_cell)
-            run_by_point |= {(suite, preset, cell): ids.get(cell, cell) for cell in cells_here}
+            run_by_point |= {(suite, preset, cell): ids.get(cell, cell) for cell in cells_of_suite}
     return run_by_point

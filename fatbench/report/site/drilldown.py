@@ -157,43 +157,43 @@ def _fill_batch(
         metric = numbers.setdefault(number["cell"], {}).setdefault(number["stage"], {}).setdefault(number["metric"], {})
         metric[number["round"]] = (number["value"], number["n"])
     for point in points:
-        known_cells = [cell for cell in point.cells if cell in specs]
-        if not known_cells:
+        stored_cells = [cell for cell in point.cells if cell in specs]
+        if not stored_cells:
             continue
-        numbers_by_cell = {cell: numbers.get(cell, {}) for cell in known_cells}
-        seeds = {cell: int(specs[cell].get("seed") or 0) for cell in known_cells}
-        point.seeds = [(seeds[cell], cell, _state(stages.get(cell, []))) for cell in known_cells]
-        rows = [row for cell in known_cells for row in stages.get(cell, [])]
-        point.settings = [*cell_facts.settings(specs[known_cells[0]]), *_attacks(rows)]
+        numbers_by_cell = {cell: numbers.get(cell, {}) for cell in stored_cells}
+        seeds = {cell: int(specs[cell].get("seed") or 0) for cell in stored_cells}
+        point.seeds = [(seeds[cell], cell, _state(stages.get(cell, []))) for cell in stored_cells]
+        rows = [row for cell in stored_cells for row in stages.get(cell, [])]
+        point.settings = [*cell_facts.settings(specs[stored_cells[0]]), *_attacks(rows)]
         point.evaluations = _evaluations(
-            numbers_by_cell, int((specs[known_cells[0]].get("algorithm") or {}).get("rounds") or 0)
+            numbers_by_cell, int((specs[stored_cells[0]].get("algorithm") or {}).get("rounds") or 0)
         )
         point.curves = _curves(numbers_by_cell, seeds)
         point.cost = list(_cost(numbers_by_cell))
-        point_runs = [run for cell in known_cells for run in runs.get(cell, [])]
+        point_runs = [run for cell in stored_cells for run in runs.get(cell, [])]
         point.origins = list(_origins(point_runs))
         point.runs = [_run_record(run, seeds[run["cell"]]) for run in point_runs]
         point.errors = [
             (f"{_stage_text(row.stage)}, seed {seeds[cell]}", row.error.strip())
-            for cell in known_cells
+            for cell in stored_cells
             for row in stages.get(cell, [])
             if row.status == "failed" and row.error
         ]
-        failed_cells = [cell for cell in known_cells if any(row.status == "failed" for row in stages.get(cell, []))]
+        failed_cells = [cell for cell in stored_cells if any(row.status == "failed" for row in stages.get(cell, []))]
         point.log = next((log for cell in failed_cells if (log := _log(files, cell))), "")
         point.images = [
             image
-            for cell in known_cells
+            for cell in stored_cells
             for image in [*images.get(cell, []), *_artifact_images(files, cell, seeds[cell])]
         ]
         point.others = [
             f"Seed {seeds[cell]} was run {len(replicate_ids[cell])} times: {', '.join(replicate_ids[cell])}."
-            for cell in known_cells
+            for cell in stored_cells
             if cell in replicate_ids
         ]
-        point.commands = [f"fatbench show {known_cells[0]}", f"fatbench logs {known_cells[0]}"]
+        point.commands = [f"fatbench show {stored_cells[0]}", f"fatbench logs {stored_cells[0]}"]
         if point.evaluations:
-            point.commands.append(f"fatbench outcomes {known_cells[0]} --metric {point.evaluations[-1]['metric']}")
+            point.commands.append(f"fatbench outcomes {stored_cells[0]} --metric {point.evaluations[-1]['metric']}")
 
 
 # --- in words ----------------------------------------------------------------------------------------------------
@@ -206,11 +206,11 @@ def _state(rows: Sequence[StageRow]) -> str:
 
 def _attacks(rows: Iterable[StageRow]) -> Iterable[tuple[str, str, str]]:
     """(label, attack with all settings, the code that ran it) of each attack, once."""
-    labels_seen = set()
+    listed_labels = set()
     for row in rows:
         label = parsed(row.stage).metric
-        if row.settings and label not in labels_seen:
-            labels_seen.add(label)
+        if row.settings and label not in listed_labels:
+            listed_labels.add(label)
             implementation = row.settings.get("implementation")
             attack = {key: value for key, value in row.settings.items() if key != "implementation"}
             yield label, format_call.with_all_settings(attack), f"run by {implementation}" if implementation else ""

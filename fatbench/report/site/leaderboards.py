@@ -275,7 +275,7 @@ def _board(task: Task, grid: Grid) -> Board | None:
     labels = {axis: list(dict.fromkeys(row.key.get(axis, "") for row in rows)) for axis in grid.axes}
     axes = [axis for axis, label_text in labels.items() if len(label_text) > 1] or grid.axes[-1:]
     all_keys = [cell.key for _, plan, _ in task.parts.values() for cell in plan.cells]
-    of_task = {axis for axis in labels if len({key[axis] for key in all_keys if axis in key}) > 1}
+    task_axes = {axis for axis in labels if len({key[axis] for key in all_keys if axis in key}) > 1}
     constant_labels = [
         (axis, label_text[0]) for axis, label_text in labels.items() if axis not in (*axes, "suite", "dataset")
     ]
@@ -319,7 +319,7 @@ def _board(task: Task, grid: Grid) -> Board | None:
     )
     return Board(
         id=f"board-{digest([task.preset, data, split, task.evaluations, list(task.parts)])[:8]}",
-        title=", ".join([question, title, *(label_text for axis, label_text in constant_labels if axis in of_task)]),
+        title=", ".join([question, title, *(label_text for axis, label_text in constant_labels if axis in task_axes)]),
         about="; ".join(remarks) + ".",
         grid=grid,
         axes=axes,

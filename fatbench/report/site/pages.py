@@ -95,12 +95,12 @@ def content(
     drilldown.fill(list(point_by_cells.values()), store, files, drilldown.images_in(images) if images else {})
     point_by_cells = {cells: point for cells, point in point_by_cells.items() if point.seeds}
     image_files = {file.stem: file for file in sorted(images.rglob("*.png"))} if images else {}
-    plots_shown = [
+    plots_with_images = [
         (plot, _artifact_uris(plot, files, image_files) if plot.figure.kind in KEPT else []) for plot in plots
     ]
-    plots_shown = [(plot, uris) for plot, uris in plots_shown if uris or not plot.empty]
-    keep_within(point_by_cells.values(), IMAGES - sum(len(uri) for _, uris in plots_shown for uri in uris))
-    return Content(list(site_parts), boards, plots_shown, point_by_cells)
+    plots_with_images = [(plot, uris) for plot, uris in plots_with_images if uris or not plot.empty]
+    keep_within(point_by_cells.values(), IMAGES - sum(len(uri) for _, uris in plots_with_images for uri in uris))
+    return Content(list(site_parts), boards, plots_with_images, point_by_cells)
 
 
 def boards_of(site_parts: Sequence[Part], store: Store, select: Checkpoint) -> list[Board]:
@@ -123,16 +123,16 @@ def _artifact_uris(plot: series.Plot, files: Path | None, image_files: Mapping[s
 def keep_within(points: Iterable[GridPoint], room: int) -> None:
     """Drop images that exceed `room` characters in all, and name the command that shows them."""
     for point in points:
-        images_kept = []
+        kept_images = []
         for caption, uri in point.images:
             room -= len(uri)
             if room > 0:
-                images_kept.append((caption, uri))
-        if len(images_kept) < len(point.images):
+                kept_images.append((caption, uri))
+        if len(kept_images) < len(point.images):
             point.commands.append(
                 f"fatbench show {point.cells[0]} --artifacts   # images that were too large to include here"
             )
-        point.images = images_kept
+        point.images = kept_images
 
 
 # --- one file, a folder ------------------------------------------------------------------------------------------
@@ -413,12 +413,12 @@ def _difference(board: Board, row: Row) -> dict[str, Any] | None:
 
 def _figure(plot: series.Plot, id: str, images: list[str]) -> dict[str, Any]:
     """The fields of a figure for its template: its images, or an SVG for each panel."""
-    panels_drawn = None
+    drawn = None
     if not plot.empty and plot.figure.kind not in KEPT:
-        panels_drawn = inline.draw(plot, id)
+        drawn = inline.draw(plot, id)
     return {
         "id": id, "figure": plot.figure.id, "title": plot.figure.title, "label": plot.label,
-        "legend": panels_drawn.legend if panels_drawn else [],
-        "panels": [(title, _markup(svg)) for title, svg in panels_drawn.panels] if panels_drawn else [],
+        "legend": drawn.legend if drawn else [],
+        "panels": [(title, _markup(svg)) for title, svg in drawn.panels] if drawn else [],
         "images": images, "notes": [note for note in plot.notes if note[0] != "suite"],
     }  # fmt: skip

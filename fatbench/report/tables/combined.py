@@ -38,10 +38,10 @@ def combine(
     for source in sources:
         match = SOURCE.match(source)
         radii = {metric for _, plan in suite_plans for swept in sweeps(plan).values() for metric in swept}
-        metrics_asked = (
+        source_metrics = (
             [] if match is None or match["stage"] == "train" else (match["metrics"] or match["metric"]).split("+")
         )
-        if match is None or not {*metrics, *radii}.issuperset(metrics_asked):
+        if match is None or not {*metrics, *radii}.issuperset(source_metrics):
             raise SpecError(
                 f"--columns: no axis or metric is named '{source}'{did_you_mean(source, [*axes, *metrics])}"
             )
@@ -54,8 +54,8 @@ def combine(
     for suite, plan in suite_plans:
         for cell in plan.cells:
             key = {SUITE: suite.name, **cell.key} if names_suite else cell.key
-            own_id = cell.id.partition(SIGN)[0]
-            cells.setdefault((suite.name, *key.items(), own_id) if names_suite else own_id, replace(cell, key=key))
+            cell_id = cell.id.partition(SIGN)[0]
+            cells.setdefault((suite.name, *key.items(), cell_id) if names_suite else cell_id, replace(cell, key=key))
     name = " + ".join(dict.fromkeys(suite.name for suite, _ in suite_plans))
     presets = list(dict.fromkeys(plan.preset for _, plan in suite_plans))
     node = LocatedMap(

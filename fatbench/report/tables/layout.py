@@ -230,10 +230,10 @@ def _add_published(value: Value, heading: str, cells: Sequence[Cell], source: So
     value.published_flag = "; ".join(filter(None, (value.published_flag, floor)))
     lowest, highest = lookup.range(labels, heading) or (None, None)
     value.published_most = highest if highest != lowest else None  # only a range has two ends
-    own_checkpoint = source.checkpoint(request.numbers.select)
-    value.published_select = lookup.select if own_checkpoint else ""
+    measured_checkpoint = source.checkpoint(request.numbers.select)
+    value.published_select = lookup.select if measured_checkpoint else ""
     value.formula = lookup.formula and value.published is not None
-    value.comparable = as_published(request.plan, cells) and value.published_select == own_checkpoint
+    value.comparable = as_published(request.plan, cells) and value.published_select == measured_checkpoint
 
 
 def _chance_flag(cell: Cell, source: Source, published: float | None) -> str:
