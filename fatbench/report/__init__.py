@@ -72,7 +72,7 @@ def render(grids: Sequence[Grid], format: str, notes: str | None = None, **optio
     level = notes or ("short" if format in ("terminal", "latex") else "full")
     captioned = IN_CAPTION if format == "latex" else ()
     grids = [shortened(grid, level, captioned) for grid in grids]
-    module, function = _RENDERERS[format]
+    module, function = _RENDERERS[format]  # imported only now: rich and tabulate take time
     text: str = getattr(importlib.import_module(f"fatbench.report.formats.{module}"), function)(grids, **options)
     return text
 
@@ -88,7 +88,7 @@ def build_tables(
     digits: int = 2,
     images: str = "all",
 ) -> list[Grid]:
-    """Build the tables of a suite, filled with the database's numbers of the plan's cells; empty without a database.
+    """Build the tables of a suite with the database's numbers of the plan's cells; without a database none is filled.
 
     evaluated: models that were not trained here (`evaluated.beside`), as further rows of each table. digits:
     after the point of percentages; images: "all" of each attack, or those in "common".
@@ -98,13 +98,13 @@ def build_tables(
     from fatbench.report.tables.layout import build
 
     suite = with_added(suite, plan)
-
     if store is None:
         return build(suite, plan, Numbers(plan, select=select), published=published, digits=digits)
     from fatbench.report.numbers import compare, declared_tests, query, shown_runs
 
     evaluated = shown_runs.shown_plan(replace(plan, cells=list(evaluated), resolved=False), store).cells
     plan = shown_runs.shown_plan(plan, store)
+    # the numbers of external models are read together with those of the plan
     plan_with_evaluated = replace(plan, cells=[*plan.cells, *evaluated])
     sources = [text for table in suite.tables for text in table.values.values()]
     numbers = query.numbers_of_sources(sources, plan_with_evaluated, store, select)
@@ -172,7 +172,7 @@ def unlike(suite: Suite, plans: Sequence[Plan]) -> list[tuple[str, str]]:
     from fatbench.report.tables.layout import find_confounders
     from fatbench.suite import confounders
 
-    presets: dict[str, list[str]] = {}
+    presets: dict[str, list[str]] = {}  # sentence -> presets
     for plan in plans:
         confounding = [
             *(
@@ -277,7 +277,7 @@ def draw(
 def draw_forest(
     plan: Plan, store: Store, folder: Path, format: str, *, select: Checkpoint, width: float | None, serif: bool = False
 ) -> Path:
-    """Write the forest plot of a suite: its methods against the baseline. NothingMatched: nothing can be compared."""
+    """Write the forest plot of a suite: its methods against the baseline. NothingMatched: no cells can be compared."""
     from fatbench.report.figures import forest
     from fatbench.report.numbers import baseline, compare, frame, shown_runs
     from fatbench.report.tables.grid import label

@@ -39,7 +39,7 @@ GAINS = (  # table, column of methods, baseline, method, metrics
 )
 POWER, ALPHA = 0.8, 0.05
 MOST_SEEDS = 1000
-FEW = 5  # seeds that a paper can pay for
+FEW = 5  # seeds that a paper can afford
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def published() -> dict[str, pandas.DataFrame]:
 
 
 def audit(tables: Mapping[str, pandas.DataFrame], spread: float | None = None) -> list[Check]:
-    """Make every check that the tables allow. spread: see `seeds`. SpecError: it is no positive number."""
+    """Make every check that the tables allow. spread: see `seeds`. SpecError: the spread is not positive."""
     checks = [floor(tables), order(tables), runs(tables), seeds(tables, spread), garbled(tables)]
     return [check for check in checks if check.answer]
 
@@ -132,7 +132,7 @@ def order(tables: Mapping[str, pandas.DataFrame]) -> Check:
 
 
 def runs(tables: Mapping[str, pandas.DataFrame]) -> Check:
-    """Printed deviations that equal |single run - mean|, as those of two runs do, by metric; and what two runs spread.
+    """Printed deviations that equal |single run - mean|, as those of two runs do, with their spread, by metric.
 
     spread: the standard deviation (over n - 1) of those two runs, pooled over the rows of CIFAR-10.
     """
@@ -160,7 +160,7 @@ def runs(tables: Mapping[str, pandas.DataFrame]) -> Check:
 
 
 def seeds(tables: Mapping[str, pandas.DataFrame], spread: float | None = None) -> Check:
-    """For every printed gain the seeds that find it with a power of 0.8; "-": there is no gain, or no spread.
+    """For every printed gain the seeds that find it with a power of 0.8; "-" without a gain or a spread.
 
     By what the table prints of both methods, taken as deviations of two independent runs, and by `spread`: a standard
     deviation of the difference over paired seeds, in points.

@@ -49,7 +49,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Differences:
-    """The table. metric: of the differences, by its heading."""
+    """A table of differences from the baseline. metric: the heading of the compared metric."""
 
     grid: Grid
     metric: str
@@ -75,7 +75,7 @@ def of_plan(
     suite: Suite, plan: Plan, store: Store, metric: str, *, select: Checkpoint = "last", digits: int = 1,
     images: str = "all", shown_metrics: Sequence[str] = (),
 ) -> Differences:  # fmt: skip
-    """The methods of a plan whose ids are those of the runs to read, each against the suite's baseline.
+    """Compare the methods of a plan with its suite's baseline; the cells' ids are those of the runs to read.
 
     shown_metrics: the metrics that have a column; none: all that the baseline has. SpecError: the suite names no
     baseline, or evaluates no such metric.
@@ -132,7 +132,7 @@ def _doubts(lines: Iterable[Line]) -> Iterable[str]:
 
 
 def render(table: Differences, format: str) -> str:
-    """The table in one of FORMATS; of csv and json the numbers are not rounded. SpecError: another format."""
+    """The table in one of FORMATS; csv and json have unrounded numbers. SpecError: another format."""
     if format in ("csv", "json"):
         return _as_data(table, format)
     columns = list(range(len(table.grid.columns)))

@@ -80,7 +80,7 @@ def cited_by(suite: Suite) -> list[Reference]:
 def in_text(text: str) -> list[Reference]:
     """The entries that a text cites."""
     references = []
-    for name, year in set(CITED.findall(text)):
+    for name, year in set(CITED.findall(text)):  # ("Zhu", "2023")
         same_author_and_year = [
             reference for reference in entries() if (reference.authors[0][0], reference.fields["year"]) == (name, year)
         ]

@@ -51,7 +51,7 @@ class AvailableMetrics:
 
 def available_metrics(plan: Plan, store: Store | None) -> AvailableMetrics:
     """The metrics that training has logged of the plan's cells, and those of its suite's evaluations."""
-    clients: dict[str, set[bool]] = {}
+    clients: dict[str, set[bool]] = {}  # metric -> whether it is logged overall, and by client
     for metric, overall in query.logged_clients(plan, store) if store is not None else ():
         clients.setdefault(metric, set()).add(overall)
     swept = sweeps(plan)
@@ -107,14 +107,14 @@ def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequ
     metric_names = list(y) or _default_names(x, axes, available)
     sources = {name: _source(name, x, axes, available) for name in metric_names}
     varying = [axis for axis in axes if len({cell.key.get(axis, "") for cell in plan.cells}) > 1 and axis != x]
-    lines = list(by) or varying[-1:]
+    lines = list(by) or varying[-1:]  # the last axis separates lines, the others panels
     panel_axes = [axis for axis in varying if axis not in lines]
     over_words = {
         ROUND: "over the rounds",
         RADIUS: "over the radius",
         **{setting: f"over {setting}" for setting in settings - {RADIUS}},
     }
-    node = {
+    node = {  # as a suite file would write the figure
         "id": re.sub("[^A-Za-z0-9._-]+", "-", "-".join([*metric_names, "over", x, *(["by", *lines] if lines else [])])),
         "title": f"{', '.join(metric_names)} {over_words.get(x if x not in axes else '', f'by {x}')}"
         + (f", by {' and '.join(lines)}" if lines else ""),

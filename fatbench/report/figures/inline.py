@@ -45,7 +45,7 @@ class Drawn:
 
 
 def draw(plot: Plot, prefix: str) -> Drawn:
-    """The panels of a plot that have a number; prefix: of the ids that are needed inside them."""
+    """Draw the panels of a plot that have a number. prefix: of the ids inside them."""
     from matplotlib import rc_context, style
     from matplotlib.figure import Figure
 
@@ -79,7 +79,7 @@ def draw(plot: Plot, prefix: str) -> Drawn:
 
 
 def _share(axes: Sequence[Any], unit: str) -> None:
-    """Panels of the same numbers are compared: they have one vertical axis."""
+    """Give panels of the same numbers one vertical axis, so that they can be compared."""
     limits = [plots.bounded(panel_axes.get_ylim(), unit) for panel_axes in axes]
     for panel_axes in axes:
         panel_axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
@@ -105,7 +105,7 @@ def _ink(text: str) -> str:
 
 
 def _svg(figure: Any, prefix: str, names: Sequence[str]) -> str:
-    """The SVG of a panel without what would reach beyond it: styles, ids that others may have, its size."""
+    """The SVG of a panel, without global styles, a fixed size, and ids that others on the page may have."""
     titles: list[str] = []
     axes = figure.axes[0]
     containers = [artist for container in axes.containers for artist in container.get_children()]

@@ -31,7 +31,7 @@ POINTS: dict[
 
 
 def wrap_to_width(text: str, width: float, size: float, weight: str = "normal") -> str:
-    """Break text into lines that fit `width` inches as they are drawn; a longer word gets a line of its own."""
+    """Break text into lines that fit `width` inches as they are drawn; a longer word fills a line alone."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 

@@ -53,7 +53,7 @@ def draw(
     width: float | None = None,
     serif: bool = False,
 ) -> list[Path]:
-    """Write the plots into a folder: the files, in order. files: where the cells' own folders with artifacts are.
+    """Write the plots into a folder and return the files, in order. files: where the cells' folders of artifacts are.
 
     width: in inches, of a figure for a paper: no title and no notes, and a text file beside it has its caption.
     serif: in the letters of a paper.

@@ -114,7 +114,7 @@ def points_of_figure(plan: Plan, figure: Figure) -> TablePoints:
 
 
 def check(plan: Plan, figure: Figure) -> None:
-    """SpecError: a line of several points, a panel of fractions and plain numbers, or a curve of one radius."""
+    """Refuse a line of several points, a panel of fractions and plain numbers, or a curve of one radius (SpecError)."""
     points_of_figure(plan, figure)
     if figure.kind == "lines":
         single = {
@@ -143,7 +143,7 @@ def check(plan: Plan, figure: Figure) -> None:
 
 
 def build(suite: Suite, plan: Plan, numbers: Numbers, figures: Sequence[Figure] | None = None) -> list[Plot]:
-    """The figures of a suite (default: all) that the plan's cells have a line in. SpecError as for `check`."""
+    """Build the figures of a suite (default: all) in which the plan's cells have a line. SpecError: as for `check`."""
     values: dict[tuple[str, str], dict[int, dict[int, float]]] = {}  # (cell, metric) -> client -> round -> value
     for (cell, stage, metric, round, client), (value, _) in numbers.by_key.items():
         if stage == "train" and math.isfinite(value):
@@ -345,7 +345,7 @@ def _with_evaluations(
     radii: Mapping[str, str],
     facts: provenance.TableFacts,
 ) -> Line:
-    """The line with its points: the number of an evaluation under each of some metrics, metric -> radius of attack."""
+    """Add the points of a line: its evaluation at each radius. radii: metric -> radius of the attack."""
     points = []
     source = line.source
     swept = next(

@@ -37,7 +37,7 @@ Part = Callable[[Line], str]
 
 
 def styles_of(plot: Plot, panels: Sequence[Panel]) -> tuple[Names, dict[str, Style], dict[str, Style]]:
-    """(line -> its name, name -> style, legend) of a page: a name holds what varies of labels, heading and index.
+    """(line -> its name, name -> style, legend) of a page: a name holds the labels, heading and index that vary.
 
     Where one of these varies, or a few of their combinations are there, each has a colour and a style. Where more vary,
     the first is the colour, the second the style, the third the marker, and the legend explains each for itself.

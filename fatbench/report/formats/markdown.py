@@ -27,6 +27,7 @@ def render(grids: Sequence[Grid]) -> str:
 
 def escape(words: str) -> str:
     """Escape text so that Markdown shows it unchanged."""
+    # a parenthesis makes a link only behind a bracket
     return re.sub(r"([\\`*_|<>#~]|(?<=\])\()", r"\\\1", words.replace("&", "&amp;")).replace("\n", " ")
 
 
@@ -38,7 +39,7 @@ def _section(grid: Grid) -> str:
             heading = f"{group.label}: {column.label}" if group.label else column.label
             entries = number_format.entries(grid, g, c)
             heads.append(escape(heading))
-            columns = [[_own_number(entry) for entry in entries]]
+            columns = [[_own_number(entry) for entry in entries]]  # ours, then the published ones if any
             if any(entry.published for entry in entries):
                 heads.append(escape(f"{heading}, {grid.by}"))
                 columns.append([_published(entry) for entry in entries])

@@ -39,7 +39,7 @@ def records(plan: Plan, store: Store) -> dict[Path, dict[str, Any]]:
         if attack is None or clean is None or robust is None:
             continue
         data = cell.spec["data"]
-        n = min(clean.n, robust.n)
+        n = min(clean.n, robust.n)  # both accuracies on the images that both took
         accuracies_of_first = (
             _accuracy_of_first(number.value, number.outcomes, number.n, n) for number in (clean, robust)
         )
@@ -48,6 +48,7 @@ def records(plan: Plan, store: Store) -> dict[Path, dict[str, Any]]:
         has_additional_data = cell.spec.get("auxiliary") or (weights and not weights.startswith(CELL))
         row_name = ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"])
         dataset = CATALOGUE.get(data["name"])
+        # as in model_info/ of RobustBench
         file = Path(data["name"], attack.get("norm", "Linf"), f"{plan.suite}-{id}.json")
         record_by_file[file] = {
             "link": "",

@@ -51,7 +51,7 @@ class Apart:
 
     @property
     def evaluated(self) -> bool:
-        """Whether it is the accuracy of an evaluation."""
+        """Whether the number is the accuracy of an evaluation."""
         return self.images is not None
 
     @property
@@ -242,7 +242,7 @@ def number_text(number: Apart, value: float) -> str:
 
 
 def _systematic_differences(accuracies: Sequence[Apart]) -> Iterable[str]:
-    """Systematic differences of all accuracies together, which another machine does not explain by chance."""
+    """Systematic differences of all accuracies together, which chance on another machine does not explain."""
     only_theirs, only_ours, total = (
         sum(number.images[i] for number in accuracies if number.images is not None) for i in range(3)
     )
@@ -277,7 +277,7 @@ def _one_sided(larger_side: int, n: int) -> float:
 
 
 def text(agreement: Agreement, notes: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Whether the file agrees, why, and a block for each cell. notes: of a cell what else is to be said of it."""
+    """The agreement as text: the result, its reasons, and a block for each cell. notes: cell -> a further remark."""
     cells = list(dict.fromkeys(number.cell for number in agreement.numbers))
     word = "agrees" if agreement.agrees else "differs" if agreement.reasons else "not verified"
     lines = [

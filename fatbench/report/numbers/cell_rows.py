@@ -70,7 +70,7 @@ def doubts_of(cells: Sequence[str], store: Store, read_outcomes: Outcomes | None
     evaluated = sorted({row["cell"] for row in numbers})
     stage_query = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings, RUNS.c.device, RUNS.c.commit)
     stage_query = stage_query.outerjoin(RUNS, RUNS.c.id == STAGES.c.run).where(STAGES.c.stage != "train")
-    texts, further_doubts = {}, _without_images(numbers, evaluated, store)
+    texts, further_doubts = {}, _without_images(numbers, evaluated, store)  # texts: evaluation -> settings as JSON
     for cell, stage, text, device, commit in fetch(store, stage_query, STAGES.c.cell, evaluated):
         if text is None:
             further_doubts.setdefault((cell, stage), []).append(Doubt("no_settings"))
@@ -88,7 +88,7 @@ def doubts_of(cells: Sequence[str], store: Store, read_outcomes: Outcomes | None
 def _without_images(
     numbers: Iterable[Mapping[str, Any]], cells: Sequence[str], store: Store
 ) -> dict[tuple[str, str], list[Doubt]]:
-    """The doubts about accuracies without stored outcomes, and about those that no number of images can give.
+    """The doubts about accuracies without stored outcomes, also where so many images cannot give the value.
 
     An accuracy that contradicts its outcomes is refused where it is read (`fatbench.store.integrity.agree`).
     """
@@ -104,6 +104,7 @@ def _without_images(
     client_rows = numbers_of(
         {row["cell"] for row in unbacked_rows}, store, (NUMBERS.c.stage != "train") & (NUMBERS.c.client >= 0)
     )
+    # an accuracy over several deployed models is a multiple of 1 / (models n)
     models = Counter((row["cell"], row["stage"], row["metric"]) for row in client_rows)
     doubts_by_stage = {}
     for row in unbacked_rows:
@@ -116,7 +117,7 @@ def _without_images(
 
 
 def rounds_of(specs: Mapping[str, Mapping[str, Any]], store: Store, checkpoint: Checkpoint) -> dict[str, int]:
-    """Cell -> the round whose model a checkpoint is, of the cells of which it is known. specs: of the cells, by id.
+    """Cell -> the round whose model a checkpoint is, for the cells where it is known. specs: cell -> its spec.
 
     The train stage has recorded the best rounds; those of another program may lack it and have the series alone.
     """
@@ -129,7 +130,7 @@ def rounds_of(specs: Mapping[str, Mapping[str, Any]], store: Store, checkpoint: 
         if checkpoint in record:
             rounds[cell] = int(record[checkpoint]["round"])
         else:
-            unrecorded.append(cell)
+            unrecorded.append(cell)  # its best round is found in its series
     series: dict[str, dict[int, float]] = {}
     monitored = (NUMBERS.c.metric == MONITORED[checkpoint]) & OVERALL
     for row in numbers_of(unrecorded, store, (NUMBERS.c.stage == "train") & monitored):

@@ -20,7 +20,7 @@ def runs_of_cell(store: Store, cell: str) -> list[dict[str, Any]]:
     numbers = accuracies(ids, store)
     for id in ids:
         training_runs = (run for run in store.runs([id]) if run["stage"] == "train" and not run.get("dropped"))
-        run = next(training_runs, {})
+        run = next(training_runs, {})  # an external model has no training
         values = {stage: value for (cell, stage), (value, _) in numbers.items() if cell == id}
         provenance = {key: run.get(key) for key in ("host", "device", "precision", "commit", "dirty", "started")}
         run_records.append({"id": id, **provenance, "evaluations": values})

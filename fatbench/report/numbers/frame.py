@@ -48,7 +48,7 @@ def frame(store: Store | None, plan: Plan | None = None) -> pandas.DataFrame:
     The ids of the plan's cells say which run of each is read. DatabaseError: an accuracy is not the mean of its
     outcomes.
     """
-    points: dict[str, dict[tuple[tuple[str, str], ...], None]] | None = None
+    points: dict[str, dict[tuple[tuple[str, str], ...], None]] | None = None  # cell -> its keys, as an ordered set
     axes: list[str] = []
     if plan is not None:
         points = {}
@@ -66,6 +66,7 @@ def frame(store: Store | None, plan: Plan | None = None) -> pandas.DataFrame:
     integrity.agree(_rows(rows), store.database)  # an accuracy that contradicts its outcomes is refused here
     head_position = pandas.Index(heads["id"]).get_indexer(values["round_metric"])
     metric = pandas.factorize(heads["metric"], sort=True)[0][head_position]
+    # the last key counts most: round, then client, then metric
     order = np.lexsort([metric, values["client"], heads["rank"].to_numpy()[head_position]])
     if points is not None:
         labels = [
@@ -142,6 +143,7 @@ def _with_facts(store: Store, heads: pandas.DataFrame) -> pandas.DataFrame:
     runs = pandas.DataFrame.from_records([tuple(row) for row in runs_made], columns=["run", *OF_RUN])
     heads = heads.merge(stages, on=["cell", "stage"], how="left").merge(runs, on="run", how="left")
     heads = heads.rename(columns={"cell": "stored"}).merge(cell_facts, on="stored", how="left")
+    # a doubt is about the accuracy of a stage and about none of its other metrics
     heads["doubts"] = heads["doubts"].where(heads["metric"] == heads["label"], "")
     return heads
 

@@ -52,14 +52,14 @@ class Origins:
             str(provenance.get("diff") or ""),
             json.dumps(provenance.get("plugins") or [], sort_keys=True),
         )
-        if content not in self._known:
+        if content not in self._known:  # equal content must be one object, since origins compare by identity
             self._known[content] = Origin(*content)
         return self._known[content]
 
 
 @dataclass
 class TableFacts:
-    """The origins behind a table: each with the stages it is behind and the cells they belong to."""
+    """The origins of a table's numbers, each with its metrics and cells."""
 
     origins: dict[tuple[str, Origin], set[str]] = field(default_factory=dict)  # (what, origin) -> cells
     sizes: dict[tuple[str, str], set[int]] = field(default_factory=dict)  # (data set, metric) -> numbers of test images
@@ -179,6 +179,7 @@ class TableFacts:
         for name, fact_of in (("device", _device), ("precision", _precision), ("code", _code)):
             values = self.values(fact_of)
             if len(values) > 1:
+                # where each value stands behind the same metrics, these need not be named
                 everywhere = len({frozenset(cells_of) for cells_of in values.values()}) == 1
                 mixed_facts[name] = "; ".join(
                     f"{text} "

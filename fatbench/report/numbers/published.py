@@ -46,13 +46,14 @@ class Lookup:
         """Refuse a shown cell that is neither a number nor empty, and two rows with the same labels (SpecError)."""
         published = self.published
         shown_columns = [*published.values.values(), *published.std.values(), *published.to.values()]
+        # "{axis}" in a column's name stands for any label
         patterns = [".*".join(map(re.escape, re.split(r"\{[^{}]+\}", column))) for column in shown_columns]
         columns = [
             column_name
             for column_name in self.columns
             if any(re.fullmatch(pattern, column_name) for pattern in patterns)
         ]
-        line_by_labels: dict[tuple[str, ...], int] = {}
+        line_by_labels: dict[tuple[str, ...], int] = {}  # the first line with these labels
         for line, row in rows:
             for column in columns:
                 if row[column].strip() and _number(row[column], 1.0) is None:
@@ -90,6 +91,7 @@ class Lookup:
         published = self.published
         if heading not in published.to:
             return low, low
+        # the column of upper ends is read as if it were that of values
         upper_ends = published.model_copy(update={"values": {heading: published.to[heading]}})
         high = Lookup(upper_ends).find(point, heading)[0]
         return low, low if high is None else high

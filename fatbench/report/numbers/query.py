@@ -36,7 +36,7 @@ def numbers_of_sources(
     sources = [Source.parse(text) for text in texts]
     cells = [cell.id for cell in plan.unique()]
     evaluated = any(source.stage not in ("train", "artifact") for source in sources)
-    checkpoints: set[Checkpoint] = {select} if evaluated else set()
+    checkpoints: set[Checkpoint] = {select} if evaluated else set()  # those whose evaluations are read
     if any(source.stage == "gap" for source in sources):
         checkpoints |= {"best-test", "last"}
     specs = {cell.id: cell.spec for cell in plan.cells}
@@ -56,7 +56,7 @@ def numbers_of_sources(
             ends = {int(cell.spec["algorithm"]["rounds"]) for cell in plan.cells}
             condition &= NUMBERS.c.round.in_(sorted({r for s in trained for r in ([s.round] if s.round else ends)}))
         clients = {source.client for source in trained}
-        if clients.isdisjoint({EVERY, RANGE}):
+        if clients.isdisjoint({EVERY, RANGE}):  # else every client is needed
             condition &= NUMBERS.c.client.in_(sorted(clients))
         rows += numbers_of(cells, store, condition)
         interval_metrics = {f"{base}_client" for base, _, end in (m.rpartition("_") for m in metrics) if end in ENDS}
@@ -102,7 +102,7 @@ def _other_attacks(
     by_id = {evaluation.id: evaluation for evaluation in _evaluations(plan)}
     condition = STAGES.c.stage.in_(sorted(stages)) & STAGES.c.settings.is_not(None)
 
-    @functools.cache
+    @functools.cache  # thousands of cells share a few attacks
     def difference(evaluation: str, settings: str) -> str | None:
         return asked.differs(json.loads(settings), by_id[evaluation])
 
@@ -132,6 +132,7 @@ def logged_clients(plan: Plan, store: Store) -> list[tuple[str, bool]]:
 def _evaluations(plan: Plan) -> list[Evaluation]:
     """Every evaluation of a plan once; the seeds of a point share theirs."""
     by_point = {id(cell.evaluations): cell.evaluations for cell in plan.cells}
+    # by text: points may hold equal evaluations in several tuples
     return list({repr(e): e for evaluations in by_point.values() for e in evaluations}.values())
 
 
@@ -162,7 +163,7 @@ def _runs(cells: Sequence[str], store: Store, stages: Iterable[str]) -> list[Map
     if len({row[0] for row in shared}) == len(shared) and all(row[1] not in _BROKEN for row in shared):
         return [{"cell": None, "stage": row[0], "provenance": origin(row[2:])} for row in sorted(shared, key=repr)]
 
-    runs: list[Mapping[str, Any]] = []
+    runs: list[Mapping[str, Any]] = []  # {"cell", "stage", "provenance"}
     broken_runs: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
     run_query = (
         sql(RUNS.c.id, RUNS.c.cell, RUNS.c.stage, RUNS.c.status, *_PROVENANCE).where(condition).order_by(RUNS.c.id)

@@ -48,7 +48,7 @@ class _Run:
 
 
 def shown_plan(plan: Plan, store: Store, run_filter: str = "", whole_plan: Callable[[], Plan] | None = None) -> Plan:
-    """The plan with its cells' ids those of the runs to read; one that has them stays as it is.
+    """Replace the ids of a plan's cells by those of the runs to read; a resolved plan stays as it is.
 
     run_filter: as for `chosen_runs`. whole_plan: the plan without a filter, so that a filter never changes the choice.
     """
@@ -70,7 +70,7 @@ def shown_plan(plan: Plan, store: Store, run_filter: str = "", whole_plan: Calla
 def chosen_runs(
     store: Store, evaluations_by_cell: Mapping[str, Collection[str]], run_filter: str = ""
 ) -> dict[str, str]:
-    """Cell -> the id of the run to read, where it is another than the cell's own.
+    """Cell -> the id of the run to read, where that is not the id of the cell.
 
     evaluations_by_cell: cell -> the evaluations that are asked for. run_filter: such as "precision=fp32"; a cell
     without such a run is not read. SpecError: an unknown filter.
@@ -88,6 +88,7 @@ def chosen_runs(
     )
     usual_precision = min(precisions, key=lambda precision: (-precisions[precision], _rank(precision)), default="")
 
+    # compared from left to right, the largest is read
     def rank(cell: str, id: str) -> tuple[bool, bool, float, int, tuple[str, str]]:
         run = runs[id]
         matching = sum(precision == usual_precision for precision, _, _ in run.made_by) / max(1, len(run.made_by))
@@ -96,6 +97,7 @@ def chosen_runs(
     run_by_cell = {}
     for cell, run_ids in ids.items():
         matching = [id for id in run_ids if not position_and_value or _fits(runs[id], *position_and_value)]
+        # a cell without a matching run gets an id that no run has
         best = max(matching, key=lambda id: rank(cell, id)) if matching else f"{cell}{replicates.SIGN}"
         if best != cell:
             run_by_cell[cell] = best

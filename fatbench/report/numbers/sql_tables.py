@@ -50,10 +50,10 @@ def _rows(store: Store, ids: Sequence[str]) -> dict[str, list[Row]]:
 
 
 def outdated(store: Store) -> dict[tuple[str, str], tuple[list[str], list[str]]]:
-    """(cell, stage) -> the codes of its doubts as stored, and as all that is stored of the cell gives them."""
+    """(cell, stage) -> (codes of its stored doubts, codes of its recomputed doubts), where the two differ."""
     ids = sorted(store.cells())
     columns = (DOUBTS.c.cell, DOUBTS.c.stage, DOUBTS.c.code, DOUBTS.c.against, DOUBTS.c.value)
-    stored_rows: dict[tuple[str, str], set[Row]] = {}
+    stored_rows: dict[tuple[str, str], set[Row]] = {}  # (cell, stage) -> its doubts
     with store.database.reading() as connection:
         for cell, *row in fetch(connection, sql(*columns), DOUBTS.c.cell, ids):
             stored_rows.setdefault((cell, row[0]), set()).add(tuple(row))
@@ -70,10 +70,10 @@ def outdated(store: Store) -> dict[tuple[str, str], tuple[list[str], list[str]]]
 
 def _runs_read(store: Store, cells: Iterable[str]) -> dict[tuple[str, str, str], str]:
     """(suite, preset, cell) -> the run that is read, of cells with several."""
-    wanted = set(cells)
-    if not wanted:
+    replicated_cells = set(cells)
+    if not replicated_cells:
         return {}
-    suites: dict[tuple[str, str], dict[str, set[str]]] = {}
+    suites: dict[tuple[str, str], dict[str, set[str]]] = {}  # (suite, preset) -> cell -> evaluations
     query = sql(POINTS.c.suite, POINTS.c.preset, POINTS.c.cell, ASKED.c.evaluation)
     joined = query.select_from(POINTS.outerjoin(ASKED, ASKED.c.kind == POINTS.c.kind))
     with store.database.reading() as connection:
@@ -81,7 +81,7 @@ def _runs_read(store: Store, cells: Iterable[str]) -> dict[tuple[str, str, str],
             suites.setdefault((suite, preset), {}).setdefault(cell, set()).add(evaluation or "")
     run_by_point: dict[tuple[str, str, str], str] = {}
     for (suite, preset), evaluations_by_cell in suites.items():
-        if cells_of_suite := wanted & evaluations_by_cell.keys():
+        if cells_of_suite := replicated_cells & evaluations_by_cell.keys():
             ids = chosen_runs(store, evaluations_by_cell)
             run_by_point |= {(suite, preset, cell): ids.get(cell, cell) for cell in cells_of_suite}
     return run_by_point

@@ -36,7 +36,7 @@ SEEDS_FOR_A_CLAIM = 5  # with fewer, only differences of several standard deviat
 
 @dataclass(frozen=True)
 class PairedOutcomes:
-    """Two trained networks on the same images: what is said of them is about other such images, not about methods."""
+    """Two trained networks on the same images; conclusions are about other such images, not about methods."""
 
     n: int
     both: int  # images that both classify right

@@ -74,9 +74,9 @@ class GridPoint:
 
 
 def points_of(grids: Iterable[Grid], boards: Iterable[Grid] = ()) -> dict[tuple[str, ...], GridPoint]:
-    """The points that the numbers of some tables and leaderboards stand for, each with what the tables show of it."""
+    """The points behind the numbers of tables and leaderboards, each with the entries that tables show of it."""
     point_by_cells: dict[tuple[str, ...], GridPoint] = {}
-    anchors: set[str] = set()
+    anchors: set[str] = set()  # an anchor may stand once on a page
     for grid, is_table in [*((grid, True) for grid in grids), *((grid, False) for grid in boards)]:
         for row in grid.rows:
             for group, values in zip(grid.groups, row.values, strict=True):
@@ -220,7 +220,7 @@ def _evaluations(
     numbers_by_cell: Mapping[str, Mapping[str, Mapping[str, Mapping[int, tuple[float, int]]]]], last_round: int
 ) -> list[dict[str, Any]]:
     """Each evaluation, seed by seed, the last model first; seeds have other rounds where the best model is chosen."""
-    row_by_evaluation: dict[tuple[int, int, str], dict[str, Any]] = {}
+    row_by_evaluation: dict[tuple[int, int, str], dict[str, Any]] = {}  # (-round, strength, stage) -> its row
     for cell, cell_numbers in numbers_by_cell.items():
         for stage, metrics in cell_numbers.items():
             label, _, precision, model_round = parsed(stage)

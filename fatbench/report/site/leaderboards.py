@@ -77,7 +77,7 @@ class Board:
 
 def tasks(suite_plans: Sequence[Part]) -> list[Task]:
     """The tasks of some suites. A cell belongs to a task that asks nothing else under the name of an attack."""
-    tasks_by_content: dict[str, list[Task]] = {}
+    tasks_by_content: dict[str, list[Task]] = {}  # digest of data, split and preset -> its tasks
     for suite, plan in suite_plans:
         for cell in plan.cells:
             evaluations = {evaluation.label: evaluation.id for evaluation in cell.evaluations}

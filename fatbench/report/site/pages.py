@@ -154,7 +154,7 @@ def site(
     commit: str = "",
     refresh_seconds: int = 0,
 ) -> list[Path]:
-    """Write the folder: the files, the index first. Pages of ours that are none of them are removed.
+    """Write all files of the site and return them, the index first; stale pages of an earlier site are removed.
 
     read_content: `content` of a part; boards: those of all parts together; commit: of the code that writes;
     refresh_seconds: seconds after which a browser reads a page again, or 0. SpecError: it cannot be written.
@@ -163,8 +163,8 @@ def site(
     # a page on disk is of no origin: only the scheme can be named
     policy = "default-src 'none'; img-src data: 'self' file:; style-src 'unsafe-inline'; script-src 'self' file:"
     written_pages: dict[str, str] = {}
-    image_files: dict[str, bytes] = {}
-    links: dict[tuple[str, ...], str] = {}
+    image_files: dict[str, bytes] = {}  # name -> PNG
+    links: dict[tuple[str, ...], str] = {}  # cells of a point -> page#anchor
     contents: list[Content] = []
     for site_part in site_parts:
         page_content = read_content(site_part)
@@ -176,7 +176,7 @@ def site(
         )
     all_boards = boards() if len(site_parts) > 1 else contents[0].boards
     views = [_board(board, links) for board in all_boards]
-    papers: dict[str, list[dict[str, Any]]] = {}
+    papers: dict[str, list[dict[str, Any]]] = {}  # paper -> a row for each of its pages
     for site_part in sorted(site_parts, key=lambda part: leaderboards.paper_order(part.plan.suite)):
         row = {
             "file": site_part.file,
@@ -394,7 +394,7 @@ def _difference(board: Board, row: Row) -> dict[str, Any] | None:
         if (t := other_difference.comparison.test)
         for end in (t.low, t.high)
     ]
-    low, high = min(0, *ends), max(0, *ends)
+    low, high = min(0, *ends), max(0, *ends)  # one scale for all rows, with 0 in it
     positions = [
         round(100 * (position - low) / (high - low or 1), 1)
         for position in (0, test.low, test.high, difference.comparison.difference)
@@ -413,12 +413,12 @@ def _difference(board: Board, row: Row) -> dict[str, Any] | None:
 
 def _figure(plot: series.Plot, id: str, images: list[str]) -> dict[str, Any]:
     """The fields of a figure for its template: its images, or an SVG for each panel."""
-    drawn = None
+    drawing = None
     if not plot.empty and plot.figure.kind not in KEPT:
-        drawn = inline.draw(plot, id)
+        drawing = inline.draw(plot, id)
     return {
         "id": id, "figure": plot.figure.id, "title": plot.figure.title, "label": plot.label,
-        "legend": drawn.legend if drawn else [],
-        "panels": [(title, _markup(svg)) for title, svg in drawn.panels] if drawn else [],
+        "legend": drawing.legend if drawing else [],
+        "panels": [(title, _markup(svg)) for title, svg in drawing.panels] if drawing else [],
         "images": images, "notes": [note for note in plot.notes if note[0] != "suite"],
     }  # fmt: skip

@@ -26,7 +26,7 @@ def combine(
     "suite" is an axis. If the table does not show it, a cell that several suites have is there once.
     SpecError: no such axis or metric.
     """
-    axes = {SUITE: {suite.name: LocatedMap() for suite, _ in suite_plans}}
+    axes = {SUITE: {suite.name: LocatedMap() for suite, _ in suite_plans}}  # axis -> label -> overrides
     for suite, _ in suite_plans:
         for axis, labels in suite.contents.axes.items():
             axes.setdefault(axis, {}).update(labels)
@@ -55,6 +55,7 @@ def combine(
         for cell in plan.cells:
             key = {SUITE: suite.name, **cell.key} if names_suite else cell.key
             cell_id = cell.id.partition(SIGN)[0]
+            # replicates of a cell count as that cell
             cells.setdefault((suite.name, *key.items(), cell_id) if names_suite else cell_id, replace(cell, key=key))
     name = " + ".join(dict.fromkeys(suite.name for suite, _ in suite_plans))
     presets = list(dict.fromkeys(plan.preset for _, plan in suite_plans))

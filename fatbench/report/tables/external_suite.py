@@ -41,7 +41,7 @@ class StoredEvaluation(Evaluation):
 def suite_and_plan(
     store: Store | None, filter_text: str | None = None, evaluation_ids: Collection[str] | None = None
 ) -> tuple[Suite, Plan]:
-    """The suite of all evaluated models in a database and its only plan. NothingMatched: there is no such model.
+    """The suite of all evaluated models in a database and its only plan. NothingMatched: the database has none.
 
     evaluation_ids: these evaluations, by their ids.
     """
@@ -122,11 +122,11 @@ def external_cells(plan: Plan, store: Store | None) -> list[Cell]:
 def _models(store: Store) -> list[Cell]:
     """Every evaluated model in the database with all its evaluations, oldest first, in the order of names."""
     specs = {id: spec for id, spec in store.cells().items() if "evaluated" in spec and SIGN not in id}
-    rows: dict[str, list[StageRow]] = {id: [] for id in specs}
+    rows: dict[str, list[StageRow]] = {id: [] for id in specs}  # cell -> its evaluations
     for (id, stage), row in store.stages(list(specs)).items():
         if stage != "train":
             rows[id].append(row)
-    groups: dict[tuple[str, ...], list[str]] = {}
+    groups: dict[tuple[str, ...], list[str]] = {}  # key of a row -> its cells
     for id, spec in sorted(specs.items(), key=lambda item: (external_models.label(item[1]), item[0])):
         groups.setdefault(_row(id, spec), []).append(id)
     cells, used_names = [], set[str]()
@@ -164,7 +164,7 @@ def _evaluations(rows: list[StageRow]) -> tuple[Evaluation, ...]:
 
 
 def _rows(model: Cell) -> Iterator[Cell]:
-    """A model once for each radius and number of images; what has no radius, as `natural`, stands in each of them.
+    """Copies of a model, one for each radius and number of images; evaluations without a radius stand in each.
 
     Of each metric the last number counts; they go from weak to strong where the field has an order.
     """

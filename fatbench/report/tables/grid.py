@@ -201,17 +201,21 @@ class Grid:
         last_labels: dict[str, list[str]] = {}  # "MNIST" -> "FAT", "SFAT"
         for row in self.rows:
             if id(row) not in kept_rows:
-                *leading, last = (row.key.get(axis, "") for axis in vary)
-                last_labels.setdefault(", ".join(filter(None, leading)), []).append(last)
+                *leading, last_label = (row.key.get(axis, "") for axis in vary)
+                last_labels.setdefault(", ".join(filter(None, leading)), []).append(last_label)
         leading_by_last: dict[tuple[str, ...], list[str]] = {}  # ("FAT", "SFAT") -> "MNIST", "SVHN"
-        for leading_text, lasts in last_labels.items():
-            leading_by_last.setdefault(tuple(lasts), []).append(leading_text)
+        for leading_text, last_row_labels in last_labels.items():
+            leading_by_last.setdefault(tuple(last_row_labels), []).append(leading_text)
         names: list[str] = []
-        for same_lasts, leading_texts in leading_by_last.items():
-            if len(leading_texts) > 1 and len(same_lasts) > 1:
-                names.append(f"{' and '.join(leading_texts)}: {'; '.join(same_lasts)}")
+        for shared_labels, leading_texts in leading_by_last.items():
+            if len(leading_texts) > 1 and len(shared_labels) > 1:
+                names.append(f"{' and '.join(leading_texts)}: {'; '.join(shared_labels)}")
             else:
-                names += [", ".join(filter(None, (text, last))) for text in leading_texts for last in same_lasts]
+                names += [
+                    ", ".join(filter(None, (text, last_label)))
+                    for text in leading_texts
+                    for last_label in shared_labels
+                ]
         return names
 
 

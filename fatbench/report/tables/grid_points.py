@@ -26,7 +26,7 @@ def sweeps(plan: Plan) -> dict[str, dict[str, str]]:
 
     A transfer has a metric for each model that its attack is computed on.
     """
-    metrics_by_sweep: dict[str, dict[str, str]] = {}
+    metrics_by_sweep: dict[str, dict[str, str]] = {}  # sweep -> metric -> value as text
     for evaluations in {id(cell.evaluations): cell.evaluations for cell in plan.cells}.values():
         for evaluation in evaluations:
             if evaluation.sweep:
@@ -46,6 +46,7 @@ def spread(display: S, plan: Plan) -> S:
         if source.stage in ("train", *OVER) or source.metric not in metrics_by_sweep:
             headings[heading] = heading_spec
             continue
+        # an attack of this name may also have one radius in other cells
         is_plain = any(e.label == source.metric for cell in plan.cells for e in cell.evaluations)
         if is_plain:
             headings[heading] = heading_spec
@@ -109,11 +110,11 @@ def grouped_points(
     words: what it is, what may hold only one point of the grid, and where to say which. SpecError: it holds several.
     """
     conditions, headings = display.conditions, list(display.headings)
-    kinds: list[Condition] = []
+    kinds: list[Condition] = []  # the distinct conditions of headings
     for heading in headings:
         if conditions.get(heading, {}) not in kinds:
             kinds.append(conditions.get(heading, {}))
-    points: dict[tuple[Names, Names, int], Key] = {}
+    points: dict[tuple[Names, Names, int], Key] = {}  # (row, group, kind) -> the only key that it may hold
     cells: dict[tuple[Names, Names], dict[int, list[Cell]]] = {}
     for cell in plan.cells:
         key = cell.key

@@ -76,7 +76,7 @@ def build(
 
 @dataclass(frozen=True)
 class _TableRequest:
-    """A table, the points of the grid that it shows, and where their numbers come from."""
+    """A table, the points of the grid that it shows, and the sources of their numbers."""
 
     plan: Plan
     table: Table
@@ -275,9 +275,7 @@ def _columns(request: _TableRequest, rows: Sequence[Row], percent_digits: int) -
 
 
 def find_confounders(plan: Plan, table: Table, cells_by_point: TablePoints) -> list[Confounder]:
-    """The confounders of a table: settings besides the labels in which rows differ that a column compares or `minus`
-    subtracts.
-    """
+    """The confounders of a table: settings besides the labels in which rows differ that it compares or subtracts."""
     groups: dict[tuple[Any, ...], dict[str, Cell]] = {}
     pairs: dict[tuple[str, str], list[Cell]] = {}
     for heading, text in table.values.items():
@@ -336,7 +334,7 @@ def _comparison_groups(
 def _split_by_client(
     cells_by_point: TablePoints, sources: Mapping[str, Source], table: Table
 ) -> tuple[TablePoints, list[str], Mapping[str, int]]:
-    """Give each client a row of its own where a source is "metric[*]": (points, axes of the rows, label -> index)."""
+    """Split rows by client where a source is "metric[*]": (points, axes of the rows, label -> index)."""
     client_headings = [heading for heading, source in sources.items() if source.client == EVERY]
     if not client_headings:
         return cells_by_point, table.rows, {}

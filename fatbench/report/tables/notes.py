@@ -99,7 +99,7 @@ def notes(
     spread = "mean ± sample standard deviation over seeds (ddof 1)" if len(grid.seeds) > 1 else "one seed, no spread"
     if grid.seeds:
         yield "seeds", f"{seeds}; {spread}"
-    calls_by_role: dict[str, list[str]] = {}
+    calls_by_role: dict[str, list[str]] = {}  # "attack" -> "PGD-20: pgd(eps=8/255, ...)", ...
     for metric, specs in grid.attacks.items():
         if specs and format_call.attack(metric, specs) != metric:  # "natural" says it all
             calls_by_role.setdefault(role_of(specs[0]), []).append(
@@ -201,7 +201,7 @@ def _at_chance(
         (*table.rows, *table.across, *(axis for condition in table.conditions.values() for axis in condition))
     )
     axes = [axis for axis in table_axes if len({cell.key.get(axis) for cell in cells}) > 1]
-    accuracies_by_labels: dict[str, list[str]] = {}
+    accuracies_by_labels: dict[str, list[str]] = {}  # "SFAT, Non-IID" -> "seed 6: 10.0% of 10000", ...
     chance = cells_at_chance[0][1][2]
     for cell, (value, n, fraction) in cells_at_chance:
         labels = ", ".join(cell.key[axis] for axis in axes if axis in cell.key) or "all"
@@ -301,7 +301,7 @@ def share_notes(grids: Sequence[Grid]) -> tuple[list[Grid], list[tuple[str, str]
 
     A fact that not all of them state names its tables: ("seeds (T1, T2)", "6, 7").
     """
-    tables: dict[tuple[str, str], list[str]] = {}
+    tables: dict[tuple[str, str], list[str]] = {}  # note -> ids of the tables that have it
     for grid in grids:
         for note in dict.fromkeys(grid.notes):
             if note[0] in OF_REPORT:
@@ -355,7 +355,7 @@ def _summary(comparisons: Sequence[PairedComparison]) -> str:
 
 def _shares(grid: Grid) -> str:
     """The note on shares: the two labels between which each heading places its numbers."""
-    headings_by_way: dict[str, list[str]] = {}
+    headings_by_way: dict[str, list[str]] = {}  # "from A (0 %) to B (100 %)" -> headings
     for column in grid.columns:
         for low, high in column.share.values():
             headings_by_way.setdefault(f"from {low} (0 %) to {high} (100 %)", []).append(quoted(column.heading))
@@ -429,7 +429,7 @@ def data_note(facts: provenance.TableFacts, cells: Sequence[Cell], words: Mappin
         variants = [variant for variant, _ in files.get(name, [])] or [spec.get("variant") for spec in specs]
         text = CATALOGUE[name].title if name in CATALOGUE else name
         text += "".join(f", variant {v}: not the published files" for v in dict.fromkeys(variants) if v)
-        by_size: dict[str, list[str]] = {}
+        by_size: dict[str, list[str]] = {}  # "10000" -> headings
         for (dataset, metric), sizes in facts.sizes.items():
             if dataset == name:
                 by_size.setdefault(" and ".join(map(str, sorted(sizes))), []).append(words.get(metric, metric))

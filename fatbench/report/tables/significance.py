@@ -30,7 +30,7 @@ def mark(
     group_name: str,
     images: Callable[[str, str], set[str]] = lambda cell, stage: set(),
 ) -> None:
-    """Set rank and marks of the values of each comparison group, and say in footnotes what the marks mean.
+    """Set rank and marks of the values of each comparison group, and explain the marks in footnotes.
 
     groups: values with what is best of them, "max", "min" or "none". group_name: "column", say. images: the
     fingerprints of the data that a stage was measured on; numbers of several are not tested. Nothing is marked in a
