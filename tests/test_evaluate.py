@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import runpy
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from crew import SUITE as CREW
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -106,7 +107,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mine")
     (folder / "my_model.py").write_text(NETWORK)
     (folder / "train.py").write_text(SCRIPT)
-    subprocess.run([sys.executable, "train.py"], cwd=folder, check=True)
+    with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng():
+        patch.chdir(folder)
+        patch.syspath_prepend(folder)
+        runpy.run_path("train.py")
+        del sys.modules["my_model"]
     return folder
 
 
@@ -509,13 +514,14 @@ def test_a_plain_script_s_model_stands_beside_a_suite_s_rows(here: Path, run: Ru
     assert "autoattack" in run(f"fatbench show {cell}")[1] and "natural=" in run(f"fatbench logs {cell}")[1]
     assert run("fatbench export -o all.jsonl")[0] == 0
     assert run("fatbench import all.jsonl --db other.db")[0] == 0
-    assert "0 new numbers" in run("fatbench import all.jsonl --db other.db")[1]
+    again = run("fatbench import all.jsonl --db other.db")[1]
+    assert re.search(r": \d+ cells, \d+ numbers already here$", again.strip())
     assert run("fatbench report evaluate --db other.db")[1] == everything[1]
 
 
 def test_checkpoints_of_runs_are_evaluated_as_before(here: Path, run: Run) -> None:
-    where = "partition=IID and optimizer=FedAvg and method=FAT"
-    done = fatbench.run("sfat-cifar10", preset="smoke", where=where, jobs=1, quiet=True)
+    Path("crew.yaml").write_text(CREW)
+    done = fatbench.run("crew.yaml", where="pace=slow", jobs=1, quiet=True)
     file = next(Path("results/fatbench-files", done["cell"][0]).glob("model-*.safetensors"))
     code, out, _ = run(
         f"fatbench evaluate {file} -n 20 --attack natural --attack '{{name: fgsm, eps: 8/255}}' --format json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.metadata
 import os
@@ -155,6 +156,7 @@ def test_console_script_points_at_a_function() -> None:
     assert callable(getattr(importlib.import_module(module), function))
 
 
+@functools.cache
 def imported() -> dict[str, set[str]]:
     """Third-party module -> files of the package that import it."""
     found: dict[str, set[str]] = {}
