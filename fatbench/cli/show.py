@@ -530,7 +530,8 @@ def machine(db: str | None, data: Path | None) -> list[tuple[str, str]]:
         state = integrity.check(url, contents=False)
     except Exception as error:
         state = f"{error}"
-    lines.append(("database", f"{settings.shown_url(url)}: {state}"))
+    shown_url = settings.shown_url(url)
+    lines.append(("database", state if state.startswith(shown_url) else f"{shown_url}: {state}"))
     root = settings.data_folder(str(data) if data else None)
     lines.append(("data", str(root)))
     if plugin_files := signatures.plugins():
