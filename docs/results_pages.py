@@ -73,9 +73,9 @@ HEADINGS = {"natural": "natural", "fgsm": "FGSM", "pgd7": "PGD-7", "pgd20": "PGD
 
 def rows_of(suite: str, preset: str | None = None) -> tuple[str, str]:
     """(file of the committed rows without its ending, preset) of a suite; a preset may have a file of its own."""
-    file, usual = next(found for begin, found in ROWS.items() if suite.startswith(begin))
-    own = f"{suite}-{preset}"
-    return own if own in files_of_rows() else file, preset or usual
+    file, usual_preset = next(rows for begin, rows in ROWS.items() if suite.startswith(begin))
+    preset_file = f"{suite}-{preset}"
+    return preset_file if preset_file in files_of_rows() else file, preset or usual_preset
 
 
 @functools.cache
@@ -258,8 +258,8 @@ class Pages:
     ) -> Family:
         """A family of comparisons that the suite declares, tested and corrected as a whole; the first by default."""
         families = self._families(name, preset)
-        said, found = families[0] if family is None else next(one for one in families if one[0] == family)
-        return Family(found, said, where, digits)
+        title, declared = families[0] if family is None else next(entry for entry in families if entry[0] == family)
+        return Family(declared, title, where, digits)
 
     def exploratory(self, name: str, pairs: list[tuple[str, str]]) -> Family:
         """Differences that a suite does not declare, corrected as one family: ("FAT pgd20", "linear exact") of labels
@@ -294,11 +294,11 @@ class Pages:
         """A network against another, for each pair of filters: points with the interval over images, p after Holm."""
         _, plan, store = self._plan(name, None, None)
         of = measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
-        found = [compare.compare(compare.rows(plan, a, b), of, of, [metric])[0].images[0] for a, b in pairs]
+        tests = [compare.compare(compare.rows(plan, a, b), of, of, [metric])[0].images[0] for a, b in pairs]
         lines = []
-        for one, p in zip(found, statistics.holm([one.p for one in found]), strict=True):
-            mean = (one.only_a - one.only_b) / one.n
-            half = 1.96 * (((one.only_a + one.only_b) / one.n - mean**2) / (one.n - 1)) ** 0.5
+        for test, p in zip(tests, statistics.holm([test.p for test in tests]), strict=True):
+            mean = (test.only_a - test.only_b) / test.n
+            half = 1.96 * (((test.only_a + test.only_b) / test.n - mean**2) / (test.n - 1)) ** 0.5
             low, high = shown(100 * (mean - half)), shown(100 * (mean + half))
             lines.append({"points": f"{shown(100 * mean)} ({low} to {high})", "p": p_value(p)})
         return lines
@@ -332,8 +332,8 @@ class Pages:
         """In how many per cent of the rounds a robust aggregator keeps a malicious client, over them and the seeds."""
         _, plan, store = self._plan(name, preset, where)
         malicious = {cell.id: cell.spec["malicious"]["clients"] for cell in plan.cells}  # the first clients
-        found = store.measurements([*malicious], metrics=["weight"])
-        weights = [row["value"] for row in found if 0 <= row["client"] < malicious[row["cell"]]]
+        numbers = store.measurements([*malicious], metrics=["weight"])
+        weights = [row["value"] for row in numbers if 0 <= row["client"] < malicious[row["cell"]]]
         return shown(100 * sum(weight > 0 for weight in weights) / len(weights), 0)
 
     def spread(self, name: str, method: str, baseline: str, metric: str) -> float:
@@ -382,8 +382,8 @@ class Pages:
         """A table of attacks. rows: (what is sent, suite, filter of one cell); of a batch the best pair counts."""
         lines = []
         for sent, name, where in rows:
-            one = self.leak(name, where)
-            lines.append([sent, one.attack, one.threat, f"{one.named} ({one.interval})", one.recovered])
+            leak = self.leak(name, where)
+            lines.append([sent, leak.attack, leak.threat, f"{leak.named} ({leak.interval})", leak.recovered])
         heads = ["what is sent", "attack", "threat", "identified (95 %, in %)", "recovered, %"]
         return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
 

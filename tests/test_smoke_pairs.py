@@ -14,29 +14,33 @@ from fatbench.methods.aggregators import AGGREGATORS
 from fatbench.suite import files
 from fatbench.suite.entry import entry_of
 
-ROBUST = {name for name, one in AGGREGATORS.items() if entry_of(one).function.__module__ == robust_aggregators.__name__}
-Place = tuple[str, str]  # ("algorithm", "scaffold")
+ROBUST = {
+    name for name, listed in AGGREGATORS.items() if entry_of(listed).function.__module__ == robust_aggregators.__name__
+}
+Part = tuple[str, str]  # ("algorithm", "scaffold")
 
 
-def parts(spec: dict[str, Any]) -> list[Place]:
+def parts(spec: dict[str, Any]) -> list[Part]:
     """What a cell calls, of the kinds that meet in its training; of a partition all see a list of images alone."""
     algorithm = spec["algorithm"]
     local = algorithm.get("local") or algorithm
-    named = {
+    calls = {
         "algorithm": algorithm,
         "aggregator": algorithm.get("aggregator"),
         "objective": local.get("objective"),
         "model": spec["model"],
     }
-    found = [(kind, call["name"]) for kind, call in named.items() if call]
-    return [*found, ("head", spec["model"]["head"])] if "head" in spec["model"] else found
+    names = [(kind, call["name"]) for kind, call in calls.items() if call]
+    return [*names, ("head", spec["model"]["head"])] if "head" in spec["model"] else names
 
 
 @functools.cache
-def pairs(preset: str) -> dict[frozenset[Place], str]:
+def pairs(preset: str) -> dict[frozenset[Part], str]:
     """Every pair of parts that meet in a preset of the suites -> a suite that has it."""
-    found = {frozenset(pair): suite for suite, cell in cells(preset) for pair in itertools.combinations(parts(cell), 2)}
-    return {pair: suite for pair, suite in found.items() if meet(dict(pair))}
+    suite_by_pair = {
+        frozenset(pair): suite for suite, spec in cells(preset) for pair in itertools.combinations(parts(spec), 2)
+    }
+    return {pair: suite for pair, suite in suite_by_pair.items() if meet(dict(pair))}
 
 
 def meet(pair: dict[str, str]) -> bool:
@@ -61,14 +65,14 @@ def cells(preset: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def test_smoke_has_every_pair_of_the_paper_presets() -> None:
     lacking = {pair: suite for pair, suite in pairs("paper").items() if pair not in pairs("smoke")}
-    said = sorted(
+    lines = sorted(
         f"{suite}: {' with '.join(f'{kind} {name}' for kind, name in sorted(p))}" for p, suite in lacking.items()
     )
-    assert not lacking, f"{len(lacking)} of {len(pairs('paper'))} pairs are in no smoke preset:\n" + "\n".join(said)
+    assert not lacking, f"{len(lacking)} of {len(pairs('paper'))} pairs are in no smoke preset:\n" + "\n".join(lines)
 
 
 def test_a_pair_is_counted_whatever_its_order() -> None:
     spec = next(cells("smoke"))[1]
     assert len(parts(spec)) >= 4
-    both = [pair for pair in itertools.permutations(parts(spec), 2) if meet(dict(pair))]
-    assert both and all(frozenset(pair) in pairs("smoke") for pair in both)
+    ordered_pairs = [pair for pair in itertools.permutations(parts(spec), 2) if meet(dict(pair))]
+    assert ordered_pairs and all(frozenset(pair) in pairs("smoke") for pair in ordered_pairs)
