@@ -318,6 +318,7 @@ def test_a_training_that_diverges_is_a_row_with_its_reason(job, tmp_path):
         assert row.status == "failed"
         assert "Diverged" in row.error and "training loss of client" in row.error
         assert work(wild, place, store) == "failed"  # not tried again without being asked
+        assert work(job, place, store) == "done"  # what failed leaves this process as it was
 
 
 def test_gradients_are_looked_at_on_a_few_images(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
