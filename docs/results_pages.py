@@ -31,7 +31,7 @@ from fatbench.cli.audit import text as audit_text
 from fatbench.report import audit
 from fatbench.report.numbers import compare, declared_tests, statistics
 from fatbench.report.numbers.compare import measured_numbers
-from fatbench.report.numbers.declared_tests import Declared
+from fatbench.report.numbers.declared_tests import DeclaredComparison
 from fatbench.report.numbers.frame import COLUMNS, frame
 from fatbench.report.tables import number_format
 from fatbench.report.tables.combined import combine
@@ -140,7 +140,7 @@ def _spread(value: Value, digits: int) -> str:
 class Result:
     """A declared comparison as a page quotes it, in points."""
 
-    def __init__(self, one: Declared, digits: int = 1, family: int = 1):
+    def __init__(self, one: DeclaredComparison, digits: int = 1, family: int = 1):
         assert one.test is not None, f"{one.name}, {one.metric}: {one.why}"
         test, self.seeds, self.n = one.test, len(one.seeds), f"{one.n:,}"
         self.digits, self.test = digits, test
@@ -157,7 +157,7 @@ class Result:
 class Family(Mapping[tuple[str, str], Result]):
     """A suite's declared comparisons by contrast and metric: with `where`, those at these labels of other axes."""
 
-    def __init__(self, found: list[Declared], name: str, where: str | None, digits: int):
+    def __init__(self, found: list[DeclaredComparison], name: str, where: str | None, digits: int):
         self.name, self.size = name, len(found)
         self.found = [one for one in found if where is None or one.row == where]
         self.digits = digits
@@ -248,7 +248,7 @@ class Pages:
         return suite, api.to_read(suite, suite.plan(preset, None, where), store), store
 
     @functools.cache  # noqa: B019
-    def _families(self, name: str, preset: str | None) -> list[tuple[str, list[Declared]]]:
+    def _families(self, name: str, preset: str | None) -> list[tuple[str, list[DeclaredComparison]]]:
         suite, plan, store = self._plan(name, preset, None)
         of = measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
         return [(str(tests.family), declared_tests.run(tests, plan, of)) for tests in suite.tests if tests.contrasts]

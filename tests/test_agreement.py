@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from fatbench.report.numbers.agreement import AGREEMENT, Agreement, Apart, compared_numbers, overall, text
+from fatbench.report.numbers.agreement import AGREEMENT, Agreement, NumberPair, compared_numbers, overall, text
 
 SAME = "same machine, torch and precision"
 OTHER = "cpu: A there, B here"
 
 
-def one(there: int = 0, here: int = 0, n: int = 1000, cell: str = "a", metric: str = "pgd20 (last)") -> Apart:
+def one(there: int = 0, here: int = 0, n: int = 1000, cell: str = "a", metric: str = "pgd20 (last)") -> NumberPair:
     """An accuracy of which so many images are right only there, and only here."""
     value = 0.5 + (there - here) / n
-    return Apart(cell, metric, value, 0.5, abs(value - 0.5), (there, here, n))
+    return NumberPair(cell, metric, value, 0.5, abs(value - 0.5), (there, here, n))
 
 
-def logged(metric: str, theirs: float, ours: float, band: float = 0.02) -> Apart:
-    return Apart("a", f"{metric} of training", theirs, ours, abs(theirs - ours), band=band)
+def logged(metric: str, theirs: float, ours: float, band: float = 0.02) -> NumberPair:
+    return NumberPair("a", f"{metric} of training", theirs, ours, abs(theirs - ours), band=band)
 
 
 LOSS = logged("train_loss", 1.0, 1.001, 0.25)
@@ -102,7 +102,7 @@ def test_whoever_verifies_may_name_a_tolerance() -> None:
     assert overall(numbers, [], None, 0.04).agrees and not overall(numbers, [], OTHER, 0.039).agrees
     assert not overall(numbers, ["pgd7-0a@3 of cell a"], None, 0.04).agrees
     assert 0.594 - 0.574 > 0.02
-    exact = Apart("c", "pgd20 (last)", 0.594, 0.574, 0.594 - 0.574, (20, 0, 1000))
+    exact = NumberPair("c", "pgd20 (last)", 0.594, 0.574, 0.594 - 0.574, (20, 0, 1000))
     assert overall([exact], [], OTHER, 0.02).agrees and not exact.beyond
 
 

@@ -22,7 +22,7 @@ from fatbench.store import inputs
 from fatbench.suite import weights
 
 if TYPE_CHECKING:
-    from fatbench.report.numbers.agreement import Agreement, Apart
+    from fatbench.report.numbers.agreement import Agreement, NumberPair
     from fatbench.runner.jobs import Job
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Evaluation
@@ -266,7 +266,9 @@ def _trained(store: Store, cell: str) -> Mapping[str, Any]:
 MACHINE = ("device", "cpu", "precision", "path", "threads", "not_reproducible")
 
 
-def elsewhere(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], numbers: Sequence[Apart] = ()) -> str | None:
+def elsewhere(
+    runs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], numbers: Sequence[NumberPair] = ()
+) -> str | None:
     """In what runs here are not those of the file (there, here); None: in nothing, so the bytes should be the same."""
     for their_run, our_run in runs:
         run_there, run_here = (

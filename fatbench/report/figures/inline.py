@@ -37,14 +37,14 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class InlineFigure:
     """A figure, ready for a page."""
 
     legend: list[Entry]
     panels: list[tuple[str, str]]  # title, SVG
 
 
-def draw(plot: Plot, prefix: str) -> Drawn:
+def draw(plot: Plot, prefix: str) -> InlineFigure:
     """Draw the panels of a plot that have a number. prefix: of the ids inside them."""
     from matplotlib import rc_context, style
     from matplotlib.figure import Figure
@@ -75,7 +75,7 @@ def draw(plot: Plot, prefix: str) -> Drawn:
     legend = (
         [] if plot.figure.kind in plots.ROWS or not 1 < len(style_by_name) <= MOST else _legend(plot, style_by_name)
     )
-    return Drawn(legend, list(zip(titles, images, strict=True)))
+    return InlineFigure(legend, list(zip(titles, images, strict=True)))
 
 
 def _share(axes: Sequence[Any], unit: str) -> None:

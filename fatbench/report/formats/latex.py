@@ -44,7 +44,7 @@ class Width:
     lines: int = 46  # of a tabular on a page
 
     @property
-    def most(self) -> str:
+    def max_width(self) -> str:
         return r"\linewidth" if self.points is None else f"{self.points:g}pt"
 
 
@@ -104,7 +104,7 @@ def render(
 
 
 @dataclass(frozen=True)
-class _Part:
+class _FloatContent:
     """A grid as one float shows it."""
 
     grid: Grid
@@ -156,7 +156,7 @@ def _floats(
             if part_grid.rows
             else []
         )
-        table_part = _Part(
+        content = _FloatContent(
             part_grid,
             [*labels, *filter(None, [name])],
             [a for a in part_grid.axes if a not in constant_axes],
@@ -165,7 +165,7 @@ def _floats(
             numbers,
         )
         command = _command(grid, width) + " --numbers siunitx" * (numbers == "siunitx")
-        yield _float(table_part, number, len(parts_by_name), left_out, command, fits)
+        yield _float(content, number, len(parts_by_name), left_out, command, fits)
         if number == len(parts_by_name) - 1 and fits.environment != "frame":
             yield from _paired_test_floats(grid, fits)
 
@@ -242,8 +242,10 @@ def _letters(grid: Grid, paper: str, spread: str | None) -> int:
 # --- a float -----------------------------------------------------------------------------------------------------
 
 
-def _float(table_part: _Part, number: int, float_count: int, left_out: Sequence[str], command: str, fits: Width) -> str:
-    grid = table_part.grid
+def _float(
+    content: _FloatContent, number: int, float_count: int, left_out: Sequence[str], command: str, fits: Width
+) -> str:
+    grid = content.grid
     command_comment = f"% {command}" + (f"  ({grid.label})" if grid.label else "")
     notes = [
         (note_name, note) for note_name, note in grid.notes if note_name not in IN_CAPTION and note_name != "paired"
@@ -252,15 +254,15 @@ def _float(table_part: _Part, number: int, float_count: int, left_out: Sequence[
     notes += [("paired", paired[0])] if paired else []
     note_lines = [_note(note_name, note) for note_name, note in notes] if number == float_count - 1 else []
     keys = [rf"\textsuperscript{{{escape(symbol)}}}\,{prose(note)}" for symbol, note in grid.footnotes]
-    is_high = _line_count(table_part) > 20 or fits.environment == "frame"
-    tabular = _scale_to_fit(_tabular(table_part), fits, is_high)
+    is_high = _line_count(content) > 20 or fits.environment == "frame"
+    tabular = _scale_to_fit(_tabular(content), fits, is_high)
     if fits.environment == "frame":
-        title = escape(", ".join(filter(None, [grid.name.rstrip("."), *table_part.same])))
+        title = escape(", ".join(filter(None, [grid.name.rstrip("."), *content.same])))
         warning = [rf"\textbf{{{escape(grid.label)}.}}"] if grid.label else []
         small_text = " ".join(
             [
                 *warning,
-                prose(_what_it_averages(grid, table_part.spread)),
+                prose(_what_it_averages(grid, content.spread)),
                 *([prose(s) for s in _bold_sentences(grid)]),
                 *keys,
             ]
@@ -273,7 +275,7 @@ def _float(table_part: _Part, number: int, float_count: int, left_out: Sequence[
         command_comment,
         rf"\begin{{{fits.environment}}}[htbp]",
         r"\centering",
-        rf"\caption{{{_caption(table_part, left_out if number == 0 else ())}}}",
+        rf"\caption{{{_caption(content, left_out if number == 0 else ())}}}",
         rf"\label{{{label}}}",
         r"\smallskip\small",
         r"\setlength{\tabcolsep}{3pt}",
@@ -304,25 +306,25 @@ def _scale_to_fit(tabular: str, fits: Width, high: bool) -> str:
     if high:
         scaled_height = rf"\ifdim\totalheight>{height_share}\textheight {height_share}\textheight\else\totalheight\fi"
         tabular = f"\\resizebox*{{!}}{{{scaled_height}}}{{%\n{tabular}}}"
-    scaled_width = rf"\ifdim\width>{fits.most} {fits.most}\else\width\fi"
+    scaled_width = rf"\ifdim\width>{fits.max_width} {fits.max_width}\else\width\fi"
     return f"\\resizebox{{{scaled_width}}}{{!}}{{%\n{tabular}}}"
 
 
-def _line_count(table_part: _Part) -> int:
-    return len(table_part.grid.rows) * (1 + table_part.small_lines())
+def _line_count(content: _FloatContent) -> int:
+    return len(content.grid.rows) * (1 + content.small_lines())
 
 
-def _title(table_part: _Part) -> str:
-    name = table_part.grid.name.removesuffix(".")
-    title = f"{', '.join([name, *table_part.same])}."
-    return escape(title) + (rf" \textbf{{{escape(table_part.grid.label)}.}}" if table_part.grid.label else "")
+def _title(content: _FloatContent) -> str:
+    name = content.grid.name.removesuffix(".")
+    title = f"{', '.join([name, *content.same])}."
+    return escape(title) + (rf" \textbf{{{escape(content.grid.label)}.}}" if content.grid.label else "")
 
 
-def _caption(table_part: _Part, left_out: Sequence[str]) -> str:
+def _caption(content: _FloatContent, left_out: Sequence[str]) -> str:
     """The caption: title, seeds and images, checkpoint, and the meaning of marks and small type."""
-    grid = table_part.grid
+    grid = content.grid
     values = list(grid.all())
-    sentences = [_what_it_averages(grid, table_part.spread)]
+    sentences = [_what_it_averages(grid, content.spread)]
     if grid.perturbation:
         sentences.append(f"Perturbation: {grid.perturbation}.")
     if grid.checkpoint:
@@ -339,7 +341,7 @@ def _caption(table_part: _Part, left_out: Sequence[str]) -> str:
         published_at = f" ({grid.published_at})" * bool(grid.published_at)
         word = "Paper: as published" if grid.by == "paper" else "Formula: computed, not published"
         sentences.append(f"{word}{published_at}." + f" Δ: ours minus the {grid.by}'s." * grid.has_differences)
-    return " ".join([_title(table_part), *(prose(sentence) for sentence in sentences if sentence)])
+    return " ".join([_title(content), *(prose(sentence) for sentence in sentences if sentence)])
 
 
 def _bold_sentences(grid: Grid) -> list[str]:
@@ -410,21 +412,21 @@ def _test_line(comparison: PairedComparison) -> str:
 # --- a tabular ---------------------------------------------------------------------------------------------------
 
 
-def _tabular(table_part: _Part) -> str:
-    grid, group_columns = table_part.grid, table_part.group_columns
-    paper_beside = {group_column: table_part.has_paper_column(group_column) for group_column in group_columns}
+def _tabular(content: _FloatContent) -> str:
+    grid, group_columns = content.grid, content.group_columns
+    paper_beside = {group_column: content.has_paper_column(group_column) for group_column in group_columns}
     tex_columns = 5 if grid.has_differences else 4  # TeX columns: number@spread paper@mark [difference]
     spans = {group_column: tex_columns if paper_beside[group_column] else 2 for group_column in group_columns}
     entries_of = {
         group_column: [_entry(row, group_column, grid) for row in grid.rows] for group_column in group_columns
     }
-    formats = {group_column: _formats(table_part, entries_of[group_column]) for group_column in group_columns}
+    formats = {group_column: _formats(content, entries_of[group_column]) for group_column in group_columns}
     specs = [
         [*(f"{column_format}@{{}}l" for column_format in formats[p]), "r"][: (spans[p] + 1) // 2] for p in group_columns
     ]
     spec = "".join(" ".join(column_specs) for column_specs in specs)
-    stub = len(table_part.axes)
-    lines = [SIUNITX] * (table_part.numbers == "siunitx")
+    stub = len(content.axes)
+    lines = [SIUNITX] * (content.numbers == "siunitx")
     lines += [rf"\begin{{tabular}}{{@{{}}{'l' * stub}{spec}@{{}}}}", r"\toprule"]
     levels = []  # headings of each level with the cmidrules under them
     if any(group.label for group in grid.groups):
@@ -446,28 +448,27 @@ def _tabular(table_part: _Part) -> str:
             for group_column in group_columns
         )
         levels.append((" & ".join(sub_headings), ""))
-    axes = [escape(axis) for axis in table_part.axes]
+    axes = [escape(axis) for axis in content.axes]
     for level, (cells, cmidrules) in enumerate(levels):
         is_last = level == len(levels) - 1
         lines += [" & ".join([*(axes if is_last else [""] * stub), cells]) + r" \\", *([] if is_last else [cmidrules])]
     lines.append(r"\midrule")
     begins, labels = number_format.blocks(grid), number_format.row_labels(grid)
     for index, row in enumerate(grid.rows):
-        stub_labels = [label for axis, label in zip(grid.axes, labels[index], strict=True) if axis in table_part.axes]
+        stub_labels = [label for axis, label in zip(grid.axes, labels[index], strict=True) if axis in content.axes]
         stub_labels[-1:] = [f"{stub_labels[-1]} {_row_seeds(row)}".strip()] if stub_labels else []
         entries = {group_column: entries_of[group_column][index] for group_column in group_columns}
-        if begins[index] and grid.axes[0] in table_part.axes:
+        if begins[index] and grid.axes[0] in content.axes:
             lines.append(r"\addlinespace")
         row_cells = (
-            _cell(entry, spans[group_column], table_part, formats[group_column])
-            for group_column, entry in entries.items()
+            _cell(entry, spans[group_column], content, formats[group_column]) for group_column, entry in entries.items()
         )
         lines.append(" & ".join([*map(_stub, stub_labels), *row_cells]) + r" \\")
         small: list[list[str]] = []  # lines in small type below
-        if table_part.spread == "below" and any(entry.spread for entry in entries.values()):
+        if content.spread == "below" and any(entry.spread for entry in entries.values()):
             small.append([_spread_below(entry, spans[group_column]) for group_column, entry in entries.items()])
-        if table_part.paper == "under" and any(entry.published for entry in entries.values()):
-            small.append([_paper_below(entry, table_part.spread != "none") for entry in entries.values()])
+        if content.paper == "under" and any(entry.published for entry in entries.values()):
+            small.append([_paper_below(entry, content.spread != "none") for entry in entries.values()])
         lines += [" & ".join([*[""] * stub, *small_line]) + r" \\" for small_line in small]
         if small and index != len(grid.rows) - 1 and not begins[index + 1]:
             lines.append(r"\addlinespace[2pt]")
@@ -522,18 +523,18 @@ def _entry(row: Row, group_column: GroupColumn, grid: Grid) -> Entry:
     return replace(entry, seeds="") if _row_seeds(row) else entry
 
 
-def _formats(table_part: _Part, entries: Sequence[Entry]) -> tuple[str, str]:
+def _formats(content: _FloatContent, entries: Sequence[Entry]) -> tuple[str, str]:
     """The TeX columns of our number and of the paper's."""
-    if table_part.numbers == "text":
+    if content.numbers == "text":
         return "r", "r"
-    spread_beside = table_part.spread == "beside"
+    spread_beside = content.spread == "beside"
     measured_numbers = [(entry.number, entry.spread * spread_beside) for entry in entries]
     return decimal_column(measured_numbers), decimal_column(
         [(entry.published, entry.published_spread * spread_beside) for entry in entries]
     )
 
 
-def _cell(entry: Entry, columns: int, table_part: _Part, formats: tuple[str, str]) -> str:
+def _cell(entry: Entry, columns: int, content: _FloatContent, formats: tuple[str, str]) -> str:
     """Our number with its spread (two TeX columns), in four also the paper's (two), in five the difference (one)."""
     value = entry.value
     if not value.planned:
@@ -544,19 +545,19 @@ def _cell(entry: Entry, columns: int, table_part: _Part, formats: tuple[str, str
         measured_cell = rf"\multicolumn{{2}}{{c}}{{{entry.number}{marks}}}"
     else:
         style = {"best": r"\textbf", "second": r"\underline"}.get(value.rank, "")
-        number, spread_text = _number(entry.number, entry.spread, style, table_part, formats[0])
+        number, spread_text = _number(entry.number, entry.spread, style, content, formats[0])
         measured_cell = f"{number} & {small_type(signs(spread_text) + seeds)}{marks}"
     if columns == 2 or not entry.published:
         return measured_cell + " &" * (columns - 2)
-    number, spread_text = _number(entry.published, entry.published_spread, "", table_part, formats[1])
+    number, spread_text = _number(entry.published, entry.published_spread, "", content, formats[1])
     paper_cell = small_type(signs(spread_text)) + superscript(value.published_mark)
     return f"{measured_cell} & {number} & {paper_cell}" + f" & {signs(entry.difference)}" * (columns == 5)
 
 
-def _number(number: str, spread: str, style: str, table_part: _Part, format: str) -> tuple[str, str]:
+def _number(number: str, spread: str, style: str, content: _FloatContent, format: str) -> tuple[str, str]:
     """(a number in its TeX column, the part of its spread behind that column)."""
-    spread_text = spread if table_part.spread == "beside" else ""
-    if table_part.numbers == "siunitx":
+    spread_text = spread if content.spread == "beside" else ""
+    if content.numbers == "siunitx":
         inner_spread = spread_text if spread_text.startswith("±") else ""
         return decimal_number(number, inner_spread, style, format), "" if inner_spread else spread_text
     return rf"{style}{{{signs(number)}}}" if style else signs(number), spread_text

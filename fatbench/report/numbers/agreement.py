@@ -37,7 +37,7 @@ Numbers = dict[tuple[str, int], dict[int, tuple[float, int]]]  # (metric, client
 
 
 @dataclass(frozen=True)
-class Apart:
+class NumberPair:
     """A number of a cell in the file and in a new run; of training, the mean over its rounds."""
 
     cell: str
@@ -65,13 +65,13 @@ class Apart:
         return round(abs(self.theirs - self.ours), 12) > self.band  # 0.594 and 0.574 are 0.02 apart
 
 
-def compared_numbers(their_store: Store, our_store: Store, cell: str) -> tuple[list[Apart], list[str]]:
+def compared_numbers(their_store: Store, our_store: Store, cell: str) -> tuple[list[NumberPair], list[str]]:
     """(each finished number of a cell on both sides, evaluations first; the names of those not compared)."""
-    accuracies_compared: list[Apart] = []
+    accuracies_compared: list[NumberPair] = []
     compared = {"train"}
     stages = {name: row for (_, name), row in their_store.stages([cell]).items()}
     numbers = [_numbers(store, cell) for store in (their_store, our_store)]
-    side_numbers: list[Apart] = []
+    side_numbers: list[NumberPair] = []
     not_compared: list[str] = []
     for checkpoint in WORDS:
         their_evaluations, our_evaluations = (
@@ -93,7 +93,7 @@ def compared_numbers(their_store: Store, our_store: Store, cell: str) -> tuple[l
             images = (their_bits & ~our_bits).bit_count(), (our_bits & ~their_bits).bit_count(), total
             distance = abs(their_number.value - our_number.value)
             accuracies_compared.append(
-                Apart(
+                NumberPair(
                     cell,
                     name,
                     their_number.value,
@@ -128,7 +128,7 @@ def _numbers(store: Store, cell: str) -> dict[str, Numbers]:
 
 def _series(
     cell: str, suffix: str, sides: tuple[Numbers, Numbers], accuracy_metric: str = ""
-) -> tuple[list[Apart], list[str]]:
+) -> tuple[list[NumberPair], list[str]]:
     """(a comparison for each metric and client or class over its rounds; the numbers that one side lacks).
 
     accuracy_metric: the metric of an evaluation; its accuracy over all models is not among them. What this version
@@ -150,7 +150,7 @@ def _series(
             largest_distance = max(abs(their_series[round][0] - our_series[round][0]) for round in rounds)
             n = min(their_series[round][1] for round in rounds)
             band = _band(metric in {*FRACTIONS, accuracy_metric}, means[0], means[1], n)
-            compared.append(Apart(cell, name, means[0], means[1], largest_distance, band=band))
+            compared.append(NumberPair(cell, name, means[0], means[1], largest_distance, band=band))
     one_sided += [
         f"the doubt '{metric}'{suffix}"
         for metric, _ in our_numbers.keys() - their_numbers.keys()
@@ -174,7 +174,7 @@ def _band(fraction: bool, their_value: float, our_value: float, n: int) -> float
 class Agreement:
     """The result of all comparisons together."""
 
-    numbers: Sequence[Apart]
+    numbers: Sequence[NumberPair]
     unverified: Sequence[str]  # numbers of the file that were not compared
     tolerance: float
     because: str  # why that tolerance
@@ -191,7 +191,7 @@ class Agreement:
 
 
 def overall(
-    numbers: Sequence[Apart], unverified: Sequence[str], elsewhere: str | None, tolerance: float | None = None
+    numbers: Sequence[NumberPair], unverified: Sequence[str], elsewhere: str | None, tolerance: float | None = None
 ) -> Agreement:
     """Decide whether all comparisons agree. elsewhere: how this machine differs from the file's; None: it does not.
 
@@ -221,27 +221,27 @@ def overall(
     return Agreement(numbers, unverified, TOLERANCE, elsewhere, reasons)
 
 
-def _difference_text(number: Apart) -> str:
+def _difference_text(number: NumberPair) -> str:
     return (
         f"{number.metric} of cell {number.cell} is {number_text(number, number.theirs)} there and "
         f"{number_text(number, number.ours)} here"
     )
 
 
-def _pair_text(number: Apart) -> str:
+def _pair_text(number: NumberPair) -> str:
     return f"{number_text(number, number.theirs)}, {number_text(number, number.ours)}"
 
 
-def _metric(number: Apart) -> str:
+def _metric(number: NumberPair) -> str:
     return number.metric.partition(" ")[0].partition("[")[0]
 
 
-def number_text(number: Apart, value: float) -> str:
+def number_text(number: NumberPair, value: float) -> str:
     """A number as people read it: accuracies in per cent."""
     return f"{100 * value:.2f} %" if number.evaluated or _metric(number) in FRACTIONS else f"{value:.6g}"
 
 
-def _systematic_differences(accuracies: Sequence[Apart]) -> Iterable[str]:
+def _systematic_differences(accuracies: Sequence[NumberPair]) -> Iterable[str]:
     """Systematic differences of all accuracies together, which chance on another machine does not explain."""
     only_theirs, only_ours, total = (
         sum(number.images[i] for number in accuracies if number.images is not None) for i in range(3)

@@ -37,7 +37,7 @@ from fatbench.suite.contrasts import Contrast, Tests
 
 
 @dataclass(frozen=True)
-class Declared:
+class DeclaredComparison:
     """One comparison of the family."""
 
     name: str  # of the contrast
@@ -65,7 +65,7 @@ Side = tuple[tuple[str, ...], str]  # labels of the other axes, label
 SideMetric = tuple[Side, str]  # side, metric
 
 
-def run(tests: Tests, plan: Plan, numbers_of: Callable[[str], Mapping[str, Measured]]) -> list[Declared]:
+def run(tests: Tests, plan: Plan, numbers_of: Callable[[str], Mapping[str, Measured]]) -> list[DeclaredComparison]:
     """Test the whole family, in the order of the suite.
 
     numbers_of: a cell's evaluations, see `compare.measured_numbers`.
@@ -75,7 +75,7 @@ def run(tests: Tests, plan: Plan, numbers_of: Callable[[str], Mapping[str, Measu
         cell for cell in plan.cells if all(cell.key.get(axis) in labels for axis, labels in tests.where.items())
     ]
     varying = [axis for axis in _axes(plan) if len({cell.key.get(axis) for cell in chosen_cells}) > 1]
-    declared: list[Declared] = []
+    declared: list[DeclaredComparison] = []
     for name, contrast in tests.contrasts.items():
         cells: dict[Side, dict[int, Cell]] = {}  # -> seed -> cell
         rows: dict[tuple[str, ...], None] = {}  # labels of the other axes
@@ -120,7 +120,9 @@ def run(tests: Tests, plan: Plan, numbers_of: Callable[[str], Mapping[str, Measu
                 }
                 ids = frozenset(cell.id for side, _ in weights for cell in cells.get(side, {}).values())
                 declared.append(
-                    _test_declared(Declared(name, contrast, row_text, metric_text, ids), weights, cells, numbers_of)
+                    _test_declared(
+                        DeclaredComparison(name, contrast, row_text, metric_text, ids), weights, cells, numbers_of
+                    )
                 )
     p_values = statistics.holm([1.0 if entry.test is None else entry.test.p for entry in declared])
     return [replace(entry, corrected=p) for entry, p in zip(declared, p_values, strict=True)]
@@ -131,11 +133,11 @@ def _axes(plan: Plan) -> list[str]:
 
 
 def _test_declared(
-    declared: Declared,
+    declared: DeclaredComparison,
     weights: Mapping[SideMetric, float],
     cells: Mapping[Side, Mapping[int, Cell]],
     numbers_of: Callable[[str], Mapping[str, Measured]],
-) -> Declared:
+) -> DeclaredComparison:
     """The comparison with its test, or with the reason why it cannot be tested."""
     numbers_by_side: dict[SideMetric, dict[int, Measured]] = {}
     for side, metric in weights:
@@ -197,13 +199,13 @@ def _test_declared(
 
 def headline(
     families: Iterable[Tests], plan: Plan, numbers_of: Callable[[str], Mapping[str, Measured]]
-) -> tuple[Declared, str] | None:
+) -> tuple[DeclaredComparison, str] | None:
     """(the comparison that a suite is quoted with, its conclusion); None without one, or before it is measured."""
     quoted = (_quoted(tests, run(tests, plan, numbers_of)) for tests in families if tests.headline is not None)
     return next((candidate for candidate in quoted if candidate is not None), None)
 
 
-def _quoted(tests: Tests, declared_tests: Sequence[Declared]) -> tuple[Declared, str] | None:
+def _quoted(tests: Tests, declared_tests: Sequence[DeclaredComparison]) -> tuple[DeclaredComparison, str] | None:
     """The comparison of a family that its suite is quoted with, in a sentence."""
     name, metric, row = tests.headline or ("", "", "")
     for declared in declared_tests:
@@ -220,7 +222,7 @@ def _quoted(tests: Tests, declared_tests: Sequence[Declared]) -> tuple[Declared,
     return None
 
 
-def sides(declared: Declared) -> tuple[str, str] | str:
+def sides(declared: DeclaredComparison) -> tuple[str, str] | str:
     """(larger label, smaller label) of a difference between two labels; else the contrast's name."""
     if not declared.contrast.of_two:
         return declared.name
@@ -228,7 +230,9 @@ def sides(declared: Declared) -> tuple[str, str] | str:
     return larger, smaller
 
 
-def comparisons_of(declared_tests: Sequence[Declared], cell_ids: Collection[str] | None) -> Sequence[Declared]:
+def comparisons_of(
+    declared_tests: Sequence[DeclaredComparison], cell_ids: Collection[str] | None
+) -> Sequence[DeclaredComparison]:
     """The comparisons that use one of these cells; `cell_ids` None: all comparisons."""
     return (
         declared_tests
@@ -237,7 +241,7 @@ def comparisons_of(declared_tests: Sequence[Declared], cell_ids: Collection[str]
     )
 
 
-def as_json(declared_tests: Sequence[Declared], margin: float | None, family: int) -> list[dict[str, Any]]:
+def as_json(declared_tests: Sequence[DeclaredComparison], margin: float | None, family: int) -> list[dict[str, Any]]:
     """Each comparison as plain data: fractions in [0, 1], unrounded. family: of how many they are."""
     return [
         {
@@ -262,7 +266,7 @@ def as_json(declared_tests: Sequence[Declared], margin: float | None, family: in
 
 
 def as_text(
-    declared_tests: Sequence[Declared],
+    declared_tests: Sequence[DeclaredComparison],
     tests: Tests,
     plan: Plan,
     select: str,
@@ -307,14 +311,14 @@ def as_text(
     return "\n".join(lines) + "\n"
 
 
-def answer(declared_tests: Sequence[Declared]) -> str:
+def answer(declared_tests: Sequence[DeclaredComparison]) -> str:
     """The answer in a phrase: "2 of 9 comparisons significant after Holm's correction"."""
     significant = sum(declared.test is not None and declared.corrected < LEVEL for declared in declared_tests)
     count = f"{significant or 'none'} of {len(declared_tests)} comparison{'s' * (len(declared_tests) != 1)}"
     return f"{count} significant after Holm's correction (p < {LEVEL:g})"
 
 
-def _table(declared_tests: Sequence[Declared], margin: float | None, family: int) -> tuple[str, list[str]]:
+def _table(declared_tests: Sequence[DeclaredComparison], margin: float | None, family: int) -> tuple[str, list[str]]:
     """(a table with a line for each comparison, the facts that are equal in all and have no column)."""
     from tabulate import tabulate
 
@@ -339,7 +343,7 @@ def _table(declared_tests: Sequence[Declared], margin: float | None, family: int
     return table, [f"{name} {rows[0][name]}" for name in common_columns if rows[0][name]]
 
 
-def _columns_of(declared: Declared, margin: float | None, family: int) -> dict[str, str]:
+def _columns_of(declared: DeclaredComparison, margin: float | None, family: int) -> dict[str, str]:
     """The texts of a comparison, by column."""
     test = declared.test
     columns = ("points", "at most", "p (Holm)", "found", "over", "images", "seeds", "not tested")

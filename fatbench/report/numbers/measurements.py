@@ -186,7 +186,7 @@ class Numbers:
     rows: measurements (cell, stage, metric, round, client, value, n; with device, precision, commit, ... or a
     `provenance` mapping). rounds: (cell, "best-test" or "best-val") -> round; one that it lacks is found in the rows of
     stage "train". runs: what ran, with its provenance; None: what the rows say. failed: cells of which something
-    failed and was not run again since. trained: cells whose training is done. judged: the doubts about evaluations;
+    failed and was not run again since. trained: cells whose training is done. known_doubts: those about evaluations;
     None: what these rows and the plan say.
     """
 
@@ -201,9 +201,9 @@ class Numbers:
         outcomes: Outcomes | None = None,
         failed: frozenset[str] = frozenset(),
         trained: frozenset[str] = frozenset(),
-        judged: Doubts | None = None,
+        known_doubts: Doubts | None = None,
     ) -> None:
-        self.select, self.known, self.outcomes, self.failed = select, rounds, outcomes, failed
+        self.select, self.rounds, self.outcomes, self.failed = select, rounds, outcomes, failed
         self.trained, self.checkpoints = trained, tuple(plan.checkpoints)
         self.by_key: dict[tuple[str, str, str, int, int], tuple[float, int]] = {}
         self.measured = Counter(  # stage -> cells that have its accuracy
@@ -235,7 +235,7 @@ class Numbers:
                 self.priors.setdefault((cell, stage), {})[client] = row["value"]
             if runs is None:
                 self.provenance.setdefault((cell, stage), {})[origins.of(row)] = None
-        self.doubts = doubts(rows, *_attacks_and_data(plan), outcomes) if judged is None else judged
+        self.doubts = doubts(rows, *_attacks_and_data(plan), outcomes) if known_doubts is None else known_doubts
         for run in runs or ():
             self.provenance.setdefault((run["cell"], run["stage"]), {})[origins.of(run)] = None
 
@@ -251,7 +251,7 @@ class Numbers:
         """The round whose model a checkpoint is; None while it is unknown."""
         if checkpoint == "last":
             return self.last[cell]
-        if (recorded := self.known.get((cell, checkpoint))) is not None:
+        if (recorded := self.rounds.get((cell, checkpoint))) is not None:
             return recorded
         return checkpoint_round(self.series.get((cell, MONITORED[checkpoint]), {}))
 

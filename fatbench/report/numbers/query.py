@@ -74,7 +74,7 @@ def numbers_of_sources(
         outcomes=bits,
         failed=frozenset(row.cell for row in fetch(store, failed_query, STAGES.c.cell, cells)),
         trained=frozenset(row.cell for row in fetch(store, done_query, STAGES.c.cell, cells if metrics else ())),
-        judged=_other_attacks(plan, cells, store, stages, doubts_of(cells, store, bits)) if evaluated else {},
+        known_doubts=_other_attacks(plan, cells, store, stages, doubts_of(cells, store, bits)) if evaluated else {},
     )
 
 

@@ -25,45 +25,45 @@ class OnCommonImages(Numbers):
     """The numbers of a table, each attack's on the images that every attack of the table took."""
 
     def __init__(self, numbers: Numbers, cells_by_point: TablePoints, sources: Mapping[str, Source]) -> None:
-        self.whole = numbers
+        self.all_images = numbers
         self.select, self.failed = numbers.select, numbers.failed
         self.trained, self.checkpoints = numbers.trained, numbers.checkpoints
         self.outcomes = self._outcomes
-        self._cut: dict[tuple[str, str], tuple[int, int] | None] = {}  # (cell, stage) -> (bits, count)
-        self.most: dict[str, int] = {}  # data set -> how many images all have
+        self._cut_outcomes: dict[tuple[str, str], tuple[int, int] | None] = {}  # (cell, stage) -> (bits, count)
+        self.shared_counts: dict[str, int] = {}  # data set -> number of images that all attacks have
         for cells_by_heading in cells_by_point.values():
             for heading, cells in cells_by_heading.items():
                 for cell in cells:
                     number = numbers.find(cell, sources[heading]) if _of_images(sources[heading]) else None
                     if number is not None and number.n:
                         data = repr(cell.spec["data"])
-                        self.most[data] = min(number.n, self.most.get(data, number.n))
+                        self.shared_counts[data] = min(number.n, self.shared_counts.get(data, number.n))
 
     def find(self, cell: Cell, source: Source) -> Measurement | None:
-        number = self.whole.find(cell, source)
-        image_count = self.most.get(repr(cell.spec["data"]), 0)
+        number = self.all_images.find(cell, source)
+        image_count = self.shared_counts.get(repr(cell.spec["data"]), 0)
         if number is None or not _of_images(source) or not 0 < image_count < number.n:
             return number
         stage = number.stages[-1]
-        all_outcomes = None if self.whole.outcomes is None else self.whole.outcomes(cell.id, stage)
-        cut = (
+        all_outcomes = None if self.all_images.outcomes is None else self.all_images.outcomes(cell.id, stage)
+        common_outcomes = (
             None if all_outcomes is None or not all_outcomes[1] else first_outcomes(all_outcomes, number.n, image_count)
         )
-        self._cut[cell.id, stage] = cut
-        if cut is None:
+        self._cut_outcomes[cell.id, stage] = common_outcomes
+        if common_outcomes is None:
             return replace(number, doubts=(*number.doubts, NOT_CUT))
-        return replace(number, value=cut[0].bit_count() / cut[1], n=image_count)
+        return replace(number, value=common_outcomes[0].bit_count() / common_outcomes[1], n=image_count)
 
     def _outcomes(self, cell: str, stage: str) -> tuple[int, int] | None:
-        if (cell, stage) in self._cut:
-            return self._cut[cell, stage]
-        return None if self.whole.outcomes is None else self.whole.outcomes(cell, stage)
+        if (cell, stage) in self._cut_outcomes:
+            return self._cut_outcomes[cell, stage]
+        return None if self.all_images.outcomes is None else self.all_images.outcomes(cell, stage)
 
     def below_chance(self, cell: Cell) -> tuple[float, int, float] | None:
-        return self.whole.below_chance(cell)
+        return self.all_images.below_chance(cell)
 
     def origins(self, cell: str, stage: str) -> Iterable[Origin]:
-        return self.whole.origins(cell, stage)
+        return self.all_images.origins(cell, stage)
 
 
 def _of_images(source: Source) -> bool:

@@ -153,8 +153,8 @@ def _build_grid(
         split=has_subgroups,
     )
     footnotes(grid)
-    if isinstance(numbers, OnCommonImages) and numbers.most:
-        counts = " or ".join(f"{n:,}" for n in dict.fromkeys(numbers.most.values()))
+    if isinstance(numbers, OnCommonImages) and numbers.shared_counts:
+        counts = " or ".join(f"{n:,}" for n in dict.fromkeys(numbers.shared_counts.values()))
         grid.notes.append(("images", f"every attack on the first {counts} test images, which all of them have"))
     if table.ties:
         group_name = "comparison group" if has_subgroups else table.best_within
