@@ -71,7 +71,7 @@ def test_training_and_attacks_have_rates_of_their_own(plan: Plan) -> None:
     ]
     known = duration.speeds(timed)
     assert cost.monitoring(plan.cells[0].spec).image_passes == 800
-    (one, *_), left = plan.cells, duration.everything(plan)
+    (one, *_), left = plan.cells, duration.whole_plan(plan)
     fraction, evaluations = left(one)
     assert fraction == 1.0 and [(e.label, models) for e, models in evaluations] == [
         ("natural", 2), ("pgd", 2), ("autoattack", 2),
@@ -99,7 +99,7 @@ def test_a_algorithm_that_deploys_a_model_a_client_is_attacked_as_often() -> Non
 def test_what_begins_and_ends_a_stage_is_added(plan: Plan) -> None:
     """10 s beside the rate of a training of which looking at the model takes 800 passes at 0.005 s: 6 s; 1 s of PGD."""
     known = duration.speeds([Timed(plan, None, 400, 2.0, 12.0), Timed(plan, "pgd", 100, 5.5, 6.5)])
-    assert known.around == pytest.approx((10 - 800 * 5.5 / 1100, 1.0))
+    assert known.overhead == pytest.approx((10 - 800 * 5.5 / 1100, 1.0))
 
 
 @pytest.mark.parametrize("part", ["data", "monitor", "attack"])
@@ -216,7 +216,7 @@ def test_the_default_on_a_gpu_trains_in_tf32_and_attacks_in_fp32() -> None:
     )
     assert (auto.training, auto.monitoring, auto.passes) == (tf32.training, tf32.monitoring, fp32.passes)
     hours = [
-        duration.estimate(plan.unique(), one, duration.everything(plan)).seconds / 3600 for one in (auto, fp32, tf32)
+        duration.estimate(plan.unique(), one, duration.whole_plan(plan)).seconds / 3600 for one in (auto, fp32, tf32)
     ]
     assert hours[2] < hours[0] < hours[1] / 1.5
 

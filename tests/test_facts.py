@@ -459,9 +459,7 @@ def test_the_role_of_an_attack(plugin):
     with pytest.raises(SpecError, match=r"mine.py:\d+: role 'corruptions': expected natural, corruption, attack \(did"):
         facts.role({"name": "odd"})
     for monitor in ("noise", {"name": "around", "attack": "noise"}):
-        with pytest.raises(
-            SpecError, match="'noise' asks for 'index', the places of test images, which only an attack"
-        ):
+        with pytest.raises(SpecError, match="'noise' asks for 'index'"):
             cells.canonical({**BASE, "monitor": monitor})
 
 

@@ -299,8 +299,8 @@ def cell(**changes: Any) -> dict[str, Any]:
         ({"clients": 0}, 'expected a number of clients, or which, such as "3,7", got 0'),
         ({"clients": "3-7"}, 'expected a number of clients, or which, such as "3,7", got'),
         ({"clients": 10}, "malicious: clients: all 10 clients are malicious: none is honest"),
-        ({"clients": 11}, "malicious: clients: there is no client 10: there are 10, counted from 0"),
-        ({"clients": "0,12"}, "malicious: clients: there is no client 12: there are 10, counted from 0"),
+        ({"clients": 11}, "malicious: clients: no client 10: "),
+        ({"clients": "0,12"}, "malicious: clients: no client 12: "),
         ({"attack": "ipn"}, "no adversary is named 'ipn' (did you mean 'ipm'?)"),
         ({"attack": "alie", "clients": 2}, "malicious: attack: z: 2 malicious clients of 10 give z <= 0, the honest"),
         ({"attack": "alie", "clients": 6}, "malicious: attack: z: nothing bounds the z of a majority; set it"),
@@ -336,7 +336,7 @@ def test_an_aggregator_says_how_many_it_bears(tmp_path: Path, own_plugins: None)
 
 def test_an_adversary_that_an_algorithm_would_not_hear_is_refused() -> None:
     algorithm = {"name": "fedsgd", "rounds": 1, "batch": 4, "lr": 0.1, "objective": "standard", "defence": "none"}
-    with pytest.raises(SpecError, match="'sign_flip' changes what clients train or send, and fedsgd does not"):
+    with pytest.raises(SpecError, match=r"'sign_flip' changes .* fedsgd aggregates no models"):
         cells.canonical(cell(algorithm=algorithm, model={"name": "vit", "patch": 4, "dim": 16, "depth": 1, "heads": 2}))
 
 

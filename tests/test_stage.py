@@ -98,7 +98,7 @@ def test_an_attack_s_settings_say_whose_model_it_is_computed_on(machine: Machine
     moved = replace(NATURAL, origin=TransferOrigin("client 1", client=1, clients=2))
     assert stage.claim(turn(store), moved.stage(3), machine, 0, moved) is not None
     settings = store.stages()[JOB.cell, moved.stage(3)].settings
-    assert moved.origin is not None and settings is not None and settings["origin"] == moved.origin.said
+    assert moved.origin is not None and settings is not None and settings["origin"] == moved.origin.stored_text
 
 
 def test_what_a_cell_is_made_ready_with(machine, monkeypatch) -> None:

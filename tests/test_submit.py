@@ -226,8 +226,8 @@ def test_a_training_accuracy_that_the_evaluation_contradicts_is_refused(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"name": "pgd", "eps": "1/25500000", "step": "1/25500000", "steps": 20}, "is the name of another attack"),
-        ({"name": "natural", "origin": "cell 0a1b2c3d4e5f"}, "is the name of another attack"),
+        ({"name": "pgd", "eps": "1/25500000", "step": "1/25500000", "steps": 20}, "stands for another attack"),
+        ({"name": "natural", "origin": "cell 0a1b2c3d4e5f"}, "stands for another attack"),
         (None, "does not say what its attack was"),
     ],
 )

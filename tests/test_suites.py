@@ -1283,7 +1283,7 @@ def test_refused_in_combination(message: Callable[..., str]) -> None:
     point = "s.yaml: E=one, K=five (paper)"
     assert (
         message(("  validation: 1000\n", ""), ("checkpoints: [last]", "checkpoints: [best-val]"))
-        == f"{point}: checkpoint best-val needs 'validation: N' held-out images"
+        == f"{point}: checkpoint best-val needs held-out images: set 'validation: N'"
     )
     monitor = ("  monitor: {name: pgd, eps: 8/255, step: 2/255, steps: 20}\n", "")
     assert (

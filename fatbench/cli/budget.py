@@ -66,7 +66,7 @@ def offers(on: str | None, preset: str | None, db: str | None) -> Iterator[Offer
                     from fatbench.runner.gpu_estimates import speeds
 
                     speeds_used = speeds(plan.to_run(), on, settings.precision(None), None, settings.AUTO)
-                work_left = duration.everything(plan) if store is None else progress.cells_left(plan, store)
+                work_left = duration.whole_plan(plan) if store is None else progress.cells_left(plan, store)
                 time = duration.estimate(plan.to_run(), speeds_used, work_left)
                 data = tuple(sorted({cell.spec["data"]["name"] for cell in plan.cells}))
                 seconds = None if time.unknown else time.seconds

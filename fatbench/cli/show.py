@@ -168,7 +168,8 @@ def _attacks(plan: Plan) -> dict[str, list[dict[str, Any]]]:
     attacks_by_metric: dict[str, list[dict[str, Any]]] = {}
     for evaluations in {id(cell.evaluations): cell.evaluations for cell in plan.cells}.values():
         for evaluation in evaluations:
-            origin_setting = {} if evaluation.origin is None else {"computed on": f"{evaluation.origin.shown}'s model"}
+            origin = evaluation.origin
+            origin_setting = {} if origin is None else {"computed on": f"{origin.display_name}'s model"}
             attacks_by_metric.setdefault(evaluation.label, []).append({**evaluation.attack, **origin_setting})
     return attacks_by_metric
 

@@ -277,8 +277,8 @@ def _time(
     """How long what is left of the plan takes on one worker of this machine, or of one unseen; and on so many."""
     from fatbench.suite import duration, schedule
 
-    timed: list[duration.Timed] = []
-    work_left = duration.everything(plan)
+    timed: list[duration.TimedStage] = []
+    work_left = duration.whole_plan(plan)
     if store is not None:  # else nothing imports SQLAlchemy
         from fatbench.runner import progress
         from fatbench.store import timing

@@ -145,7 +145,7 @@ def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
     metrics = dict.fromkeys(metric for plan in plans for metric in plan.metrics())
     taken_out = {label for label, attack in suite.contents.evaluate.attacks.items() if attack is None}
     metrics |= dict.fromkeys(taken_out)  # of what the suite extends; its tables and tests do without
-    for family, metric in ((suite_tests, metric) for suite_tests in suite.tests for metric in suite_tests.named()):
+    for family, metric in ((tests, metric) for tests in suite.tests for metric in tests.metric_names()):
         if metric not in metrics:
             location = family.place("metrics" if metric in (family.metrics or ()) else "contrasts")
             raise SpecError(f"{location}: no preset evaluates '{metric}'{did_you_mean(metric, metrics)}")

@@ -116,7 +116,7 @@ def _of_stage(row: StageRow, changed: bool, train: StageRow | None) -> str:
     return row.status
 
 
-def cells_left(plan: Plan, store: Store) -> duration.Left:
+def cells_left(plan: Plan, store: Store) -> duration.WorkLeft:
     """What is to do of each of the plan's cells, for an estimate of its time."""
     jobs = _jobs(plan)
     rows, changed = _by_cell(store.stages(list(jobs))), versions.changed(list(jobs.values()), store)
@@ -129,7 +129,7 @@ def cells_left(plan: Plan, store: Store) -> duration.Left:
         return evaluation_rounds(jobs[cell.id], train.record)
 
     round_counts = [len(attacked_rounds) for cell in plan.to_run() if (attacked_rounds := rounds(cell)) is not None]
-    nothing_done = duration.everything(plan, sum(round_counts) / len(round_counts) if round_counts else None)
+    nothing_done = duration.whole_plan(plan, sum(round_counts) / len(round_counts) if round_counts else None)
 
     def of_cell(cell: Cell) -> tuple[float, list[tuple[Evaluation, float]]]:
         cell_rows = rows.get(cell.id, {})

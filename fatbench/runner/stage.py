@@ -140,7 +140,7 @@ def _settings(evaluation: Evaluation) -> dict[str, Any]:
     from fatbench.methods.packages import implementation
 
     settings = {**evaluation.attack, "implementation": implementation(evaluation.attack["name"])}
-    return settings if evaluation.origin is None else {**settings, "origin": evaluation.origin.said}
+    return settings if evaluation.origin is None else {**settings, "origin": evaluation.origin.stored_text}
 
 
 def ready_for(turn: Turn, machine: Machine, trained: Path | None) -> tuple[dict[str, Any], Any]:

@@ -1,6 +1,7 @@
-"""What a stored stage was asked to do: its attack, how many images, which batch. Its name holds a hash of the three.
+"""The evaluation behind a stored stage: its attack, its number of images, its batch.
 
-The attack stands beside the numbers; the other two are found by trying, since they are in the hash alone.
+The name of a stage holds a hash of the three. The attack is stored with the numbers; images and batch are in the hash
+alone, so they are found by trying likely values.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from fatbench.settings import PRECISIONS
 from fatbench.suite import calls, plugins
 from fatbench.suite.cells import Evaluation, TransferOrigin, digest
 
-USUAL = (20, 32, 50, 64, 100, 128, 200, 250, 256, 500, 512, 1000, 1024, 2000, 2048, 2500, 4096, 5000, 8192, 10_000)
-LARGEST = 2**14  # batches up to here are tried where all images were in one
-BESIDE = ("implementation", "origin")  # what is stored with the settings of an attack and is none
+SIZES = (20, 32, 50, 64, 100, 128, 200, 250, 256, 500, 512, 1000, 1024, 2000, 2048, 2500, 4096, 5000, 8192, 10_000)
+LARGEST_BATCH = 2**14  # tried where one batch held all images, so that its size is unknown
+NOT_OF_ATTACK = ("implementation", "origin")  # keys of stored settings that are not settings of the attack
 
 
 def evaluation(stage: str, settings: Mapping[str, Any], n: int | None, chunk: int | None) -> Evaluation | None:
-    """The evaluation that a stage's name is of; None: no evaluation with these settings has this name.
+    """The evaluation that a stage is named after; None if none with these settings has this name.
 
-    n: test images of its number. chunk: images of its first outcomes. None: unknown. SpecError: no such attack.
+    n: test images behind its number. chunk: images in its first outcomes. Both None if unknown. SpecError for an
+    unknown attack.
     """
     name, label = _names(stage)
-    attack = {key: value for key, value in settings.items() if key not in BESIDE}
+    attack = {key: value for key, value in settings.items() if key not in NOT_OF_ATTACK}
     images_and_batch = _images_and_batch(name, json.dumps(_short_form(attack)), settings.get("origin"), n, chunk)
     if images_and_batch is None:
         return None
@@ -34,9 +36,9 @@ def evaluation(stage: str, settings: Mapping[str, Any], n: int | None, chunk: in
 
 
 def contradiction(stage: Mapping[str, Any]) -> str | None:
-    """In what the name of a stage contradicts its settings; stage: as in a line of an export. None: in nothing.
+    """How the name of a stage contradicts its settings, in words; None if they agree.
 
-    The functions of a plug-in are its author's to change, so their settings are not asked.
+    stage: as in a line of an export. Attacks of plug-ins are left out: their authors may change the settings.
     """
     settings, (name, label) = stage.get("settings"), _names(stage["stage"])
     if settings is None or stage["stage"] == "train":
@@ -44,34 +46,34 @@ def contradiction(stage: Mapping[str, Any]) -> str | None:
     try:
         if any(plugins.used_plugins(calls.call("Attack", settings))):
             return None
-        sizes = [number[4] for number in stage["numbers"] if number[2] == label]
+        sizes = [number[4] for number in stage["numbers"] if number[2] == label]  # [round, client, metric, value, n]
         chunk = stage["outcomes"][0][1] if stage["outcomes"] else None
         if evaluation(stage["stage"], settings, sizes[0] if sizes else None, chunk) is not None:
             return None
-    except FatbenchError:  # of a plug-in that is not loaded
+    except FatbenchError:  # the attack is of a plug-in that is not loaded
         return None
-    return f"{name} is the name of another attack, another number of images or another batch than it has"
+    return f"the name {name} stands for another attack, number of images or batch than its settings"
 
 
 def differs(settings: Mapping[str, Any], evaluation: Evaluation) -> str | None:
-    """In what a stage's settings are not those of the evaluation that has its name; None: in nothing."""
-    origin = None if evaluation.origin is None else evaluation.origin.said
+    """How a stage's settings differ from those of the evaluation of the same name, in words; None if they agree."""
+    origin = None if evaluation.origin is None else evaluation.origin.stored_text
     if settings.get("origin") != origin:
         return f"its attack was computed on {settings.get('origin') or 'the model itself'}, not as the suite says"
     suite_settings = _short_form(evaluation.attack)
     try:
-        stored_settings = _short_form({key: value for key, value in settings.items() if key not in BESIDE})
+        stored_settings = _short_form({key: value for key, value in settings.items() if key not in NOT_OF_ATTACK})
     except FatbenchError:
         stored_settings = {"name": settings["name"]}
     if stored_settings == suite_settings:
         return None
     keys = [key for key in {**suite_settings, **stored_settings} if suite_settings.get(key) != stored_settings.get(key)]
-    stored_text = ", ".join(f"{key} {settings.get(key, 'default')}" for key in keys)
-    return f"its attack has other settings than the suite says: {stored_text}"
+    differing_settings = ", ".join(f"{key} {settings.get(key, 'default')}" for key in keys)
+    return f"its attack has other settings than the suite says: {differing_settings}"
 
 
 def _names(stage: str) -> tuple[str, str]:
-    """The evaluation in the name of a stage, "pgd20-0a1b2c3d", and its label."""
+    """("pgd20-0a1b2c3d", "pgd20") of the stage "pgd20-0a1b2c3d.bf16@50"."""
     name = stage.rpartition("@")[0]
     for precision in PRECISIONS:
         name = name.removesuffix(f".{precision}")
@@ -84,7 +86,7 @@ def _short_form(attack: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _origin(metric: str, text: str | None) -> TransferOrigin | None:
-    """Whose model an attack was computed on, of what is stored of it."""
+    """The origin behind its stored text: "cell 0a1b2c3d4e5f" or "client 0 of 5"; None for any other."""
     if text is None:
         return None
     kind, _, subject = text.partition(" ")
@@ -100,20 +102,20 @@ def _origin(metric: str, text: str | None) -> TransferOrigin | None:
 def _images_and_batch(
     name: str, attack: str, origin: str | None, n: int | None, chunk: int | None
 ) -> tuple[int | None, int] | None:
-    """(images, batch) that the name of an evaluation is of; None: of none."""
-    wanted_digest, ending = name.rpartition("-")[2], [] if origin is None else [origin]
+    """(images, batch) whose hash is in the name of an evaluation; None if no likely ones have it."""
+    name_digest, origin_part = name.rpartition("-")[2], [] if origin is None else [origin]
     short_attack = json.loads(attack)
-    for images in dict.fromkeys([n, None, *(size for size in USUAL if size >= (n or 0))]):
+    for images in dict.fromkeys([n, None, *(size for size in SIZES if size >= (n or 0))]):
         for batch in _batches(n, chunk):
-            if digest([short_attack, images, batch, *ending])[:8] == wanted_digest:
+            if digest([short_attack, images, batch, *origin_part])[:8] == name_digest:
                 return images, batch
     return None
 
 
 def _batches(n: int | None, chunk: int | None) -> Iterator[int]:
-    """Batches that a first chunk of so many images can come from, the likely ones first."""
+    """The batches that can have given a first chunk of so many images, likely ones first."""
     if chunk is not None:
         yield chunk
     if chunk is None or chunk == n:  # all images at once, or the answer of a diverged network
-        yield from USUAL
-        yield from range(1, LARGEST)
+        yield from SIZES
+        yield from range(1, LARGEST_BATCH)

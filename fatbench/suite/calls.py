@@ -1,11 +1,11 @@
 """Calls: the mappings of a suite, checked once, each with the signature of what it calls.
 
-    check("Attack", node)     -> the Call that a suite's mapping means, every default filled in
-    call("Attack", spec)      -> the same of a canonical mapping that was stored or came from another process
+    check("Attack", node)     -> the Call of a suite's mapping, every default filled in
+    call("Attack", spec)      -> the Call of a canonical mapping that was stored or came from another process
     build("Attack", spec)     -> the function with its settings bound; imports its module
 
-What is asked of a call afterwards, its cost, what it refuses, which plug-ins it uses, its identity, is asked of its
-signature and of the calls nested in it; no name is looked up again.
+Later questions about a call (its cost, refusals, plug-ins, identity) are answered by its signature and by the calls
+nested in it; no name is looked up again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from fatbench.suite.signatures import CLASSES, REQUIRED, TABLES, Setting, Signat
 
 
 class Call(dict[str, Any]):
-    """A canonical mapping, every setting in it, that knows the signature of what it calls; nested calls are Calls.
+    """A canonical mapping with all settings, and the signature of what it calls; nested calls are Calls too.
 
-    Of a settings class, and of a cell, it has no `name`. It is never changed. Copied with `{**call}`, pickled or as
-    JSON it is plain data, of which `call` makes a Call again.
+    The call of a settings class, or of a cell, has no `name`. A Call is never changed. Copied with `{**call}`, pickled
+    or as JSON it is plain data, which `call` turns into a Call again.
     """
 
     def __init__(self, signature: Signature, settings: Mapping[str, Any]):
@@ -47,32 +47,32 @@ class Call(dict[str, Any]):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What the entry of its function says that it is made of, or trains apart."""
+        """The parts of a model, or those that an algorithm trains separately, as the function's entry names them."""
         return tuple(getattr(entry(self.signature), "parts", ()))
 
     @property
     def nested(self) -> dict[str, Call]:
-        """The calls among its settings, of those that are set."""
+        """The settings that are calls, by name; those that are None are left out."""
         return {name: value for name, value in self.items() if isinstance(value, Call)}
 
     def walk(self) -> Iterator[Call]:
-        """The call, and all that are nested in it, each before those in it."""
+        """The call and all nested in it, outer calls first."""
         yield self
         for inner in self.nested.values():
             yield from inner.walk()
 
     @property
-    def wrapped(self) -> Call | None:
-        """Of a function around another of its kind, that one."""
+    def wrapped_call(self) -> Call | None:
+        """The nested call of the same kind, such as the algorithm inside a wrapper; None if there is none."""
         return next((inner for inner in self.nested.values() if inner.kind == self.kind), None)
 
     @functools.cached_property
     def bound(self) -> Any:
-        """`build` of it, once."""
+        """The built function, cached."""
         return build(self.kind, self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)
+        return dict, (dict(self),)  # another process may know the signature otherwise
 
 
 # --- from a suite's mapping to a call -----------------------------------------------------------------------------
@@ -81,8 +81,8 @@ class Call(dict[str, Any]):
 def check(kind: str, node: Any, location: str = "") -> Call:
     """The canonical form of `node`, a mapping {name: ..., setting: value}: defaults filled in, values checked.
 
-    A bare string is short for {name: string}. The mapping of a settings class has no name. SpecError: unknown name or
-    key, missing key, wrong type or range.
+    A bare string is short for {name: string}. The mapping of a settings class has no name. SpecError for an unknown
+    name or key, a missing key, a wrong type or range.
     """
     if kind in CLASSES:
         if not isinstance(node, Mapping):
@@ -107,7 +107,7 @@ def check(kind: str, node: Any, location: str = "") -> Call:
 
 
 def check_cell(node: Mapping[str, Any], location: str = "") -> Call:
-    """The canonical form of a cell. SpecError as for `check`."""
+    """The canonical form of a cell. Errors as for `check`."""
     signature = describe("Experiment")
     return Call(signature, _settings(signature, node, location))
 
@@ -131,7 +131,7 @@ def _settings(signature: Signature, node: Mapping[str, Any], location: str) -> d
             raise SpecError(f"{source}{': ' if source else ''}'{signature.name}' needs '{setting.name}'")
         else:
             canonical[setting.name] = defaults[setting.name]
-    for key in node:
+    for key in node:  # settings of a function that takes any: it checks them when it is called
         if key not in settings_by_name:
             canonical[key] = node[key]
     return canonical
@@ -174,7 +174,7 @@ def _value_text(value: Any) -> str:
 
 
 def call(kind: str, spec: Mapping[str, Any]) -> Call:
-    """A canonical mapping as a Call; it itself, if it is one. SpecError: no such name."""
+    """A canonical mapping as a Call; a Call is returned as it is. SpecError for an unknown name."""
     if isinstance(spec, Call):
         return spec
     signature = describe(kind, spec.get("name", ""))
@@ -193,7 +193,7 @@ def call(kind: str, spec: Mapping[str, Any]) -> Call:
 def build(kind: str, spec: Mapping[str, Any]) -> Any:
     """The registered function with the settings of a canonical `spec` bound to it; fractions become floats here.
 
-    Of a settings class, an instance.
+    For a settings class, an instance of it.
     """
     checked_call = call(kind, spec)
     called = function(checked_call.signature)
@@ -216,9 +216,9 @@ def bind(call: Call) -> dict[str, Any]:
 
 
 def bind_cell(spec: Mapping[str, Any], root: Path, trained: Path | None = None) -> dict[str, Any]:
-    """`bind` of a canonical cell whose model reads its weights below `root`, the folder of data sets.
+    """The keyword arguments of a canonical cell whose model reads its weights below `root`, the folder of data sets.
 
-    trained: the file with the weights of a cell that begins with another's; MachineError: not given.
+    trained: the file of weights where the cell starts from another cell's model; MachineError without it.
     """
     return bind(call("Experiment", weights.located(spec, root, trained)))
 
@@ -231,7 +231,7 @@ def _is_number(annotation: str) -> bool:
 
 
 def function(signature: Signature) -> Any:
-    """The function itself, or the settings class; imports the module, or runs the plug-in, that holds it."""
+    """The function itself, or the settings class; its module is imported, or its plug-in run."""
     if signature.kind in CLASSES:
         module, name = CLASSES[signature.kind]
         return getattr(importlib.import_module(module), name)
@@ -239,7 +239,7 @@ def function(signature: Signature) -> Any:
 
 
 def entry(signature: Signature) -> Entry:
-    """What the table of a registered function says of it; imports the module, or runs the plug-in, that holds it."""
+    """The entry of a registered function in its table; its module is imported, or its plug-in run."""
     if signature.kind in CLASSES:
         return entry_of(function(signature))
     module, table = TABLES[signature.kind]
@@ -250,10 +250,8 @@ def entry(signature: Signature) -> Entry:
 def without_defaults(call: Call) -> dict[str, Any]:
     """A call less every setting that has its default: what a cell's identity is the hash of.
 
-    Weights are known by their content, wherever the file lies.
-
-    So a setting added later, with the default that keeps the old behaviour, leaves identities as they are. A default
-    must therefore never change its meaning: tests/golden/defaults.json pins them.
+    A setting that is added later, with a default that keeps the old behaviour, therefore leaves identities as they
+    are. A default must never change its meaning: tests/golden/defaults.json pins them all.
     """
     settings_by_name = call.signature.by_name
     defaults = _defaults(call.signature)
@@ -265,7 +263,7 @@ def without_defaults(call: Call) -> dict[str, Any]:
         elif setting.default is not REQUIRED and value == defaults[key]:
             continue
         elif setting.annotation == "Weights | None":
-            short_form[key] = weights.content(value)
+            short_form[key] = weights.content(value)  # the digest: the file may lie anywhere
         else:
             short_form[key] = without_defaults(value) if isinstance(value, Call) else value
     return short_form

@@ -1,7 +1,7 @@
 """Cells: every point of a suite's grid as one fully specified experiment, checked, with an identity.
 
-Nothing here imports torch: every name, key and value is checked against the source of the function it will reach,
-before a GPU second is spent.
+Nothing here imports torch. Every name, key and value is checked against the signature of the function that will
+receive it, before any GPU time is spent.
 """
 
 from __future__ import annotations
@@ -23,63 +23,63 @@ from fatbench.suite.model import Key
 
 @dataclass(frozen=True)
 class TransferOrigin:
-    """Whose model an attack is computed on, where it is judged on another: a cell's last, or that of a client."""
+    """The model on which a transferred attack is computed: the last one of another cell, or that of a client."""
 
     name: str  # "FedAvg", "client 0"; part of the metric's name
-    cell: str = ""  # empty: the clients of the cell that is judged, before averaging
+    cell: str = ""  # id; empty: a client's model of the attacked cell itself, before averaging
     spec: dict[str, Any] = field(default_factory=dict)  # of that cell
     client: int = 0  # which of `clients`, counted from 0 in the order of their numbers
     clients: int = 0
 
     @property
-    def shown(self) -> str:
-        """Its name for people, to whom clients count from 1."""
+    def display_name(self) -> str:
+        """The name in tables, where clients are counted from 1."""
         return self.name if self.cell else f"client {self.client + 1}"
 
     @property
-    def said(self) -> str:
-        """As it stands in the settings of the stage."""
+    def stored_text(self) -> str:
+        """The text under `origin` in the stored settings of a stage."""
         return f"cell {self.cell}" if self.cell else f"client {self.client} of {self.clients}"
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation attack of a suite; `id` names its stage together with the round and the attack's precision."""
+    """One attack of a suite's `evaluate`; a stage's name is its `id`, the precision and the round."""
 
     label: str  # the metric's name: "pgd20"
     attack: dict[str, Any]
-    n: int | None  # first n test examples; None = all the cell has
+    n: int | None  # the first n test images; None: all of the cell
     batch: int
-    sweep: str = ""  # "pgd20", of one value of an attack's setting with a list of them; not part of the identity
-    origin: TransferOrigin | None = None  # None: the attack is computed on the model that it is judged on
-    swept: str = ""  # that setting: "eps"
+    sweep: str = ""  # "pgd20" of "pgd20_2_255": one value of a setting with a list; not part of the identity
+    origin: TransferOrigin | None = None  # None: the attack is computed on the model under attack
+    swept: str = ""  # the setting with the list: "eps"
 
     @functools.cached_property
     def id(self) -> str:
         short_attack = calls.without_defaults(calls.call("Attack", self.attack))
-        identity_parts = [short_attack, self.n, self.batch, *([] if self.origin is None else [self.origin.said])]
+        identity_parts = [short_attack, self.n, self.batch, *([] if self.origin is None else [self.origin.stored_text])]
         return f"{self.label}-{digest(identity_parts)[:8]}"
 
     @property
-    def mark(self) -> str:
-        """What tells it from the others of its sweep: a value as the suite writes it, or where it comes from."""
-        return str(self.attack[self.swept]) if self.origin is None else self.origin.shown
+    def sweep_value(self) -> str:
+        """The swept setting's value as the suite writes it, or the name of the attack's origin."""
+        return str(self.attack[self.swept]) if self.origin is None else self.origin.display_name
 
     def stage(self, round: int, precision: str = "fp32") -> str:
-        """Where the outcomes of a round's model are, if the attack computed in this precision."""
+        """The stage of a round's model attacked in this precision: "pgd20-0a1b2c3d.bf16@50"."""
         return self.stages(round)[PRECISIONS.index(precision)]
 
     def stages(self, round: int) -> tuple[str, ...]:
-        """Where they may be: one name for each precision, float32 first."""
+        """The stages that may hold them: one for each precision, float32 first."""
         return _stages(self.id, round)
 
     def computes_in(self, precision: str) -> str:
-        """The attack's own precision in a run in this one: float32 where the entry of its function says so."""
+        """The precision of the attack in a run with `--precision`: float32 where its entry demands that."""
         entry = calls.call("Attack", self.attack).signature.entry
         return "fp32" if precision in entry.get("float32", ()) else precision
 
 
-@functools.lru_cache(1024)  # a report asks for those of each of 10,000 cells
+@functools.lru_cache(1024)  # a report asks for the same few names in every one of its cells
 def _stages(evaluation: str, round: int) -> tuple[str, ...]:
     return tuple(f"{evaluation}{'' if precision == 'fp32' else f'.{precision}'}@{round}" for precision in PRECISIONS)
 
@@ -91,23 +91,23 @@ class Cell:
     id: str
     key: Key  # axis -> label, in the order of the suite
     spec: dict[str, Any]
-    evaluations: tuple[Evaluation, ...]  # what the suite asks of the trained model; not part of the identity
-    origin: Cell | None = None  # whose last model it begins with
-    suite: str = ""  # of an origin: the suite that it is of
-    perturbation: str = field(default="", compare=False)  # of its task, in words: "Linf 25/255"
+    evaluations: tuple[Evaluation, ...]  # the attacks on the trained model; not part of the identity
+    origin: Cell | None = None  # the cell whose last model this one starts from
+    suite: str = ""  # of an origin alone: its suite
+    perturbation: str = field(default="", compare=False)  # what attacks may do, in words: "Linf 25/255"
     written: Mapping[str, frozenset[str]] = field(
         default_factory=dict, compare=False
     )  # see `confounders.written_paths`
 
     @property
     def origins(self) -> list[Cell]:
-        """What has to be trained before it: its origin, and before that the origin's."""
+        """The cells that must be trained before this one, in that order."""
         return [] if self.origin is None else [*self.origin.origins, self.origin]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one preset of a suite asks for."""
+    """The cells and evaluations of one preset of a suite."""
 
     suite: str
     preset: str
@@ -115,13 +115,13 @@ class Plan:
     cells: list[Cell]
     checkpoints: list[str]
     excluded: list[tuple[Key, str]] = field(default_factory=list)
-    added: tuple[str, ...] = ()  # metrics of attacks that the preset does without, see `--attacks`
+    added: tuple[str, ...] = ()  # metrics that `--attacks` adds to those of the preset
     baseline: tuple[str, str] | None = None  # (axis, label)
-    where: str = field(default="", compare=False)  # the filter that left these cells
-    resolved: bool = field(default=False, compare=False)  # whether the cells' ids are those of the runs to read
+    where: str = field(default="", compare=False)  # the filter (-k) that selected these cells
+    resolved: bool = field(default=False, compare=False)  # True: the cells' ids are those of the runs to read
 
     def to_run(self) -> list[Cell]:
-        """The cells to run, each once; first those of any suite with whose models others begin."""
+        """The cells to run, each once; first the origins, of any suite, from whose models others start."""
         own_cells = {cell.id: cell for cell in self.unique()}
         origin_cells = {
             origin.id: own_cells.get(origin.id, origin) for cell in own_cells.values() for origin in cell.origins
@@ -129,10 +129,10 @@ class Plan:
         return list({**origin_cells, **own_cells}.values())
 
     def unique(self) -> list[Cell]:
-        """The cells of the suite: grid points that come to the same experiment are one, with the evaluations of all."""
+        """The cells, each once: grid points of one experiment are merged into one, with the evaluations of all."""
         cells: dict[str, Cell] = {}
         for cell in self.cells:
-            first_cell = cells.get(cell.id)
+            first_cell = cells.get(cell.id)  # of an earlier point of the same experiment
             if first_cell is not None and first_cell.evaluations != cell.evaluations:
                 merged_evaluations = {
                     evaluation.id: evaluation for evaluation in (*first_cell.evaluations, *cell.evaluations)
@@ -155,30 +155,31 @@ def digest(value: Any) -> str:
 
 
 def identity(spec: Mapping[str, Any]) -> str:
-    """The identity of a canonical cell: 12 hex digits of the hash of its JSON, settings at their default left out.
+    """The identity of a canonical cell: 12 hex digits of the hash of its JSON, without settings at their default.
 
-    Of a model that was not trained here (`fatbench.suite.external_models`) the name of its file does not count.
+    The file name of an external model (`fatbench.suite.external_models`) does not count.
     """
     if "evaluated" in spec:
+        # "name" and "named" are for people: the same weights under another file name are the same cell
         evaluated = {key: value for key, value in spec["evaluated"].items() if not key.startswith("name")}
         return digest({**spec, "evaluated": evaluated})[:12]
     return digest(calls.without_defaults(calls.call("Experiment", spec)))[:12]
 
 
 def canonical(spec: Mapping[str, Any], location: str = "cell", refuse: bool = True) -> calls.Call:
-    """The canonical form of one cell, every default filled in and checked. SpecError names file, line and key.
+    """The canonical form of one cell: checked, every default filled in. A SpecError names file, line and key.
 
-    refuse: False where results are read: no function is asked whether it can run in the cell.
+    refuse: False to read results: then no method is imported to ask whether it can run in the cell.
     """
     cell = calls.check_cell(spec if isinstance(spec, LocatedMap) else LocatedMap(spec), location)
     if refuse:
-        _fits_its_data(cell, location)
+        _check_against_data(cell, location)
         facts.refuse(cell, cell, location)
     return cell
 
 
-def _fits_its_data(spec: calls.Call, location: str) -> None:
-    """SpecError: more images, validation images or clients than the data set has."""
+def _check_against_data(spec: calls.Call, location: str) -> None:
+    """SpecError if a cell wants more images, held-out images or clients than the data set has."""
     data, name = facts.of_data(spec["data"]), spec["data"]["name"]
     for key, available in (("train", data.train), ("test", data.test)):
         if not data.about and spec[key] and available and spec[key] > available:
@@ -186,10 +187,10 @@ def _fits_its_data(spec: calls.Call, location: str) -> None:
     if not data.about and data.train and spec["train_from"] + (spec["train"] or 1) > data.train:
         request = f"{spec['train']} images wanted after" if spec["train"] else "no image is left after"
         raise SpecError(f"{location}: train_from: {request} the first {spec['train_from']}, {name} has {data.train}")
-    total = facts.training_images(spec)
+    total = facts.training_images(spec)  # None: only the files of the data set know, so these checks wait for them
     if total and spec["validation"] >= total:
         raise SpecError(
-            f"{location}: validation: {spec['validation']} held-out images of {total} leave none for training"
+            f"{location}: validation: holding out {spec['validation']} of {total} images leaves none for training"
         )
     clients = spec["partition"].get("clients")
     if total and clients and clients > total - spec["validation"]:
@@ -198,32 +199,33 @@ def _fits_its_data(spec: calls.Call, location: str) -> None:
     for call in spec.walk():
         if call.kind == "Attack" and "index" in call.signature.asks:
             raise SpecError(
-                f"{location}: '{call.name}' asks for 'index', the places of test images, which only an attack of "
-                "'evaluate' has"
+                f"{location}: '{call.name}' asks for 'index', the positions of test images: only attacks under "
+                "'evaluate' have these"
             )
     if spec["malicious"] is not None:
-        _can_be_malicious(spec, f"{location}: malicious")
+        _refuse_malicious(spec, f"{location}: malicious")
     if spec["diagnostic"] is not None and spec["monitor"] is None:
         raise SpecError(
-            f"{location}: diagnostic: needs 'monitor': it runs with the monitor, on the images that the monitor attacks"
+            f"{location}: diagnostic: needs 'monitor', because it looks at the images that the monitor attacks"
         )
 
 
-def _can_be_malicious(spec: Mapping[str, Any], location: str) -> None:
-    """SpecError: no such client, no honest one, or an algorithm whose clients' updates an adversary would not reach."""
-    clients, liars = spec["partition"].get("clients"), facts.malicious(spec)
-    if clients and max(liars) >= clients:
-        raise SpecError(f"{location}: clients: there is no client {max(liars)}: there are {clients}, counted from 0")
-    if clients and len(liars) == clients:
+def _refuse_malicious(spec: Mapping[str, Any], location: str) -> None:
+    """SpecError if a client does not exist, none is honest, or the adversary would not reach what is aggregated."""
+    clients, malicious_clients = spec["partition"].get("clients"), facts.malicious(spec)
+    if clients and max(malicious_clients) >= clients:
+        raise SpecError(f"{location}: clients: no client {max(malicious_clients)}: the {clients} clients count from 0")
+    if clients and len(malicious_clients) == clients:
         raise SpecError(f"{location}: clients: all {clients} clients are malicious: none is honest")
     algorithm = spec["algorithm"]
-    while algorithm.wrapped is not None:
-        algorithm = algorithm.wrapped
+    while algorithm.wrapped_call is not None:
+        algorithm = algorithm.wrapped_call
     entry = calls.entry(algorithm.signature)
-    sends = "aggregator" in algorithm or (isinstance(entry, AlgorithmEntry) and entry.aggregates)
+    # an aggregator reads the updates of clients, so an adversary that changes them has an effect
+    sends_updates = "aggregator" in algorithm or (isinstance(entry, AlgorithmEntry) and entry.aggregates)
     for attack in spec["malicious"].nested.values():
-        if not sends and "images" not in attack.signature.asks:
+        if not sends_updates and "images" not in attack.signature.asks:
             raise SpecError(
-                f"{location}: '{attack['name']}' changes what clients train or send, and {algorithm['name']} does not "
-                "aggregate their models: use an adversary that changes images or labels"
+                f"{location}: '{attack['name']}' changes how clients train or what they send, but {algorithm['name']} "
+                "aggregates no models: use an adversary that changes images or labels"
             )

@@ -1,8 +1,8 @@
-"""Confounders: settings in which compared rows differ and which none of their labels sets.
+"""Confounders: settings in which compared rows differ although none of their labels sets them.
 
-A label of an axis is compared for what it writes: its override, and that of an exception, an override whose `when`
-names fewer than half of the axis' labels. A label that names a function owns what this function has by itself, its
-defaults. Everything else is shared by what is compared: a row that differs in it is no comparison of labels.
+A label of an axis owns the settings that it writes: those of its override, and of an exception, an override whose
+`when` names fewer than half of the axis' labels. A label that names a function also owns the defaults of that function.
+All other settings must be equal in compared rows; a row that differs in one does not compare labels alone.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Protocol
 from fatbench.suite import calls
 from fatbench.suite.model import Key, Override
 
-LOGGED = ("seed", "per_class", "diagnostic", "diagnostic_every")  # settings that change no model
-EVERYTHING = frozenset({"*"})  # what a label of a table over several suites writes
+LOGGED = ("seed", "per_class", "diagnostic", "diagnostic_every")  # settings of logging, which change no model
+EVERYTHING = frozenset({"*"})  # what labels own in a table over several suites, whose files are not compared
 RADIUS = "algorithm.local.objective.attack.eps"
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
 class Row(Protocol):
-    """One cell of a row of a comparison, a `cells.Cell`."""
+    """The cell behind a compared row: what this module needs of a `cells.Cell`."""
 
     @property
     def id(self) -> str: ...
@@ -36,14 +36,14 @@ class Row(Protocol):
 
 @dataclass(frozen=True)
 class Confounder:
-    """A setting of some compared rows that is another than that of the row they are compared with."""
+    """A setting at which some rows differ from the row that they are compared with."""
 
     path: str  # "algorithm.local.lr"
     value: Any
-    usual: Any  # of the baseline, else of most rows
-    rows: tuple[str, ...]  # the labels of those that differ
-    cells: tuple[str, ...]  # their ids
-    others: tuple[str, ...]  # labels of the rows that have the usual value
+    usual: Any  # the value of the baseline, else of most rows
+    rows: tuple[str, ...]  # the labels of the rows that differ
+    cells: tuple[str, ...]  # the ids of their cells
+    others: tuple[str, ...]  # the labels of the rows with the usual value
 
     def __str__(self) -> str:
         """ "clipmean trains at 8/255, the other ten at 25/255"."""
@@ -62,7 +62,7 @@ class Confounder:
 def written_paths(
     key: Key, axes: Mapping[str, Mapping[str, Any]], overrides: Iterable[Override]
 ) -> dict[str, frozenset[str]]:
-    """Axis -> dotted paths of the settings that a point's label writes, with the exceptions made for it."""
+    """axis -> dotted paths of the settings that the point's label writes, those of its exceptions included."""
     paths = {axis: {path for path, _ in leaves(axes[axis][label])} for axis, label in key.items()}
     for override in overrides:
         for axis, labels in override.when.items():
@@ -72,7 +72,7 @@ def written_paths(
 
 
 def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted path, value) of the settings of a mapping."""
+    """("algorithm.local.lr", 0.1), ...: the settings of a nested mapping by dotted path."""
     if isinstance(node, Mapping):
         for key, value in node.items():
             yield from leaves(value, f"{path}.{key}" if path else str(key))
@@ -81,12 +81,12 @@ def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def confounders(rows: Sequence[Row], baseline: tuple[str, str] | None = None) -> list[Confounder]:
-    """What rows differ in besides their labels; one cell a row, of any seed.
+    """The confounders of rows, each given by one cell of any seed.
 
-    baseline: (axis, label) of the row that the others are compared with; without it, or without that row, what most
-    rows have is usual, of as many the first.
+    baseline: (axis, label) of the row that the others are compared with. Without one, the usual value is that of most
+    rows; the first of equally frequent ones.
     """
-    rows = [row for row in rows if "evaluated" not in row.spec]
+    rows = [row for row in rows if "evaluated" not in row.spec]  # external models have no settings of training
     if len(rows) < 2:
         return []
     differing_parts = [
@@ -105,13 +105,13 @@ def confounders(rows: Sequence[Row], baseline: tuple[str, str] | None = None) ->
             continue
         values = [repr(_setting_at(path, settings)) for settings in settings_by_row]
         reference_row = baseline_row if baseline_row is not None else values.index(Counter(values).most_common(1)[0][0])
-        odd: dict[str, list[int]] = {}
+        indices_by_value: dict[str, list[int]] = {}
         for i, settings in enumerate(settings_by_row):
             if _differ(path, settings, settings_by_row[reference_row]) and not _is_own(
                 path, rows[i], rows[reference_row], own_paths[i, reference_row]
             ):
-                odd.setdefault(values[i], []).append(i)
-        for differing in odd.values():
+                indices_by_value.setdefault(values[i], []).append(i)
+        for differing in indices_by_value.values():
             usual = [i for i, value in enumerate(values) if value == values[reference_row]]
             confounding.append(
                 Confounder(
@@ -138,17 +138,17 @@ def against(rows: Iterable[Row], baseline: tuple[str, str] | None) -> list[Confo
 
 
 def differences(baseline: Row, other_row: Row) -> tuple[str, ...]:
-    """What two rows differ in besides their labels, in words; empty: nothing."""
+    """The confounders of two rows, in words."""
     return tuple(sentences(confounders([baseline, other_row])))
 
 
 def uncompared_cells(confounding: Iterable[Confounder]) -> frozenset[str]:
-    """The ids of the cells that are not compared with the others."""
+    """The ids of the cells that confounders keep out of comparisons."""
     return frozenset(id for confounder in confounding for id in confounder.cells)
 
 
 def sentences(confounding: Iterable[Confounder]) -> list[str]:
-    """What rows differ in, each setting once: a part of what another says of more rows is left out."""
+    """One sentence per confounder; one whose rows are all covered by another sentence is left out."""
     confounders_by_value: dict[tuple[str, str, str], dict[str, Confounder]] = {}
     for confounder in confounding:
         confounders_by_value.setdefault((confounder.path, str(confounder.value), str(confounder.usual)), {})[
@@ -170,12 +170,12 @@ def _is_part(confounder: Confounder, other_confounder: Confounder) -> bool:
 
 
 def _setting_at(path: str, settings: Mapping[str, Any]) -> Any:
-    """A setting as it is said: a call by its name."""
+    """The value of a setting for a message: of a call, its name."""
     return settings.get(path, settings.get(f"{path}.name"))
 
 
 def _differ(path: str, settings_a: Mapping[str, Any], settings_b: Mapping[str, Any]) -> bool:
-    """Whether both have the setting and differ in it, or one has a call where the other has none."""
+    """Whether two rows differ in a setting that both have, or one has a call where the other has None."""
     if path in settings_a and path in settings_b:
         return repr(settings_a[path]) != repr(settings_b[path])
     (with_path, without_path) = (settings_a, settings_b) if path in settings_a else (settings_b, settings_a)
@@ -187,7 +187,7 @@ def _differ(path: str, settings_a: Mapping[str, Any], settings_b: Mapping[str, A
 
 
 class _OwnPaths(dict[tuple[int, int], frozenset[str]]):
-    """(row, other row) -> what the labels write in which they differ; EVERYTHING where one is of another suite."""
+    """(row, row) -> the paths owned by the labels in which they differ; EVERYTHING for rows of two suites."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = rows
@@ -204,25 +204,26 @@ class _OwnPaths(dict[tuple[int, int], frozenset[str]]):
 
 
 def _is_own(path: str, row_a: Row, row_b: Row, paths: frozenset[str]) -> bool:
-    """Whether a label in which two rows differ writes the setting, or names a function that has it by itself."""
+    """Whether a label in which two rows differ owns the setting."""
     if path in paths or paths is EVERYTHING:
         return True
     if any(path.startswith(f"{own_path}.") or own_path.startswith(f"{path}.") for own_path in paths):
         return True
-    if any(_of_perturbation(path, own_path) or path.startswith(f"{own_path.split('.')[0]}_") for own_path in paths):
-        return True  # auxiliary_n is of `auxiliary`
+    if any(_is_of_perturbation(path, own_path) or path.startswith(f"{own_path.split('.')[0]}_") for own_path in paths):
+        return True  # a label that sets `auxiliary` owns `auxiliary_n`
+    # own path "algorithm.name": the label chose the function, and with it the defaults of its settings
     is_of_function = any(
         own_path.endswith(".name") and path.startswith(own_path.removesuffix("name")) for own_path in paths
     )
-    return is_of_function and not any(_stated(row, path) for row in (row_a, row_b))
+    return is_of_function and not any(_is_set(row, path) for row in (row_a, row_b))
 
 
-def _stated(row: Row, path: str) -> bool:
-    """Whether a cell has the setting at another value than its default."""
+def _is_set(row: Row, path: str) -> bool:
+    """Whether a cell has the setting at a value other than its default."""
     short_spec = calls.without_defaults(calls.call("Experiment", row.spec))
     return path in dict(leaves(short_spec))
 
 
-def _of_perturbation(path: str, own_path: str) -> bool:
-    """Whether a label that writes a perturbation writes this setting of an attack."""
+def _is_of_perturbation(path: str, own_path: str) -> bool:
+    """Whether a label that writes a perturbation thereby writes this setting of an attack."""
     return own_path.startswith("perturbation.") and own_path.rpartition(".")[2] == path.rpartition(".")[2]

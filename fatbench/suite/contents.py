@@ -1,4 +1,4 @@
-"""What a suite file says as a whole; its parts are in `model.py`, `tables.py` and `contrasts.py`."""
+"""The structure of a whole suite file; its sections are in `model.py`, `tables.py` and `contrasts.py`."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from fatbench.suite.contrasts import Baseline, Tests, listed
+from fatbench.suite.contrasts import Baseline, Tests, as_list
 from fatbench.suite.model import AxesOfSuite, Evaluate, GridSpec, Node, Note, OverrideMap, Presets, Seeds, Text
 from fatbench.suite.tables import Figure, Table
 from fatbench.suite.threats import Letter
 
 
 def _file_name(name: str) -> str:
-    """`name`, which figures, pages and exported files are called by. ValueError: it is a path."""
+    """`name`, with which the names of figures, pages and exports begin. ValueError if it could be a path."""
     if re.search(r"[/\\]", name) or name.startswith(".") or not name.isprintable():
         raise ValueError(f"expected a name without / and \\ that files can begin with, got {name!r}")
     return name
 
 
 class Axes(Node):
-    """The axes alone."""
+    """The axes of a suite file alone: the other sections are checked against them."""
 
     axes: AxesOfSuite = Field(default={})
 
 
 class Contents(Node):
-    """What a suite file says, what it extends merged under it."""
+    """A suite file, merged over the suite that it extends."""
 
-    name: Annotated[Text, AfterValidator(_file_name)]  # files are called by it
+    name: Annotated[Text, AfterValidator(_file_name)]
     title: Text
     description: Note = ""
     extends: Text | None = None
-    plugins: list[str] = Field(default=[])  # paths, those of what it extends before its own
+    plugins: list[str] = Field(default=[])  # paths; first those of the suite that it extends
     seeds: Seeds = Field(default=[0])
-    threat: Letter | None = None  # no attack on privacy may need more
+    threat: Letter | None = None  # the most that an attack on privacy may assume
     base: OverrideMap
     axes: AxesOfSuite = Field(default={})
-    baseline: Baseline = None  # what all others of its axis are compared with
+    baseline: Baseline = None  # the label with which all others of its axis are compared
     grid: GridSpec = GridSpec()
     evaluate: Evaluate = Evaluate()
     presets: Presets
     tables: list[Table] = Field(default=[])
     figures: list[Figure] = Field(default=[])
-    tests: Annotated[list[Tests], BeforeValidator(listed, json_schema_input_type=Tests | list[Tests])] = Field(
+    tests: Annotated[list[Tests], BeforeValidator(as_list, json_schema_input_type=Tests | list[Tests])] = Field(
         default=[]
     )

@@ -1,4 +1,4 @@
-"""The comparisons that a suite declares before it is run: contrasts of labels, a family, a margin of equivalence."""
+"""Comparisons that a suite declares before it is run: contrasts of labels, families, margins of equivalence."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite.model import Condition, Label, Node, Note, Some, Text, known_axis, known_label, mapping
 from fatbench.suite.types import number
 
-LARGEST = 1000  # of a weight
+LARGEST_WEIGHT = 1000
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """A weight for each of some labels of an axis, or for each of their metrics; the weights add up to 0."""
+    """Weights of some labels of an axis, or of their metrics, that add up to 0."""
 
     axis: str
-    weights: dict[tuple[str, str], float]  # (label, metric), metric "" = the one that is tested
+    weights: dict[tuple[str, str], float]  # (label, metric) -> weight; metric "": the metric under test
 
     @property
     def of_two(self) -> bool:
@@ -29,7 +29,7 @@ class Contrast:
         return sorted(self.weights.values()) == [-1, 1]
 
 
-def _known(axis: str | None, info: ValidationInfo) -> str | None:
+def _known_axis(axis: str | None, info: ValidationInfo) -> str | None:
     return axis and known_axis(axis, (info.context or {})["axes"])
 
 
@@ -40,23 +40,23 @@ def _margin(value: Any) -> float | None:
 
 
 def _weight(value: Any) -> float:
-    """A number, or a fraction such as "1/2". ValueError: neither."""
+    """A weight given as a number or as a fraction such as "1/2"."""
     weight = number(value)
-    if not isinstance(weight, (int, float)) or not abs(weight) <= LARGEST:  # which NaN is not
+    if not isinstance(weight, (int, float)) or not abs(weight) <= LARGEST_WEIGHT:  # written so that NaN is refused too
         raise ValueError(f"expected weights such as 1, -1 or 1/2, got {value!r}")
     return float(weight)
 
 
 def axis_of(labels: Iterable[str], axis: str | None, axes: Mapping[str, Any]) -> str:
-    """The axis of the labels: `axis`, or the one that has them all. ValueError: none has, or several have."""
+    """`axis`, or the only axis that has all the labels. ValueError if none has, or several have."""
     labels = list(labels)
-    fits = [name for name, axis_labels in axes.items() if all(label in axis_labels for label in labels)]
-    if axis is None and len(fits) == 1:
-        return fits[0]
-    if axis is None and fits:
-        raise ValueError(f"{' and '.join(fits)} have these labels: say which with 'axis'")
+    matching_axes = [name for name, axis_labels in axes.items() if all(label in axis_labels for label in labels)]
+    if axis is None and len(matching_axes) == 1:
+        return matching_axes[0]
+    if axis is None and matching_axes:
+        raise ValueError(f"{' and '.join(matching_axes)} have these labels: name the one with 'axis'")
     if axis is None:
-        axis_labels = {label for of in axes.values() for label in of}
+        axis_labels = {label for labels_of_axis in axes.values() for label in labels_of_axis}
         for label in labels:
             if label not in axis_labels:
                 raise ValueError(f"no axis has the label '{label}'{did_you_mean(label, axis_labels)}")
@@ -72,14 +72,14 @@ def _contrast(value: Any, axis: str | None, axes: Mapping[str, Any]) -> Contrast
     """
     weights: dict[tuple[str, str], float] = {}
     if isinstance(value, list):
-        fits = (
+        matching_axes = (
             [name for name, axis_labels in axes.items() if len(axis_labels) == len(value)] if axis is None else [axis]
         )
-        if len(fits) != 1 or len(axes[fits[0]]) != len(value):
+        if len(matching_axes) != 1 or len(axes[matching_axes[0]]) != len(value):
             raise ValueError(
-                f"{len(value)} weights are those of no axis alone: say which with 'axis', one for each label"
+                f"{len(value)} weights fit no axis, or several: name one with 'axis', and give a weight for each label"
             )
-        (axis,) = fits
+        (axis,) = matching_axes
         weights = {(label, ""): _weight(weight) for label, weight in zip(axes[axis], value, strict=True)}
     elif isinstance(value, Mapping) and value:
         axis = axis_of(value, axis, axes)
@@ -91,12 +91,12 @@ def _contrast(value: Any, axis: str | None, axes: Mapping[str, Any]) -> Contrast
     else:
         raise ValueError(f"expected weights such as {{A: 1, B: -1}} or [1, -1, -1, 1], got {value!r}")
     if len({bool(metric) for _, metric in weights}) > 1:
-        raise ValueError("either every label has weights by metric, or none has")
+        raise ValueError("give weights by metric for every label, or for none")
     weights = {point: weight for point, weight in weights.items() if weight}
     if not weights:
         raise ValueError("every weight is 0")
     if abs(total := math.fsum(weights.values())) > 1e-9:
-        raise ValueError(f"the weights add up to {total:g}, those of a contrast to 0")
+        raise ValueError(f"the weights of a contrast must add up to 0, got {total:g}")
     return Contrast(axis, weights)
 
 
@@ -111,7 +111,7 @@ def _contrasts(value: Any, info: ValidationInfo) -> dict[str, Contrast]:
 
 
 def _headline(value: Any, info: ValidationInfo) -> tuple[str, str, str] | None:
-    """(contrast, metric, row) of what the suite is quoted with: [SFAT - FAT, pgd20], or [.., .., multi-Krum]."""
+    """(contrast, metric, row) of the result to quote: [SFAT - FAT, pgd20] or [SFAT - FAT, pgd20, multi-Krum]."""
     if value is None:
         return None
     contrasts = info.data.get("contrasts") or {}
@@ -123,17 +123,17 @@ def _headline(value: Any, info: ValidationInfo) -> tuple[str, str, str] | None:
 
 
 def _baseline(value: Any, info: ValidationInfo) -> tuple[str, str] | None:
-    """(axis, label) of a label that one axis has; it may be a number."""
+    """(axis, label) of a label that only one axis has; a YAML file may write it as a number."""
     return None if value is None else (axis_of([str(value)], None, (info.context or {})["axes"]), str(value))
 
 
 Weight = float | str
-Weights = list[Weight] | dict[str, Weight | dict[str, Weight]]  # as a file says them
+Weights = list[Weight] | dict[str, Weight | dict[str, Weight]]  # [1, -1], {A: 1, B: -1} or {A: {natural: 1}, ...}
 Baseline = Annotated[tuple[str, str] | None, PlainValidator(_baseline, json_schema_input_type=Label | None)]
 
 
-def listed(value: Any) -> Any:
-    """One family, or a list of families, as a list."""
+def as_list(value: Any) -> Any:
+    """A list of families; a single mapping becomes a list of one."""
     return [value] if isinstance(value, Mapping) else value
 
 
@@ -142,32 +142,33 @@ class Tests(Node):
 
     what = "the tests'"
     family: Text | None = None  # its name
-    note: Note = ""  # printed with it, such as when it was declared
+    note: Note = ""  # printed with the family, such as when it was declared
     where: Condition = Field(default={})  # only these points of the grid
-    margin: Annotated[Any, PlainValidator(_margin, json_schema_input_type=float | None)] = (
-        None  # of equivalence, in points
-    )
-    axis: Annotated[str | None, AfterValidator(_known)] = None
-    metrics: Some | None = None  # those of the family; default: all that the suite evaluates
+    # of equivalence, in points
+    margin: Annotated[Any, PlainValidator(_margin, json_schema_input_type=float | None)] = None
+    axis: Annotated[str | None, AfterValidator(_known_axis)] = None
+    metrics: Some | None = None  # the metrics under test; None: all of the suite
     contrasts: Annotated[dict[str, Contrast], PlainValidator(_contrasts, json_schema_input_type=dict[str, Weights])] = (
         Field(default={})
     )
-    headline: Annotated[  # the one that is quoted
+    headline: Annotated[  # the comparison that is quoted
         tuple[str, str, str] | None, PlainValidator(_headline, json_schema_input_type=list[str] | None)
     ] = None
-    mean_over: Annotated[str | None, AfterValidator(_known)] = None  # an axis; each contrast also as its mean over it
-    between: Condition = Field(default={})  # two labels of an axis; each contrast as its difference, first less second
+    # an axis: each contrast is also tested as its mean over the axis
+    mean_over: Annotated[str | None, AfterValidator(_known_axis)] = None
+    # {axis: [A, B]}: each contrast is also tested as its value at A minus that at B
+    between: Condition = Field(default={})
 
-    def named(self) -> list[str]:
-        """The metrics that it names."""
+    def metric_names(self) -> list[str]:
+        """The metrics that the family names anywhere, each once."""
         contrast_metrics = (metric for contrast in self.contrasts.values() for _, metric in contrast.weights if metric)
-        quoted = [self.headline[1]] if self.headline else []
-        return list(dict.fromkeys([*(self.metrics or ()), *contrast_metrics, *quoted]))
+        headline_metric = [self.headline[1]] if self.headline else []
+        return list(dict.fromkeys([*(self.metrics or ()), *contrast_metrics, *headline_metric]))
 
     @model_validator(mode="after")
     def _family_of_contrasts(self) -> Tests:
         if self.contrasts and self.family is None:
-            raise SpecError(f"{self.place('contrasts')}: contrasts are those of a family: name it with 'family'")
+            raise SpecError(f"{self.place('contrasts')}: contrasts belong to a family: name it with 'family'")
         if self.between and [len(axis_labels) for axis_labels in self.between.values()] != [2]:
             raise SpecError(f"{self.place('between')}: expected two labels of one axis, such as {{method: [A, B]}}")
         if self.family is not None and not self.contrasts:

@@ -1,7 +1,7 @@
-"""What a run will cost, counted from the suite alone: image passes, gradient steps, bytes, disk.
+"""The cost of a run, counted from the suite alone: image passes, gradient steps, bytes, disk.
 
-Nothing is run: what is counted, the entries of functions say (`fatbench.suite.entry`), and tests compare it with what
-hooks on the network count.
+Nothing is run. The entries of functions give the counts (`fatbench.suite.entry`), and tests compare these with hooks on
+the network.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from fatbench.suite.types import number
 
 
 def local(algorithm: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a client does in a round: the setting `local`; else `batch` and `objective` of an algorithm without it.
+    """The settings of a client's training: those under `local`, or the algorithm's own `batch` and `objective`.
 
-    Of an algorithm around another it is that one's.
+    A wrapper has those of the algorithm inside it.
     """
     if "local" in algorithm or "batch" in algorithm:
         return algorithm.get("local") or algorithm
@@ -29,7 +29,7 @@ def local(algorithm: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def images_at_once(spec: Mapping[str, Any]) -> int:
-    """Images of one batch of a client of average size, which may have fewer than its batch asks for."""
+    """Images in a batch of a client of average size, which may have fewer images than a batch takes."""
     batch = local(spec["algorithm"]).get("batch")
     total = facts.training_images(spec)
     if not total:
@@ -40,21 +40,22 @@ def images_at_once(spec: Mapping[str, Any]) -> int:
 
 
 def epochs_in_round(start: int, factor: float, period: int, round: int) -> int:
-    """Local epochs of a round, counted from 0: max(1, floor(start factor^floor(round / every)))."""
+    """Local epochs of a round, counted from 0: max(1, floor(start factor^floor(round / period)))."""
+    # 1e-9: a rounding error must not cost an epoch
     return max(1, int(start * factor ** (round // period) + 1e-9))
 
 
 def attack_passes(attack: Mapping[str, Any]) -> Passes:
-    """What an attacked image takes."""
+    """The passes of one image under an attack."""
     return passes(call("Attack", attack).bound)
 
 
 def training(spec: Mapping[str, Any]) -> Work | None:
-    """The work of a cell's training, its monitoring included. None: the data set's size, or the work, is unknown."""
+    """The work of training a cell, its monitor included; None if the size of the data set, or the work, is unknown."""
     algorithm = call("Algorithm", spec["algorithm"])
     entry = calls.entry(algorithm.signature)
-    while getattr(entry, "work", None) is None and algorithm.wrapped is not None:
-        algorithm = algorithm.wrapped
+    while getattr(entry, "work", None) is None and algorithm.wrapped_call is not None:
+        algorithm = algorithm.wrapped_call
         entry = calls.entry(algorithm.signature)
     if not isinstance(entry, AlgorithmEntry) or entry.work is None:
         return None
@@ -66,41 +67,43 @@ def training(spec: Mapping[str, Any]) -> Work | None:
 
 
 def deploys(spec: Mapping[str, Any]) -> int:
-    """How many models are attacked after a round."""
-    several = call("Algorithm", spec["algorithm"]).signature.entry.get("deploys", False)
-    return int(spec["partition"].get("clients") or 1) if several else 1
+    """The number of models that are attacked after a round: one, or one a client."""
+    is_one_per_client = call("Algorithm", spec["algorithm"]).signature.entry.get("deploys", False)
+    return int(spec["partition"].get("clients") or 1) if is_one_per_client else 1
 
 
 def monitoring(spec: Mapping[str, Any]) -> Work:
-    """The work of looking at the model while a cell trains."""
+    """The work of the monitor while a cell trains."""
     if spec.get("monitor") is None:
         return Work()
     data = facts.of_data(spec["data"])
-    times = math.ceil(spec["algorithm"]["rounds"] / (spec.get("monitor_every") or 1))
+    monitored_rounds = math.ceil(spec["algorithm"]["rounds"] / (spec.get("monitor_every") or 1))
     sets = (spec.get("test") or data.test or 0, spec.get("validation"))  # imported cells may lack what has a default
-    tested = sum(min(n, spec.get("monitor_n") or n) for n in sets if n)
+    monitored_images = sum(min(n, spec.get("monitor_n") or n) for n in sets if n)
     monitor_passes = attack_passes(spec["monitor"])
     held_out_images = float(number(spec.get("client_holdout") or 0)) * (
         (facts.training_images(spec) or 0) - (spec.get("validation") or 0)
     )
-    models = times * tested * models_watched(spec)
+    attacked = monitored_rounds * monitored_images * models_watched(spec)
+    held_out = monitored_rounds * held_out_images
     return Work(
-        forward=models * (monitor_passes.forward + 2) + times * held_out_images * (monitor_passes.forward + 1),
-        backward=(models + times * held_out_images) * monitor_passes.backward,
+        forward=attacked * (monitor_passes.forward + 2) + held_out * (monitor_passes.forward + 1),
+        backward=(attacked + held_out) * monitor_passes.backward,
     )
 
 
 def models_watched(spec: Mapping[str, Any]) -> float:
-    """How many models the monitor looks at in a round, on average: those of clients that ever took part, or one."""
+    """The average number of models that the monitor attacks in a round: one, or those of all clients seen so far."""
     clients, rounds = spec["partition"].get("clients") or 1, int(spec["algorithm"]["rounds"])
     if deploys(spec) == 1:
         return 1.0
-    never = 1 - facts.cohort(spec) / clients
-    return sum(clients * (1 - never ** (t + 1)) for t in range(rounds)) / rounds
+    # a client has not taken part in any of t + 1 rounds with chance unseen_chance^(t + 1)
+    unseen_chance = 1 - facts.cohort(spec) / clients
+    return sum(clients * (1 - unseen_chance ** (t + 1)) for t in range(rounds)) / rounds
 
 
 def evaluation(spec: Mapping[str, Any], evaluations: Iterable[Evaluation], checkpoints: int) -> Work | None:
-    """The work of attacking the models of `checkpoints` rounds; AutoAttack counts as if every image survived."""
+    """The work of attacking the models of so many rounds; AutoAttack counts as if every image survived."""
     available = spec["test"] or facts.of_data(spec["data"]).test
     if not available:
         return None
@@ -120,7 +123,7 @@ def _evaluation(evaluations: Iterable[Evaluation], available: int, models: int) 
 
 
 def parameters(spec: Mapping[str, Any]) -> float | None:
-    """The number of parameters of a cell's model; None: its entry does not say, or the shape of images is unknown."""
+    """The number of a model's parameters; None if its entry gives none or the shape of images is unknown."""
     try:
         count = facts.Facts(spec).parameters
     except Unknown:
@@ -129,14 +132,14 @@ def parameters(spec: Mapping[str, Any]) -> float | None:
 
 
 def cell_work(cell: Cell, plan: Plan) -> Work | None:
-    """Training and all evaluations of one cell."""
+    """The work of training one cell and of all its evaluations; None if unknown."""
     train = training(cell.spec)
     test = evaluation(cell.spec, cell.evaluations, len(plan.checkpoints))
     return None if train is None or test is None else train + test
 
 
 def total(works: Iterable[Work | None]) -> Work:
-    """The sum of what is known."""
+    """The sum of all known works."""
     result = Work()
     for work in works:
         if work is not None:

@@ -1,8 +1,8 @@
-"""How long a run will take: from what stages of the same kind took, less what is done already.
+"""The duration of a run, estimated from stages of the same kind, less the work that is done already.
 
-Training and attacks have different rates. Training: seconds an image pass, of the same network on the same data set
-at the same batch size. An attack: seconds an image, of the same attack on the same network; one that was never run
-there takes the passes it counts at the pace of the others. What begins and ends a stage is added to each.
+Training and attacks have different rates. Training: seconds per image pass of the same network on the same data set
+at the same batch size. An attack: seconds per image of the same attack on the same network; for an attack that was
+never run there, its counted passes at the average pace of the others. Each stage also has a fixed overhead.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fatbench.suite.cells import Cell, Evaluation, Plan, digest
 from fatbench.suite.schedule import Length
 
 
-class Timed(Protocol):
-    """A stage that was run: see `fatbench.store.timing`."""
+class TimedStage(Protocol):
+    """A finished stage with its times: see `fatbench.store.timing`."""
 
     @property
     def spec(self) -> Mapping[str, Any]: ...
@@ -35,54 +35,54 @@ class Timed(Protocol):
 
 @dataclass(frozen=True)
 class Speeds:
-    """What is known of a machine, in seconds."""
+    """The measured speeds of a machine, in seconds."""
 
-    training: Mapping[str, float] = field(default_factory=dict)  # kind -> an image pass
-    attacks: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (network, attack) -> an image
-    passes: Mapping[str, float] = field(default_factory=dict)  # network -> an image pass of any attack
-    autoattack: Mapping[str, float] = field(default_factory=dict)  # network -> one of AutoAttack, where it is another
-    monitoring: Mapping[str, float] = field(default_factory=dict)  # network -> one of the monitor, where it is another
-    around: tuple[float, float] = (0.0, 0.0)  # what begins and ends a training, an attack
+    training: Mapping[str, float] = field(default_factory=dict)  # kind -> seconds per image pass
+    attacks: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (network, attack) -> seconds per image
+    passes: Mapping[str, float] = field(default_factory=dict)  # network -> seconds per image pass of any attack
+    autoattack: Mapping[str, float] = field(default_factory=dict)  # network -> the same of AutoAttack, if it differs
+    monitoring: Mapping[str, float] = field(default_factory=dict)  # network -> the same of the monitor, if it differs
+    overhead: tuple[float, float] = (0.0, 0.0)  # to begin and end a training, an attack
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of work on one worker that are left."""
+    """The remaining work of a plan on one worker."""
 
     seconds: float
-    unknown: int  # cells with work left that nothing comparable was measured for
+    unknown: int  # cells with work left but no comparable measurement
     done: int  # cells without work left
-    bound: bool  # AutoAttack, never timed there, is counted as if every image survived
+    bound: bool  # True: an upper bound, because an untimed AutoAttack counts as if every image survived
 
 
 def network(spec: Mapping[str, Any]) -> str:
-    """What the speed of an attack is valid for: the same model on images of the same data set."""
+    """The key of an attack's speed: a digest of the network and the images it takes."""
     data_and_size = spec["data"]["name"], spec.get("size")
-    return digest([_shape(spec["model"]), *data_and_size])[:12]
+    return digest([_architecture(spec["model"]), *data_and_size])[:12]
 
 
 def kind(spec: Mapping[str, Any]) -> str:
-    """What a measured speed of training is valid for: the same network at the same batch size."""
+    """The key of a training's speed: a digest of the network, the images and the batch size."""
     data_size_batch = spec["data"]["name"], spec.get("size"), cost.local(spec["algorithm"]).get("batch")
-    return digest([_shape(spec["model"]), *data_size_batch])[:12]
+    return digest([_architecture(spec["model"]), *data_size_batch])[:12]
 
 
-def _shape(model: Mapping[str, Any]) -> dict[str, Any]:
-    """A network's settings less its weights, which change no time."""
+def _architecture(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a network without its weights, which do not change its speed."""
     return {key: value for key, value in model.items() if key != "weights"}
 
 
-def _attacking(attack: Mapping[str, Any]) -> str:
-    """What tells an attack from others."""
+def _attack_key(attack: Mapping[str, Any]) -> str:
+    """The key of an attack: a digest of its settings."""
     return digest(attack)
 
 
-def speeds(timed: Iterable[Timed]) -> Speeds:
-    """Rates from stages that were run; what was measured several times counts by its work.
+def speeds(timed: Iterable[TimedStage]) -> Speeds:
+    """Speeds from finished stages; repeated measurements are weighted by their work.
 
-    Stages of which a name is unknown here, of a plug-in or of another version, are left out.
+    Stages with a name that is unknown here, of a plug-in or of another version, are left out.
     """
-    training: dict[str, list[float]] = {}
+    training: dict[str, list[float]] = {}  # key -> [work, seconds]
     attacks: dict[tuple[str, str], list[float]] = {}
     passes: dict[str, list[float]] = {}
     stages = []
@@ -101,49 +101,50 @@ def speeds(timed: Iterable[Timed]) -> Speeds:
         if timed_stage.attack is None:
             add(training, kind(timed_stage.spec), timed_stage.count, timed_stage.seconds)
         else:
-            network_digest = network(timed_stage.spec)
-            add(attacks, (network_digest, _attacking(timed_stage.attack)), timed_stage.count, timed_stage.seconds)
-            if timed_stage.attack["name"] != "autoattack":  # it stops at images that fall
-                add(passes, network_digest, timed_stage.count * passes_each, timed_stage.seconds)
+            network_key = network(timed_stage.spec)
+            add(attacks, (network_key, _attack_key(timed_stage.attack)), timed_stage.count, timed_stage.seconds)
+            if timed_stage.attack["name"] != "autoattack":  # which skips images that have fallen
+                add(passes, network_key, timed_stage.count * passes_each, timed_stage.seconds)
         stages.append(timed_stage)
     measured_speeds = Speeds(_rates(training), _rates(attacks), _rates(passes))
-    around: tuple[list[float], list[float]] = ([], [])
+    overheads: tuple[list[float], list[float]] = ([], [])  # of trainings, of attacks
     for timed_stage in stages:
         if timed_stage.wall is not None:
-            looking = 0.0 if timed_stage.attack else _monitoring(timed_stage.spec, measured_speeds)
-            around[timed_stage.attack is not None].append(max(0.0, timed_stage.wall - timed_stage.seconds - looking))
-    return replace(measured_speeds, around=(_middle(around[0]), _middle(around[1])))
+            monitor_seconds = 0.0 if timed_stage.attack else _monitoring(timed_stage.spec, measured_speeds)
+            overheads[timed_stage.attack is not None].append(
+                max(0.0, timed_stage.wall - timed_stage.seconds - monitor_seconds)
+            )
+    return replace(measured_speeds, overhead=(_median(overheads[0]), _median(overheads[1])))
 
 
 def _rates(totals: Mapping[Any, Sequence[float]]) -> dict[Any, float]:
     return {key: seconds / count for key, (count, seconds) in totals.items() if count}
 
 
-def _middle(values: Sequence[float]) -> float:
-    """The median: the first of a process is long, and does not come again."""
+def _median(values: Sequence[float]) -> float:
+    """The upper median: a mean would count the long first stage of a process, which does not come again."""
     return sorted(values)[len(values) // 2] if values else 0.0
 
 
-Left = Callable[[Cell], tuple[float, list[tuple[Evaluation, float]]]]
+# cell -> (fraction of its training, [(evaluation, number of models to attack), ...])
+WorkLeft = Callable[[Cell], tuple[float, list[tuple[Evaluation, float]]]]
 
 
-def everything(plan: Plan, models: float | None = None) -> Left:
-    """Nothing is done: all of the training, each attack on the models of all checkpoints.
+def whole_plan(plan: Plan, models: float | None = None) -> WorkLeft:
+    """The work left before anything is done: all training, and each attack on the models of all checkpoints.
 
-    models: how many rounds these usually are, where that is known: the best is often the last.
+    models: the usual number of models, where it is known: the best round is often the last, which is then one model.
     """
 
-    def of_cell(cell: Cell) -> tuple[float, list[tuple[Evaluation, float]]]:
+    def work_of_cell(cell: Cell) -> tuple[float, list[tuple[Evaluation, float]]]:
         model_count = min(len(plan.checkpoints), int(cell.spec["algorithm"]["rounds"]))
         return 1.0, [(evaluation, model_count if models is None else models) for evaluation in cell.evaluations]
 
-    return of_cell
+    return work_of_cell
 
 
-def estimate(cells: Iterable[Cell], speeds: Speeds, work_left: Left) -> Estimate:
-    """How long the cells take. work_left: of a cell the fraction of its training, and attacks on how many models, to
-    do.
-    """
+def estimate(cells: Iterable[Cell], speeds: Speeds, work_left: WorkLeft) -> Estimate:
+    """The time that the cells still take, at these speeds."""
     total, unknown, done_count, bound = 0.0, 0, 0, False
     for cell in cells:
         fraction, evaluations = work_left(cell)
@@ -155,14 +156,14 @@ def estimate(cells: Iterable[Cell], speeds: Speeds, work_left: Left) -> Estimate
             unknown += 1
             continue
         total += length.training + length.attacks
-        network_digest = network(cell.spec)
-        bound |= any(e.attack["name"] == "autoattack" and (network_digest, _attacking(e.attack)) not in speeds.attacks
+        network_key = network(cell.spec)
+        bound |= any(e.attack["name"] == "autoattack" and (network_key, _attack_key(e.attack)) not in speeds.attacks
                      for e, _ in evaluations)  # fmt: skip
     return Estimate(total, unknown, done_count, bound)
 
 
-def lengths(cells: Iterable[Cell], speeds: Speeds, work_left: Left) -> list[Length]:
-    """What is left of each cell that something comparable was measured for, in their order."""
+def lengths(cells: Iterable[Cell], speeds: Speeds, work_left: WorkLeft) -> list[Length]:
+    """The remaining lengths of the cells, in order, without cells that have no comparable measurement."""
     all_lengths = [_length(cell, *work_left(cell), speeds) for cell in cells]
     return [length for length in all_lengths if length is not None and length.stages]
 
@@ -170,7 +171,7 @@ def lengths(cells: Iterable[Cell], speeds: Speeds, work_left: Left) -> list[Leng
 def _length(
     cell: Cell, fraction: float, evaluations: Sequence[tuple[Evaluation, float]], speeds: Speeds
 ) -> Length | None:
-    """None: nothing comparable was measured."""
+    """The remaining length of a cell; None without a comparable measurement."""
     training = _training(cell.spec, fraction, speeds) if fraction else 0.0
     if training is None:
         return None
@@ -190,29 +191,30 @@ def _length(
 def _training(spec: Mapping[str, Any], fraction: float, speeds: Speeds) -> float | None:
     if (rate := speeds.training.get(kind(spec))) is None or (training_work := cost.training(spec)) is None:
         return None
-    trained = training_work.image_passes - cost.monitoring(spec).image_passes
-    return fraction * (rate * trained + _monitoring(spec, speeds)) + speeds.around[0]
+    training_passes = training_work.image_passes - cost.monitoring(spec).image_passes
+    return fraction * (rate * training_passes + _monitoring(spec, speeds)) + speeds.overhead[0]
 
 
 def _monitoring(spec: Mapping[str, Any], speeds: Speeds) -> float:
-    """Looking at the model while it trains, at the pace of attacks, else of training."""
-    net = network(spec)
-    a_pass = speeds.monitoring.get(net, speeds.passes.get(net, speeds.training.get(kind(spec), 0.0)))
-    return a_pass * cost.monitoring(spec).image_passes
+    """The seconds of the monitor: at its own pace, else that of attacks, else that of training."""
+    network_key = network(spec)
+    attack_speed = speeds.passes.get(network_key, speeds.training.get(kind(spec), 0.0))
+    seconds_per_pass = speeds.monitoring.get(network_key, attack_speed)
+    return seconds_per_pass * cost.monitoring(spec).image_passes
 
 
 def _attack(spec: Mapping[str, Any], evaluation: Evaluation, models: float, speeds: Speeds) -> float | None:
-    network_digest = network(spec)
+    network_key = network(spec)
     n = spec["test"] or facts.of_data(spec["data"]).test
     if not n:
         return None
     n = min(n, evaluation.n or n)
-    seconds_each = speeds.attacks.get((network_digest, _attacking(evaluation.attack)))
-    if seconds_each is None:
-        a_pass = speeds.passes.get(network_digest, speeds.training.get(kind(spec)))
+    seconds_per_image = speeds.attacks.get((network_key, _attack_key(evaluation.attack)))
+    if seconds_per_image is None:
+        seconds_per_pass = speeds.passes.get(network_key, speeds.training.get(kind(spec)))
         if evaluation.attack["name"] == "autoattack":
-            a_pass = speeds.autoattack.get(network_digest, a_pass)
-        if a_pass is None:
+            seconds_per_pass = speeds.autoattack.get(network_key, seconds_per_pass)
+        if seconds_per_pass is None:
             return None
-        seconds_each = a_pass * (cost.attack_passes(evaluation.attack).total + 1)
-    return models * (n * seconds_each + speeds.around[1])
+        seconds_per_image = seconds_per_pass * (cost.attack_passes(evaluation.attack).total + 1)
+    return models * (n * seconds_per_image + speeds.overhead[1])

@@ -1,14 +1,14 @@
-"""What a table says of a function beside the function itself: which cells it refuses, what it costs, how it is tried.
+"""Entries: what a table states about a function beyond its signature, such as refusals, costs and examples.
 
-A table maps names to functions, or to entries that say more than the signature:
+A table maps names to functions or to entries:
 
     AGGREGATORS = {
         "samples": samples,
         "sfat": AggregatorEntry(sfat, refuse=(at_most_half,)),
     }
 
-A function of an entry stands beside the method and is given what it names: `cell`, the `fatbench.suite.facts.Facts` of
-a cell before it runs, and by keyword any setting of the method, as the method itself is given it: a number, a
+A function of an entry stands beside the method and receives what it names: `cell`, the `fatbench.suite.facts.Facts` of
+a cell before it runs, and by keyword any setting of the method, in the form that the method receives: a number, a
 `LocalTraining`, an attack with its settings bound.
 
     def at_most_half(cell: Facts, *, top: int) -> str | None:
@@ -16,8 +16,7 @@ a cell before it runs, and by keyword any setting of the method, as the method i
             return f"top: {top} is more than half of the {cell.cohort} clients of a round"
         return None
 
-What only the files of a data set know raises `Unknown` when it is asked for: then no cell is refused, and a cost is
-unknown.
+A fact that only the files of a data set hold raises `Unknown`: then no cell is refused, and a cost is unknown.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ Refusal = Callable[..., "str | None"]  # (cell, *, settings) -> why the cell can
 
 
 class Unknown(LookupError):
-    """A fact of a cell that only the files of its data set know."""
+    """A fact of a cell that only the files of its data set hold."""
 
 
 @dataclass(frozen=True)
 class Passes:
-    """Passes of an image through a network; `ratio * passes(attack) + 1` is one more of both than that part."""
+    """Passes of an image through a network; a number stands for as many of both: `ratio * passes(attack) + 1`."""
 
     forward: float = 0.0
     backward: float = 0.0
 
-    def __add__(self, addend: Passes | float) -> Passes:
-        added = addend if isinstance(addend, Passes) else Passes(addend, addend)
+    def __add__(self, summand: Passes | float) -> Passes:
+        added = summand if isinstance(summand, Passes) else Passes(summand, summand)
         return Passes(self.forward + added.forward, self.backward + added.backward)
 
     def __mul__(self, times: float) -> Passes:
@@ -61,7 +60,7 @@ class Passes:
 
 @dataclass(frozen=True)
 class Work:
-    """Counted work, of clients and server; nan: it cannot be said before it runs."""
+    """The counted work of clients and server; nan where it is unknown before the run."""
 
     gradient_steps: float = 0.0
     forward: float = 0.0  # image passes
@@ -74,8 +73,8 @@ class Work:
     def image_passes(self) -> float:
         return self.forward + self.backward
 
-    def __add__(self, addend: Work) -> Work:
-        return Work(*map(operator.add, vars(self).values(), vars(addend).values()))
+    def __add__(self, summand: Work) -> Work:
+        return Work(*map(operator.add, vars(self).values(), vars(summand).values()))
 
     def __mul__(self, times: float) -> Work:
         return Work(*(times * value for value in vars(self).values()))
@@ -85,11 +84,11 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A function of a table. Called, it is that function.
+    """A function of a table with statements about it; calling the entry calls the function.
 
-    example: settings, as in a suite, by which tests call it. fractions: its metrics that are printed as per cent.
-    passes: (*, settings) -> what an image takes that is trained on (objective) or attacked (attack); without it, what
-    the functions among its settings take.
+    example: settings, as in a suite, with which tests call it. fractions: its metrics that are printed as per cent.
+    passes: (*, settings) -> the passes of an image that is trained on (objective) or attacked (attack); without it,
+    those of the functions among its settings.
     """
 
     function: Callable[..., Any]
@@ -100,7 +99,7 @@ class Entry:
     passes: Passes | Callable[..., Passes] | None = None
 
     def __post_init__(self) -> None:
-        _ENTRIES.setdefault(self.function, self)
+        _ENTRIES.setdefault(self.function, self)  # `entry_of` finds it by the function alone
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
         return self.function(*args, **settings)
@@ -112,17 +111,17 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class AggregatorEntry(Entry):
-    """bears: (cell, *, settings) -> malicious clients of a round that it is made for; a cell with more is refused."""
+    """bears: (cell, *, settings) -> the most malicious clients in a round; a cell with more is refused."""
 
     bears: Callable[..., int] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class AttackEntry(Entry):
-    """role: natural leaves images as they are, a corruption changes them without looking at a model.
+    """role: "natural" leaves images as they are, a "corruption" changes them without using a model.
 
-    float32: values of --precision under which it computes in float32 all the same. packages: whose code runs, any of
-    which will do; its version is stored with every number.
+    float32: values of --precision under which it still computes in float32. packages: any one of these runs the
+    attack; its version is stored with every number.
     """
 
     role: Role = "attack"
@@ -132,24 +131,24 @@ class AttackEntry(Entry):
 
 @dataclass(frozen=True, eq=False)
 class ProximalEntry(Entry):
-    """rate: (*, settings) -> the factor of a pull that is proportional to the distance; None: it is not."""
+    """rate: (*, settings) -> the factor of a pull proportional to the distance; None for any other pull."""
 
     rate: Callable[..., float] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class PartitionEntry(Entry):
-    """each: (images, *, settings) -> examples of every client, where all have as many."""
+    """each: (images, *, settings) -> the examples of a client, if all clients have equally many."""
 
     each: Callable[..., int] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class ModelEntry(Entry):
-    """parameters: (shape, classes, *, settings) -> how many train. parts: what it is made of, for what needs that.
+    """parameters: (shape, classes, *, settings) -> the number of trained weights. parts: names of its parts.
 
-    edge: of an edge and a server (shape, classes, *, settings) -> (weights at the edge, numbers that it sends of an
-    image).
+    edge, of a model split between an edge and a server: (shape, classes, *, settings) -> (weights at the edge, numbers
+    sent per image).
     """
 
     parameters: Callable[..., float] | None = None
@@ -159,9 +158,9 @@ class ModelEntry(Entry):
 
 @dataclass(frozen=True)
 class Images:
-    """What is known of a data set before it is read; None: only the files know.
+    """The size of a data set as known before it is read; None where only its files tell.
 
-    about: `train` and `test` are about right.
+    about: `train` and `test` are approximate.
     """
 
     train: int | None = None
@@ -174,7 +173,7 @@ class Images:
 
 @dataclass(frozen=True, eq=False)
 class DataEntry(Entry):
-    """images: what is known of it, or (*, settings) -> that. parts: "writers", if it says who wrote which example."""
+    """images: its size, or (*, settings) -> its size. parts: "writers", if it tells who wrote which example."""
 
     images: Images | Callable[..., Images] = Images()
     parts: tuple[str, ...] = ()
@@ -182,10 +181,7 @@ class DataEntry(Entry):
 
 @dataclass(frozen=True, eq=False)
 class PrivacyEntry(Entry):
-    """threat: what an attacker must know or do, see `fatbench.suite.threats`, or (*, settings) -> that.
-
-    labels: whether it reads the labels of the images.
-    """
+    """threat: a letter of `fatbench.suite.threats`, or (*, settings) -> a letter. labels: it reads the images' labels."""
 
     threat: Threat | Callable[..., Threat] | None = None
     labels: bool = False
@@ -193,17 +189,17 @@ class PrivacyEntry(Entry):
 
 @dataclass(frozen=True, eq=False)
 class InversionEntry(PrivacyEntry):
-    """reads: the ends of the names of the gradients that it looks at; empty: all."""
+    """reads: endings of the names of the gradients that it uses; empty for all."""
 
     reads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class AlgorithmEntry(PrivacyEntry):
-    """work: (cell, *, settings) -> the `Work` of all its rounds; without it that is unknown.
+    """work: (cell, *, settings) -> the `Work` of all rounds; without it the work is unknown.
 
-    deploys: whether the networks of all clients are attacked after a round, not one. parts: of a model, that it trains
-    apart. aggregates: whether an adversary reaches what its clients send.
+    deploys: the networks of all clients are attacked after a round, not one network. parts: the parts of a model that
+    it trains separately. aggregates: adversaries reach what its clients send.
     """
 
     work: Callable[..., Work] | None = None
@@ -216,18 +212,18 @@ _ENTRIES: dict[Callable[..., Any], Entry] = {}
 
 
 def in_table(value: Any) -> Entry:
-    """The entry of what a table maps a name to."""
+    """The entry of a table's value: the value itself, or the entry of a bare_function function."""
     return value if isinstance(value, Entry) else _ENTRIES.get(value) or Entry(value)
 
 
 def entry_of(function: Callable[..., Any]) -> Entry:
-    """The entry of a function, with settings bound to it or not; without one there is nothing to say of it."""
-    bare = function.func if isinstance(function, functools.partial) else function
-    return bare if isinstance(bare, Entry) else _ENTRIES.get(bare) or Entry(bare)
+    """The entry of a function, with or without bound settings; an empty entry if it has none."""
+    bare_function = function.func if isinstance(function, functools.partial) else function
+    return bare_function if isinstance(bare_function, Entry) else _ENTRIES.get(bare_function) or Entry(bare_function)
 
 
 def passes(method: Any, *facts: Any) -> Passes:
-    """What an image takes of a function with its settings bound. facts: as for `ask`."""
+    """The passes of one image through a function with its settings bound. facts: as for `ask`."""
     own_passes = entry_of(method).passes
     if own_passes is not None:
         return own_passes if isinstance(own_passes, Passes) else ask(own_passes, method, *facts)
@@ -236,13 +232,13 @@ def passes(method: Any, *facts: Any) -> Passes:
 
 
 def ask(function: Callable[..., Any], method: Any, *facts: Any) -> Any:
-    """What a function of an entry says of a method with its settings bound, or of a settings class.
+    """The answer of an entry's function about a method with its settings bound, or a settings class.
 
-    facts: what it takes by position, such as the cell; it may do without. Unknown: it depends on what is not known.
+    facts: its positional arguments, such as the cell; it may take fewer. Unknown if the answer needs an unknown fact.
     """
     by_position, by_name = _parameters(function)
     bound: Mapping[str, Any] = method.keywords if isinstance(method, functools.partial) else {}
-    if not all(name in bound for name in by_name):
+    if not all(name in bound for name in by_name):  # a setting at its default is not among the keywords
         if callable(method):
             bound = {name: parameter.default for name, parameter in inspect.signature(method).parameters.items()}
         else:
@@ -252,7 +248,7 @@ def ask(function: Callable[..., Any], method: Any, *facts: Any) -> Any:
 
 @functools.cache
 def _parameters(function: Callable[..., Any]) -> tuple[int, tuple[str, ...]]:
-    """How many facts it takes by position, and which settings."""
+    """(number of facts that it takes by position, names of the settings that it takes)."""
     parameters = inspect.signature(function).parameters.values()
     by_name = tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
     return len(parameters) - len(by_name), by_name

@@ -1,6 +1,6 @@
-"""From a preset of a suite to its cells: what the base, the labels of a point and the overrides say, laid together.
+"""Expands a preset of a suite into cells: the base, the labels of each point and the overrides, merged and checked.
 
-Every name, key and value is checked against the function that it will reach, before a GPU second is spent.
+Every name, key and value is checked against the function that will receive it, before any GPU time is spent.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fatbench.suite.contents import Contents
 from fatbench.suite.located import LocatedMap, merge
 from fatbench.suite.model import Condition, Evaluate, Key, Preset
 
-Origin = Callable[[LocatedMap, str, int], Cell]  # what `weights` says of a cell, the preset, the seed -> that cell
-AxisOverrides = Mapping[str, Mapping[str, LocatedMap]]  # axis -> label -> what it overrides
+Origin = Callable[[LocatedMap, str, int], Cell]  # (node of `weights`, preset, seed) -> the cell whose weights these are
+AxisOverrides = Mapping[str, Mapping[str, LocatedMap]]  # axis -> label -> override
 
 
 def expand(
@@ -48,7 +48,8 @@ def expand(
 ) -> Plan:
     """All grid points of a suite's preset as checked cells, in the order of the file; see `files.Suite.plan`.
 
-    condition: no points but these, of which there may be none. points: the labels of the points wanted; None: of all.
+    condition: axis -> labels of the points to expand; none need match. points: the keys of the points to expand, None
+    for all.
     """
     if preset not in contents.presets:
         raise SpecError(f"suite '{name}' has no preset '{preset}'{did_you_mean(preset, contents.presets)}")
@@ -56,16 +57,16 @@ def expand(
     base = merge(contents.base, chosen_preset.base)
     overrides = [*contents.grid.overrides, model.Override(set=chosen_preset.set), *chosen_preset.overrides]
     axes = contents.axes
-    lay = functools.partial(_laid_on, file=file, axes=axes)
-    evaluate = _asked(contents, chosen_preset, attacks, lay, file)
+    lay = functools.partial(_with_override, file=file, axes=axes)
+    evaluate = _evaluate_of_preset(contents, chosen_preset, attacks, lay, file)
     seeds = seeds if seeds is not None else chosen_preset.seeds or contents.seeds
     labels = grid.labels_of(axes, chosen_preset)
     input_limits.cells(grid.upper_bound(contents, chosen_preset) * len(seeds), f"{file}: preset '{preset}'")
     cells: list[Cell] = []
     excluded: list[tuple[Key, str]] = []
-    transfers_of: dict[int, Evaluate] = {}  # place among the cells -> what is asked of it, where that has a transfer
+    transfers_of: dict[int, Evaluate] = {}  # index of a cell -> its `evaluate`, if that has transfers
 
-    @functools.cache  # points that begin with the same labels share what those say
+    @functools.cache  # points with the same first labels share the merged settings of these
     def settings_of_labels(point: tuple[tuple[str, str], ...]) -> LocatedMap:
         if not point:
             return base
@@ -82,28 +83,28 @@ def expand(
             continue
         location = f"{file}: {', '.join(f'{a}={v}' for a, v in key.items()) or 'base'} ({preset})"
         spec, cell_perturbation = _settings_at(key, settings_of_labels(tuple(key.items())), overrides)
-        asked_of_point, evaluations = _evaluations(evaluate, key, lay, attacks, cell_perturbation)
-        written_paths = confounders.written_paths(key, axes, overrides)
-        for begin, begun_spec, seeds_of_begin in _with_weights(spec, seeds, origin, preset):
-            checked_cell = _checked(begun_spec, location, file, refuse)
+        evaluate_of_point, evaluations = _evaluations(evaluate, key, lay, attacks, cell_perturbation)
+        paths = confounders.written_paths(key, axes, overrides)
+        for origin_cell, spec_with_weights, origin_seeds in _with_weights(spec, seeds, origin, preset):
+            checked_cell = _canonical_at(spec_with_weights, location, file, refuse)
             if refuse and contents.threat is not None:
-                threats.refuse(checked_cell, contents.threat, begun_spec, contents.place("threat"))
+                threats.refuse(checked_cell, contents.threat, spec_with_weights, contents.place("threat"))
             for item in evaluations if refuse else ():
                 facts.refuse(calls.call("Attack", item.attack), checked_cell, f"{location}: evaluate: {item.label}")
-            _can_choose(evaluate.checkpoints, checked_cell, location)
-            if begin is not None:
-                _same_network(begin, checked_cell, location)
+            _demand_numbers(evaluate.checkpoints, checked_cell, location)
+            if origin_cell is not None:
+                _demand_same_network(origin_cell, checked_cell, location)
             task = (
                 str(cell_perturbation)
-                if cell_perturbation is not None and _has_a_radius(checked_cell, evaluations)
+                if cell_perturbation is not None and _has_radius(checked_cell, evaluations)
                 else ""
             )
-            for seed in seeds_of_begin:
-                if asked_of_point.transfer:
-                    transfers_of[len(cells)] = asked_of_point
+            for seed in origin_seeds:
+                if evaluate_of_point.transfer:
+                    transfers_of[len(cells)] = evaluate_of_point
                 seeded = calls.Call(checked_cell.signature, {**checked_cell, "seed": seed})
                 cells.append(
-                    Cell(identity(seeded), key, seeded, evaluations, begin, perturbation=task, written=written_paths)
+                    Cell(identity(seeded), key, seeded, evaluations, origin_cell, perturbation=task, written=paths)
                 )
     if not cells and condition is None:
         raise SpecError(f"{file}: preset '{preset}' leaves the grid empty")
@@ -116,14 +117,14 @@ def expand(
     )
 
 
-def _asked(
+def _evaluate_of_preset(
     contents: Contents,
     preset: Preset,
     attacks: Sequence[str],
     lay: Callable[[Evaluate, LocatedMap], Evaluate],
     file: Path,
 ) -> Evaluate:
-    """What a preset's models are attacked with, before the overrides of points. SpecError: a limit of no attack."""
+    """The preset's `evaluate`, before the overrides of points. SpecError for a limit of an unknown attack."""
     evaluate = contents.evaluate if not preset.evaluate else lay(contents.evaluate, preset.evaluate)
     if attacks:
         standard_attacks.demand_known(attacks, [*contents.evaluate.attacks, *evaluate.attacks])
@@ -141,7 +142,7 @@ def _asked(
 def _settings_at(
     key: Key, spec: LocatedMap, overrides: Sequence[model.Override]
 ) -> tuple[LocatedMap, perturbation.Perturbation | None]:
-    """A point's settings, `spec` with the overrides, seed 0 and the radius of its task, and that task."""
+    """A point's settings with overrides, seed 0 and the radius of its perturbation, and this perturbation."""
     for override in overrides:
         if override.holds(key, spec):
             spec = merge(spec, override.set)
@@ -151,8 +152,8 @@ def _settings_at(
     return (spec if cell_perturbation is None else perturbation.of_cell(spec, cell_perturbation)), cell_perturbation
 
 
-def _has_a_radius(cell: calls.Call, evaluations: Sequence[Evaluation]) -> bool:
-    """Whether any attack of a cell has an epsilon, so that its task says what is allowed."""
+def _has_radius(cell: calls.Call, evaluations: Sequence[Evaluation]) -> bool:
+    """Whether any attack of a cell, in training or evaluation, has an epsilon."""
     trained = any(path.endswith(".eps") for path, _ in confounders.leaves(cell))
     return trained or any(
         "eps" in path for evaluation in evaluations for path, _ in confounders.leaves(evaluation.attack)
@@ -160,7 +161,7 @@ def _has_a_radius(cell: calls.Call, evaluations: Sequence[Evaluation]) -> bool:
 
 
 def _without_idle(spec: LocatedMap) -> LocatedMap:
-    """The settings of a cell without the malicious clients of a suite that says how many, where none attacks."""
+    """The settings without `malicious` where its attack is null: then all clients are honest."""
     malicious = spec.get("malicious")
     idle = isinstance(malicious, LocatedMap) and "attack" in malicious and malicious["attack"] is None
     return merge(spec, LocatedMap({"malicious": None})) if idle else spec
@@ -169,7 +170,7 @@ def _without_idle(spec: LocatedMap) -> LocatedMap:
 def _with_weights(
     spec: LocatedMap, seeds: Sequence[int], origin: Origin | None, preset: str
 ) -> Iterator[tuple[Cell | None, LocatedMap, list[int]]]:
-    """(the cell that a point begins with, its settings with that one's name, the seeds); None: it begins with none."""
+    """(origin or None, settings that name it, seeds): seeds are grouped by the cell whose weights they start from."""
     weights_node = spec["model"].get("weights") if isinstance(spec.get("model"), LocatedMap) else None
     if not isinstance(weights_node, LocatedMap) or origin is None:
         yield None, spec, list(seeds)
@@ -183,26 +184,27 @@ def _with_weights(
         yield origin_cell, merge(spec, LocatedMap({"model": weights_setting})), origin_seeds
 
 
-def _same_network(begin: Cell, spec: Mapping[str, Any], location: str) -> None:
-    """SpecError: a network that the weights of a cell do not fit; heads may differ, for a new one starts at random."""
-    origin_model, own_model = begin.spec["model"], spec["model"]
+def _demand_same_network(origin_cell: Cell, spec: Mapping[str, Any], location: str) -> None:
+    """SpecError if an origin's weights do not fit the network; the head may differ, a new one starts at random."""
+    origin_model, own_model = origin_cell.spec["model"], spec["model"]
     for key in dict.fromkeys([*origin_model, *own_model]):
         if key in ("weights", "head") or key.startswith("head_") or origin_model.get(key) == own_model.get(key):
             continue
         raise SpecError(
-            f"{location}: model: weights: cell {begin.id} of '{begin.suite}' ({', '.join(begin.key.values())}) trained"
-            f" another network: {key} is {origin_model.get(key)} there, {own_model.get(key)} here"
+            f"{location}: model: weights: cell {origin_cell.id} of '{origin_cell.suite}'"
+            f" ({', '.join(origin_cell.key.values())}) has another network:"
+            f" its {key} is {origin_model.get(key)}, that of this cell {own_model.get(key)}"
         )
-    origin_channels, own_channels = (facts.of_data(cell["data"]).channels for cell in (begin.spec, spec))
+    origin_channels, own_channels = (facts.of_data(cell["data"]).channels for cell in (origin_cell.spec, spec))
     if origin_channels and own_channels and origin_channels != own_channels:
         raise SpecError(
-            f"{location}: model: weights: cell {begin.id} has seen images of {origin_channels} channels, here "
-            f"are {own_channels}"
+            f"{location}: model: weights: cell {origin_cell.id} was trained on images of "
+            f"{origin_channels} channels, this cell has {own_channels}"
         )
 
 
-def _checked(spec: LocatedMap, location: str, file: Path, refuse: bool) -> calls.Call:
-    """`canonical`; an error that names a line of what the suite extends names the point of the grid too."""
+def _canonical_at(spec: LocatedMap, location: str, file: Path, refuse: bool) -> calls.Call:
+    """The canonical cell of a point; an error in a line of an extended suite also names the point."""
     try:
         return canonical(spec, location, refuse)
     except SpecError as error:
@@ -218,7 +220,7 @@ def _evaluations(
     added_attacks: Sequence[str],
     cell_perturbation: perturbation.Perturbation | None,
 ) -> tuple[Evaluate, tuple[Evaluation, ...]]:
-    """What the trained models of a point are attacked with, and that as stages."""
+    """The `evaluate` of a point, its overrides applied, and the evaluations in it."""
     radius = cell_perturbation.eps if cell_perturbation is not None and cell_perturbation.norm == "Linf" else None
     evaluate = evaluate_node
     for override in evaluate_node.overrides:
@@ -227,9 +229,8 @@ def _evaluations(
             evaluate = lay(
                 evaluate, standard_attacks.completed_override(overriding, evaluate.attacks, added_attacks, radius)
             )
-    if added_attacks and any(
-        attack is not None for attack in evaluate.attacks.values()
-    ):  # else: no model is attacked here
+    # a point without any attack, such as one of gradient inversion, gets none from `--attacks`
+    if added_attacks and any(attack is not None for attack in evaluate.attacks.values()):
         missing_attacks = standard_attacks.missing_attacks(evaluate.attacks, added_attacks, radius)
         evaluate = lay(evaluate, LocatedMap({"attacks": LocatedMap(missing_attacks)}))
     attacks = evaluate.attacks
@@ -247,18 +248,18 @@ def _evaluations(
     return evaluate, tuple(evaluations)
 
 
-def _can_choose(checkpoints: Sequence[str], spec: Mapping[str, Any], location: str) -> None:
-    """SpecError: a checkpoint that is chosen by numbers which the cell does not measure."""
+def _demand_numbers(checkpoints: Sequence[str], spec: Mapping[str, Any], location: str) -> None:
+    """SpecError if a checkpoint is chosen by numbers that the cell does not measure."""
     if "best-val" in checkpoints and not spec["validation"]:
-        raise SpecError(f"{location}: checkpoint best-val needs 'validation: N' held-out images")
+        raise SpecError(f"{location}: checkpoint best-val needs held-out images: set 'validation: N'")
     if set(checkpoints) - {"last"} and spec["monitor"] is None:
         raise SpecError(
             f"{location}: checkpoints {', '.join(checkpoints)} need 'monitor', an attack run during training"
         )
 
 
-def _laid_on(evaluate: Evaluate, override: LocatedMap, file: Path, axes: AxisOverrides) -> Evaluate:
-    """`evaluate` with an override."""
+def _with_override(evaluate: Evaluate, override: LocatedMap, file: Path, axes: AxisOverrides) -> Evaluate:
+    """`evaluate` merged with an override, read and checked again."""
     return model.read(Evaluate, merge(evaluate.node, override), str(file), axes=axes)
 
 
@@ -274,7 +275,7 @@ def _sweep(label: str, attack: Any, attacks: LocatedMap) -> list[tuple[str, Any,
     location = attack.place(swept)
     if further_lists:
         raise SpecError(
-            f"{attack.place(further_lists[0])}: '{swept}' has a list already: only one setting may have one"
+            f"{attack.place(further_lists[0])}: '{swept}' already has a list: only one setting of an attack may"
         )
     if not attack[swept]:
         raise SpecError(f"{location}: the list is empty: give one, such as eps: [2/255, 4/255, 8/255]")
@@ -289,7 +290,7 @@ def _sweep(label: str, attack: Any, attacks: LocatedMap) -> list[tuple[str, Any,
 
 
 def _without_removed(override: LocatedMap, attacks: LocatedMap) -> LocatedMap:
-    """An override of `evaluate` without the attacks that the preset has taken out (attack: null)."""
+    """An override of `evaluate` without attacks that the preset has removed with null."""
     attack_overrides = override.get("attacks")
     if not isinstance(attack_overrides, LocatedMap):
         return override

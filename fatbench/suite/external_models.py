@@ -1,10 +1,10 @@
-"""External models, as cells: a file of weights, its network, what its images must look like.
+"""External models as cells: a file of weights, its network, and the form of its images.
 
     spec = cell(Model("my.pt", sha256, "timm/resnet18", code=""), data={"name": "cifar10"})
-    cells.identity(spec)           of the contents alone: the same weights under another file name are the same cell
+    cells.identity(spec)           from the contents alone: the same weights under another file name are the same cell
 
-Such a cell has no algorithm that could train it; its only round is the one that was brought. Its model is stored as any
-other cell's, so the stages, reports and exchange of cells need to know nothing of it.
+Such a cell cannot be trained; its only round is the given model. The model is stored like that of any other cell, so
+stages, reports and exchange treat it alike.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fatbench.suite import calls, facts, signatures, standard_attacks
 from fatbench.suite.cells import Evaluation
 from fatbench.suite.located import LocatedMap
 
-SUITE = "evaluate"  # under which such cells are run and reported
+SUITE = "evaluate"  # the name of the suite of all such cells
 ROUND = 1
 SEED = 0  # of the attacks' random starts
 Outputs = Literal["logits", "probabilities"]
@@ -27,20 +27,20 @@ Channels = Literal["rgb", "bgr"]
 
 @dataclass(frozen=True)
 class Model:
-    """A model as it was brought: content, and how images reach it.
+    """An external model: its content, and the form of the images it takes.
 
-    mean, std: one number a channel, in the order in which the network takes the channels; empty: images stay in [0, 1].
+    mean, std: one number per channel, in the network's order of channels; empty to leave images in [0, 1].
     """
 
-    name: str  # of the file, for people; no part of the identity
+    name: str  # of the file, for people; not part of the identity
     sha256: str  # of the file
     network: str  # "timm/NAME", "FILE.py:FUNCTION" or, of a module in memory, the name of its class
-    code: str = ""  # SHA-256 of FILE.py; empty for timm's networks, whose version is in the provenance
+    code: str = ""  # SHA-256 of FILE.py; empty for timm, whose version is in the provenance
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     outputs: Outputs = "logits"
     channels: Channels = "rgb"
-    named: bool = False  # somebody chose the name: all models of it are one row; no part of the identity
+    named: bool = False  # True: a user gave the name, and all models of it form one row; not part of the identity
 
     def __post_init__(self) -> None:
         for option, value, choices in (("outputs", self.outputs, Outputs), ("channels", self.channels, Channels)):
@@ -49,7 +49,7 @@ class Model:
         if bool(self.mean) != bool(self.std):
             raise SpecError("--mean and --std go together")
         if self.mean and len(self.mean) != len(self.std):
-            raise SpecError(f"--mean and --std: numbers of {len(self.mean)} and of {len(self.std)} channels")
+            raise SpecError(f"--mean has {len(self.mean)} numbers, --std {len(self.std)}: give one per channel")
         if any(not value > 0 for value in self.std):
             raise SpecError(f"--std: expected numbers above 0, got {', '.join(map(str, self.std))}")
 
@@ -57,7 +57,7 @@ class Model:
 def cell(model: Model, data: Any, test: int | None = None, size: int | None = None, seed: int = SEED) -> dict[str, Any]:
     """The spec of a model evaluated on the first `test` test images of a data set, resized to `size` pixels a side.
 
-    `data` is a name or a mapping, as in a suite. SpecError: no such data set or setting, more images than there are.
+    data: a name or a mapping, as in a suite. SpecError for an unknown data set or setting, or too many images.
     """
     checked = calls.check("Data", LocatedMap(data) if isinstance(data, Mapping) else data, "--dataset")
     data_facts = facts.of_data(checked)
@@ -78,14 +78,14 @@ def cell(model: Model, data: Any, test: int | None = None, size: int | None = No
 
 
 def label(spec: Mapping[str, Any]) -> str:
-    """ "my.pt [3f2a9c01]": the file's name and how its digest begins; a name that somebody chose, alone."""
+    """The model's name in reports: "my.pt [3f2a9c01]", file and start of the digest, or a name that the user gave."""
     if spec["evaluated"].get("named"):
         return str(spec["evaluated"]["name"])
     return f"{spec['evaluated']['name']} [{spec['evaluated']['sha256'][:8]}]"
 
 
 def describe_model(spec: Mapping[str, Any]) -> str:
-    """All of a model in one line."""
+    """A full description of a model in one line."""
     evaluated = spec["evaluated"]
     phrases = [f"{evaluated['name']} (SHA-256 {evaluated['sha256']})", evaluated["network"]]
     if evaluated["mean"]:
@@ -107,16 +107,16 @@ def _numbers(values: list[float]) -> str:
 def evaluations(
     texts: Sequence[str | tuple[str, Any]], eps: str | float, n: int | None, batch: int
 ) -> tuple[Evaluation, ...]:
-    """The attacks that a person asked for: "pgd20", "{name: pgd, ...}" or "LABEL={name: pgd, ...}".
+    """The evaluations behind texts such as "pgd20", "{name: pgd, ...}" or "LABEL={name: pgd, ...}".
 
-    A name of standard_attacks.DEFAULT has the field's settings, at radius `eps`; pgd20 and cw take steps of eps / 4. Of
-    another name what it needs of eps, step and steps is as in pgd20; a mapping is given the radius alone.
-    `natural` always comes first: accuracy without attack says whether the preprocessing is right. SpecError.
+    A name of standard_attacks.DEFAULT has the field's settings at radius `eps`; pgd20 and cw take steps of eps / 4. Any
+    other name gets the eps, step and steps that it needs from pgd20; a mapping gets only the radius. `natural` always
+    comes first, because accuracy without attack shows whether the preprocessing is right. SpecError for bad texts.
     """
     evaluation_by_name: dict[str, Evaluation] = {}
     for text in ["natural", *texts]:
-        label, spec = read_attack(text, eps) if isinstance(text, str) else _named(*text, eps)
-        spec = _with_radius(spec, eps, bare=isinstance(text, str) and not text.rstrip().endswith("}"))
+        label, spec = read_attack(text, eps) if isinstance(text, str) else _parse_pair(*text, eps)
+        spec = _with_radius(spec, eps, is_bare=isinstance(text, str) and not text.rstrip().endswith("}"))
         attack = calls.check("Attack", spec, f"--attack {text if isinstance(text, str) else spec['name']}")
         name = label or _label(attack)
         if name in evaluation_by_name and evaluation_by_name[name].attack != attack:
@@ -125,37 +125,37 @@ def evaluations(
     return tuple(evaluation_by_name.values())
 
 
-def _named(label: str, attack: Any, eps: str | float) -> tuple[str, Any]:
-    """(its label or "", a mapping) of an attack that is given as a mapping, or as a name."""
+def _parse_pair(label: str, attack: Any, eps: str | float) -> tuple[str, Any]:
+    """(label or "", mapping) of an attack given as a pair of a label and a mapping or name."""
     if isinstance(attack, str):
         return label, read_attack(attack, eps)[1]
     return label, LocatedMap(attack)
 
 
-def _with_radius(spec: Any, eps: str | float, bare: bool) -> Any:
-    """An attack with the radius that it needs and does not state; a `bare` name also with the step and the steps."""
+def _with_radius(spec: Any, eps: str | float, is_bare: bool) -> Any:
+    """An attack with the radius that it needs and does not state; a bare name also gets step and steps."""
     name = spec.get("name") if isinstance(spec, Mapping) else None
     if name not in signatures.names("Attack"):
-        return spec  # `check` says what is wrong
+        return spec  # `calls.check` reports the unknown name
     usual = {key: value for key, value in standard_attacks.settings(eps)["pgd20"].items() if key != "name"}
     required_settings = {
         setting.name
         for setting in signatures.describe("Attack", name).settings
         if setting.default is signatures.REQUIRED
     }
-    filled_settings = required_settings & ({*usual} if bare else {"eps"}) - {*spec}
+    filled_settings = required_settings & ({*usual} if is_bare else {"eps"}) - {*spec}
     return LocatedMap({**spec, **{key: usual[key] for key in usual if key in filled_settings}})
 
 
 def _label(attack: Mapping[str, Any]) -> str:
-    """ "pgd7", "cw"; of another package's attack its own name."""
+    """The label of an attack without one: "pgd7", "cw", or the name inside another package."""
     if attack["name"] == "pgd":
         return f"pgd{attack['steps']}"
     return str(attack["attack"]).lower() if "attack" in attack else str(attack["name"])
 
 
 def read_attack(text: str, eps: str | float) -> tuple[str, Any]:
-    """(its label or "", a name or a mapping) of an attack as a person writes it. SpecError."""
+    """(label or "", name or mapping) of an attack as a user writes it; SpecError if it cannot be read."""
     settings = standard_attacks.settings(eps)
     if text in settings:
         return text, LocatedMap(settings[text])

@@ -1,8 +1,9 @@
-"""What is known of a cell before it runs, and whether its functions refuse it.
+"""Facts about a cell before it runs, and the refusals of its functions.
 
-    refuse(call, cell, place)     SpecError where the entry of a call's function, or of one nested in it, says why
+    refuse(call, cell, location)     SpecError if the entry of a call's function, or of a nested one, refuses the cell
 
-A function of an entry gets a `Facts`; what only the files of a data set know raises `Unknown`, and refuses nothing.
+A function of an entry receives a `Facts`. A fact that only the files of a data set hold raises `Unknown`; then nothing
+is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fatbench.suite.types import number
 
 
 def of_data(spec: Mapping[str, Any]) -> Images:
-    """What the entry of a data set says of it."""
+    """The size of a data set, as its entry states it."""
     data = call("Data", spec)
     entry = calls.entry(data.signature)
     if not isinstance(entry, DataEntry):
@@ -31,21 +32,20 @@ def of_data(spec: Mapping[str, Any]) -> Images:
 
 
 def fractions() -> frozenset[str]:
-    """The metrics that are fractions, printed as per cent, of what a cell may call."""
+    """The metrics that are fractions, and so printed as per cent, of all functions that a cell may call."""
     kinds = ("Experiment", "Algorithm", "Aggregator", "Diagnostic")
     signatures = [signature for kind in kinds for signature in known_functions(kind).values()]
     return frozenset(metric for signature in signatures for metric in signature.entry.get("fractions", ()))
 
 
 def role(attack: Mapping[str, Any]) -> str:
-    """What an attack of a suite is, by the entry of its function, or of the one that it wraps; else "attack".
+    """The role of an attack, from the entry of its function or of the attack that it wraps; "attack" by default.
 
-    "natural" leaves images as they are, a "corruption" changes them without looking at a model. SpecError: no such
-    role.
+    "natural" leaves images as they are, a "corruption" changes them without using a model. SpecError for other roles.
     """
     attack_call, roles = call("Attack", attack), get_args(Role)
     declared_role = attack_call.signature.entry.get(
-        "role", "attack" if attack_call.wrapped is None else role(attack_call.wrapped)
+        "role", "attack" if attack_call.wrapped_call is None else role(attack_call.wrapped_call)
     )
     if declared_role not in roles:
         raise SpecError(
@@ -56,8 +56,9 @@ def role(attack: Mapping[str, Any]) -> str:
 
 
 def cohort(spec: Mapping[str, Any]) -> int:
-    """m = max(1, int(C * K)): clients that take part in a round, of those that train."""
+    """m = max(1, int(C * K)): how many of the K training clients take part in a round."""
     clients = int(spec["partition"].get("clients") or 1) - spec["algorithm"].get("validators", 0)
+    # 1e-9: 0.29 * 100 is 28.999999999999996
     return max(1, int(float(number(spec["algorithm"].get("participation", 1.0))) * clients + 1e-9))
 
 
@@ -68,13 +69,13 @@ def malicious(spec: Mapping[str, Any]) -> set[int]:
 
 
 def training_images(cell: Mapping[str, Any]) -> int | None:
-    """How many training images a canonical cell takes of its data set. None: only the files know."""
+    """The training images that a canonical cell takes of its data set; None if only the files tell."""
     available = of_data(cell["data"]).train
     return cell["train"] or (available - cell.get("train_from", 0) if available else None)
 
 
 class Facts:
-    """What is known of a canonical cell before it runs, or of a part of one. Unknown: only its files know."""
+    """Facts about a canonical cell, or a part of one, before it runs; those that only files hold raise Unknown."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self.spec = spec
@@ -88,28 +89,28 @@ class Facts:
 
     @property
     def cohort(self) -> int:
-        """Clients of a round."""
+        """Clients in a round."""
         return _or_unknown(self.clients and cohort(self.spec), "cohort")
 
     @property
     def malicious(self) -> int:
-        """Malicious clients of an average round, rounded down."""
-        liars = len(malicious(self.spec))
-        return liars * self.cohort // self.clients if liars else 0
+        """Malicious clients in an average round, rounded down."""
+        malicious_clients = len(malicious(self.spec))
+        return malicious_clients * self.cohort // self.clients if malicious_clients else 0
 
     @property
     def images(self) -> int:
-        """Training images that are left when the held-out ones are taken."""
+        """Training images without those held out for validation."""
         return _or_unknown(training_images(self.spec) if "data" in self.spec else None, "images") - self.validation
 
     @property
     def client_images(self) -> float:
-        """Of a client of average size, without what it holds out."""
+        """Training images of an average client, without those that it holds out."""
         return self.images / self.clients * (1 - float(number(self.spec["client_holdout"])))
 
     @property
     def last_batch(self) -> int:
-        """Examples of a client's last batch of an epoch, where every client has as many."""
+        """Examples in a client's last batch of an epoch, if all clients have equally many."""
         is_known = self.spec["train"] or not self._data.about
         return _or_unknown(last_batch(self.spec, self.images) if is_known else None, "last_batch")
 
@@ -119,7 +120,7 @@ class Facts:
 
     @property
     def side(self) -> int:
-        """Of an image, in pixels."""
+        """Width and height of an image in pixels."""
         return _or_unknown(self.spec.get("size") or self._data.side, "side")
 
     @property
@@ -150,7 +151,7 @@ class Facts:
 
     @property
     def parameters(self) -> float:
-        """Weights of the model; nan: its entry does not say."""
+        """The number of the model's weights; nan if its entry does not state it."""
         entry = calls.entry(self.model.signature)
         if not isinstance(entry, ModelEntry) or entry.parameters is None:
             return math.nan
@@ -158,7 +159,7 @@ class Facts:
 
     @property
     def edge(self) -> tuple[int, int]:
-        """(weights at a client, numbers that it sends of an image), of a model of an edge and a server."""
+        """(weights at a client, numbers sent per image) of a model split between edge and server."""
         entry = calls.entry(self.model.signature)
         if not isinstance(entry, ModelEntry) or entry.edge is None:
             raise Unknown("edge")
@@ -168,10 +169,10 @@ class Facts:
 
     @property
     def size(self) -> float:
-        """Bytes of the model's weights; nan: its entry, or that of the data set, does not say."""
+        """Bytes of the model's weights; nan if its entry, or that of the data set, does not state them."""
         try:
             return 4 * self.parameters
-        except Unknown:  # steps and passes are known all the same
+        except Unknown:  # nan, so that steps and passes stay known
             return math.nan
 
 
@@ -185,9 +186,9 @@ def _or_unknown(value: T | None, name: str) -> T:
 
 
 def last_batch(cell: Mapping[str, Any], images: int) -> int | None:
-    """Examples of a client's last batch in an epoch, where every client has as many examples of so many images.
+    """Examples in a client's last batch of an epoch, if the partition gives all clients equally many of the images.
 
-    The entry of a partition says how many. None: it does not, or clients do not train by `local`.
+    The entry of the partition states this. None if it does not, or if clients do not train with `local`.
     """
     batch = (cell.get("algorithm", {}).get("local") or {}).get("batch")
     partition = call("Partition", cell["partition"])
@@ -203,23 +204,23 @@ def last_batch(cell: Mapping[str, Any], images: int) -> int | None:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a function does not run in a cell."""
+    """The reason why a function cannot run in a cell."""
 
     place: str  # of the call: "algorithm: aggregator"
     kind: str
     name: str
-    condition: str  # the function of the entry that says so
+    condition: str  # the name of the entry's function that refuses
     reason: str
 
 
 def refuse(call: Call, cell: Mapping[str, Any], location: str) -> None:
-    """SpecError: the function of this call, or of one nested in it, refuses the cell."""
+    """SpecError if the function of this call, or of a nested one, refuses the cell."""
     for refusal in refusals(call, Facts(cell), location):
         raise SpecError(f"{refusal.place}: {refusal.reason}")
 
 
 def refusals(call: Call, cell: Facts, location: str) -> Iterator[Refusal]:
-    """What refuses the cell, of this call and of those nested in it."""
+    """The refusals of the cell by this call and those nested in it."""
     if call.kind != "Experiment":
         for condition, reason in reasons(call, cell):
             yield Refusal(location, call.kind, call.name, condition, reason)
@@ -228,7 +229,7 @@ def refusals(call: Call, cell: Facts, location: str) -> Iterator[Refusal]:
 
 
 def reasons(call: Call, cell: Facts) -> Iterator[tuple[str, str]]:
-    """(function, reason) of what the entry of a call's function refuses in a cell. What is unknown refuses nothing."""
+    """(function, reason) of each refusal in the entry of a call's function; unknown facts refuse nothing."""
     entry = calls.entry(call.signature)
     for refuse in entry.refuse:
         with contextlib.suppress(Unknown):
@@ -239,5 +240,5 @@ def reasons(call: Call, cell: Facts) -> Iterator[tuple[str, str]]:
         with contextlib.suppress(Unknown):
             bearable = ask(entry.bears, call.bound, cell)
             if cell.malicious > bearable:
-                liars = f"{cell.malicious} malicious clients of {cell.cohort}"
-                yield entry.bears.__name__, f"{liars}, {call.name} bears at most {bearable}"
+                malicious_of_cohort = f"{cell.malicious} malicious clients of {cell.cohort}"
+                yield entry.bears.__name__, f"{malicious_of_cohort}, {call.name} bears at most {bearable}"

@@ -1,8 +1,8 @@
-"""The JSON Schema of suite files, by which an editor completes and checks one while it is written.
+"""The JSON Schema of suite files, with which editors complete and check them.
 
-It is made of what else reads a suite: the models of `contents.py`, and the settings of the functions. A setting may
-stand in one place and its function's name in another, so no setting is required. Names are those of the tables, unless
-the file has plug-ins or extends another, which may have some. What a schema cannot say, `fatbench suite check` does.
+It is derived from the models of `contents.py` and the settings of the functions. A setting may stand in one place of a
+file and its function's name in another, so no setting is required. Names must be those of the tables, unless the file
+has plug-ins, or extends a file that may have some. `fatbench suite check` finds what a schema cannot express.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fatbench.suite.contents import Contents
 from fatbench.suite.perturbation import KEY, Perturbation
 from fatbench.suite.signatures import CLASSES, TABLES, Setting, Signature, describe, names
 
-DRAFT = "http://json-schema.org/draft-07/schema#"  # what editors of YAML read
+DRAFT = "http://json-schema.org/draft-07/schema#"  # the draft that YAML editors understand
 TEMPLATE = "#/definitions/{model}"
 NUMBER = {"type": "string", "pattern": r"^\s*-?\d*\.?\d+([eE][+-]?\d+)?\s*(/\s*\d+(\.\d+)?\s*)?$"}  # 8/255, "0.03"
 Schema = dict[str, Any]
@@ -44,25 +44,31 @@ def schema() -> Schema:
     definitions |= {kind: _function(describe(kind)) for kind in CLASSES}
     cell = _function(describe("Experiment"))
     cell["properties"] = {**cell["properties"], KEY: {**perturbation, "required": []}}
-    some, evaluate = _or_null(_to("Cell")), definitions["Evaluate"]["properties"]
-    root["properties"] |= {"base": some, "axes": _each(_each(some)), "presets": _each(_or_null(_to("Preset")))}
-    definitions["Preset"]["properties"] |= {"base": some, "set": some, "evaluate": _or_null(_to("Evaluate"))}
-    of_evaluate, of_cell = ({**definitions["Override"]["properties"], "set": what} for what in (_to("Evaluate"), some))
+    cell_or_null, evaluate = _or_null(_reference("Cell")), definitions["Evaluate"]["properties"]
+    presets = _mapping_of(_or_null(_reference("Preset")))
+    root["properties"] |= {"base": cell_or_null, "axes": _mapping_of(_mapping_of(cell_or_null)), "presets": presets}
+    changed_evaluate = _or_null(_reference("Evaluate"))
+    definitions["Preset"]["properties"] |= {"base": cell_or_null, "set": cell_or_null, "evaluate": changed_evaluate}
+    # an override changes a cell in `grid` and `presets`, the attacks in `evaluate`
+    of_evaluate, of_cell = (
+        {**definitions["Override"]["properties"], "set": target} for target in (_reference("Evaluate"), cell_or_null)
+    )
     evaluate["overrides"]["items"] = {**definitions["Override"], "properties": of_evaluate}
     definitions["Override"]["properties"] = of_cell
-    evaluate["attacks"] = _each(_or_null(_to("Attack")))
-    del definitions["Transfer"]["required"]  # an override may say the rest of it
+    evaluate["attacks"] = _mapping_of(_or_null(_reference("Attack")))
+    del definitions["Transfer"]["required"]  # an override may state only a part of one
     definitions |= {"Cell": cell}
-    definitions |= {f"Known{kind}": _known(kind) for kind in [*kinds, *CLASSES, "Experiment"]}
-    own = {"required": ["name", "title", "base", "presets"], **_of_every_cell(_to("KnownExperiment"))}
-    open_to_others = {"anyOf": [{"required": [key]} for key in ("plugins", "extends")]}
+    definitions |= {f"Known{kind}": _known_names(kind) for kind in [*kinds, *CLASSES, "Experiment"]}
+    known_cells = _in_every_cell(_reference("KnownExperiment"))
+    without_plugins = {"required": ["name", "title", "base", "presets"], **known_cells}
+    may_have_plugins = {"anyOf": [{"required": [key]} for key in ("plugins", "extends")]}
     return {
         "$schema": DRAFT,
         "title": "A suite of fatbench",
         **root,
         "required": ["name", "title"],
-        "if": open_to_others,
-        "else": own,
+        "if": may_have_plugins,
+        "else": without_plugins,
         "definitions": definitions,
     }
 
@@ -73,13 +79,13 @@ def text() -> str:
 
 
 def _structure(model: Any) -> tuple[Schema, dict[str, Schema]]:
-    """The schema of a model, and those of the models in it."""
+    """The schema of a model, and the schemas of the models in it by name."""
     structure = TypeAdapter(model).json_schema(ref_template=TEMPLATE, schema_generator=_WithoutDefaults)
     definitions = structure.pop("$defs", {})
     return structure, definitions
 
 
-def _to(name: str) -> Schema:
+def _reference(name: str) -> Schema:
     return {"$ref": TEMPLATE.format(model=name)}
 
 
@@ -87,8 +93,8 @@ def _or_null(value: Schema) -> Schema:
     return {"anyOf": [value, {"type": "null"}]}
 
 
-def _each(value: Schema) -> Schema:
-    """A mapping whose values are all such."""
+def _mapping_of(value: Schema) -> Schema:
+    """The schema of a mapping whose values all have this schema."""
     return {"type": "object", "additionalProperties": value}
 
 
@@ -96,34 +102,37 @@ def _each(value: Schema) -> Schema:
 
 
 def _kind(kind: str) -> dict[str, Schema]:
-    """What a call of this kind may say, and what one of each function."""
+    """The schema of a call of this kind, and one for each of its functions, by name."""
     functions = [describe(kind, name) for name in names(kind)]
-    summaries = [{"const": one.name, "description": one.summary} for one in functions]
+    summaries = [{"const": function.name, "description": function.summary} for function in functions]
     by_name = [
         {
-            "if": {"properties": {"name": {"const": one.name}}, "required": ["name"]},
-            "then": _to(f"{kind}.{one.name}"),
+            "if": {"properties": {"name": {"const": function.name}}, "required": ["name"]},
+            "then": _reference(f"{kind}.{function.name}"),
         }
-        for one in functions
+        for function in functions
     ]
-    unnamed = {
+    unnamed = {  # the name may stand in another part of the file: any function's settings are allowed
         key: {"anyOf": alternatives} if len(alternatives) > 1 else alternatives[0]
         for key, alternatives in _settings_of_all(functions).items()
     }
-    of_any = {
+    of_no_name = {
         "if": {"not": {"required": ["name"]}},
         "then": {"properties": unnamed},
     }
     call = {
         "type": "object",
         "properties": {"name": {"type": "string", "anyOf": [*summaries, {}]}},
-        "allOf": [*by_name, of_any],
+        "allOf": [*by_name, of_no_name],
     }
-    return {kind: {"anyOf": [{"type": "string"}, call]}, **{f"{kind}.{one.name}": _function(one) for one in functions}}
+    return {
+        kind: {"anyOf": [{"type": "string"}, call]},
+        **{f"{kind}.{function.name}": _function(function) for function in functions},
+    }
 
 
 def _settings_of_all(functions: Iterable[Signature]) -> dict[str, list[Schema]]:
-    """Setting -> what some function of the kind may take there, each once."""
+    """Setting -> the different schemas that functions of the kind have for it."""
     settings_by_name: dict[str, list[Schema]] = {}
     for signature in functions:
         for setting in signature.settings:
@@ -134,7 +143,7 @@ def _settings_of_all(functions: Iterable[Signature]) -> dict[str, list[Schema]]:
 
 
 def _function(signature: Signature) -> Schema:
-    """The settings of a function, or of a settings class, none of them required."""
+    """The schema of the settings of a function or a settings class, none of them required."""
     properties = {setting.name: _value(setting, signature.kind) for setting in signature.settings}
     if signature.kind in TABLES and signature.kind != "Experiment":
         properties = {"name": {}, **properties}
@@ -147,14 +156,14 @@ def _function(signature: Signature) -> Schema:
 
 
 def _value(setting: Setting, kind: str) -> Schema:
-    """What may stand at a setting; at one of an attack also a list, whose values are a metric each."""
+    """The schema of a setting's value; for attacks also a list, each value of which becomes a metric."""
     if setting.kind is not None:
-        return _or_null(_to(setting.kind))  # None where it is optional; or another label says which
+        return _or_null(_reference(setting.kind))  # null also where another label of the axis chooses the function
     if setting.annotation.startswith("Weights"):
-        return {"type": ["string", "object", "null"]}  # or the labels of the cell that they come from
+        return {"type": ["string", "object", "null"]}  # a mapping: the labels of the cell whose weights these are
     plain = setting.adapter.json_schema()
     alternatives = plain.pop("anyOf", [plain])
-    if any(one.get("type") in ("number", "integer") for one in alternatives):
+    if any(alternative.get("type") in ("number", "integer") for alternative in alternatives):
         alternatives = [*alternatives, NUMBER]
     if kind == "Attack":
         alternatives = [*alternatives, {"type": "array"}]
@@ -164,36 +173,37 @@ def _value(setting: Setting, kind: str) -> Schema:
 # --- which names there are ------------------------------------------------------------------------------------------
 
 
-def _known(kind: str) -> Schema:
-    """That the names of a call, and of the calls in it, are those of the tables."""
+def _known_names(kind: str) -> Schema:
+    """A schema that demands names of our tables in a call and in all calls nested in it."""
     functions = [describe(kind)] if kind in (*CLASSES, "Experiment") else [describe(kind, name) for name in names(kind)]
-    calls = {(setting.name, setting.kind) for one in functions for setting in one.settings if setting.kind}
+    # (setting, kind): functions of one kind may have different kinds of call at the same setting
+    calls = {(setting.name, setting.kind) for function in functions for setting in function.settings if setting.kind}
     nested: Schema = {
-        key: {"anyOf": [*(_to(f"Known{kind}") for _, kind in same), {"type": "null"}]}
-        for key, same in ((key, [*same]) for key, same in itertools.groupby(sorted(calls), lambda call: call[0]))
+        key: {"anyOf": [*(_reference(f"Known{kind}") for _, kind in group), {"type": "null"}]}
+        for key, group in itertools.groupby(sorted(calls), lambda call: call[0])
     }
     if kind in (*CLASSES, "Experiment"):
         return {"properties": nested}
-    every = {"enum": [one.name for one in functions]}
+    all_names = {"enum": [function.name for function in functions]}
     return {
         "if": {"type": "string"},
-        "then": every,
-        "else": {"properties": {"name": every, **nested}},
+        "then": all_names,
+        "else": {"properties": {"name": all_names, **nested}},
     }
 
 
-def _of_every_cell(known: Schema) -> Schema:
-    """A schema of each override of a cell's settings that a file has, and of each attack."""
-    attacks = {"properties": {"attacks": _each(_or_null(_to("KnownAttack")))}}
-    overrides = {"items": {"properties": {"set": known}}}
+def _in_every_cell(cell: Schema) -> Schema:
+    """A schema that applies `cell` to all settings of cells in a file, and demands known names in all attacks."""
+    attacks = {"properties": {"attacks": _mapping_of(_or_null(_reference("KnownAttack")))}}
+    overrides = {"items": {"properties": {"set": cell}}}
     in_evaluate = {**attacks["properties"], "overrides": {"items": {"properties": {"set": attacks}}}}
-    preset = {"base": known, "set": known, "overrides": overrides, "evaluate": {"properties": in_evaluate}}
+    preset = {"base": cell, "set": cell, "overrides": overrides, "evaluate": {"properties": in_evaluate}}
     return {
         "properties": {
-            "base": known,
-            "axes": _each(_each(known)),
+            "base": cell,
+            "axes": _mapping_of(_mapping_of(cell)),
             "grid": {"properties": {"overrides": overrides}},
             "evaluate": {"properties": in_evaluate},
-            "presets": _each({"properties": preset}),
+            "presets": _mapping_of({"properties": preset}),
         }
     }

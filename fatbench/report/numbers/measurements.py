@@ -357,7 +357,7 @@ def _attacks_and_data(plan: Plan) -> tuple[dict[str, dict[str, Any]], dict[str, 
     attacks = {
         evaluation.id: evaluation.attack
         if evaluation.origin is None
-        else {**evaluation.attack, "origin": evaluation.origin.said}
+        else {**evaluation.attack, "origin": evaluation.origin.stored_text}
         for evaluations in {id(cell.evaluations): cell.evaluations for cell in plan.cells}.values()
         for evaluation in evaluations
     }

@@ -30,7 +30,7 @@ def sweeps(plan: Plan) -> dict[str, dict[str, str]]:
     for evaluations in {id(cell.evaluations): cell.evaluations for cell in plan.cells}.values():
         for evaluation in evaluations:
             if evaluation.sweep:
-                metrics_by_sweep.setdefault(evaluation.sweep, {})[evaluation.label] = evaluation.mark
+                metrics_by_sweep.setdefault(evaluation.sweep, {})[evaluation.label] = evaluation.sweep_value
     return metrics_by_sweep
 
 

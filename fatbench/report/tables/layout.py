@@ -391,7 +391,7 @@ def _attacks(columns: Iterable[Column], cells_by_point: TablePoints) -> dict[str
                 attacks_of_metric = attacks.setdefault(metric, [])
                 attack = evaluation.attack
                 if evaluation.origin is not None:
-                    attack = {**attack, "computed on": f"{evaluation.origin.shown}'s model"}
+                    attack = {**attack, "computed on": f"{evaluation.origin.display_name}'s model"}
                 if column.source.shows(evaluation) and attack not in attacks_of_metric:
                     attacks_of_metric.append(attack)
     return attacks
