@@ -71,21 +71,21 @@ def test_a_transfer_is_known_by_whose_model_it_was_computed_on(origin: TransferO
 def test_in_what_a_stage_is_not_what_the_suite_asks_for() -> None:
     """Names have 32 bits, so whoever tries long enough finds weak settings for one: a table compares the settings."""
     one = Evaluation("pgd20", PGD, 100, 50)
-    assert asked.differs({**PGD, "implementation": "fatbench 0.1.0"}, one) is None
+    assert asked.difference({**PGD, "implementation": "fatbench 0.1.0"}, one) is None
     short = {key: value for key, value in PGD.items() if key != "early_stop"}  # of before that setting was added
-    assert asked.differs(short, one) is None
-    assert asked.differs({**PGD, "eps": "1/255"}, one) == (
+    assert asked.difference(short, one) is None
+    assert asked.difference({**PGD, "eps": "1/255"}, one) == (
         "its attack has other settings than the suite says: eps 1/255"
     )
-    assert asked.differs({"name": "nothing_known"}, one) == (
+    assert asked.difference({"name": "nothing_known"}, one) == (
         "its attack has other settings than the suite says:"
         " name nothing_known, eps default, step default, steps default"
     )
-    assert asked.differs({**PGD, "origin": "cell a"}, one) == (
+    assert asked.difference({**PGD, "origin": "cell a"}, one) == (
         "its attack was computed on cell a, not as the suite says"
     )
     moved = Evaluation("moved", PGD, 100, 50, origin=TransferOrigin("FedAvg", "b"))
-    assert asked.differs(PGD, moved) == "its attack was computed on the model itself, not as the suite says"
+    assert asked.difference(PGD, moved) == "its attack was computed on the model itself, not as the suite says"
 
 
 @pytest.mark.parametrize("name", ["fat-byzantine-cpu", "fedvkd-cifar10-jpeg75-p02-cpu", "sfat-bf16-cpu"])

@@ -171,7 +171,7 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     ([*PLAN, "--smoke", "--preset", "paper"], 2, "--smoke and --preset paper contradict each other"),
     ([*PLAN, "-k", "modl=nin"], 2, "-k: no cell has 'modl' (did you mean 'model'?)"),
     ([*PLAN, "-k", "model"], 2, "-k: expected name=value at 'model' in 'model'"),
-    ([*PLAN, "-k", "model in nin"], 2, "-k: expected a list such as [FAT, SFAT] behind 'model in'"),
+    ([*PLAN, "-k", "model in nin"], 2, "-k: expected a list such as [FAT, SFAT] after 'model in'"),
     ([*PLAN, "-k", "model=vit"], 3, "cells of 'tiny': model is never 'vit' (known: nin)"),
     ([*PLAN, "-k", "model=nin", "-k", "method=a, b"], 2, "-k: unexpected 'b' in 'method=a, b'"),
     ([*PLAN, "-k", "model=nin", "-k", "model=vit"], 3, "-k '(model=nin) and (model=vit)' matches none of the 2 cells"),

@@ -66,7 +66,7 @@ def grid(axes: int, labels: int) -> str:
 
 SUITES = {
     "aliases": (HEAD + bomb(12), "more than 1000000 values once its aliases are expanded"),
-    "grid": (grid(7, 10), "preset 'paper': 10000000 cells, at most 200000 are planned"),
+    "grid": (grid(7, 10), "preset 'paper': 10000000 cells, at most 200000 are allowed"),
     "included": (grid(7, 10) + "grid: {product: [], include: [{"
                  + ", ".join(f"a{i}: [{', '.join(f'l{k}' for k in range(10))}]" for i in range(7)) + "}]}\n",
                  "10000001 cells"),
@@ -110,10 +110,10 @@ def test_seeds_are_refused_before_they_are_counted(seeds, place, monkeypatch, ca
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("a=", "expected a value behind 'a='"),
-        ("a=)", "expected a value behind 'a='"),
+        ("a=", "expected a value after 'a='"),
+        ("a=)", "expected a value after 'a='"),
         ("a==!=", "expected a value"),
-        ("aggregator>", "expected a value behind 'aggregator>'"),
+        ("aggregator>", "expected a value after 'aggregator>'"),
         ("(" * 5000 + "aggregator=sfat" + ")" * 5000, "nested too deeply"),
         ("not " * 5000 + "aggregator=sfat", "nested too deeply"),
     ],
@@ -264,6 +264,6 @@ def test_presets_are_counted_together(tmp_path: Path) -> None:
         "local: {batch: 8, lr: 0.1, objective: standard}}}\n"
         f"presets:\n  paper: {{}}\n{presets}"
     )
-    said = "all presets together: 220000 cells, at most 200000 are planned"
+    said = "all presets together: 220000 cells, at most 200000 are allowed"
     code, out = fuzzing.program("suite", "check", str(file))
     assert code == 2 and said in out

@@ -176,7 +176,7 @@ def test_a_plug_in_that_ends_the_program_fails_its_cell_or_its_suite_with_the_re
     text = HOSTILE.replace("    return Mixing(", "    raise SystemExit('no licence')\n    return Mixing(")
     if where == "in the file":
         (place / "hostile.py").write_text(HOSTILE.replace("real =", "raise SystemExit('no licence')\nreal ="))
-        with pytest.raises(SpecError, match="it ends the program when it is run: SystemExit: no licence"):
+        with pytest.raises(SpecError, match="running it ends the program: SystemExit: no licence"):
             jobs(place)
         return
     (place / "hostile.py").write_text(text)

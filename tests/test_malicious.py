@@ -296,8 +296,8 @@ def cell(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("malicious", "message"),
     [
-        ({"clients": 0}, 'expected a number of clients, or which, such as "3,7", got 0'),
-        ({"clients": "3-7"}, 'expected a number of clients, or which, such as "3,7", got'),
+        ({"clients": 0}, 'expected a number of clients, or their numbers such as "3,7", got 0'),
+        ({"clients": "3-7"}, 'expected a number of clients, or their numbers such as "3,7", got'),
         ({"clients": 10}, "malicious: clients: all 10 clients are malicious: none is honest"),
         ({"clients": 11}, "malicious: clients: no client 10: "),
         ({"clients": "0,12"}, "malicious: clients: no client 12: "),

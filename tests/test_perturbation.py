@@ -139,12 +139,12 @@ def test_a_preset_may_change_it_and_further_attacks_have_it(own: Callable[..., P
         (
             "eps: 8/255, training",
             "norm: L2, eps: 1.0, training",
-            r"attacks in Linf, and the perturbation is L2 .*state",
+            r"attacks in Linf, but the perturbation is L2 .*state",
         ),
         (
             "attack: {name: pgd}}",
             "attack: {name: pgd, norm: L2}}",
-            r"pgd attacks in L2, and the perturbation is Linf .*: state",
+            r"pgd attacks in L2, but the perturbation is Linf .*: state",
         ),
         ("data: digits", "perturbations: {eps: 1}\n  data: digits", r"has no setting 'perturbations'"),
     ],

@@ -284,7 +284,7 @@ def test_local_modules_are_found_in_every_form_of_import_and_through_each_other(
 def test_a_local_module_with_the_name_of_another_is_refused_when_it_would_be_run(place):
     (place / "helper.py").write_text("import json\n" + HELPER)
     (place / "json.py").write_text("")
-    with pytest.raises(SpecError, match=r"json.py has the name of another module that is loaded already: rename it"):
+    with pytest.raises(SpecError, match=r"json.py has the name of a module that is already loaded"):
         plugins.load([Path("mine.py")])
 
 

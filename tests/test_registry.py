@@ -263,7 +263,7 @@ def test_a_function_says_what_it_asks_for_by_the_names_of_its_further_parameters
         ("class F: ...\nAGGREGATORS = {'f': F}\n", "'F' is in the table but is not a function"),
         (
             "def f(model, x, y, generator, *,\n      eps=[1]): ...\nATTACKS = {'f': f}\n",
-            "bad.py:1: the default of 'eps', [1], is none that a suite can say: use a number",
+            "bad.py:1: the default of 'eps', [1], cannot be written in a suite: ",
         ),
         (
             "def f(updates, context, *, top: 'Cuont' = 1): ...\nAGGREGATORS = {'f': f}\n",
@@ -272,7 +272,7 @@ def test_a_function_says_what_it_asks_for_by_the_names_of_its_further_parameters
         (
             "from fatbench.suite.entry import AggregatorEntry\ndef f(updates, context, *, top: int): ...\n"
             "def half(cell, *, tpo): ...\nAGGREGATORS = {'f': AggregatorEntry(f, refuse=(half,))}\n",
-            "bad.py:3: 'half' asks for 'tpo', which is none of the settings of 'f' (did you mean 'top'?)",
+            "bad.py:3: 'half' asks for 'tpo', which is not a setting of 'f' (did you mean 'top'?)",
         ),
         ("AGGREGATORS = {1: print}\n", "AGGREGATORS: expected a dict of functions by name"),
     ],

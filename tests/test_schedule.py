@@ -9,11 +9,11 @@ import fuzzing
 import pytest
 
 from fatbench.suite import duration
-from fatbench.suite.schedule import Length, schedule
+from fatbench.suite.schedule import RemainingWork, schedule
 
 
-def lengths(*seconds: float) -> list[Length]:
-    return [Length(one, 0.0, 0, 0, 0) for one in seconds]
+def lengths(*seconds: float) -> list[RemainingWork]:
+    return [RemainingWork(one, 0.0, 0, 0, 0) for one in seconds]
 
 
 def test_slots_take_the_next_cell_when_they_are_free() -> None:
@@ -33,10 +33,10 @@ def test_more_gpus_than_cells_are_idle() -> None:
 
 def test_writes_are_counted() -> None:
     """100 rounds in 60 s are committed every 30 s: 2; two evaluations of 4 chunks; 3 stages of 3 more: 19 in 80 s."""
-    cell = Length(60.0, 20.0, 100, 8, 3)
+    cell = RemainingWork(60.0, 20.0, 100, 8, 3)
     assert cell.writes(30) == 2 + 8 + 9
     assert cell.writes(0) == 100 + 8 + 9
-    assert Length(60.0, 20.0, 1, 8, 3).writes(30) == 1 + 8 + 9
+    assert RemainingWork(60.0, 20.0, 1, 8, 3).writes(30) == 1 + 8 + 9
     assert schedule([cell, cell], 2, 30).writes == pytest.approx(38 / 80)
 
 

@@ -1419,10 +1419,10 @@ def test_whatever_stands_behind_a_key_is_read_or_refused_in_one_line(tmp_path: P
     text = TINY.replace(*FIGURE).replace("product: [E, K]\n", GRID).replace("{note: small,", SMALL)
     (tmp_path / "s.yaml").write_text(text.replace("    rows: [E]\n", f"{MORE}    rows: [E]\n"))
     full, refused = files.read_yaml(tmp_path / "s.yaml"), 0
-    assert files.checked(full, Path("s.yaml")).plan().cells
+    assert files.read_suite(full, Path("s.yaml")).plan().cells
     for what, changed in _replaced(full):
         try:
-            files.checked(changed, Path("s.yaml"))
+            files.read_suite(changed, Path("s.yaml"))
         except SpecError as error:
             refused += 1
             message = str(error).removeprefix(f"{tmp_path}{os.sep}")

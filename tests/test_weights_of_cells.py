@@ -167,11 +167,11 @@ def test_a_damaged_or_missing_model_is_never_used(place: Path) -> None:
         ("suite: first.yaml, ", "", r"second.yaml:8: suite: weights: 'suite' is missing"),
         ("rate: fast, ", "rate: fat, ", r"axis 'rate' has no label 'fat' \(did you mean 'fast'\?\)"),
         ("rate: fast, ", "rat: fast, ", r"no axis is named 'rat' \(did you mean 'rate'\?\)"),
-        ("rate: fast, ", "", r"preset 'paper' of 'first.yaml' has 2 cells, not one with head CLS \(say which rate\)"),
+        ("rate: fast, ", "", r"preset 'paper' of 'first.yaml' has 2 cells, not one with head CLS \(add rate\)"),
         (
             "rate: own, head: CLS",
             "rate: again, head: CLS",
-            r"cannot begin with its own weights: second \(rate again, head CLS\) -> second \(rate again, head CLS\)",
+            r"cannot start from its own weights: second \(rate again, head CLS\) -> second \(rate again, head CLS\)",
         ),
         ("base:\n  model: {", "base:\n  model: {dim: 16, ", "has another network: its dim is 8, that of this cell 16"),
         ("base:\n", "base:\n  data: {name: cifar10}\n", "trained on images of 1 channels, this cell has 3"),
@@ -190,7 +190,7 @@ def test_another_suite_in_an_override_replaces_what_the_base_says(place: Path) -
     Path("second.yaml").write_text(
         SECOND.replace("{suite: second, rate: own, head: CLS}", "{suite: second, rate: own}")
     )
-    with pytest.raises(SpecError, match=r"2 cells, not one with rate own \(say which head\)"):
+    with pytest.raises(SpecError, match=r"2 cells, not one with rate own \(add head\)"):
         planned()
 
 

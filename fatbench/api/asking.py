@@ -146,5 +146,5 @@ def suite_of(name: str | Path | Suite, override: Overrides = ()) -> Suite:
     overrides = settings(override)
     if isinstance(name, Suite):
         files.name_with_settings(name.name, overrides)  # are they settings?
-        return files.overridden(name, overrides) if overrides else name
+        return files.override_settings(name, overrides) if overrides else name
     return files.load(files.name_with_settings(str(name), overrides))

@@ -148,7 +148,7 @@ def named_filter(filter_texts: list[str] | None) -> str | None:
     """One filter of all that were given; each by itself is what `-k` says it is."""
     from fatbench.suite import filters
 
-    return filters.joined(filter_texts) if filter_texts else None
+    return filters.join_filters(filter_texts) if filter_texts else None
 
 
 def cell_in(store: Store | None, cell: str) -> str:

@@ -104,7 +104,7 @@ def _declared(
         if store is None:
             raise NothingMatched("the database holds no results yet: fatbench run NAME")
         plan = api.to_read(suite, plan, store)
-        shown_cells = {cell.id for cell in filters.select(plan, filters.joined(where)).cells} if where else None
+        shown_cells = {cell.id for cell in filters.select(plan, filters.join_filters(where)).cells} if where else None
         of = measured_numbers(store, [cell.id for cell in plan.cells], select, labels_of(groups)).__getitem__
         tested = [(tests, declared_tests.run(tests, plan, of)) for tests in families]
     if format == "json":

@@ -158,7 +158,7 @@ def _suite_beside(kind_name: str, name: str, suite_name: str) -> tuple[str, str]
     from fatbench.cli import beside
     from fatbench.suite import files
 
-    base, settings = files.with_settings(suite_name)
+    base, settings = files.split_settings(suite_name)
     if settings:
         raise SpecError(f"--beside {suite_name}: name the suite alone, without {', '.join(settings)}")
     return beside.text_of(kind_name, name, files.load(base), base)

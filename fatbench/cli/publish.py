@@ -38,7 +38,7 @@ def publish(
     }
     suite = files.load(name)
     table = publish.table_of(suite, id)
-    matched_rows = publish.matched(
+    matched_rows = publish.match_rows(
         [row for paper in papers for row in publish.read_table(paper)], suite, table, ours_by_paper
     )
     for line in matched_rows.refused:

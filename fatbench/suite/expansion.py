@@ -61,7 +61,7 @@ def expand(
     evaluate = _evaluate_of_preset(contents, chosen_preset, attacks, lay, file)
     seeds = seeds if seeds is not None else chosen_preset.seeds or contents.seeds
     labels = grid.labels_of(axes, chosen_preset)
-    input_limits.cells(grid.upper_bound(contents, chosen_preset) * len(seeds), f"{file}: preset '{preset}'")
+    input_limits.check_cells(grid.upper_bound(contents, chosen_preset) * len(seeds), f"{file}: preset '{preset}'")
     cells: list[Cell] = []
     excluded: list[tuple[Key, str]] = []
     transfers_of: dict[int, Evaluate] = {}  # index of a cell -> its `evaluate`, if that has transfers

@@ -1,7 +1,7 @@
-"""Suite files: where they are found, YAML read with its lines, and the suite that one extends.
+"""Suite files: finding them, reading YAML with line numbers, and merging a suite over the one that it extends.
 
-The format is described in docs/suites.md. `load` checks a file's own structure; the cells of a preset are checked by
-`Suite.plan`, against the source of the functions that they will reach.
+The format is described in docs/suites.md. `load` checks the structure of a file; `Suite.plan` checks the cells of a
+preset, against the functions that will receive their settings.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Suite:
 
     file: Path
     contents: Contents
-    plain: Suite | None = None  # without the settings of `--set`; None: it has none
+    plain: Suite | None = None  # the same suite without the settings of `--set`; None if there are none
 
     @property
     def name(self) -> str:
@@ -69,18 +69,18 @@ class Suite:
 
     @property
     def margin(self) -> float | None:
-        """Of equivalence, in points, if all families that declare one declare the same."""
+        """The margin of equivalence in points, if all families that declare one agree; else None."""
         margins = {family.margin for family in self.tests if family.margin is not None}
         return margins.pop() if len(margins) == 1 else None
 
     def with_tables(self, ids: Sequence[str]) -> Suite:
-        """The same suite with these tables alone."""
+        """The same suite with only these tables."""
         tables = [table for table in self.tables if table.id in ids]
         return replace(self, contents=self.contents.model_copy(update={"tables": tables}))
 
     def presets(self) -> list[str]:
-        """The names of the presets. SpecError: all of them together have too many cells to look at each."""
-        input_limits.cells(grid_size(self.contents), f"{self.file}: all presets together")
+        """The names of the presets; SpecError if all together have too many cells."""
+        input_limits.check_cells(grid_size(self.contents), f"{self.file}: all presets together")
         return list(self.contents.presets)
 
     def axes(self) -> dict[str, list[str]]:
@@ -94,10 +94,11 @@ class Suite:
         attacks: Sequence[str] = (),
         refuse: bool = True,
     ) -> Plan:
-        """The cells and evaluations of a preset. SpecError: no such preset, invalid cell; NothingMatched: `where`.
+        """The cells and evaluations of a preset.
 
-        attacks: names of `standard_attacks.TITLES`, or of the suite, that every cell is evaluated with as well.
-        refuse: False where results are read: no function is asked whether it can run in a cell, so none is imported.
+        where: a filter. attacks: further attacks for all cells, by their names in `standard_attacks.TITLES` or in the
+        suite. refuse: False to read results: then no method is imported to ask whether it can run in a cell.
+        SpecError for an unknown preset or an invalid cell, NothingMatched if `where` selects no cell.
         """
         origin = _Origins(self, refuse=refuse).cell
         arguments = self.name, self.contents, self.file, preset, seeds, origin
@@ -107,26 +108,28 @@ class Suite:
         except SpecError:
             if self.plain is None or not where:
                 raise
-            wanted_cells = self.plain.plan(preset, seeds, where, attacks, refuse).cells  # a setting may fit these alone
+            # a setting of `--set` may suit only the selected cells: find them without it, then expand them alone
+            wanted_cells = self.plain.plan(preset, seeds, where, attacks, refuse).cells
             plan = cells(points={tuple(cell.key.items()) for cell in wanted_cells})
         return select(plan, where) if where else plan
 
 
 class _Origins:
-    """The cells that the weights of a suite's cells come from: {suite: NAME, axis: label, ...}, each planned once."""
+    """Finds the cells behind `weights: {suite: NAME, axis: label, ...}`, and expands each only once."""
 
     def __init__(self, suite: Suite, below: tuple[tuple[str, str], ...] = (), *, refuse: bool) -> None:
         self.refuse = refuse  # see `Suite.plan`
-        self.suite, self.below = suite, below  # below: (suite, labels) of what asks for the weights of what asks ...
-        self.known: dict[tuple[str, str, str], list[Cell]] = {}
+        self.suite = suite
+        self.below = below  # (suite, labels) of the cells that start from these, outermost first
+        self.cells_by_key: dict[tuple[str, str, str], list[Cell]] = {}  # (suite, labels, preset) -> cells
 
     def cell(self, node: LocatedMap, preset: str, seed: int) -> Cell:
-        """The one cell of this preset with these labels: of the seed, or its only one. SpecError: see `_cells`."""
+        """The cell of this preset with these labels and this seed, or the only one with these labels."""
         labels = {axis: str(label) for axis, label in node.items() if axis != "suite"}
         origin_key = (str(node.get("suite")), ", ".join(f"{axis} {label}" for axis, label in labels.items()))
-        if (*origin_key, preset) not in self.known:
-            self.known[(*origin_key, preset)] = self._cells(node, preset, origin_key, labels)
-        cells = self.known[(*origin_key, preset)]
+        if (*origin_key, preset) not in self.cells_by_key:
+            self.cells_by_key[(*origin_key, preset)] = self._cells(node, preset, origin_key, labels)
+        cells = self.cells_by_key[(*origin_key, preset)]
         if len(cells) == 1:
             return cells[0]
         if (cell_of_seed := next((cell for cell in cells if cell.spec["seed"] == seed), None)) is None:
@@ -136,13 +139,13 @@ class _Origins:
         return cell_of_seed
 
     def _cells(self, node: LocatedMap, preset: str, origin_key: tuple[str, str], labels: dict[str, str]) -> list[Cell]:
-        """The cells of a point, one a seed. SpecError: not one point, no such suite, label or preset, a circle."""
+        """The cells of one point, one per seed. SpecError unless labels, preset and suite lead to exactly one point."""
         location = f"{node.place('suite')}: weights"
         if origin_key in self.below:
             chain = " -> ".join(f"{suite} ({label_text})" for suite, label_text in (*self.below, origin_key))
-            raise SpecError(f"{location}: a cell cannot begin with its own weights: {chain}")
+            raise SpecError(f"{location}: a cell cannot start from its own weights: {chain}")
         if "suite" not in node:
-            raise SpecError(f"{location}: 'suite' is missing: weights of which suite's cell?")
+            raise SpecError(f"{location}: 'suite' is missing: name the suite whose cell has the weights")
         try:
             origin_suite = self.suite if origin_key[0] == self.suite.name else load(self._file(origin_key[0]))
             for axis, label in labels.items():
@@ -156,26 +159,26 @@ class _Origins:
         keys = list({tuple(cell.key.items()): cell.key for cell in cells}.values())
         if len(keys) != 1:
             count_text = f"{len(keys)} cells, not one" if keys else "no cell"
-            vary = [axis for axis in origin_suite.axes() if len({key.get(axis) for key in keys}) > 1]
-            hint = f" (say which {' and which '.join(vary)})" if vary else ""
+            varying_axes = [axis for axis in origin_suite.axes() if len({key.get(axis) for key in keys}) > 1]
+            hint = f" (add {' and '.join(varying_axes)})" if varying_axes else ""
             label_text = f" with {origin_key[1]}" if origin_key[1] else ""
             raise SpecError(f"{location}: preset '{preset}' of '{origin_key[0]}' has {count_text}{label_text}{hint}")
         return [replace(cell, evaluations=(), suite=origin_suite.name) for cell in cells]
 
     def _file(self, name: str) -> str:
-        """A suite beside this one, or any known one."""
+        """The path of a suite file beside this one, else the name as it is."""
         neighbour = self.suite.file.parent / name
         return str(neighbour) if is_path(name) and neighbour.is_file() else name
 
 
 def is_path(name: str) -> bool:
-    """Whether a suite is given by its file."""
-    name = with_settings(name)[0]
+    """Whether a suite is named by its file."""
+    name = split_settings(name)[0]
     return name.endswith((".yaml", ".yml")) or os.sep in name
 
 
 def locate(name: str) -> Path:
-    """The file of a suite given by path, or by name: one that is known, or in the working directory. SpecError."""
+    """The file of a suite given by path or by name; suites in the working directory count too."""
     if is_path(name):
         path = Path(name)
         if not path.is_file():
@@ -193,34 +196,34 @@ def locate(name: str) -> Path:
 
 
 def load(name: str) -> Suite:
-    """Read and check a suite by name or path, its plug-ins added; `plan` checks the cells. SpecError on any mistake.
+    """Read and check a suite by name or path, and add its plug-ins; `plan` checks the cells later.
 
-    "NAME+model.width=8+train=600" is the suite with these settings in every cell.
+    "NAME+model.width=8+train=600" is the suite with these settings in every cell. SpecError for any mistake.
     """
-    name, settings = with_settings(name)
+    name, settings = split_settings(name)
     file = locate(name)
     raw = _resolve(file, ())
     for plugin in raw.get("plugins", ()):
         plugins.add(Path(plugin), raw.place("plugins"))
-    suite = checked(raw, file)
-    return overridden(suite, settings) if settings else suite
+    suite = read_suite(raw, file)
+    return override_settings(suite, settings) if settings else suite
 
 
 SETTING = re.compile(r"\+(?=[a-z_][\w.]*=)")
 
 
-def with_settings(name: str) -> tuple[str, list[str]]:
-    """A suite's name or path, and what follows it: "tiny+train=60" is ("tiny", ["train=60"])."""
+def split_settings(name: str) -> tuple[str, list[str]]:
+    """("tiny", ["train=60"]) from "tiny+train=60": a suite's name or path, and its settings."""
     base, *settings = SETTING.split(name)
     return base, settings
 
 
-def overridden(suite: Suite, settings: Sequence[str]) -> Suite:
-    """The suite with settings in all cells of all presets, over every other override, and their text in its name."""
-    of_cells = {setting.name for setting in signatures.describe("Experiment").settings}
+def override_settings(suite: Suite, settings: Sequence[str]) -> Suite:
+    """The suite with these settings in all cells, over all other overrides, and with their text in its name."""
+    cell_settings = {setting.name for setting in signatures.describe("Experiment").settings}
     for setting in settings:
         key, _, value = setting.partition("=")
-        if key not in of_cells and (
+        if key not in cell_settings and (
             paths := [path for path in _paths(suite.contents.base) if path.endswith(f".{key}")]
         ):
             raise SpecError(f"--set {setting}: a cell has no setting '{key}' (did you mean '{paths[0]}={value}'?)")
@@ -234,7 +237,7 @@ def overridden(suite: Suite, settings: Sequence[str]) -> Suite:
 
 
 def _paths(base: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The settings of a mapping as `--set` writes them: "algorithm.local.lr"."""
+    """The paths of all settings of a mapping, as `--set` takes them: "algorithm.local.lr"."""
     for key, value in base.items():
         yield f"{prefix}{key}"
         if isinstance(value, Mapping):
@@ -242,7 +245,7 @@ def _paths(base: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _nested(setting: str) -> LocatedMap:
-    """What "algorithm.local.lr=0.02" overrides: {algorithm: {local: {lr: 0.02}}}. SpecError: no such thing."""
+    """{algorithm: {local: {lr: 0.02}}} from "algorithm.local.lr=0.02"."""
     path, _, text = setting.partition("=")
     value: Any = parse(f"value: {text}", Path("--set")).get("value")
     for key in reversed(path.split(".")):
@@ -254,45 +257,44 @@ def _nested(setting: str) -> LocatedMap:
 
 
 def name_with_settings(name: str, settings: Sequence[str] | None) -> str:
-    """A suite's name with what `--set` says. SpecError: it says no setting."""
+    """A suite's name with the texts of `--set`: "tiny+train=60". SpecError for a text that is no setting."""
     for setting in settings or ():
         if not SETTING.match(f"+{setting}"):
             raise SpecError(f"--set: expected a setting such as algorithm.local.lr=0.02, got '{setting}'")
     return "+".join([name, *(settings or ())])
 
 
-def checked(raw: LocatedMap, file: Path) -> Suite:
-    """The suite of what a file says, with what it extends merged under it."""
-    axes = model.read(
-        Axes, LocatedMap({"axes": raw.get("axes")}, raw.where, raw.at), str(file)
-    ).axes  # others name them
+def read_suite(raw: LocatedMap, file: Path) -> Suite:
+    """The suite of a mapping that is already merged over the suite it extends."""
+    # first the axes alone: the other sections are checked against their names and labels
+    axes = model.read(Axes, LocatedMap({"axes": raw.get("axes")}, raw.where, raw.at), str(file)).axes
     contents = model.read(Contents, raw, str(file), axes=axes, folders=[file.parent, *folders()])
     distinct(contents.figures)
     return Suite(file, contents)
 
 
 def _resolve(file: Path, children: tuple[Path, ...]) -> LocatedMap:
-    """The suite's mapping with what it extends merged under it."""
+    """The mapping of a suite file, merged over that of the suite it extends."""
     resolved = file.resolve()
     if resolved in children:
         chain = " -> ".join(p.stem for p in (*children, resolved))
         raise SpecError(f"{file}: a suite cannot extend itself ({chain})")
     raw = read_yaml(file)
     if "plugins" in raw:
-        plugin_paths = [str(file.resolve().parent / plugin) for plugin in _listed(raw)]
-        raw = LocatedMap({**raw, "plugins": plugin_paths}, raw.where, raw.at)  # what was read is shared
+        plugin_paths = [str(file.resolve().parent / plugin) for plugin in _plugin_files(raw)]
+        raw = LocatedMap({**raw, "plugins": plugin_paths}, raw.where, raw.at)  # a copy: `parse` shares its result
     if "extends" not in raw:
         return raw
     name = str(raw["extends"])
     try:
         neighbour = file.parent / name
         parent = neighbour if neighbour.is_file() else locate(name)
-        if parent.suffix not in (".yaml", ".yml"):  # messages about a file repeat its keys
-            raise SpecError(f"{name} is no suite file: its name must end in .yaml")
+        if parent.suffix not in (".yaml", ".yml"):  # messages would repeat the keys of any other file
+            raise SpecError(f"{name} is not a suite file: its name must end in .yaml")
     except SpecError as error:
         raise SpecError(f"{raw.place('extends')}: {error}") from None
     parent_map = _resolve(parent, (*children, resolved))
-    merged = LocatedMap(parent_map, parent_map.where, parent_map.at)  # several suites may extend it
+    merged = LocatedMap(parent_map, parent_map.where, parent_map.at)  # a copy: several suites may extend the same one
     for key, value in raw.items():
         if key in ("base", "axes", "evaluate", "presets") and key in merged and isinstance(value, LocatedMap):
             value = merge(merged[key], value)
@@ -302,41 +304,42 @@ def _resolve(file: Path, children: tuple[Path, ...]) -> LocatedMap:
             value = list(dict.fromkeys([*merged.get(key, ()), *value]))
         merged[key] = value
         merged.where[key] = raw.where[key]
-    for key in ("tables", "figures"):
-        if key not in raw and "name" in parent_map and isinstance(merged.get(key), list):  # none: only a part of suites
-            merged[key] = [_with_new_rows(one, parent_map, merged) for one in merged[key]]
+    for key in ("tables", "figures"):  # a parent without a name is only a fragment, whose tables stay as they are
+        if key not in raw and "name" in parent_map and isinstance(merged.get(key), list):
+            merged[key] = [_with_new_rows(node, parent_map, merged) for node in merged[key]]
     return merged
 
 
-def _with_new_rows(shown: Any, under: LocatedMap, merged: LocatedMap) -> Any:
-    """An inherited table or figure; one that lists the baseline among others also lists new labels of its axis."""
+def _with_new_rows(node: Any, parent_map: LocatedMap, merged: LocatedMap) -> Any:
+    """An inherited table or figure; one that shows the baseline among other labels also shows the new labels."""
     baseline = str(merged.get("baseline"))
-    where = shown.get("where") if isinstance(shown, LocatedMap) else None
-    if not isinstance(where, LocatedMap):
-        return shown
-    for axis, listed in where.items():
-        before, now = (node.get(axis) for node in (under.get("axes") or {}, merged.get("axes") or {}))
-        if not (isinstance(before, LocatedMap) and isinstance(now, LocatedMap)):
+    condition = node.get("where") if isinstance(node, LocatedMap) else None
+    if not isinstance(condition, LocatedMap):
+        return node
+    for axis, shown_labels in condition.items():
+        parent_labels, labels = (suite.get(axis) for suite in (parent_map.get("axes") or {}, merged.get("axes") or {}))
+        if not (isinstance(parent_labels, LocatedMap) and isinstance(labels, LocatedMap)):
             continue
-        if isinstance(listed, list) and baseline in map(str, listed):
-            new = [label for label in now if label not in before]
-            wider = LocatedMap({**where, axis: [*listed, *new]}, where.where, where.at)
-            return LocatedMap({**shown, "where": wider}, shown.where, shown.at)
-    return shown
+        if isinstance(shown_labels, list) and baseline in map(str, shown_labels):
+            new_labels = [label for label in labels if label not in parent_labels]
+            wider = LocatedMap({**condition, axis: [*shown_labels, *new_labels]}, condition.where, condition.at)
+            return LocatedMap({**node, "where": wider}, node.where, node.at)
+    return node
 
 
 POINTS = ("product", "include")
 
 
 def _grid(parent_grid: LocatedMap, child_grid: LocatedMap) -> LocatedMap:
-    """The grid of a suite that extends another: its points, and the overrides of both unless it replaces them.
+    """The grid of a suite that extends another: its own points, and the overrides of both unless it replaces them.
 
-    A grid that names no points has those of the other.
+    A grid that names no points has those of the parent.
     """
-    points = any(key in child_grid for key in POINTS)
-    kept_keys = [key for key in parent_grid if not points and key in (*POINTS, "exclude") and key not in child_grid]
+    has_points = any(key in child_grid for key in POINTS)
+    inherited = () if has_points else (*POINTS, "exclude")
+    inherited_keys = [key for key in parent_grid if key in inherited and key not in child_grid]
     merged = LocatedMap(
-        {**{key: parent_grid[key] for key in kept_keys}, **child_grid},
+        {**{key: parent_grid[key] for key in inherited_keys}, **child_grid},
         {**parent_grid.where, **child_grid.where},
         child_grid.at,
     )
@@ -347,8 +350,8 @@ def _grid(parent_grid: LocatedMap, child_grid: LocatedMap) -> LocatedMap:
     return merged
 
 
-def _listed(raw: LocatedMap) -> list[str]:
-    """The plug-ins that one file names."""
+def _plugin_files(raw: LocatedMap) -> list[str]:
+    """The plug-in files that a suite file names."""
     plugin_names = raw["plugins"]
     if not (isinstance(plugin_names, list) and all(isinstance(plugin, str) and plugin for plugin in plugin_names)):
         raise SpecError(f"{raw.place('plugins')}: expected a list of files such as [mine.py], got {plugin_names!r}")
@@ -356,7 +359,7 @@ def _listed(raw: LocatedMap) -> list[str]:
 
 
 def read_yaml(file: Path) -> LocatedMap:
-    """A YAML 1.2 file as Maps that know their lines. SpecError: unreadable, not a mapping, a key given twice."""
+    """A YAML 1.2 file as LocatedMaps. SpecError if it is unreadable, no mapping, or gives a key twice."""
     try:
         return parse(file.read_text(encoding="utf-8"), file)
     except (OSError, UnicodeDecodeError) as error:
@@ -365,16 +368,16 @@ def read_yaml(file: Path) -> LocatedMap:
 
 @functools.lru_cache(maxsize=256)
 def parse(text: str, file: Path) -> LocatedMap:
-    """What a file says; SpecError as for `read_yaml`. The result is shared: it is read, never changed."""
-    input_limits.characters(text, str(file))
+    """The mapping of a file's text; errors as for `read_yaml`. The result is cached and must not be changed."""
+    input_limits.check_characters(text, str(file))
     root = _parse(text, file)
-    if "\\" in text or CONTROL.search(text):
+    if "\\" in text or CONTROL.search(text):  # an escape such as "\\e" is a control character once it is read
         _demand_printable(root, str(file))
     return root
 
 
 def _demand_printable(node: Any, location: str) -> None:
-    """SpecError: a key or a text with a character that a terminal obeys; a tab and the end of a line are allowed."""
+    """SpecError for a key or text with a control character other than tab and line end: a terminal would obey it."""
     keys = list(node) if isinstance(node, LocatedMap) else []
     for key in keys:
         _demand_printable(node[key], node.place(key))
@@ -385,7 +388,7 @@ def _demand_printable(node: Any, location: str) -> None:
 
 
 class _Composer(Composer):
-    """ruamel's, which ends where a file is nested too deeply: its scanner takes the square of the depth."""
+    """ruamel's composer, stopped where a file is nested too deeply: its scanner takes the square of the depth."""
 
     level = 0
 
@@ -406,18 +409,18 @@ def _parse(text: str, file: Path) -> LocatedMap:
     except RecursionError:
         raise input_limits.too_deep(str(file)) from None
     except DuplicateKeyError as error:
-        mark = error.problem_mark
+        error_mark = error.problem_mark
         key = re.search(r'duplicate key "?([^"\s]+)"?', str(error.problem or ""))
-        raise SpecError(f"{file}:{mark.line + 1}: the key '{key[1] if key else '?'}' is given twice") from None
+        raise SpecError(f"{file}:{error_mark.line + 1}: the key '{key[1] if key else '?'}' is given twice") from None
     except YAMLError as error:
-        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        line = f":{mark.line + 1}" if mark is not None else ""
+        error_mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        line = f":{error_mark.line + 1}" if error_mark is not None else ""
         raise SpecError(f"{file}{line}: invalid YAML: {getattr(error, 'problem', None) or error}") from None
     except Exception as error:  # a number of 5000 digits, the 45th of a month, !!int x: each its own kind of exception
         raise SpecError(f"{file}: invalid YAML: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(tree, CommentedMap):
         raise SpecError(f"{file}: expected a mapping at the top level")
-    input_limits.values(tree, _children, str(file))
+    input_limits.check_values(tree, _children, str(file))
     return _located(tree, file)
 
 
@@ -428,7 +431,7 @@ def _children(node: Any) -> list[Any]:
 
 
 def _located(node: Any, file: Path) -> Any:
-    """ruamel's tree as Maps, lists and plain Python values."""
+    """ruamel's tree as LocatedMaps, lists and plain Python values."""
     if isinstance(node, CommentedMap):
         items = {str(key): _located(value, file) for key, value in node.items()}
         lines = node.lc.data or {}  # a key that came with a merge (<<) has no line
@@ -441,6 +444,6 @@ def _located(node: Any, file: Path) -> Any:
     for kind in (bool, int, float, str):
         if isinstance(node, kind):
             if kind is int:
-                input_limits.digits(str(node), str(file))
+                input_limits.check_digits(str(node), str(file))
             return kind(node)
     return node

@@ -1,4 +1,4 @@
-"""Filters such as "model=nin and not aggregator=sfat": which cells of a plan."""
+"""Filters such as "model=nin and not aggregator=sfat", which select cells of a plan."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ _TOKEN = re.compile(
     r"|(?P<word>[^\s()=!<>]+))"
 )
 
-_DEEPEST = 100  # "not" and "(" within each other: each is a few calls deep, and Python allows about a thousand
+_MAX_DEPTH = 100  # "not" and "(" within each other: each is a few calls deep, and Python allows about a thousand
 
 
 def select(plan: Plan, where: str) -> Plan:
-    """The plan with only the cells that a filter such as "model=nin and method in [FAT, SFAT]" keeps.
+    """The plan with only the cells that a filter selects, such as "model=nin and method in [FAT, SFAT]".
 
-    A name is an axis, a setting by its dotted path, a call of the cell (`model`, `aggregator`: compared with its
-    name), or `threat` and `labels` of an attack on privacy (`fatbench.suite.threats`).
-    SpecError: cannot be read, an unknown name, or a word that a name has in no cell; NothingMatched: no cell is left.
+    A name is an axis, a setting by its dotted path, a call of the cell (`model`, `aggregator`, compared by its name),
+    or `threat` and `labels` of an attack on privacy (`fatbench.suite.threats`). SpecError for a text that cannot be
+    read, an unknown name, or a value that no cell has; NothingMatched if no cell is left.
     """
-    test, compared = _parse_filter(where)
+    test, comparisons = _parse_filter(where)
     facts = _facts_of(plan)
     fact_names = functools.cache(lambda: {name for cell_facts in facts for name in cell_facts})
     cells = [cell for cell, cell_facts in zip(plan.cells, facts, strict=True) if test(cell_facts, fact_names)]
     if not cells:
         text = f"-k '{where}' matches none of the {len(plan.unique())} cells of '{plan.suite}'"
-        raise NothingMatched(text + _never(facts, compared))
-    if misspelt := _never(
-        facts, [(name, value) for name, value in compared if not (value == "none" or _is_number(value))]
+        raise NothingMatched(text + _unmatched_text(facts, comparisons))
+    if misspelt := _unmatched_text(
+        facts, [(name, value) for name, value in comparisons if not (value == "none" or _is_number(value))]
     ):
-        raise SpecError(f"-k '{where}'{misspelt}")  # else a misspelt label is ignored
+        raise SpecError(f"-k '{where}'{misspelt}")  # or a misspelt label of `in [...]` would select nothing unseen
     return replace(plan, cells=cells, where=where)
 
 
 def _is_number(text: str) -> bool:
-    """Whether it is one: seeds and sizes are given generously, for presets that have fewer."""
+    """Whether a value is a number; a number may match no cell, since `seed in [0, 1, 2]` should suit every preset."""
     try:
         float(number(text))
     except ValueError:
@@ -52,23 +52,21 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _never(facts: list[dict[str, str]], compared: list[tuple[str, str]]) -> str:
-    """The tail of a message: the first value asked for that its name has in no cell, and what it could have been."""
-    for name, value in compared:
-        values_here = {cell_facts[name] for cell_facts in facts if name in cell_facts}
-        if value.lower() not in {cell_facts.lower() for cell_facts in values_here}:
-            several = [part.strip() for part in re.split("[,|]", value)]
-            if len(several) > 1 and values_here.issuperset(several):
-                return f": {name} is never '{value}' (write {name} in [{', '.join(several)}])"
-            return f": {name} is never '{value}'{did_you_mean(value, values_here) if len(values_here) <= 20 else ''}"
+def _unmatched_text(facts: list[dict[str, str]], comparisons: list[tuple[str, str]]) -> str:
+    """The end of a message, about the first compared value that no cell has; empty if each is in some cell."""
+    for name, value in comparisons:
+        cell_values = {cell_facts[name] for cell_facts in facts if name in cell_facts}
+        if value.lower() not in {cell_facts.lower() for cell_facts in cell_values}:
+            alternatives = [text.strip() for text in re.split("[,|]", value)]
+            if len(alternatives) > 1 and cell_values.issuperset(alternatives):
+                return f": {name} is never '{value}' (write {name} in [{', '.join(alternatives)}])"
+            return f": {name} is never '{value}'{did_you_mean(value, cell_values) if len(cell_values) <= 20 else ''}"
     return ""
 
 
 def _facts_of(plan: Plan) -> list[dict[str, str]]:
-    """Everything a filter can ask of each cell: name -> value as text."""
-    settings_by_point: dict[
-        tuple[int, ...], dict[str, str]
-    ] = {}  # the seeds of a point share all settings but the seed
+    """For each cell all that a filter can name: name -> value as text."""
+    settings_by_point: dict[tuple[int, ...], dict[str, str]] = {}  # seeds of a point share all other settings
     facts_by_cell = []
     for cell in plan.cells:
         shared = tuple(id(value) for key, value in cell.spec.items() if key != "seed")
@@ -80,7 +78,7 @@ def _facts_of(plan: Plan) -> list[dict[str, str]]:
 
 
 def _settings(cell: Cell) -> dict[str, str]:
-    """Every setting of a cell by its path, and by its last name."""
+    """Every setting of a cell by its dotted path, and by the last name of the path if that is free."""
     facts: dict[str, str] = {}
 
     def walk(node: Any, path: tuple[str, ...]) -> None:
@@ -99,8 +97,8 @@ def _settings(cell: Cell) -> dict[str, str]:
     return facts | threats.of_cell(cell.spec)
 
 
-def joined(filters: list[str]) -> str:
-    """One filter that holds where all of these hold. SpecError: one of them cannot be read by itself."""
+def join_filters(filters: list[str]) -> str:
+    """One filter that holds where all of these hold; SpecError if one cannot be read by itself."""
     if len(filters) == 1:
         return filters[0]
     for filter_text in filters:
@@ -109,7 +107,7 @@ def joined(filters: list[str]) -> str:
 
 
 def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
-    """The test of a cell's facts, and the names and values that it compares with "="."""
+    """(test of a cell's facts, (name, value) of each comparison with "=")."""
     tokens: list[str] = []
     comparisons: list[tuple[str, str]] = []
     position = 0
@@ -127,7 +125,7 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
         return SpecError(f"-k: {problem} in '{text}'{hint} ({example})")
 
     def chain(word: str, read_term: Callable[[], Any], decides: bool) -> Any:
-        """Terms joined by a word, of which the first that is `decides` decides: one call, however many they are."""
+        """Terms joined by "and" or "or": the first equal to `decides` decides, in one call for any number of terms."""
         terms = [read_term()]
         while tokens[0].lower() == word:
             tokens.pop(0)
@@ -155,7 +153,7 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
         if tokens[0].lower() not in ("not", "("):
             return comparison()
         depth += 1
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             raise SpecError(f"-k: nested too deeply: '{text[:60]}...'")
         if tokens.pop(0) == "(":
             test = disjunction()
@@ -172,27 +170,27 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
             negated = tokens.pop(0).lower() == "not"
             if negated:
                 tokens.pop(0)
-            return one_of(name, not negated)
+            return membership(name, not negated)
         if not name or tokens[0] not in ("=", "==", "!=", "<", ">", "<=", ">="):
             raise fail(f"expected name=value at '{name}'")
-        op, written_value = tokens.pop(0), tokens.pop(0)
-        if not written_value or _TOKEN.match(written_value)["op"]:  # type: ignore[index]
-            raise fail(f"expected a value behind '{name}{op}'")
-        value = written_value.strip("'\"")
-        return compared(name, op, value)
+        op, value_text = tokens.pop(0), tokens.pop(0)
+        if not value_text or _TOKEN.match(value_text)["op"]:  # type: ignore[index]
+            raise fail(f"expected a value after '{name}{op}'")
+        value = value_text.strip("'\"")
+        return comparison_test(name, op, value)
 
-    def one_of(name: str, is_in: bool) -> Any:
-        """`name in [a, b]`, or `not in` where it is not `is_in`."""
+    def membership(name: str, is_in: bool) -> Any:
+        """The test of `name in [a, b]`, or of `not in` if `is_in` is False."""
         list_text = tokens.pop(0)
         if not (list_text.startswith("[") and list_text.endswith("]")):
-            raise fail(f"expected a list such as [FAT, SFAT] behind '{name} in'")
+            raise fail(f"expected a list such as [FAT, SFAT] after '{name} in'")
         values = [value for value in map(_unquoted, re.findall(rf"(?:{_QUOTED}|[^,])+", list_text[1:-1])) if value]
         if not values:
-            raise fail(f"the list behind '{name} in' is empty")
-        tests = [compared(name, "=", value) for value in values]
+            raise fail(f"the list after '{name} in' is empty")
+        tests = [comparison_test(name, "=", value) for value in values]
         return lambda facts, known: any(test(facts, known) for test in tests) == is_in
 
-    def compared(name: str, op: str, value: str) -> Any:
+    def comparison_test(name: str, op: str, value: str) -> Any:
         if op in ("=", "=="):
             comparisons.append((name, value))
 
@@ -213,7 +211,7 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
 
 
 def _unquoted(text: str) -> str:
-    """A name as it stands in a list, without the spaces around it and its quotation marks."""
+    """A value of a list without surrounding spaces and quotation marks."""
     text = text.strip()
     return text[1:-1] if text[:1] in ("'", '"') and text[-1:] == text[:1] else text
 

@@ -1,4 +1,4 @@
-"""Where suites are looked for. Imports nothing heavy: a shell completes a suite's name with it."""
+"""The folders of suites. Imports nothing heavy, because shells complete the names of suites with it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 def folders() -> list[Path]:
-    """Where suites are looked for by name: ./suites, then those that came with the program."""
+    """The folders that are searched for suites by name: ./suites, then those of the program."""
     package = Path(__file__).parent.parent
     return [Path("suites"), package.parent / "suites", package / "suites"]
 
 
 def available() -> dict[str, Path]:
-    """Name -> file of every suite that can be run by name."""
+    """name -> file of every suite that can be run by its name."""
     file_by_name: dict[str, Path] = {}
     for folder in folders():
         if folder.is_dir():
@@ -23,7 +23,7 @@ def available() -> dict[str, Path]:
 
 
 def own_files() -> dict[str, str]:
-    """The suites whose files are in the working directory: name -> file."""
+    """name -> file of the suites in the working directory."""
     file_by_name: dict[str, str] = {}
     for file in sorted(file for file in Path().glob("*.y*ml") if file.is_file()):
         text = file.read_text(encoding="utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""Functions whose code is another package's: which package, whether it is installed, and what brings it."""
+"""Functions with the code of other packages: which package, whether it is installed, and how to install it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from fatbench.errors import MachineError
 from fatbench.suite.calls import Call
 from fatbench.suite.signatures import Signature
 
-EXTRAS = {"torchattacks": "fatbench[attacks]"}  # package -> what pip installs, where that is another name
+EXTRAS = {"torchattacks": "fatbench[attacks]"}  # package -> what to install with pip, if its name differs
 
 
 def packages(signature: Signature) -> tuple[str, ...]:
-    """The packages that a function's entry names, any of which will do; none: the code is ours."""
+    """The packages that a function's entry names, any one of which is enough; empty if the code is ours."""
     return tuple(signature.entry.get("packages", ()))
 
 
@@ -23,7 +23,7 @@ def installed(package: str) -> bool:
 
 
 def check(call: Call, location: str) -> None:
-    """MachineError: the package of a function, or of one nested in it, is not installed."""
+    """MachineError if the package of a function, or of one nested in it, is not installed."""
     for used_call in call.walk():
         names = packages(used_call.signature)
         if names and not any(map(installed, names)):
@@ -31,5 +31,5 @@ def check(call: Call, location: str) -> None:
 
 
 def missing_package(name: str, package: str) -> str:
-    """What to say where a function's package is not installed."""
+    """The message for a function whose package is not installed."""
     return f"'{name}' needs the package {package}: pip install '{EXTRAS.get(package, package)}'"

@@ -1,4 +1,4 @@
-"""A call of a suite file in words: `pgd(eps=8/255, step=2/255, steps=20)`."""
+"""A call of a suite file as text: `pgd(eps=8/255, step=2/255, steps=20)`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fatbench.suite.types import FRACTION
 
 
 def with_all_settings(spec: Mapping[str, Any]) -> str:
-    """A call {name, setting: value} with every setting it has, switches last; needs no knowledge of the function."""
+    """A call {name, setting: value} with all its settings, switches last; works for unknown functions too."""
     settings = sorted(spec.items(), key=lambda item: isinstance(item[1], bool))
     return _call(spec["name"], {key: value for key, value in settings if key != "name"})
 
 
 def brief(kind: str, spec: Mapping[str, Any]) -> str:
-    """A canonical call with every number, and a choice where it is not the default. SpecError: no such function."""
+    """A canonical call with all numbers, and with other settings where they differ from their defaults."""
     defaults = {setting.name: setting.default for setting in signatures.describe(kind, spec["name"]).settings}
     shown_settings = {
         key: value

@@ -1,4 +1,4 @@
-"""The points of a suite's grid: which labels of its axes go together, in the order of the file."""
+"""The points of a suite's grid: the combinations of labels to run, in the order of the file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def labels_of(axes: Mapping[str, Mapping[str, LocatedMap]], preset: Preset) -> d
 
 
 def grid_size(contents: Contents) -> int:
-    """An upper bound of the number of cells of all presets, for little work."""
+    """An upper bound of the number of cells of all presets, without expanding them."""
     return sum(
         upper_bound(contents, preset) * len(preset.seeds or contents.seeds) for preset in contents.presets.values()
     )
 
 
 def upper_bound(contents: Contents, preset: Preset) -> int:
-    """An upper bound of the number of points of a preset, for little work."""
+    """An upper bound of the number of points of a preset, without expanding it."""
     grid, axes = contents.grid, labels_of(contents.axes, preset)
     product = axes if grid.product is None else grid.product
     points = math.prod(len(axes[axis]) for axis in product)
@@ -33,26 +33,26 @@ def upper_bound(contents: Contents, preset: Preset) -> int:
 
 
 def points(contents: Contents, preset: Preset) -> list[Key]:
-    """Grid points of a preset: the product of the named axes, and the points to include, each once.
+    """The points of a preset, each once: the product of the named axes, and those under `include`.
 
-    In the order of the axes and their labels in the file.
+    They are sorted by axes and labels as these are ordered in the file.
     """
     grid, all_axes = contents.grid, contents.axes
     axes = labels_of(all_axes, preset)
     product = axes if grid.product is None else grid.product
     groups: list[list[Key]] = [[{axis: label} for label in axes[axis]] for axis in product]
-    including = "include" in grid.node
-    if axes and not groups and not including:
+    has_include = "include" in grid.node
+    if axes and not groups and not has_include:
         raise SpecError(
-            f"{grid.place('product')}: no axis is in the product and there is no include: the grid is empty"
+            f"{grid.place('product')}: the grid is empty: name an axis in 'product', or points in 'include'"
         )
-    combinations = itertools.product(*groups) if groups or not including else ()
+    combinations = itertools.product(*groups) if groups or not has_include else ()
     points = (
         dict(itertools.chain(*(axis_label.items() for axis_label in combination))) for combination in combinations
     )
     position = {axis: {label: i for i, label in enumerate(labels)} for axis, labels in all_axes.items()}
     kept_labels = {axis: set(labels) for axis, labels in axes.items()}
-    kept_points = (  # without labels that the preset leaves out
+    kept_points = (  # points of the suite without the labels that the preset leaves out
         point
         for point in itertools.chain(points, _included(grid.include))
         if all(label in kept_labels[axis] for axis, label in point.items())
@@ -65,12 +65,12 @@ def points(contents: Contents, preset: Preset) -> list[Key]:
 
 
 def _included(include: Sequence[Condition]) -> Iterator[Key]:
-    """The points of `include`: each item maps axes to labels or lists of them, and stands for all combinations."""
+    """The points of `include`, each item of which maps axes to lists of labels and stands for all combinations."""
     for item in include:
         for combination in itertools.product(*item.values()):
             yield dict(zip(item, combination, strict=True))
 
 
 def matches(key: Key, condition: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a point has one of the labels of each axis of a condition."""
+    """Whether a point has, on each axis of a condition, one of its labels."""
     return all(key.get(axis) in labels for axis, labels in condition.items())

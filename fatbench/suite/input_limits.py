@@ -1,6 +1,6 @@
-"""How large what a person writes may be: refused before it is expanded, so that a mistake costs no time and no memory.
+"""Limits on the size of user input, checked before it is expanded so that a mistake costs neither time nor memory.
 
-A few lines can stand for more than fits into any memory: aliases of aliases, the product of seven axes, seeds up to a
+A few lines can stand for more than fits into memory: aliases of aliases, the product of seven axes, seeds up to a
 billion.
 """
 
@@ -19,25 +19,23 @@ CELLS = 200_000  # of a preset, and of all presets of a suite: points of the gri
 SEEDS = 100_000  # of a list
 
 
-def characters(text: str, location: str) -> None:
-    """SpecError: a file that is too long."""
+def check_characters(text: str, location: str) -> None:
+    """SpecError for a file that is too long."""
     if len(text) > CHARACTERS:
         raise SpecError(f"{location}: {len(text)} characters; at most {CHARACTERS} are allowed")
 
 
 def too_deep(location: str) -> SpecError:
-    """The error of a file that is nested too deeply."""
+    """The error for a file that is nested too deeply."""
     return SpecError(f"{location}: nested more than {LEVELS} levels deep")
 
 
-def values(root: Any, children: Callable[[Any], Iterable[Any]], location: str) -> None:
-    """SpecError: a tree with more than VALUES values once its aliases are written out, or one that has no end.
+def check_values(root: Any, children: Callable[[Any], Iterable[Any]], location: str) -> None:
+    """SpecError for a tree that is too large once its aliases are expanded, or that contains itself.
 
-    children: what a node holds. A node that several aliases name is one object, and is looked at once.
+    children: gives the children of a node. A node behind several aliases is one object and is measured once.
     """
-    size_by_node: dict[
-        int, tuple[int, int]
-    ] = {}  # id of a node -> (its values, its levels); (0, 0) while it is looked at
+    size_by_node: dict[int, tuple[int, int]] = {}  # id of a node -> (values, levels); (0, 0) while it is measured
 
     def measure(node: Any, level: int) -> tuple[int, int]:
         size = size_by_node.get(id(node))
@@ -59,15 +57,13 @@ def values(root: Any, children: Callable[[Any], Iterable[Any]], location: str) -
     measure(root, 1)
 
 
-def digits(text: str, location: str) -> None:
-    """SpecError: a whole number that no setting can mean."""
+def check_digits(text: str, location: str) -> None:
+    """SpecError for a whole number too long for any setting."""
     if len(text) > DIGITS:
         raise SpecError(f"{location}: a number of {len(text)} digits; at most {DIGITS} are allowed")
 
 
-def cells(number: int, location: str) -> None:
-    """SpecError: more cells than a preset, or all presets together, may have."""
+def check_cells(number: int, location: str) -> None:
+    """SpecError for more cells than a preset, or all presets together, may have."""
     if number > CELLS:
-        raise SpecError(
-            f"{location}: {number} cells, at most {CELLS} are planned: split the suite, or take fewer seeds"
-        )
+        raise SpecError(f"{location}: {number} cells, at most {CELLS} are allowed: split the suite, or use fewer seeds")

@@ -1,4 +1,4 @@
-"""Mappings that remember where in a file each key stands, so that an error can say it."""
+"""Mappings that remember the line of each key, so that errors can name it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class LocatedMap(dict):
-    """A mapping read from YAML that remembers where each key stands: `where[key]` is "file:line"."""
+    """A mapping read from YAML; `where[key]` and `at` are the places of a key and of the mapping, "file:line"."""
 
     where: dict[str, str]
 
@@ -18,13 +18,13 @@ class LocatedMap(dict):
         self.at = at
 
     def place(self, key: str) -> str:
-        """ "file:line: key", or the key alone where the place is unknown."""
+        """The text "file:line: key", or the key alone if its place is unknown."""
         location = self.where.get(key) or self.at
         return f"{location}: {key}" if location else key
 
 
 def merge(base: Any, override: Any) -> Any:
-    """`base` overridden by `override`, key by key; one that names another function, or a suite, replaces the whole."""
+    """`base` overridden key by key; an override that names another function, or a suite, replaces the whole."""
     if not (isinstance(base, LocatedMap) and isinstance(override, LocatedMap)):
         return copy.copy(override)
     if "suite" in override or ("name" in override and override["name"] != base.get("name")):

@@ -1,7 +1,7 @@
-"""The structure of a suite file, as pydantic models: which keys there are, and what may stand behind them.
+"""The pydantic models of the sections of a suite file: their keys and the values these may have.
 
 A model is read from a `LocatedMap`, so that an error names file, line and key. The settings of a cell are checked
-elsewhere, against the functions they reach (`fatbench.suite.calls`).
+elsewhere, against the functions that receive them (`fatbench.suite.calls`).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ CHECKPOINTS: tuple[str, ...] = get_args(Checkpoint)
 
 
 class Node(BaseModel):
-    """A mapping of the file with known keys. `place("key")` is "file:line: key"."""
+    """A mapping of a suite file with fixed keys; `place("key")` is "file:line: key"."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", frozen=True)
 
-    what: ClassVar[str] = ""  # how a message calls it: "the table's"
+    what: ClassVar[str] = ""  # its name in messages: "the table's"
     _node: LocatedMap = PrivateAttr(default_factory=LocatedMap)
 
     @model_validator(mode="wrap")
@@ -62,11 +62,11 @@ class Node(BaseModel):
 
     @property
     def node(self) -> LocatedMap:
-        """The mapping as it stands in the file."""
+        """The mapping as written in the file."""
         return self._node
 
     def place(self, *path: str) -> str:
-        """ "file:line: key" of a key, or of one below it."""
+        """The text "file:line: key" for a key, or for one nested below it."""
         node: Any = self._node
         for key in path[:-1]:
             node = node.get(key)
@@ -77,13 +77,13 @@ N = TypeVar("N", bound=Node)
 
 
 def read(model: type[N], node: LocatedMap, location: str, **context: Any) -> N:
-    """The model of a mapping. SpecError: file, line, key, what is wrong. `context`: see the validators below."""
+    """The model of a mapping; a SpecError names file, line, key and fault. context: see the validators below."""
     try:
         return model.model_validate(node, context=context)
     except ValidationError as error:
-        problem = error.errors()[0]
+        problem = error.errors()[0]  # {"type": ..., "loc": (key, ...), "msg": ..., "input": ...}
         error_location, message = (
-            _place_of(problem["loc"], node, location),
+            _location_of(problem["loc"], node, location),
             problem["msg"].removeprefix("Value error, "),
         )
         if problem["type"] == "literal_error":
@@ -96,20 +96,20 @@ def read(model: type[N], node: LocatedMap, location: str, **context: Any) -> N:
         raise SpecError(f"{error_location}: {message}") from None
 
 
-def _place_of(path: tuple[int | str, ...], node: Any, location: str) -> str:
-    """The place of what a path of keys and positions leads to."""
+def _location_of(path: tuple[int | str, ...], node: Any, location: str) -> str:
+    """The location of the value at the end of a path of keys and indices."""
     for key in path:
         if isinstance(node, LocatedMap) and key in node:
             location, node = node.place(str(key)), node[key]
         elif isinstance(node, list) and isinstance(key, int):
             node = node[key]
             location = node.at if isinstance(node, LocatedMap) else location
-        elif not isinstance(key, int):  # else one mapping stands for a list of one
+        elif not isinstance(key, int):  # an index into a single mapping, which stands for a list of one
             break
     return location
 
 
-# --- what stands behind a key ------------------------------------------------------------------------------------
+# --- the values of keys ------------------------------------------------------------------------------------
 
 
 def _text(value: Any) -> str:
@@ -119,7 +119,7 @@ def _text(value: Any) -> str:
 
 
 def mapping(value: Any) -> LocatedMap:
-    """A mapping as it stands in the file; an empty one where nothing stands."""
+    """A mapping as written in the file; an empty one for null."""
     if value is None:
         return LocatedMap()
     if not isinstance(value, LocatedMap):
@@ -128,26 +128,26 @@ def mapping(value: Any) -> LocatedMap:
 
 
 def labels(value: Any) -> list[str]:
-    """One label or a list of them, as texts."""
+    """One label or a list of labels, as a list of texts."""
     return [str(item) for item in (value if isinstance(value, list) else [value])]
 
 
 def known_axis(axis: str, axes: Mapping[str, Any]) -> str:
-    """The axis. ValueError: there is no such axis."""
+    """The axis of this name; ValueError without one."""
     if axis not in axes:
         raise ValueError(f"no axis is named '{axis}'{did_you_mean(axis, axes)}")
     return axis
 
 
 def known_label(axis: str, label: str, axes: Mapping[str, Any]) -> str:
-    """The label. ValueError: the axis has no such label."""
+    """The label of this name; ValueError if the axis lacks it."""
     if label not in axes[axis]:
         raise ValueError(f"axis '{axis}' has no label '{label}'{did_you_mean(label, axes[axis])}")
     return label
 
 
 def condition(value: Any, info: ValidationInfo) -> dict[str, list[str]]:
-    """Axis -> labels, all of them known. SpecError: file, line and key of one that is not."""
+    """axis -> labels, all of them known; the SpecError for an unknown one names file, line and key."""
     axes, value = (info.context or {})["axes"], mapping(value)
     try:
         labels_by_axis = {}
@@ -178,7 +178,7 @@ def _demand_labels(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_seeds(text: str, location: str = "--seeds") -> list[int]:
-    """ "0-4", "6,7" or "3" as a list of seeds. SpecError otherwise."""
+    """The seeds of a text such as "0-4", "6,7" or "3"; SpecError for any other text."""
     seeds: list[int] = []
     for range_text in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,18})(?:\s*-\s*([0-9]{1,18}))?\s*", range_text)
@@ -240,7 +240,7 @@ def _limit(value: Any) -> LocatedMap:
 
 
 Key = dict[str, str]  # axis -> label, in the order of the suite
-# What a file may say, for its JSON Schema, where that is not the type of what is read.
+# The types of values as written in a file, for its JSON Schema, where they differ from those that are read.
 Label = str | int | float | bool
 OneOrMore = Label | list[Label]
 
@@ -264,7 +264,7 @@ Labels = Annotated[
 class Override(Node):
     """`{when: {axis: labels}, set: {...}}`: settings that override those of some points of the grid.
 
-    having: dotted setting -> values, one of which the cell must have by then: {model.name: [whole_vit]}.
+    having: setting -> values, one of which the cell must have after earlier overrides: {model.name: [whole_vit]}.
     """
 
     what = "the override's"
@@ -275,14 +275,14 @@ class Override(Node):
     set: OverrideMap = LocatedMap()
 
     def holds(self, key: Key, spec: Mapping[str, Any]) -> bool:
-        """Whether it is of this point of the grid, whose cell has these settings."""
+        """Whether the override applies to a point of the grid whose cell has these settings so far."""
         return all(key.get(axis) in labels for axis, labels in self.when.items()) and all(
             str(setting(spec, path)) in values for path, values in self.having.items()
         )
 
 
 def setting(spec: Any, path: str) -> Any:
-    """What stands at a dotted path of a cell as written; a function's bare name is its `name`. None: nothing."""
+    """The value at a dotted path of a cell as written, or None; a bare name counts as `name`."""
     for key in path.split("."):
         if isinstance(spec, str) and key == "name":
             return spec
@@ -291,7 +291,7 @@ def setting(spec: Any, path: str) -> Any:
 
 
 class Exclude(Node):
-    """`{when: {axis: labels}, reason: ...}`: points that are left out."""
+    """`{when: {axis: labels}, reason: ...}`: points that the grid leaves out."""
 
     what = "the exclusion's"
     when: Condition = Field(default={})
@@ -299,29 +299,28 @@ class Exclude(Node):
 
 
 class GridSpec(Node):
-    """Which points of the axes there are; without anything, all of them."""
+    """The points of the grid; without any key, all combinations of labels."""
 
     product: Axes | None = None
     include: list[Condition] = Field(default=[])
     exclude: list[Exclude] = Field(default=[])
     overrides: list[Override] = Field(default=[])
-    # those of the suite that this one extends are left out, else they come first
+    # False: the overrides of the extended suite come before these
     replace_overrides: bool = Field(default=False, strict=True)
 
 
 class Transfer(Node):
-    """An attack computed on one model and judged on another: on cells that differ in `axis` alone, or on clients."""
+    """An attack computed on one model and evaluated on another: a cell that differs in `axis` alone, or a client."""
 
     what = "the transfer's"
-    attack: Text  # the metric whose attack it is
+    attack: Text  # the metric of the attack to transfer
     axis: Text | None = None
-    labels: Some | None = None  # of the axis, whose cells are attacked
-    clients: Annotated[Any, PlainValidator(_clients, json_schema_input_type=Count)] = (
-        None  # so many of the round's, each before averaging
-    )
+    labels: Some | None = None  # of the axis: the origins of the attack; None: all
+    # the number of clients of the round, each with its model before averaging
+    clients: Annotated[Any, PlainValidator(_clients, json_schema_input_type=Count)] = None
 
     @model_validator(mode="after")
-    def _one(self, info: ValidationInfo) -> Transfer:
+    def _check_axis_or_clients(self, info: ValidationInfo) -> Transfer:
         axes = (info.context or {})["axes"]
         if (self.axis is None) == (self.clients is None):
             raise SpecError(f"{self.node.at}: a transfer needs 'axis' or 'clients', not both")
@@ -339,30 +338,29 @@ class Transfer(Node):
 
 
 class Evaluate(Node):
-    """What trained models are attacked with: the first `n` test images, in batches, at which checkpoints."""
+    """The evaluation of trained models: attacks, the first `n` test images, their batches, the checkpoints."""
 
     n: Images = None
     batch: Images = 500
     checkpoints: Annotated[
         list[Checkpoint], BeforeValidator(_checkpoints, json_schema_input_type=Checkpoint | list[Checkpoint])
     ] = Field(default=["last"])
-    attacks: Annotated[LocatedMap, PlainValidator(_metrics)] = LocatedMap()  # metric -> attack; null takes one away
+    attacks: Annotated[LocatedMap, PlainValidator(_metrics)] = LocatedMap()  # metric -> attack; null removes one
     transfer: Annotated[dict[str, Transfer | None], BeforeValidator(_metrics)] = Field(default={})  # by metric
-    limit: Annotated[LocatedMap, PlainValidator(_limit, json_schema_input_type=dict[str, Count])] = (
-        LocatedMap()
-    )  # metric -> that attack's number of test images, if below n
+    # metric -> the attack's number of test images, if below n
+    limit: Annotated[LocatedMap, PlainValidator(_limit, json_schema_input_type=dict[str, Count])] = LocatedMap()
     overrides: list[Override] = Field(default=[])
 
     @field_validator("batch")
     @classmethod
-    def _some(cls, value: Any) -> int:
+    def _check_batch(cls, value: Any) -> int:
         if value is None:
             raise ValueError("expected a number of test images, got None")
         return int(value)
 
 
 class Preset(Node):
-    """A named way to run the suite: less of the axes, and changes to what the suite says."""
+    """A named way to run a suite: fewer labels, and overrides of settings and evaluation."""
 
     note: Note = ""
     seeds: Seeds | None = None
@@ -370,14 +368,14 @@ class Preset(Node):
     axes: Annotated[
         dict[str, list[str]] | None, PlainValidator(lambda value: value, json_schema_input_type=dict[str, OneOrMore])
     ] = None
-    include: list[Condition] = Field(default=[])  # more points, also of labels that `axes` leaves out
+    include: list[Condition] = Field(default=[])  # further points, even of labels that `axes` leaves out
     evaluate: OverrideMap = LocatedMap()
-    set: OverrideMap = LocatedMap()  # of every cell, over the axes
+    set: OverrideMap = LocatedMap()  # overrides every cell, after the axes
     overrides: list[Override] = Field(default=[])
 
     @field_validator("axes")
     @classmethod
-    def _kept(cls, value: Any, info: ValidationInfo) -> dict[str, list[str]]:
+    def _check_axes(cls, value: Any, info: ValidationInfo) -> dict[str, list[str]]:
         labels_by_axis = condition(value, info)
         for axis, axis_labels in labels_by_axis.items():
             if not axis_labels:

@@ -1,4 +1,4 @@
-"""The papers whose tables the suites hold, by how the names of their suites begin."""
+"""The papers whose tables the suites repeat, by the beginnings of the suites' names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAPERS = {
     "privacy": "Comparisons of our own",
     "vit": "Networks that other suites begin with",
 }
-LINKS = {  # of a paper: what -> where; docs/references.md has the same
+LINKS = {  # paper -> {kind of link: URL}; docs/references.md has the same
     "SFAT (Zhu et al., ICLR 2023)": {"code": "https://github.com/ZFancy/SFAT"},
     "FAT with transformers (Aldahdooh et al., arXiv 2022)": {"arXiv": "https://arxiv.org/abs/2206.02131"},
     "FedVKD and FedAUX (Tao et al., Electronics 2022)": {"DOI": "https://doi.org/10.3390/electronics11172638"},
@@ -28,11 +28,11 @@ LINKS = {  # of a paper: what -> where; docs/references.md has the same
     },
 }
 OTHER = "Others"
-METHODS = ("SFAT", "FedWAvg", "FedVKD", "FedAUX", "AdFL")  # what the papers propose: how its labels begin
+METHODS = ("SFAT", "FedWAvg", "FedVKD", "FedAUX", "AdFL")  # the methods that the papers propose: beginnings of labels
 
 
 def paper_of(suite: str) -> str:
-    """The paper, its authors, venue and year, of a suite's name; OTHER for suites of no paper here."""
+    """The paper of a suite, with authors, venue and year; OTHER for a suite of none of these papers."""
     return next((paper for prefix, paper in PAPERS.items() if f"{suite}-".startswith(f"{prefix}-")), OTHER)
 
 

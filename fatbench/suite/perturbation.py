@@ -2,10 +2,10 @@
 
     perturbation: {norm: Linf, eps: 25/255, training: {step: 6/255, steps: 10}}
 
-A radius belongs to the images and not to a method, so a suite writes it where it names the data. It is laid on the cell
-as every setting is, and resolved before the cell is checked: `eps`, and `norm` where that is L2, of the attacks of
-training, monitor and evaluations; `training`, further settings of the attacks of training alone. The cell itself has no
-setting of this name, so that its identity is that of a cell whose attacks state the same.
+A radius belongs to the images, not to a method, so a suite writes it where it names the data. It is merged like any
+setting and resolved before the cell is checked: `eps`, and `norm` if it is L2, go to the attacks of training, monitor
+and evaluations; `training` holds further settings of the attacks of training alone. The checked cell has no setting of
+this name, so it has the same identity as a cell whose attacks state their radius.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fatbench.suite.located import LocatedMap
 from fatbench.suite.signatures import CLASSES, Signature, describe
 
 KEY = "perturbation"
-OF_TRAINING = ("step", "steps")  # what `training` may have
+OF_TRAINING = ("step", "steps")  # the keys allowed under `training`
 
 
 RADIUS: TypeAdapter[float] = TypeAdapter(types.NonNegative)
@@ -36,7 +36,7 @@ def _radius(value: Any) -> Any:
 
 
 class Perturbation(model.Node):
-    """What every attack of a cell may do to an image."""
+    """The perturbation that every attack of a cell may apply to an image."""
 
     what = "the perturbation's"
     norm: Literal["Linf", "L2"] = "Linf"
@@ -50,18 +50,19 @@ class Perturbation(model.Node):
 
 
 def in_words(tasks: Iterable[tuple[str, str]]) -> str:
-    """What a caption says of (data set, perturbation): "Linf 8/255 (cifar10), Linf 25/255 (fashion_mnist)"."""
-    of: dict[str, list[str]] = {}
+    """The text of a caption for pairs (data set, perturbation): "Linf 8/255 (cifar10), Linf 25/255 (mnist)"."""
+    data_by_perturbation: dict[str, list[str]] = {}
     for data, perturbation in dict.fromkeys(tasks):
         if perturbation:
-            of.setdefault(perturbation, []).append(data)
+            data_by_perturbation.setdefault(perturbation, []).append(data)
     return ", ".join(
-        f"{perturbation} ({', '.join(data)})" if len(of) > 1 else perturbation for perturbation, data in of.items()
+        f"{perturbation} ({', '.join(data)})" if len(data_by_perturbation) > 1 else perturbation
+        for perturbation, data in data_by_perturbation.items()
     )
 
 
 def split(spec: LocatedMap) -> tuple[LocatedMap, Perturbation | None]:
-    """The settings of a cell without their perturbation, and that. SpecError: it is not one."""
+    """(settings of a cell without `perturbation`, the perturbation or None)."""
     if KEY not in spec:
         return spec, None
     other_settings = LocatedMap({key: value for key, value in spec.items() if key != KEY}, spec.where, spec.at)
@@ -75,18 +76,18 @@ def split(spec: LocatedMap) -> tuple[LocatedMap, Perturbation | None]:
 
 
 def of_cell(spec: LocatedMap, perturbation: Perturbation) -> LocatedMap:
-    """The settings of a cell as written, with what its attacks do not state."""
+    """The settings of a cell as written, completed by the perturbation where its attacks state no radius."""
     signature = describe("Experiment")
     return _nested(spec, signature, perturbation, False)
 
 
 def of_attack(attack: Any, perturbation: Perturbation) -> Any:
-    """An attack of `evaluate` as written, with what it does not state. SpecError: it has another norm."""
+    """An attack of `evaluate` as written, completed by the perturbation; SpecError if it has another norm."""
     return _filled("Attack", attack, perturbation, training=False)
 
 
 def _filled(kind: str, node: Any, perturbation: Perturbation, training: bool) -> Any:
-    """A call as written, with what its attacks do not state; what is no call is left to the check to name."""
+    """A call as written, its attacks completed; an invalid node is returned for `calls.check` to refuse."""
     call = LocatedMap({"name": node}) if isinstance(node, str) else node
     try:
         signature = describe(kind) if kind in CLASSES else describe(kind, call["name"])
@@ -100,7 +101,7 @@ def _filled(kind: str, node: Any, perturbation: Perturbation, training: bool) ->
 
 
 def _nested(node: LocatedMap, signature: Signature, perturbation: Perturbation, training: bool) -> LocatedMap:
-    """The call with the calls among its settings filled; itself where nothing is."""
+    """The call with the calls among its settings completed; the same object if nothing changed."""
     changed = {}
     for setting in signature.settings:
         value = node.get(setting.name)
@@ -114,18 +115,19 @@ def _nested(node: LocatedMap, signature: Signature, perturbation: Perturbation, 
 def _missing_settings(
     kind: str, signature: Signature, node: LocatedMap, perturbation: Perturbation, training: bool
 ) -> dict[str, Any]:
-    """The settings that one call takes and does not state."""
-    takes = signature.by_name
+    """The settings that one call settings_by_name from the perturbation because it does not state them."""
+    settings_by_name = signature.by_name
     if kind not in ("Attack", "Objective"):
         return {}
-    training_settings = {key: value for key, value in perturbation.training.items() if key in takes and key not in node}
+    accepted = {key: value for key, value in perturbation.training.items() if key in settings_by_name}
+    training_settings = {key: value for key, value in accepted.items() if key not in node}
     missing_settings = training_settings if kind == "Attack" and training else {}
-    if "eps" not in takes or "eps" in node:
+    if "eps" not in settings_by_name or "eps" in node:
         return missing_settings
-    norm = node.get("norm", perturbation.norm) if "norm" in takes else "Linf"
+    norm = node.get("norm", perturbation.norm) if "norm" in settings_by_name else "Linf"
     if norm != perturbation.norm:
         raise SpecError(
-            f"{node.place('name')}: {node['name']} attacks in {norm}, and the perturbation is {perturbation} "
+            f"{node.place('name')}: {node['name']} attacks in {norm}, but the perturbation is {perturbation} "
             f"({perturbation.node.at}): state its eps"
         )
     if perturbation.norm != "Linf" and "norm" not in node:

@@ -1,8 +1,10 @@
 """A paper's table, or RobustBench's records, as the published numbers of a suite's table.
 
-paper = read(files)
-taken = matched(paper, suite, table)      # rows by our labels, and what is refused, in words
-write(taken, suite.file, select)          # suites/published/NAME-TABLE.csv, and `published:` in the suite
+    rows = read_table(file)
+    paper_numbers = match_rows(rows, suite, table)     # rows by our labels, and the reasons for refused ones
+    write(paper_numbers, suite, select, unit)          # suites/published/NAME-TABLE.csv, and `published:` in the suite
+
+Rows without known labels, and texts that are no numbers, are refused, each with its reason.
 """
 
 from __future__ import annotations
@@ -32,35 +34,36 @@ OTHER_NAMES = {"aa": "autoattack", "clean": "natural", "cleanacc": "natural", "a
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a paper's table: where it stands, and its text by column."""
+    """A row of a paper's table: its place in the file, and its texts by column."""
 
     place: str
     text: Mapping[str, str]
 
 
 @dataclass
-class Taken:
-    """What a paper says of a table's points, and the rows and numbers that are refused, in words."""
+class PaperNumbers:
+    """A paper's numbers for the points of a table, and reasons for the rows that are refused."""
 
     table: Table
     axes: list[str]
+    # labels of a point -> {heading: (value, deviation)}
     rows: dict[tuple[str, ...], dict[str, tuple[float, float | None]]] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
-    unused: list[str] = field(default_factory=list)  # columns
+    unused: list[str] = field(default_factory=list)  # columns of the paper without a use
 
     @property
     def count(self) -> int:
         return sum(map(len, self.rows.values()))
 
 
-def normalised(text: str) -> str:
-    """A name without case and signs: "PGD-20" and "pgd20" are alike."""
+def normalise(text: str) -> str:
+    """A name without case and punctuation, so that "PGD-20" equals "pgd20"."""
     letters = re.sub(r"[^a-z0-9]+", "", text.lower())
     return OTHER_NAMES.get(letters, letters)
 
 
 def read_table(file: Path) -> list[Row]:
-    """The rows of a CSV (separated by comma, semicolon or tab), or RobustBench's record. SpecError: it is neither."""
+    """The rows of a CSV file (comma, semicolon or tab), or of a RobustBench record; SpecError for other files."""
     try:
         text = whole_file.regular(file).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -92,11 +95,11 @@ def _record(text: str, file: str) -> Row:
 
 
 def number(text: str) -> tuple[float, float | None] | None:
-    """(value, deviation) as papers print them: 58.13, 58.13 ±0.68, 58.13 (0.68), 58.13%. None: no number is there.
+    """(value, deviation) as papers print them: 58.13, 58.13 ±0.68, 58.13 (0.68), 58.13%; None for an empty entry.
 
-    ValueError: it is anything else, such as 58,13.
+    ValueError for anything else, such as 58,13.
     """
-    text = re.sub(r"[*†‡$\u00a0]", " ", text).strip()  # of the best number, of a footnote
+    text = re.sub(r"[*†‡$\u00a0]", " ", text).strip()  # marks of best numbers and footnotes
     if text.lower() in MISSING:
         return None
     match = PRINTED.fullmatch(text)
@@ -107,7 +110,7 @@ def number(text: str) -> tuple[float, float | None] | None:
 
 
 def table_of(suite: Suite, id: str | None) -> Table:
-    """The table of this id, or the only one. SpecError: there is none, or it has published numbers."""
+    """The table of this id, or the only one; SpecError without one, or if it already has published numbers."""
     tables = {table.id: table for table in suite.tables}
     if id is None and len(tables) != 1:
         raise SpecError(f"--table: {suite.file} has {len(tables)} tables: {', '.join(tables) or 'none'}")
@@ -119,17 +122,17 @@ def table_of(suite: Suite, id: str | None) -> Table:
     return table
 
 
-def matched(
+def match_rows(
     rows: Sequence[Row], suite: Suite, table: Table, our_label_by_paper: Mapping[str, str] | None = None
-) -> Taken:
-    """The paper's numbers under our labels. our_label_by_paper: what the paper calls -> our label.
+) -> PaperNumbers:
+    """The paper's numbers under our labels. our_label_by_paper: label of the paper -> ours.
 
-    A row whose labels are unknown, or that is there twice, and a number that is none are refused. Records of several
-    seeds are one row. SpecError: no column has an axis' labels, or no number is found.
+    Rows with unknown labels, repeated rows and unreadable numbers are refused. Records of several seeds become one row.
+    SpecError if no column has the labels of an axis, or no number is found.
     """
     axes_of_suite = suite.axes()
     labels = {
-        axis: _of(table.where.get(axis), axes_of_suite[axis])
+        axis: _shown_labels(table.where.get(axis), axes_of_suite[axis])
         for axis in [*table.rows, *table.across]
         if axis in axes_of_suite
     }
@@ -139,10 +142,10 @@ def matched(
     column_by_axis = {
         axis: _column(axis, labels[axis], rows, columns, headings, our_label_by_paper or {}) for axis in axes
     }
-    taken_table = Taken(table, axes)
+    paper_numbers = PaperNumbers(table, axes)
     used_columns = {*column_by_axis.values(), *headings.values(), *(f"{c}_std" for c in headings.values())}
-    taken_table.unused = [column for column in columns if column not in used_columns]
-    seeds: dict[tuple[str, ...], list[dict[str, tuple[float, float | None]]]] = {}
+    paper_numbers.unused = [column for column in columns if column not in used_columns]
+    records_by_point: dict[tuple[str, ...], list[dict[str, tuple[float, float | None]]]] = {}
     for row in rows:
         try:
             point = tuple(
@@ -150,32 +153,34 @@ def matched(
             )
             numbers = _numbers(row, headings)
         except ValueError as error:
-            taken_table.refused.append(f"{row.place}: {error}")
+            paper_numbers.refused.append(f"{row.place}: {error}")
             continue
-        if point in seeds and "clean_acc" not in row.text:
-            taken_table.refused.append(f"{row.place}: a second row of {', '.join(point)}")
+        if point in records_by_point and "clean_acc" not in row.text:
+            paper_numbers.refused.append(f"{row.place}: a second row of {', '.join(point)}")
         else:
-            seeds.setdefault(point, []).append(numbers)
-    taken_table.rows = {point: several[0] if len(several) == 1 else _mean(several) for point, several in seeds.items()}
-    if not taken_table.refused and not taken_table.count:
+            records_by_point.setdefault(point, []).append(numbers)
+    paper_numbers.rows = {
+        point: records[0] if len(records) == 1 else _mean(records) for point, records in records_by_point.items()
+    }
+    if not paper_numbers.refused and not paper_numbers.count:
         raise SpecError(f"no number for table {table.id} (its headings: {', '.join(table.values)})")
-    return taken_table
+    return paper_numbers
 
 
-def _of(where: Any, labels: Sequence[str]) -> list[str]:
+def _shown_labels(condition: Any, labels: Sequence[str]) -> list[str]:
     """The labels of an axis that a table shows."""
-    if where is None:
+    if condition is None:
         return list(labels)
-    wanted_labels = [str(item) for item in (where if isinstance(where, (list, tuple)) else [where])]
+    wanted_labels = [str(item) for item in (condition if isinstance(condition, (list, tuple)) else [condition])]
     return [label for label in labels if label in wanted_labels]
 
 
 def _headings(columns: Sequence[str], table: Table) -> dict[str, str]:
-    """heading -> the column of that name, or of its metric's."""
-    column_by_name = {normalised(column): column for column in columns}
+    """heading -> the column of the same name, or with the name of its metric."""
+    column_by_name = {normalise(column): column for column in columns}
     column_by_heading = {}
     for heading, source in table.values.items():
-        column = column_by_name.get(normalised(heading)) or column_by_name.get(normalised(source))
+        column = column_by_name.get(normalise(heading)) or column_by_name.get(normalise(source))
         if column is not None:
             column_by_heading[heading] = column
     return column_by_heading
@@ -189,42 +194,42 @@ def _column(
     headings: Mapping[str, str],
     our_label_by_paper: Mapping[str, str],
 ) -> str:
-    """The column of an axis: of its name, else the one with most of its labels. SpecError: there is none."""
+    """The column of an axis: the one of its name, else the one with most of its labels; SpecError without any."""
     free_columns = [column for column in columns if column not in headings.values()]
-    if same_name := next((column for column in free_columns if normalised(column) == normalised(axis)), None):
+    if same_name := next((column for column in free_columns if normalise(column) == normalise(axis)), None):
         return same_name
 
     def label_count(column: str) -> int:
-        return sum(bool(_matching(row.text[column], labels, our_label_by_paper)) for row in rows)
+        return sum(bool(_matching_labels(row.text[column], labels, our_label_by_paper)) for row in rows)
 
     best = max(free_columns, key=label_count, default=None)
     if best is None or not label_count(best):
         raise SpecError(
             f"no column has labels of the axis '{axis}' ({', '.join(labels)}); the columns: {', '.join(columns)}."
-            " --label 'PAPER=OURS' says what the paper calls one"
+            " --label 'PAPER=OURS' maps a label of the paper to ours"
         )
     return best
 
 
-def _matching(text: str, labels: Sequence[str], our_label_by_paper: Mapping[str, str]) -> list[str]:
-    """Our labels that a text means: the whole, or, in the name of a record, one of its parts."""
+def _matching_labels(text: str, labels: Sequence[str], our_label_by_paper: Mapping[str, str]) -> list[str]:
+    """Our labels that equal a text, or else one of its parts between commas and colons, as in names of records."""
     for words in ([text], re.split(r"[,:]\s*", text)):
-        normalised_words = [normalised(our_label_by_paper.get(word, word)) for word in words]
-        if labels_found := [label for label in labels if normalised(label) in normalised_words]:
+        normalised_words = [normalise(our_label_by_paper.get(word, word)) for word in words]
+        if labels_found := [label for label in labels if normalise(label) in normalised_words]:
             return labels_found
     return []
 
 
 def _label(text: str, labels: Sequence[str], axis: str, our_label_by_paper: Mapping[str, str]) -> str:
-    """ValueError: the text is no label, or more than one."""
-    labels_found = _matching(text, labels, our_label_by_paper)
+    """The label that a text means; ValueError if it means none, or several."""
+    labels_found = _matching_labels(text, labels, our_label_by_paper)
     if len(labels_found) != 1:
         raise ValueError(f"'{text[:60]}' is no label of '{axis}'{did_you_mean(text, labels)}")
     return labels_found[0]
 
 
 def _numbers(row: Row, headings: Mapping[str, str]) -> dict[str, tuple[float, float | None]]:
-    """heading -> (value, deviation), where the row has one. ValueError: what stands there is no number."""
+    """heading -> (value, deviation) where the row has a number; ValueError for an unreadable entry."""
     number_by_heading = {}
     for heading, column in headings.items():
         try:
@@ -237,10 +242,10 @@ def _numbers(row: Row, headings: Mapping[str, str]) -> dict[str, tuple[float, fl
     return number_by_heading
 
 
-def _mean(several: Sequence[Mapping[str, tuple[float, float | None]]]) -> dict[str, tuple[float, float | None]]:
-    """Of records of several seeds: mean and standard deviation."""
+def _mean(records: Sequence[Mapping[str, tuple[float, float | None]]]) -> dict[str, tuple[float, float | None]]:
+    """heading -> (mean, standard deviation) over the records of several seeds."""
     values = {
-        heading: [item[heading][0] for item in several if heading in item] for item in several for heading in item
+        heading: [item[heading][0] for item in records if heading in item] for item in records for heading in item
     }
     return {
         heading: (round(statistics.fmean(item), 6), round(statistics.stdev(item), 6) if len(item) > 1 else None)
@@ -248,53 +253,54 @@ def _mean(several: Sequence[Mapping[str, tuple[float, float | None]]]) -> dict[s
     }
 
 
-def as_csv(taken_table: Taken) -> str:
-    """A row a point: its labels, then each number and its deviation."""
-    headings = [h for h in taken_table.table.values if any(h in row for row in taken_table.rows.values())]
+def as_csv(paper_numbers: PaperNumbers) -> str:
+    """The numbers as CSV, one row per point: its labels, then each number and its deviation."""
+    headings = [h for h in paper_numbers.table.values if any(h in row for row in paper_numbers.rows.values())]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([*taken_table.axes, *(name for h in headings for name in (h, f"{h}_std"))])
-    for point, row in taken_table.rows.items():
+    writer.writerow([*paper_numbers.axes, *(name for h in headings for name in (h, f"{h}_std"))])
+    for point, row in paper_numbers.rows.items():
         cells = [row.get(heading, (None, None)) for heading in headings]
         writer.writerow([*point, *("" if v is None else f"{v:.10g}" for pair in cells for v in pair)])
     return stream.getvalue()
 
 
-def block(taken_table: Taken, file: str, select: str, unit: str) -> dict[str, Any]:
-    """The suite's key `published`."""
-    headings = [h for h in taken_table.table.values if any(h in row for row in taken_table.rows.values())]
-    spread = [h for h in headings if any(row.get(h, (0, None))[1] is not None for row in taken_table.rows.values())]
+def block(paper_numbers: PaperNumbers, file: str, select: str, unit: str) -> dict[str, Any]:
+    """The value of the table's key `published` in the suite."""
+    headings = [h for h in paper_numbers.table.values if any(h in row for row in paper_numbers.rows.values())]
+    rows = paper_numbers.rows.values()
+    with_deviation = [h for h in headings if any(row.get(h, (0, None))[1] is not None for row in rows)]
     return {
         "file": file,
         "select": select,
-        "rows": {axis: axis for axis in taken_table.axes},
+        "rows": {axis: axis for axis in paper_numbers.axes},
         "values": {heading: heading for heading in headings},
-        **({"std": {heading: f"{heading}_std" for heading in spread}} if spread else {}),
+        **({"std": {heading: f"{heading}_std" for heading in with_deviation}} if with_deviation else {}),
         "unit": unit,
     }
 
 
-def write(taken_table: Taken, suite: Suite, select: str, unit: str | None) -> Path:
-    """Write the numbers beside the suite and name them in it, both or none; the file of numbers.
+def write(paper_numbers: PaperNumbers, suite: Suite, select: str, unit: str | None) -> Path:
+    """Write the numbers to a file beside the suite and name it in the suite, both or neither; returns the file.
 
-    unit: None: per cent where a number is above 1. SpecError: the table is not in the suite's own file, a file is in
-    the way, or the suite came with the program.
+    unit: None for per cent if a number is above 1. SpecError if the table is not in the suite's own file, the file
+    exists, or the suite came with the program.
     """
-    suite_file, id = suite.file, taken_table.table.id
+    suite_file, id = suite.file, paper_numbers.table.id
     if Path(__file__).parent.parent.resolve() in suite_file.resolve().parents:
         raise SpecError(f"{suite_file} came with the program: copy it, or extend it in a suite of your own")
     name = f"published/{suite_file.stem}-{re.sub(r'[^A-Za-z0-9]+', '-', id).strip('-').lower()}.csv"
     target = suite_file.parent / name
     if target.exists():
         raise SpecError(f"{target} exists: move it away")
-    largest = max(value for row in taken_table.rows.values() for value, _ in row.values())
-    published = block(taken_table, name, select, unit or ("percent" if largest > 1 else "plain"))
+    largest = max(value for row in paper_numbers.rows.values() for value, _ in row.values())
+    published = block(paper_numbers, name, select, unit or ("percent" if largest > 1 else "plain"))
     old_text = suite_file.read_text(encoding="utf-8")
-    new_text = _edited(old_text, id, published, suite_file)
-    whole_file.write_all({target: as_csv(taken_table), suite_file: new_text}, suite_file)
+    new_text = _with_published(old_text, id, published, suite_file)
+    whole_file.write_all({target: as_csv(paper_numbers), suite_file: new_text}, suite_file)
     try:
         files.load(str(suite_file))
-    except FatbenchError:
+    except FatbenchError:  # the edited suite cannot be read: restore both files
         whole_file.write(suite_file, old_text)
         target.unlink()
         raise
@@ -302,15 +308,15 @@ def write(taken_table: Taken, suite: Suite, select: str, unit: str | None) -> Pa
 
 
 def _keep_anchors(node: Any) -> None:
-    """Write each anchor again, also one that no alias names."""
+    """Make ruamel write every anchor again, even one that no alias uses."""
     if anchor := getattr(node, "yaml_anchor", lambda: None)():
         anchor.always_dump = True
     for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         _keep_anchors(inner)
 
 
-def _edited(text: str, id: str, published: Mapping[str, Any], suite_file: Path) -> str:
-    """A suite's text with `published` in one table, all else as it was. SpecError: the table is not in it."""
+def _with_published(text: str, id: str, published: Mapping[str, Any], suite_file: Path) -> str:
+    """A suite's text with `published` in one table and everything else unchanged."""
     from ruamel.yaml import YAML
     from ruamel.yaml.comments import CommentedMap
     from ruamel.yaml.util import load_yaml_guess_indent

@@ -1,4 +1,4 @@
-"""What many GPUs would make of a plan: how long, how idle, and how often they write to the database."""
+"""The schedule of a plan on many GPUs: its duration, idle time, and writes to the database."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-STAGE = 3  # transactions of a stage beside its commits: claimed, described, finished
-SQLITE = (
-    20.0  # writes a second up to which a SQLite file on a local disk is no bottleneck; docs/clusters.md has figures
-)
+STAGE = 3  # transactions of a stage besides its commits: claim, description, end
+# writes per second up to which a SQLite file on a local disk is no bottleneck; docs/clusters.md has figures
+SQLITE = 20.0
 
 
 @dataclass(frozen=True)
-class Length:
-    """What is left of one cell."""
+class RemainingWork:
+    """The remaining work of one cell."""
 
     training: float  # seconds
     attacks: float  # seconds
@@ -24,26 +23,26 @@ class Length:
     stages: int
 
     def writes(self, checkpoint_seconds: float) -> float:
-        """Transactions: training commits after a round, at most once in so many seconds, and at its end."""
+        """The number of transactions; training commits at its end and at most every `checkpoint_seconds`."""
         commits = min(float(self.rounds), self.training / checkpoint_seconds) if checkpoint_seconds > 0 else self.rounds
         return STAGE * self.stages + math.ceil(commits) + self.chunks
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Cells on workers that each take the next one of the plan as soon as they are free, as `fatbench run` does."""
+    """A plan on workers that take the next cell as soon as they are free, as in `fatbench run`."""
 
     gpus: int
     seconds: float  # from the first cell's start to the last one's end
-    idle: float  # fraction of the GPUs' time in which they have nothing to do
-    writes: float  # a second, over the whole time
-    longest: float  # seconds of the longest cell: no number of GPUs is faster
+    idle: float  # fraction of the GPUs' time without work
+    writes: float  # per second, averaged over the whole time
+    longest: float  # seconds of the longest cell, a lower bound for any number of GPUs
 
 
-def schedule(cells: Sequence[Length], gpus: int, checkpoint_seconds: float) -> Schedule:
-    """The schedule of cells in this order."""
+def schedule(cells: Sequence[RemainingWork], gpus: int, checkpoint_seconds: float) -> Schedule:
+    """The schedule of cells taken in this order."""
     lengths = [cell.training + cell.attacks for cell in cells]
-    free_at = [0.0] * min(gpus, len(cells))
+    free_at = [0.0] * min(gpus, len(cells))  # a heap: when each GPU is free next
     for seconds in lengths:
         heapq.heapreplace(free_at, free_at[0] + seconds)
     end = max(free_at, default=0.0)

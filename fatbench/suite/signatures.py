@@ -1,18 +1,18 @@
-"""What a suite may call: the tables of functions, and the settings of each, read with `inspect.signature`.
+"""The functions that a suite may call: their tables, and their settings, read with `inspect.signature`.
 
 Every extensible module ends in a table, `AGGREGATORS = {"sfat": sfat, ...}`. The keyword-only arguments of a function
 in it are its settings: name, type (an annotation from `fatbench.suite.types`, a Literal, bool or str) and default. The
-docstring's first line says what it is. What more is said of it stands in an entry around it (`fatbench.suite.entry`).
+docstring's first line is its summary. Further statements stand in an entry around it (`fatbench.suite.entry`).
 
 A setting may also name a settings class, a frozen dataclass in CLASSES. Its fields are settings, and a suite writes
 them as a mapping without a name. Plug-ins extend the tables, never the classes.
 
     describe("Attack", "pgd")      -> its Signature
     describe("Local")              -> the Signature of a settings class
-    described("Attack", "mine", mine)      -> that of a function, from itself
+    described("Attack", "mine", mine)      -> the Signature of a function object
 
-Signatures of ours are kept in settings.json, which `make settings` writes: results are read without importing torch.
-A plug-in is imported when it is added. `fatbench.suite.calls` checks a suite's mapping against a signature.
+Signatures of our functions are kept in settings.json, written by `make settings`, so that results are read without
+importing torch. A plug-in is imported when it is added. `fatbench.suite.calls` checks mappings against signatures.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ CLASSES = {
     "Malicious": ("fatbench.engine.malicious", "Malicious"),
 }
 
-# What the engine calls a function of each kind with, by position ...
+# The positional arguments with which the engine calls a function of each kind ...
 FIXED = {
     "Experiment": ("ready", "state"),
     "Data": ("root",),
@@ -82,7 +82,7 @@ FIXED = {
     "Adversary": ("update",),  # or one of ADVERSARIES
     "Manipulation": ("model", "weights", "generator"),
 }
-# ... and what a further parameter may ask for by its name.
+# ... and further parameters that a function may ask for by name.
 OFFERS: dict[str, tuple[str, ...]] = {
     "Data": ("first",),
     "Attack": ("index",),
@@ -92,7 +92,7 @@ OFFERS: dict[str, tuple[str, ...]] = {
     "Manipulation": ("labels", "images"),
     "Adversary": ("others", "broadcast", "last_layer", "malicious", "round", "generator", "classes"),
 }
-# An adversary begins with the name of what it changes: which others it has, and what it may ask for.
+# first parameter of an adversary, which names what it changes -> (all positional parameters, those it may ask for)
 ADVERSARIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "images": (("images", "labels"), ("classes", "generator")),
     "loss": (("loss",), ()),
@@ -110,11 +110,11 @@ class Setting:
     name: str
     annotation: str
     default: Any
-    type: Any = dataclasses.field(default=None, compare=False)  # evaluated, where it is none of fatbench.suite.types
+    type: Any = dataclasses.field(default=None, compare=False)  # evaluated, if fatbench.suite.types lacks it
 
     @functools.cached_property
     def kind(self) -> str | None:
-        """Of what kind the call is that the setting takes ("Attack", "Local"); None: it takes a plain value."""
+        """The kind of call that the setting takes ("Attack", "Local"), or None for a plain value."""
         bare = self.annotation.removesuffix(" | None")
         return bare if bare in TABLES or bare in CLASSES else None
 
@@ -124,12 +124,12 @@ class Setting:
 
     @property
     def adapter(self) -> TypeAdapter[Any]:
-        """What checks a plain value."""
+        """The pydantic adapter that checks a plain value."""
         return _adapter(self.annotation) if self.type is None else TypeAdapter(self.type, config=STRICT)
 
 
 STRICT = ConfigDict(strict=True)
-NAMES = {**vars(types), "Literal": Literal}  # what annotations are written in
+NAMES = {**vars(types), "Literal": Literal}  # the names that annotations may use
 
 
 @functools.cache
@@ -139,41 +139,41 @@ def _adapter(annotation: str) -> TypeAdapter[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Signature:
-    """What is known of one registered function, or of a settings class (named by its kind in lower case)."""
+    """The signature of a registered function, or of a settings class (named by its kind in lower case)."""
 
     kind: str
     name: str
     summary: str  # the docstring's first line
     settings: tuple[Setting, ...]
-    free: bool = False  # takes **settings, checked only when it is called (a torchattacks attack)
-    asks: tuple[str, ...] = ()  # parameters after the FIXED ones of its kind: of OFFERS; of an adversary all
-    entry: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # plain fields of its `fatbench.suite.entry`
-    plugin: Path | None = None  # the file whose table has it, if that is not ours
+    free: bool = False  # takes **settings, which it checks when it is called (such as torchattacks)
+    asks: tuple[str, ...] = ()  # its parameters from OFFERS; of an adversary all parameters
+    entry: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # plain fields of its entry
+    plugin: Path | None = None  # the file whose table has it; None: ours
 
     @functools.cached_property
     def by_name(self) -> dict[str, Setting]:
         return {setting.name: setting for setting in self.settings}
 
 
-# --- what a function says of itself -------------------------------------------------------------------------------
+# --- signatures of function objects --------------------------------------------------------------------------------
 
 
 def described(kind: str, name: str, value: Any, plugin: Path | None = None) -> Signature:
-    """The signature of what a table maps a name to. SpecError: no function, or one that the engine could not call."""
+    """The signature of a table's value; SpecError unless it is a function that the engine can call."""
     entry = entries.in_table(value)
     function = entry.function
     if not callable(function) or isinstance(function, type):
         shown_name = getattr(function, "__name__", function)
         raise SpecError(f"plugin {plugin}: '{shown_name}' is in the table but is not a function")
     settings, location = settings_of(function), place_of(function)
-    asks = _asks(kind, name, function, location)
+    asks = _requested_parameters(kind, name, function, location)
     if kind == "Algorithm":
-        _says_how_it_trains(name, settings, location)
+        _check_training_settings(name, settings, location)
     takes_any = any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(function).parameters.values()
     )
     if not takes_any:
-        _asks_for_settings(name, entry, settings)
+        _check_entry_settings(name, entry, settings)
     doc = inspect.getdoc(undecorated(function)) or ""
     return Signature(kind, name, _first_line(doc), settings, takes_any, asks, _plain_fields(entry), plugin)
 
@@ -188,7 +188,7 @@ def described_class(kind: str) -> Signature:
 def settings_of(function: Callable[..., Any]) -> tuple[Setting, ...]:
     """The keyword-only arguments of a function, or the fields of a settings class.
 
-    SpecError: an annotation that cannot be evaluated, or a default that no suite could say.
+    SpecError for an annotation that cannot be evaluated, or a default that no suite could write.
     """
     space = vars(sys.modules[function.__module__]) if isinstance(function, type) else undecorated(function).__globals__
     settings = []
@@ -198,9 +198,8 @@ def settings_of(function: Callable[..., Any]) -> tuple[Setting, ...]:
         default = REQUIRED if parameter.default is parameter.empty else parameter.default
         if default is not REQUIRED and not isinstance(default, bool | int | float | str | Mapping | None):
             raise SpecError(
-                f"{place_of(function)}: the default of '{parameter.name}', {default!r}, is none that a suite "
-                "can say: use a "
-                "number, a string, True, False or None, or no default, so that the suite gives it"
+                f"{place_of(function)}: the default of '{parameter.name}', {default!r}, cannot be written in a suite: "
+                "use a number, a string, True, False, None or no default"
             )
         settings.append(_setting(parameter.name, parameter.annotation, default, space, function))
     return tuple(settings)
@@ -215,35 +214,36 @@ def _setting(name: str, annotation: Any, default: Any, space: Mapping[str, Any],
             text, evaluated = evaluated, eval(evaluated, {**NAMES, **space})
     except Exception as error:
         raise SpecError(f"{place_of(function)}: the type of '{name}', {annotation}: {error}") from None
-    text = text or _spelled(evaluated)
+    text = text or _annotation_text(evaluated)
     try:
         is_known = eval(text, NAMES) == evaluated
     except Exception:
-        text = _spelled(evaluated)
+        text = _annotation_text(evaluated)
         is_known = False
     return Setting(name, text, default, None if is_known else evaluated)
 
 
-def _spelled(annotation: Any) -> str:
-    """An evaluated annotation as a suite's author would write it: "Radius", "Positive | None", "Literal['a', 'b']"."""
-    if (type_name := next((name for name, marked_type in _marked() if marked_type == annotation), None)) is not None:
+def _annotation_text(annotation: Any) -> str:
+    """The text of an evaluated annotation: "Radius", "Positive | None", "Literal['a', 'b']"."""
+    type_name = next((name for name, marked_type in _annotated_types() if marked_type == annotation), None)
+    if type_name is not None:
         return type_name
     arguments = typing.get_args(annotation)
     if typing.get_origin(annotation) in (typing.Union, UnionType):
-        return " | ".join(map(_spelled, arguments))
+        return " | ".join(map(_annotation_text, arguments))
     if typing.get_origin(annotation) is Literal:
         return f"Literal[{', '.join(map(repr, arguments))}]"
     if typing.get_origin(annotation) is typing.Annotated:
-        return _spelled(arguments[0])
+        return _annotation_text(arguments[0])
     return "None" if annotation is type(None) else getattr(annotation, "__name__", str(annotation))
 
 
-def _marked() -> Iterator[tuple[str, Any]]:
+def _annotated_types() -> Iterator[tuple[str, Any]]:
     return ((name, annotated) for name, annotated in vars(types).items() if hasattr(annotated, "__metadata__"))
 
 
 def undecorated(function: Callable[..., Any]) -> Any:
-    """The function under decorators and `functools.partial`; of an object, its `__call__`."""
+    """The function inside decorators and `functools.partial`; for an object, its `__call__`."""
     inner = inspect.unwrap(function)
     if isinstance(inner, functools.partial):
         return undecorated(inner.func)
@@ -251,7 +251,7 @@ def undecorated(function: Callable[..., Any]) -> Any:
 
 
 def place_of(function: Callable[..., Any]) -> str:
-    """ "file:line"."""
+    """The place of a function, "file:line"."""
     code = getattr(undecorated(function), "__code__", None)
     return (
         inspect.getsourcefile(undecorated(function)) or ""
@@ -265,7 +265,7 @@ def _first_line(doc: str) -> str:
 
 
 def _plain_fields(entry: entries.Entry) -> dict[str, Any]:
-    """The fields of an entry that say more than their default, and are plain data; a threat as "module:function"."""
+    """The plain fields of an entry that differ from their defaults; a threat function as "module:function"."""
     plain_values: dict[str, Any] = {}
     for field in dataclasses.fields(entry):
         value = getattr(entry, field.name)
@@ -276,8 +276,8 @@ def _plain_fields(entry: entries.Entry) -> dict[str, Any]:
     return plain_values
 
 
-def _asks(kind: str, name: str, function: Callable[..., Any], location: str) -> tuple[str, ...]:
-    """The parameters beyond those that every function of the kind has. SpecError: too few, or one not offered."""
+def _requested_parameters(kind: str, name: str, function: Callable[..., Any], location: str) -> tuple[str, ...]:
+    """The parameters beyond the fixed ones of a kind; SpecError for too few parameters, or one that is not offered."""
     all_parameters = inspect.signature(function).parameters.values()
     parameters = [
         parameter.name
@@ -311,8 +311,8 @@ def _asks(kind: str, name: str, function: Callable[..., Any], location: str) -> 
     return tuple(parameters if kind == "Adversary" else parameters[len(fixed) :])
 
 
-def _says_how_it_trains(name: str, settings: tuple[Setting, ...], location: str) -> None:
-    """SpecError: an algorithm lacks a setting that a run reads of every algorithm."""
+def _check_training_settings(name: str, settings: tuple[Setting, ...], location: str) -> None:
+    """SpecError if an algorithm lacks a setting that every run reads."""
     setting_names = {setting.name for setting in settings}
     if "rounds" not in setting_names:
         raise SpecError(f"{location}: the algorithm '{name}' needs a setting 'rounds: Count'")
@@ -323,8 +323,8 @@ def _says_how_it_trains(name: str, settings: tuple[Setting, ...], location: str)
         )
 
 
-def _asks_for_settings(name: str, entry: entries.Entry, settings: tuple[Setting, ...]) -> None:
-    """SpecError: a function of an entry asks for what is none of the settings."""
+def _check_entry_settings(name: str, entry: entries.Entry, settings: tuple[Setting, ...]) -> None:
+    """SpecError if a function of an entry asks for something that is not a setting."""
     setting_names = [setting.name for setting in settings]
     fields = [value for key, value in vars(entry).items() if key != "function" and callable(value)]
     for entry_function in (*entry.refuse, *fields):
@@ -332,18 +332,18 @@ def _asks_for_settings(name: str, entry: entries.Entry, settings: tuple[Setting,
             if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in setting_names:
                 raise SpecError(
                     f"{place_of(entry_function)}: '{entry_function.__name__}' asks for '{parameter.name}', "
-                    "which is none of the settings of "
-                    f"'{name}'{did_you_mean(parameter.name, setting_names)}"
+                    f"which is not a setting of '{name}'{did_you_mean(parameter.name, setting_names)}"
                 )
 
 
 # --- the tables ---------------------------------------------------------------------------------------------------
 
-Said = dict[str, Any]  # a signature as JSON
+# {"summary": ..., "settings": {name: [annotation, default]}, "free": ..., "asks": [...], "entry": {...}}
+SignatureJson = dict[str, Any]
 
 
 def shipped() -> str:
-    """What settings.json has to say, from the functions themselves, a line each; imports all of them."""
+    """The content that settings.json should have, one line per function; imports all functions."""
     signatures_by_kind = {kind: [described_class(kind)] for kind in CLASSES}
     for kind, (module, table) in TABLES.items():
         own_table = getattr(importlib.import_module(module), table)
@@ -357,8 +357,8 @@ def shipped() -> str:
     return "{\n" + ",\n".join(kinds) + "\n}\n"
 
 
-def as_json(signature: Signature) -> Said:
-    """A signature as plain data; a setting is [annotation] or [annotation, default]."""
+def as_json(signature: Signature) -> SignatureJson:
+    """A signature as plain data; a setting becomes [annotation] or [annotation, default]."""
     settings = {
         setting.name: [setting.annotation] if setting.default is REQUIRED else [setting.annotation, setting.default]
         for setting in signature.settings
@@ -368,7 +368,7 @@ def as_json(signature: Signature) -> Said:
     return {key: value for key, value in content.items() if value}
 
 
-def _from_json(kind: str, name: str, content: Said, plugin: Path | None = None) -> Signature:
+def _from_json(kind: str, name: str, content: SignatureJson, plugin: Path | None = None) -> Signature:
     settings = tuple(
         Setting(setting_name, annotation, *(default or [REQUIRED]))
         for setting_name, (annotation, *default) in content.get("settings", {}).items()
@@ -389,14 +389,15 @@ def _shipped_signatures() -> dict[str, dict[str, Signature]]:
 
 
 _PLUGINS: dict[Path, dict[str, dict[str, Signature]]] = {}  # file -> kind -> name
-_INSTALLED: dict[Path, Callable[[SpecError], None] | None] = {}  # of packages -> what hears of an error; None: imported
+# file of an installed package -> handler of errors while it is imported; None once it is imported
+_INSTALLED: dict[Path, Callable[[SpecError], None] | None] = {}
 
 
 def add_plugin(file: Path) -> None:
     """Import a Python file and let its tables extend ours.
 
-    SpecError: unreadable, an error while it is imported, no table in it, a name already taken, or a function that the
-    engine could not call.
+    SpecError if it cannot be read or imported, has no table, brings a name that is taken, or a function that the engine
+    could not call.
     """
     if file in _PLUGINS:
         return
@@ -404,7 +405,7 @@ def add_plugin(file: Path) -> None:
     try:
         _PLUGINS[file] = _tables(file)
         if file not in _INSTALLED:
-            _refuse_taken(file)
+            _refuse_taken_names(file)
     except BaseException:
         del _PLUGINS[file]
         sources.delete(file)
@@ -412,17 +413,17 @@ def add_plugin(file: Path) -> None:
 
 
 def add_installed(file: Path, left_out: Callable[[SpecError], None]) -> None:
-    """Let the tables of an installed package's file extend ours, once a name is asked for that is not ours.
+    """Let the tables of an installed package's file extend ours, once a name is used that is not ours.
 
-    A name that is taken is an error where it is used; a name of ours stays ours. left_out: hears what `add_plugin`
-    would raise.
+    A name in two packages is an error only when it is used; our names stay ours. left_out: receives the error that
+    `add_plugin` would raise.
     """
     if file not in _PLUGINS:
         _INSTALLED[file] = left_out
 
 
-def add_described(plugins: Mapping[str, Mapping[str, Mapping[str, Said]]]) -> None:
-    """Know the plug-ins of another process, as `of_plugins` gave them there; each is imported when it is called."""
+def add_described(plugins: Mapping[str, Mapping[str, Mapping[str, SignatureJson]]]) -> None:
+    """Add the plug-ins of another process, from its `of_plugins`; each is imported when it is called."""
     for name, tables in plugins.items():
         file = Path(name)
         _PLUGINS.setdefault(
@@ -437,8 +438,8 @@ def add_described(plugins: Mapping[str, Mapping[str, Mapping[str, Said]]]) -> No
         )
 
 
-def of_plugins() -> dict[str, dict[str, dict[str, Said]]]:
-    """The plug-ins in use, for other processes: file -> kind -> name -> signature."""
+def of_plugins() -> dict[str, dict[str, dict[str, SignatureJson]]]:
+    """The plug-ins in use, for other processes: {file: {kind: {name: signature}}}."""
     return {
         str(file): {
             kind: {name: as_json(signature) for name, signature in table.items()} for kind, table in tables.items()
@@ -468,23 +469,23 @@ def _tables(file: Path) -> dict[str, dict[str, Signature]]:
     return tables_by_kind
 
 
-def _refuse_taken(file: Path) -> None:
+def _refuse_taken_names(file: Path) -> None:
     for kind, table in _PLUGINS[file].items():
         for name in table:
-            other_files = [other_file for other_file in _holders(kind, name) if other_file != file]
+            other_files = [other_file for other_file in _files_with(kind, name) if other_file != file]
             if other_files and not any(other_file in _INSTALLED for other_file in other_files):
                 file_text = f" in {other_files[0]}" if other_files[0] else ""
                 raise SpecError(f"plugin {file}: there is already {article(kind.lower())} named '{name}'{file_text}")
 
 
-def _holders(kind: str, name: str) -> list[Path | None]:
-    """The plug-ins that bring a name; None: it is ours."""
-    holders: list[Path | None] = [None] if name in _shipped_signatures()[kind] else []
-    return holders + [file for file, tables in _PLUGINS.items() if name in tables.get(kind, ())]
+def _files_with(kind: str, name: str) -> list[Path | None]:
+    """The plug-in files that have a name; None among them stands for ours."""
+    files_with_name: list[Path | None] = [None] if name in _shipped_signatures()[kind] else []
+    return files_with_name + [file for file, tables in _PLUGINS.items() if name in tables.get(kind, ())]
 
 
 def drop_plugins(files: list[Path]) -> None:
-    """Take plug-ins out again."""
+    """Remove plug-ins."""
     for file in files:
         _PLUGINS.pop(file, None)
         _INSTALLED.pop(file, None)
@@ -496,7 +497,7 @@ def plugins() -> tuple[Path, ...]:
 
 
 def known_functions(kind: str) -> dict[str, Signature]:
-    """The functions of a kind, of ours and of the plug-ins that are in use."""
+    """name -> signature of our functions of a kind and of those of the plug-ins in use."""
     function_by_name = dict(_shipped_signatures()[kind])
     for tables in _PLUGINS.values():
         for name, signature in tables.get(kind, {}).items():
@@ -505,7 +506,7 @@ def known_functions(kind: str) -> dict[str, Signature]:
 
 
 def _with_installed(kind: str) -> dict[str, Signature]:
-    """`known_functions`, of installed packages too."""
+    """`known_functions`, after importing the installed packages with plug-ins."""
     for file, left_out in _INSTALLED.items():
         if left_out is not None:
             _INSTALLED[file] = None
@@ -517,12 +518,12 @@ def _with_installed(kind: str) -> dict[str, Signature]:
 
 
 def plugin_of(kind: str, name: str) -> Path | None:
-    """The plug-in that brings a name, if one does; the kind in lower case, as a plug-in's record has it."""
+    """The plug-in file with a name, or None; the kind is in lower case, as in the record of a plug-in."""
     return signature.plugin if (signature := known_functions(kind_of(kind)).get(name)) is not None else None
 
 
 def kind_of(lower: str) -> str:
-    """ "Aggregator" of "aggregator"."""
+    """The kind of a name in lower case: "Aggregator" for "aggregator"."""
     return next(kind for kind in TABLES if kind.lower() == lower)
 
 
@@ -532,9 +533,9 @@ def names(kind: str) -> list[str]:
 
 
 def describe(kind: str, name: str = "", location: str = "") -> Signature:
-    """The signature of one registered function; of a settings class, and of the one experiment, without a name.
+    """The signature of a registered function; a settings class and the experiment need no name.
 
-    SpecError: no such name.
+    SpecError for an unknown name.
     """
     if kind in CLASSES:
         return _shipped_signatures()[kind][kind.lower()]
@@ -545,10 +546,10 @@ def describe(kind: str, name: str = "", location: str = "") -> Signature:
     if name not in all_functions:
         module, table = TABLES[kind]
         error = f"no {kind.lower()} is named '{name}'{did_you_mean(name, all_functions)}"
-        if name in getattr(sys.modules.get(module), table, ()):  # a program put it there
-            error += f": an entry of {table} is not seen, fatbench.register(function, '{kind.lower()}') makes it known"
+        if name in getattr(sys.modules.get(module), table, ()):  # a program changed the table at run time
+            error += f": it was put into {table}, but only fatbench.register(function, '{kind.lower()}') makes it known"
         raise UnknownName(f"{location}: {error}" if location else error, f"{kind.lower()} {name}")
-    if len(holders := _holders(kind, name)) > 1:
-        file_names = " and ".join(map(str, holders))
-        raise SpecError(f"{kind.lower()} '{name}' is in {file_names}: uninstall one, or leave one plug-in out")
+    if len(files_with_name := _files_with(kind, name)) > 1:
+        file_names = " and ".join(map(str, files_with_name))
+        raise SpecError(f"{kind.lower()} '{name}' is in {file_names}: uninstall one, or omit one plug-in")
     return all_functions[name]

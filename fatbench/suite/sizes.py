@@ -1,4 +1,4 @@
-"""How many cells presets of suites have: ours from listing.json, which `make settings` writes; others are counted."""
+"""The number of cells in each preset: of our suites from listing.json (`make settings`), of others by counting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = Path(__file__).with_name("listing.json")
 
 
 def listing() -> Iterator[dict[str, Any]]:
-    """{"name", "title", "presets": {preset: cells}} of each valid suite file; of an invalid one {"name", "error"}."""
+    """{"name", "title", "presets": {preset: cells}} for each valid suite file, {"name", "error"} for an invalid one."""
     shipped_listing = json.loads(FILE.read_text(encoding="utf-8"))
     for name in files.available():
         shipped = shipped_listing.get(name)
@@ -29,7 +29,7 @@ def listing() -> Iterator[dict[str, Any]]:
 
 
 def shipped() -> str:
-    """What listing.json has to say of the suites that are known here, a line each."""
+    """The content that listing.json should have, one line for each suite."""
     lines = [
         f" {json.dumps(name)}: {json.dumps({'sha256': _digest(name), **_preset_sizes(name)})}"
         for name in files.available()

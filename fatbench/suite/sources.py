@@ -1,8 +1,8 @@
-"""Python files as text: their syntax, the local modules they import, their SHA-256; a plug-in is run only by `load`.
+"""Python files as text: syntax trees, local imports and SHA-256; only `load` runs a plug-in.
 
-A plug-in is one Python file. Its local modules are what it imports from its own folder, and what these import: the
-files whose content decides what it computes. If its folder is a package, imports start where the package starts, and
-the plug-in is a module of it. Of an installed package only its own modules are local, not what is installed beside it.
+A plug-in is one Python file. Its local modules are those that it imports from its own folder, and the modules that
+these import: the files whose content decides what it computes. If its folder is a package, imports start at the top of
+the package, and the plug-in is a module of it. In an installed package only its own modules are local.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOADED: dict[Path, Any] = {}
 
 
 def source_bytes(file: Path) -> bytes:
-    """A file's content as it was when it was first asked for: what is checked, hashed and run is the same text."""
+    """A file's content when it was first read, so that the same text is checked, hashed and run."""
     if file not in _READ:
         _READ[file] = file.read_bytes()
     return _READ[file]
@@ -38,12 +38,12 @@ def source_bytes(file: Path) -> bytes:
 
 @functools.cache
 def tree(file: Path) -> ast.Module:
-    """A file's syntax tree. OSError, SyntaxError, ValueError: it cannot be read."""
+    """A file's syntax tree. OSError, SyntaxError or ValueError if it cannot be read."""
     return ast.parse(source_bytes(file), str(file))
 
 
 def root(file: Path) -> Path:
-    """The folder that a file's imports start from: the first one above it that is no package."""
+    """The folder where a file's imports start: the first one above it that is not a package."""
     folder = file.parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent
@@ -51,13 +51,13 @@ def root(file: Path) -> Path:
 
 
 def module_name(file: Path) -> str:
-    """The file as Python names it, from `root` on: "helper", "package.part"."""
+    """The name of a file as a module below `root`: "helper", "package.part"."""
     path_parts = file.relative_to(root(file)).with_suffix("").parts
     return ".".join(path_parts[:-1] if path_parts[-1] == "__init__" else path_parts)
 
 
 def imported(file: Path, statement: ast.Import | ast.ImportFrom) -> Iterator[Path]:
-    """The local files that an import statement of `file` runs, packages before what is in them."""
+    """The local files that an import statement of `file` runs, packages before their modules."""
     start, package = root(file), file.relative_to(root(file)).parent.parts
     if isinstance(statement, ast.Import):
         names = [tuple(alias.name.split(".")) for alias in statement.names]
@@ -78,16 +78,16 @@ def imported(file: Path, statement: ast.Import | ast.ImportFrom) -> Iterator[Pat
 
 @dataclass(frozen=True)
 class Version:
-    """What a plug-in was when it was read."""
+    """The version of a plug-in's files when they were read."""
 
     plugin: str  # the file's name, or the module's in a package
     sha256: str  # of the file
-    modules: tuple[tuple[str, str], ...]  # its local modules: path from `root` on, and SHA-256
+    modules: tuple[tuple[str, str], ...]  # (path below `root`, SHA-256) of its local modules
 
 
 @functools.cache
 def version(file: Path) -> Version:
-    """The version of a plug-in, its local modules found by their import statements. Errors as for `tree`."""
+    """The version of a plug-in and of its local modules. Errors as for `tree`."""
     digest_by_path = {
         path: hashlib.sha256(source_bytes(path)).hexdigest() for path in (file, *local_modules(file, tree))
     }
@@ -98,21 +98,21 @@ def version(file: Path) -> Version:
     )
 
 
-def local_modules(file: Path, parsed: Callable[[Path], ast.Module]) -> list[Path]:
-    """The local files that a file imports, and that these import. Errors of `parsed`, which gives a file's syntax."""
-    found_files, to_visit = {file: None}, [file]
+def local_modules(file: Path, parse: Callable[[Path], ast.Module]) -> list[Path]:
+    """The local files that a file imports, directly or indirectly; `parse` gives the syntax tree of a file."""
+    files, to_visit = {file: None}, [file]
     while to_visit:
         module = to_visit.pop()
-        for node in ast.walk(parsed(module)):
+        for node in ast.walk(parse(module)):
             if isinstance(node, ast.Import | ast.ImportFrom):
-                new_files = [path for path in imported(module, node) if path not in found_files]
-                found_files |= dict.fromkeys(new_files)
+                new_files = [path for path in imported(module, node) if path not in files]
+                files |= dict.fromkeys(new_files)
                 to_visit += new_files
-    return [path for path in found_files if path != file]
+    return [path for path in files if path != file]
 
 
 def delete(*files: Path) -> None:
-    """Read these plug-ins again when they are next asked for, and run them anew."""
+    """Forget these plug-ins: they are read and run again when they are next needed."""
     for file in files:
         _LOADED.pop(file, None)
         with contextlib.suppress(OSError, SyntaxError, ValueError):
@@ -124,8 +124,8 @@ def delete(*files: Path) -> None:
     version.cache_clear()
 
 
-def edited(file: Path) -> bool:
-    """Whether a plug-in, or a local module of it, is no longer what was read."""
+def is_edited(file: Path) -> bool:
+    """Whether a plug-in, or one of its local modules, has changed since it was read."""
     files = [file, *(root(file) / path for path, _ in version(file).modules)]
     return any(not path.is_file() or path.read_bytes() != source_bytes(path) for path in files)
 
@@ -134,14 +134,14 @@ _RUN: set[Path] = set()
 
 
 def run_here() -> frozenset[Path]:
-    """The plug-ins that this process has run. What one of them did to torch stays, also when it is read again."""
+    """The plug-ins that this process has run; their effects on torch stay, even when they are read again."""
     return frozenset(_RUN)
 
 
 def load(file: Path) -> Any:
     """The module of a plug-in, run once.
 
-    SpecError: an error while it runs, or a local module that has the name of another module, or was edited since.
+    SpecError for an error while it runs, or a local module that was edited since or shares its name with another.
     """
     if file not in _LOADED:
         _LOADED[file] = _load(file)
@@ -153,9 +153,7 @@ def _load(file: Path) -> Any:
     for path, _ in version(file).modules:
         module = sys.modules.get(module_name(start / path))
         if module is not None and Path(getattr(module, "__file__", None) or "").resolve() != (start / path).resolve():
-            raise SpecError(
-                f"plugin {file}: {start / path} has the name of another module that is loaded already: rename it"
-            )
+            raise SpecError(f"plugin {file}: {start / path} has the name of a module that is already loaded: rename it")
         if (start / path).read_bytes() != source_bytes(start / path):
             raise SpecError(f"plugin {file}: {start / path} was edited while the program was running: start it again")
     if str(start) not in sys.path:
@@ -164,7 +162,7 @@ def _load(file: Path) -> Any:
     try:
         return _run(file)
     except SystemExit as error:
-        raise SpecError(f"plugin {file}: it ends the program when it is run: SystemExit: {error}") from None
+        raise SpecError(f"plugin {file}: running it ends the program: SystemExit: {error}") from None
     except FatbenchError:
         raise
     except Exception as error:
@@ -179,7 +177,7 @@ def _run(file: Path) -> Any:
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look up their module
     try:
         exec(compile(source_bytes(file), str(file), "exec"), module.__dict__)
     except BaseException:

@@ -1,4 +1,4 @@
-"""The attacks of the field by name, and how `--attacks` adds them to what a suite evaluates."""
+"""The field's standard attacks by name, and how `--attacks` adds them to the evaluations of a suite."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ DEFAULT = ("natural", *TITLES)  # from the weakest
 
 
 def strength(metric: str) -> int:
-    """Where a metric stands among others: natural, the field's attacks from weak to strong, then the rest."""
+    """The rank of a metric: natural, the field's attacks from weak to strong, then all others."""
     return DEFAULT.index(metric) if metric in DEFAULT else len(DEFAULT)
 
 
 def settings(eps: str | float, location: str = "--eps") -> dict[str, dict[str, Any]]:
-    """Name -> settings of each attack at a radius such as "8/255" or 0.1; pgd20 and cw take steps of eps / 4.
+    """name -> settings of each attack at a radius such as "8/255" or 0.1; pgd20 and cw take steps of eps / 4.
 
-    SpecError: it is no part of the pixel range.
+    SpecError for a radius outside the pixel range.
     """
     try:
         radius = float(number_of(eps))
@@ -33,50 +33,51 @@ def settings(eps: str | float, location: str = "--eps") -> dict[str, dict[str, A
         )
     step: Any = radius / 4
     eps_value: Any = radius
+    # a fraction stays text, so that tables print 8/255
     if isinstance(eps, str) and (match := FRACTION.match(eps)):
         eps_value, step = eps.strip(), f"{float(match[1]) / 4:g}/{match[2]}"
-    ball, walk = {"eps": eps_value}, {"eps": eps_value, "step": step}
+    radius_only, radius_and_step = {"eps": eps_value}, {"eps": eps_value, "step": step}
     return {
         "natural": {"name": "natural"},
-        "fgsm": {"name": "fgsm", **ball},
-        "pgd20": {"name": "pgd", **walk, "steps": 20},
-        "cw": {"name": "cw", **walk, "steps": 30},
-        "autoattack": {"name": "autoattack", **ball},
+        "fgsm": {"name": "fgsm", **radius_only},
+        "pgd20": {"name": "pgd", **radius_and_step, "steps": 20},
+        "cw": {"name": "cw", **radius_and_step, "steps": 30},
+        "autoattack": {"name": "autoattack", **radius_only},
     }
 
 
 def demand_known(added_labels: Sequence[str], suite_labels: Collection[str]) -> None:
-    """SpecError: `--attacks` has a name that is neither among TITLES nor `named` by the suite."""
+    """SpecError for a name of `--attacks` that is neither in TITLES nor a label of the suite."""
     for label in added_labels:
         if label not in TITLES and label not in suite_labels:
             raise SpecError(f"--attacks: no attack is named '{label}'{did_you_mean(label, [*TITLES, *suite_labels])}")
 
 
 def without_removed(evaluate: LocatedMap, added_labels: Collection[str]) -> LocatedMap:
-    """What a file says under `evaluate`, without the nulls that take one of these attacks away."""
+    """The `evaluate` of a file without the nulls that would remove one of these attacks."""
     if not added_labels or not evaluate:
         return evaluate
-    kept_evaluate = LocatedMap(evaluate, evaluate.where, evaluate.at)
+    filtered_evaluate = LocatedMap(evaluate, evaluate.where, evaluate.at)
     if isinstance(attacks := evaluate.get("attacks"), LocatedMap):
-        kept_attacks = {k: v for k, v in attacks.items() if v is not None or k not in added_labels}
-        kept_evaluate["attacks"] = LocatedMap(kept_attacks, attacks.where, attacks.at)
+        other_attacks = {k: v for k, v in attacks.items() if v is not None or k not in added_labels}
+        filtered_evaluate["attacks"] = LocatedMap(other_attacks, attacks.where, attacks.at)
     if isinstance(overrides := evaluate.get("overrides"), list):
-        kept_evaluate["overrides"] = [
+        filtered_evaluate["overrides"] = [
             LocatedMap({**override, "set": without_removed(override["set"], added_labels)}, override.where, override.at)
             if isinstance(override, LocatedMap) and isinstance(override.get("set"), LocatedMap)
             else override
             for override in overrides
         ]
-    return kept_evaluate
+    return filtered_evaluate
 
 
-DEFAULT_RADIUS = "8/255"  # of a suite that states none
+DEFAULT_RADIUS = "8/255"  # for a suite without a radius
 
 
 def missing_attacks(attacks: Mapping[str, Any], added_labels: Sequence[str], radius: Any) -> dict[str, LocatedMap]:
-    """The settings of those of `added` that a suite does not describe, at its radius.
+    """label -> settings of the added attacks that a suite does not describe, at its radius.
 
-    radius: of the suite's perturbation; None: that of its other attacks.
+    radius: of the suite's perturbation; None for that of its other attacks.
     """
     radii = [
         attack["eps"]
@@ -95,7 +96,7 @@ def missing_attacks(attacks: Mapping[str, Any], added_labels: Sequence[str], rad
 def completed_override(
     override: LocatedMap, suite_attacks: Mapping[str, Any], added_labels: Sequence[str], radius: Any
 ) -> LocatedMap:
-    """An override of `evaluate` which says of some of `added` only what is other there: with the rest of it."""
+    """An override of `evaluate`, in which partial settings of an added attack are completed by the standard ones."""
     attacks = override.get("attacks")
     if not isinstance(attacks, LocatedMap):
         return override
@@ -104,9 +105,9 @@ def completed_override(
         for label in added_labels
         if suite_attacks.get(label) is None and "name" not in (attacks.get(label) or {"name": ""})
     ]
-    whole_attacks = {
+    complete_attacks = {
         label: merge(attack, attacks[label])
         for label, attack in missing_attacks(suite_attacks, incomplete_labels, radius).items()
     }
-    attacks = LocatedMap({**attacks, **whole_attacks}, attacks.where, attacks.at)
+    attacks = LocatedMap({**attacks, **complete_attacks}, attacks.where, attacks.at)
     return LocatedMap({**override, "attacks": attacks}, override.where, override.at)

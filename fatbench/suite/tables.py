@@ -1,4 +1,4 @@
-"""Tables and figures of a suite: which axes label them, and which numbers they show."""
+"""The tables and figures of a suite: the axes that label them, and the numbers that they show."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ from fatbench.suite.model import (
     mapping,
 )
 
-SERIES = "series"  # among the panels of a figure: a panel for each heading
+SERIES = "series"  # as an axis of panels: one panel for each heading
 Selected = Literal["last", "best-val", "best-test", "unknown"]
 Kind = Literal["lines", "bars", "raster", "matrix", "heatmap", "images", "boundaries"]
-KEPT = ("heatmap", "images", "boundaries")  # kinds that show a tensor which a round kept
+KEPT = ("heatmap", "images", "boundaries")  # kinds of figure that show a tensor stored in a round
 Best = Literal["max", "min", "none"]
 
 SOURCE = re.compile(
     r"(?:(?P<stage>train|gap|artifact|prior|prior_mean|prior_worst|prior_tenth|prior_best_tenth|prior_std):)?(?P<metric>[a-z_][a-z0-9_]*)(?:\[(?P<client>\d+|\*|range)\])?(?:@(?P<round>\d+))?\Z"
     r"|(?P<over>mean|all):(?P<metrics>[a-z_][a-z0-9_]*(?:\+[a-z_][a-z0-9_]*)*)\Z"
 )
-OVER = ("mean", "all")  # of several evaluations: their mean, the images that all leave right
+OVER = ("mean", "all")  # over several evaluations: the mean of their numbers, the images that stay correct under all
 
 
 OF_CLIENTS = {"*": (None, "train", "prior"), "range": ("train",)}  # index -> the stages that may have it
 
 
 class Heading(Node):
-    """What stands under a heading: a source, or a source of some points of the grid only."""
+    """The column or series under a heading: a source of numbers, for all points or only some."""
 
     what = "the heading's"
     source: Annotated[str, PlainValidator(str, json_schema_input_type=str)]
     where: Condition = Field(default={})
-    minus: Condition = Field(default={})  # of a table: each number less that of the same point with these labels
-    share: Condition = Field(default={})  # of a table: its place on the way from the first of two labels to the second
+    minus: Condition = Field(default={})  # in a table: subtract the number of the same point with these labels
+    share: Condition = Field(default={})  # in a table: the position between the numbers of two labels, 0 to 1
 
     @property
     def relative(self) -> bool:
-        """Whether a number is made of those of other points too."""
+        """Whether a number depends on the numbers of other points."""
         return bool(self.minus or self.share)
 
     @model_validator(mode="after")
@@ -81,7 +81,7 @@ class Heading(Node):
 
 
 def _headings(value: Any) -> LocatedMap:
-    """A heading may be its source alone."""
+    """Headings by name; a text as the value of a heading is short for {source: text}."""
     headings = mapping(value)
     heading_nodes = {
         k: v if isinstance(v, LocatedMap) else LocatedMap({"source": v}, at=headings.where.get(k, ""))
@@ -112,7 +112,7 @@ Alternatives = Annotated[
 
 
 class Reference(Node):
-    """Numbers in a file that stand beside ours, and how its labels map to ours."""
+    """Numbers in a CSV file that are printed beside ours, and how its labels map to ours."""
 
     what = "the formula's"
     file: Annotated[Path, PlainValidator(str, json_schema_input_type=str)]
@@ -121,42 +121,42 @@ class Reference(Node):
     labels: Texts = Field(default={})  # our label -> the CSV's
     values: Texts = Field(default={})  # heading -> CSV column; "{axis}" stands for the label of an `across` axis
     std: Texts = Field(default={})
-    to: Texts = Field(default={})  # of a figure: the upper end, where the paper gives a range
+    to: Texts = Field(default={})  # in a figure: columns of the upper ends of ranges
     unit: Literal["percent", "plain"] = "percent"  # or plain for distances and counts
-    times: float = 1.0  # of a figure: the file's numbers in the unit of ours
+    times: float = 1.0  # in a figure: factor from the file's unit to ours
 
     @field_validator("file")
     @classmethod
-    def _found(cls, name: str, info: ValidationInfo) -> Path:
+    def _find_file(cls, name: str, info: ValidationInfo) -> Path:
         folders = (info.context or {})["folders"]
-        if Path(name).is_absolute() or ".." in Path(name).parts:  # an error would print what is in it
+        if Path(name).is_absolute() or ".." in Path(name).parts:  # an error message could print the content of any file
             raise ValueError(f"give a file in the suite's folder, got {name}")
-        file_found = next((file for folder in folders if (file := folder / name).is_file()), None)
-        if file_found is None:
+        existing_file = next((file for folder in folders if (file := folder / name).is_file()), None)
+        if existing_file is None:
             raise ValueError(f"no such file: {name}")
-        return file_found
+        return existing_file
 
 
 class Published(Reference):
-    """What a paper prints."""
+    """The numbers that a paper printed."""
 
     what = "the published numbers'"
-    select: Selected = "unknown"  # the checkpoint that the paper took; unknown: it does not say
+    select: Selected = "unknown"  # the paper's choice of checkpoint; unknown: not stated
 
 
 class Displayed(Node):
-    """What a table and a figure have in common; `id` names it in files and messages."""
+    """The common part of tables and figures; `id` names one in files and messages."""
 
     id: Text
     title: Text
     where: Condition = Field(default={})
     note: Note = ""
-    published: Published | None = None  # of a figure of bars: marked beside ours
-    formula: Reference | None = None  # the same of what no paper prints, such as an expectation
+    published: Published | None = None  # in a figure of bars, marked beside ours
+    formula: Reference | None = None  # numbers that no paper prints, such as an expectation
 
     @property
     def reference(self) -> Reference | None:
-        """What stands beside our numbers, if anything does."""
+        """The numbers beside ours, published or of a formula, or None."""
         return self.published or self.formula
 
     @property
@@ -165,12 +165,12 @@ class Displayed(Node):
 
     @property
     def conditions(self) -> dict[str, Condition]:
-        """heading -> which points its numbers are of, where it says."""
+        """heading -> the condition on its points, for headings that have one."""
         return {heading: heading_spec.where for heading, heading_spec in self.headings.items() if heading_spec.where}
 
 
 class PairedTest(Node):
-    """Each other label of the axis is tested against this one, by seed."""
+    """A test of each label of an axis against one of them, paired by seed."""
 
     what = "the test's"
     axis: Annotated[str, PlainValidator(str, json_schema_input_type=str)]
@@ -182,19 +182,18 @@ def _rows(value: Any, info: ValidationInfo) -> list[str]:
 
 
 class Table(Displayed):
-    """One table of a paper (or of ours): which axes label rows and column groups, which numbers stand in them."""
+    """One table of a paper, or of ours: the axes of its rows and column groups, and its numbers."""
 
     what = "the table's"
-    rows: Annotated[
-        list[str], PlainValidator(_rows, json_schema_input_type=OneOrMore)
-    ]  # axes, and what threats.AXES tells of a cell
+    # axes, or names in threats.AXES
+    rows: Annotated[list[str], PlainValidator(_rows, json_schema_input_type=OneOrMore)]
     across: Axes = Field(default=[])
     sources: Headings = Field(alias="values")
     best: dict[str, Best] = Field(default="max", validate_default=True)
-    best_within: Literal["column", "row"] = "column"  # among what a number is compared, see `significance`
+    best_within: Literal["column", "row"] = "column"  # the numbers among which the best is marked, see `significance`
     compare_across: Axes = Field(default=[])  # axes whose labels are compared whatever they set, such as the objective
     test: PairedTest | None = Field(default=None, alias="paired")
-    ties: bool = True  # test and mark what is compared: bold, ↓, not tested; False: nothing is marked
+    ties: bool = True  # test compared numbers and mark the best (bold, ↓); False: no marks
 
     @property
     def headings(self) -> dict[str, Heading]:
@@ -207,13 +206,13 @@ class Table(Displayed):
 
     @property
     def paired(self) -> tuple[str, str] | None:
-        """(axis, label)."""
+        """(axis, label) of the reference of the paired test, or None."""
         return None if self.test is None else (self.test.axis, self.test.against)
 
     @field_validator("best", mode="before", json_schema_input_type=Best | dict[str, Best])
     @classmethod
-    def _of_each(cls, best: Any, info: ValidationInfo) -> dict[str, str]:
-        """One for all headings, or some of them by name; a large spread over clients is never best."""
+    def _direction_by_heading(cls, best: Any, info: ValidationInfo) -> dict[str, str]:
+        """heading -> max, min or none, from one for all or some by name; a spread over clients is never best."""
         named_best = best if isinstance(best, LocatedMap) else {}
         default = "max" if isinstance(best, LocatedMap) else str(best)
         best_by_heading = {
@@ -233,7 +232,7 @@ class Table(Displayed):
         return best_by_heading
 
     @model_validator(mode="after")
-    def _fits(self, info: ValidationInfo) -> Table:
+    def _check(self, info: ValidationInfo) -> Table:
         for heading, source in self.values.items():
             match = SOURCE.match(source)
             is_over_clients = match is not None and match["client"] == "*"
@@ -241,7 +240,7 @@ class Table(Displayed):
                 match = None
             if is_over_clients and "client" in self.rows:
                 raise SpecError(
-                    f"{self.place('values', heading)}: [*] adds rows named 'client', which is also the name of an axis"
+                    f"{self.place('values', heading)}: [*] adds rows named 'client', but an axis has this name too"
                 )
             if not match or match["stage"] == "artifact":
                 raise SpecError(
@@ -275,20 +274,19 @@ def _panels(value: Any, info: ValidationInfo) -> list[str]:
 
 
 class Figure(Displayed):
-    """One figure: which axes make panels and which lines, and what is drawn over the rounds."""
+    """One figure: the axes of its panels and lines, and the series that it draws."""
 
     what = "the figure's"
     kind: Kind = "lines"
-    panels: Annotated[list[str], PlainValidator(_panels, json_schema_input_type=OneOrMore)] = Field(
-        default=[]
-    )  # axes, and SERIES
+    # axes, or SERIES
+    panels: Annotated[list[str], PlainValidator(_panels, json_schema_input_type=OneOrMore)] = Field(default=[])
     lines: Axes = Field(default=[])
     sources: Headings = Field(alias="series")
     scale: Literal["linear", "log"] = "linear"  # of the vertical axis
-    xlabel: Text = "round"  # what a round is, such as an epoch
-    ylabel: Note = ""  # what several headings of a panel have in common, where they are no fractions
-    include: Alternatives = Field(default=[])  # points with the labels of one of these; none: all
-    minus: Condition = Field(default={})  # each number less that of the same point and seed with these labels
+    xlabel: Text = "round"  # the name of a round, such as epoch
+    ylabel: Note = ""  # the quantity of a panel with several headings, unless they are fractions
+    include: Alternatives = Field(default=[])  # only points that meet one of these conditions; empty: all
+    minus: Condition = Field(default={})  # subtract the number of the same point and seed with these labels
 
     @property
     def headings(self) -> dict[str, Heading]:
@@ -303,27 +301,25 @@ class Figure(Displayed):
     @classmethod
     def _names_a_file(cls, id: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", id):
-            raise ValueError(f"it names a file: use letters, digits, '.', '_' and '-', not '{id}'")
+            raise ValueError(f"the id names a file: use letters, digits, '.', '_' and '-', got '{id}'")
         return id
 
     @field_validator("sources")
     @classmethod
-    def _some(cls, sources: dict[str, Heading]) -> dict[str, Heading]:
+    def _check_sources(cls, sources: dict[str, Heading]) -> dict[str, Heading]:
         if not sources:
             raise ValueError("a figure needs at least one series")
         return sources
 
     @model_validator(mode="after")
-    def _fits(self) -> Figure:
+    def _check(self) -> Figure:
         for heading, heading_spec in self.sources.items():
             if heading_spec.minus:
-                raise SpecError(
-                    f"{heading_spec.place('minus')}: {heading}: of a figure, 'minus' is a key beside 'series'"
-                )
+                raise SpecError(f"{heading_spec.place('minus')}: {heading}: in a figure, put 'minus' beside 'series'")
             if heading_spec.share:
                 raise SpecError(f"{heading_spec.place('share')}: {heading}: only a table shows shares")
         for heading, source in self.series.items():
-            if problem := _not_drawn(source, self.kind):
+            if problem := _why_not_drawn(source, self.kind):
                 raise SpecError(f"{self.place('series', heading)}: {problem}")
         for axis, axis_labels in self.minus.items():
             if len(axis_labels) != 1:
@@ -342,23 +338,23 @@ class Figure(Displayed):
             raise SpecError(
                 f"{self.place('kind')}: a raster has exactly one series and no 'lines': its rows are the index"
             )
-        round_kinds = {source.startswith("train:") for source in self.series.values()}
-        if self.kind == "lines" and len(round_kinds) > 1:
+        are_over_rounds = {source.startswith("train:") for source in self.series.values()}
+        if self.kind == "lines" and len(are_over_rounds) > 1:
             raise SpecError(f"{self.place('series')}: series must be either all over rounds (train:) or all over radii")
         if self.kind == "bars" and len({source.endswith("[*]") for source in self.series.values()}) > 1:
-            raise SpecError(f"{self.place('series')}: either all series have an index, [*], or none has")
+            raise SpecError(f"{self.place('series')}: give all series an index, [*], or none")
         return self
 
 
 def distinct(figures: Sequence[Figure]) -> None:
-    """SpecError: two figures have one id, which is the name of a file."""
+    """SpecError if two figures share an id, which names their files."""
     for position, figure in enumerate(figures):
         if figure.id in [earlier_figure.id for earlier_figure in figures[:position]]:
             raise SpecError(f"{figure.place('id')}: two figures have the id '{figure.id}'")
 
 
-def _not_drawn(source: str, kind: str) -> str:
-    """Why a figure of this kind cannot show a source; empty where it can."""
+def _why_not_drawn(source: str, kind: str) -> str:
+    """The reason why a figure of this kind cannot show a source, empty if it can."""
     match = SOURCE.match(source)
     stage = "artifact" if kind in KEPT else "train"
     if match is None:

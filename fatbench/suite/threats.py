@@ -1,8 +1,8 @@
-"""Threat models by their letters: what an attacker must know or do, as each attack declares it.
+"""Threat models by letter: what an attacker must know or do, as each attack declares it.
 
-The entry of a function says by a letter what it takes for granted, `threat="B"`, or by a function of its settings.
-"bound" marks what no attacker can do, such as choosing by the original. A cell needs what its algorithm and all that it
-calls need together.
+The entry of a function states the threat model that it assumes, `threat="B"`, or a function of its settings that gives
+one. "bound" marks what no attacker can do, such as choosing by the original image. A cell assumes everything that its
+algorithm and all nested calls assume.
 
 Letters: Carletti et al. 2025 (SoK: Gradient Inversion Attacks in Federated Learning, USENIX Security). Everybody sees
 the update, the architecture, the weights that were sent and the number of examples.
@@ -38,17 +38,18 @@ NAMES = {
     "D": "data-enhanced eavesdropper", "E": "statistical-informed eavesdropper", "F": "active manipulator",
     "G": "data-enhanced manipulator", "H": "active client manipulator",
 }  # fmt: skip
-BOUND = "bound"  # no attacker: it uses what only the client has
-AXES = ("threat", "labels")  # what tables and filters may ask of a cell beside its axes
+BOUND = "bound"  # no attacker: only the client has what it uses
+AXES = ("threat", "labels")  # facts of a cell that tables and filters may use like axes
 
 
 def letter(part_call: Call) -> str | None:
-    """What one call needs, by the entry of its function; None: no threat model."""
+    """The threat model of one call, from the entry of its function, or None."""
     declared = part_call.signature.entry.get("threat")
     if isinstance(declared, str) and ":" in declared:
-        plugin = part_call.signature.plugin is not None  # the module of one of ours imports no method
+        # a threat function of ours can be imported without its method, and so without torch
+        is_plugin = part_call.signature.plugin is not None
         declared = (
-            getattr(calls.entry(part_call.signature), "threat", None) if plugin else pkgutil.resolve_name(declared)
+            getattr(calls.entry(part_call.signature), "threat", None) if is_plugin else pkgutil.resolve_name(declared)
         )
     return (
         declared(**{name: part_call[name] for name in inspect.signature(declared).parameters})
@@ -63,18 +64,18 @@ def uses_labels(part_call: Call) -> bool:
 
 
 def _threat_calls(spec: Mapping[str, Any]) -> list[tuple[Call, str]]:
-    """The calls of a cell's algorithm and diagnostic that declare a threat model, and which."""
+    """(call, letter) for the calls of a cell's algorithm that declare a threat model."""
     if "evaluated" in spec:  # a model that was trained elsewhere
         return []
     all_calls = call("Algorithm", spec["algorithm"]).walk()
-    return [(part_call, needs) for part_call in all_calls if (needs := letter(part_call)) is not None]
+    return [(part_call, letter_needed) for part_call in all_calls if (letter_needed := letter(part_call)) is not None]
 
 
 def of_cell(spec: Mapping[str, Any]) -> dict[str, str]:
-    """ "threat" and "labels" of a cell with an attack on privacy; empty for any other.
+    """{"threat": ..., "labels": ...} of a cell with an attack on privacy; empty for any other cell.
 
-    threat: the first letter that covers all that its parts need, "bound", or "custom" where no letter does. labels:
-    "given", "recovered" (from the update) or "unused".
+    threat: the first letter that covers all its parts, "bound", or "custom" if no letter does. labels: "given",
+    "recovered" (from the update) or "unused".
     """
     threat_calls = _threat_calls(spec)
     if not threat_calls:
@@ -86,21 +87,21 @@ def of_cell(spec: Mapping[str, Any]) -> dict[str, str]:
 
 
 def covering(letters: list[str]) -> str:
-    """The first letter whose attacker knows and does all that these do."""
+    """The first letter whose attacker can do all that the attackers of these letters can."""
     if BOUND in letters:
         return BOUND
-    wanted_knowledge = frozenset[str]().union(*(KNOWS[letter] for letter in letters))
-    return next((letter for letter, attacker_knows in KNOWS.items() if wanted_knowledge <= attacker_knows), "custom")
+    needed_knowledge = frozenset[str]().union(*(KNOWS[letter] for letter in letters))
+    return next((letter for letter, attacker_knows in KNOWS.items() if needed_knowledge <= attacker_knows), "custom")
 
 
-def refuse(cell: Call, stated: str, written_cell: Mapping[str, Any], location: str) -> None:
-    """SpecError: a cell's attack needs more than the threat model that its suite states.
+def refuse(cell: Call, stated_letter: str, written_cell: Mapping[str, Any], location: str) -> None:
+    """SpecError if a cell's attack needs more than the threat model that its suite states.
 
-    written_cell: the cell as it stands in the suite, for the line of the attack; location: of the statement.
+    written_cell: the cell as written, for the line of the attack. location: the line of the statement.
     """
     for part_call, letter in _threat_calls(cell):
-        lacks = {"the original images"} if letter == BOUND else KNOWS[letter] - KNOWS[stated]
-        if lacks:
+        missing_knowledge = {"the original images"} if letter == BOUND else KNOWS[letter] - KNOWS[stated_letter]
+        if missing_knowledge:
             algorithm_node = written_cell.get("algorithm")
             key = "name" if part_call.kind == "Algorithm" else part_call.kind.lower()
             error_location = (
@@ -109,7 +110,7 @@ def refuse(cell: Call, stated: str, written_cell: Mapping[str, Any], location: s
                 else location
             )
             raise SpecError(
-                f"{error_location}: {part_call.signature.name} needs {' and '.join(sorted(lacks))} (threat "
-                f"model {letter}), and the "
-                f"suite states {stated}, the {NAMES[stated]} ({location})"
+                f"{error_location}: {part_call.signature.name} needs {' and '.join(sorted(missing_knowledge))} "
+                f"(threat model {letter}), but the suite states {stated_letter}, the {NAMES[stated_letter]} "
+                f"({location})"
             )

@@ -1,9 +1,9 @@
-"""Attacks computed on one model and judged on another: the evaluations that a suite's `transfer` adds to its cells.
+"""Attacks computed on one model and evaluated on another: the evaluations that `transfer` adds to the cells.
 
-    moved: {attack: pgd20, axis: method}     on the models of the cells that differ from this one in `method` alone
-    among: {attack: pgd20, clients: 5}       on five clients of the round, before averaging, and judged on all five
+    moved: {attack: pgd20, axis: method}     on the cells that differ from this one in `method` alone
+    among: {attack: pgd20, clients: 5}       on five clients of the round, before averaging, and evaluated on all five
 
-One evaluation for every model that the attack comes from. Both models must take the same images.
+There is one evaluation per model on which the attack is computed. Both models must take the same images.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from fatbench.suite import facts
 from fatbench.suite.cells import Cell, Evaluation, TransferOrigin
 from fatbench.suite.model import Evaluate, Transfer
 
-At = Mapping[tuple[frozenset[tuple[str, str]], int], Cell]  # (labels of a point, seed) -> its cell
+CellByPoint = Mapping[tuple[frozenset[tuple[str, str]], int], Cell]  # (labels of a point, seed) -> its cell
 
 
 def with_transfers(
     cells: Sequence[Cell], evaluate_by_cell: Mapping[int, Evaluate], axes: Mapping[str, Sequence[str]]
 ) -> list[Cell]:
-    """The cells, each with the evaluations of the transfers that are asked of it, by its place in the list.
+    """The cells, those in `evaluate_by_cell` (by index) with the evaluations of their transfers added.
 
-    axes: axis -> the labels that the preset keeps. SpecError: no such attack, an attack with a list of radii, models
-    that take other images, too few clients, a metric of that name.
+    axes: axis -> labels of the preset. SpecError for an unknown attack, one with a list of radii, models that take
+    different images, too few clients, or a metric name that is taken.
     """
     cell_by_point = {(frozenset(cell.key.items()), int(cell.spec["seed"])): cell for cell in cells}
     return [
@@ -41,23 +41,23 @@ def with_transfers(
 
 
 def _of_cell(
-    cell: Cell, evaluate: Evaluate, cell_by_point: At, axes: Mapping[str, Sequence[str]]
+    cell: Cell, evaluate: Evaluate, cell_by_point: CellByPoint, axes: Mapping[str, Sequence[str]]
 ) -> Iterator[Evaluation]:
     used_names = {evaluation.label for evaluation in cell.evaluations}
     for label, transfer in evaluate.transfer.items():
-        if transfer is None or (white := _white(label, transfer, evaluate, cell)) is None:
-            continue  # the preset has taken it, or its attack, out
-        n = images_of(evaluate, label) if label in evaluate.limit else white.n
+        if transfer is None or (direct := _evaluation_of_attack(label, transfer, evaluate, cell)) is None:
+            continue  # the preset removes the transfer, or its attack
+        n = images_of(evaluate, label) if label in evaluate.limit else direct.n
         for origin in _origins(cell, transfer, cell_by_point, axes):
             name = metric_of(label, origin.name)
             if name in used_names:
                 raise SpecError(f"{transfer.node.at}: two metrics have the same name, '{name}'")
             used_names.add(name)
-            yield Evaluation(name, white.attack, n, white.batch, label, origin)
+            yield Evaluation(name, direct.attack, n, direct.batch, label, origin)
 
 
-def _white(label: str, transfer: Transfer, evaluate: Evaluate, cell: Cell) -> Evaluation | None:
-    """The attack on the model itself; None: the preset leaves it out."""
+def _evaluation_of_attack(label: str, transfer: Transfer, evaluate: Evaluate, cell: Cell) -> Evaluation | None:
+    """The direct evaluation of the attack that is transferred; None if the preset removes it."""
     location, name = transfer.place("attack"), transfer.attack
     if label in evaluate.attacks:
         raise SpecError(f"{transfer.node.at}: '{label}' is also an attack: rename the transfer")
@@ -69,7 +69,7 @@ def _white(label: str, transfer: Transfer, evaluate: Evaluate, cell: Cell) -> Ev
 
 
 def _origins(
-    cell: Cell, transfer: Transfer, cell_by_point: At, axes: Mapping[str, Sequence[str]]
+    cell: Cell, transfer: Transfer, cell_by_point: CellByPoint, axes: Mapping[str, Sequence[str]]
 ) -> Iterator[TransferOrigin]:
     if transfer.axis is None:
         yield from _clients(cell, transfer)
@@ -81,7 +81,7 @@ def _origins(
             continue
         origin_cell = cell_by_point.get((frozenset({**cell.key, transfer.axis: label}.items()), int(cell.spec["seed"])))
         if origin_cell is None:
-            continue  # no such point in the grid
+            continue  # the grid leaves this point out
         for key in ("data", "size"):
             if origin_cell.spec[key] != cell.spec[key]:
                 origin_value, own_value = (_setting_text(c.spec[key]) for c in (origin_cell, cell))
@@ -107,12 +107,12 @@ def _setting_text(value: Any) -> str:
     return str(value["name"] if isinstance(value, Mapping) else value or "as stored")
 
 
-def metric_of(label: str, mark: str) -> str:
-    """The metric of one value, or one model, of several: "pgd20_2_255", "moved_fedavg"."""
-    return f"{label}_{re.sub('[^0-9a-z]+', '_', mark.lower()).strip('_')}"
+def metric_of(label: str, value_name: str) -> str:
+    """The metric for one value or origin of several: "pgd20_2_255", "moved_fedavg"."""
+    return f"{label}_{re.sub('[^0-9a-z]+', '_', value_name.lower()).strip('_')}"
 
 
 def images_of(evaluate: Evaluate, label: str) -> int | None:
-    """How many test images an attack takes; None: all that the cell has."""
+    """The number of test images for an attack; None for all of the cell."""
     numbers = [number for number in (evaluate.n, evaluate.limit.get(label)) if number is not None]
     return min(numbers, default=None)

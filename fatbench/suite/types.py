@@ -1,4 +1,4 @@
-"""The types a setting in a suite file may have: each is a Python type with a range, checked before anything runs.
+"""The types that settings in a suite file may have: Python types with ranges, checked before anything runs.
 
 A function's keyword-only arguments are its settings; their annotations name the types below.
 """
@@ -20,7 +20,7 @@ DECIMAL = re.compile(r"\s*-?\d*\.?\d+(?:[eE][+-]?\d+)?\s*\Z")
 
 
 def number(value: Any) -> Any:
-    """The float that a fraction such as "8/255" stands for; anything else is returned as it is."""
+    """The float of a fraction such as "8/255"; any other value is returned unchanged."""
     if isinstance(value, str) and (match := FRACTION.match(value)):
         denominator = float(match[2])
         if denominator == 0:
@@ -32,7 +32,7 @@ def number(value: Any) -> Any:
 
 
 def number_of(value: Any) -> Any:
-    """The number that a text stands for, "8/255" or "0.03"; anything else is returned as it is."""
+    """The number of a text such as "8/255" or "0.03"; any other value is returned unchanged."""
     if isinstance(value, str) and DECIMAL.match(value):
         return int(value) if re.fullmatch(r"\s*-?\d+\s*", value) else float(value)
     return number(value)
@@ -40,11 +40,11 @@ def number_of(value: Any) -> Any:
 
 _read = BeforeValidator(number_of)
 
-Count = Annotated[int, Ge(1), Le(10**9 - 1), _read]  # 1, 2, 3, ..., nine digits: those of a stage's name
+Count = Annotated[int, Ge(1), Le(10**9 - 1), _read]  # 1, 2, 3, ...; nine digits, as the names of stages allow
 Natural = Annotated[int, Ge(0), _read]  # 0, 1, 2, ...
 Real = Annotated[float, _read]
 Positive = Annotated[float, Gt(0), _read]
-Rate = Annotated[float, Gt(0), Le(1e6), _read]  # a learning rate, below what float32 overflows at in a step or two
+Rate = Annotated[float, Gt(0), Le(1e6), _read]  # a learning rate; a larger one overflows float32 in a step or two
 NonNegative = Annotated[float, Ge(0), _read]
 Radius = Annotated[float, Ge(0), Le(1), _read]  # an epsilon or a step, in units of the [0, 1] pixel range
 Probability = Annotated[float, Ge(0), Le(1), _read]
@@ -52,8 +52,8 @@ Fraction = Annotated[float, Gt(0), Le(1), _read]  # a fraction of something that
 Momentum = Annotated[float, Ge(0), Lt(1), _read]
 
 
-def _like(pattern: str, example: str) -> AfterValidator:
-    """A text that the whole pattern fits."""
+def _matching(pattern: str, example: str) -> AfterValidator:
+    """A validator of texts that match the whole pattern."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -63,19 +63,19 @@ def _like(pattern: str, example: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-Blocks = Annotated[str, _like(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", "numbers such as 1,9")]  # of a model, from 1
+Blocks = Annotated[str, _matching(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", "numbers such as 1,9")]  # of a model, from 1
 
 
 def _clients(value: int | str) -> int | str:
-    """How many clients, or which."""
+    """Clients as a number of them, or as a list such as "3,7"."""
     if value != 0 and (isinstance(value, int) or re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", value)):
         return value
-    raise ValueError('expected a number of clients, or which, such as "3,7"')
+    raise ValueError('expected a number of clients, or their numbers such as "3,7"')
 
 
 Clients = Annotated[int | str, AfterValidator(_clients)]
 Pairs = Annotated[  # of clients, from 0, and the server
-    str, _like(r"\s*(\d+|server)-(\d+|server)\s*(,\s*(\d+|server)-(\d+|server)\s*)*", "pairs such as 0-3,0-server")
+    str, _matching(r"\s*(\d+|server)-(\d+|server)\s*(,\s*(\d+|server)-(\d+|server)\s*)*", "pairs such as 0-3,0-server")
 ]
 
 
@@ -89,13 +89,13 @@ Weights = Annotated[str, AfterValidator(_weights)]  # of a model: timm, a known 
 
 @dataclass(frozen=True)
 class Kind:
-    """Marks an annotation as that of a call."""
+    """Marks the annotation of a setting that is a call."""
 
     name: str
 
 
-# Settings that are themselves calls, {name: ..., key: value}: the annotation says in which table the name is looked up.
-# Inside the called function the value is a callable that already holds its settings.
+# Settings that are calls themselves, {name: ..., key: value}: the annotation tells the table of the name. The function
+# receives a callable with its settings bound.
 Attack = Annotated[Callable[..., Any], Kind("Attack")]
 Objective = Annotated[Callable[..., Any], Kind("Objective")]
 Aggregator = Annotated[Callable[..., Any], Kind("Aggregator")]
@@ -111,7 +111,7 @@ Inversion = Annotated[Callable[..., Any], Kind("Inversion")]
 Adversary = Annotated[Callable[..., Any], Kind("Adversary")]
 Manipulation = Annotated[Callable[..., Any], Kind("Manipulation")]
 
-# Settings that are a mapping without a name: an instance of the settings class that `signatures.CLASSES` names.
+# Settings that are a mapping without a name: the function receives an instance of the class in `signatures.CLASSES`.
 Local = Annotated[Any, Kind("Local")]
 Server = Annotated[Any, Kind("Server")]
 Malicious = Annotated[Any, Kind("Malicious")]

