@@ -77,7 +77,7 @@ def plain(lines: list[str]) -> None:
 
 
 def _table(rows: list[str]) -> list[str]:
-    """A Markdown table as one of reStructuredText's; the second row is its aggregator."""
+    """A Markdown table as a table of reStructuredText; its second row only separates the heading."""
     cells = [[cell.strip() for cell in row.strip().strip("|").split(" | ")] for row in rows]
     found = [".. list-table::", "   :header-rows: 1", ""]
     for row in cells[:1] + cells[2:]:
