@@ -577,7 +577,7 @@ def test_any_setting_may_have_a_list(tmp_path: Path) -> None:
     found = written(tmp_path, text)
     plan = found.plan("paper")
     assert [e.label for e in plan.cells[0].evaluations if e.sweep == "pgd20"] == ["pgd20_10", "pgd20_20"]
-    assert [e.mark for e in plan.cells[0].evaluations if e.sweep == "pgd20"] == ["10", "20"]
+    assert [e.sweep_value for e in plan.cells[0].evaluations if e.sweep == "pgd20"] == ["10", "20"]
     assert [column.heading for column in build(found, plan, [])[0].columns][1:3] == ["PGD-20 10", "PGD-20 20"]
     found = written(tmp_path, text.replace(one, one.replace("8/255", "[2/255, 8/255]")))
     with pytest.raises(SpecError, match=r"tiny.yaml:\d+: steps: 'eps' already has a list"):
