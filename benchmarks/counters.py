@@ -22,7 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.counters import Flops, Formula, starts_a_kernel
-from fatbench.engine.local import LocalTraining, copied
+from fatbench.engine.local import LocalTraining, copy_state
 from fatbench.engine.rounds import Problem
 
 WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -84,7 +84,7 @@ def per_batch(run: Callable[[int], object]) -> tuple[int, int, int]:
 
 def cohort_batches(problem: Problem, objective: Any, batch: int = 32) -> Callable[[int], object]:
     """run(n): one client trained for n batches through `train_cohort`, with momentum and weight decay."""
-    start = copied(problem.model)
+    start = copy_state(problem.model)
     local = LocalTraining(batch=batch, lr=0.01, momentum=0.9, weight_decay=1e-4, objective=objective)
 
     def run(batches: int) -> object:

@@ -20,7 +20,7 @@ from fatbench.engine.accuracy import accuracy
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.gradients import part_of
 from fatbench.engine.graphs import Recordings
-from fatbench.engine.local import LocalTraining, copied, load, pixels
+from fatbench.engine.local import LocalTraining, copy_state, load, pixels
 from fatbench.engine.precision import exact, without_kernel
 from fatbench.engine.rounds import Problem, Tensors
 from fatbench.methods import attacks, objectives
@@ -62,7 +62,7 @@ def nin(bench: Bench, variant: str) -> Found:
     local = LocalTraining(batch=batch, lr=0.01, momentum=0.9, objective=AT)
     on = noise_problem(bench, built("nin", (3, 32, 32), width=width), [batch] * clients, 32, path, precision)
     on = replace(on, recordings=Recordings())
-    step = functools.partial(train_cohort, on, copied(on.model), range(clients), 0, local)
+    step = functools.partial(train_cohort, on, copy_state(on.model), range(clients), 0, local)
 
     wall(bench.device, step)  # kernels are chosen, memory is taken
     seconds = statistics.median(wall(bench.device, step) for _ in range(bench.repeats(5)))
@@ -82,7 +82,7 @@ def auto(bench: Bench) -> Found:
     chosen = path_for(spec, "fp32", gpu_name("cuda:0") if bench.gpu else None)
     local = LocalTraining(batch=32, lr=0.01, momentum=0.9, objective=AT)
     network = built("nin", (3, 32, 32), width=8 if bench.quick else 192)
-    start, said = copied(network), [f"auto takes {chosen}"]
+    start, said = copy_state(network), [f"auto takes {chosen}"]
     if not bench.gpu:
         return {"said": f"{said[0]}; not here: a CPU repeats no recorded steps", "path": chosen}
     for clients, images in ((2, 4), (3, 2)) if bench.quick else ((5, 64), (100, 8)):
@@ -105,7 +105,7 @@ def recorded(bench: Bench, precision: Precision) -> Found:
     network = built("nin", (3, 32, 32), width=width)
     on = noise_problem(bench, network, [batches * batch] * clients, 32, "loop", precision)
     on = replace(on, recordings=Recordings())
-    start, models = copied(network), dict[str, list[Tensors]]()
+    start, models = copy_state(network), dict[str, list[Tensors]]()
 
     def round_(path: LocalPath) -> None:
         updates = train_cohort(replace(on, path=path), start, range(clients), 0, local)
@@ -130,7 +130,7 @@ def same_bytes(bench: Bench) -> Found:
     local = LocalTraining(batch=batch, lr=0.01, momentum=0.9, objective=objective)
     network = built("vit", (3, size, size), patch=16, dim=384, depth=depth, heads=6)
     on = replace(noise_problem(bench, network, [2 * batch] * 2, 32, "loop"), size=size)
-    start = copied(network)
+    start = copy_state(network)
     try:
         twice = [_digest(update.model for update in train_cohort(on, start, [0, 1], 0, local)) for _ in range(2)]
     except RuntimeError as error:
@@ -157,7 +157,7 @@ def vit_b_monitor(bench: Bench) -> Found:
     }  # fmt: skip
     network = built("vit", (3, size, size), **shape)
     on: Problem = replace(noise_problem(bench, network, [n], 32, "loop"), size=size)
-    state, attack = copied(network), functools.partial(attacks.pgd, **{**PGD7, "steps": 2})
+    state, attack = copy_state(network), functools.partial(attacks.pgd, **{**PGD7, "steps": 2})
     if bench.gpu:
         torch.cuda.reset_peak_memory_stats(bench.device)
     seconds = wall(bench.device, lambda: accuracy(on, state, on.images, on.labels, attack, ("monitor",), batch=n))

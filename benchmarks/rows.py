@@ -42,7 +42,7 @@ from fatbench.data import digits
 from fatbench.engine.accuracy import accuracy, natural
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.graphs import Recordings
-from fatbench.engine.local import LocalTraining, copied, load, pixels
+from fatbench.engine.local import LocalTraining, copy_state, load, pixels
 from fatbench.engine.precision import forward
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Tensors
@@ -87,7 +87,7 @@ def at_nin(bench: Bench) -> Lines:
     local = LocalTraining(batch=32, lr=0.01, momentum=0.9, objective=AT)
     network = built("nin", (3, 32, 32))
     on = noise_problem(bench, network, [32 * batches] * clients, 32, "reference")
-    start = copied(network)  # on the device, where the problem has put it
+    start = copy_state(network)  # on the device, where the problem has put it
     theirs = _as_people(on)
     innermost = replace(theirs, model=copy.deepcopy(theirs.model).to(memory_format=torch.channels_last))
     ways: dict[str, Problem] = {"reference": on, "loop": replace(on, path="loop")}
@@ -168,7 +168,7 @@ def at_vit(bench: Bench) -> Lines:
     )
     network = built("vit", (3, 224, 224), patch=16, dim=384, depth=12, heads=6)
     theirs = timm.create_model("vit_small_patch16_224", num_classes=10)
-    start, start_theirs = copied(network), copied(theirs)
+    start, start_theirs = copy_state(network), copy_state(theirs)
     sizes = [batch * batches] * clients
     on = replace(noise_problem(bench, network, sizes, 32, "loop"), size=224)
     other = replace(noise_problem(bench, theirs, sizes, 32, "reference"), size=224)
@@ -234,7 +234,7 @@ def _victim(
     rest = len(labels) - train
     shard = torch.arange(rest, len(labels), device=bench.device)
     on = Problem(network, images, labels, [shard], 10, 0, bench.device, "fp32", "loop", side)
-    (update,) = train_cohort(on, copied(network), [0], 0, local)
+    (update,) = train_cohort(on, copy_state(network), [0], 0, local)
     return on, update.model, images[:rest], labels[:rest]
 
 

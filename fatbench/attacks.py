@@ -1,12 +1,13 @@
-"""The attacks of fatbench on a module and a batch of yours: `fatbench.attacks.pgd(model, x, y, eps="8/255", ...)`.
+"""Attacks a module on a batch of images: `fatbench.attacks.pgd(model, x, y, eps="8/255", ...)`.
 
-`model` maps images (B, C, H, W) in [0, 1], up to a rounding, to logits (B, classes); `y` is (B,) int64. The result has
-the shape and type of `x` and lies in the [0, 1] box, of an L-infinity attack within eps of `x`. The model is attacked
-in eval mode and left as it was. Radii are parts of the pixel range, 8/255 and not 8, as numbers or as text. Every
-attack of a suite file is here by its name, those of plug-ins too; `help(fatbench.attacks.dual)` shows its settings.
+`model` maps images (B, C, H, W) in [0, 1], up to rounding, to logits (B, classes); `y` is (B,) int64. The result has
+the shape and type of `x` and lies in the [0, 1] box; an L-infinity attack stays within eps of `x`. The model is
+attacked in eval mode and left as it was. Radii are fractions of the pixel range, 8/255 and not 8, as numbers or as
+text. Every attack of a suite file is here under its name, also those of plug-ins; `help(fatbench.attacks.dual)` shows
+its settings.
 
-Without `seed`, every call has other random starts; the result's attribute `seed` says which, to have them again. `pgd`
-and `cw` take `restarts`.
+Without `seed`, every call draws new random starts; the result's attribute `seed` repeats them. `pgd` and `cw` take
+`restarts`.
 
     >>> import torch, fatbench
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     Model = nn.Module | Callable[[Tensor], Tensor]
 
 Fraction = float | str  # 0.031, "0.031" or "8/255"
-ROUNDINGS = 8  # of a float in [0, 1], that normalising and back again may add
+ROUNDINGS = 8  # units of rounding that images may leave [0, 1] by, after normalising and back
 
 
 def fgsm(model: Model, x: Tensor, y: Tensor, *, eps: Fraction, seed: int | None = None) -> Tensor:
@@ -104,13 +105,14 @@ def attack(
 ) -> Tensor:
     """The registered attack `name` with its settings.
 
-    restarts: so many random starts; of each image the first result that the model gets wrong, else that of the first.
-    seed: of the random starts; None: another one at each call. The result says which it was, as its attribute `seed`.
-    SpecError: no such attack or setting, images beyond [0, 1], labels that are none, a model that does not take them.
+    restarts: the number of random starts; for each image, the first result that the model misclassifies is returned,
+    else that of the first start. seed: of the random starts; None draws a new one, and the result's attribute `seed`
+    says which. Raises SpecError for an unknown attack or setting, images outside [0, 1], invalid labels, or a model
+    that does not accept them.
     """
     place = f"attacks.{name}"
     spec = calls.check("Attack", LocatedMap({"name": name, **settings}, at=place), place)
-    facts.refuse(spec, {}, place)  # of a batch no fact of a cell is known
+    facts.refuse(spec, {}, place)  # only refusals that need no facts about a cell
     if restarts < 1:
         raise SpecError(f"{place}: restarts: expected 1 or more, got {restarts!r}")
     import torch
@@ -122,60 +124,60 @@ def attack(
     try:
         for module in modules[:1]:
             module.eval()
-        moved = _worst(calls.build("Attack", spec), name, model, x, y, seed, restarts)
+        adversarial = _attack_with_restarts(calls.build("Attack", spec), name, model, x, y, seed, restarts)
     except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
-        if why := _unfit(model, x, y):
-            raise SpecError(f"{place}: {why}") from error
+        if reason := _model_mismatch(model, x, y):
+            raise SpecError(f"{place}: {reason}") from error
         raise
     finally:
         for module, training in modes:
             module.training = training
-    moved.seed = seed  # type: ignore[attr-defined]
-    return moved
+    adversarial.seed = seed  # type: ignore[attr-defined]
+    return adversarial
 
 
-def _worst(call: Any, name: str, model: Model, x: Tensor, y: Tensor, seed: int, restarts: int) -> Tensor:
-    """Of each image the first result of a restart that the model gets wrong, else that of the first restart."""
+def _attack_with_restarts(call: Any, name: str, model: Model, x: Tensor, y: Tensor, seed: int, restarts: int) -> Tensor:
+    """For each image, the first result that the model misclassifies, else that of the first start."""
     import torch
 
     from fatbench.engine.outcomes import is_correct
     from fatbench.engine.randomness import generator
 
-    kept = torch.as_tensor(call(model, x, y, generator(seed, name, device=x.device))).detach()
+    result = torch.as_tensor(call(model, x, y, generator(seed, name, device=x.device))).detach()
     for restart in range(1, restarts):
-        moved = torch.as_tensor(call(model, x, y, generator(seed, name, restart, device=x.device))).detach()
+        candidate = torch.as_tensor(call(model, x, y, generator(seed, name, restart, device=x.device))).detach()
         with torch.no_grad():
-            better = is_correct(model(kept), y) & ~is_correct(model(moved), y)
-        kept = torch.where(better[:, None, None, None], moved, kept)
-    return kept
+            better = is_correct(model(result), y) & ~is_correct(model(candidate), y)
+        result = torch.where(better[:, None, None, None], candidate, result)
+    return result
 
 
 def _images(place: str, x: Any) -> Tensor:
-    """Images (B, C, H, W), cut to [0, 1] where a rounding left it. SpecError: they are none."""
+    """Images (B, C, H, W), clipped to [0, 1] after rounding. Raises SpecError for anything else."""
     import torch
 
     x = torch.as_tensor(x)
-    what = f"{place}: x: expected images (B, C, H, W) as floats in [0, 1]; normalise inside the model"
+    expected_text = f"{place}: x: expected images (B, C, H, W) as floats in [0, 1]; normalise inside the model"
     if x.dim() != 4 or not x.is_floating_point():
-        raise SpecError(f"{what}; got {x.dtype} {tuple(x.shape)}")
+        raise SpecError(f"{expected_text}; got {x.dtype} {tuple(x.shape)}")
     rounding = ROUNDINGS * torch.finfo(x.dtype).eps
-    if not bool(((x >= -rounding) & (x <= 1 + rounding)).all()):  # NaN neither
-        raise SpecError(f"{what}; got {x.min():.3g} to {x.max():.3g}")
+    if not bool(((x >= -rounding) & (x <= 1 + rounding)).all()):  # also refuses NaN
+        raise SpecError(f"{expected_text}; got {x.min():.3g} to {x.max():.3g}")
     return x.clamp(0, 1)
 
 
 def _labels(place: str, y: Any, images: int) -> Tensor:
-    """The class of each image (B,), int64. SpecError: they are none."""
+    """The class of each image, (B,) int64. Raises SpecError for anything else."""
     import torch
 
     y = torch.as_tensor(y)
     if y.dim() != 1 or len(y) != images or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise SpecError(f"{place}: y: expected {images} classes (B,) as whole numbers, got {y.dtype} {tuple(y.shape)}")
+        raise SpecError(f"{place}: y: expected {images} classes (B,) as integers, got {y.dtype} {tuple(y.shape)}")
     return y.long()
 
 
-def _unfit(model: Model, x: Tensor, y: Tensor) -> str:
-    """Why an attack could not go on, where the model does not suit the images or the labels; else empty."""
+def _model_mismatch(model: Model, x: Tensor, y: Tensor) -> str:
+    """The reason why the model does not fit the images or the labels; empty if it does."""
     import torch
 
     size = "x".join(map(str, x.shape[1:]))
@@ -185,44 +187,44 @@ def _unfit(model: Model, x: Tensor, y: Tensor) -> str:
         with torch.no_grad():
             logits = model(x[:1])
     except Exception as error:  # the model's own code
-        return f"the model does not take images of {size} as {x.dtype}: {(str(error).splitlines() or [''])[0]}"
+        return f"the model does not accept images of {size} as {x.dtype}: {(str(error).splitlines() or [''])[0]}"
     if not isinstance(logits, torch.Tensor) or logits.dim() != 2:
-        given = tuple(logits.shape) if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
-        return f"the model gives {given}, not logits (B, classes)"
-    least, most, classes = int(y.min()), int(y.max()), logits.shape[1]
-    if not 0 <= least <= most < classes:
-        return f"y: labels of {classes} classes are 0 to {classes - 1}, got {least} to {most}"
+        returned = tuple(logits.shape) if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
+        return f"the model returns {returned}, not logits (B, classes)"
+    smallest, largest, classes = int(y.min()), int(y.max()), logits.shape[1]
+    if not 0 <= smallest <= largest < classes:
+        return f"y: labels of {classes} classes are 0 to {classes - 1}, got {smallest} to {largest}"
     return ""
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
     if not name.startswith("_") and name in signatures.names("Attack"):
         return _function(name)
-    known = signatures.names("Attack")
+    attack_names = signatures.names("Attack")
     raise AttributeError(
-        f"fatbench.attacks has no attack '{name}'{did_you_mean(name, known)}; there are {', '.join(known)}"
+        f"fatbench.attacks has no attack '{name}'{did_you_mean(name, attack_names)}; it has {', '.join(attack_names)}"
     )
 
 
 def _function(name: str) -> Callable[..., Any]:
     """The registered attack as a function whose help shows its settings."""
-    known, kind = signatures.describe("Attack", name), inspect.Parameter
+    signature, kind = signatures.describe("Attack", name), inspect.Parameter
 
-    def called(model: Any, x: Any, y: Any, **settings: Any) -> Tensor:
+    def attack_function(model: Any, x: Any, y: Any, **settings: Any) -> Tensor:
         return attack(name, model, x, y, **settings)
 
     settings = [
-        kind(one.name, kind.KEYWORD_ONLY, annotation=one.annotation,
-             default=kind.empty if one.default is signatures.REQUIRED else one.default)
-        for one in known.settings
+        kind(setting.name, kind.KEYWORD_ONLY, annotation=setting.annotation,
+             default=kind.empty if setting.default is signatures.REQUIRED else setting.default)
+        for setting in signature.settings
     ]  # fmt: skip
-    more = [kind("restarts", kind.KEYWORD_ONLY, default=1), kind("seed", kind.KEYWORD_ONLY, default=None)]
-    free = [kind("settings", kind.VAR_KEYWORD)] if known.free else []
-    fixed = [kind(one, kind.POSITIONAL_OR_KEYWORD) for one in ("model", "x", "y")]
-    called.__name__ = called.__qualname__ = name
-    called.__doc__ = inspect.getdoc(calls.function(known))
-    called.__signature__ = inspect.Signature([*fixed, *settings, *more, *free])  # type: ignore[attr-defined]
-    return called
+    restart_parameters = [kind("restarts", kind.KEYWORD_ONLY, default=1), kind("seed", kind.KEYWORD_ONLY, default=None)]
+    other_settings = [kind("settings", kind.VAR_KEYWORD)] if signature.free else []
+    positional = [kind(parameter, kind.POSITIONAL_OR_KEYWORD) for parameter in ("model", "x", "y")]
+    attack_function.__name__ = attack_function.__qualname__ = name
+    attack_function.__doc__ = inspect.getdoc(calls.function(signature))
+    attack_function.__signature__ = inspect.Signature([*positional, *settings, *restart_parameters, *other_settings])  # type: ignore[attr-defined]
+    return attack_function
 
 
 def __dir__() -> list[str]:

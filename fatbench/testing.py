@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.experiment import experiment
 from fatbench.engine.inject import requested_arguments
-from fatbench.engine.local import LocalTraining, frozen
+from fatbench.engine.local import LocalTraining, frozen_copy
 from fatbench.engine.malicious import Malicious, deal, finite
 from fatbench.engine.mixing import aggregate
 from fatbench.engine.randomness import forked, generator, numpy_generator
@@ -456,7 +456,7 @@ def _step(objective: Any, passes: Passes) -> tuple[nn.Module, Tensor, Tensor]:
     model = own_network(objective) or _network()
     offers: dict[str, Any] = {
         "class_counts": lambda: torch.tensor([[4.0, 2.0, 1.0, 1.0]]),
-        "broadcast": lambda: passes.watch(frozen(own_network(objective) or _network())()),
+        "broadcast": lambda: passes.watch(frozen_copy(own_network(objective) or _network())()),
         "client": lambda: 1,
     }
     x, y = torch.rand(8, *SHAPE, generator=generator(0, "x")), torch.arange(8) % CLASSES

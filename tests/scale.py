@@ -212,7 +212,7 @@ def commands(suite: Path, db: Path, seeds: int) -> dict[str, list[str]]:
     """What is measured: in words -> its arguments."""
     compared = max(seeds - 1, 1)
     with Store.open(str(db)) as store:
-        cell = store.begins("8", 1)[0]
+        cell = store.ids_beginning_with("8", 1)[0]
     here = ["--db", str(db)]
     one = ["--preset", "first"]
     return {

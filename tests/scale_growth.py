@@ -141,7 +141,7 @@ def end_of_stage(numbers: int, file: str) -> None:
     from fatbench.store.stages import Store
 
     with Store.open(file, create=True) as store:
-        if not store.any_cell():
+        if not store.has_cells():
             store.add_cell("a", {"seed": 0})
             run = store.claim("a", "train", suite="growth", total=100, provenance={})
             for t in range(1, 101):

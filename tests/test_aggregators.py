@@ -554,7 +554,7 @@ def test_q_ffl_extreme_losses() -> None:
 def test_missing_broadcast_loss(aggregator: str) -> None:
     updates = [client(4, broadcast_loss=None)]  # type: ignore[arg-type]
     arguments = members.arguments("Aggregator", aggregator)
-    with pytest.raises(ValueError, match="the aggregator needs broadcast_losses, and client 4 did not measure them"):
+    with pytest.raises(ValueError, match="client 4 did not measure"):
         mixing_of(aggregator, updates, context(5), **arguments)
 
 

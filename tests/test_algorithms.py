@@ -145,7 +145,7 @@ def test_fednova_removes_the_bias_of_unequal_steps():
 def test_fednova_counts_what_a_proximal_term_takes_back():
     """A gradient of one everywhere, SGD with momentum 0.9 and mu 3 from 0, 1 to 10 steps: how far the weight moved."""
     from fatbench.engine.local import LocalTraining
-    from fatbench.methods.algorithms.fednova import travelled
+    from fatbench.methods.algorithms.fednova import travelled_distance
 
     prox = functools.partial(objectives.PROXIMALS["squared"], mu=3.0)
     for momentum, steps in ((0.0, 7), (0.9, 10), (0.5, 1)):
@@ -156,10 +156,10 @@ def test_fednova_counts_what_a_proximal_term_takes_back():
             (w.sum() + 1.5 * w.square().sum()).backward()
             optimizer.step()
         local = LocalTraining(batch=1, lr=0.1, objective=quadratic, momentum=momentum, proximal=prox)
-        assert travelled(steps, local) == pytest.approx(-w.item() / 0.1)
-        assert travelled(steps, replace(local, proximal=None)) != pytest.approx(-w.item() / 0.1) or steps == 1
+        assert travelled_distance(steps, local) == pytest.approx(-w.item() / 0.1)
+        assert travelled_distance(steps, replace(local, proximal=None)) != pytest.approx(-w.item() / 0.1) or steps == 1
     closed = replace(local, momentum=0.0)
-    assert travelled(7, closed) == pytest.approx((1 - 0.7**7) / 0.3)  # Wang et al. 2020: (1 - (1 - a)^tau) / a
+    assert travelled_distance(7, closed) == pytest.approx((1 - 0.7**7) / 0.3)  # Wang et al. 2020: (1 - (1 - a)^tau) / a
 
 
 def test_fednova_removes_the_bias_of_unequal_steps_under_a_proximal_term():

@@ -236,12 +236,12 @@ def test_restarts_keep_of_each_image_what_fools_the_model() -> None:
         ({"eps": 8}, "8/255, not 8"),
         ({"steps": 0}, "attacks.pgd: steps"),
         ({"x": torch.full((2, 1, 8, 8), 2.0)}, r"in \[0, 1\].*got 2"),
-        ({"x": torch.zeros(2, 1, 8, 9)}, "does not take images of 1x8x9"),
+        ({"x": torch.zeros(2, 1, 8, 9)}, "does not accept images of 1x8x9"),
         ({"x": torch.zeros(2, 1, 8, 8).double()}, "float64"),
         ({"y": torch.tensor([0.0, 1.0])}, "float32"),
         ({"y": torch.tensor([0, 12])}, "labels of 10 classes are 0 to 9, got 0 to 12"),
         ({"y": torch.tensor([0])}, "expected 2 classes"),
-        ({"model": lambda x: {"logits": x}}, "gives a dict, not logits"),
+        ({"model": lambda x: {"logits": x}}, "returns a dict, not logits"),
         ({"model": {}}, "got a dict"),
     ],
 )
@@ -693,7 +693,7 @@ def test_uploads_are_put_together_as_the_engine_does() -> None:
     assert all(torch.equal(found[key], with_model[key]) for key in found)
     with pytest.raises(SpecError, match=r"^losses:"):
         fatbench.aggregate("sfat", states, **settings)
-    with pytest.raises(SpecError, match=r"client 1 and \(2,\) of client 0"):
+    with pytest.raises(SpecError, match=r"client 1, \(2,\) at client 0"):
         fatbench.aggregate("samples", [torch.zeros(2), torch.zeros(3)])
     memory: dict[str, Any] = {}
     for _ in range(2):

@@ -776,7 +776,7 @@ def test_autoattack_costs_what_its_docstring_says_at_most(version: str, monkeypa
 
     By queries that all change the image; of one channel many do not.
     """
-    monkeypatch.setattr(packages, "_asked_once", lambda ask: ask)
+    monkeypatch.setattr(packages, "_skip_unchanged", lambda ask: ask)
     model = flat(10, margin=50)
     passes, call = Passes(model), spec("autoattack", eps="8/255", version=version)
     x = torch.rand(1, 1, 2, 2, generator=generator())
@@ -851,7 +851,7 @@ def test_square_asks_nothing_about_an_image_that_stays_as_it_is() -> None:
         value = x.flatten(1).sum(1) * scale[y] - 1.0
         return value, value.clone()
 
-    once = packages._asked_once(ask)
+    once = packages._skip_unchanged(ask)
     x, y = torch.full((3, 1, 1, 2), 2.0), torch.tensor([0, 1, 2])
     margin, loss = once(x, y)
     assert margin.tolist() == [3.0, 7.0, 11.0] and asked == [3]
@@ -1052,8 +1052,8 @@ def test_an_attack_that_calls_backward_leaves_no_gradient_on_the_weights(name: s
     ("attack", "settings", "message"),
     [
         ("AutoAttack", {}, "torchattacks.AutoAttack runs 10 steps .* use the attack named 'autoattack'"),
-        ("MultiAttack", {}, "torchattacks.MultiAttack is made of other attacks or of data"),
-        ("LGV", {}, "torchattacks.LGV is made of other attacks or of data"),
+        ("MultiAttack", {}, "torchattacks.MultiAttack needs other attacks or data"),
+        ("LGV", {}, "torchattacks.LGV needs other attacks or data"),
         ("MIFGMS", {}, r"torchattacks has no attack 'MIFGMS' \(did you mean 'MIFGSM'\?\)"),
         ("pgd", {}, r"torchattacks has no attack 'pgd' \(known: .* PGD, "),
         ("???", {}, r"torchattacks has no attack '\?\?\?' \(known: APGD, APGDT, BIM, "),
@@ -1121,12 +1121,12 @@ def test_a_suite_with_a_bad_setting_is_refused(node: dict[str, object], message:
 def test_autoattack_tells_which_attack_begins_on_how_many_images(monkeypatch):
     members.short_autoattack(monkeypatch)
     told = []
-    token = packages.watching.set(lambda name, standing: told.append((name, standing)))
+    token = packages.stage_observer.set(lambda name, standing: told.append((name, standing)))
     try:
         model = nn.Sequential(nn.Flatten(), nn.Linear(4, 10))
         x = torch.rand(3, 1, 2, 2, generator=torch.Generator().manual_seed(0))
         y = model(x).argmax(1)
         packages.autoattack(model, x, y, torch.Generator().manual_seed(1), eps=1e-6)  # all images stand
     finally:
-        packages.watching.reset(token)
+        packages.stage_observer.reset(token)
     assert told == [("APGD-CE", 3), ("APGD-T", 3), ("FAB-T", 3), ("Square", 3)]

@@ -116,7 +116,7 @@ def test_a_suite_in_the_plane_is_run_and_drawn(tmp_path: Path, monkeypatch: pyte
     ("settings", "reason"),
     [
         ("model: {name: small_cnn}", "model: small_cnn: needs images of at least 8x8, got 1x1"),
-        ("monitor: {name: pgd, eps: 8, step: 1, steps: 1}", "monitor: eps and step are parts of the pixel range"),
+        ("monitor: {name: pgd, eps: 8, step: 1, steps: 1}", "monitor: eps and step are fractions of the pixel range"),
         ("monitor: {name: autoattack, eps: 0.04}", "AutoAttack's targeted losses need at least 4 classes, plane has 2"),
         (
             "data: {name: digits}",

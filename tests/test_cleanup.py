@@ -94,22 +94,22 @@ def test_files_that_no_cell_needs(store: Store, tmp_path: Path) -> None:
     ]
     kept += [put(files / B / "model-3.safetensors", age=5), put(files / ("d" * 12) / "model-1.safetensors", age=5)]
     put(files / C / "model-1.safetensors")
-    found = dict(cleanup.unneeded(store, files))
+    found = dict(cleanup.unneeded_files(store, files))
     assert found == {**dict.fromkeys(gone, 5), files / C: 5}
     for place in found:
         cleanup.remove(place)
         cleanup.remove(place)
     assert all(file.exists() for file in kept) and not any(file.exists() for file in [*gone, files / C])
-    assert list(cleanup.unneeded(store, files)) == list(cleanup.unneeded(store, tmp_path / "nothing")) == []
+    assert list(cleanup.unneeded_files(store, files)) == list(cleanup.unneeded_files(store, tmp_path / "nothing")) == []
 
 
 def test_files_of_a_cell_that_is_worked_on_stay(store: Store, tmp_path: Path) -> None:
     put(tmp_path / B / "model-2.safetensors")
     run = store.claim(B, "train", suite="s", total=4, provenance={})
     assert run is not None
-    assert list(cleanup.unneeded(store, tmp_path)) == []
+    assert list(cleanup.unneeded_files(store, tmp_path)) == []
     store.release(run)
-    assert len(list(cleanup.unneeded(store, tmp_path))) == 1
+    assert len(list(cleanup.unneeded_files(store, tmp_path))) == 1
 
 
 def test_a_folder_serves_one_database(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_folder_serves_one_database(tmp_path: Path) -> None:
     (tmp_path / "one.db").unlink()
     with (
         Store.open(str(tmp_path / "one.db"), create=True) as again,
-        pytest.raises(SpecError, match=r"of an earlier .*one\.db: remove the folder to begin anew"),
+        pytest.raises(SpecError, match=r"of an earlier .*one\.db: remove the folder to start afresh"),
     ):
         folder.claim(again, files)
 
@@ -210,7 +210,7 @@ def test_a_copy_is_whole_while_somebody_writes(store: Store, tmp_path: Path) -> 
     with Store.open(str(copy)) as copied:
         assert copied.cells() == store.cells() and copied.measurements() == store.measurements()
     before = copy.read_bytes()
-    with pytest.raises(SpecError, match="exists: give a new file"):
+    with pytest.raises(SpecError, match="exists: name a new file"):
         cleanup.backup(store, copy)
     assert copy.read_bytes() == before
     with pytest.raises(MachineError, match="cannot write"):
@@ -230,7 +230,7 @@ def test_a_copy_is_on_the_disk_before_it_has_its_name(store: Store, tmp_path: Pa
     assert steps == ["fsync", "link"]
     copy.unlink()
     monkeypatch.setattr(os, "link", lambda a, b: (copy.write_text("somebody's"), link(a, b)))
-    with pytest.raises(SpecError, match="exists: give a new file"):
+    with pytest.raises(SpecError, match="exists: name a new file"):
         cleanup.backup(store, copy)
     assert copy.read_text() == "somebody's" and [file.name for file in tmp_path.glob(".copy*")] == []
 

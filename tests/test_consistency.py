@@ -70,7 +70,7 @@ NUMBERS: list[tuple[list[Any], str | None]] = [
     *(([1, 2, name, 0.5, 5], f"{name} of client 2: the cell has 2 clients") for name in sorted(consistency.OF_CLIENTS)),
     *(([1, 1, name, 0.5, 5], None) for name in sorted(consistency.OF_CLIENTS)),
     *(([2, -1, name, 0.5, 9], f"{name} is of 9 images, the cell has 8") for name in sorted(consistency.OF_TEST_IMAGES)),
-    *(([2, -1, name, 0.5, 0], f"{name} is of no image") for name in sorted(consistency.OF_TEST_IMAGES)),
+    *(([2, -1, name, 0.5, 0], f"{name} is over no images") for name in sorted(consistency.OF_TEST_IMAGES)),
     *(([2, -1, name, x, 1], None) for name in sorted(consistency.OF_TEST_IMAGES) for x in (0.0, 1.0)),
     ([1, -1, "train_loss", -5.0, 0], None),
     ([1, 7, "other", -5.0, 0], None),
@@ -166,7 +166,7 @@ def test_models_of_clients_have_the_outcomes_in_their_order() -> None:
     assert of([own[0], [3, 1, "pgd20", 0.5, 4]]) == ["pgd20 of client 1 is 0.5, its outcomes say 0.75 (3 of 4)"]
     assert of([[3, 0, "pgd20", 0.0, 3], [3, 1, "pgd20", 0.8, 5]]) == []  # 000 and 10111
     assert of([[3, 0, "pgd20", 0.25, 4], [3, 1, "pgd20", 0.5, 3]]) == [
-        "pgd20 has 2 clients, its 8 outcomes are not theirs"
+        "pgd20 has 2 clients, its 8 outcomes do not fit them"
     ]
     assert of(own[:1]) == ["pgd20 is of 4 images and 1 model, its outcomes are of 8"]
     assert of([]) == ["pgd20 is of 4 images and 1 model, its outcomes are of 8"]

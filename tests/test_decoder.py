@@ -84,5 +84,5 @@ def test_wrong_features_are_refused() -> None:
     draws = torch.Generator()
     with pytest.raises(ValueError, match=r"decoder: features of shape \(3, 4, 4\), the extractor's are \(3, 8, 8\)"):
         feature_inversion(nn.Identity(), blobs(2, 0), torch.zeros(1, 3, 4, 4), draws)
-    with pytest.raises(ValueError, match="decoder: images of side 8 are not features of side 6 times a power of two"):
+    with pytest.raises(ValueError, match="the images' side, 8, is not the features' side, 6, times a power of two"):
         feature_inversion(nn.AvgPool2d(3, 1), blobs(2, 0), torch.zeros(1, 3, 6, 6), draws)

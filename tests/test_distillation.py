@@ -422,7 +422,7 @@ def test_server_batches() -> None:
         batches = list(server_batches(on, 3, owned, 2, 4, shuffle))
         for epoch in range(2):
             rows = torch.cat([rows.host for e, rows in batches if e == epoch])
-            assert rows.tolist() == torch.cat([rows.here for e, rows in batches if e == epoch]).tolist()
+            assert rows.tolist() == torch.cat([rows.device for e, rows in batches if e == epoch]).tolist()
             assert rows.sort().values.tolist() == list(range(18))
             assert rows.tolist() != list(range(18))
             clients = [next(k for k, own in owned.items() if own.start <= row < own.stop) for row in rows.tolist()]

@@ -180,7 +180,7 @@ def test_lists_that_do_not_fit_are_named(empty: Store, lines: list[str], tmp_pat
         cell = json.loads(lines[2])
         change(stage(cell, "train")["numbers"][0])
         file = put(tmp_path, "".join([*lines[:2], dumps(cell), "\n"]))
-        unchanged(empty, file, "{}:3: stages.1.numbers.0: its lists are not of one length")
+        unchanged(empty, file, "{}:3: stages.1.numbers.0: its lists differ in length")
 
 
 def test_series_of_clients_may_be_left_out(store: Store, other: Store, tmp_path: Path) -> None:
@@ -203,13 +203,13 @@ def test_suites_that_share_a_cell_travel_with_it(store: Store, other: Store, tmp
         Point("t", "paper", "b", "{}"),
     ]
     assert "points" not in exported(store)
-    store.label([*points, points[0]._replace(cell="unknown")])
+    store.store_points([*points, points[0]._replace(cell="unknown")])
     text = exported(store)
     assert [len(json.loads(line).get("points", ())) for line in text.splitlines()[1:]] == [0, 2]
     for _ in range(2):
         import_(other, put(tmp_path, text))
         assert exported(other) == exported(other, ["a", "b"]) == text
-    other.label([points[0]._replace(method="SFAT")])
+    other.store_points([points[0]._replace(method="SFAT")])
     import_(other, put(tmp_path, text))
     assert '"method":"SFAT"' in exported(other) and '"method":"FAT","model"' not in exported(other)
 
@@ -582,8 +582,8 @@ BAD_CELLS: list[tuple[Callable[[Any], Any], str]] = [
         "stages.1.numbers.0.0: Input should be a valid integer",
     ),
     (lambda c: stage(c, "train")["numbers"][0].pop(), "stages.1.numbers.0.6: Field required"),
-    (lambda c: stage(c, "train")["numbers"][0].__setitem__(5, 7), "cell b train: there is no run 7"),
-    (lambda c: stage(c, "train").update(run=2), "cell b train: there is no run 2"),
+    (lambda c: stage(c, "train")["numbers"][0].__setitem__(5, 7), "cell b train: run 7 does not exist"),
+    (lambda c: stage(c, "train").update(run=2), "cell b train: run 2 does not exist"),
     (
         lambda c: stage(c, "train")["numbers"].append(stage(c, "train")["numbers"][0]),
         "cell b: number (1, -1, 'loss') occurs twice",
@@ -630,7 +630,7 @@ ODD: list[tuple[str, Any, str]] = [
     ("spec.x", deep(29), "spec: nested more than 30 levels deep"),
     ("spec.x", deep(900), "spec: nested more than 30 levels deep"),
     ("spec.x", "a\0", UNSTORABLE),
-    ("runs.0.started", "2026-02-30T10:00:00.000Z", "runs.0.started: there is no such time as 2026-02-30T10:00:00.000Z"),
+    ("runs.0.started", "2026-02-30T10:00:00.000Z", "runs.0.started: 2026-02-30T10:00:00.000Z is not a valid time"),
 ]  # fmt: skip
 
 
@@ -892,7 +892,7 @@ FORGED = [
     ('"round":2,"run":1', '"round":1,"run":1', "train: finished in round 1 of 2"),
     ('"best-test"', '"last":{"round":1},"best-test"', "train: finished in round 1 of 2"),
     ('"monitor",0.375,8', '"monitor",0.375,9', "train: monitor is of 9 images, the cell has 8"),
-    ('"monitor",0.375,8', '"monitor",0.375,0', "train: monitor is of no image"),
+    ('"monitor",0.375,8', '"monitor",0.375,0', "train: monitor is over no images"),
     (
         '[2,1,"train_accuracy"',
         '[2,-2,"train_accuracy"',
@@ -918,7 +918,7 @@ def test_a_digest_that_does_not_fit(tmp_path: Path, empty: Store) -> None:
         attacked(store)
         text = as_rows(exported(store))
     other = text.replace('"train_accuracy",0.25', '"train_accuracy",0.5')
-    message = "{}:2: cell a train: its digest is of other numbers or outcomes; was the file edited?"
+    message = "{}:2: cell a train: its digest does not match its numbers or outcomes; was the file edited?"
     unchanged(empty, put(tmp_path, other), message)
     bare = re.sub('"digest":"[0-9a-f]{64}"', '"digest":null', text)
     message = "{}:2: cell a pgd20-0a1b2c3d@2: a finished stage has no digest; was the file edited?"
@@ -1002,7 +1002,7 @@ def test_no_flipped_bit_of_a_database_is_called_intact(flips: int, tmp_path: Pat
     path = tmp_path / "x.db"
     with Store.open(str(path), create=True) as store:
         attacked(store)
-        store.label([Point("other", "quick", "a", method="FAT", evaluations=("pgd20-x",))])
+        store.store_points([Point("other", "quick", "a", method="FAT", evaluations=("pgd20-x",))])
         text = exported(store)
     content, draws, other = path.read_bytes(), random.Random(32), 0
     places = [draws.randrange(8 * len(content)) for _ in range(20 * flips)]
@@ -1153,7 +1153,7 @@ EDITED = {  # what is edited: where the message of the export says so; a NULL is
     "UPDATE stages SET stage = 'train@' WHERE cell = 'b'": r"cell b: stages\.0\.stage",
     "UPDATE round_metrics SET created = 'late' WHERE cell = 'b'": r"cell b: stages\.0\.numbers\.0\.6",
     "INSERT INTO cells SELECT 'a~1', spec, seed, created FROM cells WHERE id = 'a'": r"cell a~1 is named as a rep",
-    "INSERT INTO replicates VALUES ('b', 'a', 1)": r"replicate b is said to be number 1 of a",
+    "INSERT INTO replicates VALUES ('b', 'a', 1)": r"replicate b is recorded as number 1 of a",
 }
 
 
@@ -1166,7 +1166,7 @@ def test_every_column_of_an_export_is_checked(edit: str, tmp_path: Path) -> None
         store.add_cell("b", {"seed": 1})
         run = claim(store, "b", "train")
         store.commit(run, numbers=[Number("loss", 2.5, 1)], round=1, checkpoint="s1")
-        store.label([Point("other", "quick", "a", method="FAT", evaluations=("pgd20-x",))])
+        store.store_points([Point("other", "quick", "a", method="FAT", evaluations=("pgd20-x",))])
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA ignore_check_constraints = ON")
         assert connection.execute(edit).rowcount
@@ -1179,8 +1179,8 @@ def test_every_column_of_an_export_is_checked(edit: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        ("UPDATE cells SET seed = 2", "cell a: its seed is said to be 2, and is 1"),
-        ("UPDATE stages SET heartbeat = 'late'", "cell a pgd20-0a1b2c3d@2: its heartbeat is no time"),
+        ("UPDATE cells SET seed = 2", "cell a: its seed is recorded as 2, but is 1"),
+        ("UPDATE stages SET heartbeat = 'late'", "cell a pgd20-0a1b2c3d@2: its heartbeat is not a time"),
     ],
 )
 def test_what_no_line_says_is_checked_too(edit: str, message: str, tmp_path: Path) -> None:

@@ -251,7 +251,7 @@ def test_missing_weights_are_refused_before_anything_runs(cell, tmp_path):
             {"model": {"name": "vit", "patch": 4, "dim": 12}, "diagnostic": {"name": "svcca", "n": 24}},
             "diagnostic: n: 24 images are too few for a model of width 12",
         ),
-        ({"diagnostic": "leakage"}, "reconstructions are compared by SSIM, whose window is 11 x 11; images are 8 x 8"),
+        ({"diagnostic": "leakage"}, "window of 11 x 11, images are 8 x 8"),
         (
             {"model": {"name": "whole_vit", "stem": 7, "patch": 4, "dim": 12, "heads": 3}, "size": 24},
             "patches of 4x4 do not tile images of 6x6",

@@ -28,7 +28,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> str:
     file = tmp_path_factory.mktemp("exports") / "f.db"
     with Store.open(str(file), create=True) as store:
         import_(store, RESULTS / "sfat-fashion-cpu.jsonl.xz")
-        store.label(points_of(files.load("sfat-fashion").plan("cpu")))
+        store.store_points(points_of(files.load("sfat-fashion").plan("cpu")))
     return str(file)
 
 

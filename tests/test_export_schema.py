@@ -128,7 +128,7 @@ def put(path: str, value: Any) -> dict[str, Any]:
 
 
 def read(line: Any) -> export_schema.CellLine:
-    return export_schema._validated(export_schema._CELL, line, "f:2")
+    return export_schema._validate(export_schema._CELL, line, "f:2")
 
 
 @pytest.mark.parametrize("path", FIELDS)
@@ -159,15 +159,15 @@ def test_every_field_has_its_bounds_above_and_is_needed() -> None:
 
 def test_what_is_exported_has_fields_that_can_be_imported() -> None:
     """Numbers and outcomes of what is finished its digest covers; those of what is not are looked at."""
-    export_schema.fields(LINE)
+    export_schema.check_fields(LINE)
     for status, refused in (("interrupted", True), ("done", False)):
         line = put("stages.0.numbers.0.6", "late")
         line["stages"][0]["status"] = status
         if refused:
             with pytest.raises(ExchangeError, match=r"^cell a: stages\.0\.numbers\.0\.6: "):
-                export_schema.fields(line)
+                export_schema.check_fields(line)
         else:
-            export_schema.fields(line)
+            export_schema.check_fields(line)
             assert line["stages"][0]["numbers"] != []
 
 
@@ -187,7 +187,7 @@ def test_a_line_is_read_and_what_does_not_fit_together_named() -> None:
     run["stages"][0]["numbers"][0][5] = 1
     assert export_schema.cell(json.dumps(run), "f:2").stages[0].run == 1
     for path in ("stages.0.run", "stages.0.numbers.0.5"):
-        assert said(put(path, 1)) == "f:2: cell a train: there is no run 1"
+        assert said(put(path, 1)) == "f:2: cell a train: run 1 does not exist"
     twice = put("stages.0.numbers", [*STAGE["numbers"], [1, -1, "loss", 0.25, 0, 0, TIME]])
     assert said(twice) == "f:2: cell a: number (1, -1, 'loss') occurs twice"
     for other in ([2, -1, "loss"], [1, 0, "loss"], [1, -1, "gain"]):
@@ -219,7 +219,7 @@ def test_a_finished_stage_has_the_digest_of_what_it_says() -> None:
     done = put("stages.0.status", "done")
     assert said(done) == "f:2: cell a train: a finished stage has no digest; was the file edited?"
     done["stages"][0]["digest"] = "0" * 64
-    assert said(done) == "f:2: cell a train: its digest is of other numbers or outcomes; was the file edited?"
+    assert said(done) == "f:2: cell a train: its digest does not match its numbers or outcomes; was the file edited?"
     done["stages"][0]["digest"] = export_lines.digest(done, done["stages"][0])
     assert export_schema.cell(json.dumps(done), "f:2").stages[0].status == "done"
     beside = put("stages.0.numbers.0.1", -2)
@@ -246,9 +246,9 @@ def test_an_identity_that_cannot_be_computed_names_the_plugin_of_the_runs() -> N
 
 
 def test_messages_are_cut_at_300_characters_and_in_one_line() -> None:
-    assert export_schema.shortened(f"a \n b{295 * 'x'}") == f"a b{295 * 'x'}"
-    assert export_schema.shortened(f"a \n b{296 * 'x'}") == f"a b{295 * 'x'}..."
-    assert export_schema.shortened(300 * "x") == 300 * "x"
+    assert export_schema.shorten(f"a \n b{295 * 'x'}") == f"a b{295 * 'x'}"
+    assert export_schema.shorten(f"a \n b{296 * 'x'}") == f"a b{295 * 'x'}..."
+    assert export_schema.shorten(300 * "x") == 300 * "x"
 
 
 @pytest.mark.parametrize(

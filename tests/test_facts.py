@@ -52,9 +52,7 @@ def seen(model=VIT, size=32, **inversion) -> dict:
 
 
 NEEDS = "needs a transformer with a patch embedding and learned positions: {name: vit}"
-FEW = (
-    "images of 32 pixels are 64 unknown patches, and a model of width 12 gives a system of rank 12; take a wider model"
-)
+FEW = "images of 32 pixels are 64 unknown patches, and a model of width 12 gives a system of rank 12; use a wider model"
 # (what is changed of BASE, the path of the call that refuses, how its reason begins)
 CASES = [
     *[
@@ -68,7 +66,7 @@ CASES = [
         for more, top, reason in (
             ({}, 2, "top: 2 is more than half of the 2 clients that train adversarially"),
             ({"name": "fedavg_mixed", "adversarial": 3, "standard": "standard"}, 1,
-                "adversarial: 2 here, and 3 in the algorithm"),
+                "adversarial: 2 in the aggregator, 3 in the algorithm"),
         )
     ],
     *[
@@ -81,24 +79,24 @@ CASES = [
         )
     ],
     ({"algorithm": {"name": "fltrust"}, "validation": 40}, "algorithm",
-        "root: fltrust needs 100 images of the server's own, and 'validation' holds out 40"),
+        "root: the server needs 100 images of its own, and 'validation' holds out 40"),
     *[
         ({"malicious": {"clients": many, "attack": attack}}, "malicious: attack", reason)
         for many, attack, reason in (
-            (1, {"name": "badnets", "target": 10}, "target: class 10 of 10, counted from 0"),
+            (1, {"name": "badnets", "target": 10}, "target: class 10 of 10 classes"),
             (1, {"name": "badnets", "target": 0, "size": 8}, "size: a square of 8 pixels on images of 8 x 8"),
             (1, "alie", "z: 1 malicious clients of 4 give z <= 0, the honest mean"),
-            (3, "alie", "z: nothing bounds the z of a majority; set it"),
+            (3, "alie", "z: the malicious clients are a majority"),
         )
     ],
     *[
         ({"algorithm": {**FEDAVG, "aggregator": aggregator}}, "algorithm: aggregator", reason)
         for aggregator, reason in (
-            ({"name": "trimmed_mean", "byzantine": 2}, "byzantine: twice 2 of 4 clients of a round leaves none"),
-            ({"name": "krum", "byzantine": 1}, "byzantine: Krum needs 5 clients in a round to bear 1 malicious ones"),
-            ({"name": "multi_krum", "byzantine": 1}, "byzantine: Krum needs 5 clients in a round to bear 1 malicious"),
-            ({"name": "multi_krum", "byzantine": 0, "keep": 5}, "keep: 5 of 4 clients of a round"),
-            ({"name": "bulyan", "byzantine": 1}, "byzantine: Bulyan needs 7 clients in a round to bear 1 malicious"),
+            ({"name": "trimmed_mean", "byzantine": 2}, "byzantine: without 2 values at each end, none of 4 clients"),
+            ({"name": "krum", "byzantine": 1}, "byzantine: Krum needs 5 clients"),
+            ({"name": "multi_krum", "byzantine": 1}, "byzantine: Krum needs 5 clients in a round"),
+            ({"name": "multi_krum", "byzantine": 0, "keep": 5}, "keep: 5 is more than the 4 clients"),
+            ({"name": "bulyan", "byzantine": 1}, "byzantine: Bulyan needs 7 clients in a round"),
         )
     ],
     ({"partition": {"name": "shah", "clients": 4, "skew": 40}}, "partition", "skew: (clients - 1) * skew must be below "
@@ -110,11 +108,11 @@ CASES = [
     (
         {"data": {"name": "mnist"}, "partition": {"name": "by_writer"}},
         "partition",
-        "by_writer: mnist does not say who wrote which example",
+        "by_writer: mnist does not record",
     ),
     ({"monitor": {"name": "pgd", "eps": 0.1, "step": 2, "steps": 1}}, "monitor",
-        "eps and step are parts of the pixel range: 8/255, not 8"),
-    ({"monitor": {"name": "autoattack", "eps": 8}}, "monitor", "eps is a part of the pixel range: 8/255, not 8"),
+        "eps and step are fractions of the pixel range: 8/255, not 8"),
+    ({"monitor": {"name": "autoattack", "eps": 8}}, "monitor", "eps is a fraction of the pixel range: 8/255, not 8"),
     ({"data": {"name": "celeba"}, "monitor": {"name": "autoattack", "eps": 0.1}}, "monitor",
         "AutoAttack's targeted losses need at least 4 classes, celeba has 2"),
     *[
@@ -141,20 +139,20 @@ CASES = [
         "fedvkd needs a server with a distillation head: edge_vit"),
     ({"algorithm": {"name": "fedaux"}}, "algorithm", "auxiliary: fedaux needs unlabelled images: name a data set"),
     ({"algorithm": {**FEDAVG, "name": "fednova", "local": {**FEDAVG["local"], "proximal": {"name": "norm_per_tensor",
-        "mu": 0.1}}}}, "algorithm", "fednova divides by how far a client's steps can move, and the pull of norm_"),
+        "mu": 0.1}}}}, "algorithm", "('squared'), not norm_"),
     ({"partition": {"name": "iid", "clients": 1}, "algorithm": {"name": "centralized", "rounds": 2, "local": {**LOCAL,
         "proximal": {"name": "squared", "mu": 0.1}}, "moments": "released"}}, "algorithm",
-        "local: proximal: nothing is broadcast"),
+        "local: proximal: no weights are broadcast"),
     ({"algorithm": {"name": "local_only", "rounds": 2, "local": {**LOCAL, "proximal": {"name": "squared", "mu": 0.1}}}},
-        "algorithm", "local: proximal: nothing is broadcast"),
+        "algorithm", "local: proximal: no weights are broadcast"),
     ({"monitor": {"name": "exact_linear", "eps": 0.1}, "model": "mlp"}, "monitor", "exact_linear needs a network"),
     ({"algorithm": {"name": "centralized"}}, "algorithm", "centralized needs 'partition: {name: iid, clients: 1}'"),
     ({"algorithm": {**FEDAVG, "name": "fedavg_validated", "validators": 4}}, "algorithm",
         "validators: 4 of 4 clients leave none to train"),
     ({"algorithm": watched(name="matching")}, "algorithm",
-        "reconstructions are compared by SSIM, whose window is 11 x 11"),
+        "window of 11 x 11"),
     ({"diagnostic": {"name": "leakage"}}, "diagnostic",
-        "reconstructions are compared by SSIM, whose window is 11 x 11; images are 8 x"),
+        "window of 11 x 11, images are 8 x"),
     ({"model": VIT, "diagnostic": {"name": "svcca", "n": 24, "blocks": "1"}}, "diagnostic",
         "n: 24 images are too few for a model of width 12"),
     ({"model": VIT, "diagnostic": {"name": "svcca", "blocks": "1,3"}}, "diagnostic",
@@ -164,7 +162,7 @@ CASES = [
     *[
         ({"model": EDGE, "algorithm": {"name": name, "rounds": 1, "server": SERVER,
             "local": {**LOCAL, "proximal": {"name": "squared", "mu": 0.1}}}}, "algorithm",
-            "local: proximal: it pulls towards the broadcast weights, and no edge receives any")
+            "local: proximal: no edge receives broadcast weights")
         for name in ("fedgkt", "fedvkd")
     ],
     *[
@@ -176,7 +174,7 @@ CASES = [
         "aggregator": "samples"}}, "algorithm", "fedrbn needs a network with `norm: dual`"),
     ({"algorithm": {"name": "fedavg", "rounds": 1, "aggregator": "samples", "local": {**LOCAL, "objective": {
         "name": "mixfat", "mix": "sum", "ratio": 0.2, "attack": {"name": "fgsm", "eps": 0.1}}}}},
-     "algorithm: local: objective", "ratio: a sum has none"),
+     "algorithm: local: objective", "ratio: 'mix: sum' has no ratio"),
     ({"model": "mlp", "algorithm": {"name": "fedbn", "rounds": 1, "local": LOCAL, "aggregator": "samples"}},
      "algorithm", "fedbn needs a network with batch normalisation, and mlp has no part 'batch normalisation'"),
     *[(seen({"name": "small_cnn"}, name=name), "algorithm: inversion", f"{name} {NEEDS}") for name in READERS],
@@ -199,11 +197,11 @@ CASES = [
         ]
     ],
     *[
-        ({"monitor": {"name": name, "kind": "contrast", "severity": 6}}, "monitor", "severity: 6, of 1 to 5")
+        ({"monitor": {"name": name, "kind": "contrast", "severity": 6}}, "monitor", "severity: expected 1 to 5, got 6")
         for name in ("corruption", "cifar10_c")
     ],
-    ({"monitor": {"name": "cifar10_c", "kind": "fog"}}, "monitor", "cifar10_c has the test images of cifar10"),
-    ({"diagnostic": {"name": "backdoor", "target": 10}}, "diagnostic", "target: class 10 of 10, counted from 0"),
+    ({"monitor": {"name": "cifar10_c", "kind": "fog"}}, "monitor", "cifar10_c holds the test images of cifar10"),
+    ({"diagnostic": {"name": "backdoor", "target": 10}}, "diagnostic", "target: class 10 of 10 classes"),
     ({"diagnostic": {"name": "backdoor", "target": 0, "size": 8}}, "diagnostic", "size: a square of 8 pixels on"),
     ({"diagnostic": {"name": "boundaries"}}, "diagnostic",
         "boundaries: 10 classes of 1 x 8 x 8 images, not 2 classes of points"),
@@ -212,21 +210,21 @@ CASES = [
     *[
         ({"algorithm": {**watched(name="matching"), **settings}}, "algorithm", reason)
         for settings, reason in [
-            ({"weights": "moving", "local": SGD}, "weights: moving is for gradients at the honest weights"),
-            ({"rounding": True, "local": SGD}, "rounding is for gradients"),
-            ({"batch": 2, "local": {**SGD, "batch": 4}}, "local: a batch of 4, and a client has 2 images (batch)"),
-            ({"aggregate": 2, "observed_rounds": 2}, "aggregate is for one observed round"),
+            ({"weights": "moving", "local": SGD}, "weights: moving needs gradients at the honest weights"),
+            ({"rounding": True, "local": SGD}, "rounding applies to gradients"),
+            ({"batch": 2, "local": {**SGD, "batch": 4}}, "local: batch 4 is more than the 2 images of a client"),
+            ({"aggregate": 2, "observed_rounds": 2}, "aggregate: needs observed_rounds: 1"),
         ]
     ],
-    ({"algorithm": watched(name="imprint")}, "algorithm: inversion", "imprint reads the block that a manipulation"),
+    ({"algorithm": watched(name="imprint")}, "algorithm: inversion", "imprint needs the block of a malicious server"),
     ({"algorithm": {**watched(name="matching"), "defence": "fixed_position"}, "model": {"name": "small_cnn"}},
-        "algorithm: defence", "fixed_position withholds learned positions, which this model has not"),
+        "algorithm: defence", "fixed_position withholds learned positions, which this model lacks"),
     *[
         ({"algorithm": {**watched(name="matching"), "local": SGD, "defence": defence}}, "algorithm: defence",
             f"{defence['name']} {why}")
         for defence, why in [
             ({"name": "dpsgd", "noise": 1}, "clips the gradient of each example"),
-            ({"name": "soteria", "fraction": 0.1}, "looks at the features of one gradient"),
+            ({"name": "soteria", "fraction": 0.1}, "ranks the features of one gradient"),
         ]
     ],
     ({"algorithm": {**watched(name="imprint"), "manipulation": {"name": "imprint", "bins": 1}}},
@@ -234,7 +232,7 @@ CASES = [
     ({"algorithm": {**watched(name="matching"), "manipulation": "dead_heads"}},
         "algorithm: manipulation", "dead_heads silences the other clients of a sum"),
     ({"algorithm": {**watched(name="simulated"), "local": {**SGD, "optimizer": "adam"}}},
-        "algorithm: inversion", "simulated simulates steps of SGD"),
+        "algorithm: inversion", "simulated needs a client that trains by SGD"),
     ({"algorithm": {**watched(name="simulated"), "batch": 20, "local": {**SGD, "epochs": 3}}},
         "algorithm: inversion", "simulated: 60 local steps"),
     (seen({**VIT, "dim": 64}, name="patch_span", latent=33), "algorithm: inversion",
@@ -305,14 +303,16 @@ def test_the_cell_that_the_cases_change_is_not_refused():
 )
 def test_refused(changes, place, reason):
     cell = canonical(changes)
-    assert [r for r in found(cell) if r.place == place and r.reason.startswith(reason)]
+    assert [r for r in found(cell) if r.place == place and reason in r.reason]
     with pytest.raises(SpecError, match=r"^here: "):
         facts.refuse(calls.call("Experiment", cell), cell, "here")
 
 
 def test_every_refusal_is_seen():
     seen_to = {(r.kind, r.name, r.condition) for changes, _, _ in CASES for r in found(canonical(changes))}
-    assert all_refusals() == seen_to - {one for one in seen_to if one[2] in ("so_many", "any_minority")}
+    assert all_refusals() == seen_to - {
+        one for one in seen_to if one[2] in ("tolerates_byzantine", "tolerates_any_minority")
+    }
 
 
 @pytest.mark.parametrize(

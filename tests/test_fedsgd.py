@@ -213,9 +213,7 @@ def test_update_counts_follow_the_closed_form(defence, kind):
 def test_batch_normalisation_is_refused():
     on = problem()
     on.model.bn = nn.BatchNorm1d(2)
-    with pytest.raises(
-        ValueError, match="fedsgd: clients upload gradients only, and this model has batch normalisation"
-    ):
+    with pytest.raises(ValueError, match="fedsgd: clients upload gradients only"):
         run(on)
 
 

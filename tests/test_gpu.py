@@ -203,7 +203,7 @@ def test_attack(name: str, gpu: Pretended, monkeypatch: pytest.MonkeyPatch) -> N
     foreign = (signatures.describe("Attack", name).entry or {}).get("packages")
     if name == "autoattack":
         few_steps(monkeypatch)
-        monkeypatch.setattr(packages, "_asked_once", lambda ask: pytest.fail("more launches than it saves"))
+        monkeypatch.setattr(packages, "_skip_unchanged", lambda ask: pytest.fail("more launches than it saves"))
     gpu.waits.clear()
     assert attack(model, x, y, noise).device == CUDA
     assert foreign or not gpu.waits
@@ -357,7 +357,7 @@ def test_algorithm(name: str, gpu: Pretended) -> None:
 
 
 # One may read the block that a manipulation adds to the network.
-ALONE = [name for name in INVERSIONS if "imprinted" not in refusals("Inversion", name)]
+ALONE = [name for name in INVERSIONS if "imprint_manipulation" not in refusals("Inversion", name)]
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -112,16 +112,16 @@ def test_a_check_of_many_numbers_reads_some_at_a_time(tmp_path: Path, monkeypatc
     [
         ("[3,1,", "[3,0,", r"stages\.0\.numbers\.5: out of order, or occurs twice"),
         ("[2,1,", "[9,1,", r"stages\.0\.numbers\.4: out of order"),
-        ("[2,1,", "[2,-1,", "its digest is of other numbers"),
+        ("[2,1,", "[2,-1,", "its digest does not match its numbers"),
         ("[3,[0,1]", "[3,[0,0]", r"stages\.0\.numbers\.5: out of order, or occurs twice"),
         ("[2,[0,1]", "[9,[0,1]", r"stages\.0\.numbers\.4: out of order"),
-        ("[2,[0,1]", "[2,[0]", r"stages\.0\.numbers\.\d: its lists are not of one length"),
-        ('{"loss":[0.0,0.5]}', '{"loss":[0.0,0.25]}', "its digest is of other numbers"),
+        ("[2,[0,1]", "[2,[0]", r"stages\.0\.numbers\.\d: its lists differ in length"),
+        ('{"loss":[0.0,0.5]}', '{"loss":[0.0,0.25]}', "its digest does not match its numbers"),
         ('"loss",0.5,', '"loss","a",', r"stages\.0\.numbers\.3\.3: Input should be a valid number"),
-        ('"loss",0.5,', '"loss",0.25,', "its digest is of other numbers"),
-        ('"loss",0.5,1,0,', '"loss",0.5,1,7,', "there is no run 7"),
+        ('"loss",0.5,', '"loss",0.25,', "its digest does not match its numbers"),
+        ('"loss",0.5,1,0,', '"loss",0.5,1,7,', "run 7 does not exist"),
         ('"loss",0.5,', '"l\\u0000",0.5,', "text that cannot be stored"),
-        ('"loss",0.5,', '"[loss]",0.5,', "its digest is of other numbers"),
+        ('"loss",0.5,', '"[loss]",0.5,', "its digest does not match its numbers"),
     ],
 )
 def test_numbers_that_stay_text_are_looked_at_all_the_same(
@@ -182,7 +182,7 @@ def test_what_is_here_is_known_by_its_digests(store: Store, tmp_path: Path, monk
         read.clear()
         assert known.items() <= jsonl.import_(other, file).items() and not read
     file.write_text(file.read_text().replace("[1,[0,", "[1,[5,", 1))
-    with pytest.raises(jsonl.ExchangeError, match="its digest is of other numbers or outcomes"):
+    with pytest.raises(jsonl.ExchangeError, match="its digest does not match its numbers"):
         jsonl.import_(store, file)
 
 

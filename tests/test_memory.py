@@ -15,7 +15,7 @@ from fatbench.engine import gradients
 PROGRAM = """
 import resource, sys, torch
 from fatbench.engine import memory
-memory.keep(sys.argv[1] == "keep")
+memory.keep_freed_memory(sys.argv[1] == "keep")
 def faults():
     begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):

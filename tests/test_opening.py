@@ -324,8 +324,8 @@ def sqlite_error(code: int, said: str = "it said so") -> sqlite3.Error:
     [
         (sqlite3.SQLITE_FULL, Unavailable, "x.db: the disk is full; nothing was written in this step"),
         (sqlite3.SQLITE_READONLY, Unavailable, "x.db cannot be written"),
-        (sqlite3.SQLITE_CANTOPEN, Unavailable, "x.db cannot be opened (is its folder there, and writable?)"),
-        (sqlite3.SQLITE_PERM, Unavailable, "x.db cannot be opened (is its folder there, and writable?)"),
+        (sqlite3.SQLITE_CANTOPEN, Unavailable, "x.db cannot be opened (does its folder exist, and is it writable?)"),
+        (sqlite3.SQLITE_PERM, Unavailable, "x.db cannot be opened (does its folder exist, and is it writable?)"),
         (
             sqlite3.SQLITE_IOERR,
             Unavailable,
@@ -476,7 +476,7 @@ def test_passwords_are_never_shown(url: str, shown: str) -> None:
         ("", "the database's address is empty: give a file such as results/fatbench.db, or a URL"),
         ("oracel://me:secret@h/x", "{}: unknown kind of database 'oracel' (known: sqlite, postgresql)"),
         ("mysql://me:se@cret@h/x", "{}: unknown kind of database 'mysql' (known: sqlite, postgresql)"),
-        ("postgresql://me:se@cret@h/x", "{}: write %40 for every '@' but the one before the host"),
+        ("postgresql://me:se@cret@h/x", "{}: write %40 for every '@' except the one before the host"),
         ("postgresql://me:secret@h/x?plugin=no", "{}: Can't load plugin: sqlalchemy.plugins:no"),
         ("postgresql://me:or@/x?host=a:1,b:2&port=3", "{}: number of hosts and p***ts don't match"),
         (

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fatbench.engine import accuracy, plausible
 from fatbench.engine.gradients import NoGradient
-from fatbench.engine.outcomes import NOT_FINITE, Ball, Seen, ball, classed, is_correct
+from fatbench.engine.outcomes import NOT_FINITE, Ball, Seen, ball, is_correct, names_a_class
 from fatbench.engine.rounds import Problem
 from fatbench.methods.attacks import ATTACKS
 from fatbench.suite import calls
@@ -43,7 +43,7 @@ def test_an_image_is_right_where_its_largest_output_is_finite_and_of_its_class(
     """Minus infinity is the logarithm of a probability of zero: the other classes are named all the same."""
     found = torch.tensor([logits, [0.0, 0.0, 5.0]])
     assert is_correct(found, torch.tensor([label, 2])).tolist() == [expected, True]
-    assert classed(found).tolist() == [math.isfinite(max(logits, key=lambda v: (math.isnan(v), v))), True]
+    assert names_a_class(found).tolist() == [math.isfinite(max(logits, key=lambda v: (math.isnan(v), v))), True]
 
 
 def bound(name: str, **settings: Any) -> Callable[..., Any]:
@@ -149,9 +149,9 @@ def test_a_network_that_is_nan_on_every_attacked_image_is_wrong_on_all(
     """Three of twelve images are of class 0, which is what argmax makes of NaN."""
     members.short_autoattack(monkeypatch)
     on, state = problem(Fragile())
-    found = accuracy.judged(on, state, COLOURS, CLASSES, attack, ("x",), batch=6)
+    found = accuracy.outcomes_of(on, state, COLOURS, CLASSES, attack, ("x",), batch=6)
     assert found.correct.sum() == 0 and found.seen.unclassed == 12
-    clean = accuracy.judged(on, state, COLOURS, CLASSES, accuracy.natural, ("x",))
+    clean = accuracy.outcomes_of(on, state, COLOURS, CLASSES, accuracy.natural, ("x",))
     assert clean.correct.all() and clean.seen == Seen()
 
 

@@ -503,7 +503,7 @@ def test_every_partition(name: str, data: st.DataObject) -> None:
             "dirichlet: 2 clients with at least 10 examples, but only 10 examples",
         ),
         ("dirichlet", {"clients": 11, "alpha": 1.0, "min_size": 1}, "dirichlet: 11 clients with at least 1 examples"),
-        ("by_writer", {}, "by_writer: this data set does not say who wrote"),
+        ("by_writer", {}, "by_writer: this data set does not record writers"),
         (
             "label_table",
             {"clients": 1, "classes": 11},
@@ -523,7 +523,7 @@ def test_every_partition(name: str, data: st.DataObject) -> None:
         (
             "group_skew",
             {"clients": 2, "groups": 1, "p": 0.5},
-            "group_skew: p=0.5, but with one group there is no other",
+            "group_skew: with one group p must be 1, got 0.5",
         ),
     ],
 )

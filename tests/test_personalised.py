@@ -16,7 +16,7 @@ from fatbench.engine.rounds import Problem, Round, State
 from fatbench.methods import aggregators, attacks, objectives
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.methods.algorithms.fedbn import normalisation
-from fatbench.methods.algorithms.fedrbn import propagated, similarity
+from fatbench.methods.algorithms.fedrbn import propagate, similarity
 from fatbench.models.dual_norm import DualBatchNorm2d, on_attacked_images
 from fatbench.models.small_cnn import small_cnn
 
@@ -166,13 +166,13 @@ def test_statistics_are_propagated_by_how_alike_the_clean_ones_are() -> None:
     own = {0: layers(([1.0, 0.0], [2.0, 2.0])), 1: layers((other, [5.0, 5.0])), 2: layers(([1.0, 0.0], [9.0, 9.0]))}
     weights = similarity(own[2], [own[0], own[1]]).tolist()
     assert weights == pytest.approx([0.73106, 0.26894], abs=1e-4)
-    found = propagated(own, [0, 1])
+    found = propagate(own, [0, 1])
     assert found[2]["bn0.attacked_mean"].tolist() == pytest.approx([2 * weights[0] + 5 * weights[1]] * 2)
     assert torch.equal(found[2]["bn0.running_mean"], own[2]["bn0.running_mean"])
     assert same(found[0], own[0]) and same(found[1], own[1])
     assert similarity(own[2], [own[0]] * 3).tolist() == pytest.approx([1 / 3] * 3)
-    assert propagated(own, []) == own
-    assert propagated(own, [0])[2]["bn0.attacked_var"].tolist() == [2.0, 2.0]  # one source is copied
+    assert propagate(own, []) == own
+    assert propagate(own, [0])[2]["bn0.attacked_var"].tolist() == [2.0, 2.0]  # one source is copied
 
 
 def test_networks_without_what_is_kept_are_refused() -> None:

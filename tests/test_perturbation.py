@@ -135,7 +135,11 @@ def test_a_preset_may_change_it_and_further_attacks_have_it(own: Callable[..., P
         ("eps: 8/255, training", "radius: 8/255, training", r"own.yaml:7: radius: unknown key 'radius'"),
         ("steps: 7}", "lr: 7}", r"own.yaml:7: lr: unknown key 'lr': expected step or steps"),
         ("eps: 8/255, training", "norm: L1, eps: 8/255, training", r"own.yaml:7: norm: expected Linf or L2, got 'L1'"),
-        ("eps: 8/255, training", "eps: 8, training", r"eps and step are parts of the pixel range|less than or equal"),
+        (
+            "eps: 8/255, training",
+            "eps: 8, training",
+            r"eps and step are fractions of the pixel range|less than or equal",
+        ),
         (
             "eps: 8/255, training",
             "norm: L2, eps: 1.0, training",

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from fatbench import report
 from fatbench.engine import precision
 from fatbench.engine.accuracy import accuracy
-from fatbench.engine.local import Client, LocalTraining, copied, train_client
+from fatbench.engine.local import Client, LocalTraining, copy_state, train_client
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Number, Problem
 from fatbench.errors import MachineError
@@ -117,10 +117,10 @@ def test_tf32_holds_for_steps_and_attacks_and_never_for_a_outcome(ieee: None) ->
     model = Watched()
     on = Problem(model, images, labels, [torch.arange(4)], 3, 0, CPU, "tf32")
     objective = functools.partial(OBJECTIVES["at"], attack=FGSM)
-    train_client(Client(on, copied(model), 0, 0), LocalTraining(batch=4, lr=0.1, objective=objective))
+    train_client(Client(on, copy_state(model), 0, 0), LocalTraining(batch=4, lr=0.1, objective=objective))
     assert model.seen == [("forward", True), ("backward", True)] * 2  # of the attack, and of the step
     model.seen.clear()
-    accuracy(on, copied(model), images, labels, FGSM, ("a",))
+    accuracy(on, copy_state(model), images, labels, FGSM, ("a",))
     assert model.seen == [("forward", True), ("backward", True), ("forward", False)]
     with precision.forward(CPU, "tf32"), precision.ieee(CPU):
         assert not precision.reduced(CPU)

@@ -107,7 +107,7 @@ def small(store: Store) -> None:
             store.finish(run, [number(attack, 0.25 if cell == "a" else 0.75, 2), *doubtful])
     asked = ("natural-x", "pgd20-x", "autoattack-x")
     at = {"a": '{"split":"IID","method":"FAT"}', "b": '{"split":"IID","method":"SFAT"}'}
-    store.label(
+    store.store_points(
         Point("sfat-fashion", "cpu", cell, labels, method, "mnist", "IID", "cnn", asked)
         for (cell, labels), method in zip(at.items(), ("FAT", "SFAT"), strict=True)
     )

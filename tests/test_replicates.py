@@ -63,7 +63,7 @@ def test_wall_time_is_no_difference(store: Store, other: Store, tmp_path: Path) 
     assert (counts["new replicates"], counts["new numbers"], counts["numbers already here"]) == (0, 0, 3)
     assert {row["value"] for row in other.measurements() if row["metric"] == "seconds"} == {99.0}
     assert len(other.runs()) == 4
-    assert replicates.of(other.database) == {}
+    assert replicates.by_cell(other.database) == {}
 
 
 def test_another_run_stands_beside_the_first(store: Store, other: Store, tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_another_run_stands_beside_the_first(store: Store, other: Store, tmp_pat
     with Store.open(str(tmp_path / "third.db"), create=True) as third:
         trained(third, 0.5, 1.0, bits=b"\xb8")
         jsonl.import_(other, exported(third, tmp_path, "third.jsonl"))
-        assert replicates.of(other.database) == {"a": ["a", "a~1", "a~2"]}
-    other.label([Point("t", "paper", "a")])  # of the cell, so it stands in its own line alone
+        assert replicates.by_cell(other.database) == {"a": ["a", "a~1", "a~2"]}
+    other.store_points([Point("t", "paper", "a")])  # of the cell, so it stands in its own line alone
     whole = exported(other, tmp_path, "whole.jsonl")
     lines = [json.loads(line) for line in whole.read_text().splitlines()[1:]]
     assert [line.get("replicate") for line in lines] == [None, 1, 2]
@@ -233,9 +233,9 @@ def test_a_replicate_is_no_further_cell(both: Store) -> None:
     from fatbench.cli.common import cell_in
     from fatbench.runner import progress
 
-    (cell, *_), *_ = replicates.of(both.database).values()
+    (cell, *_), *_ = replicates.by_cell(both.database).values()
     assert progress.by_suite(both)["sfat-audit-jpeg75", "cpu"]["done"] == 9
-    assert both.begins(cell) == [cell] and both.begins(f"{cell}~") == [f"{cell}~1"]
+    assert both.ids_beginning_with(cell) == [cell] and both.ids_beginning_with(f"{cell}~") == [f"{cell}~1"]
     assert cell_in(both, cell[:10]) == cell and cell_in(both, f"{cell}~1") == f"{cell}~1"
 
 

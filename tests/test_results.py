@@ -93,7 +93,7 @@ def test_a_number_has_the_same_doubts_in_every_view(file: str, committed: Mappin
     for cell in store.cells():
         for one in compared[cell].values():
             assert one.doubts == why.get((cell, one.stage), ())
-    for name, preset in sorted({(suite, str(preset)) for suite, preset, _ in store.trained()}):
+    for name, preset in sorted({(suite, str(preset)) for suite, preset, _ in store.count_trainings()}):
         suite = files.load(name)
         told_by_status = json.loads(_status(name, preset, store))
         own = {cell.id for cell in suite.plan(preset).to_run()}

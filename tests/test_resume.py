@@ -21,7 +21,7 @@ from fatbench.runner.jobs import Event, Job, Machine, Recovery
 from fatbench.runner.stage import spec_of
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
-from fatbench.store.stages import Stolen, Store
+from fatbench.store.stages import LeaseLost, Store
 from fatbench.suite import cells, files
 from fatbench.suite.cells import Evaluation
 
@@ -237,7 +237,7 @@ def test_a_run_that_has_lost_its_stage_writes_no_file(job, tmp_path, monkeypatch
     place = machine(tmp_path)
 
     def stolen(self, run):
-        raise Stolen("another process has it")
+        raise LeaseLost("another process has it")
 
     monkeypatch.setattr(Store, "heartbeat", stolen)
     with Store.open(place.db, create=True) as store:

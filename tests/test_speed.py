@@ -188,10 +188,10 @@ def test_bare_status_is_one_query_and_loads_no_spec(store: Store) -> None:
 
 def test_a_cell_is_found_by_its_first_letters_in_one_query(store: Store) -> None:
     sent = statements(store)
-    assert store.begins("aa") == ["aa1", "aa2"]
-    assert store.begins("aa", maximum=1) == ["aa1"]
-    assert store.begins("AA") == store.begins("%") == store.begins("aa1x") == []
-    assert store.known(["aa1", "no"]) == {"aa1"} and store.any_cell()
+    assert store.ids_beginning_with("aa") == ["aa1", "aa2"]
+    assert store.ids_beginning_with("aa", maximum=1) == ["aa1"]
+    assert store.ids_beginning_with("AA") == store.ids_beginning_with("%") == store.ids_beginning_with("aa1x") == []
+    assert store.known_cells(["aa1", "no"]) == {"aa1"} and store.has_cells()
     assert not any("spec" in text for text in sent)
 
 

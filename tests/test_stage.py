@@ -22,7 +22,7 @@ from fatbench.runner.heartbeat import Heartbeat
 from fatbench.runner.jobs import Event, Job, Machine, Recovery, Turn
 from fatbench.store.leases import LEASE
 from fatbench.store.schema import STAGES
-from fatbench.store.stages import Stolen, Store
+from fatbench.store.stages import LeaseLost, Store
 from fatbench.suite.cells import Evaluation, TransferOrigin
 from fatbench.version import __version__
 
@@ -109,7 +109,7 @@ def test_what_a_cell_is_made_ready_with(machine, monkeypatch) -> None:
     ready = SimpleNamespace(problem=SimpleNamespace(model=network))
     bound = {"seed": 7}
     monkeypatch.setattr("fatbench.engine.setup.setup", lambda runtime, **given: did.append((runtime, given)) or ready)
-    monkeypatch.setattr("fatbench.engine.microbatch.dropping", lambda model: model is network)
+    monkeypatch.setattr("fatbench.engine.microbatch.has_dropout", lambda model: model is network)
     monkeypatch.setattr(torch, "set_num_threads", did.append)
     monkeypatch.setattr(stage.calls, "bind_cell", lambda *given: did.append(given) or bound)
     monkeypatch.setattr(stage.log, "warning", said.append)
@@ -277,7 +277,7 @@ def test_what_ends_the_process_gives_the_stage_back(machine: Machine, store: Sto
 def test_a_stage_that_was_taken_over_is_left_to_the_other(machine: Machine, store: Store) -> None:
     run = stage.claim(turn(store), "train", machine, 3)
     before, events = store.stages(), list[Any]()
-    assert stage.record_failure(Stolen("it is"), run, turn(store, events.append), "train") == "elsewhere"
+    assert stage.record_failure(LeaseLost("it is"), run, turn(store, events.append), "train") == "elsewhere"
     assert store.stages() == before and events == []
 
 

@@ -32,12 +32,12 @@ from fatbench.store import database, jsonl, schema
 from fatbench.store.cleanup import delete_cell
 from fatbench.store.database import NETWORK
 from fatbench.store.integrity import check
-from fatbench.store.liveness import gone, this_machine
+from fatbench.store.liveness import is_gone, this_machine
 from fatbench.store.numbers import append
 from fatbench.store.points import Point
 from fatbench.store.rows import current_time
 from fatbench.store.schema import CELLS, OUTCOME_CHUNKS, RUNS, STAGES, VERSION
-from fatbench.store.stages import StageRow, Stolen, Store
+from fatbench.store.stages import LeaseLost, StageRow, Store
 
 pytest_plugins = ("databases",)
 
@@ -209,7 +209,7 @@ def test_restart_takes_back_an_unfinished_stage(store: Store) -> None:
     assert store.measurements() == []
     store.commit(run, numbers=[Number("loss", 2.5, 1)], round=1)
     store.finish(run)
-    with pytest.raises(Stolen, match="no longer owns"):
+    with pytest.raises(LeaseLost, match="no longer owns"):
         store.restart(run)
 
 
@@ -252,22 +252,22 @@ def test_a_stage_that_is_done_is_reopened(store: Store) -> None:
 
 def test_cells_are_found_by_their_first_letters(store: Store) -> None:
     """In the order of their names, so many at most, as they are written; replicates only where they are asked for."""
-    assert store.any_cell()
+    assert store.has_cells()
     store.add_cells({name: {} for name in ("ab", "ab~1", "abc", "a_c", "Abc", "b")})
-    assert store.begins("ab") == ["ab", "abc"]
-    assert store.begins("ab~") == ["ab~1"]
-    assert store.begins("a_") == ["a_c"]
-    assert store.begins("a", 2) == ["a_c", "ab"]
-    assert store.begins("") == [CELL, "Abc", "a_c", "ab", "abc", "b"]
-    assert store.begins("c") == []
+    assert store.ids_beginning_with("ab") == ["ab", "abc"]
+    assert store.ids_beginning_with("ab~") == ["ab~1"]
+    assert store.ids_beginning_with("a_") == ["a_c"]
+    assert store.ids_beginning_with("a", 2) == ["a_c", "ab"]
+    assert store.ids_beginning_with("") == [CELL, "Abc", "a_c", "ab", "abc", "b"]
+    assert store.ids_beginning_with("c") == []
     store.add_cells({f"c{i:02}": {} for i in range(12)})
-    assert store.begins("c") == [f"c{i:02}" for i in range(9)]
-    assert store.known(["ab", "nobody", "b"]) == {"ab", "b"}
+    assert store.ids_beginning_with("c") == [f"c{i:02}" for i in range(9)]
+    assert store.known_cells(["ab", "nobody", "b"]) == {"ab", "b"}
 
 
 def test_no_cell_at_all(url: str) -> None:
     with Store.open(url, create=True) as store:
-        assert not store.any_cell()
+        assert not store.has_cells()
 
 
 def test_how_many_cells_are_trained(store: Store) -> None:
@@ -283,7 +283,7 @@ def test_how_many_cells_are_trained(store: Store) -> None:
     assert run is not None
     store.fail(run, "no")
     store.claim(CELL, "train", suite="s", **asked)
-    assert store.trained() == {
+    assert store.count_trainings() == {
         ("s", "smoke", "done"): 2, ("s", "smoke", "running"): 1, ("s", "smoke", "todo"): 1, ("t", "paper", "done"): 1,
     }  # fmt: skip
 
@@ -385,7 +385,7 @@ def test_provenance_cannot_pose_as_a_column(store: Store) -> None:
 
 
 def test_an_unknown_run_is_a_mistake(store: Store) -> None:
-    with pytest.raises(ValueError, match="there is no run 99"):
+    with pytest.raises(ValueError, match="unknown run 99"):
         store.commit(99, round=1)
 
 
@@ -411,14 +411,14 @@ def test_a_dead_process_loses_its_stage_and_may_write_no_more(store: Store) -> N
         lambda: store.describe_run(run, {"data": "x"}),
         lambda: store.restart(run),
     ):
-        with pytest.raises(Stolen, match=rf"^{CELL} train: run {run} \(interrupted\) no longer owns this stage"):
+        with pytest.raises(LeaseLost, match=rf"^{CELL} train: run {run} \(interrupted\) no longer owns this stage"):
             late()
     store.release(run)
     assert (store.stages(), store.measurements(), store.runs()) == before
     store.fail(run, "too late")
     assert store.stages() == before[0]
     assert [(r["status"], r["ended"]) for r in store.runs()] == [("failed", ended), ("running", None)]
-    assert Stolen.exit_code == 1
+    assert LeaseLost.exit_code == 1
     store.finish(again)
     with store.database.writing() as connection:  # as if the first had not said yet how it ended
         connection.execute(update(RUNS).where(RUNS.c.id == run).values(status="interrupted"))
@@ -509,16 +509,16 @@ MACHINE, BOOT, NAMESPACE = "m1", "b1", "pid:[4026531836]"
 )
 def test_who_is_gone(monkeypatch: pytest.MonkeyPatch, theirs: str | None, expected: bool) -> None:
     monkeypatch.setattr("fatbench.store.liveness.this_machine", lambda: f"{MACHINE} {BOOT} {NAMESPACE}")
-    assert gone(socket.gethostname(), os.getpid(), theirs) is expected
-    assert not gone("elsewhere", os.getpid(), theirs)
+    assert is_gone(socket.gethostname(), os.getpid(), theirs) is expected
+    assert not is_gone("elsewhere", os.getpid(), theirs)
 
 
 def test_who_is_gone_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere than on Linux there is only the pid."""
     monkeypatch.setattr("fatbench.store.liveness.this_machine", lambda: "")
     monkeypatch.setattr(Path, "read_text", _no_file)
-    assert not gone(socket.gethostname(), os.getpid(), None)
-    assert gone(socket.gethostname(), 2**22 + 1, None)
+    assert not is_gone(socket.gethostname(), os.getpid(), None)
+    assert is_gone(socket.gethostname(), 2**22 + 1, None)
 
 
 def _no_file(*_: Any, **__: Any) -> str:
@@ -777,9 +777,9 @@ def test_a_cell_of_two_suites_is_found_under_both(store: Store, url: str) -> Non
     store.finish(run, [Number("loss", 1.0, 1)])
     for _ in range(2):
         for suite in ("a", "b"):
-            store.label([Point(suite, "paper", CELL)])
+            store.store_points([Point(suite, "paper", CELL)])
     assert suite_cells(store) == [("a", "paper", CELL), ("b", "paper", CELL)]
-    assert store.trained() == {("a", "paper", "done"): 1, ("b", "paper", "done"): 1}
+    assert store.count_trainings() == {("a", "paper", "done"): 1, ("b", "paper", "done"): 1}
     query = "SELECT count(*) FROM measurements m JOIN suite_cells s ON s.cell = m.cell WHERE s.suite = :suite"
     with store.database.reading() as connection:
         assert [connection.scalar(text(query), {"suite": suite}) for suite in ("a", "b", "c")] == [1, 1, 0]

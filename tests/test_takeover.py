@@ -37,7 +37,7 @@ from fatbench.runner.worker import work
 from fatbench.settings import time_limit
 from fatbench.store import database
 from fatbench.store.schema import STAGES
-from fatbench.store.stages import Stolen, Store
+from fatbench.store.stages import LeaseLost, Store
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_lease_is_renewed_by_beats_and_not_by_a_thread_that_lives(machine, job
             eventually(lambda: beat(store) > first)
             with store.database.writing() as connection:
                 connection.execute(STAGES.update().values(status="interrupted"))
-            with pytest.raises(Stolen):
+            with pytest.raises(LeaseLost):
                 eventually(lambda: network(torch.zeros(1)) is None)  # beats, until one of them is told
 
 

@@ -16,7 +16,7 @@ from fatbench import testing
 from fatbench.suite import signatures
 
 # Who needs the files of a data set, points in the plane, or a block that a manipulation adds refuses all others.
-ELSEWHERE = {"test_images_of_cifar10", "points_in_the_plane", "imprinted"}
+ELSEWHERE = {"test_images_of_cifar10", "points_in_the_plane", "imprint_manipulation"}
 # Of the networks those that are not of many millions.
 NETWORKS = {*testing.SMALL, "mcmahan_cnn", "leaf_cnn"}
 MEMBERS = [
@@ -76,9 +76,9 @@ BROKEN = [
     ("returns a list", "def f(updates, context):\n    return [1 / 3] * 3",
      "AGGREGATORS", "weights go with the client", "TypeError: the aggregator returns list, not a Mixing"),
     ("returns all of them", "def f(update, others):\n    return others",
-     "ADVERSARIES", "the honest stay honest", "ValueError: the adversary returns (2, 1750), in place of (1750,)"),
+     "ADVERSARIES", "the honest stay honest", "ValueError: the adversary returns (2, 1750), expected (1750,)"),
     ("returns nothing", "def f(images, labels):\n    labels.fill_(0)",
-     "ADVERSARIES", "the honest stay honest", "returns NoneType, in place of (8, 1, 12, 12) and (8,)"),
+     "ADVERSARIES", "the honest stay honest", "returns NoneType, expected (8, 1, 12, 12) and (8,)"),
     ("does nothing", "def f(update):\n    return update",
      "ADVERSARIES", "the honest stay honest", "it sends what an honest client sends"),
     ("keeps its state to itself", "def f(problem, state, *, rounds: Count, aggregator: Aggregator, local: Local):\n"

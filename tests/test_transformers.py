@@ -536,13 +536,15 @@ def test_positions_of_another_size_are_interpolated(name: str, published: Path) 
 )
 def test_weights_of_another_architecture(name: str, settings: dict[str, int], message: str, published: Path) -> None:
     path = str(published / SHORT[name])
-    expected = f"{name}: {path} holds another architecture than these settings: {message}"
+    expected = f"{name}: {path} does not fit the architecture of these settings: {message}"
     with pytest.raises(ValueError, match=re.escape(expected)):
         MODELS[name]((3, 224, 224), 10, **{"depth": 2, "weights": path, **settings})
 
 
 def test_weights_of_another_backbone(published: Path) -> None:
-    message = "vit.safetensors holds another architecture than these settings: patch_pos is missing, 1x197x384 needed; "
+    message = (
+        "vit.safetensors does not fit the architecture of these settings: patch_pos is missing, 1x197x384 needed; "
+    )
     with pytest.raises(ValueError, match=message):
         MODELS["tnt"]((3, 224, 224), 10, depth=1, weights=str(published / "vit.safetensors"))
 

@@ -21,7 +21,7 @@ from fatbench.methods.defences import DEFENCES
 from fatbench.methods.inversions import INVERSIONS
 from fatbench.methods.inversions.image_measures import matched
 from fatbench.methods.inversions.labels import LABELS, label_counts, rounded
-from fatbench.methods.inversions.simulated import steps
+from fatbench.methods.inversions.simulated import simulate_steps
 from fatbench.methods.manipulations import MANIPULATIONS
 from fatbench.methods.objectives import OBJECTIVES, PROXIMALS, standard
 from fatbench.models import MODELS
@@ -135,7 +135,7 @@ def trained(x: list[list[float]], y: list[int], classes: int, lr: float) -> tupl
     model = Softmax(len(x[0]), classes).double()
     how = LocalTraining(batch=1, lr=lr, objective=standard)
     images = torch.tensor(x, dtype=torch.float64).view(1, len(x), 1, 1, -1)
-    found = steps(model, dict(model.state_dict()), images, torch.tensor(y), how, ["out.weight", "out.bias"])
+    found = simulate_steps(model, dict(model.state_dict()), images, torch.tensor(y), how, ["out.weight", "out.bias"])
     return {name: value.detach() for name, value in found.items()}, model
 
 
@@ -185,7 +185,7 @@ def test_simulated_steps_are_those_of_local_training():
     client = TargetClient(on, DEFENCES["none"], how, "float64")
     sent = update(client, on.model, dict(on.model.state_dict()), ClientImages(chosen, x.float(), y), None, 0)
     model = on.model.double().eval()
-    own = steps(model, dict(model.state_dict()), x, y[0], how, list(sent))
+    own = simulate_steps(model, dict(model.state_dict()), x, y[0], how, list(sent))
     for name, value in sent.items():
         torch.testing.assert_close(0.1 * own[name], value[0])
 

@@ -79,7 +79,9 @@ def test_what_ran_before_a_setting_was_added_runs_again_without_it(tmp_path: Pat
     """The committed cells, whose specs lack settings of today, are those of the suite."""
     with Store.open(str(tmp_path / "fashion.db"), create=True) as store:
         jsonl.import_(store, Path(__file__).parent.parent / "results" / "sfat-fashion-cpu.jsonl.xz")
-        here = [cell for cell in files.load("sfat-fashion").plan("cpu").unique() if cell.id in store.known([cell.id])]
+        here = [
+            cell for cell in files.load("sfat-fashion").plan("cpu").unique() if cell.id in store.known_cells([cell.id])
+        ]
         assert any(set(store.cells([cell.id])[cell.id]) < set(cell.spec) for cell in here)
         for cell in here:
             again = job(store, cell.id)

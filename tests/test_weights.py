@@ -19,7 +19,7 @@ from fatbench.data import disk
 from fatbench.engine.randomness import forked
 from fatbench.errors import MachineError, SpecError
 from fatbench.models import MODELS
-from fatbench.models.pretrained import of_tensors
+from fatbench.models.pretrained import digest_of_tensors
 from fatbench.runner.checkpoints import save_model
 from fatbench.runner.jobs import Job, Machine
 from fatbench.runner.start import check_data
@@ -178,7 +178,7 @@ def test_imagenets_weights_know_a_image(tmp_path: Path) -> None:
     assert torch.equal(begun.head.weight, fresh.head.weight)
     for name, value in begun.backbone.state_dict().items():
         assert torch.equal(value, model.backbone.state_dict()[name])
-    with pytest.raises(ValueError, match=r"efficientnet_lite0: .* holds another architecture than these settings"):
+    with pytest.raises(ValueError, match=r"efficientnet_lite0: .* does not fit the architecture"):
         MODELS["efficientnet_lite0"]((1, 32, 32), 10, weights=str(file))
 
 
@@ -229,9 +229,9 @@ def test_the_digest_of_tensors_is_of_their_names_shapes_and_contents() -> None:
     by_hand = hashlib.sha256()
     by_hand.update(b"a torch.int64 a number\n" + (3).to_bytes(8, "little"))
     by_hand.update(b"b torch.float32 2\n" + b"\x00\x00\x80\x3f" * 2)
-    assert of_tensors(state) == f"sha256:{by_hand.hexdigest()}"
-    assert of_tensors(dict(reversed(state.items()))) == of_tensors(state)
-    assert of_tensors({**state, "b": torch.ones(1, 2)}) != of_tensors(state)
+    assert digest_of_tensors(state) == f"sha256:{by_hand.hexdigest()}"
+    assert digest_of_tensors(dict(reversed(state.items()))) == digest_of_tensors(state)
+    assert digest_of_tensors({**state, "b": torch.ones(1, 2)}) != digest_of_tensors(state)
 
 
 def test_commands_say_which_file_they_want(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:

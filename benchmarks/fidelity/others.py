@@ -20,14 +20,14 @@ from fatbench.methods import aggregators, objectives
 from fatbench.methods.algorithms.auxiliary import separator
 from fatbench.methods.algorithms.distillation import divergence
 from fatbench.methods.algorithms.fedaux import ensemble
-from fatbench.methods.algorithms.fednova import travelled
+from fatbench.methods.algorithms.fednova import travelled_distance
 from fatbench.models.edge import edge_resnet8
 
 STEPS = 7
 
 
 def fednova(folder: Path) -> list[Row]:
-    """How far a client's steps count: the optimizer's own counter after seven steps, beside `travelled`."""
+    """How far a client's steps count: the optimizer's own counter after seven steps, beside `travelled_distance`."""
     rows = []
     with imported(folder, "distoptim.FedNova", stubs={"comm_helpers": _COMMUNICATION}) as (module,):
         for momentum, mu in ((0.0, 0.0), (0.9, 0.0), (0.0, 0.5), (0.9, 0.5)):
@@ -38,15 +38,18 @@ def fednova(folder: Path) -> list[Row]:
                 optimizer.step()
             proximal: Any = functools.partial(objectives.squared, mu=mu) if mu else None
             local = LocalTraining(batch=1, lr=0.1, objective=objectives.standard, momentum=momentum, proximal=proximal)
-            counted, ours = float(optimizer.local_normalizing_vec), travelled(STEPS, local)
+            counted, ours = float(optimizer.local_normalizing_vec), travelled_distance(STEPS, local)
             moved = -float(weight) / 0.1
             said = f"momentum {momentum}, mu {mu}"
             name = f"fednova.{'momentum' if momentum else 'plain'}{'.proximal' if mu else ''}"
             row = differs if momentum and mu else equal
             note = "its counter is not how far its own steps move" if momentum and mu else ""
-            rows.append(row(name, f"FedNova.step, {said}", "travelled", "output", _apart(ours, counted), 1e-6, note))
             rows.append(
-                equal(f"{name}.moved", f"the weight after FedNova.step, {said}", "travelled", "one-step change",
+                row(name, f"FedNova.step, {said}", "travelled_distance", "output", _apart(ours, counted), 1e-6, note)
+            )
+            rows.append(
+                equal(f"{name}.moved", f"the weight after FedNova.step, {said}", "travelled_distance",
+                      "one-step change",
                       _apart(ours, moved), 1e-5)
             )  # fmt: skip
     return rows

@@ -22,7 +22,7 @@ from fatbench.methods.inversions import labels
 from fatbench.methods.inversions.april import april, without_block0_norm
 from fatbench.methods.inversions.imprint import imprint
 from fatbench.methods.inversions.matching import matching
-from fatbench.methods.inversions.simulated import steps
+from fatbench.methods.inversions.simulated import simulate_steps
 from fatbench.methods.inversions.upload import Observation, gradients
 from fatbench.methods.manipulations import MANIPULATIONS
 from fatbench.models.small_cnn import small_cnn
@@ -89,7 +89,7 @@ def _matching(folder: Path) -> list[Row]:
     return rows
 
 
-def _settings(steps: int, tv: float) -> Any:
+def _settings(simulate_steps: int, tv: float) -> Any:
     """Their configuration "invertinggradients", but for the steps and the weight of the variation."""
     return SimpleNamespace(
         type="invertinggradients",
@@ -98,7 +98,7 @@ def _settings(steps: int, tv: float) -> Any:
         augmentations=None,
         differentiable_augmentations=False,
         optim=SimpleNamespace(
-            optimizer="adam", signed="hard", step_size=0.1, boxed=True, max_iterations=steps, warmup=0,
+            optimizer="adam", signed="hard", step_size=0.1, boxed=True, max_iterations=simulate_steps, warmup=0,
             step_size_decay="step-lr", langevin_noise=0.0, grad_clip=None, callback=1000,
         ),
         impl=SimpleNamespace(dtype="double", mixed_precision=False),
@@ -125,7 +125,7 @@ def _steps(folder: Path) -> list[Row]:
     names = [name for name, _ in model.named_parameters()]
     theirs = {name: change.detach() for name, change in zip(names, moved, strict=True)}
     local = LocalTraining(batch=2, lr=rate, epochs=1, objective=objectives.standard)
-    ours = steps(model, dict(model.state_dict()), x[None], y, local, names)
+    ours = simulate_steps(model, dict(model.state_dict()), x[None], y, local, names)
     scaled = {name: -rate * change.detach() for name, change in ours.items()}
     return [equal("breaching.steps", "GradientLoss._grad_fn_multi_step, three steps", "simulated, steps", "run",
                   difference(scaled, theirs))]  # fmt: skip

@@ -16,14 +16,14 @@ from torch.nn import functional as F
 
 from benchmarks.fidelity.measure import Row, difference, differs, equal
 from benchmarks.fidelity.sources import imported, replaced
-from fatbench.engine.local import Client, LocalTraining, batches, class_counts, copied, train_client
+from fatbench.engine.local import Client, LocalTraining, batches, class_counts, copy_state, train_client
 from fatbench.engine.mixing import mix
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Context, Mixing, Problem, Stats, Update
 from fatbench.methods import attacks, objectives, robust_aggregators
 from fatbench.methods.aggregators import uniform
 from fatbench.methods.algorithms.fedbn import normalisation
-from fatbench.methods.algorithms.fedrbn import propagated
+from fatbench.methods.algorithms.fedrbn import propagate
 from fatbench.models.small_cnn import small_cnn
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ def _clients() -> Problem:
 def calfat(folder: Path) -> list[Row]:
     """A round of three clients by `LocalUpdate.pgd_train` and `average_weights`, on our network, batches and noise."""
     problem = _clients()
-    start = copied(problem.model)
+    start = copy_state(problem.model)
     attack = functools.partial(attacks.pgd_kl, eps=8 / 255, step=2 / 255, steps=10)
     local = LocalTraining(
         batch=BATCH, lr=0.1, momentum=0.9, weight_decay=2e-3, epochs=2,
@@ -93,7 +93,7 @@ def _trained(fat: Any, utils: Any, problem: Problem, start: Any, k: int, local: 
     noise = generator(problem.seed, "attack", 0, k)
     with replaced(torch, randn=lambda shape: torch.empty(shape).normal_(generator=noise)):
         client.pgd_train(problem.model, None)
-    return copied(problem.model)
+    return copy_state(problem.model)
 
 
 def _without(state: Any, names: set[str]) -> dict[str, Tensor]:
@@ -105,7 +105,7 @@ def awp(folder: Path) -> list[Row]:
     gamma = 0.01
     rows: list[Row] = []
     problem = _clients()
-    x, y, start = problem.images[:8].float() / 255, problem.labels[:8], copied(problem.model)
+    x, y, start = problem.images[:8].float() / 255, problem.labels[:8], copy_state(problem.model)
     with imported(folder / "AT_AWP", "utils_awp") as (module,):
         theirs, proxy = small_cnn((3, 8, 8), 10, width=4), small_cnn((3, 8, 8), 10, width=4)
         theirs.load_state_dict(start)
@@ -135,7 +135,7 @@ def awp(folder: Path) -> list[Row]:
 def fedrbn(folder: Path) -> list[Row]:
     """Two AT users and an ST user by `train`, then the ST user's statistics by `copy_multi_dual_noise_bn`."""
     problem = replace(_clients(), model=_dual())
-    start = copied(problem.model)
+    start = copy_state(problem.model)
     attack = functools.partial(attacks.pgd, eps=8 / 255, step=2 / 255, steps=7)
     at = LocalTraining(batch=BATCH, lr=0.01, objective=functools.partial(objectives.dual_at, attack=attack))
     locals = [at, at, replace(at, objective=objectives.standard)]
@@ -165,7 +165,7 @@ def fedrbn(folder: Path) -> list[Row]:
                 network, seen, torch.optim.SGD(network.parameters(), lr=0.01), F.cross_entropy, CPU,
                 adversary=_Instead(perturb) if k < 2 else None, att_BNn=True,
             )  # fmt: skip
-            theirs.append(copied(network))
+            theirs.append(copy_state(network))
         said = "train, one epoch"
         rows = [
             equal(f"fedrbn.client.{k}", said, "dual_at" if k < 2 else "standard", "run",
@@ -174,9 +174,9 @@ def fedrbn(folder: Path) -> list[Row]:
         ]  # fmt: skip
         aggregation.copy_multi_dual_noise_bn(theirs[:2], theirs[2], src_weight_mode="cos")
     kept = [{name: own[name] for name in normalisation(problem.model)} for own in ours]
-    moved = _as_theirs(propagated(dict(enumerate(kept)), [0, 1])[2])
+    moved = _as_theirs(propagate(dict(enumerate(kept)), [0, 1])[2])
     rows.append(
-        equal("fedrbn.propagation", "copy_multi_dual_noise_bn, cos", "propagated", "output",
+        equal("fedrbn.propagation", "copy_multi_dual_noise_bn, cos", "propagate", "output",
               difference(_counted(moved), {name: theirs[2][name] for name in _counted(moved)}))
     )  # fmt: skip
     return rows

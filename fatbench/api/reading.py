@@ -407,7 +407,7 @@ def export_results(
         if suite is not None:
             plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)[1]
             cells = [cell.id for cell in plan.to_run()]
-            if not store.known(cells):
+            if not store.known_cells(cells):
                 raise NothingMatched(f"the database has no cell of '{plan.suite}', preset {plan.preset}")
         return jsonl.export(store, path, cells, names(without))
 
@@ -437,10 +437,10 @@ def take_in(sources: Sequence[Path], db: str | None, problems: list[str] | None)
             summary = jsonl.import_(store, file, identify=identity, checked=lines, imported_cells=cells)
             summaries.append({"file": str(file), **summary, "invalid lines": len(lines.bad)})
         for plan in labels.of_unlabelled(store):
-            store.label(labels.points_of(plan))
+            store.store_points(labels.points_of(plan))
         sql_tables.judge(store, sorted(cells))
         several = any(summary["new replicates"] for summary in summaries)
-        return summaries, inputs.of_replicates(store.database) if several else {}
+        return summaries, inputs.differing_replicates(store.database) if several else {}
 
 
 def with_table(plans: Sequence[tuple[Suite, Plan]], ids: Sequence[str]) -> list[tuple[Suite, Plan]]:

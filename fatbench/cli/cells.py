@@ -63,7 +63,7 @@ def show_cell(
 
         if format == "json":
             evaluated = NUMBERS.c.metric.in_({parsed(stage).metric for _, stage in stages if stage != "train"})
-            integrity.agree(cell_rows.numbers_of([id], store, evaluated), store.database)
+            integrity.check_accuracies(cell_rows.numbers_of([id], store, evaluated), store.database)
             rows = map(doubted, store.each_measurement(id))
             number_rows = ({key: row[key] for key in row if key != "settings"} for row in rows)  # those of its stage
             of_stages = [
@@ -84,7 +84,7 @@ def show_cell(
         last_round, earlier_count = store.last_trained(id)
         shown_rows = cell_rows.numbers_of([id], store, (NUMBERS.c.stage != "train") | (NUMBERS.c.round >= last_round))
         numbers = sorted(shown_rows, key=lambda row: (row["stage"], row["round"], row["client"], row["metric"]))
-        integrity.agree(numbers, store.database)
+        integrity.check_accuracies(numbers, store.database)
         numbers = [doubted(number) for number in numbers]
     labels, suite = name_of(id, runs)
     show.cell(id, f"{labels} ({suite})" if suite else "", spec, stages, numbers, runs, earlier_count)

@@ -26,7 +26,7 @@ def _is_suite(target: str, store: Store | None) -> bool:
         files.locate(target)
     except SpecError:
         return False
-    if store is not None and store.begins(target):
+    if store is not None and store.ids_beginning_with(target):
         raise SpecError(f"'{target}' is a suite and begins a cell's id: give its file, or more of the id")
     return True
 
@@ -138,7 +138,7 @@ def clean(
         if folder.is_dir() and not belongs(store, folder):
             raise SpecError(f"{folder} does not say whose files these are: no run of this database has used it")
         freed = number = 0
-        for path, size in cleanup.unneeded(store, folder):
+        for path, size in cleanup.unneeded_files(store, folder):
             print(path)
             if not dry_run:
                 cleanup.remove(path)

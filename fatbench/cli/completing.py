@@ -58,7 +58,7 @@ def cells(ctx: Any, incomplete: str) -> list[str]:
         from fatbench.store.opening import opened
 
         with opened(db) as store:
-            matches = [] if store is None else store.begins(incomplete, MOST)
+            matches = [] if store is None else store.ids_beginning_with(incomplete, MOST)
     return matches
 
 

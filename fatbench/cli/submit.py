@@ -93,7 +93,7 @@ def _problems(store: Store) -> Iterator[str]:
     from fatbench.store.stage_names import parsed
     from fatbench.suite.first_images import data_keys
 
-    yield from inputs.mixtures(store.database, data_keys)
+    yield from inputs.find_mixtures(store.database, data_keys)
     specs = store.cells()
     stages = store.stages()
     for cell in specs:

@@ -70,7 +70,7 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="fatbench-") as folder, contextlib.ExitStack() as stack:
         their_store = stack.enter_context(Store.open(f"{folder}/theirs.db", create=True))
         jsonl.import_(their_store, file, identify=identity, contradiction=contradiction)
-        if mixed := inputs.mixtures(their_store.database, data_keys):
+        if mixed := inputs.find_mixtures(their_store.database, data_keys):
             raise SpecError(f"{file}: {'; '.join(mixed[:3])}: a file whose names mean several things is not verified")
         sampled_cells = [cell_in(their_store, id) for id in cell] if cell else choose(their_store, sample, seed)
         if brought := [id for id, spec in their_store.cells(sampled_cells).items() if "evaluated" in spec]:

@@ -39,11 +39,11 @@ __all__ = ["DATASETS", "Dataset", "prepare", "status", "verify", "weights_status
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """One data set in memory, or mapped into it: images (N, C, H, W) uint8, labels (N,) int64 in 0..classes-1.
+    """One data set in memory, or memory-mapped: images (N, C, H, W) uint8, labels (N,) int64 in 0..classes-1.
 
-    `writers` and `test_writers` (N,) int64 say whose example each is (CelebA: the celebrity's number), or None.
-    `fingerprint` is the SHA-256 over all arrays; `variant` the name the suite gave to other files than the published;
-    `doubts` what is doubtful about the arrays, in a few words -> how many.
+    `writers` and `test_writers` (N,) int64 are the person behind each example (CelebA: the celebrity's number), or
+    None. `fingerprint` is the SHA-256 over all arrays, `variant` the suite's name for files that are not the published
+    ones, and `doubts` is {doubt about the arrays: how many}.
     """
 
     train_images: NDArray[np.uint8]
@@ -107,13 +107,13 @@ def celeba(
     seed: Natural = 0,
     variant: str | None = None,
 ) -> Dataset:
-    """CelebA as in LEAF: is this celebrity smiling, one writer per celebrity, 84x84 colour images.
+    """CelebA as in LEAF: is this celebrity smiling? One writer per celebrity, 84x84 colour images.
 
     `split: recipe` makes LEAF's split from root/celeba/{identity_CelebA.txt,list_attr_celeba.txt} (or from LEAF's
     all_data/*.json): the draws of `preprocess.sh -s niid --sf SAMPLE -k LEAST -t sample --tf 0.9` with both its seeds
-    set to `seed`. `split: json` takes LEAF's own train/*.json and test/*.json, in root/celeba or root/celeba/data.
-    Images come from img_align_celeba, a folder or the published zip; they have no published checksum, the lists do.
-    Source: Caldas et al. 2018 (LEAF); paper: 455 clients (SFAT Table 19), which draw is not stated.
+    set to `seed`. `split: json` reads LEAF's own train/*.json and test/*.json, in root/celeba or root/celeba/data.
+    Images come from img_align_celeba, a folder or the published zip. The lists have published checksums, the images do
+    not. Source: Caldas et al. 2018 (LEAF); SFAT's Table 19 has 455 clients, from a draw that it does not state.
     """
     from fatbench.data import common, folders
 
@@ -122,8 +122,8 @@ def celeba(
     return common.finish("celeba", variant, folders.load_celeba(root, split, sample, least, seed))
 
 
-def sampled(*, split: str, sample: float) -> Images:
-    """LEAF's sample, about; the number of its json files is unknown."""
+def celeba_sample(*, split: str, sample: float) -> Images:
+    """The approximate size of LEAF's sample; that of its json files is unknown."""
     if split == "json":
         return Images(None, None, 2, 84, 3, about=True)
     test = round(sample * (0.1 * 200_288 + 0.45 * 9343))
@@ -157,7 +157,7 @@ def cinic10(root: Path, first: First = (None, None), *, enlarge: bool = False, v
 
     Reads root/CINIC-10/{train,valid,test}/<class>/*.png, or unpacks root/CINIC-10.tar.gz. `enlarge` adds the 90,000
     validation images after the training images. The unpacked images have no published checksums: their numbers are
-    checked. Their order is that of a hash of their names, so that the first n are a fair sample.
+    checked. They are ordered by a hash of their names, so that the first n are a fair sample.
     Source: Darlow et al. 2018.
     """
     from fatbench.data import common, folders
@@ -166,8 +166,8 @@ def cinic10(root: Path, first: First = (None, None), *, enlarge: bool = False, v
     return common.finish("cinic10", variant, folders.load_cinic(root, enlarge, first), counts)
 
 
-def perhaps_enlarged(*, enlarge: bool) -> Images:
-    """CINIC-10 with its validation images, or without."""
+def cinic_images(*, enlarge: bool) -> Images:
+    """CINIC-10's images, with or without its validation images."""
     return Images(180_000 if enlarge else 90_000, 90_000, 10, 32, 3)
 
 
@@ -177,8 +177,8 @@ def image_folder(
     """Any images: path/train/<class>/*.png (or .jpg, ...) and path/test/<class>/*.png, `path` absolute or below root.
 
     Classes are the folders of train in the order of their names. Every image becomes RGB (16 bits of grey are scaled)
-    and, where it is not `size` x `size` already, is resized (bicubic) without cropping. The order is that of a hash of
-    class and file name, so that the first n are a fair sample.
+    and is resized to `size` x `size` if necessary (bicubic, without cropping). Images are ordered by a hash of class
+    and file name, so that the first n are a fair sample.
     """
     from fatbench.data import common, folders
 
@@ -186,7 +186,7 @@ def image_folder(
 
 
 def counted_files(*, path: str, size: int) -> Images:
-    """As many as there are files in the folder now."""
+    """The images that are in the folder now."""
     folder = settings.data_folder() / Path(path).expanduser()
 
     def count(pattern: str) -> int | None:
@@ -210,8 +210,8 @@ def torchvision(
     """Any class of torchvision.datasets: {name: torchvision, dataset: KMNIST, size: 28, grey: true}.
 
     Images become RGB, or grey, and are resized (bicubic) to `size` x `size` without cropping. The class's own argument
-    `train`, else `split`, gives both parts; of a class without one, every fifth image of a class is a test image. A
-    part sorted by class takes the order of a hash, so that the first n are a fair sample. Other settings go to the
+    `train`, else `split`, gives both parts; without either, every fifth image of each class is a test image. Parts
+    that are sorted by class are reordered by a hash, so that the first n are a fair sample. Other settings go to the
     class: {name: torchvision, dataset: EMNIST, split: letters, ...}. It reads its files in `root`, and fetches nothing.
     """
     from fatbench.data import common, packages
@@ -220,8 +220,8 @@ def torchvision(
     return common.finish("torchvision", variant, loaded)
 
 
-def of_a_size(*, size: int, grey: bool) -> Images:
-    """What the suite says of images whose number only the package knows."""
+def images_of_size(*, size: int, grey: bool) -> Images:
+    """Images of the suite's size, whose number only the package knows."""
     return Images(side=size, channels=1 if grey else 3)
 
 
@@ -239,12 +239,12 @@ def huggingface(
     test_split: str = "test",
     variant: str | None = None,
 ) -> Dataset:
-    """A data set of the Hugging Face hub, or a folder that its `save_to_disk` wrote, by the package `datasets`.
+    """A data set of the Hugging Face hub, or a folder written by `save_to_disk`, through the package `datasets`.
 
     {name: huggingface, dataset: ylecun/mnist, size: 28, grey: true}. `image` and `label` name the columns. Images
     become RGB, or grey, and are resized (bicubic) to `size` x `size` without cropping. A split that is sorted by class
-    takes the order of a hash, so that the first n are a fair sample. `root` is not used: the package fetches into its
-    own cache. Needs `pip install datasets`.
+    is reordered by a hash, so that the first n are a fair sample. `root` is not used: the package fetches into its own
+    cache. Needs `pip install datasets`.
     """
     from fatbench.data import common, packages
 
@@ -253,11 +253,11 @@ def huggingface(
 
 
 def digits(root: Path, *, variant: str | None = None) -> Dataset:
-    """Scikit-learn's digits: 1,797 grey images of 8x8 in 10 classes, always at hand.
+    """Scikit-learn's digits: 1,797 grey images of 8x8 in 10 classes, always available.
 
     Every fifth image of each class is a test image (355), the rest train (1,442). Values 0..16 become 0..255.
     `root` is not used. Source: Alpaydin and Kaynak 1998 (the test set of the UCI collection).
-    Its 13 writers: who wrote which image is not published / here: the images in file order, cut into 13 equal parts.
+    Who of its 13 writers wrote which image is not published; here the images in file order are cut into 13 equal parts.
     """
     from fatbench.data import arrays, common
 
@@ -280,13 +280,13 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "cifar10": DataEntry(cifar10, images=Images(50_000, 10_000, 10, 32, 3)),
     "cifar100": DataEntry(cifar100, images=Images(50_000, 10_000, 100, 32, 3)),
     "svhn": DataEntry(svhn, images=Images(73_257, 26_032, 10, 32, 3)),
-    "celeba": DataEntry(celeba, images=sampled, parts=("writers",)),
+    "celeba": DataEntry(celeba, images=celeba_sample, parts=("writers",)),
     "mnist": DataEntry(mnist, images=Images(60_000, 10_000, 10, 28, 1)),
     "fashion_mnist": DataEntry(fashion_mnist, images=Images(60_000, 10_000, 10, 28, 1)),
-    "cinic10": DataEntry(cinic10, images=perhaps_enlarged),
+    "cinic10": DataEntry(cinic10, images=cinic_images),
     "image_folder": DataEntry(image_folder, images=counted_files),
-    "torchvision": DataEntry(torchvision, images=of_a_size),
-    "huggingface": DataEntry(huggingface, images=of_a_size),
+    "torchvision": DataEntry(torchvision, images=images_of_size),
+    "huggingface": DataEntry(huggingface, images=images_of_size),
     "digits": DataEntry(digits, images=Images(1442, 355, 10, 8, 1), parts=("writers",)),
     "plane": DataEntry(plane, images=Images(800, 200, 2, 1, 2)),
 }

@@ -34,7 +34,7 @@ PACKED = {".gz": ("a gzip file", gzip.decompress), ".xz": ("an xz file", lzma.de
 
 
 def idx_file(published: Path) -> Path:
-    """The file to read for a published .gz: itself, or its content as .xz, or its content uncompressed."""
+    """The file to read for a published .gz: itself, a .xz, or the uncompressed file."""
     uncompressed = published.with_suffix("")
     choices = (published, published.with_suffix(".xz"), uncompressed)
     return next((path for path in choices if path.is_file()), published)
@@ -43,7 +43,8 @@ def idx_file(published: Path) -> Path:
 def idx_files(name: str, root: Path) -> list[Path]:
     """The files to read for "mnist" or "fashion_mnist": below the root, else those of a system package.
 
-    A folder that has all files goes first. A file that is missing has its published name. Missing: no folder has any.
+    A folder with all files is preferred. Missing files are listed with their published names. Raises Missing if no
+    folder has any.
     """
     facts, published = catalogue.dataset_facts(name), catalogue.files(name)
     folders = [root / facts.folder, *([Path(facts.package)] if facts.package else [])]
@@ -56,7 +57,7 @@ def idx_files(name: str, root: Path) -> list[Path]:
 
 
 def load_idx(name: str, root: Path) -> Loaded:
-    """The arrays of `name` ("mnist" or "fashion_mnist"). What is inside the files is held against the checksums."""
+    """The arrays of `name` ("mnist" or "fashion_mnist"), with checksums of the uncompressed contents."""
     facts, paths = catalogue.dataset_facts(name), idx_files(name, root)
     assert facts.classes is not None
     contents, checks = [], []
@@ -163,10 +164,10 @@ DIGITS_WRITERS = 13
 
 
 def digits_file() -> Path:
-    """Where scikit-learn keeps its digits; found without importing scikit-learn, which takes seconds."""
+    """The file of scikit-learn's digits, found without importing scikit-learn, which takes seconds."""
     module_spec = importlib.util.find_spec("sklearn")
     if module_spec is None or not module_spec.submodule_search_locations:
-        raise MachineError("scikit-learn is not installed: the digits are inside it")
+        raise MachineError("scikit-learn, which contains the digits, is not installed")
     return Path(module_spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
 
 
@@ -196,7 +197,7 @@ def load_digits() -> Loaded:
         classes=10,
         writers=writers[~test],
         test_writers=writers[test],
-        checks=(Check(path, DIGITS_MD5, md5(text)),),  # of the text: gzip may be repacked
+        checks=(Check(path, DIGITS_MD5, md5(text)),),  # of the text, because gzip may be repacked
     )
 
 

@@ -1,7 +1,7 @@
-"""What is known of each data set before any of it is read: classes, shape, counts, files, checksums, sizes, licence.
+"""Facts about each data set before it is read: classes, shape, counts, files, checksums, sizes, licence.
 
-Imports neither torch nor numpy, so `fatbench plan` can count images. Checksums and addresses are literals; a test holds
-them against torchvision's. CINIC-10 and the checksums of uncompressed MNIST files are not in torchvision.
+Imports neither torch nor numpy, so `fatbench plan` can count images. Checksums and addresses are literals, which a test
+compares with torchvision's; CINIC-10 and the checksums of uncompressed MNIST files are not in torchvision.
 
     facts({"name": "cifar10"}).train        50000
     files("cifar10")                        what the reader opens, with the published md5
@@ -20,21 +20,21 @@ from fatbench.suite.weights import WEIGHTS
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """One data set. `train` and `test` are numbers of images, `shape` is (C, H, W); None where only the files know."""
+    """One data set: numbers of images in `train` and `test`, `shape` (C, H, W); None if only the files tell."""
 
     title: str
     classes: int | None
     shape: tuple[int, int, int] | None
     train: int | None
     test: int | None
-    folder: str  # where the published files lie, below the root
+    folder: str  # of the published files, below the root
     download: int  # bytes to fetch
     home: str
     licence: str
-    exact: bool = True  # False: `train` and `test` are about right (a drawn sample of the published images)
-    package: str | None = None  # where a system package (Debian, Ubuntu) puts the files
-    balanced: bool = False  # whether the test set has as many images of each class
-    split_here: bool = False  # whether fatbench chooses the test images, as the publisher does not
+    exact: bool = True  # False: `train` and `test` are approximate (a random sample of the published images)
+    package: str | None = None  # folder of a system package (Debian, Ubuntu)
+    balanced: bool = False  # whether the test set has equally many images of each class
+    split_here: bool = False  # whether fatbench chooses the test images, because the publisher does not
 
     @property
     def memory(self) -> int | None:
@@ -60,7 +60,7 @@ CATALOGUE = {
         "SVHN", 10, (3, 32, 32), 73_257, 26_032, "svhn", 246_316_178, "http://ufldl.stanford.edu/housenumbers/",
         "non-commercial use only",
     ),
-    # Counts of the default draw (5 % of 200,288 images of celebrities with at least 5): which images, the seed decides.
+    # Counts of the default sample: 5 % of the 200,288 images of celebrities with at least 5; the seed picks them.
     "celeba": DatasetFacts(
         "CelebA", 2, (3, 84, 84), 8_802, 1_212, "celeba", 1_473_636_322,
         "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html", "non-commercial research only", exact=False,
@@ -92,7 +92,7 @@ CATALOGUE = {
     ),
 }  # fmt: skip
 
-NAMED_BY_SUITES = ("image_folder", "torchvision", "huggingface")  # which files they read, their settings say
+NAMED_BY_SUITES = ("image_folder", "torchvision", "huggingface")  # their settings name the files
 CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CELEBA_IMAGES = 202_599
 _LEAF_IMAGES, _LEAF_CELEBRITIES = 200_288, 9_343  # of celebrities with at least 5 images (LEAF's statistics)
@@ -101,7 +101,7 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".ti
 
 
 def dataset_facts(name: str) -> DatasetFacts:
-    """The facts of the set called `name` under its default settings. SpecError: no such set."""
+    """The facts of the set `name` with default settings. Raises SpecError for an unknown name."""
     if name not in CATALOGUE:
         raise SpecError(f"no data is named '{name}'{did_you_mean(name, [*CATALOGUE, *WEIGHTS])}")
     return CATALOGUE[name]
@@ -110,8 +110,8 @@ def dataset_facts(name: str) -> DatasetFacts:
 def facts(spec: Mapping[str, Any], root: Path | None = None) -> DatasetFacts:
     """The facts of a data mapping {name: ..., setting: value}.
 
-    The images of an `image_folder` are counted below `root` where the folder exists there; otherwise classes and
-    counts stay None.
+    The images of an `image_folder` are counted below `root`, if the folder exists; otherwise classes and counts stay
+    None.
     """
     set_facts = dataset_facts(spec["name"])
     if spec["name"] == "cinic10" and spec.get("enlarge"):
@@ -154,9 +154,9 @@ def class_folders(folder: Path) -> dict[str, list[Path]]:
 
 @dataclass(frozen=True)
 class File:
-    """A published file: its path below the root, its md5 (empty: it is checked otherwise), the addresses that have it.
+    """A published file: its path below the root, its md5 (empty: checked in another way), and its addresses.
 
-    `content` is the md5 of a compressed file's content: the same for every way to compress it.
+    `content` is the md5 of a compressed file's content, which does not depend on the compression.
     """
 
     path: str
@@ -240,7 +240,7 @@ _FILES = {
 
 
 def archive(name: str) -> File | None:
-    """The published archive that holds all files of the set, or None where the files are published one by one."""
+    """The published archive with all files of the set; None if files are published one by one."""
     return _ARCHIVES.get(name)
 
 

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100: the published pickles, read without executing anything.
 
-A pickle may name any importable function and have it called. The unpickler here knows three names, and they lead not
-to numpy but to the inert classes below: numpy's own `dtype.__setstate__` can be told that raw bytes are Python objects.
+A pickle may name any importable function and have it called. The unpickler here knows three names, which lead not to
+numpy but to the inert classes below: numpy's `dtype.__setstate__` can be told that raw bytes are Python objects.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from fatbench.data.common import (
     md5,
     parsing,
     read_bytes,
-    unpacked,
+    unpack,
 )
 
 PIXELS = 3 * 32 * 32
 LABELS = {"cifar10": "labels", "cifar100": "fine_labels"}
 
 
-class Refused(DamagedData):
-    """A pickle that asks for something that no CIFAR file needs."""
+class UnsafePickle(DamagedData):
+    """A pickle names something that no CIFAR file needs."""
 
 
 def load(name: str, root: Path) -> Loaded:
-    """The arrays of `name` ("cifar10" or "cifar100"), its archive unpacked first where only that is there."""
+    """The arrays of `name` ("cifar10" or "cifar100"); if only the archive is there, it is unpacked first."""
     facts, files = catalogue.dataset_facts(name), catalogue.files(name)
     assert facts.classes is not None
     members = {tuple(file.path.split("/")) for file in files}
-    folder = unpacked(name, root, lambda parts: parts[1:] if parts in members else None)
+    folder = unpack(name, root, lambda parts: parts[1:] if parts in members else None)
     paths = [root / file.path for file in files]
     with ThreadPoolExecutor() as pool:  # reading and hashing release the GIL
         batches = list(pool.map(lambda path: read_batch(path, LABELS[name]), paths))
@@ -61,7 +61,7 @@ def load(name: str, root: Path) -> Loaded:
 def read_batch(path: Path, key: str) -> tuple[Images, Labels, str]:
     """One file: images (N, 3072) uint8, red, green and blue planes in turn; labels (N,) int64; the file's md5.
 
-    DamagedData: it is missing, truncated, or no CIFAR batch. Refused: it is a pickle that would execute something.
+    Raises DamagedData if it is missing, truncated or no CIFAR batch, and UnsafePickle if it would execute something.
     """
     data = read_bytes(path)
     with parsing(path, "a CIFAR batch"):
@@ -98,7 +98,7 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, data: bytes, path: Path):
         super().__init__(io.BytesIO(data), encoding="bytes")
         self.path = path
-        # Classes of this one call, so that no file can leave an attribute behind for the next.
+        # New classes for each call, so that no file can leave an attribute behind for the next.
         array, dtype = type("Array", (_Array,), {}), type("Dtype", (_Dtype,), {})
         self.known = {
             ("numpy.core.multiarray", "_reconstruct"): lambda *arguments: array(),
@@ -111,13 +111,13 @@ class _Unpickler(pickle.Unpickler):
         try:
             return self.known[module, name]
         except KeyError:
-            raise Refused(
-                f"{self.path}: refusing to execute {module}.{name}; a published CIFAR file asks for numpy arrays only"
+            raise UnsafePickle(
+                f"{self.path}: refusing to execute {module}.{name}; a published CIFAR file holds only numpy arrays"
             ) from None
 
 
 def _array(stand_in: Any) -> Images:
-    """The (N, 3072) uint8 array that a stand-in remembers. ValueError: it remembers anything else."""
+    """The (N, 3072) uint8 array that a stand-in remembers. Raises ValueError for anything else."""
     match stand_in:
         case _Array(
             state=(int(), (int() as n, int() as columns), _Dtype() as dtype, bool() as by_column, bytes() as raw)

@@ -1,4 +1,4 @@
-"""What the readers share: three ways a file can be wrong, checksums, unpacking, 8 bits, what is asked of all arrays."""
+"""What the readers share: errors of files, checksums, unpacking, 8-bit images, checks of all arrays."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ Labels = NDArray[np.int64]
 
 
 class Missing(MachineError):
-    """Nothing of the data set is below the root."""
+    """The data set is not below the root."""
 
 
 class DamagedData(MachineError):
-    """A file that is truncated, incomplete, unreadable or not in its format."""
+    """A file is truncated, incomplete, unreadable or not in its format."""
 
 
 class Differs(MachineError):
-    """Whole files that are not the published ones, while no variant is named."""
+    """Complete files are not the published ones, and no variant is named."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """The published md5 of one file and the one found; of idx files and digits, the md5 of the uncompressed content."""
+    """The published md5 of a file and the actual one; for idx files and digits, those of the uncompressed content."""
 
     file: Path
     expected: str
@@ -51,11 +51,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Arrays as read, before it is decided whether they may be used.
+    """Arrays as read, before `finish` checks them.
 
-    Images are (N, C, H, W) uint8, labels (N,) int64, writers (N,) int64 or None. `whole` says that the checks cover
-    every byte that was read, so that files that pass them are the published data set. `gaps`: the number of classes was
-    given, so that a class may be without training images.
+    Images are (N, C, H, W) uint8, labels (N,) int64, writers (N,) int64 or None. `whole`: the checks cover every byte
+    that was read, so that files which pass are the published data set. `gaps`: the number of classes was given, so a
+    class may have no training images.
     """
 
     where: Path
@@ -69,12 +69,12 @@ class Loaded:
     writers: Labels | None = None
     test_writers: Labels | None = None
     gaps: bool = False
-    counts: tuple[int, int] | None = None  # of training and test images there are, where not all were read
-    sha256: str | None = None  # its fingerprint, where it is not that of the arrays
-    decoded: Any = None  # `decoded.Decoded`, of which its images are
+    counts: tuple[int, int] | None = None  # all training and test images, if not all were read
+    sha256: str | None = None  # the fingerprint, if it is not that of the arrays
+    decoded: Any = None  # the `decoded.Decoded` that holds its images
 
     @property
-    def wrong(self) -> list[Check]:
+    def mismatches(self) -> list[Check]:
         return [check for check in self.checks if check.found != check.expected]
 
     @property
@@ -88,14 +88,14 @@ def md5(data: bytes) -> str:
 
 
 def md5_of(file: Path) -> str:
-    """The md5 of a file too large to hold in memory."""
+    """The md5 of a file, without reading it into memory at once."""
     with reading(file), file.open("rb") as handle:
         return hashlib.file_digest(handle, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Turn a file that cannot be opened or read into one message."""
+    """Raise one clear message if a file cannot be opened or read."""
     try:
         yield
     except FileNotFoundError:
@@ -105,16 +105,16 @@ def reading(file: Path) -> Iterator[None]:
 
 
 def read_bytes(file: Path) -> bytes:
-    """The bytes of a file. DamagedData: it is missing; MachineError: it cannot be read."""
+    """The bytes of a file. Raises DamagedData if it is missing, MachineError if it cannot be read."""
     with reading(file):
         return file.read_bytes()
 
 
 @contextmanager
 def parsing(file: Path, format_name: str) -> Iterator[None]:
-    """Turn whatever a parser says of a broken file into one message that names the file.
+    """Raise one clear message, with the file's name, for any error of a parser.
 
-    Every exception is caught: the parsers are other people's (scipy, Pillow, zlib) and promise no list of them.
+    Every exception is caught: the parsers (scipy, Pillow, zlib) do not document which ones they raise.
     """
     try:
         yield
@@ -125,49 +125,49 @@ def parsing(file: Path, format_name: str) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """The first line of an exception's message, or its type where it has none."""
+    """The first line of an exception's message, or its type without one."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def missing_error(name: str, root: Path, *looked: Path) -> Missing:
-    """The error for a set of which nothing is there."""
-    folder_names = " or ".join(str(place) for place in looked)
+def missing_error(name: str, root: Path, *searched: Path) -> Missing:
+    """The error for a data set that is not there."""
+    folder_names = " or ".join(str(place) for place in searched)
     return Missing(
-        f"{catalogue.dataset_facts(name).title} is not in {root} (looked for {folder_names}): "
+        f"{catalogue.dataset_facts(name).title} is not in {root} (searched {folder_names}): "
         f"run 'fatbench data prepare {name}', or put the published files there"
     )
 
 
 def finish(name: str, variant: str | None, loaded: Loaded, counts: tuple[int, int] | None = None) -> Dataset:
-    """Decide whether what was loaded may be used under this name, and seal it with its fingerprint.
+    """Check that the loaded data may be used under this name, and return them with their fingerprint.
 
-    Without a variant every checksum must be the published one and, where `counts` is given, so must the numbers of
-    training and test images. With a variant the checksums may differ, everything else is checked all the same.
-    Differs: other files than the published ones; DamagedData: labels or shapes that cannot be right; MachineError: a
-    variant is named, but these are the published files; SpecError: an empty name.
+    Without a variant, every checksum must be the published one and, if `counts` is given, so must the numbers of
+    training and test images. With a variant, checksums may differ, but everything else is checked. Raises Differs for
+    other files than the published ones, DamagedData for impossible labels or shapes, MachineError if a variant is named
+    but these are the published files, and SpecError for an empty name.
     """
     if variant is not None and not variant.strip():
         raise SpecError("variant: expected a name, got an empty string")
-    published = catalogue.CATALOGUE.get(name)  # a plug-in's is in no catalogue
+    published = catalogue.CATALOGUE.get(name)  # a plug-in's data set is in no catalogue
     earlier_doubts = None if loaded.decoded is None else loaded.decoded.doubts
-    doubts = question(loaded.where, loaded, published.shape if published else None, loaded.gaps, earlier_doubts)
+    doubts = find_doubts(loaded.where, loaded, published.shape if published else None, loaded.gaps, earlier_doubts)
     if loaded.decoded is not None:
         loaded.decoded.keep(doubts)
-    advice = f"to use them under a name of their own: data: {{name: {name}, variant: NAME}}"
+    advice = f"to use them under another name: data: {{name: {name}, variant: NAME}}"
     if variant is None:
-        if differing := loaded.wrong:
+        if differing := loaded.mismatches:
             further_files = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
             raise Differs(
-                f"{differing[0].file}{further_files} is not the published file: the md5 of its content should be "
-                f"{differing[0].expected}, it is {differing[0].found}; {advice}"
+                f"{differing[0].file}{further_files} is not the published file: the md5 of its content is "
+                f"{differing[0].found}, not {differing[0].expected}; {advice}"
             )
         found_counts = loaded.counts or (len(loaded.train_labels), len(loaded.test_labels))
         if counts is not None and found_counts != counts:
             raise Differs(
                 f"{loaded.where} holds {found_counts[0]:,} training and {found_counts[1]:,} test images, "
-                f"{counts[0]:,} and {counts[1]:,} are published; {advice}"
+                f"not the published {counts[0]:,} and {counts[1]:,}; {advice}"
             )
-    elif loaded.whole and not loaded.wrong:
+    elif loaded.whole and not loaded.mismatches:
         raise MachineError(
             f"data: {{name: {name}, variant: {variant}}}, but the files in {loaded.where} are the published ones: "
             "remove 'variant'"
@@ -206,26 +206,25 @@ def fingerprint(loaded: Loaded) -> str:
     return digest.hexdigest()
 
 
-# --- what is asked of every data set ------------------------------------------------------------------------------
+# --- checks of every data set -------------------------------------------------------------------------------------
 
-LEAKED = 0.5  # of the test images: as many among the training images are no test set
-SHARED = 0.01  # of the test images: more can move an accuracy by a point
+LEAKED = 0.5  # of the test images: with more of them among the training images, there is no test set
+SHARED = 0.01  # of the test images: more can move an accuracy by a percentage point
 SAMPLED = 256  # bytes of an image that are compared first
 
 
-def question(
+def find_doubts(
     source: Path | str,
     data: Loaded | Dataset,
     shape: tuple[int, int, int] | None = None,
     gaps: bool = True,
     earlier_doubts: Mapping[str, float] | None = None,
 ) -> Mapping[str, float]:
-    """What is doubtful about the arrays, in a few words -> how many, whichever reader they came from.
+    """{doubt about the arrays: how many}, whichever reader they came from.
 
-    shape: (C, H, W) that the set is known to have. gaps: a class may be without training images. earlier_doubts: the
-    answer of
-    the time before, for which all pixels were read. DamagedData: what cannot be right, such as labels beyond the
-    classes, pixels in the last axis, test images that are training images.
+    shape: the published (C, H, W). gaps: a class may have no training images. earlier_doubts: an earlier result, so
+    that not all pixels need to be read again. Raises DamagedData for what cannot be right, such as labels beyond the
+    classes, channels in the last axis, or test images that are training images.
     """
     splits = (
         ("training", data.train_images, data.train_labels, data.writers),
@@ -244,29 +243,29 @@ def question(
             sizes = ["x".join(map(str, array.shape[1:])) for array in (data.train_images, images)]
             raise DamagedData(f"{source}: training images of {sizes[0]}, test images of {sizes[1]}")
         if labels.ndim != 1 or labels.dtype.kind not in "iu":
-            raise DamagedData(f"{source}: {split} labels are {labels.dtype} {labels.shape}, not whole numbers (N,)")
+            raise DamagedData(f"{source}: {split} labels are {labels.dtype} {labels.shape}, not integers (N,)")
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= data.classes:
             raise DamagedData(f"{source}: {split} labels run from {low} to {high}, not 0 to {data.classes - 1}")
-        if shape is None and earlier_doubts is None and (problem := _layout(images)):
+        if shape is None and earlier_doubts is None and (problem := _layout_problem(images)):
             raise DamagedData(f"{source}: {split} images {problem}")
     class_counts = np.bincount(data.train_labels, minlength=data.classes)
     if not gaps and (empty_classes := np.flatnonzero(class_counts == 0).tolist()):
         class_list = ", ".join(map(str, empty_classes[:5])) + (", ..." if len(empty_classes) > 5 else "")
         raise DamagedData(
-            f"{source}: no training image is of class {class_list}: labels must be 0, 1, 2, ... without a gap "
-            "(a plug-in gives other ones: fatbench.dataset(..., classes=N))"
+            f"{source}: no training image is of class {class_list}: labels must be 0, 1, 2, ... without gaps "
+            "(unless a plug-in sets fatbench.dataset(..., classes=N))"
         )
     if earlier_doubts is not None:
         return earlier_doubts
-    count, n = shared(data.train_images, data.test_images), len(data.test_images)
+    count, n = shared_images(data.train_images, data.test_images), len(data.test_images)
     if count >= LEAKED * n:
-        raise DamagedData(f"{source}: {count:,} of {n:,} test images are training images: no test set")
+        raise DamagedData(f"{source}: {count:,} of {n:,} test images are training images, so there is no test set")
     return {"test images are training images": float(count)} if count > SHARED * n else {}
 
 
-def _layout(images: Images) -> str | None:
-    """What is not believable about images (N, C, H, W) of a set without published facts."""
+def _layout_problem(images: Images) -> str | None:
+    """The reason why images (N, C, H, W) of a set without published facts look wrong, or None."""
     channels, height, width = images.shape[1:]
     size = f"{channels} channels of {height}x{width}"
     if width < channels and (channels == height or width <= 4 < min(channels, height)):
@@ -278,10 +277,10 @@ def _layout(images: Images) -> str | None:
     return None
 
 
-def shared(train: Images, test: Images) -> int:
-    """How many test images are training images, to the byte."""
+def shared_images(train: Images, test: Images) -> int:
+    """The number of test images that are also training images, byte for byte."""
     train, test = train.reshape(len(train), -1), test.reshape(len(test), -1)
-    stride = -(-train.shape[1] // SAMPLED)  # most images differ in a few bytes, so few are compared whole
+    stride = -(-train.shape[1] // SAMPLED)  # most images differ in these bytes already
     test_samples = {row.tobytes() for row in test[:, ::stride]}
     candidates = [i for i, row in enumerate(train[:, ::stride]) if row.tobytes() in test_samples]
     train_images = {train[i].tobytes() for i in candidates}
@@ -292,23 +291,23 @@ def shared(train: Images, test: Images) -> int:
 
 
 def eight_bits(image: Image.Image, mode: str) -> Image.Image:
-    """An image in `mode`, "RGB" or "L"; 16 bits of grey are scaled. ValueError: pixels of no known range."""
+    """An image in `mode`, "RGB" or "L"; 16 bits of grey are scaled. Raises ValueError for an unknown range."""
     from PIL import Image
 
-    # Pillow's convert() cuts 16 bits at 255. A PGM, and a PNG in older versions, has its 16 bits in mode I.
+    # Pillow's convert() clips 16 bits at 255. A PGM, and in older versions a PNG, has its 16 bits in mode I.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         image = Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
     if image.mode in ("I", "F"):
-        kind = "whole numbers" if image.mode == "I" else "floats"
-        raise ValueError(f"pixels are {kind} of 32 bits, whose white is not known; 8 or 16 bits are needed")
+        kind = "integers" if image.mode == "I" else "floats"
+        raise ValueError(f"pixels are 32-bit {kind} of unknown range; 8 or 16 bits are needed")
     return image.convert(mode)
 
 
 def fair_order(labels: Labels) -> NDArray[np.int64] | None:
-    """In which order the first n are a fair sample of a set that is sorted by class; None: it is in no such order.
+    """An order in which the first n are a fair sample, if the labels (N,) are sorted by class; else None.
 
-    Sorted means that less than half as many neighbours differ in their label (N,) as would in a random order. The order
-    is that of a hash of the position, the same everywhere.
+    Sorted means that less than half as many neighbours differ as would in a random order. The new order is that of a
+    hash of the position, the same on every machine.
     """
     n = len(labels)
     fractions = np.unique(labels, return_counts=True)[1] / max(n, 1)
@@ -320,12 +319,12 @@ def fair_order(labels: Labels) -> NDArray[np.int64] | None:
 # --- archives -----------------------------------------------------------------------------------------------------
 
 
-def unpacked(name: str, root: Path, target_of: Callable[[tuple[str, ...]], tuple[str, ...] | None]) -> Path:
-    """The folder of a set published as one archive; the archive is unpacked first where only it is there.
+def unpack(name: str, root: Path, target_of: Callable[[tuple[str, ...]], tuple[str, ...] | None]) -> Path:
+    """The folder of a set that is published as one archive, which is unpacked if the folder is missing.
 
-    `target_of` maps the parts of a member's path to its place inside the folder, or to None where it is not wanted: an
-    archive can write nothing else. The folder appears whole or not at all, so that several workers may start at once.
-    Missing: neither is there; DamagedData: not a whole archive; MachineError: the root cannot be written to.
+    `target_of` maps the parts of a member's path to its place inside the folder, or to None to skip it: an archive can
+    write nowhere else. The folder appears complete or not at all, so several workers may start at once. Raises Missing
+    if there is neither, DamagedData for a damaged archive, and MachineError if the root cannot be written to.
     """
     folder = root / catalogue.dataset_facts(name).folder
     published = catalogue.archive(name)
@@ -352,14 +351,14 @@ def unpacked(name: str, root: Path, target_of: Callable[[tuple[str, ...]], tuple
                     shutil.copyfileobj(source, handle)
                 count += 1
         if not count:
-            raise DamagedData(f"{packed} holds none of the files of {catalogue.dataset_facts(name).title}")
+            raise DamagedData(f"{packed} has none of the files of {catalogue.dataset_facts(name).title}")
         try:
             os.rename(staging, folder)
         except OSError:
             if not folder.is_dir():  # else another worker was first
                 raise
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DamagedData(f"{packed} is truncated or damaged, not a whole archive ({error})") from None
+        raise DamagedData(f"{packed} is truncated or damaged ({error})") from None
     except OSError as error:
         raise MachineError(f"cannot unpack {packed} into {root}: {error.strerror or error}") from None
     finally:
@@ -369,8 +368,8 @@ def unpacked(name: str, root: Path, target_of: Callable[[tuple[str, ...]], tuple
 
 
 def as_labels(values: Any) -> Labels:
-    """Whole numbers as an (N,) int64 array. ValueError: anything else."""
+    """Integers as an (N,) int64 array. Raises ValueError for anything else."""
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ValueError("labels are not a list of whole numbers")
+        raise ValueError("labels are not a list of integers")
     return array.astype(np.int64)

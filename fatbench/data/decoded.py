@@ -1,7 +1,7 @@
-"""Images of files, decoded once: an array in the cache folder, which every process that needs it maps into memory.
+"""The cache of decoded images: an array in the cache folder, which every process maps into memory.
 
-An array is found by what its files hold, read in full: a file that is replaced is decoded anew, and times are not
-trusted. What is small is decoded by each process, and kept in none. What was not used for 30 days is removed.
+An array is identified by the contents of its files, not by their times, so a replaced file is decoded again. Small sets
+are decoded by each process and not cached. Entries that were not used for 30 days are removed.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from fatbench import settings
 from fatbench.data.common import DamagedData, Images, Labels, eight_bits, parsing, read_bytes
 from fatbench.errors import MachineError
 
-CHUNK = 64  # images a thread takes at a time
-SMALL = 64 << 20  # bytes of decoded images that each process may have for itself
-VERSION = b"1"  # of what an image becomes
-NAMED = 10  # damaged files in a message
-UNUSED = 30 * 86400  # seconds; what was not used for so long goes when something is added
+CHUNK = 64  # images that a thread takes at a time
+SMALL = 64 << 20  # bytes of decoded images that each process decodes for itself
+VERSION = b"1"  # of the decoding
+NAMED = 10  # damaged files named in a message
+UNUSED = 30 * 86400  # seconds after which an unused entry is removed
 
 
 class Interrupted(Exception):
-    """Somebody asked to stop while images were decoded."""
+    """The user asked to stop while images were decoded."""
 
 
 Fetch = Callable[[Path], bytes]
-Progress = Callable[[str, int, int], None]  # what is done, images done, of how many; may raise to end it
+Progress = Callable[[str, int, int], None]  # (title, images done, images in all); may raise to stop
 _PROGRESS: ContextVar[Progress] = ContextVar("progress", default=lambda what, done, total: None)
 
 
 @contextlib.contextmanager
 def progress(say: Progress) -> Iterator[None]:
-    """Inside, `say` is called while images are decoded."""
+    """A context in which `say` is called while images are decoded."""
     token = _PROGRESS.set(say)
     try:
         yield
@@ -56,15 +56,15 @@ def progress(say: Progress) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Decoded:
-    """The images of several lists of files, and what tells them from others."""
+    """The images of several lists of files, and their digest."""
 
     parts: tuple[Images, ...]
     sha256: str  # over the files, in order, and how they were decoded
-    doubts: Mapping[str, float] | None  # as kept beside the array; None: they were not asked for yet
-    folder: Path | None  # of the array; None: it is in memory
+    doubts: Mapping[str, float] | None  # as stored beside the array; None: not determined yet
+    folder: Path | None  # that holds the array; None: it is in memory
 
     def keep(self, doubts: Mapping[str, float]) -> None:
-        """Keep beside the array what is doubtful about the set, so that all of it need not be read again."""
+        """Store the doubts about the set beside the array, so that it need not be read again for them."""
         if self.folder is not None and self.doubts is None:
             with contextlib.suppress(OSError):
                 partial_file = self.folder / f"doubts.{os.getpid()}"
@@ -77,9 +77,9 @@ def decode(
 ) -> Decoded:
     """The images of files, each part as (N, 3, size, size) uint8, RGB; large ones mapped from the cache folder.
 
-    resize: bicubic to size x size without cropping; else another size is an error. `fetch` returns a file's bytes.
-    DamagedData names the files that are missing, no images, or of another size: those that show it at once before any
-    is decoded. MachineError: there is no room for the array.
+    resize: bicubic to size x size without cropping; otherwise any other size is an error. `fetch` returns a file's
+    bytes. Raises DamagedData with the files that are missing, no images or of another size, if possible before any is
+    decoded, and MachineError if there is no room for the array.
     """
     files = [file for split_files in files_by_split for file in split_files]
     total = 3 * size * size * len(files)
@@ -87,15 +87,15 @@ def decode(
         VERSION + json.dumps([size, resize, [len(split_files) for split_files in files_by_split]]).encode()
     )
     cached = settings.cache_folder() / "decoded"
-    reading = f"reading {len(files):,} images of {_common(files)}" if total >= SMALL else ""
+    reading = f"reading {len(files):,} images of {_common_folder(files)}" if total >= SMALL else ""
     for digest in _in_threads(lambda i: hashlib.sha256(fetch(files[i])).digest(), len(files), reading):
         content_digest.update(digest)
     sha256 = content_digest.hexdigest()
     folder = cached / sha256[:32]
     if total >= SMALL and (folder / "images.npy").is_file():
         with contextlib.suppress(OSError, ValueError):
-            return _mapped(folder, files_by_split, sha256, size)
-    _in_threads(lambda i: _look(files[i], fetch(files[i]), size, resize), len(files), reading)
+            return _map_array(folder, files_by_split, sha256, size)
+    _in_threads(lambda i: _check_file(files[i], fetch(files[i]), size, resize), len(files), reading)
     shape = (len(files), 3, size, size)
     if total >= SMALL:
         with contextlib.suppress(OSError):
@@ -106,20 +106,20 @@ def decode(
                 _fill(array, files, size, resize, fetch)
                 array.flush()
                 del array
-                with contextlib.suppress(OSError):  # another process was first
+                with contextlib.suppress(OSError):  # another process has finished first
                     Path(new_folder).rename(folder)
-                    os.mkdir(new_folder)  # that its end has something to remove
-            return _mapped(folder, files_by_split, sha256, size)
+                    os.mkdir(new_folder)  # for TemporaryDirectory to remove
+            return _map_array(folder, files_by_split, sha256, size)
         if total > settings.available_memory() / 2:
-            room = shutil.disk_usage(_existing(cached)).free
+            room = shutil.disk_usage(_existing_ancestor(cached)).free
             raise MachineError(
-                f"{_common(files)}: {len(files):,} decoded images take {total / 1e9:.1f} GB; {cached} has"
+                f"{_common_folder(files)}: {len(files):,} decoded images take {total / 1e9:.1f} GB; {cached} has"
                 f" {room / 1e9:.1f} GB left or cannot be written (XDG_CACHE_HOME names another folder), and"
-                f" {settings.available_memory() / 1e9:.1f} GB of memory are left"
+                f" {settings.available_memory() / 1e9:.1f} GB of memory are free"
             )
     array = np.empty(shape, np.uint8)
     _fill(array, files, size, resize, fetch)
-    return Decoded(_cut(array, files_by_split), sha256, None, None)
+    return Decoded(_split_parts(array, files_by_split), sha256, None, None)
 
 
 def fingerprint(decoded: Decoded, classes: int, *labels: Labels | None) -> str:
@@ -130,33 +130,33 @@ def fingerprint(decoded: Decoded, classes: int, *labels: Labels | None) -> str:
     return digest.hexdigest()
 
 
-def _mapped(folder: Path, files_by_split: Sequence[Sequence[Path]], sha256: str, size: int) -> Decoded:
-    # copy on write: torch takes no array that cannot be written
+def _map_array(folder: Path, files_by_split: Sequence[Sequence[Path]], sha256: str, size: int) -> Decoded:
+    # copy on write, because torch accepts no read-only array
     array = np.load(folder / "images.npy", mmap_mode="c")
     with contextlib.suppress(OSError):
-        os.utime(folder)  # when it was used last
+        os.utime(folder)  # the time of its last use
     if array.shape != (sum(map(len, files_by_split)), 3, size, size) or array.dtype != np.uint8:
-        raise ValueError(f"{folder}: another array")
+        raise ValueError(f"{folder}: holds another array")
     doubts_file = folder / "doubts.json"
     doubts = dict(json.loads(doubts_file.read_text())) if doubts_file.is_file() else None
-    return Decoded(_cut(array, files_by_split), sha256, doubts, folder)
+    return Decoded(_split_parts(array, files_by_split), sha256, doubts, folder)
 
 
 def _evict(cached: Path) -> None:
-    """Remove what was not used for long; a process that maps it keeps it until it ends."""
+    """Remove entries that were not used for long; a process that maps one keeps it until it ends."""
     for entry in cached.iterdir():
         with contextlib.suppress(OSError):
             if time.time() - entry.stat().st_mtime > UNUSED:
                 shutil.rmtree(entry)
 
 
-def _cut(array: Images, files_by_split: Sequence[Sequence[Path]]) -> tuple[Images, ...]:
+def _split_parts(array: Images, files_by_split: Sequence[Sequence[Path]]) -> tuple[Images, ...]:
     ends = np.cumsum([len(split_files) for split_files in files_by_split]).tolist()
     return tuple(array[end - len(split_files) : end] for split_files, end in zip(files_by_split, ends, strict=True))
 
 
 def _new_array(file: Path, shape: tuple[int, ...]) -> Any:
-    """A new array in a file, whose room is taken at once: a page that cannot be written would end the process."""
+    """A new array in a file with its disk space allocated: running out of it later would kill the process."""
     array = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=shape)
     with file.open("r+b") as handle:
         os.posix_fallocate(handle.fileno(), 0, file.stat().st_size)
@@ -167,16 +167,16 @@ def _fill(array: Images, files: Sequence[Path], size: int, resize: bool, fetch: 
     def decode_one(i: int) -> None:
         array[i] = _pixels(files[i], fetch(files[i]), size, resize)
 
-    title = f"decoding {len(files):,} images of {_common(files)} ({array.nbytes / 1e9:.2g} GB)"
+    title = f"decoding {len(files):,} images of {_common_folder(files)} ({array.nbytes / 1e9:.2g} GB)"
     _in_threads(decode_one, len(files), title if array.nbytes >= SMALL else "")
 
 
-def _common(files: Sequence[Path]) -> str:
+def _common_folder(files: Sequence[Path]) -> str:
     return os.path.commonpath([files[0].parent, files[-1].parent])
 
 
 def _pixels(file: Path, data: bytes, size: int, resize: bool) -> Any:
-    """(3, size, size) uint8 of a file's bytes. DamagedData: no image, or of another size."""
+    """(3, size, size) uint8 from a file's bytes. Raises DamagedData for no image, or another size."""
     from PIL import Image
 
     with parsing(file, "an image"), Image.open(io.BytesIO(data)) as image:
@@ -188,8 +188,8 @@ def _pixels(file: Path, data: bytes, size: int, resize: bool) -> Any:
         return np.asarray(rgb).transpose(2, 0, 1)
 
 
-def _look(file: Path, data: bytes, size: int, resize: bool) -> None:
-    """DamagedData: what a file's head and end tell before all of it is decoded."""
+def _check_file(file: Path, data: bytes, size: int, resize: bool) -> None:
+    """Raise DamagedData if the head or the end of a file shows that it is damaged, mostly without decoding it."""
     from PIL import Image
 
     with parsing(file, "an image"), Image.open(io.BytesIO(data)) as image:
@@ -203,9 +203,9 @@ def _look(file: Path, data: bytes, size: int, resize: bool) -> None:
 
 
 def _in_threads(act: Callable[[int], Any], n: int, title: str = "") -> list[Any]:
-    """What `act` gives of 0 to n - 1, by several threads. DamagedData: all files of which it says so.
+    """[act(i) for i in range(n)] in several threads. Raises DamagedData with all files for which `act` raises it.
 
-    what: as `Progress` is told; empty: it takes no time worth a word.
+    title: for `Progress`; empty: no progress is reported.
     """
     say, stop, done_count = _PROGRESS.get(), threading.Event(), 0
     damaged: list[str] = []
@@ -229,7 +229,7 @@ def _in_threads(act: Callable[[int], Any], n: int, title: str = "") -> list[Any]
                 done_count = min(done_count + CHUNK, n)
                 if title:
                     say(title, done_count, n)
-        except BaseException:  # also Ctrl-C: what is under way ends at the next image
+        except BaseException:  # also Ctrl-C: running threads end at the next image
             stop.set()
             pool.shutdown(cancel_futures=True)
             raise
@@ -239,5 +239,5 @@ def _in_threads(act: Callable[[int], Any], n: int, title: str = "") -> list[Any]
     return all_results
 
 
-def _existing(folder: Path) -> Path:
+def _existing_ancestor(folder: Path) -> Path:
     return next(ancestor for ancestor in (folder, *folder.parents) if ancestor.exists())

@@ -1,4 +1,4 @@
-"""Data sets on disk, for the command line: what is there, whether it is whole, and fetching what is published.
+"""Data sets on disk, for the command line: what is there, whether it is complete, and how to fetch it.
 
 Imports neither torch nor numpy; `prepare` imports torchvision once something has to be fetched.
 """
@@ -25,9 +25,9 @@ TIMEOUT = 30  # seconds without a byte from the server
 
 
 def status(root: Path) -> list[dict[str, Any]]:
-    """One row for each set of the catalogue, as `verify` gives it, but images in folders are only counted.
+    """One row for each set of the catalogue, as `verify` returns it, but images in folders are only counted.
 
-    Those of which only a suite says what is read have no row.
+    Sets whose files only a suite names have no row.
     """
     names = [name for name in catalogue.CATALOGUE if name not in catalogue.NAMED_BY_SUITES]
     return [_inspect(name, root, thorough=False) for name in names]
@@ -39,39 +39,39 @@ def weights_status(root: Path) -> list[dict[str, Any]]:
 
 
 def verify(name: str, root: Path) -> dict[str, Any]:
-    """Read all of one set and hold it against its published checksums.
+    """Read all of one set and compare it with its published checksums.
 
     Returns a row: name, title, where (path), state ("complete", "missing", "damaged" or "variant"), message (one
     line), n (images on disk), train and test (images of each as a suite has them by default; None where only reading
     would tell), bytes on disk, fingerprint (None where not all is read at once), files ([{file, expected, found}]).
-    Of CelebA the published zip is hashed; images in a folder are counted, and those of the default split read.
-    SpecError: no such set, or one of which only a suite says what is read. Of published weights a
-    row of `weights_status`.
+    For CelebA, the published zip is hashed, images in a folder are counted, and those of the default split are read.
+    Published weights give a row of `weights_status`. Raises SpecError for an unknown set, or one whose files only a
+    suite names.
     """
     if name in weights.WEIGHTS:
         return weights.status(weights.WEIGHTS[name], root)
     if name in catalogue.NAMED_BY_SUITES:
-        raise SpecError(f"{name}: only a suite says which images; there are no published files to compare with")
+        raise SpecError(f"{name}: only a suite names its images; there are no published files to compare with")
     return _inspect(name, root, thorough=True)
 
 
 def prepare(name: str, root: Path, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Fetch what is missing of one set through torchvision, check it, and return what `verify` says of it.
+    """Fetch the missing files of one set through torchvision, check them, and return the row of `verify`.
 
-    A set that is whole, or a variant of it, is left as it is. `say` is given a line for each file that is fetched.
-    MachineError: a file cannot be fetched or written, or what is there is damaged. SpecError: no such set. Published
-    weights are prepared in the same way.
+    A complete set, or a variant of it, is left as it is. `say` gets a line for each file that is fetched. Published
+    weights are prepared in the same way. Raises MachineError if a file cannot be fetched or written, or if files are
+    damaged, and SpecError for an unknown set.
     """
     if name in weights.WEIGHTS:
         return _prepare_weights(weights.WEIGHTS[name], root, say)
     facts = catalogue.dataset_facts(name)
     if name in catalogue.NAMED_BY_SUITES:
-        raise SpecError(f"{name}: only a suite says which images; nothing to fetch")
+        raise SpecError(f"{name}: only a suite names its images; there is nothing to fetch")
     row = verify(name, root)
     if row["state"] in ("complete", "variant"):
         return row
     archive = catalogue.archive(name)
-    to_fetch = [archive] if archive else [file for file in catalogue.files(name) if not _is_there(name, file, root)]
+    to_fetch = [archive] if archive else [file for file in catalogue.files(name) if not _is_present(name, file, root)]
     if row["state"] == "damaged" and (archive or not to_fetch):
         raise MachineError(f"{row['message']}; move those files away and run 'fatbench data prepare {name}'")
     for file in to_fetch:
@@ -97,8 +97,8 @@ def _prepare_weights(known_weights: weights.Weights, root: Path, say: Callable[[
     return row
 
 
-def _is_there(name: str, file: catalogue.File, root: Path) -> bool:
-    """Whether a published file, or what is made of it, is where the reader looks."""
+def _is_present(name: str, file: catalogue.File, root: Path) -> bool:
+    """Whether a published file, or its unpacked content, is where the reader looks."""
     path = root / file.path
     if name == "svhn":
         from fatbench.data.arrays import svhn_files
@@ -112,9 +112,9 @@ def _is_there(name: str, file: catalogue.File, root: Path) -> bool:
 
 
 def fetch(file: catalogue.File, root: Path) -> None:
-    """Fetch one published file to its place below the root, whole and with the right checksum, or not at all.
+    """Fetch one published file to its place below the root, complete and with the right checksum, or not at all.
 
-    MachineError: no address has it, the checksum is wrong, or it cannot be written.
+    Raises MachineError if no address has it, the checksum is wrong, or it cannot be written.
     """
     target = root / file.path
     try:
@@ -130,10 +130,10 @@ def fetch(file: catalogue.File, root: Path) -> None:
 
 
 def _download(file: catalogue.File, folder: Path) -> str | None:
-    """Try each address in turn. Returns None, or why the last one failed."""
+    """Try each address in turn; None on success, else the reason why the last one failed."""
     try:
         from torchvision.datasets.utils import download_url
-    except Exception as error:  # a torchvision built for another torch raises RuntimeError, and others
+    except Exception as error:  # a torchvision built for another torch raises RuntimeError, among others
         raise MachineError(f"torchvision is needed to fetch files and cannot be imported: {error}") from None
     problem = "no URL is known"
     with _timeout(TIMEOUT):
@@ -141,7 +141,7 @@ def _download(file: catalogue.File, folder: Path) -> str | None:
             try:
                 download_url(url, str(folder), Path(file.path).name, file.md5 or None)
                 return None
-            except Exception as error:  # urllib, http, ssl, gdown and torchvision each have their own
+            except Exception as error:  # urllib, http, ssl, gdown and torchvision raise their own errors
                 lines = str(error).strip().splitlines()
                 problem = lines[0] if lines else type(error).__name__
     return problem
@@ -175,7 +175,7 @@ def _inspect(name: str, root: Path, *, thorough: bool) -> dict[str, Any]:
         "files": [],
     }
     try:
-        folder, n, checks, loaded = _look(name, root, thorough)
+        folder, n, checks, loaded = _read_or_survey(name, root, thorough)
     except Missing as error:
         return row | {"state": "missing", "message": str(error)}
     except MachineError as error:
@@ -199,8 +199,8 @@ def _inspect(name: str, root: Path, *, thorough: bool) -> dict[str, Any]:
     return row
 
 
-def _look(name: str, root: Path, thorough: bool) -> tuple[Path, int, tuple[Check, ...], Loaded | None]:
-    """(where, number of images, checksums, what was loaded). Errors as the readers raise."""
+def _read_or_survey(name: str, root: Path, thorough: bool) -> tuple[Path, int, tuple[Check, ...], Loaded | None]:
+    """(folder, number of images, checksums, the loaded arrays or None). Raises the readers' errors."""
     from fatbench.data import arrays, cifar, folders
     from fatbench.data.common import Check, md5_of
 
@@ -236,7 +236,7 @@ def _look(name: str, root: Path, thorough: bool) -> tuple[Path, int, tuple[Check
 
 
 def _size(name: str, root: Path, folder: Path | None = None) -> int:
-    """Bytes that the files of the set take below the root, or in the folder `folder` they were found."""
+    """Bytes of the set's files below the root, or in the folder `folder` where they were found."""
     if name == "plane":
         return 0
     if name == "digits":
@@ -256,11 +256,11 @@ def _bytes(path: Path) -> int:
     if not path.is_dir():
         return path.stat().st_size if path.is_file() else 0
     with os.scandir(path) as entries:
-        return sum(map(_entry, entries))
+        return sum(map(_entry_bytes, entries))
 
 
-def _entry(entry: os.DirEntry[str]) -> int:
+def _entry_bytes(entry: os.DirEntry[str]) -> int:
     try:
         return _bytes(Path(entry.path)) if entry.is_dir() else entry.stat().st_size
-    except OSError:  # a link to itself, or to nothing
+    except OSError:  # a broken link, or one to itself
         return 0

@@ -1,4 +1,4 @@
-"""Sets that are folders of images: any image folder, CINIC-10, CelebA with LEAF's split."""
+"""Data sets in folders of images: any image folder, CINIC-10, CelebA with LEAF's split."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from fatbench.data.common import (
     parsing,
     read_bytes,
     reading,
-    unpacked,
+    unpack,
 )
 from fatbench.suite.first_images import First
 
 
-def mixed(classes: Mapping[str, Sequence[Path]], order: Sequence[str]) -> tuple[list[Path], Labels]:
-    """The files of all classes and the number of each one's class, in the order of a hash of class and file name.
+def hash_order(classes: Mapping[str, Sequence[Path]], order: Sequence[str]) -> tuple[list[Path], Labels]:
+    """(files, labels) of all classes, ordered by a hash of class and file name.
 
-    So the order is the same everywhere, and the first n images are a fair sample of the classes.
+    So the order is the same on every machine, and the first n images are a fair sample of the classes.
     """
     rows = [
         (hashlib.blake2b(f"{name}/{file.name}".encode()).digest(), file, number)
@@ -45,8 +45,8 @@ def mixed(classes: Mapping[str, Sequence[Path]], order: Sequence[str]) -> tuple[
     return [file for _, file, _ in rows], np.array([number for _, _, number in rows], dtype=np.int64)
 
 
-def listed(folder: Path) -> dict[str, list[Path]]:
-    """The images of each class folder. DamagedData: there is no such folder."""
+def class_folders_of(folder: Path) -> dict[str, list[Path]]:
+    """{class: its image files}. Raises DamagedData if the folder is missing."""
     with reading(folder):
         return catalogue.class_folders(folder)
 
@@ -55,26 +55,28 @@ def listed(folder: Path) -> dict[str, list[Path]]:
 
 
 def load_image_folder(root: Path, path: str, size: int, first: First) -> Loaded:
-    """path/train/<class>/* and path/test/<class>/*, `path` absolute or below the root; first: how many of each."""
+    """path/train/<class>/* and path/test/<class>/*, `path` absolute or below the root; first: as in `_decode_first`."""
     folder = Path(root, Path(path).expanduser())
     if not folder.is_dir():
         raise Missing(f"data: {{name: image_folder, path: {path}}}: no such folder: {folder} (below --data)")
-    train, test = listed(folder / "train"), listed(folder / "test")
+    train, test = class_folders_of(folder / "train"), class_folders_of(folder / "test")
     if len(train) < 2:
         raise DamagedData(f"{folder / 'train'} has {len(train)} class folders, at least 2 are needed")
-    if strangers := sorted(set(test) - set(train)):
-        raise DamagedData(f"{folder / 'test' / strangers[0]}: '{strangers[0]}' is not a class in {folder / 'train'}")
+    if unknown_classes := sorted(set(test) - set(train)):
+        raise DamagedData(
+            f"{folder / 'test' / unknown_classes[0]}: '{unknown_classes[0]}' is not a class in {folder / 'train'}"
+        )
     for name, files in train.items():
         if not files:
             raise DamagedData(f"{folder / 'train' / name} holds no images")
-    train_files, train_labels = mixed(train, list(train))
-    test_files, test_labels = mixed(test, list(train))
+    train_files, train_labels = hash_order(train, list(train))
+    test_files, test_labels = hash_order(test, list(train))
     if not test_files:
         raise DamagedData(f"{folder / 'test'} holds no images")
-    return _decoded(folder, (train_files, test_files), (train_labels, test_labels), len(train), first, size)
+    return _decode_first(folder, (train_files, test_files), (train_labels, test_labels), len(train), first, size)
 
 
-def _decoded(
+def _decode_first(
     folder: Path,
     files: tuple[Sequence[Path], Sequence[Path]],
     labels: tuple[Labels, Labels],
@@ -83,7 +85,7 @@ def _decoded(
     size: int,
     resize: bool = True,
 ) -> Loaded:
-    """The first training and test images of a folder; of the others only the number is known."""
+    """The first training and test images of a folder; the others are only counted."""
     train_labels, test_labels = (split_labels[:n] for split_labels, n in zip(labels, first, strict=True))
     decoded_images = decoded.decode(
         [split_labels[:n] for split_labels, n in zip(files, first, strict=True)], size, resize=resize
@@ -95,7 +97,7 @@ def _decoded(
         test_images=decoded_images.parts[1],
         test_labels=test_labels,
         classes=classes,
-        gaps=True,  # the folders say what classes there are
+        gaps=True,  # the folders name the classes
         counts=(len(files[0]), len(files[1])),
         sha256=decoded.fingerprint(decoded_images, classes, train_labels, test_labels),
         decoded=decoded_images,
@@ -108,38 +110,38 @@ CINIC_SPLITS = ("train", "valid", "test")
 
 
 def cinic_folder(root: Path) -> Path:
-    """The folder that holds train, valid and test, the archive unpacked first where only that is there."""
+    """The folder with train, valid and test; the archive is unpacked first if the folder is missing."""
 
     def target_of(parts: tuple[str, ...]) -> tuple[str, ...] | None:
         split, name, file = parts[-3:] if len(parts) >= 3 else ("", "", "")
         wanted = split in CINIC_SPLITS and name in catalogue.CINIC_CLASSES and file.endswith(".png")
         return (split, name, file) if wanted else None
 
-    return unpacked("cinic10", root, target_of)
+    return unpack("cinic10", root, target_of)
 
 
 def cinic_files(folder: Path, split: str) -> dict[str, list[Path]]:
-    """The files of one split by class. DamagedData: other classes than the ten."""
-    classes = listed(folder / split)
+    """{class: files} of one split. Raises DamagedData for other classes than the ten."""
+    classes = class_folders_of(folder / split)
     if set(classes) != set(catalogue.CINIC_CLASSES):
-        odd = sorted(set(classes) ^ set(catalogue.CINIC_CLASSES))[0]
-        problem = "is missing" if odd in catalogue.CINIC_CLASSES else "is not a class of CINIC-10"
-        raise DamagedData(f"{folder / split / odd} {problem}")
+        unexpected = sorted(set(classes) ^ set(catalogue.CINIC_CLASSES))[0]
+        problem = "is missing" if unexpected in catalogue.CINIC_CLASSES else "is not a class of CINIC-10"
+        raise DamagedData(f"{folder / split / unexpected} {problem}")
     return classes
 
 
 def load_cinic(root: Path, enlarge: bool, first: First = (None, None)) -> Loaded:
-    """CINIC-10; the training set is train, with `enlarge` train and valid. first: how many of each are decoded."""
+    """CINIC-10; with `enlarge`, the training set is train and valid. first: as in `_decode_first`."""
     folder = cinic_folder(root)
     order = catalogue.CINIC_CLASSES
     split_files = [
-        mixed(cinic_files(folder, split), order) for split in (("train", "valid") if enlarge else ("train",))
+        hash_order(cinic_files(folder, split), order) for split in (("train", "valid") if enlarge else ("train",))
     ]
     train_files = [file for files, _ in split_files for file in files]
-    test_files, test_labels = mixed(cinic_files(folder, "test"), order)
+    test_files, test_labels = hash_order(cinic_files(folder, "test"), order)
     train_labels = np.concatenate([labels for _, labels in split_files])
     files, labels = (train_files, test_files), (train_labels, test_labels)
-    return _decoded(folder, files, labels, len(order), first, 32, resize=False)
+    return _decode_first(folder, files, labels, len(order), first, 32, resize=False)
 
 
 def survey_cinic(root: Path) -> tuple[Path, int]:
@@ -156,8 +158,8 @@ def survey_cinic(root: Path) -> tuple[Path, int]:
 
 # --- CelebA -------------------------------------------------------------------------------------------------------
 
-Shots = list[tuple[str, int]]  # one celebrity's images in order: (file name, 1 where it smiles, else 0)
-Celebrities = dict[int, Shots]
+Shots = list[tuple[str, int]]  # one celebrity's images in order: (file name, 1 if smiling else 0)
+Celebrities = dict[int, Shots]  # {celebrity's number: their images}
 
 LISTS = ("identity_CelebA.txt", "list_attr_celeba.txt")
 IMAGES = "img_align_celeba"
@@ -175,9 +177,9 @@ def load_celeba(root: Path, split: str, sample: float, least: int, seed: int) ->
         celebrities, checks = read_lists(base)
         train, test = leaf_recipe(celebrities, sample, least, seed)
     with celeba_images(base) as (image_folder, fetch):
-        train_files, train_labels, writers = _rows(train, image_folder)
-        test_files, test_labels, test_writers = _rows(test, image_folder)
-        # LEAF: PIL's default filter, nearest until Pillow 7 and bicubic since / here: bicubic.
+        train_files, train_labels, writers = _files_and_labels(train, image_folder)
+        test_files, test_labels, test_writers = _files_and_labels(test, image_folder)
+        # LEAF uses PIL's default filter, nearest until Pillow 7 and bicubic since; here bicubic
         decoded_images = decoded.decode((train_files, test_files), 84, fetch=fetch)
         return Loaded(
             where=base,
@@ -195,7 +197,7 @@ def load_celeba(root: Path, split: str, sample: float, least: int, seed: int) ->
 
 
 def celeba_folder(root: Path) -> Path:
-    """root/celeba. Missing: there is none."""
+    """root/celeba. Raises Missing if there is none."""
     base = root / catalogue.dataset_facts("celeba").folder
     if not base.is_dir():
         raise missing_error("celeba", root, base)
@@ -203,12 +205,12 @@ def celeba_folder(root: Path) -> Path:
 
 
 def celeba_split(base: Path) -> str:
-    """Which `split` the files at hand are for: "json" where LEAF's own split is there, else "recipe"."""
+    """The `split` that the files are for: "json" if LEAF's own split is there, else "recipe"."""
     return "recipe" if _find(base, "train") is None else "json"
 
 
 def _find(base: Path, name: str) -> Path | None:
-    """`name` where torchvision or LEAF keep it: in celeba, celeba/raw, celeba/data or celeba/data/raw."""
+    """The path of `name` where torchvision or LEAF store it: celeba, celeba/raw, celeba/data or celeba/data/raw."""
     folders = (base, base / "raw", base / "data", base / "data" / "raw")
     return next((folder / name for folder in folders if (folder / name).exists()), None)
 
@@ -218,7 +220,7 @@ def _json_files(base: Path, split_name: str) -> list[Path]:
     files = sorted(folder.glob("*.json")) if folder is not None else []
     if not files:
         raise DamagedData(
-            f"{folder or base / split_name}: LEAF's {split_name}/*.json is missing (made by its preprocess.sh)"
+            f"{folder or base / split_name}: LEAF's {split_name}/*.json is missing (its preprocess.sh writes it)"
         )
     return files
 
@@ -284,8 +286,8 @@ def leaf_recipe(celebrities: Celebrities, sample: float, least: int, seed: int) 
     Celebrities with fewer than `least` images are left out; the others are shuffled and taken until `sample` of all
     images is reached (the last one only in part, and left out if fewer than `least` remain); 0.9 of each one's images,
     rounded down, train. Source: LEAF, data/utils/{sample,remove_users,split_data}.py with --smplseed and --spltseed
-    equal to `seed`. LEAF without these flags draws unseeded, so no published split can be had from its recipe alone.
-    DamagedData: nothing is left.
+    equal to `seed`. Without these flags LEAF draws unseeded, so its recipe alone reproduces no published split. Raises
+    DamagedData if no celebrity is left.
     """
     eligible = {celebrity: shots for celebrity, shots in celebrities.items() if len(shots) >= least}
     images_wanted = int(sample * sum(map(len, eligible.values())))
@@ -318,8 +320,8 @@ def leaf_recipe(celebrities: Celebrities, sample: float, least: int, seed: int) 
     return train, test
 
 
-def _rows(celebrities: Celebrities, image_folder: Path) -> tuple[list[Path], Labels, Labels]:
-    """Files, labels and celebrities, one row an image, celebrity after celebrity."""
+def _files_and_labels(celebrities: Celebrities, image_folder: Path) -> tuple[list[Path], Labels, Labels]:
+    """(files, labels, celebrities), one for each image, celebrity after celebrity."""
     rows = [(name, smile, celebrity) for celebrity, shots in celebrities.items() for name, smile in shots]
     labels, writers = (np.array([row[column] for row in rows], dtype=np.int64) for column in (1, 2))
     return [image_folder / name for name, _, _ in rows], labels, writers
@@ -327,13 +329,13 @@ def _rows(celebrities: Celebrities, image_folder: Path) -> tuple[list[Path], Lab
 
 @contextmanager
 def celeba_images(base: Path) -> Iterator[tuple[Path, Callable[[Path], bytes]]]:
-    """(folder or zip file of the aligned images, function from a path below it to the file's bytes)."""
+    """A context with (folder or zip file of the aligned images, function from a path below it to the bytes)."""
     folder, packed = _find(base, IMAGES), _find(base, f"{IMAGES}.zip")
     if folder is not None:
         yield folder, read_bytes
         return
     if packed is None:
-        raise DamagedData(f"{base / IMAGES} is missing, and so is {base / IMAGES}.zip")
+        raise DamagedData(f"{base / IMAGES} and {base / IMAGES}.zip are missing")
     with reading(packed), parsing(packed, "a zip file"):
         archive = zipfile.ZipFile(packed)
 

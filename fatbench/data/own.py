@@ -1,4 +1,4 @@
-"""Data of a plug-in: arrays made into a `Dataset`, and its function called so that a mistake in it is a message."""
+"""Data sets of plug-ins: makes arrays a `Dataset`, and turns errors in a plug-in's function into one message."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from fatbench.data import Dataset
-from fatbench.data.common import Images, Labels, Loaded, finish, question, reason
+from fatbench.data.common import Images, Labels, Loaded, find_doubts, finish, reason
 from fatbench.errors import FatbenchError, MachineError, SpecError
 from fatbench.suite import calls, facts
 from fatbench.suite.first_images import First
 
-ROUNDINGS = 8  # of a float in [0, 1], that normalising and back again may add
+ROUNDINGS = 8  # units of rounding that floats may leave [0, 1] by, after normalising and back
 
 
 def dataset(
@@ -32,10 +32,9 @@ def dataset(
 ) -> Dataset:
     """A data set of arrays or tensors, for a plug-in's table DATASETS.
 
-    x, x_test: images (N, C, H, W), (N, H, W, C) or (N, H, W), uint8 or floats in [0, 1], which are rounded to 1/255;
-    a float may lie outside by a rounding.
-    y, y_test: the class of each, 0 to classes - 1. classes: by default one more than the largest label. writers: whose
-    example each is, of the training and of the test images. SpecError: arrays that are none of this.
+    x, x_test: images (N, C, H, W), (N, H, W, C) or (N, H, W), uint8 or floats in [0, 1] up to rounding, which are
+    rounded to 1/255. y, y_test: the class of each, 0 to classes - 1. classes: by default the largest label plus one.
+    writers: the person behind each training and each test image. Raises SpecError for any other arrays.
 
     >>> import numpy, fatbench
     >>> mine = fatbench.dataset(numpy.zeros((4, 8, 8)), [0, 1, 2, 1], numpy.ones((2, 8, 8)), [0, 2], name="mine")
@@ -50,28 +49,28 @@ def dataset(
         if len(a) != len(b) or not len(a):
             raise SpecError(f"{name}: {axes}: {len(a)} images and {len(b)} labels")
     largest = int(max(labels.max(), test_labels.max()))
-    given_none = classes is None
+    classes_not_given = classes is None
     classes = largest + 1 if classes is None else classes
     smallest = int(min(labels.min(), test_labels.min()))
     if smallest < 0:
         raise SpecError(f"{name}: labels begin at 0, the smallest is {smallest}")
     if largest >= classes:
         raise SpecError(f"{name}: labels must be 0 to {classes - 1}, the largest is {largest}")
-    if given_none and not (labels == 0).any():
+    if classes_not_given and not (labels == 0).any():
         raise SpecError(f"{name}: y: labels begin at 0, the smallest is {labels.min()} (classes={classes} allows it)")
-    of_train, of_test = writers or (None, None)
+    train_writers, test_writers = writers or (None, None)
     loaded = Loaded(
         Path(name), train_images, labels, test_images, test_labels, classes,
-        writers=None if of_train is None else _labels(name, "writers", of_train),
-        test_writers=None if of_test is None else _labels(name, "writers", of_test),
-        gaps=not given_none,
+        writers=None if train_writers is None else _labels(name, "writers", train_writers),
+        test_writers=None if test_writers is None else _labels(name, "writers", test_writers),
+        gaps=not classes_not_given,
     )  # fmt: skip
     return finish(name, None, loaded)
 
 
-def images(name: str, axis: str, given: Any) -> Images:
-    """Images as they are stored, uint8 (N, C, H, W). SpecError: they are not what `dataset` takes."""
-    array = np.asarray(given)
+def images(name: str, axis: str, values: Any) -> Images:
+    """Images as uint8 (N, C, H, W). Raises SpecError for what `dataset` does not accept."""
+    array = np.asarray(values)
     if array.ndim == 3:
         array = array[:, None]
     if array.ndim != 4:
@@ -93,7 +92,7 @@ def images(name: str, axis: str, given: Any) -> Images:
 def _labels(name: str, axis: str, labels: Any) -> Labels:
     array = np.asarray(labels)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise SpecError(f"{name}: {axis}: expected whole numbers (N,), got {array.dtype} {array.shape}")
+        raise SpecError(f"{name}: {axis}: expected integers (N,), got {array.dtype} {array.shape}")
     return array.astype(np.int64)
 
 
@@ -102,9 +101,10 @@ def _size(images: Images) -> str:
 
 
 def load(spec: Mapping[str, Any], root: Path, first: First = (None, None)) -> Dataset:
-    """The data set of a canonical mapping. SpecError: what a plug-in's function raises, with its line, or returns.
+    """The data set of a canonical mapping.
 
-    first: how many training and test images are wanted; a reader that cannot read less gives all.
+    first: the number of training and test images wanted; a reader that cannot read fewer returns all. Raises SpecError,
+    with the line, for an error in a plug-in's function or a wrong result.
     """
     plugin = calls.call("Data", spec).signature.plugin
     try:
@@ -116,8 +116,8 @@ def load(spec: Mapping[str, Any], root: Path, first: First = (None, None)) -> Da
         data = facts.of_data(spec)
         has_size = data.train and data.side and data.channels
         size = (data.train or 0) + (data.test or 0)
-        of = f", {size:,} images, {size * data.channels * data.side**2 / 1e9:.2g} GB" if has_size else ""  # type: ignore
-        raise MachineError(f"data: {spec['name']}{of}: out of memory ({reason(error)})") from None
+        size_text = f", {size:,} images, {size * data.channels * data.side**2 / 1e9:.2g} GB" if has_size else ""  # type: ignore
+        raise MachineError(f"data: {spec['name']}{size_text}: out of memory ({reason(error)})") from None
     except Exception as error:
         if plugin is None:
             raise
@@ -131,6 +131,6 @@ def load(spec: Mapping[str, Any], root: Path, first: First = (None, None)) -> Da
         raise SpecError(
             f"data: {spec['name']} returned a {type(loaded).__name__}, not a Dataset; fatbench.dataset(...) makes one"
         )
-    if plugin is not None:  # which may have made its Dataset without `finish`
-        return replace(loaded, doubts=question(f"data: {spec['name']}: {plugin}", loaded))
+    if plugin is not None:  # it may have built its Dataset without `finish`
+        return replace(loaded, doubts=find_doubts(f"data: {spec['name']}: {plugin}", loaded))
     return loaded

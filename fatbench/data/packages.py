@@ -1,4 +1,4 @@
-"""Data sets that other packages read: a class of torchvision.datasets, or what the package `datasets` loads."""
+"""Data sets that other packages read: classes of torchvision.datasets, and the package `datasets`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fatbench.suite.first_images import First
 if TYPE_CHECKING:
     from PIL import Image
 
-EVERY = 5  # of a set that is published in one piece, every fifth image of a class is a test image, as of `digits`
+EVERY = 5  # without published splits, every fifth image of a class is a test image, as in `digits`
 
 
 ALL: First = (None, None)
@@ -32,67 +32,74 @@ def load_torchvision(
     settings: Mapping[str, Any],
     first: First = ALL,
 ) -> Loaded:
-    """The arrays of a class of torchvision.datasets. SpecError: no such class or setting; MachineError: unreadable.
+    """The arrays of a class of torchvision.datasets.
 
-    first: how many training and test images are decoded, of a class that says its labels without its images.
+    first: the number of training and test images to decode, if the class gives labels without decoding images. Raises
+    SpecError for an unknown class or setting, and MachineError if it cannot be read.
     """
     from torchvision import datasets
 
     if dataset not in datasets.__all__:
         raise SpecError(f"torchvision has no data set '{dataset}'{did_you_mean(dataset, datasets.__all__)}")
-    kind = getattr(datasets, dataset)
-    takes = _parameters(kind)
-    if unknown := [key for key in settings if key not in takes]:
-        raise SpecError(f"torchvision's {dataset} has no setting '{unknown[0]}'{did_you_mean(unknown[0], takes)}")
+    dataset_class = getattr(datasets, dataset)
+    class_parameters = _parameters(dataset_class)
+    if unknown := [key for key in settings if key not in class_parameters]:
+        raise SpecError(
+            f"torchvision's {dataset} has no setting '{unknown[0]}'{did_you_mean(unknown[0], class_parameters)}"
+        )
     choices: tuple[dict[str, Any], ...] = ({},)
-    if "train" in takes:
+    if "train" in class_parameters:
         choices = ({"train": True}, {"train": False})
-    elif "split" in takes:
+    elif "split" in class_parameters:
         choices = ({"split": splits[0]}, {"split": splits[1]})
     if taken_settings := [key for key in settings if key in choices[0]]:
         advice = "by train_split and test_split" if taken_settings == ["split"] else "as training and test images"
         raise SpecError(
-            f"data: '{taken_settings[0]}' is set here: both parts of torchvision's {dataset} are read, {advice}"
+            f"data: do not set '{taken_settings[0]}': both parts of torchvision's {dataset} are read, {advice}"
         )
-    arguments = {**settings, **({"root": str(root)} if "root" in takes else {})}
-    if "loader" in takes:
-        arguments.setdefault("loader", _opened)
-    for key, parameter in takes.items():
+    arguments = {**settings, **({"root": str(root)} if "root" in class_parameters else {})}
+    if "loader" in class_parameters:
+        arguments.setdefault("loader", _open_image)
+    for key, parameter in class_parameters.items():
         if parameter.default is parameter.empty and key not in {*arguments, *choices[0]}:
-            choices_text = f" ({', '.join(kind.splits)})" if key == "split" and hasattr(kind, "splits") else ""
+            choices_text = (
+                f" ({', '.join(dataset_class.splits)})" if key == "split" and hasattr(dataset_class, "splits") else ""
+            )
             raise SpecError(f"data: torchvision's {dataset} needs the setting '{key}'{choices_text}")
     advice = f"to fetch it: python -c \"from torchvision import datasets; datasets.{dataset}('{root}', download=True)\""
-    with _of("torchvision", dataset, f" ({advice})" if "download" in takes else ""):
-        examples = [kind(**arguments, **choice) for choice in choices]
+    with _errors_of_package("torchvision", dataset, f" ({advice})" if "download" in class_parameters else ""):
+        examples = [dataset_class(**arguments, **choice) for choice in choices]
         labels = None if first == ALL else _labels_of(examples)
         if labels is not None:
-            loaded = _of_first(dataset, labels, first, lambda part, rows: _of_class(examples[part], size, grey, rows))
+            loaded = _load_first(
+                dataset, labels, first, lambda part, rows: _class_arrays(examples[part], size, grey, rows)
+            )
             if loaded is not None:
                 return loaded
-        splits_read = [_of_class(one, size, grey) for one in examples]
-    return _loaded(f"torchvision's {dataset}", splits_read)
+        splits_read = [_class_arrays(split_examples, size, grey) for split_examples in examples]
+    return _load_all(f"torchvision's {dataset}", splits_read)
 
 
-def _parameters(kind: type) -> dict[str, inspect.Parameter]:
-    """What a class takes by name, with what it hands on to its bases: EMNIST's `train` is MNIST's."""
-    takes: dict[str, inspect.Parameter] = {}
-    for base in kind.__mro__:
+def _parameters(dataset_class: type) -> dict[str, inspect.Parameter]:
+    """The named parameters of a class and, if it passes on **kwargs, of its bases: EMNIST's `train` is MNIST's."""
+    parameters_by_name: dict[str, inspect.Parameter] = {}
+    for base in dataset_class.__mro__:
         own_parameters = inspect.signature(base).parameters.values() if "__init__" in vars(base) else ()
-        takes = {
+        parameters_by_name = {
             **{
                 parameter.name: parameter
                 for parameter in own_parameters
                 if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             },
-            **takes,
+            **parameters_by_name,
         }
         if own_parameters and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own_parameters):
             break
-    return takes
+    return parameters_by_name
 
 
-def _opened(path: str) -> Image.Image:
-    """The image of a file in the mode that it has: torchvision's own loader makes 16 bits black and white."""
+def _open_image(path: str) -> Image.Image:
+    """A file's image in its own mode; torchvision's loader would turn 16 bits into black and white."""
     from PIL import Image
 
     with Image.open(path) as image:
@@ -100,42 +107,42 @@ def _opened(path: str) -> Image.Image:
     return image
 
 
-def _of_class(examples: Any, size: int, grey: bool, rows: Iterable[int] | None = None) -> tuple[Images, Labels]:
-    """The examples at these rows, None: all."""
+def _class_arrays(examples: Any, size: int, grey: bool, rows: Iterable[int] | None = None) -> tuple[Images, Labels]:
+    """The arrays of the examples at `rows`; None: all."""
     chosen = examples if rows is None else (examples[int(i)] for i in rows)
     images, labels = _arrays(chosen, size, grey)
     return images, labels - _offset(examples)
 
 
 def _offset(examples: Any) -> int:
-    """The lowest label: EMNIST's letters begin at 1."""
+    """The lowest label: EMNIST's letters start at 1."""
     return int((getattr(examples, "classes", None) or [None])[0] == "N/A")
 
 
 def _labels_of(parts: Sequence[Any]) -> list[Labels] | None:
-    """The labels of all examples as torchvision's classes keep them beside the images; None: one does not."""
-    found = []
+    """The labels of all parts, as torchvision's classes store them beside the images; None if one does not."""
+    labels_by_part = []
     for examples in parts:
         labels: Any
         pairs = getattr(examples, "_samples", [])
-        kept = [getattr(examples, name, None) for name in ("targets", "labels", "_labels")]
-        for labels in (*kept, [pair[-1] for pair in pairs if isinstance(pair, tuple)]):
+        attributes = [getattr(examples, name, None) for name in ("targets", "labels", "_labels")]
+        for labels in (*attributes, [pair[-1] for pair in pairs if isinstance(pair, tuple)]):
             with suppress(TypeError, ValueError):
                 if len(labels) == len(examples):
-                    found.append(as_labels(labels) - _offset(examples))
+                    labels_by_part.append(as_labels(labels) - _offset(examples))
                     break
-    return found if len(found) == len(parts) else None
+    return labels_by_part if len(labels_by_part) == len(parts) else None
 
 
-def _of_first(
+def _load_first(
     source: str, labels: Sequence[Labels], first: First, read: Callable[[int, Any], tuple[Images, Labels]]
 ) -> Loaded | None:
-    """The first training and test images of a set whose `labels` are known by part; None: the images have others.
+    """The first training and test images of a set whose labels are known by part; None if the images have others.
 
-    read(part, rows): the examples of a part at these rows, in their order.
+    read(part, rows): the examples of a part at these rows, in this order.
     """
     arrays = []
-    for (split_name, order), n in zip(_in_order(labels), first, strict=True):
+    for (split_name, order), n in zip(_fair_splits(labels), first, strict=True):
         rows = np.arange(len(labels[split_name]))[order][:n]
         arrays.append(read(split_name, rows))
         if not np.array_equal(arrays[-1][1], labels[split_name][rows]):
@@ -153,16 +160,17 @@ def load_huggingface(
     columns: tuple[str, str],
     first: First = ALL,
 ) -> Loaded:
-    """The arrays of a Hugging Face data set: a name of the hub, or a folder that `save_to_disk` wrote. MachineError.
+    """The arrays of a Hugging Face data set: a name on the hub, or a folder written by `save_to_disk`.
 
-    first: how many training and test images are decoded; the labels are all read, for a fair order.
+    first: the number of training and test images to decode; all labels are read, for a fair order. Raises MachineError
+    if it cannot be read, and SpecError for an unknown split or column.
     """
     try:
         import datasets
     except ImportError:
-        raise MachineError("data: huggingface needs a package: pip install datasets") from None
+        raise MachineError("data: huggingface needs the package datasets: pip install datasets") from None
     is_folder = Path(dataset).is_dir()
-    with _of("the package datasets", dataset):
+    with _errors_of_package("the package datasets", dataset):
         splits_by_name = datasets.load_from_disk(dataset) if is_folder else datasets.load_dataset(dataset, config)
         names = list(splits_by_name)
     for split in splits:
@@ -173,7 +181,7 @@ def load_huggingface(
         if column not in splits_by_name[splits[0]].column_names:
             names = splits_by_name[splits[0]].column_names
             raise SpecError(f"data: {dataset} has no column '{column}'{did_you_mean(column, names)}")
-    with _of("the package datasets", dataset):
+    with _errors_of_package("the package datasets", dataset):
         arrays_by_split = [splits_by_name[split] for split in splits]
 
         def read(part: int, rows: Any = None) -> tuple[Images, Labels]:
@@ -181,16 +189,16 @@ def load_huggingface(
             return _arrays(((row[image], row[label]) for row in chosen), size, grey)
 
         if first != ALL:
-            loaded = _of_first(dataset, [np.asarray(part[label]) for part in arrays_by_split], first, read)
+            loaded = _load_first(dataset, [np.asarray(part[label]) for part in arrays_by_split], first, read)
             if loaded is not None:
                 return loaded
         arrays = [read(0), read(1)]
-    return _loaded(dataset, arrays)
+    return _load_all(dataset, arrays)
 
 
 @contextmanager
-def _of(package: str, dataset: str, hint: str = "") -> Iterator[None]:
-    """One message of whatever another package raises."""
+def _errors_of_package(package: str, dataset: str, hint: str = "") -> Iterator[None]:
+    """Raise one clear message for any error of another package."""
     try:
         yield
     except FatbenchError:
@@ -200,16 +208,16 @@ def _of(package: str, dataset: str, hint: str = "") -> Iterator[None]:
 
 
 def _arrays(examples: Iterable[tuple[Any, Any]], size: int, grey: bool) -> tuple[Images, Labels]:
-    """Examples as arrays (N, C, size, size) and (N,). ValueError: something that is no image or no class."""
+    """Examples as arrays (N, C, size, size) and (N,). Raises ValueError for a label that is no integer."""
     from PIL import Image
 
     images, labels = [], []
     for image, label in examples:
-        picture = image if isinstance(image, Image.Image) else Image.fromarray(np.asarray(image))
-        picture = eight_bits(picture, "L" if grey else "RGB")
-        if picture.size != (size, size):
-            picture = picture.resize((size, size), Image.Resampling.BICUBIC)
-        pixels = np.asarray(picture)
+        pil_image = image if isinstance(image, Image.Image) else Image.fromarray(np.asarray(image))
+        pil_image = eight_bits(pil_image, "L" if grey else "RGB")
+        if pil_image.size != (size, size):
+            pil_image = pil_image.resize((size, size), Image.Resampling.BICUBIC)
+        pixels = np.asarray(pil_image)
         images.append(pixels[None] if grey else pixels.transpose(2, 0, 1))
         if int(label) != label:
             raise ValueError(f"a label is {label!r}, not the number of a class")
@@ -217,20 +225,20 @@ def _arrays(examples: Iterable[tuple[Any, Any]], size: int, grey: bool) -> tuple
     return np.ascontiguousarray(np.stack(images)), np.array(labels, np.int64)
 
 
-def _loaded(source: str, arrays_by_split: Sequence[tuple[Images, Labels]]) -> Loaded:
-    """All images of a set."""
+def _load_all(source: str, arrays_by_split: Sequence[tuple[Images, Labels]]) -> Loaded:
+    """All training and test images of a set."""
     (train_images, train_labels), (test_images, test_labels) = (
-        (arrays_by_split[split_arrays][0][order], arrays_by_split[split_arrays][1][order])
-        for split_arrays, order in _in_order([labels for _, labels in arrays_by_split])
+        (arrays_by_split[part][0][order], arrays_by_split[part][1][order])
+        for part, order in _fair_splits([labels for _, labels in arrays_by_split])
     )
     classes = int(max(train_labels.max(), test_labels.max())) + 1
     return Loaded(Path(source), train_images, train_labels, test_images, test_labels, classes)
 
 
-def _in_order(labels: Sequence[Labels]) -> list[tuple[int, Any]]:
-    """Of training and test images the part they are in, and their index there, so that the first n are a fair sample.
+def _fair_splits(labels: Sequence[Labels]) -> list[tuple[int, Any]]:
+    """[(part, index)] of the training and of the test images, in an order whose first n are a fair sample.
 
-    The one part of a set is cut in two.
+    A set with only one part is split in two.
     """
     if len(labels) == 1:
         test = np.zeros(len(labels[0]), bool)

@@ -1,8 +1,7 @@
 """Accuracy under attack, kept per example: which of n images a model still classifies correctly.
 
-Bits are True where the model is right on the attacked image (`outcomes.is_correct`). The outcome is always taken in
-float32,
-whatever the precision of the attack, so a low-precision success that float32 does not confirm is not counted.
+Bits are True where the model classifies the attacked image correctly (`outcomes.is_correct`). This is decided in
+float32, whatever the precision of the attack, so a success that float32 does not confirm is not counted.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ def natural(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) 
 
 
 class Chunk(NamedTuple):
-    """Images in a row that were judged: where they begin, and of each what is kept, on the CPU."""
+    """The outcomes of consecutive images, on the CPU."""
 
-    first: int
+    first: int  # position of the first image
     correct: Tensor  # (b,) bool
     losses: Tensor  # (b,) float64, cross-entropy
     seen: Seen
@@ -49,12 +48,12 @@ def attack_in_chunks(
     start: int = 0,
     origin: tuple[Problem, Tensors] | None = None,
 ) -> Iterator[Chunk]:
-    """Chunks of `batch` images from `start` on.
+    """Attack the images from `start` on, `batch` at a time, and yield the outcomes of each chunk.
 
     images (n, C, H, W) uint8, labels (n,). The attack's randomness is keyed by `key` and the chunk's first image, so
-    a stage that was interrupted goes on as if it had not been. origin: the model that the attack is computed on, where
-    it is another; its problem has its own network. An attack may ask for `index` (B,) int64, the positions of its
-    images among `images`. It may leave the model in the mode in which that is to predict: a call begins with `eval()`.
+    an interrupted stage continues as if it had never stopped. origin: the model that the attack is computed on, if it
+    is another; its problem has its own network. An attack may ask for `index` (B,) int64, the positions of its images
+    among `images`. It may switch the model to another mode, in which the model then predicts.
     """
     model = load(problem, state).eval()
     computed_on = model if origin is None else load(*origin).eval()
@@ -71,7 +70,7 @@ def attack_in_chunks(
         yield Chunk(offset, is_correct(logits, y).cpu(), losses, Seen.of(logits, x, adversarial, attack_ball))
 
 
-def judged(
+def outcomes_of(
     problem: Problem,
     state: Tensors,
     images: Tensor,
@@ -81,7 +80,7 @@ def judged(
     *,
     batch: int = 500,
 ) -> Chunk:
-    """All images (n, C, H, W) uint8 under the attack, `batch` at a time."""
+    """The outcomes of all images (n, C, H, W) uint8 under the attack, `batch` at a time."""
     _, correct, losses, observations = zip(
         *attack_in_chunks(problem, state, images, labels, attack, key, batch=batch), strict=True
     )
@@ -99,22 +98,22 @@ def accuracy(
     batch: int = 500,
 ) -> tuple[Tensor, float]:
     """(which images are classified correctly under the attack, (n,) bool on the CPU; their mean cross-entropy)."""
-    judgement = judged(problem, state, images, labels, attack, key, batch=batch)
+    judgement = outcomes_of(problem, state, images, labels, attack, key, batch=batch)
     return judgement.correct, float(judgement.losses.mean())
 
 
 def most_frequent(labels: Tensor) -> Tensor:
-    """Which labels (n,) a model gets right that always answers with the most frequent one: (n,) bool on the CPU."""
+    """Which labels (n,) are the most frequent one, (n,) bool on the CPU: the outcome of a model that always says it."""
     return (labels == labels.bincount().argmax()).cpu()
 
 
 def models_of(model: Tensors, client_tensors: Mapping[int, Tensors]) -> dict[int, Tensors]:
-    """The models that stand for a round, by client; the one global model as {-1: model}."""
+    """{client: its model} of a round; {-1: model} if there is one global model."""
     return {k: {**model, **tensors} for k, tensors in sorted(client_tensors.items())} or {-1: model}
 
 
 def of_client(k: int) -> tuple[int, ...]:
-    """The client of `models_of` in the key of a random stream; nothing for the one global model."""
+    """A client of `models_of` as part of a random stream's key; empty for the global model."""
     return (k,) if k >= 0 else ()
 
 
@@ -130,33 +129,32 @@ def edge_accuracy(problem: Problem, state: Tensors, images: Tensor, labels: Tens
 
 
 def zero_gradients(problem: Problem, state: Tensors, images: Tensor, labels: Tensor, batch: int = 500) -> float:
-    """The fraction of images (n, C, H, W) uint8 whose loss has no gradient: gradient attacks cannot move those.
+    """The fraction of images (n, C, H, W) uint8 whose loss has no gradient: gradient attacks cannot move them.
 
-    NIN ends in a ReLU, so an image whose logits are all zero is of this kind; see Athalye et al. 2018 on what such a
-    number does to robust accuracy. All, if the network cuts its gradient.
+    NIN ends in a ReLU, so images whose logits are all zero have none. Such images inflate robust accuracy (Athalye et
+    al. 2018). 1.0 if the network cuts its gradient.
     """
     model = load(problem, state).eval()
-    dead = 0
+    immovable = 0
     for offset in range(0, len(labels), batch):
         x = pixels(problem, images[offset : offset + batch])
         try:
             _, gradient = gradient_of(model, cross_entropy, x, labels[offset : offset + batch], part_of(x, model))
         except NoGradient:
             return 1.0
-        dead += int((~(gradient.flatten(1).abs().amax(1) > 0)).sum())  # NaN moves nothing either
-    return dead / len(labels)
+        immovable += int((~(gradient.flatten(1).abs().amax(1) > 0)).sum())  # so that NaN counts, too
+    return immovable / len(labels)
 
 
 def prior_accuracy(
     correct_by_client: Mapping[int, Tensor], labels: Tensor, labels_by_client: Sequence[Tensor], classes: int
 ) -> dict[int, float]:
-    """Client -> sum over classes c of pi_c a_c: its fraction of class c, times the accuracy on class c of the test set.
+    """{client: sum over classes c of pi_c a_c}: its fraction of class c times the test accuracy on class c.
 
-    That is the accuracy on the client's own distribution, without an image of it, if clients differ in their labels
-    alone. correct_by_client: which of n test images each client's model gets right (n,) bool; {-1: ...} is the one
-    global model.
-    labels (n,); labels_by_client: the labels of each client's training examples. A client without examples has none.
-    Empty if the test images lack a class that some client has.
+    This estimates the accuracy on the client's own distribution if clients differ in their labels alone.
+    correct_by_client: which of the n test images each client's model classifies correctly, (n,) bool; {-1: ...} is the
+    one global model. labels (n,); labels_by_client: the labels of each client's training examples. Clients without
+    examples are left out. Empty if the test images lack a class that some client has.
     """
     labels = labels.cpu()
     test_counts = torch.bincount(labels, minlength=classes)
@@ -173,7 +171,7 @@ def prior_accuracy(
 
 
 def packed(bits: Tensor) -> bytes:
-    """Bits (b,) bool as bytes, eight to one, the first in the highest bit."""
+    """Bits (b,) bool as bytes, eight to a byte, the first in the highest bit."""
     import numpy
 
     return numpy.packbits(bits.numpy()).tobytes()

@@ -1,4 +1,4 @@
-"""What a network answers to a few images: values that tell it from another network with the same weights."""
+"""A network's fingerprint: its logits for a few images, which distinguish networks that share their weights."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch.nn import functional as F
 
 from fatbench.engine.randomness import forked
 
-IMAGES = 8  # of the test images, the first
-CLASSES = 100  # of so many the logits are kept one by one, of the others in their logsumexp
-PIXELS = 256  # of so many of an image's numbers the sign is kept
-NOISE = 8 / 255  # added to every second image: a network that rounds its input may be another only beside clean images
-ROUNDING = 1e-2  # of an image's largest gradient: below it, a unit at the edge of its ReLU may turn the sign
+IMAGES = 8  # the first of the test images
+CLASSES = 100  # whose logits are kept one by one; the logsumexp covers the others
+PIXELS = 256  # for which the sign of the gradient is kept, in each image
+NOISE = 8 / 255  # added to every second image: networks that round their input may differ only off the clean images
+ROUNDING = 1e-2  # of an image's largest gradient: below it, a unit at the edge of its ReLU may flip the sign
 
 
 def answers(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:
     """The logits and the signs of the loss gradient at images x (B, C, H, W) in [0, 1] with labels y (B,).
 
-    Every second image gets noise of up to `NOISE`. In the form of `fatbench.store.answers`. The network answers in eval
-    mode and is left as it was. Draws from global generators are those of a fixed seed; a network that still answers
-    otherwise the second time is {"random": True}.
+    Every second image gets noise of up to `NOISE`. Returns {"logits": ..., "signs": ...} as `fatbench.store.answers`
+    reads it, or {"random": True} if a second pass with the same seed gives other logits. The network runs in eval mode
+    and is left as it was.
     """
     modes = {module: module.training for module in model.modules()}
     model.eval()
@@ -49,13 +49,15 @@ def _answers(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:
     largest = logits.detach().nan_to_num(posinf=0, neginf=0).abs().amax()
     if not torch.allclose(logits.detach(), second_logits, rtol=0, atol=1e-4 * float(largest), equal_nan=True):
         return {"random": True}
-    shown_logits = torch.cat([logits[:, :CLASSES], logits.logsumexp(1, keepdim=True)], dim=1).detach().double().cpu()
-    values = [[float(f"{v:.6g}") if abs(v) < float("inf") else None for v in image] for image in shown_logits.tolist()]
-    return {"logits": values, "signs": _signs(logits, x, y)}
+    kept_logits = torch.cat([logits[:, :CLASSES], logits.logsumexp(1, keepdim=True)], dim=1).detach().double().cpu()
+    rounded_logits = [
+        [float(f"{v:.6g}") if abs(v) < float("inf") else None for v in image] for image in kept_logits.tolist()
+    ]
+    return {"logits": rounded_logits, "signs": _signs(logits, x, y)}
 
 
 def _signs(logits: Tensor, x: Tensor, y: Tensor) -> list[str]:
-    """Text of "+", "-" and "0" at evenly spaced numbers of each image; empty without a gradient."""
+    """The signs of the loss gradient, as text of "+", "-" and "0" for each image; empty without a gradient."""
     if not logits.requires_grad:
         return []
     loss = F.cross_entropy(logits, y, reduction="sum")

@@ -1,4 +1,4 @@
-"""The clients of a round: who takes part, what they send, what it costs. `train_cohort` is the one door to training."""
+"""The clients of a round: who takes part, what they send, what it costs. All training goes through `train_cohort`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fatbench.suite.entry import Passes, passes
 def draw_cohort(problem: Problem, round: int, participation: float) -> list[int]:
     """m = max(1, int(C K)) clients in random order; the released SFAT depends on the order, so it is always drawn."""
     clients = len(problem.shards)
-    m = max(1, int(participation * clients + 1e-9))
+    m = max(1, int(participation * clients + 1e-9))  # 0.29 * 100 is 28.999... in floating point
     return numpy_generator(problem.seed, "cohort", round).permutation(clients)[:m].tolist()
 
 
@@ -35,32 +35,31 @@ def train_cohort(
     tensors_by_client: Mapping[int, Tensors] | None = None,
     locals: Mapping[int, LocalTraining] | None = None,
 ) -> list[Update]:
-    """Every client of the cohort trained from `broadcast`; what they send, in the order of the cohort.
+    """Train every client of the cohort from `broadcast`; return their updates in the order of the cohort.
 
-    An `aggregator` that asks for `broadcast_losses` has every client measure theta^t on its own data first (in Stats).
+    If the `aggregator` asks for `broadcast_losses`, every client first measures theta^t on its own data (in Stats).
     gradient_shift[k] is added to every gradient of client k (SCAFFOLD: c - c_k); weight_shift[k] is subtracted from
-    its weights after every step (the released SCAFFOLD). Clients that differ: tensors_by_client[k], tensors that
-    stand in place of
-    those of `broadcast` (as in `Round.own`), and locals[k], settings in place of `local`. What malicious clients send
-    is in place of what they trained. Models that together take much of the host's memory lie in a file (`filed`).
+    its weights after every step (the released SCAFFOLD). For clients that differ, tensors_by_client[k] replaces
+    tensors of `broadcast` (as in `Round.own`) and locals[k] replaces `local`. Malicious clients' updates are what they
+    send, not what they trained. Models that together take much of the host's memory lie in a file (`filed`).
     """
     measures_broadcast = aggregator is not None and asks(aggregator, "broadcast_losses")
     shifts = {k: (gradient_shift[k] if gradient_shift else {}, weight_shift[k] if weight_shift else {}) for k in cohort}
-    starts = {
+    start_models = {
         k: {**broadcast, **tensors_by_client[k]} if tensors_by_client and k in tensors_by_client else broadcast
         for k in cohort
     }
-    settings = malicious.training(problem, cohort, {k: (locals or {}).get(k, local) for k in cohort})
+    settings = malicious.local_settings(problem, cohort, {k: (locals or {}).get(k, local) for k in cohort})
     keep = keeper(broadcast, len(cohort))
     updates: list[Update] = []
     for k in cohort:
-        client = Client(problem, starts[k], k, round, *shifts[k])
-        loss = broadcast_loss(client, settings[k]) if measures_broadcast else None
+        client = Client(problem, start_models[k], k, round, *shifts[k])
+        loss = broadcast_loss(client, settings[k]) if measures_broadcast else None  # before training changes the model
         update = train_client(client, settings[k])
         stats = replace(update.stats, broadcast_loss=loss)
         updates.append(replace(update, model=keep(update.model), stats=stats))
-    robust = malicious.bears(aggregator, len(cohort))
-    return malicious.accepted_updates(problem, starts, updates, round, robust)
+    robust = malicious.tolerates_one(aggregator, len(cohort))
+    return malicious.accepted_updates(problem, start_models, updates, round, robust)
 
 
 def step_divisors(updates: Sequence[Update], lr: float, divisor: str) -> list[float]:
@@ -82,17 +81,16 @@ def cost(
     models_down: int = 1,
     locals: Mapping[int, LocalTraining] | None = None,
 ) -> Cost:
-    """What the round cost; `models_up` and `models_down` count models on the wire per participant.
+    """The cost of a round; `models_up` and `models_down` count the models that each participant sends and receives.
 
-    locals: settings of clients that have others. A client that measured the broadcast model computed its objective once
-    more, without a step.
+    locals: the settings of clients that differ from `local`.
     """
     trained, measuring = Passes(), Passes()
     for update in updates:
         example_passes = passes((locals or {}).get(update.client, local).objective)
         trained += update.n * local.epochs * example_passes
         if update.stats.broadcast_loss is not None:
-            measuring += update.n * (example_passes + Passes(0, -1))
+            measuring += update.n * (example_passes + Passes(0, -1))  # the objective without its last backward pass
     size = sum(value.numel() * value.element_size() for value in broadcast.values())
     return Cost(
         gradient_steps=sum(u.stats.steps for u in updates),

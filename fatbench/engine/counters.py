@@ -1,10 +1,10 @@
-"""Floating-point operations of products, convolutions and attention, counted while code runs: multiply and add are two.
+"""Counts the floating-point operations of matrix products, convolutions and attention while code runs, and kernels.
 
-Beside them the kernels that are started. Not every operation starts one: views, empty tensors, and `detach`, by which
-autograd keeps the output of a layer (twice for a ReLU, and only while something counts), do not.
+A multiplication and an addition are two operations. Views, empty tensors and `detach` start no kernel; autograd calls
+`detach` to keep the output of a layer (twice for a ReLU, and only while something counts).
 
-The formulas agree with those of `torch.utils.flop_counter`, whose module imports Triton, and whose mode imports
-TorchDynamo and SymPy: more than a second of every worker's start.
+The formulas agree with `torch.utils.flop_counter`, which is not used because it imports Triton, TorchDynamo and SymPy:
+more than a second of every worker's start.
 """
 
 from __future__ import annotations
@@ -33,11 +33,9 @@ def _convolution(out: Any, x: Any, w: Any, *arguments: Any) -> int:
 
 
 def _convolution_backward(_out: Any, grad: Any, x: Any, w: Any, *arguments: Any) -> int:
-    """Of the gradients of the input and of the weights, where they are wanted."""
-    transposed, gradient_mask = (
-        arguments[4],
-        arguments[7],
-    )  # after bias, stride, padding, dilation; output padding, groups
+    """The gradients of the input and of the weights, each if the mask asks for it."""
+    # arguments: bias sizes, stride, padding, dilation, transposed, output padding, groups, mask
+    transposed, gradient_mask = arguments[4], arguments[7]
     of_input = 2 * prod(w.shape) * x.shape[0] * prod((x if transposed else grad).shape[2:])
     small, channels = (x, grad.shape[1]) if transposed else (grad, x.shape[1])
     of_weights = 2 * prod(small.shape) * channels * prod(w.shape[2:])
@@ -45,12 +43,12 @@ def _convolution_backward(_out: Any, grad: Any, x: Any, w: Any, *arguments: Any)
 
 
 def _attention(_out: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """Scores and their product with the values, of (B, heads, tokens, d)."""
+    """The scores and their product with the values; all arguments are (B, heads, tokens, d)."""
     return 2 * prod(query.shape[:3]) * key.shape[2] * (query.shape[3] + value.shape[3])
 
 
 def _attention_backward(_out: Any, _grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """The scores once more, and two products for each of the two of the way forward."""
+    """The scores again, and two products for each of the two in the forward pass."""
     scores = 2 * prod(query.shape[:3]) * key.shape[2]
     return scores * (3 * query.shape[3] + 2 * value.shape[3])
 
@@ -71,12 +69,12 @@ NO_KERNEL = {"detach", "empty", "empty_like", "empty_strided", "new_empty"}
 
 
 def starts_a_kernel(func: Any) -> bool:
-    """Whether an operation of the dispatcher is work of the device."""
+    """Whether an operation of the dispatcher starts a kernel on the device."""
     return not (func.is_view or func.overloadpacket.__name__ in NO_KERNEL)
 
 
 class Flops(TorchDispatchMode):
-    """Counts into `total` by `formulas`, where an operation without one counts nothing, and `launches`."""
+    """Counts operations into `total`, by `formulas`, and kernels into `launches`."""
 
     def __init__(self, formulas: Mapping[Any, Formula] = FORMULAS) -> None:
         super().__init__()
@@ -86,7 +84,7 @@ class Flops(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else the first operation imports TorchDynamo, to tell it not to compile what follows
+        return False  # else the first operation imports TorchDynamo only to switch it off
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""A cell from a state to its last round: the algorithm yields rounds, and every round is measured."""
+"""Runs a cell from a state to its last round: the algorithm yields rounds, and each of them is measured."""
 
 from __future__ import annotations
 
@@ -66,24 +66,25 @@ def experiment(
     diagnostic_every: Count | None = None,
     malicious: Malicious | None = None,
 ) -> Iterator[tuple[Round, list[Number]]]:
-    """Train a cell from `state` on: each round with its numbers. Diverged: a training loss is not finite.
+    """Train a cell from `state` on; yield each round with its numbers.
 
-    train, test: only the first N images; train_from: of the training images only those after the first N, so that
-    cells need not share images; validation: N training images held out for the checkpoint best-val;
-    client_holdout: fraction of each client's examples held out for per-client accuracy; monitor: the attack run on the
-    first `monitor_n` test (and validation) images every `monitor_every` rounds; size: side in pixels to resize images
-    to, on the device, before augmentation and attacks; augment: what training does to a batch; auxiliary: a data set
-    whose first `auxiliary_n` training images the server has, unlabelled; per_class: accuracies by class too;
-    diagnostic: what else is measured when the monitor runs; diagnostic_every: of these rounds only its multiples, and
-    the last; malicious: clients that deviate. A cell with malicious clients whose training diverges is a result, see
-    `_diverged`.
+    train, test: only the first N images; train_from: skip the first N training images, so that cells need not share
+    images; validation: N training images held out for the checkpoint best-val; client_holdout: fraction of each
+    client's examples held out for per-client accuracy; monitor: the attack run on the first `monitor_n` test (and
+    validation) images every `monitor_every` rounds; size: side in pixels to resize images to, on the device, before
+    augmentation and attacks; augment: what training does to a batch; auxiliary: a data set whose first `auxiliary_n`
+    training images the server has, unlabelled; per_class: also accuracies by class; diagnostic: a further measurement
+    when the monitor runs; diagnostic_every: only in multiples of this round, and in the last; malicious: clients that
+    deviate.
+
+    Raises Diverged if a training loss is not finite. With malicious clients, divergence is a result: see `_diverged`.
     """
     settings = algorithm.keywords  # type: ignore[attr-defined]
     rounds = settings["rounds"]
     _refuse_batches_of_one(ready.problem, getattr(settings.get("local"), "batch", None))
-    # before there are uploads: it takes the memory of a pass of three images
-    first = [] if state.round else list(measures.constant_numbers(ready, settings, per_class))
-    begin = time.perf_counter()
+    # before there are uploads in memory: counting takes a pass of three images
+    first_round_numbers = [] if state.round else list(measures.constant_numbers(ready, settings, per_class))
+    start_time = time.perf_counter()
     last_round: tuple[Round, list[Number]] | None = None
     for algorithm_round in algorithm(ready.problem, state):
         result = replace(algorithm_round, updates=completed(algorithm_round.updates, algorithm_round.broadcast))
@@ -91,7 +92,7 @@ def experiment(
             if malicious is None and not math.isfinite(loss):
                 raise Diverged(f"round {result.index + 1}: training loss of client {client} is {loss}")
         count = result.index + 1
-        seconds = time.perf_counter() - begin
+        seconds = time.perf_counter() - start_time
         numbers = [
             *measures.training(result, ready.problem),
             *measures.metric_numbers(count, result.metrics),
@@ -104,7 +105,7 @@ def experiment(
             Number("seconds", seconds, count),
         ]
         if count == 1:
-            numbers += first
+            numbers += first_round_numbers
         if monitor is not None and (count % monitor_every == 0 or count == rounds):
             numbers += measures.monitored(ready, result, count, monitor, monitor_n, per_class)
             if diagnostic is not None and (
@@ -128,10 +129,10 @@ def experiment(
             numbers.append(Number("uploads_refused", refused, count))
         yield result, numbers
         last_round = replace(result, broadcast={}, updates=[], mixing=None, artifacts={}), numbers
-        del algorithm_round, result  # its uploads and FedGKT's features, before those of the next round are made
-        begin = time.perf_counter()
+        del algorithm_round, result  # frees the uploads before those of the next round are made
+        start_time = time.perf_counter()
     if last_round is None and state.round < rounds:
-        raise SpecError(f"the algorithm gave no round after round {state.round} of {rounds}")
+        raise SpecError(f"the algorithm yields no round after round {state.round} of {rounds}")
     if last_round is not None and last_round[0].index + 1 < rounds:
         yield (
             replace(last_round[0], index=rounds - 1),
@@ -139,7 +140,7 @@ def experiment(
         )
 
 
-NOTHING = ("forward", "backward", "gradient_steps", "bytes_up", "bytes_down", "seconds")
+COSTS = ("forward", "backward", "gradient_steps", "bytes_up", "bytes_down", "seconds")
 
 
 def _numbers_after_end(
@@ -151,14 +152,14 @@ def _numbers_after_end(
     n: int | None,
     per_class: bool,
 ) -> list[Number]:
-    """The numbers of the last round of a training that its algorithm has ended in an earlier one, which is `ended`.
+    """The numbers of round `rounds` if the algorithm ended in an earlier one: its numbers again, at no cost.
 
-    They are those of that round, `before`, and cost nothing.
+    The metric `ended` holds the round in which it ended.
     """
     count = last_round.index + 1
-    numbers = [Number(name, 0.0, rounds) for name in NOTHING] + [Number("ended", count, rounds)]
+    numbers = [Number(name, 0.0, rounds) for name in COSTS] + [Number("ended", count, rounds)]
     numbers += [
-        replace(number, round=rounds) for number in last_numbers if number.metric not in (*NOTHING, "uploads_refused")
+        replace(number, round=rounds) for number in last_numbers if number.metric not in (*COSTS, "uploads_refused")
     ]
     if monitor is not None and not any(number.metric == "natural" for number in last_numbers):
         numbers += measures.monitored(ready, last_round, rounds, monitor, n, per_class)
@@ -166,7 +167,7 @@ def _numbers_after_end(
 
 
 def _refuse_batches_of_one(problem: Problem, batch: int | None) -> None:
-    """SpecError: a client's last batch has one example, and the network cannot train on one."""
+    """Raise SpecError if a client's last batch has one example and the network cannot train on one."""
     affected_clients = [k for k, shard in enumerate(problem.shards) if batch and len(shard) % batch == 1 % batch]
     if not affected_clients:
         return
@@ -183,18 +184,18 @@ def _refuse_batches_of_one(problem: Problem, batch: int | None) -> None:
             else f"{len(affected_clients)} clients, such as {affected_clients[0]},"
         )
         raise SpecError(
-            f"local.batch: {batch}: the last batch of {clients} has one example, and batch normalisation cannot train "
-            "on one: set another batch size, 'train' or number of clients"
+            f"local.batch: {batch}: the last batch of {clients} has one example, and batch normalisation needs two: "
+            "change 'batch', 'train' or the number of clients"
         ) from None
 
 
 def _diverged(ready: Setup, round: int, rounds: int, monitored: bool, n: int | None) -> list[Number]:
-    """The numbers of the last round of a training that malicious clients have ended in `round`: chance.
+    """The numbers of the last round of a training that malicious clients made diverge in `round`: chance.
 
-    Its model is not finite. Whatever attacks it, it is taken to answer with the most frequent class of the test images
-    (`accuracy.most_frequent`). `diverged` is the round.
+    Its model is not finite. Under every attack it is taken to answer with the most frequent class of the test images
+    (`accuracy.most_frequent`). The metric `diverged` holds the round.
     """
-    numbers = [*(Number(name, 0.0, rounds) for name in NOTHING), Number("diverged", round, rounds)]
+    numbers = [*(Number(name, 0.0, rounds) for name in COSTS), Number("diverged", round, rounds)]
     for prefix, held_out in (("", ready.test), ("val_", ready.validation)):
         if monitored and held_out is not None:
             correct = most_frequent(held_out[1][:n])

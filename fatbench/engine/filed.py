@@ -1,4 +1,4 @@
-"""Uploads of large networks, in a file: of each only the tensors that are asked for are in memory."""
+"""Keeps the uploads of large networks in a file, so that only the tensors in use are in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fatbench.suite.memory_need import IN_MEMORY
 
 
 class _File:
-    """A file without a name in the cache folder, which goes with the last who holds it. OSError: no room."""
+    """An unnamed file in the cache folder, deleted with its last reference. Raises OSError if the disk is full."""
 
     def __init__(self) -> None:
         folder = settings.cache_folder()
@@ -29,7 +29,7 @@ class _File:
             os.close(self.descriptor)
 
     def append(self, data: memoryview) -> int:
-        """Where the data begins."""
+        """Write the data at the end of the file and return where it begins."""
         begin = self.end
         while data:  # a call writes less than 2 GiB
             written = os.pwrite(self.descriptor, data, self.end)
@@ -43,10 +43,11 @@ class _File:
 
 
 class FiledTensors(Mapping[str, Tensor]):
-    """Tensors by name as a dictionary has them, each read from the file whenever it is asked for."""
+    """A mapping from names to tensors that reads each tensor from the file whenever it is accessed."""
 
     def __init__(self, file: _File, tensors: Mapping[str, Tensor]):
         self.file = file
+        # {name: (offset in bytes, dtype, shape)}
         self.places = {
             name: (file.append(_bytes(tensor.detach().contiguous())), tensor.dtype, tensor.shape)
             for name, tensor in tensors.items()
@@ -66,17 +67,17 @@ class FiledTensors(Mapping[str, Tensor]):
 
 
 def keeper(broadcast: Tensors, clients: int) -> Callable[[Tensors], Tensors]:
-    """What keeps the models of so many clients of a round: as they are, or in a file where they take much memory.
+    """A function that keeps a client's model until the round ends: in memory, or in a file if the models are large.
 
-    Models on a GPU stay there, and those for which the file has no room where they are.
+    Models on a GPU stay there. If the disk is full, models stay in memory.
     """
     size = sum(tensor.numel() * tensor.element_size() for tensor in broadcast.values())
-    here = all(tensor.device.type == "cpu" for tensor in broadcast.values())
-    if not here or clients * size <= IN_MEMORY * settings.available_memory():
+    on_cpu = all(tensor.device.type == "cpu" for tensor in broadcast.values())
+    if not on_cpu or clients * size <= IN_MEMORY * settings.available_memory():
         return lambda tensors: tensors
     files: list[_File] = []
 
-    def filed(tensors: Tensors) -> Tensors:
+    def keep_in_file(tensors: Tensors) -> Tensors:
         try:
             if not files:
                 files.append(_File())
@@ -84,7 +85,7 @@ def keeper(broadcast: Tensors, clients: int) -> Callable[[Tensors], Tensors]:
         except OSError:
             return tensors
 
-    return filed
+    return keep_in_file
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -1,4 +1,4 @@
-"""What training asks of a client's device: parameters, floating-point operations, memory.
+"""What training costs a client's device: parameters, floating-point operations, memory.
 
 | number | what |
 |---|---|
@@ -8,9 +8,9 @@
 | edge_memory | bytes: weights and buffers, gradients, the optimizer's moments, what backward needs of one batch |
 
 A model of an edge and a server (`fatbench.models.edge`) is trained on the device up to the edge's own classifier; any
-other model is trained there whole. The device is thought of as small: float32, the whole batch at once, and attention
-with its matrices, without fused kernels. Multiply and add are two operations; those of convolutions and matrix products
-are counted, element by element work is not. Memory is a lower bound: no workspace of a kernel, no allocator.
+other model is trained there as a whole. The device is assumed to be small: float32, the whole batch at once, and
+attention with its matrices, without fused kernels. Convolutions and matrix products are counted (multiply and add are
+two operations), elementwise operations are not. Memory is a lower bound: without kernels' workspaces and allocators.
 
 Two batches, of 2 and of 3 images of zeros, go through a copy of the network on the CPU; all counts are linear in the
 batch. Without storage (`device="meta"`) torch computes shapes in Python, and imports its compiler to do so.
@@ -31,7 +31,7 @@ from fatbench.engine.rounds import Problem
 
 
 def footprint(problem: Problem, batch: int, *, moments: int = 1) -> dict[str, float]:
-    """The numbers above for the problem's model at this batch size; the model and its weights are left alone.
+    """The numbers above for the problem's model at this batch size; the model is not changed.
 
     moments: copies of the weights that the optimizer keeps: 0 for SGD, 1 with momentum, 2 for Adam.
     """
@@ -43,6 +43,7 @@ def footprint(problem: Problem, batch: int, *, moments: int = 1) -> dict[str, fl
     model_bytes = sum(_bytes(t) for t in (*network.parameters(), *network.buffers()))
     with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
         two, three = (_count(network, (images, *image)) for images in (2, 3))
+    # linear in the batch, so two sizes give every other
     forward, step, activations = (a + (batch - 2) * (b - a) for a, b in zip(two, three, strict=True))
     return {
         "edge_parameters": float(parameters),
@@ -59,12 +60,12 @@ def _on_the_device(model: nn.Module) -> nn.Module:
         client_model = nn.Sequential(model.get_submodule("extractor"), model.get_submodule("classifier"))
     client_model = copy.deepcopy(client_model).to("cpu", torch.float32)
     for module in client_model.modules():
-        module.__dict__.pop("forward", None)  # what `microbatch.bound` put there: a matter of this machine
+        module.__dict__.pop("forward", None)  # `microbatch.bound` put it there, for this machine
     return client_model
 
 
 class _Matrices(TorchFunctionMode):
-    """Attention with its matrices, for one thread: `sdpa_kernel` is a switch of the whole process."""
+    """Computes attention with its matrices in this thread only: `sdpa_kernel` would switch the whole process."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
@@ -79,14 +80,14 @@ def _count(network: nn.Module, shape: tuple[int, ...]) -> tuple[int, int, int]:
     model_storages = {storage.data_ptr() for storage in storages}
     saved: dict[int, Tensor] = {}  # by storage: several layers may keep the same one
 
-    def keep(tensor: Tensor) -> Tensor:
+    def save(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage().data_ptr() not in model_storages:
             saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     x, y = torch.zeros(shape), torch.zeros(shape[0], dtype=torch.int64)
     with Flops() as flops, _Matrices(), torch.enable_grad():
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
             loss = F.cross_entropy(network(x), y)
         forward = flops.total
         activations = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())

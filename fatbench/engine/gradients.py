@@ -1,4 +1,4 @@
-"""The gradient of a loss by the images, in parts that a device takes well. Attacks walk along it, checks look at it."""
+"""The gradient of a loss with respect to the images, computed in parts that fit the device."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ from fatbench.errors import SpecError
 
 log = logging.getLogger("fatbench")
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # of logits (B, classes) and labels (B,), or what else: a scalar to ascend
+Loss = Callable[
+    [Tensor, Tensor], Tensor
+]  # from logits (B, classes) and labels (B,) to a scalar that the attack increases
 
-# What a CPU takes at once where nothing depends on it: 32 images of CIFAR-10, or as many smaller ones as have as many
-# values. The activations of 500 images of NIN are gigabytes, and from 64 on an image takes up to 1.5 times as long; of
-# 8x8 pixels 32 images take as long as 64. Larger images are taken by 32 too: halving that gains nothing.
+# Numbers in a part on a CPU: those of 32 images of CIFAR-10, or of as many more smaller images. The activations of 500
+# images of NIN take gigabytes, and from 64 images on, each takes up to 1.5 times as long. At 8x8 pixels, 64 images take
+# as long as 32. Parts of larger images have 32 images, too: fewer gains nothing.
 PART = 32 * 3 * 32 * 32
 
 
-FRACTION = 0.75  # of a GPU's free memory may be filled: allocators fragment, and kernels want workspace
-FEW = 32  # images are taken at once without asking whether they fit
+FRACTION = 0.75  # of a GPU's free memory: allocators fragment, and kernels need workspace
+FEW = 32  # images that are computed at once without asking whether they fit
 
-# model -> the images of one size that fit into a GPU at once, a power of two: the same number where a little is taken
+# {model: {image shape: how many fit into a GPU at once}}: powers of two, so that a little memory in use changes nothing
 _FITS: WeakKeyDictionary[nn.Module, dict[torch.Size, int]] = WeakKeyDictionary()
 
 
 class NoGradient(SpecError):
-    """A network whose outputs have no gradient by the images."""
+    """The network's outputs have no gradient with respect to the images."""
 
 
 @contextlib.contextmanager
 def gradient_asked() -> Iterator[None]:
-    """Turn what torch says of a loss without a gradient into one message. NoGradient."""
+    """Raise NoGradient, with one clear message, in place of torch's errors about a missing gradient."""
     try:
         yield
     except RuntimeError as error:
@@ -46,12 +48,12 @@ def gradient_asked() -> Iterator[None]:
             raise
         raise NoGradient(
             "the network's outputs have no gradient by the images (no_grad, an arg max or rounding in its forward?): "
-            "attacks that follow it cannot be computed"
+            "gradient attacks cannot be computed"
         ) from None
 
 
 def part_of(x: Tensor, model: nn.Module) -> int:
-    """How many of the images x (B, C, H, W) `model` takes at once, if it treats every image for itself."""
+    """How many of the images x (B, C, H, W) are computed at once, for a model that treats each image on its own."""
     if x.device.type == "cpu":
         return max(32, PART // max(1, x[:1].numel()))
     if len(x) <= FEW:
@@ -64,7 +66,7 @@ def part_of(x: Tensor, model: nn.Module) -> int:
 
 
 def bytes_of_one(model: nn.Module, x: Tensor) -> float:
-    """Bytes of a GPU's memory that the gradient of one image more takes: the peak with `FEW` images, by image."""
+    """GPU memory in bytes that the gradient of each further image takes: the peak of `FEW` images, divided by them."""
     torch.cuda.reset_peak_memory_stats(x.device)
     allocated_before = torch.cuda.memory_allocated(x.device)
     images = x[:FEW].detach().clone()
@@ -73,7 +75,7 @@ def bytes_of_one(model: nn.Module, x: Tensor) -> float:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes of a GPU's memory that can be had, with what torch keeps for later."""
+    """Free memory of a GPU in bytes, with what torch has cached."""
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + cached
 
@@ -81,9 +83,9 @@ def free_memory(device: torch.device) -> int:
 def in_parts(
     model: nn.Module, limit: int | None, function: Callable[..., tuple[Tensor, ...]], *batch: Tensor
 ) -> tuple[Tensor, ...]:
-    """`function` of the batch (B, ...), at most `limit` images at a time; None: all at once, whatever happens.
+    """`function` of the batch (B, ...), at most `limit` images at a time; None: all at once.
 
-    If memory runs out, half as many from then on, down to one; what was computed of them is computed again.
+    If memory runs out, half as many are computed at once from then on, down to one.
     """
     x = batch[0]
     if limit is None or len(x) <= min(limit, _FITS.get(model, {}).get(x.shape[1:], limit)):
@@ -92,18 +94,18 @@ def in_parts(
         except Exception as error:
             if limit is None or len(x) == 1 or not out_of_memory(error):
                 raise
-        # outside the handler, whose traceback holds what filled the memory
+        # outside the handler: the traceback keeps the tensors that filled the memory alive
         _FITS.setdefault(model, {})[x.shape[1:]] = len(x) // 2
         log.warning("out of memory with %d images at once; continuing with %d", len(x), len(x) // 2)
         if x.device.type == "cuda":
             torch.cuda.empty_cache()
     size = min(limit, _FITS.get(model, {}).get(x.shape[1:], limit))
-    several = [in_parts(model, size, function, *chunk) for chunk in zip(*(t.split(size) for t in batch), strict=True)]
-    return tuple(torch.cat(column) for column in zip(*several, strict=True))
+    results = [in_parts(model, size, function, *chunk) for chunk in zip(*(t.split(size) for t in batch), strict=True)]
+    return tuple(torch.cat(tensors) for tensors in zip(*results, strict=True))
 
 
 def predict(model: nn.Module, x: Tensor) -> Tensor:
-    """The logits (B, classes) of images x (B, C, H, W); float32 also under autocast, because no loss survives less."""
+    """The logits (B, classes) of images x (B, C, H, W); float32 also under autocast: losses need the precision."""
     logits: Tensor = model(x)
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
@@ -115,7 +117,7 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:
-    """The logits (B, classes) of images x (B, C, H, W), without gradients, so many at a time as fit."""
+    """The logits (B, classes) of images x (B, C, H, W), without gradients, as many at a time as fit."""
     with torch.no_grad():
         return in_parts(model, part_of(x, model), lambda part: (model(part),), x)[0]
 
@@ -123,7 +125,7 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
 def gradient_of(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, limit: int | None) -> tuple[Tensor, Tensor]:
     """The logits (B, classes) of x (B, C, H, W) and the gradient of the loss by x, `limit` images at a time.
 
-    part None: all at once. NoGradient: it has none.
+    limit None: all at once. Raises NoGradient if there is none.
     """
 
     def at_once(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

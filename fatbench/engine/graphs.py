@@ -3,13 +3,13 @@
     recordings = Recordings()
     weights, noise = recordings.hold("weights", own), recordings.stream("attack", client.stream("attack"))
     take = recordings.step(key, step, changed)
-    loss = take(batch)                  what step(batch) does and gives
+    loss = take(batch)                  what step(batch) does and returns
 
-A step may be recorded if all it reads and changes are tensors that stay where they are, if it waits for nothing, and if
-it draws from the streams of the recordings and the device's own generator alone. The first calls of each shape run as
-they are: kernels are chosen then, and what is made once is made. Then one is recorded, and replayed from there on, for
-every client and round. A replay draws what the step would have drawn. Before it is used once, the step and its replay
-are run from the same state: where they differ by more than rounding, steps go on as they are, and the log says so.
+A step may be recorded if all tensors that it reads and changes keep their addresses, if it never waits for the device,
+and if it draws only from the recordings' streams and the device's own generator. The first calls of each shape run
+unrecorded, while kernels are chosen and caches are filled. Then one call is recorded, and replayed for every client and
+round. A replay draws what the step would have drawn. Before its first use, the step and its replay run from the same
+state; if they differ by more than rounding, steps stay unrecorded, and the log says so.
 
 The tests replay steps on a CPU, operation by operation, by a tape that refuses what a capture would refuse.
 """
@@ -30,13 +30,13 @@ from fatbench.engine.memory import out_of_memory
 
 log = logging.getLogger("fatbench")
 
-MOST_STEPS = 4  # of different settings: a round of FedProx has its own
-ROUNDING = 0.2  # bf16 kernels add up in another order each time, and an attack steps by the sign
-PLAIN_CALLS = 3  # of a shape before it is recorded: a recording costs as much as some of them
+MOST_STEPS = 4  # with different settings: each round of FedProx needs its own
+ROUNDING = 0.2  # bf16 kernels sum in another order each time, and an attack steps by the sign
+PLAIN_CALLS = 3  # of each shape before it is recorded: a recording costs as much as a few calls
 
 
 class Recordings:
-    """The recorded steps of a problem's clients, and the tensors that they read: where they are, every client's go."""
+    """The recorded steps of a problem's clients, and the fixed buffers that they read."""
 
     def __init__(self) -> None:
         self.held: dict[str, list[Tensor]] = {}
@@ -45,7 +45,7 @@ class Recordings:
         self.steps: dict[Hashable, Callable[[Tensor], Tensor]] = {}
 
     def hold(self, name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The values of `tensors`, in the same place for every client."""
+        """Copy `tensors` into the buffers `name`, which keep their addresses, and return these."""
         buffers = self.held.setdefault(name, [])
         if [t.shape for t in buffers] != [t.shape for t in tensors]:
             buffers[:] = [t.detach().clone() for t in tensors]
@@ -54,12 +54,12 @@ class Recordings:
         return buffers
 
     def stream(self, name: str, generator: Generator) -> Generator:
-        """A generator that draws what `generator`, at its beginning, would draw; the same one for every client."""
+        """The generator `name`, the same object for every client, seeded as `generator` was."""
         held_stream = self.streams.setdefault(name, Generator(generator.device))
         return held_stream.manual_seed(generator.initial_seed())
 
     def copy(self, name: str, model: nn.Module) -> nn.Module:
-        """A frozen copy of the model in eval mode, in the same place for every client."""
+        """The frozen copy `name` of the model in eval mode, at the same address for every client."""
         if name not in self.copies:
             self.copies[name] = copy.deepcopy(model).eval().requires_grad_(False)
         else:
@@ -69,7 +69,7 @@ class Recordings:
     def step(
         self, key: Hashable, step: Callable[[Tensor], Tensor], changed: Sequence[Tensor]
     ) -> Callable[[Tensor], Tensor]:
-        """The recorded step of this key: the first one's, because all read and change the same tensors, `changed`."""
+        """The recorded step of this key. One serves all clients: their steps change the same tensors, `changed`."""
         if key not in self.steps:
             if len(self.steps) == MOST_STEPS:
                 del self.steps[next(iter(self.steps))]
@@ -80,9 +80,9 @@ class Recordings:
 def record(
     step: Callable[[Tensor], Tensor], generators: Sequence[Generator], changed: Sequence[Tensor]
 ) -> Callable[[Tensor], Tensor]:
-    """`step(batch)`, replayed where it comes often enough; `batch` is copied to where the recording reads it."""
+    """`step(batch)`, recorded after a few calls; `batch` is copied to where the recording reads it."""
     calls: Counter[int] = Counter()
-    recordings: dict[int, tuple[Tensor, Any, Tensor]] = {}  # length -> where the batch goes, the graph, its result
+    recordings: dict[int, tuple[Tensor, Any, Tensor]] = {}  # {batch size: (buffer of the batch, graph, its result)}
     refused = False
 
     def recorded(batch: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def record(
 def checked(
     step: Callable[[], Tensor], replay: Callable[[], object], generators: Sequence[Generator], changed: Sequence[Tensor]
 ) -> tuple[Tensor, float]:
-    """(The result of `step`, how far its replay is away, as a fraction of what the step changes): the step is done."""
+    """Run the replay, then the step from the same state; (the step's result, their distance / the step's length)."""
     values_before, positions = [t.clone() for t in changed], [generator.get_state() for generator in generators]
     replay()
     replayed = [t.clone() for t in changed]
@@ -134,17 +134,17 @@ def checked(
 
 
 def _default(device: torch.device) -> Generator:
-    """The generator that layers such as dropout draw from; a graph knows it without being told."""
+    """The generator that layers such as dropout draw from; a graph registers it by itself."""
     if device.type != "cuda":
         return torch.default_generator
     return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
 def capture(function: Callable[[], Tensor], generators: Sequence[Generator], pool: Any) -> tuple[Any, Tensor]:
-    """(the graph of the kernels of `function`, the tensor that its result is in). Nothing is computed here.
+    """Record the kernels of `function` without running them; (the graph, the tensor that holds its result).
 
-    pool: the memory of another graph, which may take it over: of a replay only the result is wanted, and that at once.
-    RuntimeError: something in it waits for the device, or the memory is not enough.
+    pool: another graph's memory to share, which is safe because the result is copied before the next replay. Raises
+    RuntimeError if `function` waits for the device, or memory runs out.
     """
     graph = torch.cuda.CUDAGraph()
     with warnings.catch_warnings():  # from torch 2.12 on generators register themselves, and this only warns

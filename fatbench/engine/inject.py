@@ -1,14 +1,13 @@
-"""A function is given what it asks for: a parameter named `broadcast_losses` is given the losses, under any name.
+"""Dependency injection: a function gets what its parameters name, and nothing else is computed.
 
-    def shy(updates, context, broadcast_losses): ...
+    def q_ffl(updates, context, broadcast_losses): ...
 
-    asks(shy, "broadcast_losses")                                   True: have the clients measure them
-    shy(updates, context, **granted(shy, {"broadcast_losses": measured}))
+    asks(q_ffl, "broadcast_losses")              True: have the clients measure their losses
+    q_ffl(updates, context, **requested_arguments(q_ffl, {"broadcast_losses": lambda: losses}))
 
-A function that is a setting of another asks through it: `requested_arguments` binds the losses to the inner
-function, and the outer
-one calls it with `(updates, context)`. What no parameter names is not computed. `fatbench.suite.signatures` has the
-names of each kind, by which a suite is checked before anything runs; the function that offers one says what it is.
+If the function is a setting of another, it asks through that one: `requested_arguments` binds the losses to the inner
+function, and the outer one calls it with `(updates, context)`. `fatbench.suite.signatures` lists the names that each
+kind of function may ask for, so that a suite is checked before anything runs.
 """
 
 from __future__ import annotations
@@ -22,17 +21,21 @@ from fatbench.suite.signatures import OFFERS, TABLES
 
 
 def asks(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function has a parameter called `name` before the `*` of its settings, or one of its settings asks."""
+    """Whether a function has a positional parameter called `name`, or one of the functions among its settings has."""
     if name in _parameters(getattr(function, "func", function)):
         return True
-    return any(asks(inner, name) for inner, offered in _inner(function).values() if offered is None or name in offered)
+    return any(
+        asks(inner, name)
+        for inner, offered in _function_settings(function).values()
+        if offered is None or name in offered
+    )
 
 
 def requested_arguments(function: Callable[..., Any], offers: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """The offers that a function asks for, computed, as keyword arguments; settings that ask, with theirs bound."""
+    """The offers that a function asks for, computed, as keyword arguments, with those of its settings bound to them."""
     parameters = _parameters(getattr(function, "func", function))
     arguments = {name: offer() for name, offer in offers.items() if name in parameters}
-    for setting, (inner, offered) in _inner(function).items():
+    for setting, (inner, offered) in _function_settings(function).items():
         if bound := requested_arguments(
             inner, {name: offers[name] for name in offers if offered is None or name in offered}
         ):
@@ -40,15 +43,15 @@ def requested_arguments(function: Callable[..., Any], offers: Mapping[str, Calla
     return arguments
 
 
-def _inner(function: Callable[..., Any]) -> dict[str, tuple[Callable[..., Any], tuple[str, ...] | None]]:
-    """The functions among the settings bound to a function, and what each may ask for; None: its kind is not known."""
+def _function_settings(function: Callable[..., Any]) -> dict[str, tuple[Callable[..., Any], tuple[str, ...] | None]]:
+    """{setting: (function, names it may ask for)} for functions among bound settings; None: unknown kind."""
     bound_functions = {key: value for key, value in getattr(function, "keywords", {}).items() if callable(value)}
-    return {key: (value, _offered(function.func, key)) for key, value in bound_functions.items()}  # type: ignore[attr-defined]
+    return {key: (value, _offers_to_kind(function.func, key)) for key, value in bound_functions.items()}  # type: ignore[attr-defined]
 
 
 @functools.cache
-def _offered(function: Callable[..., Any], setting: str) -> tuple[str, ...] | None:
-    """What a function of the kind that the annotation of a setting names may ask for."""
+def _offers_to_kind(function: Callable[..., Any], setting: str) -> tuple[str, ...] | None:
+    """The names that a function in this setting may ask for, by the kind that the setting's annotation names."""
     kind = str(getattr(inspect.unwrap(function), "__annotations__", {}).get(setting)).removesuffix(" | None")
     return OFFERS.get(kind, ()) if kind in TABLES else None
 

@@ -1,9 +1,9 @@
 """Local training: what a client does between receiving theta^t and sending theta_k.
 
-One loop that reads like the papers' (`train`), over batches that are drawn by named streams. `Problem.path` says how:
-"loop" has channels_last (see `memory_format`) and steps all tensors at once; "graphs" is "loop" with recorded steps, to
-the last bit; "reference", for tests and the networks of others, has contiguous NCHW and one tensor after the other, and
-agrees to rounding. Nothing inside a step waits for the device.
+The loop in `train` reads like the papers'; named random streams draw its batches. `Problem.path` selects one of three
+implementations. "loop" uses channels_last (see `memory_format`) and updates all tensors at once. "graphs" is "loop"
+with recorded steps and gives the same bits. "reference" is for tests and for networks that were trained elsewhere:
+contiguous NCHW, one tensor after the other, equal up to rounding. Nothing inside a step waits for the device.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from fatbench.suite.types import Count, Fraction, Momentum, Natural, NonNegative
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What a client does in a round: `epochs` passes over its examples, a step of the optimizer for every batch.
+    """What a client does in a round: `epochs` passes over its examples, one optimizer step for every batch.
 
-    epochs: of round 0; every `epochs_every` rounds times `epochs_factor`, cut to whole ones, at least 1.
-    batch: examples of a step, the last one of an epoch may have fewer. lr: the rate of round 0, times lr_decay every
-    round. momentum is SGD's; its buffer starts at zero every round. weight_decay is added to the gradient (AdamW
-    shrinks the weights). clip: the gradient is scaled to at most this norm. proximal: a term added to the gradient that
-    pulls towards the broadcast weights (FedProx). warmup: the objective of the first `warmup_rounds` rounds, such as
-    fewer adversarial images, or AT before AWP.
+    epochs: in round 0; multiplied by `epochs_factor` every `epochs_every` rounds, rounded down, at least 1.
+    batch: examples in a step; the last of an epoch may have fewer. lr: learning rate in round 0, multiplied by lr_decay
+    every round. momentum is SGD's; its buffer starts at zero in every round. weight_decay is added to the gradient (for
+    AdamW, it shrinks the weights). clip: the gradient is scaled to at most this norm. proximal: a term added to the
+    gradient that pulls towards the broadcast weights (FedProx). warmup: the objective of the first `warmup_rounds`
+    rounds, such as fewer adversarial images, or AT before AWP.
     """
 
     batch: Count
@@ -59,16 +59,16 @@ class LocalTraining:
     warmup_rounds: Natural = 0
 
     def at(self, round: int) -> LocalTraining:
-        """The settings of round `round`, counted from 0: the rate has fallen, and the number of epochs."""
+        """The settings of round `round`, counted from 0, with its learning rate, epochs and objective."""
         lr, epochs, objective = self.lr * self.lr_decay**round, self.epochs_in(round), self.objective_in(round)
         return replace(self, lr=lr, epochs=epochs, objective=objective)
 
     def epochs_in(self, round: int) -> int:
-        """How many epochs a round has."""
+        """The number of epochs in a round."""
         return epochs_in_round(self.epochs, self.epochs_factor, self.epochs_every, round)
 
     def objective_in(self, round: int) -> Objective:
-        """What a round trains on."""
+        """The objective of a round."""
         return self.warmup if self.warmup is not None and round < self.warmup_rounds else self.objective
 
     def descent(self, plain: bool = False) -> Descent:
@@ -78,13 +78,13 @@ class LocalTraining:
 
 def _warmup_has_an_objective(*, warmup_rounds: int, warmup: Objective | None) -> str | None:
     if warmup_rounds and warmup is None:
-        return "warmup_rounds: 'warmup' does not say on which objective"
+        return "warmup_rounds: set 'warmup', the objective of these rounds"
     return None
 
 
 def _warmup_has_rounds(*, warmup_rounds: int, warmup: Objective | None) -> str | None:
     if not warmup_rounds and warmup is not None:
-        return "warmup: 'warmup_rounds' does not say for how many rounds"
+        return "warmup: set 'warmup_rounds', the number of its rounds"
     return None
 
 
@@ -105,18 +105,20 @@ def pixels(problem: Problem, images: Tensor) -> Tensor:
 
 
 def memory_format(problem: Problem) -> torch.memory_format:
-    """How the path lays images and weights out: contiguous for "reference", else channels_last, which is faster.
+    """The memory layout of images and weights: contiguous for "reference", else channels_last, which is faster.
 
-    On a CPU, channels_last is not for a network with a strided 1x1 convolution of fewer than 16 input channels, such as
-    a narrow ResNet: its weight gradient would be wrong, or the process would crash, because oneDNN writes beyond its
-    workspace (github.com/uxlfoundation/oneDNN, issue 6035; torch 2.15 has it).
+    On a CPU, networks with a strided 1x1 convolution of fewer than 16 input channels, such as a narrow ResNet, stay
+    contiguous: oneDNN would write beyond its workspace, and the weight gradient be wrong or the process crash
+    (github.com/uxlfoundation/oneDNN, issue 6035; torch 2.15 has it).
     """
-    if problem.path == "reference" or (problem.device.type == "cpu" and any(map(_overruns, problem.model.modules()))):
+    if problem.path == "reference" or (
+        problem.device.type == "cpu" and any(map(_overruns_workspace, problem.model.modules()))
+    ):
         return torch.contiguous_format
     return torch.channels_last
 
 
-def _overruns(layer: nn.Module) -> bool:
+def _overruns_workspace(layer: nn.Module) -> bool:
     return (
         isinstance(layer, nn.Conv2d)
         and layer.kernel_size == (1, 1)
@@ -126,31 +128,31 @@ def _overruns(layer: nn.Module) -> bool:
 
 
 def precision_context(problem: Problem) -> contextlib.AbstractContextManager[Any]:
-    """bfloat16 or TF32 where asked for; weights and the optimizer stay in float32."""
+    """A context for bfloat16 or TF32, if asked for; weights and the optimizer stay in float32."""
     if problem.precision == "fp32":
         return contextlib.nullcontext()
     return precision.forward(problem.device, problem.precision)
 
 
 def gradients_of(problem: Problem, loss: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of a training step's loss by the weights, in the precision of its forward pass.
+    """The gradient of a training step's loss with respect to the weights, in the precision of its forward pass.
 
-    It is zero for a weight that the loss does not use, such as a second head.
+    It is zero for weights that the loss does not use, such as a second head.
     """
     with precision.backward(problem.precision) if problem.precision == "tf32" else contextlib.nullcontext():
         return list(torch.autograd.grad(loss, weights, materialize_grads=True))
 
 
 def load(problem: Problem, state: Tensors) -> nn.Module:
-    """The problem's model holding a copy of `state`, laid out for the path."""
+    """Load a copy of `state` into the problem's model, in the path's memory layout, and return the model."""
     model = problem.model
     model.load_state_dict(state)
     model.to(memory_format=memory_format(problem))
     return model
 
 
-def copied(model: nn.Module, prefix: str | tuple[str, ...] = "") -> Tensors:
-    """Copies of the parameters and buffers whose names begin with `prefix`, contiguous whatever the path."""
+def copy_state(model: nn.Module, prefix: str | tuple[str, ...] = "") -> Tensors:
+    """Contiguous copies of the parameters and buffers whose names begin with `prefix`."""
     return {
         name: value.detach().clone(memory_format=torch.contiguous_format)
         for name, value in model.state_dict().items()
@@ -163,7 +165,7 @@ def copied(model: nn.Module, prefix: str | tuple[str, ...] = "") -> Tensors:
 
 @dataclass(frozen=True)
 class Client:
-    """A client to be trained: whose data, from which model, in which round, and what its algorithm adds to a step."""
+    """One client's training in one round: its data, the model it starts from, and what the algorithm adds to a step."""
 
     problem: Problem
     broadcast: Tensors
@@ -192,7 +194,7 @@ class Batch:
 
 
 def orders(problem: Problem, k: int, round: int, local: LocalTraining) -> Iterator[tuple[int, Tensor]]:
-    """(epoch, positions in the shard) of every batch of client k's round, by the stream "order"."""
+    """(epoch, positions in the shard) of every batch of client k's round, drawn from the stream "order"."""
     shard = problem.shards[k]
     order = generator(problem.seed, "order", round, k)
     for epoch in range(local.epochs):
@@ -201,14 +203,14 @@ def orders(problem: Problem, k: int, round: int, local: LocalTraining) -> Iterat
 
 
 def batches(problem: Problem, k: int, round: int, local: LocalTraining) -> Iterator[Batch]:
-    """All batches of client k's round, by the streams "order" and "augment"."""
+    """All batches of client k's round, drawn from the streams "order" and "augment"."""
     views = generator(problem.seed, "augment", round, k, device=problem.device)
     for epoch, rows in orders(problem, k, round, local):
         yield Batch(epoch, rows, *examples(problem, problem.shards[k][rows], views))
 
 
 def examples(problem: Problem, index: Tensor, views: Generator) -> tuple[Tensor, Tensor]:
-    """The images `index` (B,) as training sees them, (B, C, H, W) in [0, 1], and their labels (B,)."""
+    """The images at `index` (B,), augmented, (B, C, H, W) in [0, 1], and their labels (B,)."""
     x = pixels(problem, problem.images[index])
     return x if problem.augment is None else problem.augment(x, views), problem.labels[index]
 
@@ -226,12 +228,12 @@ def train(
     broadcast: Callable[[], nn.Module] | None = None,
     recordings: Recordings | None = None,
 ) -> tuple[Moments, Stats]:
-    """A client's training of `weights`, in place; the optimizer's moments after it, and what the client reports.
+    """Train `weights` in place; return the optimizer's moments and the statistics that the client reports.
 
-    `network` maps images (B, C, H, W) to logits (B, classes) by these weights. gradient: what is done to the gradients
-    before a step; after_step: what is done to the weights after it; loss_of: added to the objective's loss, after its
-    last forward pass. The objective may ask for what `offers` names. recordings: the step is recorded there and
-    replayed; then all that the functions read is held there, and moments begin at zero.
+    `network` maps images (B, C, H, W) to logits (B, classes) with these weights. gradient: transforms the gradients
+    before a step. after_step: changes the weights after it. loss_of: a loss to add to the objective's, after its last
+    forward pass. The objective may ask for what `offers` names. recordings: where the step is recorded and replayed;
+    all that the functions read must then be held there, and the moments start at zero.
     """
     problem, k, round = client.problem, client.k, client.round
     shard, step_settings = problem.shards[k], local.descent(plain=problem.path == "reference")
@@ -247,7 +249,7 @@ def train(
     extra_arguments = requested_arguments(local.objective, offered)
 
     def train_step(index: Tensor, epoch: int = 0, rows: Tensor | None = None) -> Tensor:
-        """A step on the images `chosen` (B,); its loss."""
+        """Take one step on the images at `index` (B,) and return its loss."""
         nonlocal new_moments
         x, y = examples(problem, index, views)
         with precision_context(problem):
@@ -259,39 +261,41 @@ def train(
         with torch.no_grad():
             new_moments = step(weights, gradient(gradients), new_moments, step_settings)
             after_step()
-            correct.add_(hits.sum())
+            correct.add_(hits.sum())  # in place, so that a recorded step finds it
         return loss.detach()
 
     take: Callable[[Tensor], Tensor] = train_step
     if recordings is not None:
         changed = [correct, *new_moments["velocity"], *network.state_dict().values()]
-        take = recordings.step(_recorded_as(client, local, network, weights, step_settings), train_step, changed)
+        take = recordings.step(_recording_key(client, local, network, weights, step_settings), train_step, changed)
     with forked(problem.seed, "dropout", round, k, device=problem.device):
         losses: list[Tensor] = []
         sizes: list[int] = []
         for epoch, rows in orders(problem, k, round, local):
             loss = train_step(shard[rows], epoch, rows) if recordings is None else take(shard[rows])
-            if epoch == local.epochs - 1:
+            if epoch == local.epochs - 1:  # `Stats.loss` is that of the last epoch
                 losses.append(loss)
                 sizes.append(len(rows))
-    means = torch.stack(losses).double().tolist()
+    means = torch.stack(losses).double().tolist()  # the only wait for the device in the round
     return new_moments, stats(local, client.n, means, sizes, float(correct))
 
 
-def _recorded_as(
+def _recording_key(
     client: Client, local: LocalTraining, network: nn.Module, weights: Sequence[Tensor], descent: Descent
 ) -> Hashable:
-    """What a recorded step has in it: whoever differs in one of these needs another recording."""
+    """What a recorded step depends on: a step that differs in any of these needs its own recording."""
     problem = client.problem
     problem_parts = (id(problem.images), id(problem.labels), problem.precision, problem.size, problem.augment)
     addresses = (network, *(tensor.data_ptr() for tensor in weights))
     shifted = (tuple(client.gradient_shift), tuple(client.weight_shift))
-    pulled = None if local.proximal is None else (local.proximal, client.round)  # it may ask which round it is
+    pulled = (
+        None if local.proximal is None else (local.proximal, client.round)
+    )  # a proximal term may depend on the round
     return problem_parts, addresses, shifted, pulled, local.objective, descent
 
 
 def hold_offers(offered: Mapping[str, Callable[[], Any]], recordings: Recordings) -> Mapping[str, Callable[[], Any]]:
-    """The offers, each in the same place for every client."""
+    """The offers, with tensors that keep their addresses for every client."""
     return {
         **offered,
         "class_counts": lambda: recordings.hold("class_counts", [offered["class_counts"]()])[0],
@@ -302,14 +306,14 @@ def hold_offers(offered: Mapping[str, Callable[[], Any]], recordings: Recordings
 def offers(
     problem: Problem, k: int, broadcast: Callable[[], nn.Module] | None = None
 ) -> Mapping[str, Callable[[], Any]]:
-    """What an objective may ask for, each as a function that makes it.
+    """What an objective may ask for: {name: a function that computes it}.
 
-    class_counts: how many examples of every class the client has, float, (1, C). broadcast: the model theta^t that the
-    round began with, in eval mode. client: the client's number. ValueError, when asked: no model is broadcast.
+    class_counts: the number of the client's examples of every class, float, (1, C). broadcast: the model theta^t that
+    the round began with, in eval mode; raises ValueError if no model is broadcast. client: the client's number.
     """
 
     def no_broadcast() -> nn.Module:
-        raise ValueError("the objective needs the broadcast model, and this algorithm does not broadcast one")
+        raise ValueError("the objective needs the broadcast model, but this algorithm broadcasts none")
 
     return {
         "class_counts": functools.partial(class_counts, problem, k),
@@ -318,18 +322,18 @@ def offers(
     }
 
 
-def frozen(model: nn.Module) -> Callable[[], nn.Module]:
-    """A copy of the model as it is when asked for, in eval mode and without gradients."""
+def frozen_copy(model: nn.Module) -> Callable[[], nn.Module]:
+    """A function that copies the model when it is called, in eval mode and without gradients."""
     return lambda: copy.deepcopy(model).eval().requires_grad_(False)
 
 
 def class_counts(problem: Problem, k: int) -> Tensor:
-    """(1, C) float: how many examples of every class client k has."""
+    """The number of client k's examples of every class, (1, C) float."""
     return problem.labels[problem.shards[k]].bincount(minlength=problem.classes).float().unsqueeze(0)
 
 
 def train_client(client: Client, local: LocalTraining) -> Update:
-    """What a client uploads after its training."""
+    """Train a client and return its update."""
     model = load(client.problem, client.broadcast)
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     weights: list[Tensor] = list(parameters.values())
@@ -358,17 +362,17 @@ def train_client(client: Client, local: LocalTraining) -> Update:
         local,
         gradient=gradient,
         after_step=after_step,
-        broadcast=frozen(model),
+        broadcast=frozen_copy(model),
         recordings=recordings,
     )
-    return Update(client.k, client.n, copied(model), client_stats)
+    return Update(client.k, client.n, copy_state(model), client_stats)
 
 
 def recordings_for(problem: Problem, local: LocalTraining) -> Recordings | None:
-    """Where the steps of this training are recorded; None: they are not.
+    """Where to record the steps of this training; None if they cannot be recorded.
 
-    A replay repeats kernels and nothing that the host did: Adam counts its steps there, what asks for `client` has a
-    number from there, and what else a function from outside fatbench does there is unknown.
+    A replay repeats kernels, but nothing that the host did. There Adam counts its steps, an objective that asks for
+    `client` reads its number, and a function from outside fatbench may do anything.
     """
     functions = [function for function in (local.objective, local.proximal, problem.augment) if function is not None]
     if problem.path != "graphs" or local.optimizer != "sgd" or asks(local.objective, "client"):
@@ -379,9 +383,9 @@ def recordings_for(problem: Problem, local: LocalTraining) -> Recordings | None:
 
 
 def _is_ours(function: Callable[..., Any]) -> bool:
-    """Whether a function, and every function among its settings, is in this package."""
+    """Whether a function and all functions among its settings belong to fatbench."""
     settings = getattr(function, "keywords", {}).values()
-    module = inspect.getmodule(entry_of(function).function)  # an entry itself is ours, whose function may be not
+    module = inspect.getmodule(entry_of(function).function)  # an Entry is ours even if its function is not
     return (
         module is not None
         and module.__name__.startswith("fatbench.")
@@ -390,12 +394,12 @@ def _is_ours(function: Callable[..., Any]) -> bool:
 
 
 def broadcast_loss(client: Client, local: LocalTraining) -> float:
-    """The mean objective of theta^t on a client's data: one pass without a step (AFL, q-FFL)."""
+    """The mean objective of theta^t on a client's data, in one pass without steps (for AFL and q-FFL)."""
     problem, k, round = client.problem, client.k, client.round
     model = load(problem, client.broadcast)
     shard = problem.shards[k]
     noise = client.stream("broadcast_loss")
-    extra_arguments = requested_arguments(local.objective, offers(problem, k, frozen(model)))
+    extra_arguments = requested_arguments(local.objective, offers(problem, k, frozen_copy(model)))
     losses, sizes = [], []
     with forked(problem.seed, "broadcast_loss", round, k, device=problem.device):
         for batch in shard.split(local.batch):
@@ -408,18 +412,18 @@ def broadcast_loss(client: Client, local: LocalTraining) -> float:
 
 
 def stats(local: LocalTraining, n: int, means: Sequence[float], sizes: Sequence[int], correct: float) -> Stats:
-    """What a client with `n` examples reports; `means` and `sizes` are those of the batches of its last epoch."""
+    """The statistics of a client with `n` examples; `means` and `sizes` are those of the last epoch's batches."""
     total = sum(mean * size for mean, size in zip(means, sizes, strict=True))
     steps = local.epochs * len(sizes)
-    effective, horizon = 0.0, 0.0
+    momentum_steps, step_weight = 0.0, 0.0  # ||a||_1 of FedNova: with momentum, a step lives on in later ones
     for _ in range(steps):
-        horizon = local.momentum * horizon + 1.0
-        effective += horizon
+        step_weight = local.momentum * step_weight + 1.0
+        momentum_steps += step_weight
     return Stats(
         loss=total / n,
         loss_released=total / len(sizes),
         accuracy=correct / (n * local.epochs),
         steps=steps,
-        momentum_steps=effective,
+        momentum_steps=momentum_steps,
         batches=len(sizes),
     )

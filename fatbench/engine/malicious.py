@@ -1,4 +1,4 @@
-"""Malicious clients: who they are, and where what they do enters a round.
+"""Malicious clients: who they are, and where their attack enters a round.
 
 | first parameter | the adversary changes | where |
 |---|---|---|
@@ -6,8 +6,8 @@
 | loss | what its training descends; the loss that it reports stays what it was | `training` |
 | update | what it sends: a vector (P,), its trained parameters less those that it received | `accepted_updates` |
 
-An adversary is a pure function and sees what its further parameters name (`fatbench.suite.signatures`), nothing else:
-they are its threat model. Whatever comes after, aggregation, drift, logs, transfers, sees what was sent.
+An adversary is a pure function. It sees only what its further parameters name (`fatbench.suite.signatures`): they are
+its threat model. All that comes later (aggregation, drift, logs, transfers) sees what was sent, not what was trained.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from fatbench.suite.types import Adversary, Clients, Objective
 class Malicious:
     """Malicious clients, the same in every round, and the attack that they make.
 
-    clients: how many, counted from client 0, or which, such as "3,7". then: a second attack, on what the first leaves,
-    such as a scaled upload after training on poisoned data.
+    clients: their number, counted from client 0, or a list such as "3,7". then: a second attack, applied after the
+    first, such as scaling the upload after training on poisoned data.
     """
 
     clients: Clients
@@ -62,11 +62,13 @@ def deal(
 ) -> tuple[Tensor, Tensor]:
     """The training images (N, C, H, W) uint8 and labels (N,) with those of malicious clients changed, as copies.
 
-    An adversary is called with a client's own (N_k, C, H, W) and (N_k,). It may ask for `classes` and `generator`.
-    ValueError: there is no such client.
+    An adversary is called with one client's (N_k, C, H, W) and (N_k,). It may ask for `classes` and `generator`.
+    Raises ValueError if a malicious client does not exist.
     """
-    if strangers := [k for k in malicious.numbers if k >= len(shards)]:
-        raise ValueError(f"malicious: there is no client {min(strangers)}, there are {len(shards)}")
+    if unknown_clients := [k for k in malicious.numbers if k >= len(shards)]:
+        raise ValueError(
+            f"malicious: client {min(unknown_clients)} does not exist, the {len(shards)} clients count from 0"
+        )
     if malicious.acting("images"):
         images = in_memory(images)
     for adversary in malicious.acting("images"):
@@ -79,54 +81,60 @@ def deal(
                 **requested_arguments(adversary, {"classes": lambda: classes, "generator": noise}),
             )
             x, y = _like(changed, client_images, client_labels)
+            # Unchanged images are not copied: they may be mapped from a file larger than the memory.
             images = images if x is client_images else images.index_put((shards[k],), x)
             labels = labels.index_put((shards[k],), y)
     return images, labels
 
 
-def training(problem: Problem, cohort: Sequence[int], locals: Mapping[int, LocalTraining]) -> dict[int, LocalTraining]:
-    """What each client of the cohort does in the round, where malicious ones descend another loss."""
+def local_settings(
+    problem: Problem, cohort: Sequence[int], locals: Mapping[int, LocalTraining]
+) -> dict[int, LocalTraining]:
+    """Each client's local training, with the adversary's loss in that of malicious clients."""
     settings = dict(locals)
     for adversary in problem.malicious.acting("loss") if problem.malicious is not None else ():
         for k in problem.malicious.numbers & set(cohort):
-            objective = functools.partial(_descending, objective=settings[k].objective, adversary=adversary)
+            objective = functools.partial(_adversarial_objective, objective=settings[k].objective, adversary=adversary)
             settings[k] = replace(settings[k], objective=objective)
     return settings
 
 
-def _descending(
+def _adversarial_objective(
     model: nn.Module, x: Tensor, y: Tensor, generator: Generator, *, objective: Objective, adversary: Adversary
 ) -> tuple[Tensor, Tensor]:
-    """An objective with the adversary's gradient, and its own value."""
+    """The objective's value with the gradient of the adversary's loss."""
     loss, correct = objective(model, x, y, generator)
     (adversarial_loss,) = _like((adversary(loss),), loss)
-    return adversarial_loss + (loss - adversarial_loss).detach(), correct
+    return adversarial_loss + (
+        loss - adversarial_loss
+    ).detach(), correct  # the value of `loss`, so that reports look honest
 
 
-def bears(aggregator: Callable[..., Any] | None, cohort: int) -> bool:
-    """Whether an aggregator with its settings says, in its entry, that it bears a malicious client."""
+def tolerates_one(aggregator: Callable[..., Any] | None, cohort: int) -> bool:
+    """Whether an aggregator's entry says that, with these settings, it tolerates at least one malicious client."""
     if aggregator is None:
         return False
     entry = entry_of(aggregator)
-    bears = entry.bears if isinstance(entry, AggregatorEntry) else None
-    return bears is not None and ask(bears, aggregator, SimpleNamespace(cohort=cohort)) > 0
+    tolerated = entry.bears if isinstance(entry, AggregatorEntry) else None
+    return tolerated is not None and ask(tolerated, aggregator, SimpleNamespace(cohort=cohort)) > 0
 
 
 def accepted_updates(
-    problem: Problem, starts: Mapping[int, Tensors], updates: Sequence[Update], round: int, robust: bool = False
+    problem: Problem, start_models: Mapping[int, Tensors], updates: Sequence[Update], round: int, robust: bool = False
 ) -> list[Update]:
-    """What the server accepts: malicious clients' trained parameters replaced, uploads that are not finite left out.
+    """The updates that the server accepts: malicious ones tampered with, those that are not finite left out.
 
-    These are left out where clients are malicious, or the aggregator is `robust`, which says that it bears some. If
-    none is finite, all are kept: training diverges. starts: the model that each client received. An adversary may
+    Updates that are not finite are left out only if some clients are malicious or the aggregator is `robust`; if none
+    is finite, all are kept and training diverges. start_models: the model that each client received. An adversary may
     ask for `others` (n, P), the updates of the round's honest clients; `broadcast` (P,), the parameters that the client
-    received; `last_layer` (P,) bool, those of layers that emit logits; `malicious`, the number of malicious clients in
-    the round; `round`, from 0; `generator`. If there is no other, one that asks for `others` sends what is honest.
+    received; `last_layer` (P,) bool, the parameters of layers that emit logits; `malicious`, the number of malicious
+    clients in the round; `round`, from 0; `generator`. Without honest clients, an adversary that asks for `others`
+    sends the honest update.
     """
     malicious, names = problem.malicious, trainable(problem.model)
     if malicious is None:
-        return _finite(updates) if robust else list(updates)
-    liars = malicious.numbers & {update.client for update in updates}
+        return _finite_updates(updates) if robust else list(updates)
+    malicious_clients = malicious.numbers & {update.client for update in updates}
 
     def flat(tensors: Tensors) -> Tensor:
         return torch.cat([tensors[name].flatten() for name in names])
@@ -135,22 +143,22 @@ def accepted_updates(
         last_layers = logit_parameters(problem.model)
         return {
             "others": lambda: torch.stack(
-                [flat(u.model) - flat(starts[u.client]) for u in updates if u.client not in liars]
+                [flat(u.model) - flat(start_models[u.client]) for u in updates if u.client not in malicious_clients]
             ),
-            "broadcast": lambda: flat(starts[k]),
+            "broadcast": lambda: flat(start_models[k]),
             "last_layer": lambda: flat(
-                {n: torch.full_like(starts[k][n], n in last_layers, dtype=torch.bool) for n in names}
+                {n: torch.full_like(start_models[k][n], n in last_layers, dtype=torch.bool) for n in names}
             ),
-            "malicious": lambda: len(liars),
+            "malicious": lambda: len(malicious_clients),
             "round": lambda: round,
             "generator": lambda: generator(problem.seed, "adversary", round, k, device=problem.device),
         }
 
     def tampered(update: Update) -> Update:
-        start = flat(starts[update.client])
+        start = flat(start_models[update.client])
         change = flat(update.model) - start
         for adversary in malicious.acting("update"):
-            if len(liars) < len(updates) or not asks(adversary, "others"):
+            if len(malicious_clients) < len(updates) or not asks(adversary, "others"):
                 (change,) = _like((adversary(change, **requested_arguments(adversary, offers(update.client))),), change)
         pieces = (start + change).split([update.model[name].numel() for name in names])
         trained = [(name, update.model[name]) for name in names]
@@ -161,17 +169,17 @@ def accepted_updates(
 
     if malicious.acting("update"):
         with torch.no_grad():
-            updates = [tampered(update) if update.client in liars else update for update in updates]
-    return _finite(updates)
+            updates = [tampered(update) if update.client in malicious_clients else update for update in updates]
+    return _finite_updates(updates)
 
 
-def _finite(updates: Sequence[Update]) -> list[Update]:
-    finite_updates = [update for update in updates if finite(update.model)] or list(updates)
-    return [replace(update, refused=len(updates) - len(finite_updates)) for update in finite_updates]
+def _finite_updates(updates: Sequence[Update]) -> list[Update]:
+    kept_updates = [update for update in updates if finite(update.model)] or list(updates)
+    return [replace(update, refused=len(updates) - len(kept_updates)) for update in kept_updates]
 
 
 def _like(result: Any, *expected: Tensor) -> Sequence[Tensor]:
-    """What an adversary gives in place of tensors. ValueError: other than as many of the same shapes."""
+    """An adversary's result as a tuple. Raises ValueError unless it has the number and shapes of `expected`."""
     results = result if isinstance(result, tuple) else (result,)
     if [getattr(tensor, "shape", None) for tensor in results] != [tensor.shape for tensor in expected]:
         returned_shapes, expected_shapes = (
@@ -180,7 +188,7 @@ def _like(result: Any, *expected: Tensor) -> Sequence[Tensor]:
             )
             for tensors in (results, expected)
         )
-        raise ValueError(f"the adversary returns {returned_shapes}, in place of {expected_shapes}")
+        raise ValueError(f"the adversary returns {returned_shapes}, expected {expected_shapes}")
     return results
 
 

@@ -1,4 +1,4 @@
-"""Images on the device, or left where they lie: in a file that is mapped into memory and may be larger than it."""
+"""Images on the device, or left in a memory-mapped file that may be larger than the memory."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ SHARE = 0.5  # of a GPU's free memory that images may take
 
 
 class MappedImages:
-    """Images (N, C, H, W) uint8 of a mapped file; those that are indexed are copied to the device.
+    """Images (N, C, H, W) uint8 of a mapped file; indexing copies images to the device.
 
-    It stands for a tensor that is indexed along its first axis, and does nothing else a tensor does.
+    It stands in for a tensor that is only indexed along its first axis.
     """
 
     dtype = torch.uint8
 
     def __init__(self, images: Tensor, rows: Tensor, device: torch.device):
-        """images: (M, C, H, W) on the CPU. rows: (N,) which of them these are, on the CPU."""
+        """images: (M, C, H, W) on the CPU. rows: (N,) int64 positions in `images`, on the CPU."""
         self.images, self.rows, self.device = images, rows, device
         self.shape = torch.Size((len(rows), *images.shape[1:]))
 
@@ -38,8 +38,8 @@ class MappedImages:
 def images_on_device(device: torch.device, images: Any, rows: Any) -> Tensor:
     """The images (N, C, H, W) of an array at `rows`, an index or a slice, as a tensor on the device.
 
-    Of a mapped file nothing is copied: a slice stays in the file, an index is followed batch by batch
-    (`MappedImages`). On a GPU they are copied where they fit.
+    Nothing of a mapped file is copied: a slice stays in the file, an index is followed batch by batch
+    (`MappedImages`). On a GPU the images are copied if they fit.
     """
     if not isinstance(images, np.memmap) or (device.type != "cpu" and images.nbytes < SHARE * free_memory(device)):
         return torch.from_numpy(np.asarray(images)[rows]).to(device)
@@ -50,10 +50,10 @@ def images_on_device(device: torch.device, images: Any, rows: Any) -> Tensor:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes of memory of a GPU that are free."""
+    """Free memory of a GPU in bytes."""
     return int(torch.cuda.mem_get_info(device)[0])
 
 
 def in_memory(images: Tensor) -> Tensor:
-    """The images as a tensor that can be computed with."""
+    """The images as an ordinary tensor."""
     return images[:] if isinstance(images, MappedImages) else images

@@ -1,6 +1,6 @@
-"""What is measured of a round.
+"""The metrics of a round.
 
-Numbers of a round (stage `train`; `client` is set where it says per client):
+Numbers of a round (stage `train`; those per client have `client` set):
 
 | metric | what |
 |---|---|
@@ -25,8 +25,8 @@ Numbers of a round (stage `train`; `client` is set where it says per client):
 | gradient_steps, forward, backward | what the round cost: optimizer steps, image passes of training |
 | bytes_up, bytes_down, seconds | bytes on the wire, wall time of training |
 
-and whatever the algorithm, its aggregator and the diagnostic measure besides. Where an algorithm has no single global
-model, accuracies are means over the clients' models, and also per client.
+The algorithm, its aggregator and the diagnostic may add metrics. If an algorithm has no single global model, accuracies
+are means over the clients' models, and also per client.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fatbench.engine.accuracy import Chunk, accuracy, edge_accuracy, judged, models_of, natural, of_client
+from fatbench.engine.accuracy import Chunk, accuracy, edge_accuracy, models_of, natural, of_client, outcomes_of
 from fatbench.engine.footprint import footprint
 from fatbench.engine.local import trainable
 from fatbench.engine.mixing import last_layer_cosines
@@ -58,7 +58,7 @@ def metric_numbers(count: int, metrics: Mapping[str, float | dict[int, float]]) 
 
 
 def constant_numbers(ready: Setup, settings: Mapping[str, Any], per_class: bool) -> Iterator[Number]:
-    """What does not change from round to round."""
+    """Numbers of the first round that are the same in every round."""
     problem = ready.problem
     local = settings.get("local")
     batch = settings.get("batch") if local is None else local.batch
@@ -73,7 +73,7 @@ def constant_numbers(ready: Setup, settings: Mapping[str, Any], per_class: bool)
 
 
 def training(result: Round, problem: Problem) -> Iterator[Number]:
-    """The numbers that the round itself holds."""
+    """Losses, accuracies, weights and drift, from the round's updates."""
     count, updates = result.index + 1, result.updates
     if not updates:
         return
@@ -98,13 +98,21 @@ def training(result: Round, problem: Problem) -> Iterator[Number]:
         yield Number("fedwavg_weight", exponent / sum(exponents), count, client=update.client)
     norms: dict[str, list[Sequence[Tensor]]] = {"post": [], "pre": [], "mean": []}
     for name in trainable(problem.model):  # one at a time: a model of each client may not fit into memory
-        sent = [update.model[name] for update in updates]
-        others = {"post": result.state.model[name], "pre": result.broadcast[name], "mean": torch.stack(sent).mean(0)}
-        for other, tensor in others.items():
-            norms[other].append(torch._foreach_norm(torch._foreach_sub(sent, [tensor] * len(sent))))
+        client_values = [update.model[name] for update in updates]
+        references = {
+            "post": result.state.model[name],
+            "pre": result.broadcast[name],
+            "mean": torch.stack(client_values).mean(0),
+        }
+        for reference, tensor in references.items():
+            norms[reference].append(
+                torch._foreach_norm(torch._foreach_sub(client_values, [tensor] * len(client_values)))
+            )
     distances = {
-        other: [float(torch.stack(client_tensors).double().norm()) for client_tensors in zip(*of_tensors, strict=True)]
-        for other, of_tensors in norms.items()
+        reference: [
+            float(torch.stack(client_tensors).double().norm()) for client_tensors in zip(*of_tensors, strict=True)
+        ]
+        for reference, of_tensors in norms.items()
     }
     yield Number("drift_post", sum(distances["post"]) / len(updates), count)
     yield Number("drift_pre", sum(distances["pre"]) / len(updates), count)
@@ -114,11 +122,11 @@ def training(result: Round, problem: Problem) -> Iterator[Number]:
 def monitored(
     ready: Setup, result: Round, count: int, monitor: Any, n: int | None, per_class: bool
 ) -> Iterator[Number]:
-    """Accuracies and losses on test and validation images, and on what clients hold out."""
+    """Accuracies and losses on test and validation images, and on the clients' held-out examples."""
     problem = ready.problem
     models = models_of(result.state.model, result.own)
     clean_only = getattr(monitor, "func", monitor) is natural
-    attack_ball, kinds = ball(monitor), dict[str, None]()
+    attack_ball, doubt_kinds = ball(monitor), dict[str, None]()  # a set that keeps its order
     for prefix, held_out in (("", ready.test), ("val_", ready.validation)):
         if held_out is None:
             continue
@@ -129,15 +137,17 @@ def monitored(
                 judgements[metric] = judgements["natural"]
                 continue
             judgements[metric] = [
-                judged(problem, model, images, labels, attack, ("monitor", prefix + metric, count, *of_client(k)))
+                outcomes_of(problem, model, images, labels, attack, ("monitor", prefix + metric, count, *of_client(k)))
                 for k, model in models.items()
             ]
         for metric, results in judgements.items():
             bits = torch.stack([judgement.correct for judgement in results]).double()
-            kinds |= {kind: None for judgement in results for kind in judgement.seen.doubts(attack_ball)}
+            doubt_kinds |= {kind: None for judgement in results for kind in judgement.seen.doubts(attack_ball)}
             yield Number(prefix + metric, float(bits.mean()), count, n=len(labels))
             loss = sum(float(judgement.losses.mean()) for judgement in results) / len(results)
-            if math.isfinite(loss) or problem.malicious is not None:  # there the training has diverged
+            if (
+                math.isfinite(loss) or problem.malicious is not None
+            ):  # with malicious clients, an infinite loss ends the training and is its result
                 yield Number(f"{prefix}{metric}_loss", loss, count, n=len(labels))
             if result.own:
                 yield from (
@@ -149,7 +159,7 @@ def monitored(
                     of_class = labels.cpu() == c
                     if class_size := int(of_class.sum()):
                         yield Number(f"{prefix}{metric}_class", float(bits[:, of_class].mean()), count, class_size, c)
-    yield from (Number(f"doubt_monitored: {kind}".replace(" ", "_"), 1.0, count) for kind in kinds)
+    yield from (Number(f"doubt_monitored: {kind}".replace(" ", "_"), 1.0, count) for kind in doubt_kinds)
     if hasattr(problem.model, "edge_logits"):
         images, labels = ready.test[0][:n], ready.test[1][:n]
         edges = [edge_accuracy(problem, model, images, labels) for model in models.values()]

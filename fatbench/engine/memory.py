@@ -1,8 +1,8 @@
-"""Memory: that a process has had from the system stays with it, and the many words for too little.
+"""Keep freed memory in the process (glibc), and recognise out-of-memory errors.
 
-The C library gives large blocks back as soon as they are free. The activations of every pass are such blocks, so every
-pass has their pages mapped and zeroed anew: on a virtual machine a tenth of a pass of 32 images through NIN, a third of
-one of 100.
+The C library returns large blocks to the system as soon as they are freed. The activations of every pass are such
+blocks, so the system maps and zeroes their pages again for every pass. On a virtual machine this takes a tenth of a
+pass of 32 images through NIN, and a third of a pass of 100 images.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import contextlib
 import ctypes
 import sys
 
-# Of <malloc.h>, with what the GNU library begins with; it moves both thresholds up to these as it meets large blocks.
+# Options of mallopt (<malloc.h>), and the largest values to which glibc raises its thresholds by itself.
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 LARGEST = {TRIM_THRESHOLD: 64 << 20, MMAP_THRESHOLD: 32 << 20}
 
 
 def keep_freed_memory(enabled: bool = True) -> None:
-    """Keep what is freed; with False, give back as the library does of itself. Nothing where it is not the GNU one."""
+    """Keep freed memory in the process; False restores the library's default. Does nothing without glibc."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         library = ctypes.CDLL(None)
         for option, size in LARGEST.items():
@@ -27,10 +27,12 @@ def keep_freed_memory(enabled: bool = True) -> None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory of the host or of a device was not enough."""
+    """Whether an error says that the memory of the host or of a device has run out."""
     if isinstance(error, MemoryError):
         return True
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)  # torch's word for the host's
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(
+        error
+    )  # torch's message for the host's memory

@@ -1,4 +1,4 @@
-"""Bounded activation memory: a batch goes through a network in parts, and its gradient stays what it was."""
+"""Bounds the memory of activations: a batch goes through a network in parts, with the same gradient."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from fatbench.models.dropout import Dropout
 
 
 def bound(model: nn.Module, limit: int) -> None:
-    """Make `model`, or its `backbone` where it has one, take at most `limit` images at a time.
+    """Make `model`, or its `backbone` if it has one, compute at most `limit` images at a time.
 
-    Between the parts nothing is kept but inputs and outputs: the activations of a part are computed again when its
-    gradient is asked for, at the price of one more forward pass. Works under every objective and every attack, because
-    it is the network that is bounded and not the loop around it. Names of parameters and buffers stay.
-    ValueError: the network has batch normalisation, whose statistics are those of the whole batch.
+    Only inputs and outputs of the parts are kept: a part's activations are computed again for its gradient, at the cost
+    of one more forward pass. This works under every objective and attack, because it changes the network and not the
+    loop around it. Names of parameters and buffers stay. Raises ValueError if the network has batch normalisation,
+    whose statistics need the whole batch.
     """
     network: nn.Module = getattr(model, "backbone", model)
     if any(isinstance(module, _BatchNorm) for module in network.modules()):
-        raise ValueError("--microbatch: batch normalisation needs its whole batch, and this model has it")
+        raise ValueError("--microbatch: this model has batch normalisation, which needs the whole batch")
     network.forward = _in_parts(network.forward, limit)
 
 
-def dropping(model: nn.Module) -> bool:
-    """Whether a network has dropout: in parts it draws other masks, of the same distribution."""
+def has_dropout(model: nn.Module) -> bool:
+    """Whether a network has dropout: in parts, it draws other masks from the same distribution."""
     return any(isinstance(module, _DropoutNd | Dropout) and module.p > 0 for module in model.modules())
 
 

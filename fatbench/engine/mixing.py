@@ -1,6 +1,6 @@
-"""From updates to the next model: an aggregator gives weights, and here the weights become a state_dict.
+"""From updates to the next model: an aggregator returns weights, and `mix` applies them.
 
-mixing = aggregate(aggregator, updates, context)             what the aggregator says, given what it asks for
+mixing = aggregate(aggregator, updates, context)          calls the aggregator with what it asks for
 mix(updates, mixing, broadcast, model)                 -> the state_dict of theta^{t+1}
 """
 
@@ -21,7 +21,7 @@ from fatbench.engine.rounds import Context, Mixing, Tensors, Update
 def aggregate(aggregator: Callable[..., Mixing], updates: Sequence[Update], context: Context) -> Mixing:
     """The aggregator's Mixing. It may ask for `broadcast_losses`: the loss of theta^t on each client's data.
 
-    TypeError: it gives something else.
+    Raises TypeError if it returns something else.
     """
     updates = completed(updates, context.broadcast)
     extra_arguments = requested_arguments(aggregator, {"broadcast_losses": lambda: _broadcast_losses(updates)})
@@ -32,7 +32,7 @@ def aggregate(aggregator: Callable[..., Mixing], updates: Sequence[Update], cont
 
 
 def completed(updates: Sequence[Update], broadcast: Tensors) -> list[Update]:
-    """Updates with the tensors of theta^t in place of what a client did not send; one that sent none keeps none."""
+    """Updates whose missing tensors are those of theta^t; an update without a model stays without."""
     return [
         replace(update, model={**broadcast, **update.model})
         if update.model and update.model.keys() < broadcast.keys()
@@ -45,29 +45,29 @@ def _broadcast_losses(updates: Sequence[Update]) -> list[float]:
     losses = [update.stats.broadcast_loss for update in updates]
     clients_without = [update.client for update, loss in zip(updates, losses, strict=True) if loss is None]
     if clients_without:
-        raise ValueError(f"the aggregator needs broadcast_losses, and client {clients_without[0]} did not measure them")
+        raise ValueError(f"the aggregator needs broadcast_losses, which client {clients_without[0]} did not measure")
     return [loss for loss in losses if loss is not None]
 
 
 def mix(updates: Sequence[Update], mixing: Mixing, broadcast: Tensors, model: nn.Module) -> Tensors:
-    """The state_dict of theta^{t+1}, on the device and in the types of `broadcast`; `model` only says what is what.
+    """The state_dict of theta^{t+1}, with the device and types of `broadcast`; `model` tells parameters from buffers.
 
     - Trainable parameters: mixing.broadcast * theta^t + sum_k mixing.weights[k] * theta_k; those of batch
-      normalisation by mixing.norm where it is given.
+      normalisation with mixing.norm, if it is given.
     - Float buffers: the mean weighted by N_k. Integer buffers and frozen parameters: copied from the first update.
-    - mixing.model: that itself; only mixing.broadcast of theta^t is mixed into it.
-    - mixing.norm_match "substring" follows the SFAT release instead: every tensor is a weighted sum, buffers and frozen
-      parameters too, by mixing.norm where its name contains "bn". Integers are summed as fractions and cut off, which
-      is what loading such a sum into a counter does.
+    - mixing.model, if it is given, is the next model; only mixing.broadcast of theta^t is mixed into it.
+    - mixing.norm_match "substring" follows the SFAT release instead: every tensor is a weighted sum, also buffers and
+      frozen parameters, with mixing.norm if its name contains "bn". Sums of integers are truncated, which is what
+      loading such a sum into a counter does.
 
     Half precision is summed in float32. A client of weight 0 is left out, so that a model full of NaN does no harm.
-    ValueError: not one weight per update, or `broadcast` is no state of `model`.
+    Raises ValueError unless there is one weight for each update and `broadcast` is a state of `model`.
     """
     for mixing_weights in (mixing.weights, mixing.norm):
         if mixing_weights is not None and len(mixing_weights) != len(updates):
             raise ValueError(f"mix: {len(mixing_weights)} weights for {len(updates)} updates")
-    if strangers := broadcast.keys() ^ model.state_dict().keys():
-        raise ValueError(f"mix: model and broadcast weights differ in {', '.join(sorted(strangers)[:3])}")
+    if unmatched_names := broadcast.keys() ^ model.state_dict().keys():
+        raise ValueError(f"mix: model and broadcast weights differ in {', '.join(sorted(unmatched_names)[:3])}")
     updates = completed(updates, broadcast)
     norm = mixing.weights if mixing.norm is None else mixing.norm
     first_model = updates[0].model
@@ -79,6 +79,7 @@ def mix(updates: Sequence[Update], mixing: Mixing, broadcast: Tensors, model: nn
         }
     result: Tensors = {}
 
+    # [(tensors, weight)] of theta^t and of the clients that count
     def sources(weights: Sequence[float], stay: float) -> list[tuple[Tensors, float]]:
         pairs = [(broadcast, stay), *((u.model, w) for u, w in zip(updates, weights, strict=True))]
         return [(tensors, weight) for tensors, weight in pairs if weight != 0]
@@ -120,7 +121,7 @@ def mix(updates: Sequence[Update], mixing: Mixing, broadcast: Tensors, model: nn
 
 
 def scaled(mixing: Mixing, rate: float) -> Mixing:
-    """The mixing that goes `rate` times as far from theta^t: theta^t + rate * (what `mixing` gives - theta^t)."""
+    """The mixing that gives theta^t + rate * (theta - theta^t), where theta is the result of `mixing`."""
     return replace(
         mixing,
         weights=[rate * weight for weight in mixing.weights],
@@ -151,9 +152,9 @@ def normalised(values: Sequence[float]) -> list[float]:
 
 
 def last_layer_cosines(updates: Sequence[Update], broadcast: Tensors, names: Sequence[str]) -> list[float]:
-    """Per update the cosine between theta^t and theta_k in the tensors `names`, flattened together.
+    """For each update, the cosine between theta^t and theta_k in the tensors `names`, flattened together.
 
-    0 where either is all zeros. ValueError: no names.
+    0 if either is all zeros. Raises ValueError without names.
     """
     if not names:
         raise ValueError("fedwavg: the model has no layer with parameters that emits logits")

@@ -1,12 +1,12 @@
-"""Optimizers as functions: one step changes the weights in place and gives back what the optimizer remembers.
+"""Optimizers as functions: a step changes the weights in place and returns the optimizer's moments.
 
     moments = {}
     moments = step(weights, gradients, moments, Descent("adam", lr=1e-3))
 
-`weights` and `gradients` are tensors in one order, each gradient of its weight's shape, `moments` holds lists of
-tensors in that order; `packed` and `unpacked` turn it into named tensors and back, so that an algorithm can keep it in
-its State and a run go on from there. Written out, and compared with torch.optim by tests, because making one of torch's
-optimizers imports its compiler, which costs every worker seconds.
+`weights` and `gradients` are tensors in the same order and of the same shapes; `moments` holds lists of tensors in that
+order. `packed` and `unpacked` turn it into named tensors and back, so that an algorithm can keep it in its State.
+torch.optim is not used, because creating one of its optimizers imports torch's compiler, which costs every worker
+seconds; the tests compare with it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Descent:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None
-    plain: bool = False  # one tensor after the other, as one would write it: what the fused form is compared with
+    plain: bool = False  # one tensor after the other: the reference for the fused form
 
 
 @dataclass(frozen=True)
 class ServerTraining:
-    """How a server trains a network on what clients sent; the optimizer's moments are kept over rounds.
+    """How a server trains a network on what clients sent; the optimizer's moments persist between rounds.
 
     lr_decay multiplies the rate once a round; momentum is SGD's.
     """
@@ -58,7 +58,7 @@ class ServerTraining:
 
 
 def step(weights: Sequence[Tensor], gradients: Sequence[Tensor], moments: Moments, descent: Descent) -> Moments:
-    """One step on `weights`, in place; the moments after it. Before the first step they are empty."""
+    """Change `weights` in place by one step and return the new moments. Before the first step they are empty."""
     with torch.no_grad():
         if descent.clip is not None:
             gradients = clipped(gradients, descent.clip)
@@ -110,9 +110,9 @@ def adamw(weights: list[Tensor], gradients: list[Tensor], moments: Moments, desc
 def masked_adam(
     weights: list[Tensor], gradients: list[Tensor], moments: Moments, descent: Descent, moved: Sequence[Tensor]
 ) -> Moments:
-    """Adam on the entries that `moved` (bool, as the weights) names; the others keep their weight and both moments.
+    """Adam on the entries where `moved` (bool, shaped as the weights) is True; the others keep weight and moments.
 
-    The bias of the moments is corrected by the number of steps of all, also where an entry has moved less often.
+    The bias correction uses the total number of steps, also for entries that have moved less often.
     """
     old_moments = {key: [t.clone() for t in moments[key]] for key in ("first", "second") if key in moments}
     old_weights = [w.clone() for w in weights]
@@ -142,7 +142,7 @@ def _adam(weights: list[Tensor], gradients: list[Tensor], moments: Moments, lr: 
 
 
 def packed(moments: Moments, names: Sequence[str]) -> Memory:
-    """The moments as named tensors: {what: {name of the weight: tensor}}, and {"steps": how many}."""
+    """The moments as named tensors: {"velocity": {weight name: tensor}}, and "steps": a scalar tensor."""
     tensors: Memory = {}
     for moment_name, moment_tensors in moments.items():
         copies = [moment.detach().clone(memory_format=torch.contiguous_format) for moment in moment_tensors]
@@ -151,7 +151,7 @@ def packed(moments: Moments, names: Sequence[str]) -> Memory:
 
 
 def unpacked(tensors: Memory, names: Sequence[str]) -> Moments:
-    """A copy of the moments that `packed` made; empty if nothing was."""
+    """A copy of the moments that `packed` made; empty if it packed none."""
     moments: Moments = {}
     for moment_name, tensors_by_name in tensors.items():
         moments[moment_name] = (

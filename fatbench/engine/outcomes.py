@@ -1,8 +1,8 @@
-"""What is asked of every outcome, wherever it is taken: has the image a class, and did the attack stay in its ball?
+"""Checks on every outcome: does the network name a class, and did the attack stay in its ball?
 
-right(logits, y)                        which images are classified correctly
+is_correct(logits, y)                   which images are classified correctly
 seen = Seen.of(logits, x, adversarial, ball(attack))
-seen.doubts(ball(attack))               ["an attack leaves its radius (0.3, not 0.03)"]
+seen.doubts(ball(attack))               {"an attack leaves its radius": 0.3}
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ RELATIVE = 1e-4  # of a radius: an L2 norm is a sum over all pixels
 
 
 class Ball(NamedTuple):
-    """How far an attack may move an image: its radius, and whether that is of the maximum norm ("Linf") or "L2"."""
+    """How far an attack may move an image: the radius and its norm, "Linf" or "L2"."""
 
     eps: float
     norm: str
 
 
-def classed(logits: Tensor) -> Tensor:
-    """Of which images (B,) logits (B, classes) name a class: the largest is finite. A class may have -inf."""
-    return logits.amax(1).isfinite()  # amax hands NaN on, whose argmax is the first of them
+def names_a_class(logits: Tensor) -> Tensor:
+    """For which images (B,) the largest of the logits (B, classes) is finite. Single classes may have -inf."""
+    return logits.amax(1).isfinite()  # amax propagates NaN, where argmax would return a class
 
 
 def is_correct(logits: Tensor, y: Tensor) -> Tensor:
-    """Which images (B,) are classified correctly: one whose outputs name no class is not."""
-    return (logits.argmax(1) == y) & classed(logits)
+    """Which images (B,) are classified correctly; False if the outputs name no class."""
+    return (logits.argmax(1) == y) & names_a_class(logits)
 
 
 def ball(attack: Callable[..., Any]) -> Ball | None:
-    """The ball of an attack with its settings bound; None: it has no `eps`, or a norm that is not measured here.
+    """The ball of an attack with its settings bound; None if it has no `eps`, or a norm not measured here.
 
-    An attack around another (setting `attack`) has the ball of that one. torchattacks' classes in L2 end in "L2".
+    An attack that wraps another (setting `attack`) has its ball. The names of torchattacks' L2 attacks end in "L2".
     """
     settings = {
         name: parameter.default
@@ -56,25 +56,25 @@ def ball(attack: Callable[..., Any]) -> Ball | None:
 
 @dataclass(frozen=True)
 class Seen:
-    """What is doubtful about judged images; all zero if nothing is."""
+    """Observations that make outcomes doubtful; all zero if there are none."""
 
     unclassed: int = 0  # images whose outputs name no class
     lost: int = 0  # attacked images that are not finite
-    distance: float = 0.0  # the largest from an image to what the attack made of it, in the ball's norm
-    outside: float = 0.0  # the farthest that a pixel is below 0 or above 1
+    distance: float = 0.0  # the largest between an image and its adversarial image, in the ball's norm
+    outside: float = 0.0  # how far a pixel lies below 0 or above 1, at most
 
     @classmethod
     def of(cls, logits: Tensor, x: Tensor, adversarial: Tensor, ball: Ball | None) -> Seen:
-        """Of logits (B, classes), images x (B, C, H, W) and what was made of them. Waits for the device once."""
+        """Observe logits (B, classes) and images (B, C, H, W) around an attack. Waits for the device once."""
         x, moved = x.flatten(1), adversarial.flatten(1)
         image_is_finite = moved.isfinite().all(1)
-        moved = torch.where(image_is_finite[:, None], moved, x)  # what is not finite is no distance
+        moved = torch.where(image_is_finite[:, None], moved, x)  # a NaN would hide the other distances
         if ball is None:
             distances = x.new_zeros(1)
         else:
             distances = (moved - x).norm(dim=1) if ball.norm == "L2" else (moved - x).abs().amax(1)
         out_of_range = torch.maximum(-moved.amin(), moved.amax() - 1).relu()
-        counts = (~classed(logits)).sum(), (~image_is_finite).sum(), distances.amax(), out_of_range
+        counts = (~names_a_class(logits)).sum(), (~image_is_finite).sum(), distances.amax(), out_of_range
         unclassed, not_finite, distance, beyond = torch.stack([count.to(torch.float64) for count in counts]).tolist()
         return cls(int(unclassed), int(not_finite), distance, beyond)
 
@@ -87,7 +87,7 @@ class Seen:
         )
 
     def doubts(self, ball: Ball | None) -> dict[str, float]:
-        """What is doubtful, in a few words -> how much of it: images, or the largest distance."""
+        """{doubt: amount}, where the amount is a number of images or the largest distance."""
         amounts = {
             NOT_FINITE: float(self.unclassed),
             "attacked images are not finite": float(self.lost),

@@ -1,4 +1,4 @@
-"""Uploads of a training loop that is not the engine's, put together by one of its aggregators."""
+"""Aggregates the uploads of a training loop outside the engine with one of fatbench's aggregators."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fatbench.engine.mixing import mix
 from fatbench.engine.rounds import Context, Mixing, Problem, Stats, Tensors, Update
 from fatbench.errors import SpecError
 
-VECTOR = "vector"  # how a vector is called as the only tensor of a model
-OF_BATCH_NORM = "running_mean"
+VECTOR = "vector"  # the name of a plain vector, as the only tensor of a model
+OF_BATCH_NORM = "running_mean"  # a buffer that only batch normalisation has
 
 
 def aggregate(
@@ -30,25 +30,25 @@ def aggregate(
     memory: dict[str, Any] | None = None,
     model: nn.Module | None = None,
 ) -> Any:
-    """The next model, of the kind of the uploads: tensors, arrays or state dicts; see `fatbench.aggregate`.
+    """The next model, of the same type as the uploads: tensors, arrays or state dicts; see `fatbench.aggregate`.
 
-    SpecError: uploads that do not fit each other.
+    Raises SpecError if the uploads do not fit each other.
     """
     states = [_state(upload) for upload in uploads]
     if not states:
-        raise SpecError("uploads: expected that of one client at least")
+        raise SpecError("uploads: expected at least one")
     shapes = [{key: tuple(value.shape) for key, value in state.items()} for state in states]
     for client, shape in enumerate(shapes):
         if shape != shapes[0]:
             key = next(key for key in {**shape, **shapes[0]} if shape.get(key) != shapes[0].get(key))
             raise SpecError(
-                f"uploads: '{key}' is {shape.get(key)} of client {client} and {shapes[0].get(key)} of client 0"
+                f"uploads: '{key}' has shape {shape.get(key)} at client {client}, {shapes[0].get(key)} at client 0"
             )
-    counts = _listed("sizes", sizes, [1] * len(states))
+    counts = _one_per_client("sizes", sizes, [1] * len(states))
     stats = (
-        [_Unsaid()] * len(states)
+        [_MissingStats()] * len(states)
         if losses is None
-        else [_stats(client_stats) for client_stats in _listed("losses", losses, counts)]
+        else [_stats(client_stats) for client_stats in _one_per_client("losses", losses, counts)]
     )
     start_state = _mean(states) if broadcast is None else _state(broadcast)
     network = _network(states[0]) if model is None else model
@@ -70,14 +70,14 @@ def aggregate(
     return _like(uploads[0], mix(updates, mixing, start_state, network))
 
 
-class _Unsaid:
-    """The training statistics of a client that are not given. SpecError: an aggregator reads them."""
+class _MissingStats:
+    """Stands for statistics that were not given; raises SpecError if the aggregator reads one."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         raise SpecError(
-            f"losses: this aggregator reads the clients' {name.replace('_', ' ')}: losses=[...], one a client"
+            f"losses: this aggregator needs the clients' {name.replace('_', ' ')}: pass losses, one for each client"
         )
 
 
@@ -86,7 +86,7 @@ def _stats(loss: float) -> Stats:
 
 
 def _state(upload: Any) -> Tensors:
-    """An upload as a state dict. SpecError: it is none, nor a vector."""
+    """An upload as a state dict. Raises SpecError unless it is a module, a state dict or a vector."""
     if isinstance(upload, nn.Module):
         upload = upload.state_dict()
     if isinstance(upload, Mapping):
@@ -98,16 +98,16 @@ def _state(upload: Any) -> Tensors:
     return {VECTOR: vector if vector.is_floating_point() else vector.float()}
 
 
-def _listed(name: str, values: Sequence[Any] | None, default: list[Any]) -> list[Any]:
+def _one_per_client(name: str, values: Sequence[Any] | None, default: list[Any]) -> list[Any]:
     if values is None:
         return default
     if len(values) != len(default):
-        raise SpecError(f"{name}: expected one a client, {len(default)}, got {len(values)}")
+        raise SpecError(f"{name}: expected {len(default)}, one for each client, got {len(values)}")
     return list(values)
 
 
 def _mean(states: Sequence[Tensors]) -> Tensors:
-    """The plain mean of floats; integers of the first."""
+    """The unweighted mean of float tensors; integer tensors are the first client's."""
     return {
         key: torch.stack([state[key] for state in states]).mean(0) if value.is_floating_point() else value
         for key, value in states[0].items()
@@ -115,7 +115,7 @@ def _mean(states: Sequence[Tensors]) -> Tensors:
 
 
 def _network(state: Tensors) -> nn.Module:
-    """A module with these tensors; what stands beside running statistics is batch normalisation."""
+    """A module with these tensors; a submodule with running statistics is batch normalisation."""
     root = nn.Module()
     for key, value in state.items():
         *path, name = key.split(".")

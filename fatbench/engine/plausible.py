@@ -1,6 +1,6 @@
-"""Can a model that was not trained here be what its owner says? What its outputs give away.
+"""Checks on the outputs of a model that was trained elsewhere: is it what its owner says?
 
-Each doubt is a few words; the numbers of the model carry it.
+Each doubt is a few words that mark the model's numbers.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from fatbench.engine.gradients import logits_of
 from fatbench.engine.local import load, pixels
 from fatbench.engine.rounds import Problem, Tensors
 
-CLOSE = 1e-4  # of the largest output: less is rounding, also of kernels that add in another order each time
-APART = 1e-3  # of the largest output: batches of other sizes take other kernels
+CLOSE = 1e-4  # of the largest output: less is rounding, also of kernels that sum in another order each time
+APART = 1e-3  # of the largest output: batches of other sizes use other kernels
 
 NOT_FINITE = "outputs on clean images are not finite"
 RANDOM = "outputs are random"
@@ -22,24 +22,24 @@ PROBABILITIES = "outputs are probabilities"
 NOT_PROBABILITIES = "outputs are no probabilities"
 ADVICE = {
     RANDOM: "two passes over the same images differ; an attack needs the expectation over them (Athalye et al. 2018)",
-    BATCH: "the same images in another order and in smaller batches give others; no image's outcome is its own",
+    BATCH: "the same images in another order and in smaller batches give other outputs",
     PROBABILITIES: "they are not negative and add up to 1; say --outputs probabilities",
     NOT_PROBABILITIES: "they are negative or do not add up to 1; say --outputs logits",
-    NOT_FINITE: "an attack that follows them is lost",
+    NOT_FINITE: "gradient attacks cannot follow them",
 }
 
 
 def doubts(problem: Problem, state: Tensors, images: Tensor, outputs: str | None = None, batch: int = 100) -> list[str]:
-    """What is doubtful about the model's outputs on the first `batch` images (n, C, H, W) uint8.
+    """Doubts about the model's outputs on the first `batch` images (n, C, H, W) uint8.
 
-    outputs: what its owner says that they are, "logits" or "probabilities"; None: it is not said.
+    outputs: what its owner declares them to be, "logits" or "probabilities"; None: not declared.
     """
     model = load(problem, state).eval()
     x = pixels(problem, images[:batch])
     if len(x) == 1:
         x = torch.cat([x, 1 - x])
     first_outputs, second_outputs = logits_of(model, x).double(), logits_of(model, x).double()
-    # in another order and in other batches, none of one image: some networks take none
+    # in another order and in other batches, but none of one image, which some networks refuse
     reordered_batches = x.flip(0).chunk(2) if len(x) > 3 else [torch.cat([x.flip(0), 1 - x[:1]])]
     reordered_outputs = torch.cat([logits_of(model, batch_images).double() for batch_images in reordered_batches])[
         : len(x)
@@ -52,7 +52,7 @@ def doubts(problem: Problem, state: Tensors, images: Tensor, outputs: str | None
         doubt_names.append(RANDOM)
     elif float((first_outputs - reordered_outputs).abs().max()) > APART * largest:
         doubt_names.append(BATCH)
-    # Of a model that gives probabilities these are their logarithms.
+    # a model that outputs probabilities was wrapped to return their logarithms
     probabilities = first_outputs.exp() if outputs == "probabilities" else first_outputs
     adds_up = bool((probabilities >= -CLOSE).all() and ((probabilities.sum(1) - 1).abs() < 1e-3).all())
     if outputs == "logits" and adds_up:

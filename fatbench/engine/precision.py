@@ -1,4 +1,4 @@
-"""What a GPU may do to float32, which is nothing that a number of a table does not say.
+"""Floating-point precision on a GPU: float32, TF32 or bfloat16, and which kernels are deterministic.
 
 | --precision | a forward pass and its gradient, in training and attacks | outcomes | the same bytes again |
 |---|---|---|---|
@@ -22,42 +22,41 @@ from fatbench.settings import Precision
 
 
 def exact(device: torch.device, precision: Precision, strict: bool = True) -> None:
-    """Have `device`, from now on this thread's, compute float32 as IEEE 754 has it, the same bits each time.
+    """Make this thread use `device`, with float32 as IEEE 754 defines it and the same bits in every run.
 
-    By default cuDNN rounds what a float32 convolution multiplies to TF32, whose mantissa has 10 bits: a success of an
-    attack that only such a convolution sees would pass for one that float32 confirms. Under bf16, which is for speed,
-    kernels need not be deterministic. Elsewhere, without one, torch raises (`without_kernel`), or with `strict` False
-    takes another; a warning would not do, it leaves the gradient of attention random where that need not be. Where the
-    bytes do not matter cuDNN tries its kernels and keeps the fastest. Holds for the whole process; a CPU has nothing to
-    set. MachineError: this machine has no TF32.
+    By default, cuDNN rounds the factors of float32 convolutions to TF32, with 10 bits of mantissa. An attack that
+    succeeds only there would pass as confirmed in float32. bf16 is for speed: its kernels need not be deterministic,
+    and cuDNN picks the fastest. Otherwise, if an operation has no deterministic kernel, torch raises
+    (`without_kernel`) or, with `strict` False, uses another. Holds for the whole process; a CPU needs no settings.
+    Raises MachineError if this machine has no TF32.
     """
     if precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
         raise MachineError("--precision tf32 needs an NVIDIA GPU (Ampere or newer); use fp32 or bf16")
     if device.type != "cuda":
         return
-    if device.index is not None:  # "cuda" is the current one
+    if device.index is not None:  # plain "cuda" is the current device already
         torch.cuda.set_device(device)
     _tf32(False)
     torch.backends.cudnn.benchmark = precision == "bf16"
     if precision == "bf16":
-        if torch.are_deterministic_algorithms_enabled():  # asking for the opposite imports torch's compiler
+        if torch.are_deterministic_algorithms_enabled():  # switching off what is off would import torch's compiler
             torch.use_deterministic_algorithms(False)
     else:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
         torch.use_deterministic_algorithms(True, warn_only=not strict)
-        # for debugging, and a kernel more for every new tensor
+        # a debugging aid that costs one more kernel for every new tensor
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def without_kernel(error: BaseException) -> str | None:
-    """The operation that has no deterministic kernel, if that is what torch complains of."""
+    """The operation without a deterministic kernel, if that is what the error is about."""
     match = re.search(r"(\S+(?: CUDA)?) does not have a deterministic implementation", str(error))
     return match[1] if match else None
 
 
 @contextlib.contextmanager
 def forward(device: torch.device, precision: Precision) -> Iterator[None]:
-    """Inside, networks and attacks compute in `precision`; what an attack takes for a success, `ieee` confirms."""
+    """A context in which networks and attacks compute in `precision`; `ieee` confirms an attack's success."""
     if precision == "bf16":
         with torch.autocast(device.type, torch.bfloat16):
             yield
@@ -68,7 +67,7 @@ def forward(device: torch.device, precision: Precision) -> Iterator[None]:
 
 @contextlib.contextmanager
 def backward(precision: Precision) -> Iterator[None]:
-    """Inside, the gradient of what was computed in `forward` is taken. Under autocast the tensors' types say how."""
+    """A context for the gradient of what `forward` computed. Under autocast, the tensors' types decide."""
     previous = reduced_to_tf32()
     if precision == "tf32":
         _tf32(True)
@@ -80,7 +79,7 @@ def backward(precision: Precision) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ieee(device: torch.device) -> Iterator[None]:
-    """Inside, float32 is float32, whatever is around: for outcomes."""
+    """A context in which float32 is exact whatever surrounds it, for outcomes."""
     previous = reduced_to_tf32()
     _tf32(False)
     try:
@@ -91,12 +90,12 @@ def ieee(device: torch.device) -> Iterator[None]:
 
 
 def reduced(device: torch.device) -> bool:
-    """Whether what is computed here and now has fewer bits than float32."""
+    """Whether computations currently have fewer bits than float32."""
     return torch.is_autocast_enabled(device.type) or reduced_to_tf32()
 
 
 def reduced_to_tf32() -> bool:
-    """Whether products of float32 are rounded to TF32 here and now."""
+    """Whether products of float32 are currently rounded to TF32."""
     return torch.backends.cuda.matmul.allow_tf32
 
 

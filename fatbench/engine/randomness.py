@@ -1,10 +1,10 @@
-"""Randomness from named streams: every draw has a key, no draw depends on what was drawn before it elsewhere.
+"""Randomness from named streams: every draw has a key, and no draw depends on draws elsewhere.
 
     generator(cell_seed, "client", round, k)        a torch.Generator
     numpy_generator(cell_seed, "partition")         a numpy.random.Generator
 
-Two keys give independent streams; the same key gives the same stream on every run, which is what makes a run that
-was killed and resumed equal to one that was not.
+Two keys give independent streams, and a key gives the same stream in every run. So a run that was killed and resumed
+equals one that was not.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def normal(x: Tensor, generator: torch.Generator) -> Tensor:
 def forked(seed: int, *key: str | int, device: torch.device | str = "cpu") -> Iterator[None]:
     """Run code that draws from the global generators (dropout, third-party attacks) inside the stream named `key`.
 
-    Torch's, numpy's and Python's global generators are seeded on entry and put back as they were on exit.
+    The global generators of torch, numpy and Python are seeded on entry and restored on exit.
     """
     import random
 

@@ -1,4 +1,4 @@
-"""What passes between the parts of the engine: a problem, its state, updates, rounds. Plain data, no behaviour.
+"""The plain data that passes between the parts of the engine: a problem, its state, updates, rounds.
 
 | here | papers | what |
 |---|---|---|
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, "float | dict[int, float]"]  # name -> a number, or one per client
 Tensors = dict[str, "Tensor"]
-Memory = dict[str, Any]  # tensors by nested names: what belongs together stands together
+Memory = dict[str, Any]  # tensors by nested names, such as {"variate": {weight name: tensor}}
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,8 @@ class Stats:
     steps: int  # tau_k
     momentum_steps: float  # ||a_k||_1 of FedNova; equals `steps` without momentum
     batches: int  # per epoch
-    broadcast_loss: float | None = (
-        None  # mean loss of theta^t on the client's data; only where the aggregator asks for it
-    )
+    # mean loss of theta^t on the client's data; only if the aggregator asks for it
+    broadcast_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -90,11 +89,10 @@ class Mixing:
     """How the server combines the updates: weights (m,), in the order of the updates.
 
     theta^{t+1} = broadcast * theta^t + sum_k weights[k] * theta_k. A proper aggregator has non-negative weights,
-    broadcast 0 and sum 1; those that do not are the released and control variants, and say so.
-    `norm` are the weights of normalisation layers (None: as the others); `norm_match` says which tensors those are:
-    "modules" by the type of the layer, "substring" by the letters "bn" in the name, as the SFAT release does.
-    `model`: the next state_dict itself, from an aggregator that no weights describe (a median); then weights are only
-    shown.
+    broadcast 0 and sum 1; only released and control variants deviate, and say so.
+    `norm` holds the weights for normalisation layers (None: the same). `norm_match` says which tensors those are:
+    "modules" by the type of the layer, "substring" by "bn" in the name, as the SFAT release does. `model` is the next
+    state_dict itself, from an aggregator that weights cannot describe (a median); its weights are only shown.
     """
 
     weights: list[float]
@@ -103,9 +101,9 @@ class Mixing:
     norm_match: Literal["modules", "substring"] = "modules"
     model: Tensors | None = None
     selected: tuple[int, ...] = ()  # positions in the list of updates that the aggregator singled out
-    memory: Memory = field(default_factory=dict)  # what the aggregator wants to see next round, in Context.memory
-    metrics: Metrics = field(default_factory=dict)  # numbers the aggregator found on its way, e.g. AdFL's scores
-    artifacts: Tensors = field(default_factory=dict)  # what is kept of every round for the report, e.g. AdFL's images
+    memory: Memory = field(default_factory=dict)  # becomes Context.memory of the next round
+    metrics: Metrics = field(default_factory=dict)  # further numbers of the aggregator, e.g. AdFL's scores
+    artifacts: Tensors = field(default_factory=dict)  # tensors kept for the report, e.g. AdFL's images
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Round:
-    """One round, seen from outside."""
+    """A finished round."""
 
     index: int  # from 0
     broadcast: Tensors
@@ -129,16 +127,15 @@ class Round:
     mixing: Mixing | None
     state: State  # after the round: go on from here
     cost: Cost
-    # Where an algorithm has no single global model: per client, the tensors that stand in place of those of
-    # state.model, so that client k's model is {**state.model, **own[k]}. Accuracies are then means over these models.
+    # Without one global model: client k's model is {**state.model, **own[k]}, and accuracies are means over clients.
     own: dict[int, Tensors] = field(default_factory=dict)
-    metrics: Metrics = field(default_factory=dict)  # numbers of the algorithm's own, besides those of every algorithm
+    metrics: Metrics = field(default_factory=dict)  # further numbers of the algorithm
     artifacts: Tensors = field(default_factory=dict)  # as in Mixing
 
 
 @dataclass(frozen=True)
 class Number:
-    """One measurement of a cell: what the engine hands over, and the database keeps."""
+    """One measurement of a cell, as the database keeps it."""
 
     metric: str  # "pgd20", "train_loss", "weight", ...
     value: float

@@ -1,4 +1,4 @@
-"""A cell made ready: its data read, held out and dealt to clients, its model built, all on the device."""
+"""Makes a cell ready to run: reads its data, holds images out, deals the rest to clients, builds its model."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where a cell runs: not part of what it is."""
+    """Where and how a cell runs, which is no part of its identity."""
 
     data: Path
     device: torch.device
     precision: Precision = "fp32"
     path: LocalPath = "loop"
     microbatch: int | None = None
-    strict: bool = True  # False: any kernel there is, where none is deterministic
+    strict: bool = True  # False: use any kernel if none is deterministic
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A cell made ready: the problem, its initial state, the images to measure on."""
+    """A cell ready to run: the problem, its initial state, the images to measure on."""
 
     problem: Problem
     initial: State
@@ -48,9 +48,9 @@ class Setup:
     validation: tuple[Tensor, Tensor] | None
     held: list[Tensor]  # per client: indices of its held-out fraction
     classes: int
-    data: dict[str, Any]  # "data", "auxiliary" -> name, variant, fingerprint: goes into the provenance
-    weights: dict[str, str] | None = None  # that the model began with: source, digest; goes there too
-    doubts: Mapping[str, float] = field(default_factory=dict)  # about the data, in a few words -> how many
+    data: dict[str, Any]  # {"data" or "auxiliary": {"name", "variant", "fingerprint"}}: goes into the provenance
+    weights: dict[str, str] | None = None  # of the initial model: {"source", "digest"}; goes there, too
+    doubts: Mapping[str, float] = field(default_factory=dict)  # about the data: {doubt: how many}
 
 
 def setup(
@@ -72,9 +72,10 @@ def setup(
     malicious: Malicious | None = None,
     **_: Any,
 ) -> Setup:
-    """Read the data, hold out, partition, initialise.
+    """Read the data, hold images out, partition the rest and initialise the model.
 
-    MachineError: data missing or damaged; SpecError: auxiliary images that cannot be used; ValueError: no split.
+    Raises MachineError if data are missing or damaged, SpecError for unusable auxiliary images, and ValueError if the
+    data cannot be split.
     """
     exact(runtime.device, runtime.precision, runtime.strict)
     if runtime.device.type == "cpu":
@@ -99,11 +100,11 @@ def setup(
     network = network_of(
         runtime, seed, model, dataset.shape if size is None else (dataset.shape[0], size, size), dataset.classes
     )
-    data_facts = {"data": _described(dataset)}
+    data_facts = {"data": _data_facts(dataset)}
     unlabelled = None
     if auxiliary is not None:
         auxiliary_set = dataset if shared else _read_data(auxiliary, runtime.data, (auxiliary_n, 1))
-        data_facts["auxiliary"] = _described(auxiliary_set)
+        data_facts["auxiliary"] = _data_facts(auxiliary_set)
         unlabelled = images_on_device(
             runtime.device, auxiliary_images(dataset, auxiliary_set, train, auxiliary_n, train_from), slice(None)
         )
@@ -128,14 +129,14 @@ def setup(
     )
 
 
-def _described(dataset: Dataset) -> dict[str, Any]:
+def _data_facts(dataset: Dataset) -> dict[str, Any]:
     return {"name": dataset.name, "variant": dataset.variant, "fingerprint": dataset.fingerprint}
 
 
 def network_of(
     runtime: Runtime, seed: int, model: Callable[..., Any], shape: tuple[int, int, int], classes: int
 ) -> torch.nn.Module:
-    """A cell's network as it begins, on the device."""
+    """A cell's initial network, on the device."""
     with forked(seed, "model"):
         network: torch.nn.Module = model(shape, classes)
     if runtime.microbatch is not None:
@@ -144,7 +145,7 @@ def network_of(
 
 
 def _read_data(reader: Callable[..., Any], root: Path, counts: First) -> Any:
-    """The data set; of a reader that asks how many, only the first training and test images."""
+    """The data set; a reader that asks for `first` reads only the first training and test images."""
     return reader(root, **requested_arguments(reader, {"first": lambda: counts}))
 
 

@@ -1,4 +1,4 @@
-"""Which images train on which client, which are held out: numpy only, so that a run can be refused before it starts."""
+"""Splits images into clients' and held-out ones. Numpy only, so that a run can be refused before it starts."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ def split(
     """Take the first `train` images after `train_from`, hold `validation` of them out, deal the rest to clients.
 
     The validation images are the same for every seed and method of a data set; the partition depends on the seed.
-    ValueError: the partition cannot be made of these labels, or leaves a client without examples.
+    Raises ValueError if these labels cannot be partitioned, or if a client gets no examples.
     """
     labels = dataset.train_labels[train_from:][:train]
     writers = None if dataset.writers is None else dataset.writers[train_from:][:train]
     order = numpy_generator(0, "validation", len(labels)).permutation(len(labels))
     remaining = order[validation:]
-    remaining.sort()
+    remaining.sort()  # in place; `order[:validation]` is not touched
     shards = partition(
         labels[remaining], numpy_generator(seed, "partition"), None if writers is None else writers[remaining]
     )
     shards_kept, held_out = [], []
     for k, shard in enumerate(shards):
-        cut = int(client_holdout * len(shard))
-        shuffled = numpy_generator(seed, "client_holdout", k).permutation(shard) if cut else shard
-        shards_kept.append(shuffled[cut:])
-        held_out.append(shuffled[:cut])
+        held_count = int(client_holdout * len(shard))
+        shuffled = numpy_generator(seed, "client_holdout", k).permutation(shard) if held_count else shard
+        shards_kept.append(shuffled[held_count:])
+        held_out.append(shuffled[:held_count])
     if empty_clients := [k for k, shard in enumerate(shards_kept) if len(shard) == 0]:
-        raise ValueError(f"partition: clients {empty_clients} have no training example")
+        raise ValueError(f"partition: clients {empty_clients} have no training examples")
     return Split(remaining + train_from, order[:validation] + train_from, shards_kept, held_out)
 
 
@@ -65,8 +65,8 @@ def auxiliary_images(
 ) -> NDArray[uint8]:
     """The first n unlabelled images (n, C, H, W) for the server: `auxiliary_set`'s training images.
 
-    Of the cell's own data set only those after the `train` images of the clients. SpecError: none is left, another
-    shape, or an image of the test set among them.
+    If it is the cell's own data set, only images after the clients' `train` ones. Raises SpecError if none is left, if
+    their shape differs, or if one of them is in the test set.
     """
     offset = 0 if auxiliary_set is not dataset else train_from + train if train else None
     images = None if offset is None else auxiliary_set.train_images[offset:][:n]
@@ -74,7 +74,7 @@ def auxiliary_images(
         raise SpecError("auxiliary: all training images are the clients'; set 'train' or name another data set")
     if images.shape[1:] != dataset.shape:
         raise SpecError(f"auxiliary: images of shape {images.shape[1:]}, the clients have {dataset.shape}")
-    test = {image.tobytes() for image in dataset.test_images}
+    test = {image.tobytes() for image in dataset.test_images}  # by value: files may repeat an image
     if shared := sum(image.tobytes() in test for image in images):
         raise SpecError(f"auxiliary: {shared} of {len(images)} images are in the test set")
     return images

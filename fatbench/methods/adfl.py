@@ -1,9 +1,9 @@
-"""AdFL's aggregator: what the models think of the images that each of them draws.
+"""AdFL's aggregator: how the models classify the images that each of them draws.
 
 | paper | here | what |
 |---|---|---|
-| probability | cross[i, k, c] | how model i reads the image that model k drew of label c |
-| S_i | scores[i] | what the others read in model i's images, and it in theirs |
+| probability | cross[i, k, c] | how model i classifies the image that model k drew of label c |
+| S_i | scores[i] | how the others classify model i's images, and how it classifies theirs |
 | w_i | weights[i] | S_i / sum S |
 
     each model k draws an image of every label c, by targeted iterated FGSM
@@ -36,7 +36,7 @@ def adfl(
     steps: Count = 100,
     step: Radius = 0.01,
 ) -> Mixing:
-    """AdFL: a client counts by how well its images, one drawn by its model for every label, are read across models.
+    """AdFL: weights by how well the images that each model draws, one for every label, are recognised by the others.
 
     From `start`, model k draws an image of every label c by steps of targeted iterated FGSM, x <- clip(x - step * sign
     of the gradient of CE(f_k(x), c), 0, 1), without an epsilon ball. p[i, k, c] is the probability of c that model i
@@ -46,12 +46,11 @@ def adfl(
 
     The noise is uniform, new every round, and the same for every model, so that equal models draw equal images and
     have equal weights. Costs m * C * steps backward passes and m^2 * C forward passes on the server, no bytes.
-    Metrics per client: adfl_score, S; adfl_hit, the fraction of a model's images that it reads as their label itself.
+    Metrics per client: adfl_score, S; adfl_hit, the fraction of its images that a model itself classifies as labelled.
     Artifacts: adfl_images (m, C, channels, H, W) uint8, adfl_cross p (m, m, C), adfl_weights (m,), in the order of the
     updates, whose clients are adfl_clients (m,).
 
     Source: Danilenka et al. 2022; differences: adfl-images, adfl-scores. Start, steps and step are not stated there.
-
     """
     problem = context.problem
     side = problem.images.shape[-2:] if problem.size is None else (problem.size, problem.size)
@@ -63,8 +62,8 @@ def adfl(
         blank = torch.full(shape, 1.0 if start == "white" else 0.0, device=problem.device)
     images = draw_images(problem, [update.model for update in updates], blank, steps, step)
     cross = _cross_prediction(problem, updates, images)
-    cross_reading = cross.sum(2).fill_diagonal_(0)  # [i, k]: how model i reads the images of model k
-    scores = [float(score) for score in cross_reading.sum(1) + cross_reading.sum(0)]
+    cross_scores = cross.sum(2).fill_diagonal_(0)  # [i, k]: model i on the images of model k
+    scores = [float(score) for score in cross_scores.sum(1) + cross_scores.sum(0)]
     weights = normalised(scores) if math.fsum(scores) > 0 else [1 / len(updates)] * len(updates)
     hits = (cross.diagonal().T > 0).double().mean(1).tolist()
     clients = [update.client for update in updates]
@@ -84,7 +83,7 @@ def adfl(
 
 
 def draw_images(problem: Problem, states: Sequence[Tensors], blank: Tensor, steps: int, step: float) -> Tensor:
-    """Image c of model k, (m, C, channels, H, W) in [0, 1]: from blank[c] towards what model k reads as label c.
+    """Image c of model k, (m, C, channels, H, W) in [0, 1]: from blank[c] towards what model k classifies as c.
 
     The C images of a model go through it together. On an accelerator so do all m models, as one with stacked weights;
     on a CPU that costs more than it saves.
@@ -113,14 +112,14 @@ def _towards_labels(problem: Problem, model: Callable[[Tensor], Tensor], x: Tens
         x = x.detach().requires_grad_()
         with precision_context(problem):
             logits = model(x)
-        # summed, each image gets the gradient of just its loss; -log p of the target, without the log's loss of digits
+        # the sum gives each image the gradient of its own loss; log_softmax keeps the digits of small probabilities
         loss = -logits.float().log_softmax(-1).diagonal(dim1=-2, dim2=-1).sum()
         x = (x.detach() - step * gradients_of(problem, loss, [x])[0].sign()).clamp(0, 1)
     return x.detach()
 
 
 def _cross_prediction(problem: Problem, updates: Sequence[Update], images: Tensor) -> Tensor:
-    """p (m, m, C) float64 on the CPU: the probability of c model i gives image c of model k, 0 if it is misread."""
+    """p (m, m, C) float64 on the CPU: model i's probability of c for image c of model k, 0 if it is misclassified."""
     m, classes = images.shape[:2]
     labels = torch.arange(classes, device=images.device).expand(m, classes)
     probabilities_by_model = []

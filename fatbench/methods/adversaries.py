@@ -1,11 +1,10 @@
-"""Adversaries: what malicious clients do, one function each (`fatbench.engine.malicious` says where it enters).
+"""Adversaries: the attacks of malicious clients, one function each (`fatbench.engine.malicious` applies them).
 
     u, v = torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0.0], [3.0, 2.0]])
     ADVERSARIES["ipm"](u, v, epsilon=0.5)           -> [-1.0, -0.5]
 
-`update` (P,) is what the client would send if it were honest: its trained parameters less those that it received, one
-after the other. `others` (n, P) are the updates of the round's honest clients. An adversary knows what its parameters
-name, and nothing else.
+`update` (P,) is the honest update: the client's trained parameters minus those that it received, concatenated. `others`
+(n, P) are the updates of the round's honest clients. An adversary knows what its parameters name, and nothing else.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def badnets(
     """A backdoor: floor(fraction N) random images get a white square, `size` pixels a side, and the label `target`.
 
     The square is at the bottom right of the stored images, so an augmentation that crops may move it.
-    ValueError: no image is larger than the square.
+    Raises ValueError unless the images are larger than the square.
 
     Source: Gu et al. 2017 (BadNets); 5 pixels and a fraction of 0.32 are FLPoison's.
 
@@ -58,12 +57,12 @@ def badnets(
     count = int(fraction * len(images) + 1e-9)
     patched_images = torch.randperm(len(images), generator=generator, device=images.device)[:count]
     images, labels = images.clone(), labels.clone()
-    images[patched_images] = patched(images[patched_images], size)
+    images[patched_images] = with_square(images[patched_images], size)
     labels[patched_images] = target
     return images, labels
 
 
-def patched(images: Tensor, size: int) -> Tensor:
+def with_square(images: Tensor, size: int) -> Tensor:
     """Images (N, C, H, W), uint8 or in [0, 1], with a white square of `size` pixels a side at the bottom right."""
     images = images.clone()
     images[..., -size:, -size:] = 1.0 if images.is_floating_point() else 255
@@ -71,7 +70,7 @@ def patched(images: Tensor, size: int) -> Tensor:
 
 
 def class_of_the_data(cell: Facts, *, target: int) -> str | None:
-    return f"target: class {target} of {cell.classes}, counted from 0" if target >= cell.classes else None
+    return f"target: class {target} of {cell.classes} classes, counted from 0" if target >= cell.classes else None
 
 
 def square_inside_the_image(cell: Facts, *, size: int) -> str | None:
@@ -137,10 +136,11 @@ def alie(
     z: Positive | None = None,
     sign: Literal["minus", "plus"] = "minus",
 ) -> Tensor:
-    """A little is enough: mean of the honest updates minus z standard deviations (unbiased), per parameter.
+    """A little is enough: the mean of the honest updates minus z standard deviations (unbiased), per parameter.
 
-    Without `z`, the largest with which enough honest clients are farther from the mean: of n clients f malicious,
-    s = floor(n / 2) + 1 - f and z = Phi^-1((n - f - s) / (n - f)), at least 0. One honest client has no deviation.
+    The default `z` is the largest at which enough honest clients lie farther from the mean. With n clients of which f
+    are malicious: s = floor(n / 2) + 1 - f and z = Phi^-1((n - f - s) / (n - f)), at least 0. A single honest client
+    has no deviation.
 
     Source: Baruch et al. 2019. paper: mean + z std or - / here: -, as in EPFL's code; Blades and FLPoison have +.
 
@@ -157,7 +157,7 @@ def alie(
 
 def bounded_z(cell: Facts, *, z: float | None) -> str | None:
     if not z and 2 * cell.malicious > cell.cohort:
-        return "z: nothing bounds the z of a majority; set it"
+        return "z: the malicious clients are a majority, for which no z follows; set it"
     return None
 
 
@@ -165,7 +165,7 @@ def positive_z(cell: Facts, *, z: float | None) -> str | None:
     honest = cell.cohort - cell.malicious
     if not z and 2 * (cell.cohort // 2 + 1 - cell.malicious) >= honest:
         return (
-            f"z: {cell.malicious} malicious clients of {cell.cohort} give z <= 0, the honest mean; set z or have more "
+            f"z: {cell.malicious} malicious clients of {cell.cohort} give z <= 0, the honest mean; set z or add "
             "malicious clients"
         )
     return None
@@ -195,9 +195,10 @@ def min_max(update: Tensor, others: Tensor, *, tolerance: Positive = 0.01) -> Te
 
 
 def model_replacement(update: Tensor, *, factor: Positive) -> Tensor:
-    """`factor` times the own update: with factor n, honest updates of 0 and the plain mean, the client's model wins.
+    """`factor` times the client's update: with factor n, honest updates of 0 and a plain mean, its model wins.
 
-    For what it has trained, such as a backdoor: `{attack: {name: badnets, ...}, then: {name: model_replacement, ...}}`.
+    To be combined with an attack on its training, such as a backdoor:
+    `{attack: {name: badnets, ...}, then: {name: model_replacement, ...}}`.
 
     Source: Bagdasaryan et al. 2020, which divides by the server's rate; FLPoison has 50.
 

@@ -1,10 +1,10 @@
-"""Aggregators: how much of each client goes into the next global model.
+"""Aggregators: the weight of each client in the next global model.
 
     AGGREGATORS["sfat"](updates, context, alpha=1 / 11, top=1)     -> Mixing(weights=[...])
 
-An aggregator sees the round's updates and a Context and returns a Mixing; it never touches the weights itself. A proper
-aggregator returns non-negative weights that sum to 1 and that go with the client, not with its place in the list. The
-docstring of one that does not says "Improper."; `fatbench.engine.mixing` makes the next model of the weights.
+An aggregator sees the round's updates and a Context and returns a Mixing; `fatbench.engine.mixing` computes the next
+model. A proper aggregator returns non-negative weights that sum to 1 and that depend on the client, not on its position
+in the list. The docstring of any other says "Improper.".
 
 | here | papers | what |
 |---|---|---|
@@ -28,18 +28,18 @@ from fatbench.engine.mixing import last_layer_cosines, normalised
 from fatbench.engine.rounds import Context, Mixing, Tensors, Update
 from fatbench.methods.adfl import adfl
 from fatbench.methods.robust_aggregators import (
-    any_minority,
     bulyan,
     centred_clipping,
     coordinate_median,
     enough_for_bulyan,
     enough_for_krum,
     geometric_median,
-    keeps_of_the_round,
+    keeps_at_most_all,
     krum,
+    leaves_some_values,
     multi_krum,
-    so_many,
-    some_are_left,
+    tolerates_any_minority,
+    tolerates_byzantine,
     trimmed_mean,
 )
 from fatbench.models import logit_parameters
@@ -88,7 +88,7 @@ def sfat(
     picks small clients; "mean_loss" leaves N_k out; "released" is the release's sum over batches / number of batches.
     All three agree on equal splits.
     Round 0 is plain FedAvg, as in the release, unless `first_round`. Batch normalisation keeps FedAvg's weights.
-    Equal products are told apart by the loss, then by the number of the client. ValueError: top > m / 2.
+    Ties are broken by the loss, then by the client's number. Raises ValueError if top > m / 2.
 
     Three clients with 1, 2 and 5 examples and losses 3, 1 and 2: N_k L_k is 3, 2 and 10; r is 2, so client 1 counts
     twice:
@@ -119,7 +119,7 @@ def sfat_annealed(
     """SFAT whose factor falls linearly from r = (1 + alpha) / (1 - alpha) in round 0 to 1 in the last round.
 
     r_t = r - (r - 1) t / (T - 1). Everything else as in `sfat`. The paper gives only the end points: 1.4 (CIFAR-10) or
-    1.2 (SVHN) to 1.0. ValueError: top > m / 2.
+    1.2 (SVHN) to 1.0. Raises ValueError if top > m / 2.
 
     Source: Zhu et al. 2023, Table 12; methods: SFAT.
     """
@@ -140,7 +140,7 @@ def resfat_deemph(
     """Re-SFAT of Table 10: the `top` clients with the smallest N_k / N times loss count r < 1 times.
 
     As `sfat` with the factor given; r >= 1 is SFAT itself, so that one grid over r covers the table.
-    ValueError: top > m / 2.
+    Raises ValueError if top > m / 2.
 
     Source: Zhu et al. 2023, Table 10 (r = 0.8, 0.6); differences: resfat-readings.
     """
@@ -158,7 +158,7 @@ def resfat_up_large(
 ) -> Mixing:
     """Re-SFAT of section 5.1: the `top` clients with the largest N_k / N L_k count (1 + alpha) / (1 - alpha) times.
 
-    As `sfat` but for the direction; not the same as `resfat_deemph`. ValueError: top > m / 2.
+    As `sfat` but for the direction; not the same as `resfat_deemph`. Raises ValueError if top > m / 2.
 
     Source: Zhu et al. 2023, section 5.1, Fig. 4 middle; differences: resfat-readings. The release cannot do this.
     """
@@ -195,7 +195,7 @@ def _slack(
 
     def rank(k: int) -> tuple[bool, float, float, int]:
         value, loss = sign * _ranking(updates[k], rank_by), sign * updates[k].stats.loss
-        return math.isnan(value), value, loss, updates[k].client  # a client that diverged comes last either way
+        return math.isnan(value), value, loss, updates[k].client  # a client that diverged comes last in both directions
 
     selected = tuple(sorted(sorted(range(m), key=rank)[:top]))
     emphasised = [update.n * (factor if k in selected else 1.0) for k, update in enumerate(updates)]
@@ -225,7 +225,7 @@ def two_level(
 ) -> Mixing:
     """SFAT among the clients that train adversarially, FedAvg among the others, then a mean of the two.
 
-    The losses of clients that do not train adversarially are smaller, so SFAT over all would select those alone.
+    Clients that do not train adversarially have smaller losses, so SFAT over all clients would select only those.
     Clients 0 to `adversarial` - 1 train adversarially, as in `fedavg_mixed`. `share` is the weight of their group;
     without it, their fraction of the examples. `alpha`, `top`, `rank_by` and `first_round` are those of `sfat`; in a
     round with fewer than 2 `top` adversarial clients, as many as half of them are selected. A group that is not in the
@@ -285,7 +285,7 @@ def at_most_half_of_adversarial(*, top: int, adversarial: int) -> str | None:
 def as_in_the_algorithm(cell: Facts, *, adversarial: int) -> str | None:
     trained = cell.algorithm.get("adversarial")
     if trained and trained != adversarial:
-        return f"adversarial: {adversarial} here, and {trained} in the algorithm"
+        return f"adversarial: {adversarial} in the aggregator, {trained} in the algorithm"
     return None
 
 
@@ -294,11 +294,11 @@ def sfat_released(updates: Sequence[Update], context: Context, *, r: Positive, t
 
     The clients with the `top` smallest release losses, and all that tie with the last of them, count r times. The
     divisor is (number of the others among positions 1 .. m - 1) + (m - that number) r: position 0 of the list, which
-    is in random order, is never counted among the others. Where position 0 is not selected the weights sum to
+    is in random order, is never counted among the others. If position 0 is not selected, the weights sum to
     (m - K + K r) / (m - K - 1 + (K + 1) r), 0.931 for m = 5, K = 1, r = 1.4, and the model shrinks by that factor;
     r < 1 inflates it. Tensors with the letters "bn" in their name count every position but the first as one of the
-    others, and the first r times where it is selected. N_k is ignored, buffers and counters are treated as weights,
-    round 0 is the plain mean. `top` is not checked: more than m selects all, as there.
+    others, and the first r times if it is selected. N_k is ignored, buffers and counters are treated as weights, and
+    round 0 is the plain mean. As in that code, `top` is not checked: more than m selects all.
 
     `updates` must be in the order in which the participants were drawn.
 
@@ -350,12 +350,12 @@ def fedsoftbetter(updates: Sequence[Update], context: Context, *, temperature: N
 
 
 def fedsoftbetter_released(updates: Sequence[Update], context: Context, *, temperature: Real = -20.0) -> Mixing:
-    """FedSoftBetter as its authors' code has it: w_k proportional to exp(temperature l_k), N_k ignored.
+    """FedSoftBetter as in its authors' code: w_k proportional to exp(temperature l_k), N_k ignored.
 
     l_k is the sum over the batches of the last epoch of their mean losses, divided by N_k: about the mean loss per
     batch length. temperature < 0 favours small losses ("Better"), > 0 large ones ("Worse"); -20, -15 and -5 were used.
-    Here: the sum is taken as L_k times the number of batches, which is it exactly where all batches are of one length;
-    a short last batch counts by its length.
+    Here the sum is L_k times the number of batches, which is exact if all batches have the same length; a shorter last
+    batch counts by its length.
 
     Source: alexandreduplessis/Tamaya_Federated_Learning src/soft_mergers.py; differences: fedsoftbetter-loss.
     """
@@ -374,8 +374,8 @@ def fedwavg(
     """FedWAvg: w = softmax(q c), c_k the cosine between the last layers of theta^t and theta_k.
 
     q >= 0; 0 is `uniform`. The last layer is every parameter of every module that emits logits, together: both
-    classifiers of a head that has two. `weight_only` takes their weights, `last_tensor` the last tensor alone (often a
-    bias: what a naive interpretation gives). `by_samples` multiplies by N_k. A last layer of zeros has cosine 0.
+    classifiers of a head that has two. `weight_only` uses their weights, `last_tensor` only the last tensor (often a
+    bias: a naive interpretation). `by_samples` multiplies by N_k. A last layer of zeros has cosine 0.
 
     Source: Aldahdooh et al. 2022, Eq. 3 and Algorithm 1; differences: fedwavg-last-layer.
     """
@@ -394,9 +394,9 @@ def afl(
 ) -> Mixing:
     """Agnostic federated learning: weights lambda, moved towards the clients that theta^t serves worst.
 
-    w_k is lambda_k over the participants; afterwards lambda <- projection onto the simplex of lambda + gamma L, with
-    L_k the loss of theta^t on client k and 0 for clients that do not take part. lambda, over all K clients, is kept in
-    `memory["lambda"]` and starts at N_k / N. Participants without any weight at all are mixed by samples.
+    w_k is lambda_k, normalised over the participants. Then lambda becomes the projection of lambda + gamma L onto the
+    simplex, with L_k the loss of theta^t on client k and 0 for clients that do not take part. lambda, over all K
+    clients, is kept in `memory["lambda"]` and starts at N_k / N. If all participants have weight 0, N_k replaces it.
 
     Source: Mohri et al. 2019; differences: fedtorch-afl. Nothing published to compare with (differences: sfat-afl).
     """
@@ -429,13 +429,13 @@ def q_ffl(updates: Sequence[Update], context: Context, broadcast_losses: Sequenc
 
     theta^{t+1} = theta^t - sum_k F_k^q D_k / sum_k (q F_k^(q-1) |D_k|^2 + L F_k^q), with D_k = L (theta^t - theta_k),
     L = 1 / lr and F_k the loss of theta^t on client k (at least 1e-10). As weights: w_k = L F_k^q / the divisor, and
-    what is missing to 1 stays with theta^t. q >= 0; 0 is `uniform`. |D_k| is taken over the weights, running averages
-    of batch normalisation left out (by their name, running_mean and running_var).
+    theta^t gets the remainder to 1. q >= 0; 0 is `uniform`. |D_k| is taken over the weights, without running averages
+    of batch normalisation (by their names, running_mean and running_var).
 
     Source: Li et al. 2020 (q-FFL, Algorithm 2); differences: fedtorch-afl. Nothing published to compare with.
     """
     losses = [max(loss, 1e-10) for loss in broadcast_losses]
-    largest = max(losses)  # numerator and divisor are both divided by largest^q, which may be out of range
+    largest = max(losses)  # both numerator and divisor are divided by largest^q, which may overflow
     steepness = 1 / context.lr
     powers = [(loss / largest) ** q for loss in losses]
     divisor = math.fsum(
@@ -482,13 +482,13 @@ AGGREGATORS: dict[str, Callable[..., Mixing]] = {
     "adfl": AggregatorEntry(adfl, example={"steps": 2}, fractions=("adfl_hit",)),
     "afl": afl,
     "q_ffl": q_ffl,
-    "coordinate_median": AggregatorEntry(coordinate_median, bears=any_minority),
-    "trimmed_mean": AggregatorEntry(trimmed_mean, refuse=(some_are_left,), bears=so_many),
-    "krum": AggregatorEntry(krum, refuse=(enough_for_krum,), bears=so_many, example={"byzantine": 0}),
+    "coordinate_median": AggregatorEntry(coordinate_median, bears=tolerates_any_minority),
+    "trimmed_mean": AggregatorEntry(trimmed_mean, refuse=(leaves_some_values,), bears=tolerates_byzantine),
+    "krum": AggregatorEntry(krum, refuse=(enough_for_krum,), bears=tolerates_byzantine, example={"byzantine": 0}),
     "multi_krum": AggregatorEntry(
-        multi_krum, refuse=(enough_for_krum, keeps_of_the_round), bears=so_many, example={"byzantine": 0}
+        multi_krum, refuse=(enough_for_krum, keeps_at_most_all), bears=tolerates_byzantine, example={"byzantine": 0}
     ),
-    "bulyan": AggregatorEntry(bulyan, refuse=(enough_for_bulyan,), bears=so_many, example={"byzantine": 0}),
-    "geometric_median": AggregatorEntry(geometric_median, bears=any_minority),
-    "centred_clipping": AggregatorEntry(centred_clipping, bears=any_minority, fractions=("clipped",)),
+    "bulyan": AggregatorEntry(bulyan, refuse=(enough_for_bulyan,), bears=tolerates_byzantine, example={"byzantine": 0}),
+    "geometric_median": AggregatorEntry(geometric_median, bears=tolerates_any_minority),
+    "centred_clipping": AggregatorEntry(centred_clipping, bears=tolerates_any_minority, fractions=("clipped",)),
 }

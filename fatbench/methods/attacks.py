@@ -8,15 +8,14 @@ of `x`, lies in the box, and within eps of `x` (up to float rounding, 6e-8). eps
 units of the pixel range: 8/255, not 8. The ball is that of the maximum norm unless `norm` is "L2": then eps bounds the
 Euclidean length of an image's whole perturbation.
 
-Of the losses only the gradient by the image is computed: autograd.grad prunes the weight gradients (measured for
-convolution, linear, attention and normalisation layers: the same backward kernels as with frozen weights). The
-weights are not frozen for the time of an attack because autocast keeps the half-precision copies of weights only
-where these require a gradient.
+Only the gradient of a loss by the image is computed: autograd.grad prunes the weight gradients (measured for
+convolution, linear, attention and normalisation layers: the same backward kernels as with frozen weights). The weights
+are not frozen during an attack, because autocast caches half-precision copies only of weights that require a gradient.
 
-`early_stop` says which iterate of an attack with steps is returned. False: the one after the last step, which the
-papers report and training uses. True: the first that the model gets wrong, the start included. That is the worst case
-over the steps, and several times faster, because a misclassified image is attacked no further. The two are different
-numbers; with `early_stop` the accuracy is never higher, but for rounding.
+`early_stop` selects the iterate that an attack with steps returns. False: the one after the last step, which the papers
+report and training uses. True: the first that the model misclassifies, the start included. That is the worst case over
+the steps, and several times faster, because a misclassified image is attacked no further. The two give different
+numbers; with `early_stop` the accuracy is never higher, except for rounding.
 """
 
 from __future__ import annotations
@@ -63,11 +62,11 @@ def fgsm(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, 
 def fgsm_sfat(
     model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, eps: Radius, step: Radius
 ) -> Tensor:
-    """What SFAT's evaluation file calls FGSM: uniform random start in the ball, one step of size `step`, projection.
+    """FGSM as in SFAT's evaluation file: uniform random start in the ball, one step of size `step`, projection.
 
     Zhu et al. 2023, eval_pgd.py, FGSM (differences: sfat-fgsm). CIFAR: eps 8/255, step 8/255. SVHN: eps 4/255, step
     1/255, a quarter of the radius, so a much weaker attack than `fgsm`. The paper has the step of training and a random
-    start; the label that the file prints says "without random start". Published FGSM numbers compare with this only.
+    start; the label that the file prints says "without random start". Compare published FGSM numbers with this only.
     """
     x_start = _uniform_start(x, eps, generator)
     return _ascend(_uphill(model, cross_entropy, x), y, x_start, _Cube.around(x, eps, step), 1)
@@ -93,7 +92,7 @@ def pgd(
 
     `start`: "uniform" in the ball, clipped to the box; "none" at the image; "gaussian" at x + 0.001 N(0, 1), which is
     MART's. In L2 "uniform" draws a direction and a length below eps, so that it is closer to x than a uniform point.
-    `early_stop`: see the module; with it the passes are at most those below.
+    `early_stop`: see the module; it saves passes, so those stated are an upper bound.
 
     x and the result are (B, C, H, W) in [0, 1], y is (B,). A model of one pixel that takes bright for class 1:
 
@@ -118,7 +117,7 @@ def pgd(
 
 def in_the_pixel_range(*, eps: float, step: float, norm: str) -> str | None:
     if norm == "Linf" and max(eps, step) > 1:
-        return "eps and step are parts of the pixel range: 8/255, not 8"
+        return "eps and step are fractions of the pixel range: 8/255, not 8"
     return None
 
 
@@ -137,9 +136,9 @@ def pgd_kl(
     Zhang et al. 2019 (arXiv 1901.08573), Algorithm 1. The labels are not used. There is no setting for the start: at
     x itself the divergence is zero and so is its gradient.
     """
-    # Detached, not made under no_grad: inside autocast that leaves half-precision copies of the weights without history
-    # in autocast's cache (PyTorch issues 65766, 112583; mended in 2.15), and a loss made in the same autocast region,
-    # as TRADES's is, does not reach the weights.
+    # Detached rather than computed under no_grad: inside autocast, no_grad would leave half-precision copies of the
+    # weights without history in autocast's cache (PyTorch issues 65766, 112583; fixed in 2.15), and a later loss in the
+    # same autocast region, as in TRADES, would not reach the weights.
     with torch.enable_grad():
         target = predict(model, x.detach()).detach().softmax(1)
 
@@ -170,9 +169,8 @@ def cw(
 
     The loss of Carlini and Wagner 2017 (arXiv 1608.04644), f_6, inside PGD as in Madry et al.; SFAT, column CW:
     30 steps in the code, no count in the paper. Any number of classes from 2 (the released file has 10 written into
-    its loss). torchattacks' CW is another attack, in L2. At kappa 50 the maximum practically never cuts in.
-    `early_stop`:
-    see the module; with "any" the passes are at most those below.
+    its loss). torchattacks' CW is another attack, in L2. At kappa 50 the maximum practically never applies.
+    `early_stop`: see the module; it saves passes, so those stated are an upper bound.
     """
 
     def margin(logits: Tensor, y: Tensor) -> Tensor:
@@ -194,10 +192,10 @@ def every_step(*, steps: int) -> Passes:
 def exact_linear(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, eps: Radius) -> Tensor:
     """The worst corner of the L-infinity ball, cut by the box, for a network that is linear in its pixels: no search.
 
-    Against every other class c the margin z_y - z_c is least where each pixel goes eps against its slope, as far as
-    [0, 1] lets it; the class whose least margin is smallest decides. No attack finds less. Of another network it
-    is a step of size eps against each class, and exact of nothing; a suite refuses it there. The slopes of all classes
-    are one batched backward pass, which counts as one.
+    For every other class c, the margin z_y - z_c is least if each pixel moves by eps against its slope, as far as
+    [0, 1] permits; the class with the smallest of these margins decides. No attack finds a smaller one. For any other
+    network the result is not exact, and a suite refuses it. The slopes of all classes take one batched backward pass,
+    which counts as one.
 
     A pixel of 0.95 that makes class 1 bright can be raised by 0.05 only:
 
@@ -229,9 +227,9 @@ def exact_linear(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Genera
 
 
 def linear_network(cell: Facts) -> str | None:
-    """The worst case of a network that bends is at no known corner."""
+    """Refuse nonlinear networks, whose worst case may lie anywhere in the ball."""
     if "linear" not in cell.model.parts:
-        return f"exact_linear needs a network that is linear in its pixels, and {cell.model.name} has no part 'linear'"
+        return f"exact_linear needs a network that is linear in its pixels, {cell.model.name} has no part 'linear'"
     return None
 
 
@@ -245,10 +243,10 @@ def dual(
     through: Literal["clean", "attacked"],
     predicts: Literal["clean", "attacked"],
 ) -> Tensor:
-    """Another attack on a network with two statistics: computed `through` one of them, judged by what one `predicts`.
+    """An attack on a network with two statistics: computed `through` one of them, judged by the one that `predicts`.
 
     {name: dual, attack: {name: pgd, ...}, through: attacked, predicts: clean}. Four evaluations of one trained model;
-    `all:a+b` counts the images that withstand both. A network without two statistics is attacked as ever.
+    `all:a+b` counts the images that withstand both. A network without two statistics is attacked as usual.
     Hong et al. 2023 (FedRBN): the released test attacks and predicts by the clean statistics, its validation attacks
     through the others.
     """
@@ -266,12 +264,12 @@ def _uniform_start(x: Tensor, eps: float, generator: torch.Generator, norm: str 
 
 
 def _gaussian_start(x: Tensor, generator: torch.Generator) -> Tensor:
-    # Not clipped to the box, as in the code of TRADES and MART: the first step's projection does that.
+    # Not clipped to the box, as in the code of TRADES and MART: the projection of the first step clips it.
     return x + 0.001 * normal(x, generator)
 
 
 def _uphill(model: nn.Module, loss: Loss, x: Tensor) -> Uphill:
-    """(logits, gradient of the loss by the images) of images like x and of what the loss takes, one row per image."""
+    """A function from images like x, and the loss's targets, to (logits, gradient of the loss by the images)."""
     part = part_of(x, model)
     return lambda x, y: gradient_of(model, loss, x, y, part)
 
@@ -291,9 +289,9 @@ class _Cube(NamedTuple):
         """A step along the gradient's sign, projected."""
         return x_adv.add(gradient.sign(), alpha=self.step).clamp(self.low, self.high)
 
-    def only(self, left: Tensor) -> _Cube:
-        """The balls of some of the images, by their places."""
-        return _Cube(self.low[left], self.high[left], self.step)
+    def select(self, indices: Tensor) -> _Cube:
+        """The balls of the images at `indices`."""
+        return _Cube(self.low[indices], self.high[indices], self.step)
 
 
 class _Sphere(NamedTuple):
@@ -304,22 +302,22 @@ class _Sphere(NamedTuple):
     step: float
 
     def move(self, x_adv: Tensor, gradient: Tensor) -> Tensor:
-        """A step along the gradient, projected: first on the ball, then on the box, which keeps it in the ball."""
+        """A step along the gradient, projected onto the ball, then onto the box, which stays within the ball."""
         moved = x_adv.add(_direction(gradient), alpha=self.step) - self.x
         length = torch.linalg.vector_norm(moved, dim=(1, 2, 3), keepdim=True)
         return (self.x + moved * (self.eps / length.clamp(min=TINY)).clamp(max=1)).clamp(0, 1)
 
-    def only(self, left: Tensor) -> _Sphere:
-        """The balls of some of the images, by their places."""
-        return self._replace(x=self.x[left])
+    def select(self, indices: Tensor) -> _Sphere:
+        """The balls of the images at `indices`."""
+        return self._replace(x=self.x[indices])
 
 
-TINY = 1e-30  # stands for a length of zero, so that nothing is divided by it
+TINY = 1e-30  # replaces lengths of zero in divisions
 
 
 def _direction(gradient: Tensor) -> Tensor:
-    """Every image's gradient (B, C, H, W) at length 1; zeros stay zeros."""
-    # Divided by its largest value first: the squares of a confident image's gradient are below what float32 holds.
+    """Every image's gradient (B, C, H, W), scaled to length 1; zeros stay zeros."""
+    # Scaled by the largest value first: the squares of a confident image's gradient underflow in float32.
     largest = gradient.abs().amax((1, 2, 3), keepdim=True)
     scaled = gradient / torch.where(largest > 0, largest, 1)
     return scaled / torch.linalg.vector_norm(scaled, dim=(1, 2, 3), keepdim=True).clamp(min=TINY)
@@ -339,31 +337,31 @@ def _ascend(uphill: Uphill, y: Tensor, x_adv: Tensor, ball: _Cube | _Sphere, ste
 def _until_wrong(
     model: nn.Module, uphill: Uphill, y: Tensor, x_adv: Tensor, ball: _Cube | _Sphere, steps: int
 ) -> Tensor:
-    """Of every image the first iterate that the model gets wrong, else the last; those left are attacked together.
+    """For every image, the first iterate that the model misclassifies, else the last.
 
-    The host looks once per step which are left.
+    The images that are still right are attacked together; finding them waits for the device once per step.
     """
     x_adv = x_adv.detach()
     result, positions = x_adv.clone(), torch.arange(len(y), device=y.device)
     for _ in range(steps):
         logits, gradient = uphill(x_adv, y)
-        standing = (~_wrong(model, x_adv, y, logits)).nonzero().squeeze(1)
+        standing = (~_misclassified(model, x_adv, y, logits)).nonzero().squeeze(1)
         if len(standing) == 0:
             break
         x_adv = ball.move(x_adv, gradient)
         if len(standing) < len(y):
             x_adv, y, positions = (tensor[standing] for tensor in (x_adv, y, positions))
-            ball = ball.only(standing)
+            ball = ball.select(standing)
         result[positions] = x_adv
     return result
 
 
-def _wrong(model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Tensor:
-    """Which images (B,) the model gets wrong, in float32 also where the logits were made with fewer bits."""
+def _misclassified(model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Tensor:
+    """Which images (B,) the model misclassifies, confirmed in float32 if the logits have fewer bits."""
     is_wrong = ~is_correct(logits, y)
-    if precision.reduced(x.device) and len(doubtful := is_wrong.nonzero().squeeze(1)):
+    if precision.reduced(x.device) and len(to_confirm := is_wrong.nonzero().squeeze(1)):
         with precision.ieee(x.device):
-            is_wrong[doubtful] = ~is_correct(predict(model, x[doubtful]), y[doubtful])
+            is_wrong[to_confirm] = ~is_correct(predict(model, x[to_confirm]), y[to_confirm])
     return is_wrong
 
 

@@ -1,4 +1,4 @@
-"""Augmentations: functions of a batch on its device, before the objective sees it; no loop over images, no PIL.
+"""Augmentations: what training does to a batch, on its device and without a loop over images.
 
     AUGMENTS["crop_flip"](x, generator, padding=28)      (B, C, H, W) -> (B, C, H, W)
 
@@ -20,7 +20,7 @@ def crop_flip(x: Tensor, generator: Generator, *, padding: Natural, flip: bool =
     """A random crop of the image's own size after zero padding, then a horizontal flip of about half of them.
 
     x (B, C, H, W) of any dtype -> the same shape, dtype and memory format. Each image has its own offsets, uniform in
-    0..2 * padding, and is flipped with probability 1/2 where `flip` is set. FAT: padding 28 after resizing to 224;
+    0..2 * padding, and is flipped with probability 1/2 if `flip` is set. FAT: padding 28 after resizing to 224;
     the customary padding for 32 x 32 images is 4.
     """
     n, _, height, width = x.shape

@@ -1,8 +1,8 @@
-"""Common corruptions (Hendrycks and Dietterich 2019): evaluation functions that look at no model.
+"""Common corruptions (Hendrycks and Dietterich 2019): evaluation functions that ignore the model.
 
     x = ATTACKS["corruption"](model, x, y, generator, kind="gaussian_noise", severity=3)
 
-Images are (B, C, H, W) in [0, 1], as for attacks; the result leaves no ball but stays in the box.
+Images are (B, C, H, W) in [0, 1], as for attacks; the result may leave any ball, but stays in the box.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fatbench.settings import data_folder
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count
 
-SEVERITIES: dict[str, tuple[float, ...]] = {  # of 32 x 32 images: hendrycks/robustness, make_cifar_c.py
+SEVERITIES: dict[str, tuple[float, ...]] = {  # for 32 x 32 images, from hendrycks/robustness, make_cifar_c.py
     "gaussian_noise": (0.04, 0.06, 0.08, 0.09, 0.10),
     "shot_noise": (500, 250, 100, 75, 50),
     "impulse_noise": (0.01, 0.02, 0.03, 0.05, 0.07),
@@ -42,8 +42,8 @@ def corruption(
 ) -> Tensor:
     """One of the seven common corruptions that need no other file, at a severity from 1 to 5.
 
-    Noise is drawn from the generator: other draws than those of CIFAR-10-C, which `cifar10_c` reads. Strengths are
-    those for images of 32 x 32. `severity: [1, 3, 5]` makes three columns, and `mean:NAME` their mean.
+    Noise is drawn from the generator, so it differs from CIFAR-10-C's, which `cifar10_c` reads. The strengths are those
+    for images of 32 x 32. `severity: [1, 3, 5]` makes three columns, and `mean:NAME` their mean.
 
     Source: Hendrycks and Dietterich 2019 (arXiv 1903.12261).
     """
@@ -67,7 +67,7 @@ def cifar10_c(
     """The images of CIFAR-10-C in place of the test images, at a severity from 1 to 5.
 
     The files, such as CIFAR-10-C/fog.npy, are in the data folder. The first 15 kinds are the benchmark, the last four
-    are for validation. MachineError: the file is missing, or holds other than 50,000 images of 32 x 32.
+    are for validation. Raises MachineError if the file is missing or does not hold 50,000 images of 32 x 32.
 
     Source: Hendrycks and Dietterich 2019 (arXiv 1903.12261).
     """
@@ -80,18 +80,18 @@ def cifar10_c(
         raise MachineError(f"{file}: {error}; CIFAR-10-C is at https://zenodo.org/records/2535967") from None
     if file_images.shape != (50_000, 32, 32, 3):
         raise MachineError(f"{file}: expected 50,000 images of 32 x 32, found an array {file_images.shape}")
-    rows = 10_000 * (severity - 1) + index.cpu().numpy()
+    rows = 10_000 * (severity - 1) + index.cpu().numpy()  # a file holds the five severities one after the other
     images = torch.from_numpy(file_images[rows]).permute(0, 3, 1, 2)
     return torch.empty_like(x).copy_(images.to(x) / 255)
 
 
 def five_severities(*, severity: int) -> str | None:
-    return f"severity: {severity}, of 1 to 5" if severity > 5 else None
+    return f"severity: expected 1 to 5, got {severity}" if severity > 5 else None
 
 
 def test_images_of_cifar10(cell: Facts) -> str | None:
     if cell.data.name != "cifar10" or cell.side != 32:
-        return f"cifar10_c has the test images of cifar10 at 32 x 32, not of {cell.data.name}"
+        return f"cifar10_c holds the test images of cifar10 at 32 x 32, not those of {cell.data.name}"
     return None
 
 
@@ -104,13 +104,13 @@ def _shot_noise(x: Tensor, strength: float, generator: Generator) -> Tensor:
 
 
 def _impulse_noise(x: Tensor, strength: float, generator: Generator) -> Tensor:
-    """Each value with this probability white or black."""
+    """Salt and pepper: each value turns white or black with this probability."""
     draws = uniform(x, 0.0, 1.0, generator)
     return torch.where(draws < strength, (draws < strength / 2).to(x.dtype), x)
 
 
 def _brightness(x: Tensor, strength: float, generator: Generator) -> Tensor:
-    """The value of HSV raised; hue and saturation stay."""
+    """Raise the value of HSV; hue and saturation stay."""
     value = x.amax(1, keepdim=True)
     raised = (value + strength).clamp(max=1)
     return torch.where(value > 0, x * raised / value.clamp(min=1e-12), raised)
@@ -128,7 +128,7 @@ def _pixelate(x: Tensor, strength: float, generator: Generator) -> Tensor:
         small = (int(image.width * strength), int(image.height * strength))
         return image.resize(small, Image.Resampling.BOX).resize(image.size, Image.Resampling.BOX)
 
-    return _of_each(x, coarse)
+    return _change_each(x, coarse)
 
 
 def _jpeg(x: Tensor, strength: float, generator: Generator) -> Tensor:
@@ -139,11 +139,11 @@ def _jpeg(x: Tensor, strength: float, generator: Generator) -> Tensor:
         image.save(file, "JPEG", quality=int(strength))
         return Image.open(file)
 
-    return _of_each(x, compressed)
+    return _change_each(x, compressed)
 
 
-def _of_each(x: Tensor, change: Callable[..., object]) -> Tensor:
-    """The change of each image, of one or three channels, as eight bits."""
+def _change_each(x: Tensor, change: Callable[..., object]) -> Tensor:
+    """Apply `change` to each image, of one or three channels, at eight bits."""
     import numpy
     from PIL import Image
 

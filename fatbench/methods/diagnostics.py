@@ -1,11 +1,10 @@
-"""Diagnostics: what is measured on the models of a round, besides accuracy, whenever the monitor runs.
+"""Diagnostics: further measurements on the models of a round, made whenever the monitor runs.
 
-    DIAGNOSTICS["svcca"](problem, result, images, labels, attack, generator, blocks="1,9")  -> {"svcca_b1_c0_c3_clean":
-    ...}
+    DIAGNOSTICS["svcca"](problem, result, images, labels, attack, generator, blocks="1,9")
+    -> {"svcca_b1_c0_c3_clean": 0.71, ...}
 
 `images` (n, C, H, W) uint8 and `labels` (n,) are the test set, `attack` is the monitor, `generator` its noise. A
-diagnostic returns numbers by name, each a float, or one per client; a tensor among them is kept as an artifact of the
-round.
+diagnostic returns {name: a float, or one per client}; tensors among the values become artifacts of the round.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from fatbench.engine.gradients import logits_of
 from fatbench.engine.local import load, pixels, precision_context
 from fatbench.engine.outcomes import is_correct
 from fatbench.engine.rounds import Metrics, Problem, Round
-from fatbench.methods.adversaries import class_of_the_data, patched, square_inside_the_image
+from fatbench.methods.adversaries import class_of_the_data, square_inside_the_image, with_square
 from fatbench.methods.inversions import image_measures
 from fatbench.methods.inversions.decoder import feature_inversion
 from fatbench.methods.inversions.matching import matching
@@ -49,19 +48,19 @@ def svcca(
     batch: Count = 100,
     variance: Fraction = 0.99,
 ) -> Metrics:
-    """SV-CCA of client and server models: how alike two networks see the same images, 1 being the same up to rotation.
+    """SV-CCA of client and server models: how similar their features are; 1 means the same up to rotation.
 
     For every block (1-based) and pair, on the first n test images, clean and as the monitor attacks the server's model:
     each image is the mean over its visual tokens; the directions that hold `variance` of the variance are kept; the
-    number is the mean canonical correlation. Named svcca_b<block>_<pair>_<clean|adv>; a pair of which a client did not
-    take part in the round is left out, and so is a number that activations without variance do not have.
-    ValueError: the model has not so many blocks, or n images are too few for its width.
+    number is the mean canonical correlation. It is named svcca_b<block>_<pair>_<clean|adv>, and left out if a client of
+    the pair did not take part in the round or the activations have no variance. Raises ValueError if the model has
+    fewer blocks, or n images are too few for its width.
 
     Source: Aldahdooh et al. 2022, Figures 3 and 20-25, where clients count from 1 (differences: svcca-clients);
     Raghu et al. 2017.
     """
     states = {"server": result.state.model, **{f"c{u.client}": u.model for u in result.updates}}
-    side_pairs = [tuple(_name(side) for side in pair.split("-")) for pair in pairs.split(",")]
+    side_pairs = [tuple(_model_name(side) for side in pair.split("-")) for pair in pairs.split(",")]
     side_pairs = [(a, b) for a, b in side_pairs if a in states and b in states]
     block_numbers = [int(block) for block in blocks.split(",")]
     inputs: dict[str, list[Tensor]] = {"clean": [], "adv": []}
@@ -110,7 +109,7 @@ def clients_of_the_cell(cell: Facts, *, pairs: str) -> str | None:
 
 
 def _numbers(text: str) -> list[int]:
-    """The whole numbers in a text such as "0-3,0-server"."""
+    """The integers in a text such as "0-3,0-server"."""
     return [int(digits) for digits in re.findall(r"\d+", text)]
 
 
@@ -127,17 +126,17 @@ def leakage(
     width: Count = 64,
     candidates: Count = 1000,
 ) -> Metrics:
-    """What the round's first upload gives away of its client's first `target_clients` examples, one by one.
+    """What the round's first upload reveals about its client's first `target_clients` examples, one by one.
 
     Uploaded feature maps are inverted by a decoder (`fatbench.methods.inversions.decoder`, `steps` steps, `width`
-    channels) that the attacker trains on images it has, here the test images, through the client's own extractor:
-    leak_*; and through the extractor that all clients began with, which the server knows: leak_initial_*. Of a client
-    that uploads its model, the gradient of one example at the broadcast weights is inverted by gradient matching
-    (`steps` steps), its label given: leak_*. No such gradient crosses the wire: it is a bound on what gradient matching
-    finds in one local step, and no attack. An update of many steps over many examples gives away less to it.
+    channels). The attacker trains it on images of its own, here the test images, through the client's extractor
+    (leak_*) and through the initial extractor, which the server knows (leak_initial_*). If the client uploads its
+    model, gradient matching (`steps` steps) inverts the gradient of one example at the broadcast weights, its label
+    given (leak_*). Such a gradient is never sent, so this is no attack but a bound on what gradient matching finds
+    after one local step; an update of many steps over many examples reveals less to it.
 
-    Numbers, means over the target_clients: psnr (dB), ssim, correlation, identification (is the example the likeliest
-    of the first `candidates` training images); and leak_grey_psnr, leak_grey_ssim for a flat grey reconstruction.
+    Means over these examples: psnr (dB), ssim, correlation, identification (is the example the likeliest of the first
+    `candidates` training images?); and leak_grey_psnr, leak_grey_ssim of a flat grey reconstruction.
 
     Source: ours; Tao et al. 2022 name the question as a limitation. Geiping et al. 2020 for the gradient.
     """
@@ -180,7 +179,7 @@ def leakage(
 
 def window_of_ssim(cell: Facts) -> str | None:
     if cell.side < 11:
-        return f"reconstructions are compared by SSIM, whose window is 11 x 11; images are {cell.side} x {cell.side}"
+        return f"reconstructions are compared by SSIM with a window of 11 x 11, images are {cell.side} x {cell.side}"
     return None
 
 
@@ -194,12 +193,12 @@ def boundaries(
     *,
     points: Count = 101,
 ) -> dict[str, Any]:
-    """Where models of points in the plane draw the line between two classes: the new model, and each client's.
+    """The decision boundaries of the new model and of each client's, for two classes of points in the plane.
 
-    Kept: boundary_server and boundary_c<client>, (points, points), logit of class 1 less that of class 0 on a grid over
-    the unit square, x along, y upwards: the first row is y = 1. And boundary_c<client>_points (N_k, 3), the x, y and
-    label of the client's examples, and boundary_c<client>_adversarial (N_k, 3), where the monitor's attack on the
-    client's model moves them. The number boundary_apart is the fraction of the grid on which clients disagree.
+    Artifacts: boundary_server and boundary_c<client>, (points, points), the logit of class 1 minus that of class 0 on a
+    grid over the unit square, x to the right, y upwards: the first row is y = 1. boundary_c<client>_points (N_k, 3):
+    the x, y and label of the client's examples. boundary_c<client>_adversarial (N_k, 3): where the monitor's attack on
+    the client's model moves them. The number boundary_apart is the fraction of the grid on which clients disagree.
 
     Source: Zhu et al. 2023, Figure 5 (b, c); differences: sfat-toy.
     """
@@ -251,10 +250,10 @@ def backdoor(
     target: Natural,
     size: Count = 5,
 ) -> Metrics:
-    """How often a backdoor of `badnets` works: the fraction of test images of other classes that are read as `target`.
+    """How often a backdoor of `badnets` works: the fraction of test images of other classes classified as `target`.
 
-    backdoor_success with the white square of `size` pixels, backdoor_none without it. Means over the clients' models
-    without a global one. ValueError: every test image is of the target's class.
+    backdoor_success with the white square of `size` pixels, backdoor_none without it. Means over the clients' models if
+    there is no global one. Raises ValueError if every test image is of the target's class.
 
     Source: Gu et al. 2017 (BadNets).
     """
@@ -264,7 +263,10 @@ def backdoor(
     rates_by_metric: dict[str, list[float]] = {"backdoor_success": [], "backdoor_none": []}
     for state in models_of(result.state.model, result.own).values():
         model = load(problem, state).eval()
-        for name, test_images in (("backdoor_success", patched(other_images, size)), ("backdoor_none", other_images)):
+        for name, test_images in (
+            ("backdoor_success", with_square(other_images, size)),
+            ("backdoor_none", other_images),
+        ):
             logits = torch.cat([logits_of(model, pixels(problem, chunk)) for chunk in test_images.split(500)])
             rates_by_metric[name].append(
                 float(is_correct(logits, torch.tensor(target, device=logits.device)).double().mean())
@@ -272,7 +274,7 @@ def backdoor(
     return {name: sum(values) / len(values) for name, values in rates_by_metric.items()}
 
 
-def _name(side: str) -> str:
+def _model_name(side: str) -> str:
     return side if side == "server" else f"c{int(side)}"
 
 

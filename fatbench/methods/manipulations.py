@@ -2,9 +2,9 @@
 
     changed = MANIPULATIONS["fishing"](model, weights, generator, labels)
 
-`model` and `weights` are the honest ones, `labels` (B,) those that the server takes the target's images to have,
-`images` (S, C, H, W) in [0, 1] images of the server's own. The clients compute as they were told to, one gradient of
-their batch; what they send is inverted with the changed model and weights.
+`model` and `weights` are the honest ones. `labels` (B,) are what the server believes the target's labels to be,
+`images` (S, C, H, W) in [0, 1] are the server's own. The clients follow the algorithm and send one gradient of their
+batch, which is inverted with the changed model and weights.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count
 
 Tensors = dict[str, Tensor]
-FAR = 1000.0  # a logit beside which softmax gives any other exactly 0 in float32
+FAR = 1000.0  # a logit so large that softmax gives every other exactly 0 in float32
 
 
 @dataclass(frozen=True)
 class Manipulated:
-    """What is sent: the architecture, the target's weights, those of the other clients, and what the server keeps."""
+    """What the server sends: the architecture, the target's weights and the other clients'; `secret` it keeps."""
 
     model: nn.Module
     target: Tensors
@@ -38,11 +38,11 @@ class Manipulated:
 def fishing(
     model: nn.Module, weights: Tensors, generator: Generator, labels: Tensor, *, silence_others: bool = False
 ) -> Manipulated:
-    """A head that only the images of one class send a gradient through: of several, that with the fewest images.
+    """A head that passes gradients of one class only: the class with the fewest images in the batch.
 
-    The rows of the other classes are 0 and their biases 1000, so p_c = 0 and an image of another class sends nothing
-    into the backbone; row c stays as it is. B times the gradient is then the sum over the images of class c: of one
-    image, if the class has one. `silence_others`: the other clients' heads are those of `dead_heads`.
+    The rows of the other classes are 0 and their biases 1000, so p_c = 0 and images of other classes send no gradient
+    into the backbone; row c is unchanged. B times the gradient is then the sum over the images of class c, which may be
+    a single one. `silence_others`: the other clients' heads are those of `dead_heads`.
 
     Source: Wen et al. 2022, section 3.1. breaching writes 0.5 into row c, which gives no gradient behind a LayerNorm
     (differences: fishing-row).
@@ -53,7 +53,7 @@ def fishing(
     W, b = torch.zeros_like(weights[weight]), torch.full_like(weights[bias], FAR)
     W[c], b[c] = weights[weight][c], weights[bias][c]
     target = {**weights, weight: W, bias: b}
-    return Manipulated(model, target, _dead(model, weights) if silence_others else target)
+    return Manipulated(model, target, _with_zero_head(model, weights) if silence_others else target)
 
 
 def dead_heads(model: nn.Module, weights: Tensors, generator: Generator) -> Manipulated:
@@ -61,12 +61,12 @@ def dead_heads(model: nn.Module, weights: Tensors, generator: Generator) -> Mani
 
     Source: Pasquini, Francati and Ateniese 2022 (model inconsistency), with the last layer in place of a ReLU.
     """
-    return Manipulated(model, dict(weights), _dead(model, weights))
+    return Manipulated(model, dict(weights), _with_zero_head(model, weights))
 
 
 def a_sum_of_several(cell: Facts) -> str | None:
     if cell.algorithm.get("aggregate", 2) < 2:
-        return "dead_heads silences the other clients of a sum: aggregate: 2 or more"
+        return "dead_heads silences the other clients of a sum: set aggregate to 2 or more"
     return None
 
 
@@ -80,14 +80,14 @@ def imprint(
     query: Literal["mean", "random"] = "mean",
     kind: Literal["cumulative", "sparse"] = "cumulative",
 ) -> Manipulated:
-    """A layer in front that sorts images into bins by q . x; the gradient of a bin with one image is that image.
+    """A first layer that sorts images into bins by q . x; the gradient of a bin with one image is that image.
 
-    h_i = ReLU(q . x - t_i), with the thresholds t_i the quantiles of q . x over the server's own images; their sum is
-    added to the image, so that every row of the layer gets the same signal. Inversion `imprint` reads it. `sparse`:
-    h_i = (q . x - t_i) / (t_{i+1} - t_i), clamped to [0, 1], which an image leaves alone outside its bin, so that it
-    also serves several local steps. The released programs take the quantiles of a standard normal distribution.
+    h_i = ReLU(q . x - t_i), with thresholds t_i at the quantiles of q . x over the server's own images. Their mean is
+    added to the image, so that every row of the layer gets the same signal. The inversion `imprint` reads it. `sparse`:
+    h_i = (q . x - t_i) / (t_{i+1} - t_i), clamped to [0, 1], which an image changes only in its own bin, so that it
+    also works for several local steps. The released programs use the quantiles of a standard normal distribution.
 
-    ValueError: q . x is the same for all of the server's images.
+    Raises ValueError if q . x is the same for all of the server's images.
     Source: Fowl et al. 2022 (Robbing the Fed); differences: imprint-readout.
     """
     flat = images.flatten(1)
@@ -96,7 +96,7 @@ def imprint(
     q = (q / size**0.5 if query == "random" else q / size).to(flat)
     projections = flat @ q
     if not projections.std() > 0:
-        raise ValueError(f"imprint: all {len(images)} images of the server's own have the same q . x")
+        raise ValueError(f"imprint: all {len(images)} images of the server have the same q . x")
     t = projections.quantile(torch.arange(bins).to(projections) / bins)
     block = Imprint(q, t, kind)
     network_behind = _Behind(block, model)
@@ -110,7 +110,7 @@ def two_bins(*, bins: int) -> str | None:
 
 
 class Imprint(nn.Module):
-    """x + mean over the rows of h: `weight` (k, C H W), every row the query, and `bias` (k,), less the thresholds."""
+    """x + mean(h): every row of `weight` (k, C H W) is the query, and `bias` (k,) are the negative thresholds."""
 
     def __init__(self, q: Tensor, t: Tensor, kind: str) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Imprint(nn.Module):
 
 
 class _Behind(nn.Module):
-    """A network behind a block."""
+    """A network with the imprint block in front."""
 
     def __init__(self, block: nn.Module, network: nn.Module) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class _Behind(nn.Module):
         return logits
 
 
-def _dead(model: nn.Module, weights: Tensors) -> Tensors:
+def _with_zero_head(model: nn.Module, weights: Tensors) -> Tensors:
     weight, _ = head_of(model)
     return {**weights, weight: torch.zeros_like(weights[weight])}
 

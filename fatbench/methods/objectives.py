@@ -1,12 +1,12 @@
-"""What a client minimises: training objectives, and the proximal terms that hold it near the broadcast model.
+"""What a client minimises: training objectives, and proximal terms that keep it near the broadcast model.
 
     loss, correct = OBJECTIVES["trades"](model, x, y, generator, attack=attack, beta=6)
 
 `model`, `x`, `y`, `generator` are as in `fatbench.methods.attacks`; `attack` is an attack with its settings bound.
-`loss` is a scalar to call backward() on, the mean over the batch; `correct` (B,) bool says which of the images that the
-model was trained on (the adversarial ones, if any) it classified right, before the step. The attack sees
-the model in eval mode (dropout off, running batch-norm statistics, which it leaves alone), the loss in train mode, and
-the model is left in train mode (SFAT's update.py; Aldahdooh et al. 2022 do not say).
+`loss` is a scalar, the mean over the batch. `correct` (B,) bool says which of the training inputs (the adversarial
+ones, if any) the model classified correctly before the step. The attack sees the model in eval mode (no dropout,
+running batch-norm statistics, which it does not update), the loss in train mode, and the model is left in train mode
+(as in SFAT's update.py; Aldahdooh et al. 2022 do not say).
 """
 
 from __future__ import annotations
@@ -96,11 +96,10 @@ def mixed_at(
 ) -> tuple[Tensor, Tensor]:
     """Mixed-ratio adversarial training: floor(ratio B) random images of the batch are replaced by adversarial ones.
 
-    Aldahdooh et al. 2022 (FAT with transformers): ratio 0.5, B 24, pgd with 7 steps. One forward over the
-    mixed batch, so that batch norm, where a model has it, sees both kinds together. The passes are exact where ratio B
-    is whole.
+    Aldahdooh et al. 2022 (FAT with transformers): ratio 0.5, B 24, pgd with 7 steps. One forward pass over the mixed
+    batch, so that batch normalisation sees both kinds together. The counted passes are exact if ratio B is an integer.
     """
-    count = _part(ratio, x)
+    count = _attacked_count(ratio, x)
     if count:
         attacked_index = torch.randperm(len(x), generator=generator, device=x.device)[:count]
         x_adv = _adversarial(model, x[attacked_index], y[attacked_index], generator, attack)
@@ -123,19 +122,19 @@ def mixfat(
     mix: Literal["append", "weighted", "sum"],
     ratio: Probability = 0.5,
 ) -> tuple[Tensor, Tensor]:
-    """Clean and adversarial images in one loss, in the ways that public code calls MixFAT or FAT beside `mixed_at`.
+    """Clean and adversarial images in one loss, in the ways that public code calls MixFAT or FAT, besides `mixed_at`.
 
-    append: the batch and floor(ratio B) adversarial versions of its first images in one forward, mean over all of them.
-    weighted: (1 - ratio) CE(f(x), y) + ratio CE(f(x_adv), y), two forwards. sum: CE(f(x), y) + CE(f(x_adv), y), which
-    has no ratio. `mixed_at` is the fourth way, "replace". Zizzo et al. 2020 (arXiv 2012.01791) is the first of them;
-    its ratio, and which way is its own, is not known. The passes of append are exact where ratio B is whole.
+    append: the batch and floor(ratio B) adversarial versions of its first images in one forward pass, mean over all.
+    weighted: (1 - ratio) CE(f(x), y) + ratio CE(f(x_adv), y), two forward passes. sum: CE(f(x), y) + CE(f(x_adv), y),
+    without a ratio. `mixed_at` is the fourth way, "replace". Zizzo et al. 2020 (arXiv 2012.01791) was first, but does
+    not state its ratio or its way. The counted passes of append are exact if ratio B is an integer.
     """
     if mix != "append":
         clean_weight, weight = (1.0, 1.0) if mix == "sum" else (1.0 - ratio, ratio)
         adversarial, clean = _adversarial_and_clean(model, x, y, generator, attack)
         loss = clean_weight * F.cross_entropy(clean, y) + weight * F.cross_entropy(adversarial, y)
         return loss, _correct(adversarial, y)
-    count = _part(ratio, x)
+    count = _attacked_count(ratio, x)
     x_adv = _adversarial(model, x[:count], y[:count], generator, attack) if count else x[:0]
     model.train()
     loss, correct = _cross_entropy(model, torch.cat([x, x_adv]), torch.cat([y, y[:count]]))
@@ -147,13 +146,13 @@ def appended_or_both(*, attack: Attack, ratio: float, mix: str) -> Passes:
 
 
 def sum_without_ratio(*, mix: str, ratio: float) -> str | None:
-    return "ratio: a sum has none" if mix == "sum" and ratio != 0.5 else None
+    return "ratio: 'mix: sum' has no ratio" if mix == "sum" and ratio != 0.5 else None
 
 
 def dual_at(
     model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, attack: Attack, ratio: Probability = 0.5
 ) -> tuple[Tensor, Tensor]:
-    """AT of a network with two statistics: (1 - ratio) CE(f_c(x), y) + ratio CE(f_n(x_adv), y), x_adv attacks f_n.
+    """AT of a network with two statistics: (1 - ratio) CE(f_c(x), y) + ratio CE(f_n(x_adv), y); x_adv attacks f_n.
 
     f_c and f_n normalise by the statistics of clean and of attacked images; see `fatbench.models.dual_norm`. Hong et
     al. 2023 (FedRBN), ratio 0.5 in their code. On another network it is `mixfat` with mix: weighted.
@@ -204,14 +203,14 @@ def awp_at(
 ) -> tuple[Tensor, Tensor]:
     """AWP: AT at perturbed weights, CE(f_{w+v}(x_adv), y) with v_l = gamma |w_l| g_l / |g_l|, g the gradient at w.
 
-    Each tensor of two or more dimensions is perturbed by itself. x_adv is crafted at w; the batch statistics of the
-    pass that gives g leave the running ones alone. gamma 0 is `at`; Wu et al. 2020 (arXiv 2004.05884) have 0.01, the
-    federated code NUDTPingLuo/FedLAT 0.005 from round 10 on, for every tensor, here from the first.
+    Each tensor of two or more dimensions is perturbed on its own. x_adv is crafted at w; the pass that gives g does not
+    update the running statistics. gamma 0 is `at`. Wu et al. 2020 (arXiv 2004.05884) use 0.01; the federated code
+    NUDTPingLuo/FedLAT uses 0.005 from round 10 on, for every tensor; here from the first round.
     """
     x_adv = _adversarial(model, x, y, generator, attack)
     weights = {name: w for name, w in model.named_parameters() if w.requires_grad and w.dim() > 1}
-    own_statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    loss = F.cross_entropy(torch.func.functional_call(model, own_statistics, (x_adv,)).float(), y)
+    buffer_copies = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    loss = F.cross_entropy(torch.func.functional_call(model, buffer_copies, (x_adv,)).float(), y)
     gradients = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
     perturbed = {
         name: w + gamma * w.detach().norm() * g / g.norm().clamp(min=1e-20)
@@ -237,11 +236,11 @@ def calfat(
     """CalFAT: AT on calibrated logits, CE(f(x_adv) + log n, y), n_c the client's examples of class c.
 
     The inner attack sees the calibrated logits too; CalFAT's is pgd_kl. Prediction and evaluation use f alone. A class
-    that the client lacks counts as `missing` examples, because log 0 has no value; 1 is the authors'. Chen et al. 2022
+    that the client lacks counts as `missing` examples, because log 0 is undefined; the authors use 1. Chen et al. 2022
     (arXiv 2205.14926); the formula is that of its code without the code's temperature: `calfat_released`.
     """
     shift = class_counts.where(class_counts > 0, missing).log()
-    with _shifted(model, shift):
+    with _shifted_logits(model, shift):
         return at(model, x, y, generator, attack=attack)
 
 
@@ -251,12 +250,12 @@ def calfat_released(
     """CalFAT as its authors' code computes it: logits are scaled by 10 in the loss, and not in the inner attack.
 
     Loss: CE(10 f(x_adv) + log(n + 1e-7), y). Attack: on f + 0.1 log(n + 1e-7). A class that the client lacks counts as
-    1 example. What else the code does (plain mean of models, learning rate, split) is for a suite to say.
+    1 example. The rest of that code (plain mean of models, learning rate, split) is left to the suite.
 
     Source: cc233/CalFAT utils.py:98-102, 216-245.
     """
-    tenth = 0.1 * (class_counts.clamp(min=1) + 1e-7).log()
-    with _shifted(model, tenth):
+    offset = 0.1 * (class_counts.clamp(min=1) + 1e-7).log()
+    with _shifted_logits(model, offset):
         x_adv = _adversarial(model, x, y, generator, attack)
         logits = 10 * predict(model, x_adv)
     return F.cross_entropy(logits, y), _correct(logits, y)
@@ -280,14 +279,14 @@ def margin_at(
 
     Source: KarhouTam/FL-bench src/client/fedlc.py:14-34 (the margin); ours (with AT).
     """
-    with _shifted(model, -tau * class_counts.clamp(min=1e-8) ** -0.25):
+    with _shifted_logits(model, -tau * class_counts.clamp(min=1e-8) ** -0.25):
         return at(model, x, y, generator, attack=attack)
 
 
 @contextlib.contextmanager
-def _shifted(model: nn.Module, by: Tensor) -> Iterator[None]:
-    """While it lasts, the model's logits (B, classes) have `by` (1, classes) added."""
-    handle = model.register_forward_hook(lambda module, inputs, logits: logits + by)
+def _shifted_logits(model: nn.Module, offset: Tensor) -> Iterator[None]:
+    """A context in which `offset` (1, classes) is added to the model's logits (B, classes)."""
+    handle = model.register_forward_hook(lambda module, inputs, logits: logits + offset)
     try:
         yield
     finally:
@@ -304,17 +303,17 @@ def _adversarial(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Genera
 def _adversarial_and_clean(
     model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, attack: Attack
 ) -> tuple[Tensor, Tensor]:
-    # Two forwards, adversarial first: each normalises by its own batch and updates the running statistics.
+    # Two forward passes, adversarial first: each normalises by its own batch and updates the running statistics.
     x_adv = _adversarial(model, x, y, generator, attack)
     return predict(model, x_adv), predict(model, x)
 
 
-def _part(ratio: float, x: Tensor) -> int:
-    return math.floor(ratio * len(x) + 1e-9)  # 0.29 * 100 is 28.999999999999996 in floats, and means 29
+def _attacked_count(ratio: float, x: Tensor) -> int:
+    return math.floor(ratio * len(x) + 1e-9)  # 0.29 * 100 is 28.999999999999996 in floating point, and means 29
 
 
 def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    # (B,) from logarithms: where a probability underflows to 0, kl_div's gradient by it is log 0, and NaN further on.
+    # (B,), from logarithms: if a probability underflows to 0, kl_div's gradient is log 0, which becomes NaN.
     return (log_p.exp() * (log_p - log_q)).sum(1)
 
 
@@ -328,8 +327,8 @@ def _correct(logits: Tensor, y: Tensor) -> Tensor:
 
 
 # --- proximal terms -----------------------------------------------------------------------------------------------
-# (weights, broadcast, round, *, mu): the gradient to add to that of the objective, one tensor per trainable tensor.
-# The same mu means different things in the two, so a table never mixes them.
+# (weights, broadcast, round, *, mu) -> the gradient to add to the objective's, one tensor per trainable tensor.
+# mu has a different meaning in each of the two, so a table never mixes them.
 
 
 def squared(weights: list[Tensor], broadcast: list[Tensor], round: int, *, mu: NonNegative) -> list[Tensor]:

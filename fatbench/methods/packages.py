@@ -1,6 +1,6 @@
-"""Attacks of other packages, and what code is behind an attack.
+"""Attacks of other packages, and which package implements an attack.
 
-Each is called as those of `fatbench.methods.attacks` are, and keeps their contract: the model and all random states are
+They are called like those of `fatbench.methods.attacks` and keep their contract: the model and all random states are
 left as they were.
 """
 
@@ -36,7 +36,7 @@ from fatbench.version import __version__
 
 
 class AttackError(SpecError, ValueError):
-    """An attack that cannot run as it was asked for: unknown to its package, or not on this many classes."""
+    """An attack cannot run with these settings: unknown to its package, or too few classes."""
 
 
 def autoattack(
@@ -51,30 +51,29 @@ def autoattack(
 ) -> Tensor:
     """AutoAttack: APGD-CE (100 steps), targeted APGD-DLR, targeted FAB (9 classes each), Square (5000 queries).
 
-    That is `version` "standard". "rand" is APGD-CE and APGD-DLR, each gradient a mean over 20 draws. "plus" adds to the
-    standard ones untargeted APGD-DLR and FAB, and gives 5 restarts to those that are not targeted.
+    That is `version` "standard". "rand" is APGD-CE and APGD-DLR, each gradient a mean over 20 draws. "plus" adds
+    untargeted APGD-DLR and FAB to the standard stages, and gives 5 restarts to the untargeted ones.
 
-    Croce and Hein 2020 (arXiv 2003.01690), by its authors' code: the package `autoattack` where it is installed,
-    else `pyautoattack`; `implementation("autoattack")` says which. A stage attacks only what withstood those before it;
-    an image that is misclassified already, or withstands all stages, comes back unperturbed.
+    Croce and Hein 2020 (arXiv 2003.01690), in its authors' code: the package `autoattack` if it is installed, else
+    `pyautoattack`; `implementation("autoattack")` says which. A stage attacks only the images that withstood the stages
+    before it; images that are misclassified from the start, or withstand all stages, come back unperturbed.
 
     The targets are the 9 most likely wrong classes, so all of them with 10 classes; the packages fail below 10, where
-    all C - 1 are taken here. AttackError: fewer than 4 classes, where the targeted DLR loss has no value, or a network
-    that draws at test time. The package, also as "rand", and early stopping take a single forward pass for its
-    prediction: a lucky draw ends the attack on an image (Croce and Hein's repository, pull request 105).
+    all C - 1 are used here. Raises AttackError for fewer than 4 classes, for which the targeted DLR loss is undefined,
+    and for a network that draws at test time: the package, also as "rand", and early stopping decide by a single
+    forward pass, so that a lucky draw ends the attack on an image (Croce and Hein's repository, pull request 105).
 
-    The package runs its stages in float32, also where networks compute in bfloat16: APGD takes the larger of two
-    losses, FAB walks along the boundary, Square keeps what is a little better, and bfloat16 knows none of these well.
-    Under TF32, with eight times as many steps between 1 and 2, `_in_tf32` runs them; float32 says what a success is.
-    Its stages attack a copy of the network that has its batch normalisation in the convolutions (`_fused`); what they
-    broke the network itself says. On a CPU, Square asks nothing about an image that a query leaves as it is
-    (`_asked_once`).
-    The passes below are at most: those of an image that withstands every stage, in float32 and with 10 classes or more
-    (of "plus", with 10: untargeted FAB asks for a gradient of every class).
+    The package's stages run in float32 even if networks compute in bfloat16: APGD compares two losses, FAB walks along
+    the boundary, Square keeps small improvements, and bfloat16 resolves none of these. Under TF32, with eight times as
+    many steps between 1 and 2, `_in_tf32` runs them, and float32 confirms each success. The stages attack a copy of the
+    network with its batch normalisation folded into the convolutions (`_fused`); the network itself judges the result.
+    On a CPU, Square does not evaluate images that a query leaves unchanged (`_skip_unchanged`). The counted passes are
+    an upper bound: those of an image that withstands every stage, in float32 and with 10 classes or more (for "plus",
+    with 10, because untargeted FAB needs a gradient of every class).
     """
     if eps == 0:
         return x
-    with _foreign(model, generator, x.device) as (victim, seed):
+    with _other_package(model, generator, x.device) as (victim, seed):
         with torch.no_grad():
             logits, second_logits = victim(x[:1]), victim(x[:1])
         classes = logits.shape[1]
@@ -82,8 +81,8 @@ def autoattack(
             raise AttackError(f"AutoAttack needs at least 4 classes (targeted DLR loss), the model has {classes}")
         if not torch.allclose(logits, second_logits, rtol=1e-3, atol=1e-5, equal_nan=True):
             raise AttackError(
-                "the network draws at test time (the same image twice, two answers): AutoAttack, also as 'rand', and"
-                " early stopping go by a single forward pass, so one lucky draw would decide an image"
+                "the network draws at test time (the same image gives different logits): AutoAttack, also as 'rand', "
+                "decides by a single forward pass, so one lucky draw would decide an image"
             )
         package = "autoattack" if foreign.installed("autoattack") else "pyautoattack"
         adversary = importlib.import_module(package).AutoAttack(
@@ -95,7 +94,7 @@ def autoattack(
         surrogate.stands_in = victim.stands_in = 0
         adversary.apgd.model = adversary.apgd_targeted.model = surrogate
         adversary.fab.predict = adversary.square.predict = surrogate
-        if (tell := watching.get()) is not None:
+        if (tell := stage_observer.get()) is not None:
             for attribute, name in NAMES.items():
                 stage = getattr(adversary, attribute)
                 stage.perturb = _with_progress(stage.perturb, name, tell)
@@ -104,8 +103,8 @@ def autoattack(
         images = x.detach().contiguous()
 
         def run(images: Tensor, y: Tensor) -> Tensor:
-            if x.device.type == "cpu":  # on a GPU it is more launches and waits than it saves
-                adversary.square.margin_and_loss = _asked_once(ask)
+            if x.device.type == "cpu":  # on a GPU it costs more launches and waits than it saves
+                adversary.square.margin_and_loss = _skip_unchanged(ask)
             if precision.reduced_to_tf32():
                 return _in_tf32(adversary, victim, images, y, seed)
             with precision.ieee(x.device):
@@ -117,7 +116,8 @@ def autoattack(
 
         with gradient_asked():
             x_adv = run(images, y)
-            if surrogate.unclassed or victim.unclassed:  # images of class 0 have passed for right: once more
+            # Outputs that name no class stood for class 0, so images of class 0 passed as correct: attack them again.
+            if surrogate.unclassed or victim.unclassed:
                 surrogate.stands_in = victim.stands_in = 1
                 mistaken = (y == 0).nonzero().squeeze(1)
                 if len(mistaken):
@@ -125,8 +125,10 @@ def autoattack(
     return torch.empty_like(x).copy_(x_adv)
 
 
-# told which attack of AutoAttack begins, and on how many images that still stand
-watching: contextvars.ContextVar[Callable[[str, int], None] | None] = contextvars.ContextVar("watching", default=None)
+# called with the name of each stage of AutoAttack as it begins, and the number of images that still stand
+stage_observer: contextvars.ContextVar[Callable[[str, int], None] | None] = contextvars.ContextVar(
+    "stage_observer", default=None
+)
 NAMES = {"apgd": "APGD-CE", "apgd_targeted": "APGD-T", "fab": "FAB-T", "square": "Square"}  # of the standard version
 
 
@@ -149,7 +151,7 @@ def if_every_image_survives(*, version: str) -> Passes:
 
 def radius_in_the_pixel_range(*, norm: str, eps: float) -> str | None:
     if norm == "Linf" and eps > 1:
-        return "eps is a part of the pixel range: 8/255, not 8"
+        return "eps is a fraction of the pixel range: 8/255, not 8"
     return None
 
 
@@ -159,7 +161,7 @@ def four_classes(cell: Facts) -> str | None:
     return None
 
 
-STAGES: dict[str, tuple[str, dict[str, Any]]] = {  # an attribute of the package's class, and what is set on it
+STAGES: dict[str, tuple[str, dict[str, Any]]] = {  # {stage: (attribute of the package's class, its settings)}
     "apgd-ce": ("apgd", {"loss": "ce"}),
     "apgd-dlr": ("apgd", {"loss": "dlr"}),
     "apgd-t": ("apgd_targeted", {}),
@@ -170,43 +172,43 @@ STAGES: dict[str, tuple[str, dict[str, Any]]] = {  # an attribute of the package
 
 
 def _in_tf32(adversary: Any, victim: _Logits, x: Tensor, y: Tensor, seed: int) -> Tensor:
-    """The stages of AutoAttack on what is still right in float32; only a success that float32 confirms is one.
+    """The stages of AutoAttack in TF32, each on the images that are still correct in float32.
 
-    An image that TF32 takes for broken, and float32 does not, is attacked by the same stage in float32: else that
-    stage, which stops at what it takes for a success, would be weaker than the package's.
+    If a stage succeeds in TF32 but not in float32, it attacks that image again in float32: it stopped at a success that
+    does not count, and would otherwise be weaker than the package's stage.
     """
 
     def is_correct(images: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad():
             return outcomes.is_correct(victim(images), labels)
 
-    def truly_right(images: Tensor, labels: Tensor) -> Tensor:
+    def is_correct_in_float32(images: Tensor, labels: Tensor) -> Tensor:
         with precision.ieee(x.device):
             return is_correct(images, labels)
 
-    x_adv, standing = x.clone(), truly_right(x, y)
+    x_adv, standing = x.clone(), is_correct_in_float32(x, y)
     for name in adversary.attacks_to_run:
         attribute, settings = STAGES[name]
         stage = getattr(adversary, attribute)
         for setting, value in {**settings, "seed": seed}.items():
             setattr(stage, setting, value)
         positions = standing.nonzero().squeeze(1)
-        for bits in (contextlib.nullcontext(), precision.ieee(x.device)):
+        for arithmetic in (contextlib.nullcontext(), precision.ieee(x.device)):  # TF32 first
             if len(positions) == 0:
                 break
-            with bits:
+            with arithmetic:
                 candidates = stage.perturb(x[positions], y[positions])
-            holds = truly_right(candidates, y[positions])
-            broken = positions[~holds]
-            x_adv[broken], standing[broken] = candidates[~holds], False
-            positions = positions[holds & ~is_correct(candidates, y[positions])]
+            withstood = is_correct_in_float32(candidates, y[positions])
+            broken = positions[~withstood]
+            x_adv[broken], standing[broken] = candidates[~withstood], False
+            positions = positions[withstood & ~is_correct(candidates, y[positions])]
     return x_adv
 
 
 def _fused(model: nn.Module, x: Tensor) -> nn.Module:
-    """A copy of the model in which a convolution and its batch normalisation are one convolution.
+    """A copy of the model whose batch normalisation is folded into the convolutions.
 
-    The model itself where torch cannot follow its forward pass, or where the copy gives the images x other logits.
+    The model itself if torch cannot trace its forward pass, or if the copy gives other logits for the images x.
     """
     from torch.fx.experimental.optimization import fuse
 
@@ -218,19 +220,19 @@ def _fused(model: nn.Module, x: Tensor) -> nn.Module:
             is_same = all(
                 torch.allclose(fused(images), model(images), rtol=1e-3, atol=1e-4) for images in (x[:1], x[:3])
             )
-    except Exception:  # what a network's code may raise when it is traced is anything
+    except Exception:  # tracing runs the network's code, which may raise anything
         return model
     for hook in model._forward_pre_hooks.values():  # the heartbeat of a run
         fused.register_forward_pre_hook(hook)
     return fused if is_same else model
 
 
-def _asked_once(ask: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Square's `margin_and_loss` (x, y), which asks the network about no image that a query leaves as it is.
+def _skip_unchanged(ask: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Square's `margin_and_loss` (x, y) that does not evaluate images which a query leaves unchanged.
 
-    Of grey images with a flat background that is most of the queries with small squares. Square goes on with the
-    images whose best margin is positive: those are remembered, with what is known of them. What is remembered is
-    taken for an image and label of these very values only, whoever asks.
+    For grey images with a flat background, this saves most queries with small squares. Square continues with the images
+    whose best margin is positive; those are remembered with their margin and loss. A remembered value is reused only
+    for the same image and label.
     """
     best_so_far: tuple[Tensor, Tensor, Tensor, Tensor] | None = None  # images, labels, margins, losses
 
@@ -262,14 +264,13 @@ def torchattacks(
     """Any attack of the package torchattacks, by the name of its class, with that class's settings.
 
     {name: torchattacks, attack: MIFGSM, eps: 8/255, steps: 10}. Those that are not L-infinity attacks (CW, JSMA,
-    OnePixel, ...) leave the ball. A seed the class takes is drawn from the generator unless it is given. AttackError:
-    no such attack or setting; AutoAttack (10 APGD steps instead of 100: use `autoattack`); what the package raises, in
-    one line. The passes are not known.
-
+    OnePixel, ...) leave the ball. If the class takes a seed, it is drawn from the generator unless it is given. Raises
+    AttackError for an unknown attack or setting, for AutoAttack (10 APGD steps instead of 100: use `autoattack`), and,
+    in one line, for any error of the package. Its passes are unknown.
     """
     if not foreign.installed("torchattacks"):
         raise AttackError(foreign.missing_package("torchattacks", "torchattacks"))
-    with _foreign(model, generator, x.device) as (victim, seed):
+    with _other_package(model, generator, x.device) as (victim, seed):
         package = importlib.import_module("torchattacks")
         if attack == "AutoAttack":
             raise AttackError(
@@ -281,10 +282,10 @@ def torchattacks(
             for name, value in vars(package).items()
             if inspect.isclass(value) and issubclass(value, package.attack.Attack)
         }
-        for name in ("AutoAttack", *package.__wrapper__):  # the wrappers take attacks or data, not images alone
+        for name in ("AutoAttack", *package.__wrapper__):  # the wrappers take attacks or data besides images
             attack_classes.pop(name, None)
         if attack in package.__wrapper__:
-            raise AttackError(f"torchattacks.{attack} is made of other attacks or of data, which a suite cannot name")
+            raise AttackError(f"torchattacks.{attack} needs other attacks or data, which a suite cannot give it")
         if attack not in attack_classes:
             raise AttackError(f"torchattacks has no attack '{attack}'{did_you_mean(attack, attack_classes)}")
         accepted = [name for name in inspect.signature(attack_classes[attack]).parameters if name != "model"]
@@ -301,18 +302,17 @@ def torchattacks(
         except Exception as error:
             if out_of_memory(error) or isinstance(error, NoGradient):
                 raise
-            reason = " ".join(str(error).split()) or "it gives no reason"
+            reason = " ".join(str(error).split()) or "no reason given"
             raise AttackError(f"torchattacks.{attack} failed: {type(error).__name__}: {reason}") from error
     if x_adv.shape != x.shape or not torch.isfinite(x_adv).all():
-        raise AttackError(f"torchattacks.{attack} gave no images: {tuple(x_adv.shape)}, some values are not finite")
+        raise AttackError(f"torchattacks.{attack} returned no valid images: {tuple(x_adv.shape)}, or values not finite")
     return torch.empty_like(x).copy_(x_adv.detach())
 
 
 def implementation(name: str) -> str:
-    """The code behind a registered attack, with its version: "fatbench 0.1.0", "pyautoattack 0.2.0", a plugin's file.
+    """The code that implements a registered attack: "fatbench 0.1.0", "pyautoattack 0.2.0", or a plug-in's file.
 
-    Where its entry names packages the code is that of the first of them that is installed.
-    SpecError: no attack is named so.
+    If its entry names packages, the first one that is installed. Raises SpecError if no attack has this name.
     """
     signature = signatures.describe("Attack", name)
     package_names = foreign.packages(signature)
@@ -339,12 +339,12 @@ class _Contiguous(torch.autograd.Function):
 
 
 class _Logits(nn.Module):
-    """The model as the packages expect one: a module in eval mode whose logits are float32.
+    """The model as the packages expect it: a module in eval mode whose logits are float32.
 
-    On a GPU whose memory does not take the whole batch, activations are computed again when a gradient asks for them.
-    `contiguous`: the gradient by the images is contiguous, whatever the model's layout, for packages that use view().
-    `stands_in`: the class that outputs which name no class are given, as a package would take NaN for class 0;
-    `unclassed` says whether there were any.
+    If the batch does not fit into a GPU's memory, activations are computed again for the gradient.
+    `contiguous`: the gradient by the images is contiguous whatever the model's layout, for packages that use view().
+    `stands_in`: the class given to outputs that name none, which a package would take for class 0; `unclassed` says
+    whether there were any.
     """
 
     def __init__(self, model: nn.Module):
@@ -358,11 +358,11 @@ class _Logits(nn.Module):
         logits = self._logits(x)
         if self.stands_in is None:
             return logits
-        fine = outcomes.classed(logits.detach())
-        self.unclassed = ~fine.all() | self.unclassed
+        has_class = outcomes.names_a_class(logits.detach())
+        self.unclassed = ~has_class.all() | self.unclassed
         stand_in = torch.zeros_like(logits)
         stand_in[:, self.stands_in] = 1
-        return torch.where(fine[:, None], logits, stand_in)
+        return torch.where(has_class[:, None], logits, stand_in)
 
     def _logits(self, x: Tensor) -> Tensor:
         if self.contiguous:
@@ -378,18 +378,18 @@ class _Logits(nn.Module):
 
 
 @contextlib.contextmanager
-def _foreign(model: nn.Module, generator: torch.Generator, device: torch.device) -> Iterator[tuple[_Logits, int]]:
-    """Run another package's attack on `model`: yields the module to hand to it and a seed drawn from the generator.
+def _other_package(model: nn.Module, generator: torch.Generator, device: torch.device) -> Iterator[tuple[_Logits, int]]:
+    """A context to run another package's attack on `model`: yields the module to attack and a seed.
 
-    Nothing of it is left behind: the global random states, the modes of all modules, which weights require a
-    gradient (FAB calls backward(), which would fill .grad), the tracing function (AutoAttack's check for dynamic
-    defences clears it, and with it a coverage run). It prints, logs and warns nothing.
+    Everything is restored afterwards: the global random states, the modes of all modules, which weights require a
+    gradient (FAB calls backward(), which would fill .grad), and the tracing function (AutoAttack's check for dynamic
+    defences clears it, and with it a coverage run). The package's output, logs and warnings are suppressed.
     """
     seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
     modes = [(module, module.training) for module in model.modules()]
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     trace, logger = sys.gettrace(), logging.getLogger("auto-attack")
-    logged = logger.disabled
+    logger_was_disabled = logger.disabled
     with (
         forked(seed, "attack", device=device),
         warnings.catch_warnings(),
@@ -403,7 +403,7 @@ def _foreign(model: nn.Module, generator: torch.Generator, device: torch.device)
             yield _Logits(model).eval(), seed
         finally:
             sys.settrace(trace)
-            logger.disabled = logged
+            logger.disabled = logger_was_disabled
             for weight in weights:
                 weight.requires_grad_(True)
             for module, training in modes:

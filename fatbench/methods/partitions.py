@@ -1,11 +1,10 @@
-"""Partitions: who holds which training examples.
+"""Partitions: which client holds which training examples.
 
     PARTITIONS["shah"](labels, rng, None, clients=5, skew=2)   -> [indices of client 0, indices of client 1, ...]
 
 A partition gets the labels (N,), a numpy generator, the writer of every example (N,) or None, and its settings. It
-returns one sorted int64 array of example indices per client; the arrays are disjoint and none is empty. Where an
-example is left out (a remainder that does not divide), the docstring says so. The same generator state gives
-the same partition.
+returns one sorted int64 array of example indices per client; the arrays are disjoint and none is empty. If examples are
+left out (the remainder of a division), the docstring says so. The same generator state gives the same partition.
 
 | here | papers | what |
 |---|---|---|
@@ -37,7 +36,7 @@ DIRICHLET_DRAWS = 1000
 def iid(labels: Labels, rng: numpy.random.Generator, writers: Labels | None, *, clients: Count) -> Shards:
     """Equal random parts of N // clients examples each; the remainder of the division is left out.
 
-    Source: Zhu et al. 2023, released `cifar_iid`. ValueError: more clients than examples.
+    Source: Zhu et al. 2023, released `cifar_iid`. Raises ValueError for more clients than examples.
     """
     size = _chunk("iid", labels, clients)
     order = rng.permutation(len(labels))
@@ -63,12 +62,12 @@ def classes_per_client(
     holds 1 and 6, and so on. `class_perm_seed` sorts the classes in a random order instead. A slice has
     N // (clients * classes) examples; the last few examples of the sorted order are left out.
 
-    A client holds as many classes as `classes` says only where each slice lies within a class. Three clients with 2
-    hold 5, 6 and 4 of CIFAR-10's ten classes. Where labels are not balanced, slices cut classes, so that a client may
-    hold a little of further ones: five clients with 2 hold 3 to 5 of ten classes in 10,000 drawn labels.
+    A client holds exactly `classes` classes only if each slice lies within one class. Three clients with 2 hold 5, 6
+    and 4 of CIFAR-10's ten classes. If labels are not balanced, slices cut across classes, and a client may hold a few
+    examples of further ones: five clients with 2 hold 3 to 5 of ten classes in 10,000 drawn labels.
 
     Paper: "randomly selected classes"; here as in the partitioner it names, FedTorch's, which is deterministic.
-    Source: Aldahdooh et al. 2022; differences: classes-partition. ValueError: fewer examples than slices.
+    Source: Aldahdooh et al. 2022; differences: classes-partition. Raises ValueError for fewer examples than slices.
     """
     size = _chunk("classes_per_client", labels, clients, classes)
     labels = numpy.asarray(labels)
@@ -95,15 +94,15 @@ def shah(
 ) -> Shards:
     """Shah skew: client k takes most of the k-th chunk of the label-sorted examples and `skew` per cent of each other.
 
-    The sorted examples are cut into `clients` chunks of N // clients; the remainder is left out. Client k gets
-    100 - (clients - 1) * skew per cent of chunk k: 92 with 5 clients and skew 2, 62 with 20, and 2 with 50, which is
-    IID. `own_fraction`, where given, replaces `skew`: client k gets that fraction of chunk k whatever the number of
-    clients, the others share the rest equally. Fractions that are no whole number of examples are rounded so that every
-    client has N // clients examples and every chunk is handed out completely. Chunks are cut by position, so that
-    they split classes where the number of clients does not divide that of classes.
+    The sorted examples are cut into `clients` chunks of N // clients; the remainder is left out. Client k gets 100 -
+    (clients - 1) * skew per cent of chunk k: 92 with 5 clients and skew 2, 62 with 20, and 2 with 50, which is IID.
+    `own_fraction` replaces `skew`, if given: client k gets that fraction of chunk k whatever the number of clients, and
+    the others share the rest equally. Fractions are rounded to whole examples such that every client has N // clients
+    examples and every chunk is dealt completely. Chunks are cut by position, so they split classes unless the number of
+    clients divides that of classes.
 
-    Source: Shah et al. 2021; differences: sfat-skew. Here: a stable sort and a seeded generator; not so in the release.
-    ValueError: more clients than examples, or (clients - 1) * skew >= 100.
+    Source: Shah et al. 2021; differences: sfat-skew. Unlike the release, it uses a stable sort and a seeded generator.
+    Raises ValueError for more clients than examples, or if (clients - 1) * skew >= 100.
     """
     size = _chunk("shah", labels, clients)
     if own_fraction is None and (clients - 1) * skew >= 100:
@@ -125,7 +124,7 @@ def shah(
     return [_sorted(numpy.concatenate(pieces)) for pieces in shards]
 
 
-def part_of_its_own(*, clients: int, skew: float, own_fraction: float | None) -> str | None:
+def keeps_own_fraction(*, clients: int, skew: float, own_fraction: float | None) -> str | None:
     if own_fraction is None and (clients - 1) * skew >= 100:
         return f"skew: (clients - 1) * skew must be below 100, got ({clients} - 1) * {skew:g}"
     return None
@@ -145,12 +144,12 @@ def unequal_shards(
     """Label-sorted shards of equal size, a random number of them to each client: unequal and label-skewed.
 
     Each client draws a number in 1 .. max_shards; the numbers are scaled to add up to `shards` and rounded, at least
-    one each. If rounding gives too many, every client gets one shard and the rest are handed out in the order of the
-    clients until none is left; if it gives too few, the client with the fewest gets those left over. Which shards a
-    client gets is random. `shard_size` is N // shards where not given; examples behind the last shard are left out.
+    one each. If rounding gives too many, every client gets one shard and the rest are dealt in the order of the clients
+    until none is left; if it gives too few, the client with the fewest gets the remainder. Which shards a client gets
+    is random. `shard_size` defaults to N // shards; examples after the last shard are left out.
 
-    `split_seed` makes the split a fixed one, the same for every seed of the cell. SFAT gives no seeds, only ranges of
-    sizes. These hit them exactly, whatever `shard_size` is, since they fix the numbers of shards:
+    `split_seed` fixes the split for every seed of the cell. SFAT gives no seeds, only ranges of sizes. These settings
+    hit them exactly whatever `shard_size` is, because they fix the numbers of shards:
 
     | published range (Zhu et al. 2023, Tables 14, 17, 18) | settings | with validation held out |
     |---|---|---|
@@ -160,9 +159,9 @@ def unequal_shards(
     | SVHN 1465-13185, K=10 | clients 10, shards 50, split_seed 0 | the same |
     | SVHN 50-16700, K=10 | clients 10, shards 1465, max_shards 1465, split_seed 1492 | shards 1445, split_seed 4113 |
 
-    Here: at least one shard each, where the release can leave a client without data.
+    Here every client gets at least one shard; the release can leave a client without data.
     Source: Zhu et al. 2023, released `*_noniid_unequal`, after McMahan et al. 2017; differences: sfat-unequal.
-    ValueError: more clients than shards, or shards that ask for more examples than there are.
+    Raises ValueError for more clients than shards, or if the shards need more examples than there are.
     """
     total = len(labels)
     size = total // shards if shard_size is None else shard_size
@@ -173,14 +172,14 @@ def unequal_shards(
     if split_seed is not None:
         rng = numpy_generator(split_seed, "unequal_shards")
     counts = shard_counts(rng, clients, shards, max_shards)
-    # One random order of the shards, cut by the counts, is the same distribution as the release's draws in turn.
-    owned = numpy.split(rng.permutation(shards), numpy.cumsum(counts)[:-1])
+    # Cutting one random order of the shards has the same distribution as the release's draws in turn.
+    shard_numbers_by_client = numpy.split(rng.permutation(shards), numpy.cumsum(counts)[:-1])
     pieces = numpy.argsort(labels, kind="stable")[: shards * size].reshape(shards, size)
-    return [_sorted(pieces[shard_numbers].ravel()) for shard_numbers in owned]
+    return [_sorted(pieces[shard_numbers].ravel()) for shard_numbers in shard_numbers_by_client]
 
 
 def shard_counts(rng: numpy.random.Generator, clients: int, shards: int, max_shards: int) -> NDArray[numpy.int64]:
-    """How many shards each client of `unequal_shards` gets (clients,): at least 1, together `shards`."""
+    """The number of shards of each client of `unequal_shards`, (clients,): at least 1, together `shards`."""
     random_counts = rng.integers(1, max_shards + 1, clients)
     counts: NDArray[numpy.int64] = numpy.maximum(
         numpy.around(random_counts / random_counts.sum() * shards).astype(numpy.int64), 1
@@ -206,13 +205,13 @@ def dirichlet(
 ) -> Shards:
     """Each class is divided among the clients in proportions drawn from Dirichlet(alpha, ..., alpha).
 
-    Small alpha: few clients hold most of a class; large alpha: near IID, with unequal sizes. Every example is handed
-    out. The whole draw is repeated until every client has `min_size` examples, at most 1000 times.
-    `split_seed` s makes the split that of a cell with seed s, the same for every seed of the cell.
+    Small alpha: few clients hold most of a class; large alpha: near IID, with unequal sizes. Every example is dealt.
+    The whole draw is repeated until every client has `min_size` examples, at most 1000 times. `split_seed` fixes the
+    split for every seed of the cell, to that of a cell with this seed.
 
-    Source: Hsu et al. 2019, in the form that is used most (Yurochkin et al. 2019): per class over clients, where Hsu
-    et al. draw per client over classes and keep sizes equal. ValueError: fewer than clients * min_size examples, or
-    no draw with min_size everywhere.
+    Source: Hsu et al. 2019, in the most common form (Yurochkin et al. 2019): per class over clients, while Hsu et al.
+    draw per client over classes and keep sizes equal. Raises ValueError for fewer than clients * min_size examples, or
+    if no draw gives min_size to every client.
     """
     rng = rng if split_seed is None else numpy_generator(split_seed, "partition")
     total = len(labels)
@@ -255,11 +254,11 @@ def by_writer(
     Writers with fewer are left out. `clients` draws that many of the writers without replacement, as LEAF's user
     fraction does (455 in Zhu et al. 2023, Table 19); None takes all.
 
-    Source: Caldas et al. 2018. ValueError: a data set without writers, or fewer writers with
-    min_images examples than clients.
+    Source: Caldas et al. 2018. Raises ValueError for a data set without writers, or for fewer writers with min_images
+    examples than clients.
     """
     if writers is None:
-        raise ValueError("by_writer: this data set does not say who wrote (or who is on) an image")
+        raise ValueError("by_writer: this data set does not record writers (or the people on its images)")
     names, owner, sizes = numpy.unique(writers, return_inverse=True, return_counts=True)
     chosen_writers = numpy.flatnonzero(sizes >= min_images)
     if len(chosen_writers) < (clients or 1):
@@ -277,11 +276,12 @@ def by_writer(
 
 def known_writers(cell: Facts) -> str | None:
     if "writers" not in cell.data.parts:
-        return f"by_writer: {cell.data.name} does not say who wrote which example"
+        return f"by_writer: {cell.data.name} does not record the writers of its examples"
     return None
 
 
-# Danilenka et al. 2022, Table 1: the probabilities of labels 0 .. 9. Of its other two runs only where the mass lies.
+# Danilenka et al. 2022, Table 1: the probabilities of labels 0 .. 9. For its other runs, only the common labels are
+# given.
 PRINTED = (0.035, 0.045, 0.10, 0.21, 0.21, 0.20, 0.10, 0.045, 0.035, 0.02)
 LABEL_TABLES = {"middle": PRINTED, "low": PRINTED[3:] + PRINTED[:3], "high": PRINTED[-4:] + PRINTED[:-4]}
 
@@ -305,14 +305,13 @@ def label_table(
     | low (MNIST run 2) | 21 | 21 | 20 | 10 | 4.5 | 3.5 | 2 | 3.5 | 4.5 | 10 |
     | high (MNIST run 3) | 10 | 4.5 | 3.5 | 2 | 3.5 | 4.5 | 10 | 21 | 21 | 20 |
 
-    The holders of a label get equal parts of its examples, which differ by one where the division leaves a remainder,
-    so that a label held by many gives few to each. The examples of a label that no client drew are left out. Labels
-    without examples are not drawn.
+    The holders of a label get equal parts of its examples, which differ by at most one. Examples of a label that no
+    client drew are left out. Labels without examples are not drawn.
 
-    Source: Danilenka et al. 2022, Table 1; differences: adfl-labels.
-    Not stated there: the tables of runs 2 and 3 (here the printed one,
-    rolled until its three common labels are 0, 1, 2 and 7, 8, 9), and how many examples of a label a holder gets.
-    ValueError: a label above 9, more labels per client than occur, or a label with fewer examples than holders.
+    Source: Danilenka et al. 2022, Table 1; differences: adfl-labels. Not stated there: the tables of runs 2 and 3 (here
+    the printed one, rolled until its three common labels are 0, 1, 2 and 7, 8, 9), and how many examples of a label a
+    holder gets. Raises ValueError for a label above 9, for more labels per client than occur, or for a label with fewer
+    examples than holders.
     """
     labels = numpy.asarray(labels)
     if labels.max() > 9:
@@ -335,7 +334,7 @@ def label_table(
 def drawn_labels(
     rng: numpy.random.Generator, clients: int, classes: int, table: NDArray[numpy.float64]
 ) -> NDArray[numpy.bool_]:
-    """Which of the labels of `table`, proportions (L,), each client of `label_table` draws: (clients, L) bool."""
+    """The labels that each client of `label_table` draws, (clients, L) bool, in the proportions `table` (L,)."""
     holdings = numpy.zeros((clients, len(table)), dtype=bool)
     for k in range(clients):
         holdings[k, rng.choice(len(table), classes, replace=False, p=table / table.sum())] = True
@@ -351,25 +350,26 @@ def group_skew(
     groups: Count,
     p: Fraction,
 ) -> Shards:
-    """Every group of classes has a group of clients, which gets an example of it with probability p.
+    """Every group of classes belongs to a group of clients, which gets each of its examples with probability p.
 
     The C classes are cut into `groups` groups of consecutive ones (label * groups // C), the clients, in random order,
     into as many of equal number, or differing by one. Each other group of clients gets an example with probability
-    (1 - p) / (groups - 1); inside a group all clients are equally likely. p = 1 / groups is IID, in FedVKD 0.1 with 10
-    groups of one client each, against its 0.2. Every example is handed out; sizes are random.
+    (1 - p) / (groups - 1); within a group all clients are equally likely. p = 1 / groups is IID: 0.1 with FedVKD's 10
+    groups of one client each, where FedVKD uses 0.2. Every example is dealt; sizes are random.
 
     Source: Tao et al. 2022, after Fang et al. 2020. Not stated: the classes of a group (differences: fedvkd-groups).
-    ValueError: more groups than clients or classes, one group with p below 1, or a client that gets nothing.
+    Raises ValueError for more groups than clients or classes, for one group with p below 1, or if a client gets
+    nothing.
     """
     labels = numpy.asarray(labels)
     classes = int(labels.max()) + 1
     if groups > min(clients, classes):
         raise ValueError(f"group_skew: {groups} groups of {classes} classes and {clients} clients: at least one each")
     if groups == 1 and p < 1:
-        raise ValueError(f"group_skew: p={p:g}, but with one group there is no other")
+        raise ValueError(f"group_skew: with one group p must be 1, got {p:g}")
     own_group = labels * groups // classes
-    elsewhere = (own_group + rng.integers(1, max(groups, 2), len(labels))) % groups
-    group = numpy.where(rng.random(len(labels)) < p, own_group, elsewhere)
+    other_group = (own_group + rng.integers(1, max(groups, 2), len(labels))) % groups
+    group = numpy.where(rng.random(len(labels)) < p, own_group, other_group)
     owner = numpy.empty(len(labels), dtype=numpy.int64)
     for g, members in enumerate(numpy.array_split(rng.permutation(clients), groups)):
         owner[group == g] = rng.choice(members, int((group == g).sum()))
@@ -400,7 +400,7 @@ def _sorted(indices: NDArray[Any]) -> NDArray[numpy.int64]:
 PARTITIONS: dict[str, Callable[..., Shards]] = {
     "iid": PartitionEntry(iid, each=equal_parts),
     "classes_per_client": PartitionEntry(classes_per_client, refuse=(classes_of_the_data,)),
-    "shah": PartitionEntry(shah, each=equal_parts, refuse=(part_of_its_own,)),
+    "shah": PartitionEntry(shah, each=equal_parts, refuse=(keeps_own_fraction,)),
     "unequal_shards": PartitionEntry(unequal_shards, example={"shards": 6}),
     "dirichlet": dirichlet,
     "by_writer": PartitionEntry(by_writer, refuse=(known_writers,), example={"min_images": 1}),

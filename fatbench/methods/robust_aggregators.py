@@ -2,20 +2,20 @@
 
     multi_krum(updates, context, byzantine=4)   -> Mixing(weights=[...], model={...})
 
-Each looks at the uploads u_k = theta_k - theta^t alone, never at N_k or a loss, which a client may invent. Distances
-and norms are those of all trainable tensors together. Each gives the next model itself: float buffers (running averages
-of batch normalisation) are combined as the uploads are, or as plain means where that could make a variance negative.
-Clients are taken in the order of their numbers, so equal scores go to the smaller number.
+Each uses the uploads u_k = theta_k - theta^t alone, never N_k or a loss, which a client may invent. Distances and norms
+are those of all trainable tensors together. Each returns the next model itself: float buffers (running averages of
+batch normalisation) are combined as the uploads are, or as plain means if a variance could become negative. Clients are
+taken in the order of their numbers, so that ties go to the smaller number.
 
-A client whose upload was refused because it was not finite (`Update.refused`) was one of the `byzantine`.
+A client whose upload was refused because it was not finite (`Update.refused`) counts as one of the `byzantine`.
 
 | here | papers | what |
 |---|---|---|
 | m | n | clients of the round |
-| byzantine | f | malicious clients that the aggregator is built to bear |
+| byzantine | f | malicious clients that the aggregator tolerates |
 | keep | q | clients that multi-Krum averages |
-| radius | tau | what an upload is clipped to |
-| memory["centre"] | v | what centred clipping clips around, kept from round to round |
+| radius | tau | the norm that an upload is clipped to |
+| memory["centre"] | v | the centre of centred clipping, kept between rounds |
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from fatbench.engine.rounds import Context, Mixing, Tensors, Update
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Natural, Positive
 
-# --- what each coordinate says ------------------------------------------------------------------------------------
+# --- by coordinate ------------------------------------------------------------------------------------------------
 
 
 def coordinate_median(updates: Sequence[Update], context: Context) -> Mixing:
-    """The median of each coordinate; of an even number of values the mean of the two in the middle.
+    """The median of each coordinate; for an even number of values, the mean of the middle two.
 
     Float buffers are medians too.
 
@@ -52,24 +52,24 @@ def trimmed_mean(updates: Sequence[Update], context: Context, *, byzantine: Natu
 
     Source: Yin et al. 2018 (ICML).
     """
-    malicious_left = _fewer(updates, byzantine, "trimmed_mean", 2 * byzantine + 1)
+    trimmed_count = _tolerated_count(updates, byzantine, "trimmed_mean", 2 * byzantine + 1)
     return _by_coordinate(
         updates,
         context,
-        lambda values: values.sort(0).values[malicious_left : len(values) - malicious_left or None].mean(0),
+        lambda values: values.sort(0).values[trimmed_count : len(values) - trimmed_count or None].mean(0),
     )
 
 
 def bulyan(updates: Sequence[Update], context: Context, *, byzantine: Natural) -> Mixing:
-    """Krum chooses m - 2 `byzantine` uploads one by one; then, per coordinate, a mean of those nearest to their median.
+    """Krum chooses m - 2 `byzantine` uploads one by one; the values nearest to each coordinate's median are averaged.
 
-    Of each coordinate m - 4 `byzantine` of the chosen values are averaged; of two equally near the smaller is first.
-    After a choice, Krum scores the uploads that are left again; its neighbours are at least one. Float buffers are
-    averaged in the same way over the chosen clients.
+    For each coordinate, m - 4 `byzantine` of the chosen values are averaged; ties go to the smaller. After each choice,
+    Krum scores the remaining uploads again, with at least one neighbour. Float buffers are averaged in the same way
+    over the chosen clients.
 
     Source: El Mhamdi et al. 2018 (arXiv 1802.07927).
     """
-    f = _fewer(updates, byzantine, "bulyan", 4 * byzantine + 3)
+    f = _tolerated_count(updates, byzantine, "bulyan", 4 * byzantine + 3)
     positions_by_client = by_number(updates)
     squared = _squared_distances(_gram(updates, positions_by_client, context))
     chosen_rows: list[int] = []
@@ -89,7 +89,7 @@ def bulyan(updates: Sequence[Update], context: Context, *, byzantine: Natural) -
 
 
 def _middle(ordered: Tensor) -> Tensor:
-    """The median over the first dimension of sorted values; torch's own takes the lower of two."""
+    """The median over the first dimension of sorted values; torch.median returns the lower of the middle two."""
     low, high = (len(ordered) - 1) // 2, len(ordered) // 2
     return (ordered[low] + ordered[high]) / 2
 
@@ -100,7 +100,7 @@ def _by_coordinate(
     combine: Callable[[Tensor], Tensor],
     positions: Sequence[int] | None = None,
 ) -> Mixing:
-    """The model whose tensors are `combine` of the clients' (m, ...), of the clients at `positions` alone if given."""
+    """The model whose tensors are `combine` of the clients' (m, ...); only of those at `positions` if given."""
     used_positions = by_number(updates) if positions is None else list(positions)
     models = [updates[k].model for k in used_positions]
     network = context.problem.model
@@ -119,13 +119,13 @@ def _by_coordinate(
     )
 
 
-# --- what the distances say ---------------------------------------------------------------------------------------
+# --- by distance --------------------------------------------------------------------------------------------------
 
 
 def krum(updates: Sequence[Update], context: Context, *, byzantine: Natural) -> Mixing:
-    """The one upload that is nearest to its m - `byzantine` - 2 nearest others, by the sum of squared distances.
+    """The one upload with the least sum of squared distances to its m - `byzantine` - 2 nearest others.
 
-    Several libraries square the squared distances, or return a sum.
+    Several libraries differ: they square the squared distances, or return a sum.
 
     Source: Blanchard et al. 2017 (arXiv 1703.02757).
     """
@@ -141,7 +141,7 @@ def multi_krum(updates: Sequence[Update], context: Context, *, byzantine: Natura
 
 
 def _multi_krum(name: str, updates: Sequence[Update], context: Context, byzantine: int, keep: int | None) -> Mixing:
-    f = _fewer(updates, byzantine, name, 2 * byzantine + 3)
+    f = _tolerated_count(updates, byzantine, name, 2 * byzantine + 3)
     positions = by_number(updates)
     scores = _krum_scores(_squared_distances(_gram(updates, positions, context)), f)
     best = sorted(range(len(positions)), key=scores.__getitem__)[: keep or len(positions) - f]
@@ -150,7 +150,7 @@ def _multi_krum(name: str, updates: Sequence[Update], context: Context, byzantin
 
 
 def _krum_scores(squared: Tensor, byzantine: int) -> list[float]:
-    """Of each upload the sum of its squared distances (m, m) to its m - byzantine - 2 nearest others, at least one."""
+    """For each upload, the sum of squared distances (m, m) to its m - byzantine - 2 nearest others, at least one."""
     neighbours = max(len(squared) - byzantine - 2, 1)
     return [float(x) for x in squared.sort(1).values[:, 1 : 1 + neighbours].sum(1).tolist()]
 
@@ -165,8 +165,8 @@ def geometric_median(
 ) -> Mixing:
     """The point with the least sum of distances to the uploads, by smoothed Weiszfeld steps from their mean (RFA).
 
-    A step weighs each upload by 1 / max(smoothing, its distance from the point); `by_samples` also by N_k, as RFA does,
-    which trusts a client's word. Steps end early where the sum falls by less than a millionth.
+    A step weighs each upload by 1 / max(smoothing, its distance from the point); with `by_samples` also by N_k, as RFA
+    does, which trusts the client's word. Steps end early if the sum falls by less than a millionth.
 
     Source: Pillutla et al. 2019 (arXiv 1912.13445).
     """
@@ -191,7 +191,7 @@ def geometric_median(
 
 
 def _gram(updates: Sequence[Update], positions: Sequence[int], context: Context) -> Tensor:
-    """The products (m, m) of the uploads at the positions `positions`, float64 on the CPU."""
+    """The inner products (m, m) of the uploads at `positions`, float64 on the CPU."""
     total = torch.zeros(len(positions), len(positions), dtype=torch.float64)
     for name in trainable(context.problem.model):
         u = torch.stack([(updates[k].model[name] - context.broadcast[name]).flatten() for k in positions]).double()
@@ -201,7 +201,9 @@ def _gram(updates: Sequence[Update], positions: Sequence[int], context: Context)
 
 def _squared_distances(gram: Tensor) -> Tensor:
     squares = gram.diag()
-    return (squares.unsqueeze(0) + squares.unsqueeze(1) - 2 * gram).clamp(min=0).fill_diagonal_(-1)  # itself first
+    return (
+        (squares.unsqueeze(0) + squares.unsqueeze(1) - 2 * gram).clamp(min=0).fill_diagonal_(-1)
+    )  # each upload sorts first in its own row
 
 
 # --- clipping -----------------------------------------------------------------------------------------------------
@@ -210,12 +212,12 @@ def _squared_distances(gram: Tensor) -> Tensor:
 def centred_clipping(
     updates: Sequence[Update], context: Context, *, radius: Positive = 10.0, iterations: Count = 1
 ) -> Mixing:
-    """Steps from a centre v by the mean of what each upload differs from it, clipped to the norm `radius`.
+    """Steps from a centre v by the mean of each upload's difference from it, clipped to the norm `radius`.
 
     v <- v + (1/m) sum_k (u_k - v) min(1, radius / |u_k - v|), `iterations` times; theta^{t+1} = theta^t + v. The centre
     is kept for the next round and is 0 before the first. Float buffers are plain means. Metric: clipped, the fraction
-    of uploads outside the radius in the last step. Its proof needs momentum that a client keeps over rounds, which
-    clients here do not.
+    of uploads outside the radius in the last step. The paper's proof needs momentum that clients keep between rounds;
+    here they do not.
 
     Source: Karimireddy et al. 2021 (arXiv 2012.10333).
     """
@@ -231,24 +233,26 @@ def centred_clipping(
 
 
 def _at_most(bound: float, norms: Tensor) -> Tensor:
-    """The factors that bring vectors of these norms to at most `bound`; 1 for a vector of zeros."""
+    """The factors that scale vectors of these norms to at most `bound`; 1 for a vector of zeros."""
     return (bound / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1)
 
 
 def _flat(updates: Sequence[Update], positions: Sequence[int], context: Context) -> Tensor:
-    """The uploads at the positions `positions`, one row each."""
+    """The uploads at `positions`, one row each."""
     names = trainable(context.problem.model)
     return torch.stack(
         [torch.cat([(updates[k].model[name] - context.broadcast[name]).flatten() for name in names]) for k in positions]
     )
 
 
-def _moved(updates: Sequence[Update], context: Context, positions: Sequence[int], by: Tensor, clipped: float) -> Mixing:
-    """theta^t moved by the vector `by`, with plain means of the buffers at the positions `positions`."""
+def _moved(
+    updates: Sequence[Update], context: Context, positions: Sequence[int], step: Tensor, clipped: float
+) -> Mixing:
+    """theta^t plus the vector `step`, with the plain means of the buffers of the clients at `positions`."""
     mixing = _weighted(updates, context, dict.fromkeys(positions, 1 / len(positions)))
     assert mixing.model is not None
     names = trainable(context.problem.model)
-    pieces = by.split([context.broadcast[name].numel() for name in names])
+    pieces = step.split([context.broadcast[name].numel() for name in names])
     moved = {
         name: context.broadcast[name] + piece.view_as(context.broadcast[name])
         for name, piece in zip(names, pieces, strict=True)
@@ -256,20 +260,20 @@ def _moved(updates: Sequence[Update], context: Context, positions: Sequence[int]
     return replace(mixing, model={**mixing.model, **moved}, metrics={**mixing.metrics, "clipped": clipped})
 
 
-# --- how many malicious clients each bears ------------------------------------------------------------------------
+# --- how many malicious clients each tolerates --------------------------------------------------------------------
 
 
-def any_minority(cell: Facts) -> int:
+def tolerates_any_minority(cell: Facts) -> int:
     return (cell.cohort - 1) // 2
 
 
-def so_many(*, byzantine: int) -> int:
+def tolerates_byzantine(*, byzantine: int) -> int:
     return byzantine
 
 
-def some_are_left(cell: Facts, *, byzantine: int) -> str | None:
+def leaves_some_values(cell: Facts, *, byzantine: int) -> str | None:
     if 2 * byzantine >= cell.cohort:
-        return f"byzantine: twice {byzantine} of {cell.cohort} clients of a round leaves none"
+        return f"byzantine: without {byzantine} values at each end, none of {cell.cohort} clients is left"
     return None
 
 
@@ -284,19 +288,19 @@ def enough_for_krum(cell: Facts, *, byzantine: int) -> str | None:
 def _too_few(name: str, cell: Facts, byzantine: int, minimum: int) -> str | None:
     if cell.cohort < minimum:
         return (
-            f"byzantine: {name} needs {minimum} clients in a round to bear {byzantine} malicious ones, and there are "
-            f"{cell.cohort}"
+            f"byzantine: {name} needs {minimum} clients in a round to tolerate {byzantine} malicious ones, and there "
+            f"are {cell.cohort}"
         )
     return None
 
 
-def keeps_of_the_round(cell: Facts, *, keep: int | None) -> str | None:
+def keeps_at_most_all(cell: Facts, *, keep: int | None) -> str | None:
     if keep is not None and keep > cell.cohort:
-        return f"keep: {keep} of {cell.cohort} clients of a round"
+        return f"keep: {keep} is more than the {cell.cohort} clients of a round"
     return None
 
 
-# --- all of them --------------------------------------------------------------------------------------------------
+# --- shared -------------------------------------------------------------------------------------------------------
 
 
 def by_number(updates: Sequence[Update]) -> list[int]:
@@ -304,8 +308,8 @@ def by_number(updates: Sequence[Update]) -> list[int]:
     return sorted(range(len(updates)), key=lambda k: updates[k].client)
 
 
-def _fewer(updates: Sequence[Update], byzantine: int, name: str, minimum: int) -> int:
-    """How many malicious clients are left among the updates. ValueError: fewer than `minimum` clients in the round."""
+def _tolerated_count(updates: Sequence[Update], byzantine: int, name: str, minimum: int) -> int:
+    """The number of malicious clients still among the updates. Raises ValueError below `minimum` clients."""
     refused = updates[0].refused
     if len(updates) + refused < minimum:
         clients = len(updates) + refused
@@ -316,8 +320,8 @@ def _fewer(updates: Sequence[Update], byzantine: int, name: str, minimum: int) -
 def _weighted(
     updates: Sequence[Update], context: Context, weights: dict[int, float], selected: Sequence[int] = ()
 ) -> Mixing:
-    """The sum of models with `weights` by position, which sum to 1; of float buffers too."""
-    # `mix` weighs buffers by n, which is a whole number.
+    """The weighted sum of models, float buffers included; `weights` by position sum to 1."""
+    # `mix` weighs buffers by n, an integer
     reweighted = [replace(updates[k], n=round(weight * 2**52)) for k, weight in weights.items()]
     model = mix(reweighted, Mixing(list(weights.values())), context.broadcast, context.problem.model)
     return _mixing(updates, weights, model, selected)

@@ -1,9 +1,9 @@
-"""SV-CCA: how alike two networks see the same images (Raghu et al. 2017).
+"""SV-CCA: how similar two networks' features of the same images are (Raghu et al. 2017).
 
     a = activations(model, x, block=1)         -> (B, D), the mean over each image's visual tokens after a block
     svcca(a_client, a_server)                  -> the mean canonical correlation, in [0, 1]
 
-Use many images: at least 2000, five per dimension. With as many dimensions as images everything correlates.
+Use many images: at least 2000, five per dimension. With as many dimensions as images, everything correlates.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def svcca(a: Tensor, b: Tensor, variance: float = 0.99) -> float:
     are the singular values of their product; the mean is over the smaller number of directions. Rotating, scaling or
     shifting a or b changes nothing.
 
-    nan: activations that are not finite (a model that diverged) or the same for every image have no correlation.
-    ValueError: not the same images, or too few: with more than n - 1 directions in all, correlations of 1 are forced.
+    Returns nan for activations that are not finite (a model that diverged) or the same for every image. Raises
+    ValueError if the images differ or are too few: more than n - 1 directions in all force correlations of 1.
     """
     if a.dim() != 2 or b.dim() != 2 or len(a) != len(b):
         raise ValueError(f"svcca: expected (n, p) and (n, q), got {tuple(a.shape)} and {tuple(b.shape)}")
@@ -40,7 +40,7 @@ def svcca(a: Tensor, b: Tensor, variance: float = 0.99) -> float:
 def leading_directions(a: Tensor, variance: float) -> Tensor | None:
     """An orthonormal basis (n, k) of the fewest singular directions of the centred a (n, p) that hold `variance`.
 
-    None: a is not finite, or all its rows are equal.
+    None if a is not finite, or all its rows are equal.
     """
     a = a.double()
     centred = a - a.mean(0)
@@ -57,12 +57,12 @@ def leading_directions(a: Tensor, variance: float) -> Tensor | None:
 def activations(model: nn.Module, x: Tensor, block: int) -> Tensor:
     """The mean over each image's visual tokens after block `block` (from 1): images (B, C, H, W) -> (B, D).
 
-    The class token is left out. `model` is a transformer of fatbench/models, in the mode it is in; its head does not
-    run. ValueError: it has no such block, or no blocks.
+    The class token is left out. `model` is a transformer of fatbench/models; its mode stays, and its head does not run.
+    Raises ValueError if it has no such block.
     """
     blocks = getattr(model, "blocks", None)
     if blocks is None:
-        raise ValueError(f"svcca: {type(model).__name__} has no blocks; it takes a vision transformer")
+        raise ValueError(f"svcca: {type(model).__name__} has no blocks; svcca needs a vision transformer")
     if not 1 <= block <= len(blocks):
         raise ValueError(f"svcca: block {block} of a model with {len(blocks)} blocks")
     token_means: list[Tensor] = []
@@ -76,4 +76,4 @@ def activations(model: nn.Module, x: Tensor, block: int) -> Tensor:
         model.tokens(x)  # type: ignore[operator]
     finally:
         handle.remove()
-    return torch.cat(token_means)  # several where --microbatch cuts the batch
+    return torch.cat(token_means)  # several if --microbatch splits the batch

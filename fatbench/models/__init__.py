@@ -78,8 +78,8 @@ from fatbench.suite.entry import ModelEntry
 def logit_parameters(model: nn.Module) -> list[str]:
     """The names of the parameters of the layers that emit the logits, in the order of the model's parameters.
 
-    The modules named in the model's `logit_layers` where it has that attribute (a head with two classifiers has two);
-    else the last module that has parameters itself.
+    These are the modules in the model's attribute `logit_layers`, if it has one (a head with two classifiers names
+    two), else the last module with parameters of its own.
     """
     if hasattr(model, "logit_layers"):
         prefixes = tuple(f"{layer}." for layer in model.logit_layers)  # type: ignore[union-attr]

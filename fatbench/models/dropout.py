@@ -1,4 +1,4 @@
-"""Dropout whose mask does not depend on how the tensor lies in memory."""
+"""Dropout whose mask does not depend on the memory layout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 class Dropout(nn.Module):
     """Dropout with probability p; the mask is drawn in the order (B, C, H, W) whatever the memory format.
 
-    torch's own draws in memory order, so that channels_last and contiguous runs of one cell would differ. The mask
+    torch's dropout draws in memory order, so that channels_last and contiguous runs of a cell would differ. The mask
     comes from the global generator.
     """
 

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 
 def with_dual_norm(network: nn.Module) -> nn.Module:
-    """The network with two sets of statistics in each layer of 2D batch normalisation; it predicts by the clean ones.
+    """Give each layer of 2D batch normalisation two sets of statistics; the network predicts with the clean ones.
 
-    Weight and bias of a layer are one for both. Source: illidanlab/FedRBN nets/dual_bn.py.
+    Both share the layer's weight and bias. Source: illidanlab/FedRBN nets/dual_bn.py.
     """
     for name, module in list(network.named_modules()):
         if type(module) is nn.BatchNorm2d:
@@ -36,7 +36,7 @@ class DualBatchNorm2d(nn.BatchNorm2d):
         self.register_buffer("attacked_var", torch.ones(layer.num_features))
 
     def train(self, mode: bool = True) -> DualBatchNorm2d:
-        """As any module, and back to the clean statistics: an evaluation begins so."""
+        """As for any module, but also return to the clean statistics, with which an evaluation begins."""
         self.attacked = False
         return super().train(mode)
 
@@ -52,7 +52,7 @@ class DualBatchNorm2d(nn.BatchNorm2d):
 
 @contextlib.contextmanager
 def on_attacked_images(model: nn.Module) -> Iterator[None]:
-    """While it lasts, the network uses the statistics of attacked images, until its mode changes."""
+    """A context in which the network uses the statistics of attacked images, until its mode changes."""
     use_statistics(model, attacked=True)
     try:
         yield
@@ -61,7 +61,7 @@ def on_attacked_images(model: nn.Module) -> Iterator[None]:
 
 
 def use_statistics(model: nn.Module, *, attacked: bool) -> None:
-    """Which statistics the network uses until its mode changes: those of attacked images, or of clean ones."""
+    """Use the statistics of attacked or of clean images until the network's mode changes."""
     for module in model.modules():
         if isinstance(module, DualBatchNorm2d):
             module.attacked = attacked

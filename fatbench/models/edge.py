@@ -6,13 +6,13 @@
 | W_c | classifier | the edge's own classifier on these features |
 | W_t, W_s | server | the server's network on these features |
 
-`forward(x)` is server(extractor(x)), the deployed model; `edge_logits(x)` is classifier(extractor(x)), what the device
-can answer alone. The names of an edge's tensors begin with "extractor." or "classifier.". The `whole_*` models have
-no classifier: the same networks for algorithms that train all of it on the device (FedAvg, FedAUX).
+`forward(x)` is server(extractor(x)), the deployed model; `edge_logits(x)` is classifier(extractor(x)), the device's own
+prediction. The names of an edge's tensors begin with "extractor." or "classifier.". The `whole_*` models are the same
+networks without a classifier, for algorithms that train all of it on the device (FedAvg, FedAUX).
 
-The shallow ResNet-18 is its first convolution and its first stage; the classifier of that edge is the other three
-stages. Residual and attention blocks are timm's, imported where one is built. No model here normalises its input (the
-paper does not say); initial weights are PyTorch's, of a transformer timm's.
+The shallow ResNet-18 is its first convolution and first stage; the classifier of that edge is the other three stages.
+Residual and attention blocks are timm's, imported when one is built. No model here normalises its input (the paper does
+not say). Initial weights are PyTorch's; a transformer's are timm's.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def edge_vit(
     (width, H / 4, W / 4) with `stem` 7, the ImageNet stem (stride 2 and a pool; 3: stride 1, no pool). A convolution of
     `patch` x `patch` with that stride makes tokens of `dim` numbers; a class token, a distillation token and learned
     positions are added; `depth` blocks of `heads` heads; one linear head on each of the two tokens. The defaults are
-    ViT-B on 32 x 32 images; 11 blocks is what Xiao et al. 2021 set against a stem of convolutions. `takes`: channels
-    that the server takes, by default what the edge emits. ValueError: images not square or smaller than 8 x 8, `dim`
-    that `heads` does not divide, an edge that emits another shape than the server takes.
+    ViT-B on 32 x 32 images; Xiao et al. 2021 use 11 blocks beside a stem of convolutions. `takes`: channels that the
+    server takes, by default what the edge emits. Raises ValueError for images that are not square or smaller than 8 x
+    8, for `dim` not a multiple of `heads`, or if the edge emits another shape than the server takes.
 
-    Source: Tao et al. 2022, section 3.3; Touvron et al. 2021 for the two tokens. The projection stands on the server,
-    so that what crosses the wire is the extractor's output, as the paper's equations have it.
+    Source: Tao et al. 2022, section 3.3; Touvron et al. 2021 for the two tokens. The projection is on the server, so
+    that the extractor's output is sent, as in the paper's equations.
     """
     extractor = _shallow(shape, width, stem, "edge_vit")
     server = _vit(
@@ -102,8 +102,8 @@ def edge_resnet(
     Maps (B, C, H, W) in [0, 1] to (B, classes); H = W >= 8. The server has three stages of `blocks` bottleneck blocks
     with `planes`, 2 and 4 times as many planes (12 blocks: 3 * 12 * 3 convolutions and a linear layer, hence 109), and
     no stem. FedGKT's takes 16 channels; here it takes what the edge emits, unless `takes` says otherwise. The first
-    block of every stage has a 1x1 convolution on its shortcut. `stem` as in `edge_vit`. ValueError: images not square
-    or smaller than 8 x 8, an edge that emits another shape than the server takes.
+    block of every stage has a 1x1 convolution on its shortcut. `stem` as in `edge_vit`. Raises ValueError for images
+    that are not square or smaller than 8 x 8, or if the edge emits another shape than the server takes.
 
     Source: Tao et al. 2022, section 4.1 ("ResNet-109", "ResNet-113"); He et al. 2020; differences: fedvkd-layers.
     """
@@ -128,15 +128,15 @@ def edge_resnet8(
 
     Maps (B, C, H, W) in [0, 1] to (B, classes). The edge emits the output of its 3x3 stem, (width, H, W); its
     classifier is two bottleneck blocks of `width` planes and a linear layer. The server as in `edge_resnet`.
-    start: how convolutions begin, "torch" (torch's own) or "kaiming" (FedML: normal of variance 2 / fan-out). Behind
-    batch norm the output is the same, but a step of the same size changes torch's start up to 20 times as much.
-    ValueError: images not square, an edge that emits another shape than the server takes.
+    start: initial weights of convolutions, "torch" (torch's own) or "kaiming" (FedML: normal of variance 2 / fan-out).
+    After batch norm the output is the same, but a step of the same size changes torch's weights up to 20 times as much.
+    Raises ValueError for images that are not square, or if the edge emits another shape than the server takes.
 
     Source: He et al. 2020, in the form of FedML's `resnet8_56` and `resnet56_server`.
     """
     image_side("edge_resnet8", shape, 4)
     extractor = nn.Sequential(OrderedDict(_stem(shape[0], width, 3)))
-    classifier = nn.Sequential(_stage(width, width, 2, 1), *_answer(4 * width, classes).values())
+    classifier = nn.Sequential(_stage(width, width, 2, 1), *_classifier_layers(4 * width, classes).values())
     server = _bottlenecks(
         "edge_resnet8", extractor, shape, classes, channels=takes or width, planes=planes, blocks=blocks
     )
@@ -175,45 +175,45 @@ def whole_edge(shape: Shape, classes: int, *, width: Count = 64, stem: Literal[3
 
 
 def edge_vit_parameters(shape: Shape, classes: int, *, width: int, stem: int, dim: int, depth: int, patch: int) -> int:
-    """How many weights train, of edge and server."""
-    server = _vit_size(_side_on_the_wire(shape[1], stem) // patch, classes, width, dim, depth, patch)
-    return _shallow_size(shape[0], width, stem) + _rest_size(width, classes) + server
+    """The number of trainable parameters of edge and server."""
+    server = _vit_size(_feature_side(shape[1], stem) // patch, classes, width, dim, depth, patch)
+    return _shallow_size(shape[0], width, stem) + _remaining_stages_size(width, classes) + server
 
 
 def whole_vit_parameters(shape: Shape, classes: int, *, width: int, stem: int, dim: int, depth: int, patch: int) -> int:
-    """How many weights train."""
-    server = _vit_size(_side_on_the_wire(shape[1], stem) // patch, classes, width, dim, depth, patch)
+    """The number of trainable parameters."""
+    server = _vit_size(_feature_side(shape[1], stem) // patch, classes, width, dim, depth, patch)
     return _shallow_size(shape[0], width, stem) + server
 
 
 def edge_resnet_parameters(shape: Shape, classes: int, *, width: int, stem: int, planes: int, blocks: int) -> int:
-    """How many weights train, of edge and server."""
+    """The number of trainable parameters of edge and server."""
     return shallow_edge(shape, classes, width=width, stem=stem)[0] + _bottlenecks_size(classes, width, planes, blocks)
 
 
 def edge_resnet8_parameters(shape: Shape, classes: int, *, width: int, planes: int, blocks: int) -> int:
-    """How many weights train, of edge and server."""
+    """The number of trainable parameters of edge and server."""
     return resnet8_edge(shape, classes, width=width)[0] + _bottlenecks_size(classes, width, planes, blocks)
 
 
 def whole_resnet_parameters(shape: Shape, classes: int, *, width: int, stem: int, planes: int, blocks: int) -> int:
-    """How many weights train."""
+    """The number of trainable parameters."""
     return _shallow_size(shape[0], width, stem) + _bottlenecks_size(classes, width, planes, blocks)
 
 
 def whole_edge_parameters(shape: Shape, classes: int, *, width: int, stem: int) -> int:
-    """How many weights train."""
-    return _shallow_size(shape[0], width, stem) + _rest_size(width, classes)
+    """The number of trainable parameters."""
+    return _shallow_size(shape[0], width, stem) + _remaining_stages_size(width, classes)
 
 
 def shallow_edge(shape: Shape, classes: int, *, width: int, stem: int) -> tuple[int, int]:
-    """The edge of `edge_vit` and `edge_resnet`."""
-    features = width * _side_on_the_wire(shape[1], stem) ** 2
-    return _shallow_size(shape[0], width, stem) + _rest_size(width, classes), features
+    """(trainable parameters, features of an image) of the edge of `edge_vit` and `edge_resnet`."""
+    features = width * _feature_side(shape[1], stem) ** 2
+    return _shallow_size(shape[0], width, stem) + _remaining_stages_size(width, classes), features
 
 
 def resnet8_edge(shape: Shape, classes: int, *, width: int) -> tuple[int, int]:
-    """The edge of `edge_resnet8`."""
+    """(trainable parameters, features of an image) of the edge of `edge_resnet8`."""
     return width * (9 * shape[0] + 35 * width + 34) + (4 * width + 1) * classes, width * shape[1] ** 2
 
 
@@ -221,7 +221,7 @@ def _shallow_size(channels: int, width: int, stem: int) -> int:
     return width * (stem * stem * channels + 36 * width + 10)
 
 
-def _rest_size(width: int, classes: int) -> int:
+def _remaining_stages_size(width: int, classes: int) -> int:
     return width * (2688 * width + 140) + (8 * width + 1) * classes
 
 
@@ -235,24 +235,24 @@ def _bottlenecks_size(classes: int, width: int, planes: int, blocks: int) -> int
     return planes * (5 * width + 473 * planes + 140 + later_blocks) + (16 * planes + 1) * classes
 
 
-def _side_on_the_wire(side: int, stem: int) -> int:
-    """Of the features that an edge emits."""
+def _feature_side(side: int, stem: int) -> int:
+    """The side of the features that an edge emits."""
     return side * 4 // (3 * stem - 5)
 
 
 def features_tiled(cell: Facts, *, stem: int, patch: int) -> str | None:
-    return untiled(patch, _side_on_the_wire(cell.side, stem))
+    return untiled(patch, _feature_side(cell.side, stem))
 
 
 def trained_by_edges(cell: Facts) -> str | None:
     if "edge" not in cell.algorithm.parts:
         whole_model = "whole_vit" if "distillation head" in cell.model.parts else "whole_resnet"
-        return f"{cell.algorithm.name} trains a model that is trained whole ({whole_model}?), not {cell.model.name}"
+        return f"{cell.algorithm.name} needs a model without an edge ({whole_model}?), not {cell.model.name}"
     return None
 
 
 class Whole(nn.Module):
-    """An extractor and what stands behind it, trained as one. `logit_layers` names the modules that emit logits."""
+    """An extractor and the network behind it, trained as one. `logit_layers` names the modules that emit logits."""
 
     def __init__(self, extractor: nn.Module, server: nn.Module, logit_layers: tuple[str, ...]) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ class Whole(nn.Module):
         self.logit_layers = logit_layers
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, classes), the deployed answer."""
+        """(B, C, H, W) -> (B, classes), the deployed prediction."""
         logits: Tensor = self.server(self.extractor(x))
         return logits
 
@@ -276,12 +276,12 @@ class EdgeServer(Whole):
         self.classifier = classifier
 
     def extract(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> features (B, c, h, w), what crosses the wire."""
+        """(B, C, H, W) -> features (B, c, h, w), which are sent."""
         features: Tensor = self.extractor(x)
         return features
 
     def edge_logits(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, classes), the device's own answer."""
+        """(B, C, H, W) -> (B, classes), the device's own prediction."""
         logits: Tensor = self.classifier(self.extractor(x))
         return logits
 
@@ -314,10 +314,10 @@ def _remaining_stages(width: int, classes: int) -> nn.Module:
         )
         for i in (1, 2, 3)
     }
-    return nn.Sequential(OrderedDict({**stages, **_answer(8 * width, classes)}))
+    return nn.Sequential(OrderedDict({**stages, **_classifier_layers(8 * width, classes)}))
 
 
-def _answer(width: int, classes: int) -> dict[str, nn.Module]:
+def _classifier_layers(width: int, classes: int) -> dict[str, nn.Module]:
     return {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "fc": nn.Linear(width, classes)}
 
 
@@ -336,11 +336,11 @@ def _vit(
     heads: int,
     patch: int,
 ) -> nn.Module:
-    """timm's distilled vision transformer on features; in eval mode its answer is the mean of both heads."""
+    """timm's distilled vision transformer on features; in eval mode it returns the mean of both heads."""
     if dim % heads:
         raise ValueError(f"{name}: dim {dim} is not a multiple of heads {heads}")
-    side = max(patch, _emitted(extractor, shape)[1] // patch * patch)  # whole patches only
-    _meet(name, extractor, shape, (channels, side, side))
+    side = max(patch, _feature_shape(extractor, shape)[1] // patch * patch)  # whole patches only
+    _check_feature_shape(name, extractor, shape, (channels, side, side))
     from timm.models.deit import VisionTransformerDistilled
 
     server: nn.Module = VisionTransformerDistilled(
@@ -359,14 +359,14 @@ def _bottlenecks(
     name: str, extractor: nn.Module, shape: Shape, classes: int, *, channels: int, planes: int, blocks: int
 ) -> nn.Module:
     """Three stages of bottleneck blocks on features, strides 1, 2, 2: (B, channels, h, w) -> (B, classes)."""
-    _, height, width = _emitted(extractor, shape)
-    _meet(name, extractor, shape, (channels, height, width))
+    _, height, width = _feature_shape(extractor, shape)
+    _check_feature_shape(name, extractor, shape, (channels, height, width))
     stages = {
         "layer1": _stage(channels, planes, blocks, 1),
         "layer2": _stage(4 * planes, 2 * planes, blocks, 2),
         "layer3": _stage(8 * planes, 4 * planes, blocks, 2),
     }
-    return nn.Sequential(OrderedDict({**stages, **_answer(16 * planes, classes)}))
+    return nn.Sequential(OrderedDict({**stages, **_classifier_layers(16 * planes, classes)}))
 
 
 def _stage(channels: int, planes: int, blocks: int, stride: int) -> nn.Sequential:
@@ -381,16 +381,16 @@ def _stage(channels: int, planes: int, blocks: int, stride: int) -> nn.Sequentia
     )
 
 
-def _emitted(extractor: nn.Module, shape: Shape) -> tuple[int, ...]:
+def _feature_shape(extractor: nn.Module, shape: Shape) -> tuple[int, ...]:
     """The shape (c, h, w) of the features of one image."""
     extractor.eval()
     with torch.no_grad():
-        emitted = tuple(extractor(torch.zeros(1, *shape)).shape[1:])
+        feature_shape = tuple(extractor(torch.zeros(1, *shape)).shape[1:])
     extractor.train()
-    return emitted
+    return feature_shape
 
 
-def _meet(name: str, extractor: nn.Module, shape: Shape, takes: Shape) -> None:
-    emitted = _emitted(extractor, shape)
-    if emitted != takes:
-        raise ValueError(f"{name}: the edge emits features of shape {emitted}, the server takes {takes}")
+def _check_feature_shape(name: str, extractor: nn.Module, shape: Shape, takes: Shape) -> None:
+    feature_shape = _feature_shape(extractor, shape)
+    if feature_shape != takes:
+        raise ValueError(f"{name}: the edge emits features of shape {feature_shape}, the server takes {takes}")

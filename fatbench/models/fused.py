@@ -1,4 +1,4 @@
-"""timm's TNT attention through fused kernels, as timm's ViT has it: the same function of the same parameters."""
+"""timm's TNT attention with fused kernels, as in timm's ViT: the same function of the same parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class FusedAttention(Attention):
-    """timm's `Attention` of TNT without dropout, the (B, heads, N, N) table never in memory where a kernel is fused."""
+    """timm's `Attention` of TNT without dropout; a fused kernel never stores the (B, heads, N, N) matrix."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, D) -> (B, N, D)."""
@@ -21,7 +21,7 @@ class FusedAttention(Attention):
 
 
 def fuse(backbone: TNT) -> TNT:
-    """The backbone itself, its attentions fused. Their class is exchanged, so that names and initial weights stay."""
+    """Fuse the backbone's attentions in place, by changing their class: names and initial weights stay."""
     for module in backbone.modules():
         if type(module) is Attention:
             module.__class__ = FusedAttention

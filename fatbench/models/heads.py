@@ -1,4 +1,4 @@
-"""What turns a transformer's tokens into logits: CLS, VIS and CLS+VIS (differences: cls-vis-head).
+"""Heads that turn a transformer's tokens into logits: CLS, VIS and CLS+VIS (differences: cls-vis-head).
 
 A head maps tokens (B, 1 + N, D), the class token first and all after the backbone's last LayerNorm, to (B, classes).
 `logit_layers` names its modules that emit logits.
@@ -56,9 +56,10 @@ class ClsVisHead(nn.Module):
     """CLS+VIS: the class token's logits plus those of the visual tokens' normalised cross-covariance.
 
     Each branch is a linear map without bias (the 1x1 convolution of So-ViT), a normalisation over its channels and a
-    ReLU. Dropout of 0.5 before the visual classifier where dim > 256, as in So-ViT, whose 256-wide models have none.
-    start: how the two maps begin, "kaiming" (So-ViT: normal of variance 2 / fan-out) or "timm" (as `linear`). Behind
-    batch norm the output is the same, but a step of the same size changes the small start 100 times as much.
+    ReLU. Dropout of 0.5 before the visual classifier if dim > 256, as in So-ViT, whose 256-wide models have none.
+    start: the initial weights of the two maps, "kaiming" (So-ViT: normal of variance 2 / fan-out) or "timm" (as
+    `linear`). After batch norm the output is the same, but a step of the same size changes the smaller weights 100
+    times as much.
     """
 
     logit_layers = ("cls_fc", "visual_fc")
@@ -82,7 +83,9 @@ class ClsVisHead(nn.Module):
         visual = tokens[:, 1:]
         a = F.relu(self.norm1(self.branch1(visual).flatten(0, 1)).unflatten(0, visual.shape[:2]))
         b = F.relu(self.norm2(self.branch2(visual).flatten(0, 1)).unflatten(0, visual.shape[:2]))
-        with torch.autocast("cuda" if tokens.is_cuda else "cpu", enabled=False):  # small products: not in bf16
+        with torch.autocast(
+            "cuda" if tokens.is_cuda else "cpu", enabled=False
+        ):  # the products are too small for bfloat16
             covariance = cross_covariance(a.to(self.start.dtype), b.to(self.start.dtype))
             second_order = power_normalised(covariance, self.start)
         logits: Tensor = self.cls_fc(tokens[:, 0]) + self.visual_fc(self.dropout(second_order.flatten(1)))
@@ -102,16 +105,16 @@ def linear(dim: int, out: int, bias: bool = True) -> nn.Linear:
 
 
 def cross_covariance(a: Tensor, b: Tensor) -> Tensor:
-    """(1/N) A B^T of two sets of tokens (B, N, d1), (B, N, d2), each less its mean over the tokens: (B, d1, d2)."""
+    """(1/N) A B^T of two sets of tokens (B, N, d1), (B, N, d2), each minus its mean over the tokens: (B, d1, d2)."""
     a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
     return a.transpose(1, 2) @ b / a.shape[1]
 
 
 def power_normalised(x: Tensor, start: Tensor) -> Tensor:
-    """X / sqrt(sigma_1), X (B, d1, d2), with sigma_1 from one power iteration that begins at `start` (d1,).
+    """X / sqrt(sigma_1), X (B, d1, d2), with sigma_1 from one power iteration from `start` (d1,).
 
-    paper: the leading singular part is scaled to sigma_1^(1/2), what remains is divided by sigma_1^(1/2) + 1e-5
-    here: both are divided by sigma_1^(1/2), which is the same without the guard; sigma_1 is at least GUARD instead
+    paper: the leading singular part is scaled to sigma_1^(1/2), the rest is divided by sigma_1^(1/2) + 1e-5
+    here: both are divided by sigma_1^(1/2), which is the same without the guard; instead, sigma_1 is at least GUARD
     """
     u = F.normalize(torch.einsum("bij,i->bj", x, start), dim=1)
     xu = torch.einsum("bij,bj->bi", x, u)
@@ -123,8 +126,8 @@ def power_normalised(x: Tensor, start: Tensor) -> Tensor:
 def build(head: str, dim: int, classes: int, *, d1: int | None, d2: int | None, norm: str, start: str) -> nn.Module:
     """The head named `head`: cls, vis or cls_vis.
 
-    d1, d2 None: those of So-ViT: 96 x 48 from dim 448 on, 64 x 48 from 384 on, 48 x 24 below. So-ViT has no model 768
-    wide; ViT-B gets the 96 x 48 of the widest it has.
+    d1, d2 None: those of So-ViT, 96 x 48 from dim 448 on, 64 x 48 from 384 on, 48 x 24 below. So-ViT has no model of
+    width 768; ViT-B gets 96 x 48, as its widest.
     """
     if head == "cls_vis":
         d1 = d1 or 48 + 16 * (dim >= 384) + 32 * (dim >= 448)
@@ -134,7 +137,7 @@ def build(head: str, dim: int, classes: int, *, d1: int | None, d2: int | None, 
 
 
 def cls_vis_parameters(classes: int, *, dim: int, head: str, d1: int | None, d2: int | None, head_norm: str) -> int:
-    """How many weights of a head train beyond those of the class token's linear layer."""
+    """The number of trainable parameters of a head beyond those of the class token's linear layer."""
     if head != "cls_vis":
         return 0
     first_width = d1 or 48 + 16 * (dim >= 384) + 32 * (dim >= 448)

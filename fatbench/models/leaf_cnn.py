@@ -14,9 +14,9 @@ def leaf_cnn(shape: tuple[int, int, int], classes: int, *, width: Count = 32) ->
 
     Maps (B, C, H, W) in [0, 1] to (B, classes); H = W >= 2, 84 in LEAF. The pools round up, as the "same" padding of
     the original does: 84 -> 42 -> 21 -> 11 -> 6, and 8 -> 4 -> 2 -> 1 -> 1, so that tiny images need no exception.
-    Here: in eval mode batch normalisation uses its running statistics; the original always uses those of the batch,
-    which would let the images of a batch influence each other's predictions. Initial weights are PyTorch's.
-    ValueError: images not square or smaller than 2 x 2.
+    Here, batch normalisation uses its running statistics in eval mode; the original always uses those of the batch,
+    which lets the images of a batch influence each other's predictions. Initial weights are PyTorch's.
+    Raises ValueError for images that are not square or smaller than 2 x 2.
 
     Source: Caldas et al. 2018 (LEAF), models/celeba/cnn.py. Zhu et al. 2023 do not say which model they used.
     """
@@ -24,7 +24,7 @@ def leaf_cnn(shape: tuple[int, int, int], classes: int, *, width: Count = 32) ->
 
 
 def leaf_cnn_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
-    """How many weights train."""
+    """The number of trainable parameters."""
     channels, side, _ = shape
     flattened = width * ((side + 15) // 16) ** 2
     return 9 * channels * width + 27 * width * width + 12 * width + (flattened + 1) * classes

@@ -1,4 +1,4 @@
-"""The two networks that bound a table from below: one that is linear in the pixels, and one that looks at none."""
+"""Two lower bounds: a network that is linear in the pixels, and one that ignores them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def linear(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Softmax regression: one linear layer on the pixels as they are.
+    """Softmax regression: one linear layer on the raw pixels.
 
     Maps (B, C, H, W) in [0, 1] to (B, classes). Its worst case in a ball has a closed form, the attack `exact_linear`.
     Initial weights are PyTorch's.
@@ -18,21 +18,21 @@ def linear(shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 
 def linear_parameters(shape: tuple[int, int, int], classes: int) -> int:
-    """How many weights train."""
+    """The number of trainable parameters."""
     channels, side, _ = shape
     return (channels * side * side + 1) * classes
 
 
 def constant(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """The same logits for every image (B, C, H, W): trained, it always says the most frequent class.
+    """The same logits for every image (B, C, H, W): after training, it always predicts the most frequent class.
 
-    Initial weights are 0. Its gradient by the images is 0, so that every attack runs and none finds anything.
+    Initial weights are 0. Its gradient by the images is 0, so every attack runs, and none succeeds.
     """
     return Constant(classes)
 
 
 def constant_parameters(shape: tuple[int, int, int], classes: int) -> int:
-    """How many weights train."""
+    """The number of trainable parameters."""
     return classes
 
 

@@ -14,8 +14,8 @@ def mcmahan_cnn(shape: tuple[int, int, int], classes: int, *, width: Count = 32)
 
     Maps (B, C, H, W) in [0, 1] to (B, classes); H = W >= 4. With `width` 32, 28 x 28 grey images and 10 classes it has
     the paper's 1,663,370 parameters. Convolutions are padded to keep the side. No normalisation, no dropout. ReLU
-    stands behind the pool, which is the same and touches a quarter of the numbers. Initial weights are PyTorch's.
-    ValueError: images not square or smaller than 4 x 4.
+    follows the pool, which gives the same result from a quarter of the numbers. Initial weights are PyTorch's.
+    Raises ValueError for images that are not square or smaller than 4 x 4.
 
     Source: McMahan et al. 2017, section 3. Danilenka et al. 2022 do not say which model they used.
     """
@@ -23,7 +23,7 @@ def mcmahan_cnn(shape: tuple[int, int, int], classes: int, *, width: Count = 32)
 
 
 def mcmahan_cnn_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
-    """How many weights train."""
+    """The number of trainable parameters."""
     channels, side, _ = shape
     hidden = 32 * width * width * (side // 4) ** 2
     return (25 * channels + 50 * width + 19) * width + hidden + (16 * width + 1) * classes

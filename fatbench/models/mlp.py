@@ -10,7 +10,7 @@ from fatbench.suite.types import Count
 
 
 def mlp(shape: tuple[int, int, int], classes: int, *, width: Count = 64) -> nn.Module:
-    """One hidden layer of `width` ReLU units on the pixels as they are, for images of any size and points in the plane.
+    """One hidden layer of `width` ReLU units on the raw pixels, for images of any size and points in the plane.
 
     Maps (B, C, H, W) in [0, 1] to (B, classes): W2 relu(W1 x + b1) + b2. No normalisation. Initial weights are
     PyTorch's.
@@ -23,6 +23,6 @@ def mlp(shape: tuple[int, int, int], classes: int, *, width: Count = 64) -> nn.M
 
 
 def mlp_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
-    """How many weights train."""
+    """The number of trainable parameters."""
     channels, side, _ = shape
     return (channels * side * side + 1) * width + (width + 1) * classes

@@ -23,9 +23,9 @@ def nin(
     last pool is the paper's 8 x 8; other sizes end in a mean over whatever is left. The logits are >= 0.
 
     Biases start at 0. Weights start at N(0, 0.05) as in the paper (`init` "normal"), or at He's N(0, 2 / fan-in)
-    ("he"). The paper's deviation suits its width: it passes on about 1 per cent of the input's spread, and a narrow
-    network maps every image to the same logits and does not begin to learn, so use "he" with a smaller width.
-    ValueError: images not square or smaller than 4 x 4, width below 2.
+    ("he"). The paper's deviation suits its width: it passes on about 1 per cent of the input's spread. A narrower
+    network would map every image to the same logits and not start to learn, so use "he" with a smaller width.
+    Raises ValueError for images that are not square or smaller than 4 x 4, width below 2.
 
     Source: Lin et al. 2014; Zhu et al. 2023, Table 6 and its released models.py.
     """
@@ -36,7 +36,7 @@ def nin(
 
 
 def nin_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
-    """How many weights train."""
+    """The number of trainable parameters."""
     middle = 5 * width // 6
     first_block = width * (25 * shape[0] + 12 * width + 6)
     return first_block + (width + 1) * (classes + middle) + width // 2 * (25 * width + 1 + middle)
@@ -88,10 +88,10 @@ class NIN(nn.Module):
 
 
 class _First(nn.Conv2d):
-    """The convolution of the images, their size kept; on a CPU with channels innermost by columns, then by rows.
+    """The first convolution, at the images' size; on a CPU with channels_last, it unfolds the kernel's columns.
 
-    There the gradient by 3 channels is computed as if they were 16, which takes a tenth of an attack's step; moved by
-    every column of the kernel they are 15. Equal up to rounding.
+    There, the gradient by 3 channels is computed as if they were 16, which takes a tenth of an attack's step; with the
+    columns unfolded they are 15. Equal up to rounding.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
-"""A Python file imported with its neighbours, apart from all that is loaded: two folders may each have a `parts.py`.
+"""Imports a user's Python file with its neighbours in isolation: two folders may each have a `parts.py`.
 
-    own = OwnModules(Path("one/net.py"))
-    with own.first():
-        own.module().make()            its `import parts` gives one/parts.py, whatever other `parts` is loaded
+    modules = OwnModules(Path("one/net.py"))
+    with modules.importable():
+        modules.module().make()        its `import parts` gives one/parts.py, whatever other `parts` is loaded
 
-What is imported so is read from its text, so an edited neighbour is the edited one, and `sys.modules` is afterwards as
-it was. A neighbour that an import statement names may not have the name of an installed module.
+The files are read as text, so that an edited neighbour takes effect, and `sys.modules` is restored afterwards. A
+neighbour that an import statement names must not have the name of an installed module.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ LIBRARY = Path(sysconfig.get_path("stdlib"))
 
 
 class OwnModules:
-    """A file, the folders in which it looks for neighbours first, and those that were imported.
+    """A file, the folders that it imports from first, and the neighbours that were imported.
 
-    SpecError: a neighbour has the name of an installed module that is loaded. SyntaxError, ValueError: no Python file.
+    Raises SpecError if a neighbour has the name of a loaded, installed module, and SyntaxError or ValueError if the
+    file is not Python.
     """
 
     def __init__(self, file: Path) -> None:
@@ -45,30 +46,30 @@ class OwnModules:
         for path in sources.local_modules(self.file, _tree):
             module = sys.modules.get(sources.module_name(path))
             if module is not None and not _is_own_module(module):
-                raise SpecError(f"{path} has the name of another module that is loaded already: rename it")
+                raise SpecError(f"{path} has the name of another module, which is loaded already: rename it")
 
     def module(self) -> ModuleType:
-        """The module of the file, run anew. Raises what the file raises."""
+        """The file's module, executed anew. Raises what the file raises."""
         if self.file.parent != self.start:
             return importlib.import_module(sources.module_name(self.file))
         name = f"fatbench_model_{self.file.stem}_{hashlib.sha256(str(self.file).encode()).hexdigest()[:8]}"
         spec = importlib.util.spec_from_loader(name, _Text(name, str(self.file)))
         assert spec is not None and spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look up their module there
         spec.loader.exec_module(module)
         return module
 
     @contextmanager
-    def first(self) -> Iterator[None]:
-        """Inside, imports look into the file's folders first, and modules of these names are its neighbours."""
+    def importable(self) -> Iterator[None]:
+        """A context in which imports search the file's folders first, and these names mean its neighbours."""
         names = self._names()
 
-        def of_folders() -> dict[str, ModuleType]:
+        def modules_of_folders() -> dict[str, ModuleType]:
             return {
                 name: m for name, m in [*sys.modules.items()] if name.partition(".")[0] in names and _is_own_module(m)
             }
 
-        hidden, path = of_folders(), [*sys.path]
+        hidden, path = modules_of_folders(), [*sys.path]
         for name in hidden:
             del sys.modules[name]
         sys.modules.update(self.neighbours)
@@ -79,7 +80,7 @@ class OwnModules:
         finally:
             sys.meta_path.remove(self._finder)
             sys.path[:] = path
-            self.neighbours |= of_folders()
+            self.neighbours |= modules_of_folders()
             for name in self.neighbours:
                 sys.modules.pop(name, None)
             sys.modules.update(hidden)
@@ -106,7 +107,7 @@ def _tree(file: Path) -> ast.Module:
 
 
 def _is_own_module(module: ModuleType) -> bool:
-    """Whether a module is somebody's own: no part of Python, of an installed package or of fatbench."""
+    """Whether a module is the user's: not part of Python, of an installed package or of fatbench."""
     locations = [getattr(module, "__file__", None), *getattr(module, "__path__", ())][:1]
     name = getattr(module, "__name__", "").partition(".")[0]
     if not locations or locations[0] is None or name in ("__main__", "fatbench") or name in sys.stdlib_module_names:
@@ -116,7 +117,7 @@ def _is_own_module(module: ModuleType) -> bool:
 
 
 class _Text(SourceFileLoader):
-    """Reads the text: a compiled copy is taken for that of an edited file of the same length and second."""
+    """Compiles the text itself: Python would reuse the cache of a file edited within the same second and length."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -125,7 +126,7 @@ class _Text(SourceFileLoader):
 
 
 class _Neighbours(MetaPathFinder):
-    """Finds the modules that are files of some folders."""
+    """Finds modules in the given folders."""
 
     def __init__(self, folders: Sequence[str]) -> None:
         self.folders = folders
@@ -134,7 +135,7 @@ class _Neighbours(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The neighbour of this name; None: there is none."""
+        """The spec of the neighbour with this name, or None."""
         for folder in self.folders if path is None else path:
             if any(Path(folder).is_relative_to(own_folder) for own_folder in self.folders):
                 spec = self.finder(folder).find_spec(name)

@@ -1,11 +1,11 @@
-"""Published weights into a model's backbone, from timm's hub or from a file; never a silent random start.
+"""Loads published weights into a model's backbone, from timm's hub or from a file; never a silent random start.
 
     load_pretrained("vit", model, "timm", "vit_small_patch16_224", position="pos_embed")
     load_pretrained("t2t", model, "81.5_T2T_ViT_14.pth.tar", None, position="pos_embed")
 
-A published state has the names of the backbone's own tensors and a classifier called `head`, or a model says how it is
-to be renamed. The model file of a run of ours (`model-000015.safetensors`) is read too, so that a suite's cells can
-begin where another suite's cell ended.
+A published state has the backbone's names and a classifier called `head`; otherwise the model gives a function that
+renames it. Model files of fatbench (`model-000015.safetensors`) are read, too, so that cells of one suite can start
+where those of another ended.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SHOWN = 3  # mismatching tensors named in a message
 
 
 class Pretrainable(Protocol):
-    """A model that can begin with published weights."""
+    """A model that can be initialised with published weights."""
 
     backbone: nn.Module
     pretrained: dict[str, str] | None
 
     @property
     def classifier(self) -> nn.Linear | None:
-        """The layer that a published classifier goes to if it has as many classes; None: it starts at random."""
+        """The layer for a published classifier with the same number of classes; None: always random."""
 
 
 def load_pretrained(
@@ -54,12 +54,11 @@ def load_pretrained(
     """Overwrite the backbone of `model` with published weights: "timm", "timm/TAG@sha256:...", or the path of a file.
 
     The position table `position` is interpolated (bicubic, timm's `resample_abs_pos_embed`; the class token's entry is
-    kept) where the grid of patches has another size. `renamed` gives a state the names of the backbone. The model's
-    `classifier` takes the published one over where that has as many classes; else it starts at random, as it must for
-    a new task.
+    kept) if the grid of patches has another size. `renamed` maps a state to the backbone's names. The model's
+    `classifier` is loaded if the number of classes agrees, else it stays random.
 
-    ValueError: timm has no such weights, or they are another architecture's (the first tensors that differ, with both
-    shapes). MachineError: they cannot be reached or read, or are not those whose digest is given.
+    Raises ValueError if timm has no such weights or they belong to another architecture (with the first tensors that
+    differ), and MachineError if they cannot be fetched or read, or their digest is not the given one.
     """
     tag, wanted_digest = naming.split_tag(weights)
     if tag is not None or weights == naming.HUB:
@@ -69,9 +68,9 @@ def load_pretrained(
                 f"{name}: timm has no weights for these settings; give `weights` the path of a file, FILE@sha256:DIGEST"
             )
         source, state = f"timm's {timm_name}", from_timm(name, timm_name)
-        digest = of_tensors(state)
+        digest = digest_of_tensors(state)
         if wanted_digest not in (None, digest):
-            raise MachineError(f"{name}: {source} is {digest}, not {wanted_digest} as the suite says")
+            raise MachineError(f"{name}: {source} is {digest}, not {wanted_digest} as stated in the suite")
     else:
         source, state = weights, from_file(name, Path(weights))
         digest = digest_of(Path(weights))
@@ -80,11 +79,11 @@ def load_pretrained(
     classifier = {key: state.pop(key) for key in CLASSIFIER if key in state}
     backbone_state = model.backbone.state_dict()
     if position is not None and position in state and position in backbone_state:
-        state[position] = resized(state[position], backbone_state[position])
+        state[position] = resize_positions(state[position], backbone_state[position])
     if differences := mismatches(state, backbone_state):
         remainder = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
         raise ValueError(
-            f"{name}: {source} holds another architecture than these settings: "
+            f"{name}: {source} does not fit the architecture of these settings: "
             f"{'; '.join(differences[:SHOWN])}{remainder}"
         )
     model.backbone.load_state_dict(state)
@@ -93,7 +92,7 @@ def load_pretrained(
         layer.load_state_dict({key.removeprefix("head."): value for key, value in classifier.items()})
 
 
-def of_tensors(state: Mapping[str, Tensor]) -> str:
+def digest_of_tensors(state: Mapping[str, Tensor]) -> str:
     """ "sha256:<hex>" of the tensors' names and contents, in the order of the names."""
     sha256 = hashlib.sha256()
     for key in sorted(state):
@@ -103,8 +102,8 @@ def of_tensors(state: Mapping[str, Tensor]) -> str:
     return f"sha256:{sha256.hexdigest()}"
 
 
-def resized(table: Tensor, target: Tensor) -> Tensor:
-    """A position table (1, 1 + n * n, D) for as many tokens as `target` has; as it is where its form is another."""
+def resize_positions(table: Tensor, target: Tensor) -> Tensor:
+    """A position table (1, 1 + n * n, D) resized to the tokens of `target`; any other form is returned unchanged."""
     old_side, new_side = (round((t.shape[1] - 1) ** 0.5) if t.dim() == 3 else 0 for t in (table, target))
     if old_side == new_side or not old_side or table.shape != (1, old_side * old_side + 1, target.shape[2]):
         return table
@@ -114,7 +113,7 @@ def resized(table: Tensor, target: Tensor) -> Tensor:
 
 
 def mismatches(state: Mapping[str, Tensor], needed: Mapping[str, Tensor]) -> list[str]:
-    """What keeps `state` from being loaded, in the order of the model's tensors, then those that only it has."""
+    """The differences that keep `state` from being loaded: the model's tensors in order, then extra ones."""
     differences = []
     for key, value in needed.items():
         if key not in state:
@@ -130,7 +129,7 @@ def shape(tensor: Tensor) -> str:
 
 
 def from_timm(name: str, timm_name: str) -> dict[str, Tensor]:
-    """The weights timm publishes under `timm_name`. MachineError: no network and none in the cache."""
+    """The weights that timm publishes as `timm_name`. Raises MachineError without a network or a cached copy."""
     import timm
 
     try:
@@ -154,11 +153,11 @@ def from_file(name: str, path: Path) -> dict[str, Tensor]:
 def read_state(
     name: str, path: Path, entry: str | None = None, order: Sequence[str] = (*ENTRIES, *AVERAGES)
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """(the state stored in a file, its entries that are one, that which was read first; none: it is a state itself).
+    """(the state stored in a file, the names of its entries that are states, the one that was read first).
 
-    entry: the one to read; None: the first of `order` that it has. Only of a model file of ours, which says so, tensors
-    get the names that they are published under. MachineError: it cannot be read, or is no state of named tensors.
-    SpecError: it holds code, or has no such entry.
+    The list is empty if the file itself is a state. entry: the one to read; None: the first of `order` that it has. The
+    tensors of fatbench's model files, which are marked as such, are renamed as they are published. Raises MachineError
+    if the file cannot be read or holds no named tensors, and SpecError if it holds code or lacks the entry.
     """
     if not path.is_file():
         raise MachineError(f"{name}: weights: no file {path}")
@@ -167,44 +166,44 @@ def read_state(
             return _safetensors(path), []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a TorchScript program, which is refused below
-            with torch.serialization.safe_globals([argparse.Namespace]):  # training scripts store their arguments, too
+            with torch.serialization.safe_globals([argparse.Namespace]):  # training scripts also store their arguments
                 content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, KeyError) as error:  # KeyError: an opcode that torch does not know
-        if "GLOBAL" not in str(error):  # that is how torch says that the file names code, which is not executed
+        if "GLOBAL" not in str(error):  # torch's word for a file that names code, which is not executed
             raise MachineError(f"{name}: weights: cannot read {path}: not a file that torch.save wrote") from None
         raise SpecError(
             f"{path} holds pickled Python objects, not a state dict: torch.save(model.state_dict(), FILE)"
         ) from None
-    except Exception as error:  # torch and pickle promise no list of what a damaged file raises
+    except Exception as error:  # torch and pickle do not document what a damaged file raises
         if "TorchScript" in str(error):
             raise SpecError(
                 f"{path} holds a TorchScript program, not a state dict: torch.save(model.state_dict(), FILE)"
             ) from None
         raise MachineError(f"{name}: weights: cannot read {path}: {first_line(error)}") from error
-    entries_here = [key for key in order if isinstance(content, Mapping) and isinstance(content.get(key), Mapping)]
-    if entry is not None and entry not in entries_here:
-        raise SpecError(f"{path} has no entry '{entry}' (it has {', '.join(entries_here) or 'none'})")
-    entries_here.sort(key=lambda key: key != entry)
-    state = content[entries_here[0]] if entries_here else content
+    state_entries = [key for key in order if isinstance(content, Mapping) and isinstance(content.get(key), Mapping)]
+    if entry is not None and entry not in state_entries:
+        raise SpecError(f"{path} has no entry '{entry}' (it has {', '.join(state_entries) or 'none'})")
+    state_entries.sort(key=lambda key: key != entry)
+    state = content[state_entries[0]] if state_entries else content
     if not (isinstance(state, Mapping) and state and all(isinstance(value, Tensor) for value in state.values())):
         raise MachineError(f"{name}: weights: {path} holds no state of named tensors")
-    return {str(key).removeprefix("module."): value for key, value in state.items()}, entries_here
+    return {str(key).removeprefix("module."): value for key, value in state.items()}, state_entries
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
     with safe_open(path, framework="pt") as file:
         is_ours = "fatbench" in (file.metadata() or {})
     state = load_file(path)
-    return {published_name(key): value for key, value in state.items() if not new_head(key)} if is_ours else state
+    return {published_name(key): value for key, value in state.items() if not is_new_head(key)} if is_ours else state
 
 
 def published_name(key: str) -> str:
-    """A tensor's name in a published state: a model of ours keeps it in `backbone`, its classifier in `head`."""
+    """A tensor's name in a published state; fatbench's models keep it in `backbone`, and the classifier in `head`."""
     return f"head.{key.removeprefix('head.fc.')}" if key.startswith("head.fc.") else key.removeprefix("backbone.")
 
 
-def new_head(key: str) -> bool:
-    """Whether a tensor of a model of ours is of a head that no published state has: it starts at random."""
+def is_new_head(key: str) -> bool:
+    """Whether a tensor belongs to a head that no published state has, so that it starts at random."""
     return key.startswith("head.") and not key.startswith("head.fc.") and key not in CLASSIFIER
 
 

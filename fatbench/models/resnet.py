@@ -20,9 +20,9 @@ def resnet18(
     Maps (B, C, H, W) in [0, 1] to (B, classes); H = W >= 8. The stages have `width`, 2, 4 and 8 times as many channels
     (64 to 512 at the default). At 32 x 32 the last pool is 4 x 4; other sizes end in a mean over whatever is left.
     Initial weights are PyTorch's. `norm: dual` keeps statistics of clean and of attacked images apart (FedRBN).
-    ValueError: images not square or smaller than 8 x 8.
+    Raises ValueError for images that are not square or smaller than 8 x 8.
 
-    The layers are called bn1, bn2 and shortcut.1 as in the release, because `sfat_released` goes by their names.
+    The layers are called bn1, bn2 and shortcut.1 as in the release, because `sfat_released` selects by their names.
 
     Source: He et al. 2016 in the form of the SFAT release's models.py.
     """
@@ -32,12 +32,12 @@ def resnet18(
 
 
 def resnet18_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
-    """How many weights train."""
+    """The number of trainable parameters."""
     return 9 * shape[0] * width + 2724 * width * width + 150 * width + (8 * width + 1) * classes
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()

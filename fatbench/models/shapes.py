@@ -1,4 +1,4 @@
-"""The checks that models share: whether one can read images of this size, and train on the smallest batch."""
+"""Checks that models share: image sizes, and batches that are too small for batch normalisation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fatbench.suite.facts import Facts
 
 
 def image_side(model: str, shape: tuple[int, int, int], smallest: int) -> int:
-    """The side of the square images of `shape` (C, H, W). ValueError: not square, or smaller than `smallest` pixels."""
+    """The side of square images of `shape` (C, H, W). Raises ValueError if not square or below `smallest` pixels."""
     _, height, width = shape
     if height != width:
         raise ValueError(f"{model}: needs square images, got {height}x{width}")
@@ -43,11 +43,11 @@ def no_batch_of_one_at_32(cell: Facts) -> str | None:
 
 
 def _batch_of_one(cell: Facts, side: int) -> str | None:
-    """Of images up to this side the last feature map is one number, and batch normalisation needs two."""
+    """Refuse batches of one for images up to this side: their last feature map is too small for batch norm."""
     if cell.side <= side and cell.last_batch == 1:
         return (
             f"{cell.model.name}: a client's last batch has one example, which batch normalisation cannot train on at "
-            f"{cell.side}x{cell.side}: set another 'batch', 'train' or number of clients"
+            f"{cell.side}x{cell.side}: change 'batch', 'train' or the number of clients"
         )
     return None
 
@@ -57,7 +57,7 @@ def tiled(cell: Facts, *, patch: int) -> str | None:
 
 
 def untiled(patch: int, side: int) -> str | None:
-    """Why patches do not fit images of a side; None: they do."""
+    """The reason why patches do not tile images of this side, or None."""
     if side % patch:
         return f"patch: patches of {patch}x{patch} do not tile images of {side}x{side} (see 'size')"
     return None

@@ -19,11 +19,11 @@ def small_cnn(
 
     Maps (B, C, H, W) in [0, 1] to (B, classes); H = W >= 8. The blocks have `width`, 2 * width and 3 * width + 4
     channels (64, 128, 196 at the default), the hidden linear layer 4 * width (256); its input follows from the image
-    size (3136 at 32 x 32). Batch normalisation stands before the ReLU. Initial weights are PyTorch's.
+    size (3136 at 32 x 32). Batch normalisation precedes the ReLU. Initial weights are PyTorch's.
     `norm: dual` keeps statistics of clean and of attacked images apart (FedRBN).
-    ValueError: images not square or smaller than 8 x 8.
+    Raises ValueError for images that are not square or smaller than 8 x 8.
 
-    The layers are called batchnorm1_1 and so on as in the release, because `sfat_released` goes by their names.
+    The layers are called batchnorm1_1 and so on as in the release, because `sfat_released` selects by their names.
 
     Source: Zhu et al. 2023, Table 6 and its released models.py.
     """
@@ -32,7 +32,7 @@ def small_cnn(
 
 
 def small_cnn_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
-    """How many weights train."""
+    """The number of trainable parameters."""
     channels, side, _ = shape
     flattened = (12 * width + 16) * (side // 8) ** 2
     return width * (9 * channels + 198 * width + 328 + 4 * classes + flattened) + 168 + classes

@@ -51,15 +51,15 @@ def t2t(
     channels and token_dim / 2 random features. `patch` is 4, 8, ..., 28, so that the 7x7 windows leave no gap. Then
     `depth` blocks as in ViT, queries, keys and values without bias. A class token; fixed sinusoid positions.
 
-    The random features and the positions are parameters that are never trained: equal on every client, in the state.
-    paper's code: dropout 0.1 within the performers / here: none, as everywhere in the paper.
-    With `weights`, attention is scaled by dim^-1/2, as the published weights were trained, else by (dim / heads)^-1/2.
+    The random features and the positions are parameters that are never trained: in the state, and equal on every
+    client. paper's code: dropout 0.1 within the performers / here: none, as everywhere in the paper. With `weights`,
+    attention is scaled by dim^-1/2, as the published weights were trained, else by (dim / heads)^-1/2.
 
     `head` and its settings, `normalise` and `weights` as for `vit`, but timm has none: `t2t_vit_14` is
     the authors' 81.5_T2T_ViT_14.pth.tar.
 
-    ValueError: images not square or not tiled by the patches, any other patch, dim not a multiple of heads, token_dim
-    odd, weights of another model. MachineError: weights that cannot be read.
+    Raises ValueError for images that are not square or not tiled by the patches, any other patch, dim not a multiple of
+    heads, odd token_dim, or another model's weights, and MachineError for weights that cannot be read.
 
     Source: Yuan et al. 2021 and yitu-opensource/T2T-ViT, models/t2t_vit.py; Aldahdooh et al. 2022, Tables 1-3.
     """
@@ -95,7 +95,7 @@ def t2t_parameters(
     d2: int | None,
     head_norm: str,
 ) -> int:
-    """How many weights train."""
+    """The number of trainable parameters."""
     channels = shape[0]
     tokens = token_dim * (147 * channels + 33 * token_dim + 34) + 98 * channels + (9 * token_dim + 1) * dim
     blocks = depth * ((2 * mlp + 4) * dim * dim + (mlp + 6) * dim) + 3 * dim
@@ -166,10 +166,10 @@ class TokensToToken(nn.Module):
 
 
 class Performer(nn.Module):
-    """A layer of attention whose softmax kernel is estimated with m positive random features, linear in the tokens.
+    """Attention whose softmax kernel is estimated with m positive random features: linear in the tokens.
 
-    SM(q, k) = E_w[exp(w'q - |q|^2 / 2) exp(w'k - |k|^2 / 2)], m = dim / 2. The values, not the input, are added back,
-    because the input has another width.
+    SM(q, k) = E_w[exp(w'q - |q|^2 / 2) exp(w'k - |k|^2 / 2)], m = dim / 2. The residual is the values, because the
+    input has another width.
     """
 
     def __init__(self, width: int, dim: int) -> None:
@@ -189,7 +189,9 @@ class Performer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, width) -> (B, N, dim)."""
         k, q, v = self.kqv(self.norm1(x)).chunk(3, dim=-1)
-        with torch.autocast("cuda" if x.is_cuda else "cpu", enabled=False):  # exponentials of differences: not in bf16
+        with torch.autocast(
+            "cuda" if x.is_cuda else "cpu", enabled=False
+        ):  # exponentials of differences need more than bfloat16
             k, q, values = (t.to(self.w.dtype) for t in (k, q, v))
             k, q = self.features(k), self.features(q)
             total = q @ k.sum(1).unsqueeze(2)
@@ -217,7 +219,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention with a scale of one's own, which timm's has not."""
+    """Self-attention with a custom scale, which timm's lacks."""
 
     def __init__(self, dim: int, heads: int, scale: float) -> None:
         super().__init__()

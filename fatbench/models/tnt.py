@@ -52,8 +52,9 @@ def tnt(
     `head` and its settings, `normalise` and `weights` as for `vit`; "timm": tnt_s_patch16_224 or
     tnt_s_legacy_patch16_224.
 
-    ValueError: images not square or not tiled by the patches, patch not a multiple of pixels, dim or inner not a
-    multiple of its heads, weights of another model. MachineError: weights that cannot be reached or read.
+    Raises ValueError for images that are not square or not tiled by the patches, patch not a multiple of pixels, dim or
+    inner not a multiple of its heads, or another model's weights, and MachineError for weights that cannot be fetched
+    or read.
 
     Source: Han et al. 2021; Aldahdooh et al. 2022, Tables 1-3.
     """
@@ -109,7 +110,7 @@ def tnt_parameters(
     d2: int | None,
     head_norm: str,
 ) -> int:
-    """How many weights train."""
+    """The number of trainable parameters."""
     channels, side, _ = shape
     words = pixels * pixels * inner
     embedding = (49 * channels + 1) * inner + words * (dim + 3) + dim * ((side // patch) ** 2 + 7)

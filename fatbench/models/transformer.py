@@ -20,13 +20,13 @@ class Transformer(nn.Module):
     """A backbone and a head: images (B, C, H, W) in [0, 1] to logits (B, classes).
 
     `backbone` maps normalised images to tokens (B, 1 + N, D), the class token first, and has `blocks`. Mean and std are
-    no part of the state: no client uploads them and no aggregator sees them. Images that are not in colour get
-    the mean of the three colours' values.
+    no part of the state: no client uploads them and no aggregator sees them. Grey images are normalised by the mean
+    of the three colours' values.
     """
 
     mean: Tensor
     std: Tensor
-    pretrained: dict[str, str] | None = None  # the weights it began with: {source, digest}
+    pretrained: dict[str, str] | None = None  # the weights it was initialised with: {source, digest}
 
     def __init__(self, backbone: nn.Module, head: nn.Module, normalise: str, channels: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Transformer(nn.Module):
 
     @property
     def classifier(self) -> nn.Linear | None:
-        """The layer that a published classifier goes to: a CLS head's, no other's."""
+        """The layer for a published classifier: only a CLS head has one."""
         return self.head.fc if isinstance(self.head, ClsHead) else None
 
     def tokens(self, x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) in [0, 1] -> (B, classes)."""
-        # In bfloat16 a CPU takes 1.2 (197 tokens) to 1.6 times (65) as long for fused attention with its backward pass.
+        # On a CPU in bfloat16, fused attention with its backward pass takes 1.2 (197 tokens) to 1.6 times (65) as long.
         fused = x.device.type != "cpu" or not torch.is_autocast_enabled("cpu")
         for attention in self.attentions:
             attention.fused_attn = fused  # type: ignore[assignment]
@@ -66,7 +66,7 @@ class Transformer(nn.Module):
 
 
 def check_grid(model: str, shape: tuple[int, int, int], patch: int, head: str) -> int:
-    """The side of the square images that patches of `patch` pixels tile. ValueError: they do not, or see below."""
+    """The side of square images. Raises ValueError if patches of `patch` pixels do not tile them, or are too few."""
     size = image_side(model, shape, patch)
     if size % patch:
         raise ValueError(f"{model}: patches of {patch}x{patch} do not tile images of {size}x{size}")
@@ -78,6 +78,6 @@ def check_grid(model: str, shape: tuple[int, int, int], patch: int, head: str) -
 
 
 def check_heads(model: str, dim: int, heads: int, setting: str = "dim") -> None:
-    """ValueError: `dim` cannot be shared equally among the attention heads."""
+    """Raise ValueError if `dim` is not a multiple of the number of attention heads."""
     if dim % heads:
         raise ValueError(f"{model}: {setting} {dim} is not a multiple of its {heads} attention heads")

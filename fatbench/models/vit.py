@@ -44,8 +44,8 @@ def vit(
     those of a tag; or a file with such a model's weights (fatbench/suite/weights.py says how a suite names them; of a
     file, here its path). Positions are interpolated, the classifier is new unless it fits.
 
-    ValueError: images not square or not tiled by the patches, dim not a multiple of heads, weights of another model.
-    MachineError: weights that cannot be reached or read.
+    Raises ValueError for images that are not square or not tiled by the patches, dim not a multiple of heads, or
+    another model's weights, and MachineError for weights that cannot be fetched or read.
 
     Source: Dosovitskiy et al. 2021; Aldahdooh et al. 2022, Tables 1-3.
     """
@@ -88,7 +88,7 @@ def vit_parameters(
     d2: int | None,
     head_norm: str,
 ) -> int:
-    """How many weights train."""
+    """The number of trainable parameters."""
     channels, side, _ = shape
     embedding = dim * (channels * patch * patch + (side // patch) ** 2 + 5)
     blocks = depth * ((2 * mlp + 4) * dim * dim + (mlp + 9) * dim)

@@ -163,7 +163,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
 
     from fatbench.engine.accuracy import attack_in_chunks, most_frequent, packed, unpacked
     from fatbench.engine.outcomes import Seen, ball
-    from fatbench.methods.packages import implementation, watching
+    from fatbench.methods.packages import implementation, stage_observer
 
     evaluation, job, store = stage.evaluation, turn.job, turn.store
     file = turn.folder / model_file(stage.round)
@@ -207,7 +207,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
         progress_text = f"{name} on {standing} of {min(evaluation.batch, n)}"
         turn.notify(Event(job.cell, stage.name, "progress", position, total, message=progress_text))
 
-    watching.set(tell)
+    stage_observer.set(tell)
     for number, pair in enumerate(pairs):  # all images on one model, then on the next
         offset = number * n
         if position >= offset + n:
@@ -229,9 +229,9 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
             if position < total and turn.stop():
                 store.release(run)
                 turn.notify(Event(job.cell, stage.name, "interrupted", position, total))
-                watching.set(None)
+                stage_observer.set(None)
                 return "interrupted"
-    watching.set(None)
+    stage_observer.set(None)
     correct_by_model = torch.cat(bits).reshape(len(pairs), n)
     seconds = time.perf_counter() - begin
     numbers = [*_numbers(stage, pairs, correct_by_model), Number("seconds", seconds, stage.round)]

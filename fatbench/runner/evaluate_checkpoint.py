@@ -31,7 +31,7 @@ def checkpoint(
     device = local.slots(options.device, 1)[0]
     import torch
 
-    from fatbench.engine.accuracy import judged, models_of
+    from fatbench.engine.accuracy import models_of, outcomes_of
     from fatbench.engine.local import load, pixels
     from fatbench.engine.outcomes import Seen, ball
     from fatbench.engine.setup import Runtime, setup
@@ -54,7 +54,7 @@ def checkpoint(
     for label, attack in specs:
         function = calls.build("Attack", attack)
         judgements = [
-            judged(ready.problem, item, images, labels, function, ("evaluate", label), batch=batch)
+            outcomes_of(ready.problem, item, images, labels, function, ("evaluate", label), batch=batch)
             for item in models_of(model, client_tensors).values()
         ]
         value = float(torch.cat([item.correct for item in judgements]).double().mean())

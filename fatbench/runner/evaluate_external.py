@@ -231,7 +231,7 @@ def evaluate(
     ready = _setup_of(external, spec, machine)
     answers = _answers(ready)
     with folder.opened(url, Path(machine.files)) as store:
-        store.see_data({data_keys(spec)["data"]: ready.data["data"]["fingerprint"]})
+        store.record_data({data_keys(spec)["data"]: ready.data["data"]["fingerprint"]})
         spec = _stored_spec(spec, answers, ready.data["data"]["fingerprint"], store)
         job = Job(
             cells.identity(spec), spec, list(task.evaluations), ["last"], external_models.SUITE, "paper",

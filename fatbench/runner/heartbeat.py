@@ -16,7 +16,7 @@ from typing import Any
 
 from fatbench.errors import FatbenchError
 from fatbench.store.leases import LEASE
-from fatbench.store.stages import Stolen, Store
+from fatbench.store.stages import LeaseLost, Store
 
 OFTEN = 60.0  # seconds between two renewals, at most
 
@@ -35,7 +35,7 @@ class Heartbeat:
         self.beats = 0
         self.limit = limit
         self.end = math.inf if limit is None else time.monotonic() + limit
-        self.lost: Stolen | None = None
+        self.lost: LeaseLost | None = None
 
     def __call__(self, *_: object) -> None:
         self.beats += 1
@@ -71,7 +71,7 @@ def renewing(db: str, run: int, heartbeat: Heartbeat, lease: float = LEASE) -> I
             try:
                 with Store.open(db) as store:
                     store.heartbeat(run)
-            except Stolen as error:
+            except LeaseLost as error:
                 if not finished_event.is_set():
                     heartbeat.lost = error
                 return

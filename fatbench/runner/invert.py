@@ -245,17 +245,17 @@ def residual(task: InversionTask, loaded: CheckedUpdate) -> float | None:
 
     Near 0 for the update of one image, above 0.01 for a mixture: it says without the originals whether to believe.
     """
-    from fatbench.methods.inversions.patch_ls import averaged, filtered
+    from fatbench.methods.inversions.patch_ls import mean_system, solve_filtered
     from fatbench.methods.inversions.upload import geometry
 
     try:
         embedding = geometry(loaded.observed, task.shape, "invert")
     except ValueError:
         return None
-    A, M = averaged([loaded.observed], embedding, "invert")
+    A, M = mean_system([loaded.observed], embedding, "invert")
     if embedding.width <= embedding.patches or not bool(A.any()):
         return None
-    X, _ = filtered(A, M, "ridge")
+    X, _ = solve_filtered(A, M, "ridge")
     return float((M - A.transpose(1, 2) @ X).norm() / M.norm())
 
 

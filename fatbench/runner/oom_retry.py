@@ -58,7 +58,7 @@ def with_oom_retry(
     except Exception as error:
         if out_of_memory(error):
             raise OutOfMemory(f"{reason}; even with {images_at_once} images in the network at once") from None
-        if isinstance(error, ValueError) and "batch normalisation needs its whole batch" in str(error):
+        if isinstance(error, ValueError) and "needs the whole batch" in str(error):
             raise OutOfMemory(
                 f"{reason}; fewer images at once would change the gradients, because batch"
                 " normalisation in this model needs the whole batch"

@@ -171,10 +171,10 @@ def preset_run(suite: Suite, store: Store) -> str | None:
         run = {row.preset for row in connection.execute(query)}
     if own_preset := next((preset for preset in suite.presets() if preset in run), None):
         return own_preset
-    if not store.any_cell():
+    if not store.has_cells():
         return None
     return next(
-        (p for p in suite.presets() if store.known(cell.id for cell in suite.plan(p, refuse=False).cells)), None
+        (p for p in suite.presets() if store.known_cells(cell.id for cell in suite.plan(p, refuse=False).cells)), None
     )
 
 
@@ -218,7 +218,7 @@ def with_stored_attacks(suite: Suite, plan: Plan, store: Store) -> Plan:
 def by_suite(store: Store) -> dict[tuple[str, str], dict[str, int]]:
     """What the database holds: (suite, preset) -> cells by the state of their training."""
     result: dict[tuple[str, str], dict[str, int]] = {}
-    for (suite, preset, status), cells in store.trained().items():
+    for (suite, preset, status), cells in store.count_trainings().items():
         states = result.setdefault((suite, preset or ""), dict.fromkeys(STATES, 0))
         states[status if status in STATES else "todo"] += cells
     return dict(sorted(result.items()))

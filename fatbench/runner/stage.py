@@ -24,7 +24,7 @@ from fatbench.runner.oom_retry import free_memory, with_oom_retry
 from fatbench.runner.provenance import cpu, produced_by, slurm_job
 from fatbench.store import inputs, selection
 from fatbench.store.leases import LEASE
-from fatbench.store.stages import Stolen, Store
+from fatbench.store.stages import LeaseLost, Store
 from fatbench.suite import calls, memory_need, plugins, registered, sources
 from fatbench.suite.cells import Evaluation, canonical
 
@@ -127,7 +127,7 @@ def demand_same_inputs(turn: Turn, run: int, stage: str, current_facts: Mapping[
         if earlier_run["id"] == run or not (same_stage or trained):
             continue
         compared = ("data", "weights") if same_stage else ("data",)  # an attack begins with no weights
-        earlier_inputs, current = inputs.of_run(earlier_run), inputs.of_run(current_facts)
+        earlier_inputs, current = inputs.inputs_of_run(earlier_run), inputs.inputs_of_run(current_facts)
         if reasons := inputs.differ({name: earlier_inputs[name] for name in compared}, current):
             raise MachineError(
                 f"{stage}: this machine has {'; '.join(reason.words for reason in reasons)}: what is done of the cell"
@@ -150,7 +150,7 @@ def ready_for(turn: Turn, machine: Machine, trained: Path | None) -> tuple[dict[
     """
     import torch
 
-    from fatbench.engine.microbatch import dropping
+    from fatbench.engine.microbatch import has_dropout
     from fatbench.engine.setup import Runtime, setup
 
     job, device = turn.job, torch.device(machine.device)
@@ -168,7 +168,7 @@ def ready_for(turn: Turn, machine: Machine, trained: Path | None) -> tuple[dict[
         raise MachineError(
             f"out of memory while data set {name} was read{memory_need.of_cell(job.spec)}: {reason}"
         ) from None
-    if machine.microbatch and dropping(ready.problem.model):
+    if machine.microbatch and has_dropout(ready.problem.model):
         log.warning("dropout draws its masks for each microbatch: other masks than for the whole batch, as likely")
     turn.heartbeat.watch(ready.problem.model)
     return bound, ready
@@ -246,7 +246,7 @@ def record_failure(error: BaseException, run: int, turn: Turn, stage: str) -> Ce
             store.release(run)
         turn.notify(Event(job.cell, stage, "blocked", message=reason))
         return "blocked"
-    if isinstance(error, Stolen):
+    if isinstance(error, LeaseLost):
         log.warning("%s: taken over by another process", stage)
         return "elsewhere"
     text = f"{type(error).__name__}: {error}" if isinstance(error, FatbenchError) else traceback.format_exc()

@@ -147,8 +147,8 @@ def run(
     following = [job for job in remaining if versions.only_follows(changed.get(job.cell, {}))]
     remaining = [job for job in remaining if job not in following]
     with folder.opened(url, files) as store:
-        store.see_data(fingerprints)
-        store.label(point for job in jobs for point in job.points)
+        store.record_data(fingerprints)
+        store.store_points(point for job in jobs for point in job.points)
         address = str(store.database.path or url)
     machine = Machine(  # a worker may have another working directory
         db=address,

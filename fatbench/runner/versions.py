@@ -169,7 +169,7 @@ def code_changed(store: Store, cell: str, stage: str, made_by: Mapping[str, Any]
     if row is None or row.run is None or row.status == "done" or not row.round:
         return False
     earlier_code = inputs.stored_inputs(store.database, [cell])[cell, stage]["code"]
-    current_code = inputs.of_run(made_by)["code"]
+    current_code = inputs.inputs_of_run(made_by)["code"]
     committed = all("+" not in code for code in (*earlier_code.values(), *current_code.values()))
     return not committed and bool(inputs.differ({"code": earlier_code}, {"code": current_code}))
 

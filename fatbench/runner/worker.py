@@ -46,7 +46,7 @@ def work(
     signatures.add_described(machine.plugins)
     job = resolved(job)
     store.add_cell(job.cell, job.spec)
-    store.label(job.points)
+    store.store_points(job.points)
     try:
         machine = computing(job, machine, store)
     except MachineError as error:  # another machine can go on with it

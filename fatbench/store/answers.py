@@ -1,10 +1,10 @@
-"""What a network answers to a few images, as it stands in the provenance of a run: whether two of them are one network.
+"""A network's fingerprint in the provenance of a run, and whether two fingerprints are of the same network.
 
     {"logits": [[0.12, -3.4, ...], ...], "signs": ["+-0+...", ...]}
 
-`logits` has a list an image, null where a number is not finite. `signs` has a text an image: the sign of the loss
-gradient at some of its pixels, "0" where it is within rounding; it is empty for a network without gradient. What cannot
-be known is absent: of a network that answers otherwise each time, {"random": true} is all.
+`logits` has a list for each image, null for numbers that are not finite. `signs` has a text for each image: the sign of
+the loss gradient at some of its pixels, "0" if it is within rounding; it is empty for a network without gradient. A
+network whose logits differ from pass to pass is just {"random": true}.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-CLOSE = 1e-3  # of the largest logit of an image: other kernels and devices round by less, other networks by more
-FLIPPED = 0.02  # of the signs: a unit at the edge of its ReLU may change a few
+CLOSE = 1e-3  # of the largest logit of an image: other kernels and devices differ by less, other networks by more
+FLIPPED = 0.02  # of the signs: a unit at the edge of its ReLU may flip a few
 
 
 def same_answers(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
-    """Whether two networks answer alike within rounding; what either side lacks is unknown and not compared."""
+    """Whether two fingerprints agree within rounding; what either side lacks is not compared."""
     if earlier.get("random", False) != current.get("random", False):
         return False
     compared = (("logits", _same_logits), ("signs", _same_signs))

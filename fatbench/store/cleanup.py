@@ -1,4 +1,4 @@
-"""Taking out of the database and its folder what is not wanted any more, and copying it."""
+"""Deletes cells, finds files that no cell needs, and copies databases."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from fatbench.store.database import lock
 from fatbench.store.schema import CELLS, DOUBTS, OUTCOME_CHUNKS, POINTS, REPLICATES, ROUND_METRICS, RUNS, STAGES
 from fatbench.store.stages import Store
 
-YOUNG = 600.0  # seconds; a file that is younger may belong to a process that has not told the database yet
-FOLDER = re.compile(r"[0-9a-f]{12}(~[0-9]+)?")  # of a cell
+YOUNG = 600.0  # seconds; a younger file may belong to a process that has not committed yet
+FOLDER = re.compile(r"[0-9a-f]{12}(~[0-9]+)?")  # the name of a cell's folder
 
 
 def delete_cell(store: Store, cell: str) -> dict[str, int]:
-    """Take a cell out of the database with all that hangs on it, and of a first run its replicates.
+    """Delete a cell with all that belongs to it, and with its replicates.
 
-    How much there was: {"cells", "runs", "stages", "numbers", "outcomes"}. SpecError, and nothing changed: a process is
-    at work on it.
+    Returns {"cells", "runs", "stages", "numbers", "outcomes"}: how many were deleted. Raises SpecError, without any
+    change, if a process is working on it.
     """
     with store.database.writing() as connection:
         lock(connection)
         cell_ids = replicates.ids_here(connection, cell) or [cell]
-        locked = select(CELLS.c.id).where(CELLS.c.id.in_(cell_ids)).with_for_update()  # as `claim` does
+        locked = select(CELLS.c.id).where(CELLS.c.id.in_(cell_ids)).with_for_update()  # the lock that `claim` takes
         connection.execute(locked).all()
         running = (
             select(STAGES, RUNS.c.host, RUNS.c.pid, RUNS.c.process, RUNS.c.extra)
@@ -40,7 +40,7 @@ def delete_cell(store: Store, cell: str) -> dict[str, int]:
             .where(STAGES.c.cell.in_(cell_ids), STAGES.c.status == "running")
         )
         for row in connection.execute(running).all():
-            if leases.held(row, leases.clock(connection, store.database.path)):
+            if leases.is_held(row, leases.clock(connection, store.database.path)):
                 raise SpecError(f"cell {row.cell}: a process is working on {row.stage}; stop it first")
         counts = {"numbers": numbers.remove(connection, ROUND_METRICS.c.cell.in_(cell_ids))}
         connection.execute(delete(DOUBTS).where(DOUBTS.c.cell.in_(cell_ids)))
@@ -54,18 +54,18 @@ def delete_cell(store: Store, cell: str) -> dict[str, int]:
     return {name: counts[name] for name in ("cells", "runs", "stages", "numbers", "outcomes")}
 
 
-def unneeded(store: Store, files: Path) -> Iterator[tuple[Path, int]]:
-    """Files and folders below `files` that no cell needs, with their bytes: those of cells that are not known, and
-    checkpoints that the database does not name.
+def unneeded_files(store: Store, files: Path) -> Iterator[tuple[Path, int]]:
+    """Files and folders below `files` that no cell needs, with their bytes.
 
-    Left alone are cells that a process holds, what is YOUNG, and whatever does not look like ours.
+    These are the folders of unknown cells, and checkpoints that the database does not name. Cells that a process holds,
+    files that are YOUNG, and names that fatbench does not give are left out.
     """
     current_time = time.time()
     if not files.is_dir():
         return
     for folder in sorted(folder for folder in files.iterdir() if folder.is_dir() and FOLDER.fullmatch(folder.name)):
         cell_files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
-        if not store.known([folder.name]):
+        if not store.known_cells([folder.name]):
             if all(_age(file, current_time) > YOUNG for file in [folder, *cell_files]):
                 yield folder, sum(file.stat().st_size for file in cell_files)
             continue
@@ -88,7 +88,7 @@ def _age(file: Path, current_time: float) -> float:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder; what is gone is gone. MachineError: it may not be removed."""
+    """Remove a file or a folder, if it exists. Raises MachineError if it cannot be removed."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -101,28 +101,28 @@ def remove(path: Path) -> None:
 
 
 def backup(store: Store, file: Path) -> int:
-    """Copy a SQLite database, as it is at this instant, to a new file; its size in bytes. Others go on writing.
+    """Copy a snapshot of a SQLite database to a new file; its size in bytes. Other processes may go on writing.
 
-    SpecError: the file exists, or the database is a server's. MachineError: it cannot be written.
+    Raises SpecError if the file exists or the database is a server's, and MachineError if it cannot be written.
     """
     path = store.database.path
     if path is None:
-        raise SpecError(f"{store.database.shown}: copy a server's database with its own tools, such as pg_dump")
+        raise SpecError(f"{store.database.shown}: copy a server's database with its tools, such as pg_dump")
     if file.exists():
-        raise SpecError(f"{file} exists: give a new file")
+        raise SpecError(f"{file} exists: name a new file")
     partial_file = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         with (
             closing(sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True, timeout=60)) as source,
             closing(sqlite3.connect(partial_file)) as copy,
         ):
-            source.backup(copy)  # in one step: what is written meanwhile is not in it, and does not begin it again
+            source.backup(copy)  # in one step, so that concurrent writes neither enter it nor restart it
             copy.execute("PRAGMA journal_mode = delete")
         with partial_file.open("rb+") as handle:
             os.fsync(handle.fileno())
-        os.link(partial_file, file)  # unlike a new name, it never replaces what somebody put there meanwhile
+        os.link(partial_file, file)  # unlike rename, link never replaces a file that has appeared meanwhile
     except FileExistsError:
-        raise SpecError(f"{file} exists: give a new file") from None
+        raise SpecError(f"{file} exists: name a new file") from None
     except (OSError, sqlite3.Error) as error:
         raise MachineError(f"cannot write {file}: {getattr(error, 'strerror', None) or error}") from None
     finally:

@@ -1,7 +1,7 @@
-"""What a stage's numbers must satisfy: accuracies are the means of their outcomes, and all is within the cell's bounds.
+"""Checks a stage's numbers: accuracies are the means of their outcomes, and all are within the cell's bounds.
 
-An accuracy under attack is stored twice, as a number and as one bit for each test image. The bits decide. So is the
-best round, as a record and as the greatest of the numbers.
+An accuracy under attack is stored twice, as a number and as one bit for each test image; the bits decide. The best
+round, too, is stored twice: as a record and as the largest number.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Any
 from fatbench.store import doubt_names, selection
 from fatbench.store.stage_names import parsed
 
-# stored accuracies and fractions beside those that evaluations are named after
+# accuracies and fractions, besides the metrics that evaluations are named after
 FRACTIONS = {"train_accuracy", "natural", "val_natural", "monitor", "val_monitor", "natural_class", "monitor_class",
              "val_natural_class", "val_monitor_class", "edge_natural", "holdout_accuracy", "prior_accuracy",
              "zero_gradients", "chance"}  # fmt: skip
-OF_TEST_IMAGES = {"natural", "monitor", "edge_natural"}  # beside what evaluations are named after
+OF_TEST_IMAGES = {"natural", "monitor", "edge_natural"}  # besides the metrics that evaluations are named after
 OF_CLIENTS = {"train_loss", "train_accuracy", "weight", "selected", "holdout_accuracy", "holdout_gap",
               "prior_accuracy"}  # fmt: skip
 COUNTS = {"seconds", "forward", "backward", "gradient_steps", "bytes_up", "bytes_down"}
 MEANS = FRACTIONS - {"train_accuracy", "holdout_accuracy", "prior_accuracy", "edge_natural"}  # of one bit an image
 CLASSES = {f"{metric}_class": metric for metric in ("natural", "monitor", "val_natural", "val_monitor")}
 ROUNDING = 1e-12  # of a mean of several models' accuracies: far below one image of any test set
-FINEST = 1e-6  # of an image: what rounding makes of a count of them
-APART = 0.02  # that two passes over the same images may differ in other batches or another precision
+FINEST = 1e-6  # of an image: the rounding error of a count of images
+APART = 0.02  # by which two passes over the same images may differ, in other batches or precisions
 
 
 def count_correct(chunks: Iterable[tuple[int, bytes]]) -> tuple[int, int]:
-    """(images classified right, images) of packed outcomes (how many, bits)."""
+    """(images classified correctly, images) of packed outcomes [(how many, bits)]."""
     correct = total = 0
     for n, bits in chunks:
         correct += int.from_bytes(bits).bit_count()
@@ -39,17 +39,17 @@ def count_correct(chunks: Iterable[tuple[int, bytes]]) -> tuple[int, int]:
 
 
 def impossible(metric: str, value: float, n: int, models: int = 1) -> str | None:
-    """Whether no n outcomes of each of some models have this mean; None: some have."""
+    """The reason why n outcomes of each of some models cannot have this mean; None if they can."""
     if n < 1 or abs(value * n * models - round(value * n * models)) <= FINEST:
         return None
-    of = f" and {models} models" if models > 1 else ""
-    return f"{metric} is {value!r}, which {n} images{of} cannot give"
+    models_text = f" and {models} models" if models > 1 else ""
+    return f"{metric} is {value!r}, which {n} images{models_text} cannot give"
 
 
 def disagreement(metric: str, value: float, n: int, correct: int, total: int) -> str | None:
-    """In what an accuracy over n images contradicts its outcomes: `correct` of `total`, n for each model.
+    """How an accuracy over n images contradicts its outcomes, `correct` of `total` with n for each model.
 
-    None: it agrees, or there are no outcomes.
+    None if it agrees, or without outcomes.
     """
     if not 0 <= value <= 1:
         return f"{metric} is {value!r}: not in [0, 1]"
@@ -65,15 +65,15 @@ def disagreement(metric: str, value: float, n: int, correct: int, total: int) ->
 def problems(
     line: Mapping[str, Any], contradiction: Callable[[Mapping[str, Any]], str | None] | None = None
 ) -> Iterator[tuple[str, str]]:
-    """(stage, in what it contradicts itself or the cell) of a line of an export as JSON data.
+    """(stage, its contradiction in itself or to the cell) in a line of an export as JSON data.
 
-    contradiction: in what a stage's name contradicts its settings (`fatbench.suite.asked`).
+    contradiction: describes how a stage's name contradicts its settings (`fatbench.suite.asked`).
     """
     for stage in line["stages"]:
         name = stage["stage"]
-        numbers = stage["numbers"]  # millions may be text, which is read again and again
+        numbers = stage["numbers"]  # millions are text, which is read repeatedly
         chunks = [(n, base64.b64decode(bits)) for _, n, bits in stage["outcomes"]]
-        problem = _problem(line["spec"], name, numbers, chunks)
+        problem = _number_problem(line["spec"], name, numbers, chunks)
         outcomes = sum(n for n, _ in chunks)
         if problem is None and name != "train" and outcomes not in (0, stage["round"]):
             problem = f"{outcomes} outcomes of {stage['round']} examples"
@@ -86,14 +86,14 @@ def problems(
             problem = contradiction(stage)
         if problem is not None:
             yield name, problem
-    if problem := _other_training(line):
+    if problem := _training_contradiction(line):
         yield "train", problem
 
 
-def _other_training(line: Mapping[str, Any]) -> str | None:
-    """In what the clean accuracy that training has logged is not that of the evaluation of the same round and images.
+def _training_contradiction(line: Mapping[str, Any]) -> str | None:
+    """How the clean accuracy logged in training contradicts the evaluation of the same round and images.
 
-    Both are over the first test images. Of a training that diverged they are the most frequent class of other images.
+    Both are over the first test images. A training that diverged is skipped: there they are the most frequent class.
     """
     logged = {
         round: (value, n)
@@ -105,7 +105,7 @@ def _other_training(line: Mapping[str, Any]) -> str | None:
     for stage in line["stages"]:
         name, settings = parsed(stage["stage"]), stage.get("settings") or {}
         images_by_metric = {metric: n for _, client, metric, _, n, *_ in stage["numbers"] if client < 0}
-        diverged = any(doubt_names.translated(metric, 1.0)[0] == "doubt_diverged" for metric in images_by_metric)
+        diverged = any(doubt_names.current_form(metric, 1.0)[0] == "doubt_diverged" for metric in images_by_metric)
         if settings.get("name") != "natural" or "origin" in settings or diverged or name.round not in logged:
             continue
         bits, n = _bits(stage["outcomes"]), images_by_metric.get(name.metric, 0)
@@ -123,13 +123,13 @@ def _other_training(line: Mapping[str, Any]) -> str | None:
 
 
 def _bits(chunks: Iterable[Sequence[Any]]) -> str:
-    """The outcomes of a stage of a line as "0" and "1"."""
+    """The outcomes of a line's stage as a text of "0" and "1"."""
     packed = ((n, base64.b64decode(bits)) for _, n, bits in chunks)
     return "".join(f"{int.from_bytes(bits):0{8 * len(bits)}b}"[:n] for n, bits in packed)
 
 
 def _last_round_problem(spec: Mapping[str, Any], stage: Mapping[str, Any]) -> str | None:
-    """In what a finished training did not end in its last round."""
+    """The problem of a finished training that did not reach its last round, or None."""
     rounds, last_round = _bound(spec, *BOUNDS[0]), stage["record"].get("last", {}).get("round", stage["round"])
     if stage["stage"] != "train" or rounds is None or (stage["round"], last_round) == (rounds, rounds):
         return None
@@ -137,7 +137,7 @@ def _last_round_problem(spec: Mapping[str, Any], stage: Mapping[str, Any]) -> st
 
 
 def _best_round_problem(record: Mapping[str, Any], numbers: Iterable[Sequence[Any]]) -> str | None:
-    """In what the rounds that were chosen in training are not those of its numbers."""
+    """How the best rounds recorded in training contradict its numbers, or None."""
     for name, metric in selection.MONITORED.items():
         series = {round: value for round, client, of, value, *_ in numbers if of == metric and client < 0}
         best = selection.checkpoint_round(series)
@@ -152,13 +152,13 @@ def _best_round_problem(record: Mapping[str, Any], numbers: Iterable[Sequence[An
     return None
 
 
-def _problem(
+def _number_problem(
     spec: Mapping[str, Any],
     stage: str,
     numbers: Iterable[Sequence[Any]],
     chunks: Sequence[tuple[int, bytes]],
 ) -> str | None:
-    """What cannot be of a stage's numbers (as in a line) and outcomes (how many, bits); None: all can be."""
+    """The first impossible number among a stage's numbers (as in a line) and outcomes [(how many, bits)], or None."""
     last_round, clients, images = (_bound(spec, *keys) for keys in BOUNDS)
     metric, _, _, stage_round = parsed(stage)
     evaluation = stage != "train"
@@ -184,7 +184,7 @@ def _problem(
         if (of_stage or name in OF_CLIENTS) and clients is not None and client >= clients:
             return f"{subject}: the cell has {clients} clients"
         if (of_stage or name in OF_TEST_IMAGES) and n < 1:
-            return f"{subject} is of no image"
+            return f"{subject} is over no images"
         if (of_stage or name in OF_TEST_IMAGES) and images is not None and n > images:
             return f"{subject} is of {n} images, the cell has {images}"
         if of_stage and client < 0 and (problem := disagreement(name, value, n, correct, total)):
@@ -197,14 +197,14 @@ def _problem(
             problem := impossible(subject, value, n, models_averaged)
         ):
             return problem
-    if problem := _of_classes(numbers):
+    if problem := _class_contradiction(numbers):
         return problem
     of_stage = sorted((row for row in numbers if row[2] == metric), key=tuple)
-    return _of_models(metric, of_stage, chunks) if evaluation else None
+    return _client_contradiction(metric, of_stage, chunks) if evaluation else None
 
 
-def _of_classes(numbers: Iterable[Sequence[Any]]) -> str | None:
-    """In what the accuracies of the classes are not those of all images."""
+def _class_contradiction(numbers: Iterable[Sequence[Any]]) -> str | None:
+    """How the accuracies by class contradict that of all images, or None."""
     classes: dict[tuple[str, int], list[tuple[float, int]]] = {}
     overall: dict[tuple[str, int], tuple[float, int]] = {}
     for round, client, name, value, n, *_ in numbers:
@@ -226,21 +226,23 @@ BOUNDS = (("algorithm", "rounds"), ("partition", "clients"), ("test",))
 
 
 def _bound(spec: Mapping[str, Any], *keys: str) -> int | None:
-    """A setting of the spec that is a number; None: it is not there."""
+    """An integer setting of the spec, or None."""
     value: Any = spec
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _of_models(metric: str, numbers: Sequence[Sequence[Any]], chunks: Sequence[tuple[int, bytes]]) -> str | None:
-    """In what the accuracies of single clients, in their order, contradict the outcomes of their models."""
+def _client_contradiction(
+    metric: str, numbers: Sequence[Sequence[Any]], chunks: Sequence[tuple[int, bytes]]
+) -> str | None:
+    """How the clients' accuracies, in their order, contradict the outcomes of their models, or None."""
     client_rows = [row for row in numbers if row[1] >= 0]
     if not client_rows or not chunks:
         return None
     bits = "".join(f"{int.from_bytes(data):0{8 * len(data)}b}"[:n] for n, data in chunks)
     if sum(row[4] for row in client_rows) != len(bits):
-        return f"{metric} has {len(client_rows)} clients, its {len(bits)} outcomes are not theirs"
+        return f"{metric} has {len(client_rows)} clients, its {len(bits)} outcomes do not fit them"
     start = 0
     for _, client, _, value, n, *_ in client_rows:
         correct = bits[start : start + n].count("1")

@@ -1,6 +1,6 @@
-"""A database to open: its address, its connections, what can go wrong with it, its schema's version.
+"""Opens a database: its address, its connections, its errors, its schema's version.
 
-SQLite is the default; PostgreSQL is for several machines. Every error of a driver that a person can cause becomes a
+SQLite is the default; PostgreSQL is for several machines. Every error of a driver that a user can cause becomes a
 `FatbenchError` with one clear message, and no message shows a password.
 """
 
@@ -48,24 +48,20 @@ from fatbench.store.schema import (
 log = logging.getLogger("fatbench")
 
 BUSY = 60.0  # seconds that SQLite waits for another process's lock
-PAUSE = 1.0  # seconds between two tries at a database that is not to be had
-DAMAGE = (
-    "no such ",
-    "unknown function",
-    "foreign key mismatch",
-    "unsupported file format",
-)  # what SQLite says of it without a code
+PAUSE = 1.0  # seconds between two tries at a locked database
+# how SQLite's messages about damage begin that have no error code
+DAMAGE = ("no such ", "unknown function", "foreign key mismatch", "unsupported file format")
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "afs", "glusterfs")
 
 
 class NoDatabase(DatabaseError):
-    """There is no database yet: nothing has been run."""
+    """The database does not exist yet: nothing has been run."""
 
 
 class Locked(Unavailable):
-    """Another process has the database to itself, or its server does not answer: it is worth waiting for.
+    """Another process has locked the database, or its server does not answer: worth trying again.
 
-    Nothing of the transaction was written, unless the message says that this is not known.
+    Nothing of the transaction was written, unless the message says that this is unknown.
     """
 
 
@@ -74,16 +70,16 @@ P = ParamSpec("P")
 
 
 def patiently(attempt: Callable[[], T], patience: float, stop: Callable[[], object] = lambda: False) -> T:
-    """What `attempt` returns, tried again while the database is not to be had.
+    """The result of `attempt`, which is repeated while the database is locked.
 
-    Locked: that was so for `patience` seconds, or `stop` says that the user will not wait.
+    Raises Locked after `patience` seconds, or when `stop` says that the user will not wait.
     """
-    end, warned = time.monotonic() + patience, False
+    deadline, warned = time.monotonic() + patience, False
     while True:
         try:
             return attempt()
         except Locked as error:
-            if time.monotonic() >= end or stop():
+            if time.monotonic() >= deadline or stop():
                 raise
             if not warned:
                 log.warning("%s: waiting for it", error)
@@ -103,16 +99,18 @@ Source = TypeVar("Source", bound="Database | HasDatabase")
 
 
 def patient(work: Callable[Concatenate[Source, P], T]) -> Callable[Concatenate[Source, P], T]:
-    """Let a function of a store or database be begun again where the server went away in the middle of a transaction.
+    """Decorate a function of a store or database to start again if the server went away during a transaction.
 
-    The server has taken the transaction back, so it is done once; the function's other transactions must bear to be
-    done twice.
+    The server has rolled that transaction back, so it happens once; the function's other transactions must tolerate
+    being repeated.
     """
 
     @wraps(work)
     def persistent(source: Source, *args: P.args, **kwargs: P.kwargs) -> T:
         database = source if isinstance(source, Database) else source.database
-        positional: Any = [list(value) if isinstance(value, Iterator) else value for value in args]  # read at each try
+        positional: Any = [
+            list(value) if isinstance(value, Iterator) else value for value in args
+        ]  # each try reads it again
         keywords: Any = {name: list(value) if isinstance(value, Iterator) else value for name, value in kwargs.items()}
         return patiently(lambda: work(source, *positional, **keywords), database.patience, database.stop)
 
@@ -122,8 +120,8 @@ def patient(work: Callable[Concatenate[Source, P], T]) -> Callable[Concatenate[S
 # --- addresses ---------------------------------------------------------------------------------------------------
 
 
-def _parsed(url: str) -> URL:
-    """A URL, or the path of a SQLite file, as SQLAlchemy's URL. SpecError: neither."""
+def _parse_url(url: str) -> URL:
+    """A URL, or the path of a SQLite file, as SQLAlchemy's URL. Raises SpecError for anything else."""
     if "://" not in url:
         if not url.strip():
             raise SpecError("the database's address is empty: give a file such as results/fatbench.db, or a URL")
@@ -135,8 +133,8 @@ def _parsed(url: str) -> URL:
             f"{shown_url(url)}: not a database URL (sqlite:///FILE, postgresql://USER:PASSWORD@HOST/NAME)"
         ) from None
     if parsed.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
-        if url.count("@") > 1:  # else a part of the password would pass for the host
-            raise SpecError(f"{shown_url(url)}: write %40 for every '@' but the one before the host")
+        if url.count("@") > 1:  # else part of the password would be taken for the host
+            raise SpecError(f"{shown_url(url)}: write %40 for every '@' except the one before the host")
         return parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         if parsed.host:
@@ -148,7 +146,7 @@ def _parsed(url: str) -> URL:
 
 
 def on_network(path: Path) -> bool:
-    """Whether a file is on a network file system, as far as Linux says."""
+    """Whether a file is on a network file system, as far as Linux tells."""
     try:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:
@@ -164,7 +162,7 @@ def on_network(path: Path) -> bool:
 
 
 def _sqlite(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:
-    """A function that connects to a SQLite file; transactions are begun by `_begin`, not by the driver."""
+    """A function that connects to a SQLite file; `_begin` starts transactions, not the driver."""
 
     def connect() -> sqlite3.Connection:
         address = f"file:{quote(str(path))}?mode={mode}"
@@ -172,12 +170,12 @@ def _sqlite(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:
         connection.text_factory = stored_text
         try:
             connection.execute("PRAGMA foreign_keys = ON")
-            # a commit must outlive a power cut: the engine then deletes the checkpoint that the one before pointed to
+            # a commit must survive a power cut: the runner then deletes the checkpoint of the commit before
             connection.execute("PRAGMA synchronous = FULL")
         except sqlite3.Error:
             connection.close()
             raise
-        except UnicodeDecodeError:  # SQLite quotes what is damaged in its schema
+        except UnicodeDecodeError:  # SQLite quotes the damaged bytes of its schema
             connection.close()
             error = sqlite3.DatabaseError("malformed database schema")
             error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
@@ -188,7 +186,7 @@ def _sqlite(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:
 
 
 def _read_text(connection: Any, _record: object) -> None:
-    """Have a PostgreSQL connection read text as a SQLite file's is read."""
+    """Make a PostgreSQL connection read text as SQLite's is read."""
     from psycopg.adapt import Loader
 
     class Text(Loader):
@@ -200,7 +198,7 @@ def _read_text(connection: Any, _record: object) -> None:
 
 
 def _begin(connection: Connection) -> None:
-    """Writers take the lock at once: one that read first could find that it may not write any more."""
+    """Start a transaction. A writer locks at once: after a read, SQLite could refuse the lock."""
     write = connection.get_execution_options().get("fatbench_write")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
@@ -208,7 +206,7 @@ def _begin(connection: Connection) -> None:
 def lock(connection: Connection) -> None:
     """Keep other processes from changing the schema, or adding the same cell, until the transaction ends.
 
-    On SQLite a transaction that writes is alone anyway.
+    On SQLite there is only one writer anyway.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(APPLICATION_ID)))
@@ -217,20 +215,20 @@ def lock(connection: Connection) -> None:
 class Database:
     """An open database. Each transaction has its own connection, so it may be used after a fork."""
 
-    patience = 0.0  # seconds that a transaction waits for the database, beyond the minute that SQLite waits by itself
+    patience = 0.0  # seconds that a transaction waits for the database, after the minute that SQLite waits by itself
 
     @staticmethod
     def stop() -> object:
-        """Whether the user will not wait any longer."""
+        """Whether the user has asked to stop waiting."""
         return False
 
     def __init__(self, url: str, *, create: bool = False):
         """Use `open`; this checks only the address."""
-        parsed = _parsed(url)
+        parsed = _parse_url(url)
         self.shown = shown_url(url)
         self.path = Path(cast(str, parsed.database)) if parsed.drivername == "sqlite" else None
         self._secret = parsed.password
-        self._letting_go: Callable[[], object] = lambda: None
+        self._release: Callable[[], object] = lambda: None
         if self.path is None:
             if "connect_timeout" not in parsed.query:
                 parsed = parsed.update_query_dict({"connect_timeout": "20"})
@@ -247,7 +245,7 @@ class Database:
         else:
             mode = "rwc" if create else "rw"
             if not create and not (os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)):
-                # to read from a folder that cannot be written, SQLite must be told that no other process writes to it
+                # in a read-only folder SQLite cannot lock, so it must be told that no other process writes
                 log = f"{self.path}-wal"
                 mode = "ro" if os.path.exists(log) and os.path.getsize(log) else "ro&immutable=1"
             self._connect = _sqlite(self.path, mode)
@@ -261,12 +259,12 @@ class Database:
     def open(cls, url: str, *, create: bool = False) -> Self:
         """The database at `url`: a SQLAlchemy URL or the path of a SQLite file.
 
-        create: make the file, its folder and the schema where they are missing. NoDatabase: missing, and not to be
-        created. DatabaseError: not ours, of another version, damaged. MachineError: cannot be read, written or
-        reached. SpecError: no such kind of database.
+        create: make the file, its folder and the schema if they are missing. Raises NoDatabase if it is missing and
+        not to be created, DatabaseError if it is not fatbench's, of another version or damaged, MachineError if it
+        cannot be read, written or reached, and SpecError for an unknown kind of database.
         """
         database = cls(url, create=create)
-        fresh = database.path is not None and not os.path.exists(database.path)  # a name too long: False
+        is_new = database.path is not None and not os.path.exists(database.path)  # False for a name that is too long
         database._ready_file(create)
         try:
             with database.reading() as connection:
@@ -279,13 +277,15 @@ class Database:
             else:
                 raise NoDatabase(f"{database.shown} is empty: nothing has been run yet")
         except Unavailable as error:
-            if fresh and not isinstance(error, Locked):  # a full disk; a lock means that another process fills the file
+            if is_new and not isinstance(
+                error, Locked
+            ):  # a full disk; if it is locked, another process is filling the file
                 database._drop_empty()
             raise
         if database.path is not None:
             if create:
                 database._set_journal()
-            database._keep()
+            database._keep_open()
         return database
 
     def __enter__(self) -> Self:
@@ -298,74 +298,74 @@ class Database:
 
     def close(self) -> None:
         """Close the database. Nothing is pending: every method is one transaction."""
-        self._letting_go()
+        self._release()
 
     # --- transactions and what can go wrong in them --------------------------------------------------------------
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A transaction that sees one state of the database throughout."""
-        with self._explaining(), self._begun(self._reader) as connection:
+        """A transaction that sees one snapshot of the database."""
+        with self._explain_errors(), self._begin_patiently(self._reader) as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction that writes all or nothing; on SQLite it is the only writer from its first statement on."""
+        """A transaction that writes all or nothing; on SQLite it is the only writer from its start."""
         number = None
         try:
-            with self._explaining(), self._begun(self._writer) as connection:
+            with self._explain_errors(), self._begin_patiently(self._writer) as connection:
                 yield connection
                 if self.path is None:
-                    number = connection.scalar(text("SELECT txid_current_if_assigned()"))  # None: nothing was written
+                    number = connection.scalar(text("SELECT txid_current_if_assigned()"))  # None if nothing was written
         except Locked:
             if number is None or not self._committed(number):
                 raise
 
     def _committed(self, number: int) -> bool:
-        """Whether a transaction whose commit got no answer was done. Locked: the server does not say."""
+        """Whether a transaction whose commit got no answer was committed. Raises Locked if the server does not say."""
 
         def status() -> bool:
             try:
-                with self._explaining(), self._begun(self._reader) as connection:
+                with self._explain_errors(), self._begin_patiently(self._reader) as connection:
                     transaction_status = connection.scalar(text("SELECT txid_status(:number)"), {"number": number})
             except DBAPIError as error:
-                if getattr(error.orig, "sqlstate", None) == "22023":  # a server that crashed has not given it yet
+                if getattr(error.orig, "sqlstate", None) == "22023":  # a restarted server does not know the number
                     return False
                 raise
             if transaction_status == "in progress":
-                raise Locked(f"{self.shown}: a transaction is not over yet, and whether it will be done is not known")
+                raise Locked(f"{self.shown}: a transaction has not ended, and whether it will be committed is unknown")
             return bool(transaction_status == "committed")
 
         return patiently(status, self.patience, self.stop)
 
     @contextmanager
-    def _begun(self, engine: Engine) -> Iterator[Connection]:
-        """A transaction once it could be begun, which nothing was lost by waiting for. Locked: patience is over."""
+    def _begin_patiently(self, engine: Engine) -> Iterator[Connection]:
+        """Begin a transaction; retry for `patience` seconds while locked, which is safe: nothing is written yet."""
         with ExitStack() as stack:
 
             def begin() -> Connection:
-                with self._explaining():
+                with self._explain_errors():
                     return stack.enter_context(engine.begin())
 
             yield patiently(begin, self.patience, self.stop)
 
     @contextmanager
-    def _explaining(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         try:
             yield
         except IntegrityError:
             raise
         except (DBAPIError, sqlite3.Error) as error:
-            explained = self._explained(error)
-            if explained is None:
+            explanation = self._explanation(error)
+            if explanation is None:
                 raise
-            raise explained from error
+            raise explanation from error
 
     def _safe(self, message: str) -> str:
         return message.replace(str(self._secret), "***") if self._secret else message
 
-    def _explained(self, error: DBAPIError | sqlite3.Error) -> FatbenchError | None:
-        """What a driver's error means to a person; None where it can only be a mistake of ours."""
+    def _explanation(self, error: DBAPIError | sqlite3.Error) -> FatbenchError | None:
+        """A driver's error as an error for the user; None if it can only be a bug of fatbench."""
         original, shown_url = error.orig if isinstance(error, DBAPIError) else error, self.shown
         if isinstance(original, sqlite3.Error):
             code = getattr(original, "sqlite_errorcode", 0) & 0xFF
@@ -374,34 +374,34 @@ class Database:
             if code == sqlite3.SQLITE_READONLY:
                 return Unavailable(f"{shown_url} cannot be written")
             if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-                return Unavailable(f"{shown_url} cannot be opened (is its folder there, and writable?)")
+                return Unavailable(f"{shown_url} cannot be opened (does its folder exist, and is it writable?)")
             if code == sqlite3.SQLITE_IOERR:
                 return Unavailable(f"{shown_url}: reading or writing failed ({original}): is the disk full or damaged?")
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 return Locked(f"{shown_url}: another process has been writing for more than a minute")
             if code == sqlite3.SQLITE_NOTADB:
-                return DatabaseError(f"{shown_url} is not a fatbench database (nor any SQLite file)")
-            # the schema's version was found right before a table or a column is missed
+                return DatabaseError(f"{shown_url} is not a fatbench database, nor any SQLite file")
+            # the schema's version was checked, so a missing table or column is damage
             if code == sqlite3.SQLITE_CORRUPT or str(original).startswith(DAMAGE):
                 return DatabaseError(f"{shown_url} is damaged: {original}")
             if "decode to UTF-8" in str(original):
                 context = " ".join(str(original).partition(" with text")[0].split())
                 return DatabaseError(f"{shown_url} is damaged: {context} (fatbench db check)")
             return None
-        state = getattr(original, "sqlstate", None)  # None: the server was not reached
+        state = getattr(original, "sqlstate", None)  # None if the server was not reached
         reason = " ".join(self._safe(str(original)).split())
         if state == "53100":
             return Unavailable(f"{shown_url}: the server's disk is full; nothing of this step was written")
         if state in ("25006", "42501"):
             return MachineError(f"{shown_url} cannot be written: {reason}")
-        if isinstance(error, OperationalError):  # not reached, shut down, out of memory, too many connections
+        if isinstance(error, OperationalError):  # not reached, shut down, out of memory or connections
             return Locked(f"{shown_url}: {reason}")
         return None
 
     # --- opening -------------------------------------------------------------------------------------------------
 
     def _ready_file(self, create: bool) -> None:
-        """Check, and where `create` says so make, the SQLite file's folder; what the file holds SQLite will say."""
+        """Check the SQLite file and its folder, which `create` makes; SQLite itself checks the contents."""
         path = self.path
         if path is None:
             return
@@ -413,8 +413,8 @@ class Database:
             for file in (path.parent, path):
                 if os.path.exists(file) and not os.access(file, os.W_OK):
                     raise MachineError(f"{self.shown}: {file} cannot be written")
-        # Never open the file but through SQLite: closing any other handle drops all locks this process has on it, so
-        # that another process, believing itself alone, removes the log (sqlite.org/howtocorrupt.html, 2.2).
+        # Open the file only through SQLite: closing any other handle would drop all locks of this process, and another
+        # process, believing itself alone, would remove the log (sqlite.org/howtocorrupt.html, 2.2).
         try:
             mode = path.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
@@ -434,7 +434,7 @@ class Database:
                 self.path.unlink()
 
     def _schema(self, connection: Connection) -> str | None:
-        """The number of the database's schema, "" where it has none; None: an empty database."""
+        """The version of the database's schema; "" if it has none, None for an empty database."""
         tables = set(inspect(connection).get_table_names())
         if self.path is not None:
             id = connection.exec_driver_sql("PRAGMA application_id").scalar()
@@ -445,8 +445,12 @@ class Database:
         if VERSION.name in tables:
             return connection.scalar(select(VERSION.c.version_num)) or ""
         if self.path is None:
-            if foreign := sorted(tables & {*METADATA.tables, VIEW.name, SUITE_CELLS.name, OUTCOMES_VIEW, RESULTS_VIEW}):
-                raise DatabaseError(f"{self.shown} is not a fatbench database: it has another program's '{foreign[0]}'")
+            if name_clashes := sorted(
+                tables & {*METADATA.tables, VIEW.name, SUITE_CELLS.name, OUTCOMES_VIEW, RESULTS_VIEW}
+            ):
+                raise DatabaseError(
+                    f"{self.shown} is not a fatbench database: it has another program's '{name_clashes[0]}'"
+                )
             return None
         return ""
 
@@ -458,7 +462,7 @@ class Database:
             )
 
     def _create(self, connection: Connection) -> None:
-        """Make the schema unless another process has just done so."""
+        """Create the schema, unless another process has just done so."""
         lock(connection)
         number = self._schema(connection)
         if number is not None:
@@ -476,13 +480,13 @@ class Database:
             connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
 
     def _set_journal(self) -> None:
-        """A write-ahead log, so that readers and writers do not wait for each other; not on a network file system.
+        """Use a write-ahead log, so that readers and writers do not wait for each other, unless on a network.
 
-        The log needs memory shared by all processes, which a network file system cannot give.
+        The log needs memory shared by all processes, which a network file system cannot provide.
         """
         assert self.path is not None
         journal_mode = "delete" if on_network(self.path) else "wal"
-        with self._explaining(), self._engine.connect() as connection:
+        with self._explain_errors(), self._engine.connect() as connection:
             raw = connection.connection.driver_connection
             assert raw is not None
             if raw.execute("PRAGMA journal_mode").fetchone()[0] == journal_mode:
@@ -490,13 +494,13 @@ class Database:
             try:
                 raw.execute(f"PRAGMA journal_mode = {journal_mode}")
             except sqlite3.OperationalError as error:
-                # in use this instant: whoever opens it next tries again, and either mode is safe
+                # in use at the moment: the next process to open it tries again, and both modes are safe
                 if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                     raise
 
-    def _keep(self) -> None:
-        """Keep the SQLite file open: the last one to close it writes its log back, too slow to do at every commit."""
-        with self._explaining():
+    def _keep_open(self) -> None:
+        """Keep the SQLite file open: the last connection to close writes back the log, too slow for every commit."""
+        with self._explain_errors():
             connection = self._connect()
-            self._letting_go = finalize(self, connection.close)
+            self._release = finalize(self, connection.close)
             connection.execute("SELECT count(*) FROM cells").fetchone()

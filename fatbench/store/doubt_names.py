@@ -1,4 +1,4 @@
-"""The names under which a run stores what makes its numbers doubtful: "doubt_", and a code; the value says how much.
+"""The metrics by which a run stores doubts about its numbers: "doubt_" and a code; the value says how much.
 
     doubt_diverged 4.0                         training diverged in round 4
     doubt_outputs_are_not_finite 12.0          of 12 images
@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 
 PREFIX = "doubt_"
-IN_ROUNDS = "_in_rounds"  # the end of a code whose value counts rounds
-BEFORE = (  # names that older programs gave, and the code that each is
+IN_ROUNDS = "_in_rounds"  # the suffix of a code whose value counts rounds
+BEFORE = (  # (name given by an older version, its code)
     (re.compile(r"flag_training_diverged_in_round_(?P<value>\d+),.*"), "diverged"),
     (re.compile(r"flag_training_ended_in_round_(?P<value>\d+),.*"), "ended"),
     (re.compile(r"flag_(?P<value>\d+)_uploads_were_not_finite_.*"), "uploads_refused"),
@@ -23,12 +23,12 @@ BEFORE = (  # names that older programs gave, and the code that each is
 
 
 def name(words: str) -> str:
-    """The name of the number that says so: "a b" is "doubt_a_b"."""
+    """The metric of a doubt: "doubt_a_b" for "a b"."""
     return PREFIX + words.replace(" ", "_")
 
 
-def translated(metric: str, value: float) -> tuple[str, float]:
-    """A number's name and value as they are stored now; a sentence in the name of an older file is a code here."""
+def current_form(metric: str, value: float) -> tuple[str, float]:
+    """A metric and its value in today's form: older files have a sentence as the name."""
     if not metric.startswith("flag_"):
         return metric, value
     for pattern, code in BEFORE:

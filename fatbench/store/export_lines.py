@@ -1,7 +1,8 @@
-"""Cells as lines of an export, and the digest by which every finished stage is known to be whole.
+"""Cells as lines of an export, and the digest that shows whether a finished stage is intact.
 
-The digest is the SHA-256 of the canonical JSON of all that a line says of a stage: its row, its numbers, its outcomes,
-its runs, and the cell's spec. It stands in the database and in exported lines, so a bit that flips in either is seen.
+The digest is the SHA-256 of the canonical JSON of all that a line says about a stage: its row, its numbers, its
+outcomes, its runs, and the cell's spec. It is stored in the database and in exported lines, so a flipped bit in either
+is detected.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ def lines(
     stages: Collection[str] | None = None,
     numbers: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """The lines of some cells as JSON data, in order; a finished stage has the digest that the database holds of it.
+    """The lines of some cells as JSON data, in order; a finished stage has the digest stored in the database.
 
-    copies: replicate -> (its cell, its number). stages: only these of each cell; None: all. numbers: False leaves them
-    out; where a stage has many they are `StoredNumbers`.
+    copies: {replicate: (its cell, its number)}. stages: only these of each cell; None: all. numbers: False leaves them
+    out; many numbers of a stage are `StoredNumbers`.
     """
 
     def by_cell(table: Any, *order: Any) -> dict[str, list[Any]]:
@@ -69,7 +70,9 @@ def lines(
                     "status": _portable_status(row.status),
                     "round": row.round,
                     "total": row.total,
-                    "record": {k: v for k, v in json.loads(row.record).items() if k != "sha256"},  # of files here
+                    "record": {
+                        k: v for k, v in json.loads(row.record).items() if k != "sha256"
+                    },  # digests of local files
                     "settings": None if row.settings is None else json.loads(row.settings),
                     "run": position.get(row.run),
                     "error": row.error,
@@ -82,14 +85,14 @@ def lines(
         }
 
 
-FEW = 100_000  # numbers of a stage that may be held
+FEW = 100_000  # numbers of a stage that may be in memory
 
 
 class StoredNumbers(number_text.Numbers):
-    """The numbers of a stage in the database, as in a line, that may be read again and again."""
+    """The numbers of a stage in the database, as in a line, which can be iterated repeatedly."""
 
     def __init__(self, connection: Connection, cell: str, stage: str, position: Mapping[str, int]):
-        """position: of a run in the line, by its uid."""
+        """position: {uid of a run: its position in the line}."""
         self.connection, self.cell, self.stage, self.position = connection, cell, stage, position
 
     def rounds(self) -> Iterator[list[Any]]:
@@ -107,7 +110,7 @@ def _numbers(connection: Connection, cell: str, stage: str, position: Mapping[st
 
 
 def _portable_status(status: str) -> str:
-    """A status as another database may take it: no process there runs the stage."""
+    """A status for another database, where no process runs the stage."""
     return "interrupted" if status == "running" else status
 
 
@@ -116,7 +119,7 @@ def rounds(
 ) -> Iterator[list[Any]]:
     """The numbers of a stage from round `first_round` to before round `end`: a list for each round, in order.
 
-    A number is as in a line, with the uid of its run.
+    Numbers are as in a line, but with the uid of their run.
     """
     columns = [NUMBERS.c[name] for name in ("round", "client", "metric", "value", "n")]
     query = select(*columns, RUNS.c.uid, NUMBERS.c.created).join(RUNS, RUNS.c.id == NUMBERS.c.run)
@@ -128,9 +131,9 @@ def rounds(
 
 
 class Digest:
-    """The digest of a stage whose numbers come in order, some at a time.
+    """The digest of a stage whose numbers are added in order, some at a time.
 
-    line, stage: as JSON data; their numbers are not read.
+    line, stage: JSON data, whose own numbers are ignored.
     """
 
     def __init__(self, line: Mapping[str, Any], stage: Mapping[str, Any]):
@@ -145,12 +148,12 @@ class Digest:
             "outcomes": stage["outcomes"],
         }
         head, self.after = split_at_numbers(dumps(content))
-        self.sha256, self.any = hashlib.sha256(head.encode()), False
+        self.sha256, self.has_numbers = hashlib.sha256(head.encode()), False
 
     def add(self, numbers: Sequence[Any]) -> None:
-        """Numbers in order, each with the uid of its run."""
-        self.sha256.update(f"{',' * (self.any and bool(numbers))}{dumps(numbers)[1:-1]}".encode())
-        self.any |= bool(numbers)
+        """Add numbers in order, each with the uid of its run."""
+        self.sha256.update(f"{',' * (self.has_numbers and bool(numbers))}{dumps(numbers)[1:-1]}".encode())
+        self.has_numbers |= bool(numbers)
 
     def hexdigest(self) -> str:
         """The SHA-256 in hexadecimal; the same on every machine and in every order of the runs."""
@@ -160,9 +163,9 @@ class Digest:
 
 
 def split_at_numbers(text: str) -> tuple[str, str]:
-    """Canonical JSON of a mapping with an empty list of numbers: what stands before its content, and after it.
+    """Split the canonical JSON of a mapping with an empty list of numbers before and after the list's content.
 
-    No key before "numbers" has a mapping as its value, and in a text every quote is escaped: the first is the list.
+    The first match is the list: no key before "numbers" has a mapping as its value, and strings escape their quotes.
     """
     key = '"numbers":['
     head, _, tail = text.partition(f"{key}]")
@@ -183,13 +186,17 @@ def digest(line: Mapping[str, Any], stage: Mapping[str, Any]) -> str:
     return stage_digest.hexdigest()
 
 
-def digest_begun(connection: Connection, cell: str, stage: str, end: int | None) -> Digest:
-    """The digest that a stage will have once it is done, up to its numbers of the rounds before `end`.
+def begin_digest(connection: Connection, cell: str, stage: str, end: int | None) -> Digest:
+    """The digest that a stage will have once it is done, up to the numbers of rounds before `end`.
 
-    What a run has committed does not change while it holds the stage, so others may write meanwhile.
+    What a run has committed does not change while it holds the stage, so other processes may write meanwhile.
     """
     created = connection.execute(select(CELLS.c.created).where(CELLS.c.id == cell)).scalar_one()
-    unknown: dict[str, Any] = {"stage": stage, "run": None, "outcomes": []}  # all that stands after the numbers
+    unknown: dict[str, Any] = {
+        "stage": stage,
+        "run": None,
+        "outcomes": [],
+    }  # the keys that follow the numbers are added later
     stage_digest = Digest({"runs": [], "spec": {}, "created": created}, unknown)
     for numbers in rounds(connection, cell, stage, end=end):
         stage_digest.add(numbers)
@@ -200,19 +207,19 @@ def seal(
     connection: Connection,
     cell: str,
     stages: Collection[str],
-    begun_digest: Digest | None = None,
+    partial_digest: Digest | None = None,
     first_round: int | None = 0,
 ) -> None:
-    """Store the digests of those of these stages of a cell that are finished.
+    """Store the digests of these stages of a cell, if they are finished.
 
-    begun_digest: of the only stage, with its numbers of the rounds before `first_round`, None: of all (`digest_begun`).
+    partial_digest: of the only stage, with its numbers of rounds before `first_round` (None: all), from `begin_digest`.
     """
     for line in lines(connection, [cell], stages=stages, numbers=False) if stages else ():
         for stage in line["stages"]:
             if stage["status"] == "done":
                 stage_digest = Digest(line, stage)
-                if begun_digest is not None:
-                    stage_digest.sha256, stage_digest.any = begun_digest.sha256, begun_digest.any
+                if partial_digest is not None:
+                    stage_digest.sha256, stage_digest.has_numbers = partial_digest.sha256, partial_digest.has_numbers
                 for numbers in () if first_round is None else rounds(connection, cell, stage["stage"], first_round):
                     stage_digest.add(numbers)
                 key = (STAGES.c.cell == cell) & (STAGES.c.stage == stage["stage"])
@@ -220,7 +227,7 @@ def seal(
 
 
 def mismatches(line: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The finished stages of a line that have no digest, or another than this, which is theirs as they are."""
+    """(stage, its right digest) of finished stages of a line whose digest is missing or wrong."""
     for stage in line["stages"]:
         if stage["status"] == "done" and stage.get("digest") != (computed_digest := digest(line, stage)):
             yield stage, computed_digest

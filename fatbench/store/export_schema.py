@@ -1,6 +1,6 @@
-"""What a line of exported results may be: every field with its type and range, and what must fit together.
+"""Checks the lines of exported results: the type and range of every field, and what must fit together.
 
-Whatever is accepted here every command can read, count and print. What a line may not be says its first mistake.
+Every command can read, count and print whatever is accepted here. A refused line is reported with its first mistake.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from fatbench.store.rows import LARGEST
 
 FORMAT = "fatbench results"
 SCHEMA_VERSION = 2
-VERSIONS = (1, 2)  # that are read
-LEVELS = 30  # of JSON within a line
-LINE = 2**26  # characters beside long lists of numbers: read as JSON they take 25 times as much memory
-NUMBERS = 2**23  # of a line: as rows they take a gigabyte
+VERSIONS = (1, 2)  # that can be read
+LEVELS = 30  # of nested JSON in a line
+LINE = 2**26  # characters besides long lists of numbers: parsed JSON takes 25 times as much memory
+NUMBERS = 2**23  # in a line: as rows they take a gigabyte
 
 
 class ExchangeError(FatbenchError):
-    """A file that cannot be taken in; nothing of it was, or the message says how much."""
+    """A file cannot be imported; nothing of it was, or the message says how much."""
 
 
 # --- fields ------------------------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(1024)  # the numbers of a commit share theirs
-def _a_date(text: str) -> str:
+@functools.lru_cache(1024)  # numbers of the same commit share their time
+def _check_date(text: str) -> str:
     try:
         datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"there is no such time as {text}") from None
+        raise ValueError(f"{text} is not a valid time") from None
     return text
 
 
 _TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z$"
-Time = Annotated[str, Field(pattern=_TIME), AfterValidator(_a_date)]
+Time = Annotated[str, Field(pattern=_TIME), AfterValidator(_check_date)]
 Name = Annotated[str, Field(min_length=1, max_length=190)]
 StageName = Annotated[str, Field(pattern=r"^(train|[^@]+@[0-9]{1,9})$", max_length=190)]
 Integer = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Natural = Annotated[int, Field(ge=0, lt=2**31)]
 Value = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
-Status = Literal["todo", "done", "failed", "interrupted"]  # no process runs what is in a file
-# strict about what is in them, but JSON knows lists only
+Status = Literal["todo", "done", "failed", "interrupted"]  # no process runs a stage in a file
+# not strict, because JSON has lists in place of tuples
 NumberLine = Annotated[tuple[Natural, Integer, Name, Value, Natural, Natural, Time], Field(strict=False)]
 Chunk = Annotated[tuple[Natural, Annotated[Natural, Field(ge=1)], str], Field(strict=False)]
 
 
-def _shallow(value: Any) -> Any:
-    """ValueError: JSON that is nested more deeply than a reader of it may be."""
+def _check_depth(value: Any) -> Any:
+    """Raise ValueError for JSON that is nested too deeply for a recursive reader."""
     level = [value]
     for _ in range(LEVELS):
         level = [
@@ -73,11 +73,11 @@ def _shallow(value: Any) -> Any:
     raise ValueError(f"nested more than {LEVELS} levels deep")
 
 
-ABSENT: Any = None  # of a key that may be missing; never read
+ABSENT: Any = None  # default of an optional key; never read
 
 
 class _Open(BaseModel):
-    """A mapping of which these keys are read; others are kept as they are."""
+    """A mapping in which these keys are checked and others are kept."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -111,7 +111,7 @@ class _Extra(_Open):
     data: _Data | str | None = ABSENT
     attack: str | None = ABSENT
     path: str | None = ABSENT
-    stack: Natural | None = ABSENT  # clients, and cells, trained as one program: of runs with path "fast"
+    stack: Natural | None = ABSENT  # clients and cells trained as one program, in runs with path "fast"
     vectorise: Annotated[int, Field(ge=1, lt=2**31)] = ABSENT
     dropped: bool = ABSENT
     lease: Annotated[float, Field(gt=0, le=1e9)] | None = ABSENT
@@ -124,10 +124,10 @@ class _Settings(_Open):
 
 
 def _as(model: type[_Open]) -> Any:
-    """A mapping of which `model` reads some keys, as it stands in the line."""
+    """A mapping whose keys `model` checks, but which stays as it is in the line."""
 
     def fits(value: dict[str, Any]) -> dict[str, Any]:
-        model.model_validate(_shallow(value))
+        model.model_validate(_check_depth(value))
         return value
 
     return Annotated[dict[str, Any], AfterValidator(fits)]
@@ -188,7 +188,7 @@ Label = Annotated[str, Field(max_length=190)]
 
 
 class PointLine(_Line):
-    """A place of a suite's grid at which a cell stands."""
+    """A point of a suite's grid at which a cell stands."""
 
     suite: Label
     preset: Label
@@ -200,18 +200,18 @@ class PointLine(_Line):
     evaluations: Annotated[list[Name], Field(max_length=1000)]
 
     def of_cell(self, cell: str) -> Point:
-        """As it is stored."""
+        """The point as it is stored."""
         replaced_fields = {"cell": cell, "labels": labels_text(self.labels), "evaluations": tuple(self.evaluations)}
         return Point(**(dict(self) | replaced_fields))
 
 
 class CellLine(_Line):
-    """A cell with all that is known of it."""
+    """A cell with its runs and stages."""
 
     cell: Name
     replicate: Natural = 0
     points: list[PointLine] = []
-    spec: Annotated[dict[str, Any], AfterValidator(_shallow)]
+    spec: Annotated[dict[str, Any], AfterValidator(_check_depth)]
     created: Time
     runs: list[Run]
     stages: list[Stage]
@@ -221,7 +221,7 @@ _HEADER, _CELL, _NUMBERS = TypeAdapter(_Header), TypeAdapter(CellLine), TypeAdap
 
 
 def header(line: str, location: str) -> int:
-    """How many cells the first line of a file promises. ExchangeError: it is not a file of ours."""
+    """The number of cells that a file's first line announces. Raises ExchangeError if it is not fatbench's."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -233,7 +233,7 @@ def header(line: str, location: str) -> int:
             f"{location}: written by another fatbench (schema_version {str(value.get('schema_version'))[:20]};"
             f" this one reads {' and '.join(map(str, VERSIONS))})"
         )
-    return int(_validated(_HEADER, parsed(line, location), location).cells)
+    return int(_validate(_HEADER, parsed(line, location), location).cells)
 
 
 def cell(
@@ -244,63 +244,63 @@ def cell(
     *,
     checked: bool = False,
 ) -> CellLine:
-    """A line as a cell. ExchangeError, with `location` and the place in the line: it is none, or contradicts itself,
-    or a
-    finished stage is not what its digest says.
+    """A line as a cell.
 
-    identify: the identity of a spec, which a cell's id must be. contradiction: in what a stage's name contradicts its
-    settings. checked: the same line has been read before without an error, which then is not looked for again.
+    identify: computes the identity of a spec, which must be the cell's id. contradiction: describes how a stage's name
+    contradicts its settings, or returns None. checked: the same line was read before without errors, so the checks are
+    skipped. Raises ExchangeError, with `location` and the place in the line, if it is no cell, contradicts itself, or a
+    finished stage does not match its digest.
     """
     value = parsed(line, location)
     unpack(value, location)
     stages = value["stages"] if isinstance(value.get("stages"), list) else []
-    texts = {i: stage["numbers"] for i, stage in enumerate(stages) if _is_text(stage)}
-    short = [{**stage, "numbers": []} if i in texts else stage for i, stage in enumerate(stages)]
-    cell_line: CellLine = _validated(_CELL, {**value, "stages": short} if texts else value, location)
+    texts = {i: stage["numbers"] for i, stage in enumerate(stages) if _has_number_text(stage)}
+    stages_without_text = [{**stage, "numbers": []} if i in texts else stage for i, stage in enumerate(stages)]
+    cell_line: CellLine = _validate(_CELL, {**value, "stages": stages_without_text} if texts else value, location)
     for i, text in texts.items():
         cell_line.stages[i].numbers = text
         if not checked:
-            _demand_in_order(text, location, i)
+            _check_order(text, location, i)
     if not checked:
-        _fits(cell_line, value, location, identify, contradiction)
+        _check_consistency(cell_line, value, location, identify, contradiction)
     for i, stage in enumerate(cell_line.stages):
         if i in texts:
             stage.numbers = NumberText(line, texts[i].begin, texts[i].end, translated=True)  # type: ignore[assignment]
             continue
         stage.numbers = [
-            (round, client, *doubt_names.translated(metric, value), n, run, created)
+            (round, client, *doubt_names.current_form(metric, value), n, run, created)
             for round, client, metric, value, n, run, created in stage.numbers
         ]
     return cell_line
 
 
-def _is_text(stage: Any) -> bool:
+def _has_number_text(stage: Any) -> bool:
     return isinstance(stage, dict) and isinstance(stage.get("numbers"), NumberText)
 
 
-def _demand_in_order(text: NumberText, at: str, stage: int) -> None:
-    """ExchangeError: a number is none, is of a round before that of another before it, or occurs twice."""
-    first, last, seen = 0, -1, set[tuple[Any, ...]]()
+def _check_order(text: NumberText, location: str, stage: int) -> None:
+    """Raise ExchangeError if a number is invalid, out of the order of rounds, or occurs twice."""
+    first_index, last, keys_of_round = 0, -1, set[tuple[Any, ...]]()
     for piece in text.pieces():
-        lines = _rows(_json(piece, at), f"{at}: stages.{stage}.numbers")
-        numbers(lines, at, stage, first)
-        for i, (round, client, metric, *_) in enumerate(lines, first):
+        lines = _rows(_json(piece, location), f"{location}: stages.{stage}.numbers")
+        check_numbers(lines, location, stage, first_index)
+        for i, (round, client, metric, *_) in enumerate(lines, first_index):
             if round > last:
-                last, seen = round, set()
-            if round < last or (client, metric) in seen:
-                raise ExchangeError(f"{at}: stages.{stage}.numbers.{i}: out of order, or occurs twice")
-            seen.add((client, metric))
-        first += len(lines)
+                last, keys_of_round = round, set()
+            if round < last or (client, metric) in keys_of_round:
+                raise ExchangeError(f"{location}: stages.{stage}.numbers.{i}: out of order, or occurs twice")
+            keys_of_round.add((client, metric))
+        first_index += len(lines)
 
 
 def unpack(line: Mapping[str, Any], at: str) -> None:
-    """Give a line its numbers as rows, as those of version 1 are. ExchangeError: its blocks are none."""
+    """Replace a line's blocks of numbers by rows, as in version 1. Raises ExchangeError for invalid blocks."""
     stages = line.get("stages")
     count = 0
     for number, stage in enumerate(stages if isinstance(stages, list) else ()):
         entries = stage.get("numbers") if isinstance(stage, dict) else None
         if not isinstance(entries, list):
-            continue  # text; or what it should be says who validates the line
+            continue  # text, or a mistake that the validation reports
         stage["numbers"] = _rows(entries, f"{at}: stages.{number}.numbers")
         count += len(stage["numbers"])
         if count > NUMBERS:
@@ -314,33 +314,33 @@ def _rows(entries: Sequence[Any], at: str) -> list[Any]:
         raise ExchangeError(f"{at}.{error}") from None
 
 
-def _fits(
+def _check_consistency(
     cell_line: CellLine,
     value: Mapping[str, Any],
     location: str,
     identify: Callable[[Mapping[str, Any]], str] | None,
     contradiction: Callable[[Mapping[str, Any]], str | None] | None,
 ) -> None:
-    """ExchangeError: what stands in a line does not fit together."""
+    """Raise ExchangeError if the parts of a line do not fit together."""
     if identify is not None:
         try:
             identity = identify(cell_line.spec)
         except (FatbenchError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ExchangeError(
-                f"{location}: cell {cell_line.cell}: {shortened(str(error))}{_brought(cell_line, error)}"
+                f"{location}: cell {cell_line.cell}: {shorten(str(error))}{_plugin_hint(cell_line, error)}"
             ) from None
         if identity != cell_line.cell:
             raise ExchangeError(
                 f"{location}: cell {cell_line.cell}: its spec has the identity {identity}; was the file edited?"
             )
-    _distinct([run.uid for run in cell_line.runs], "run", cell_line, location)
-    _distinct([stage.stage for stage in cell_line.stages], "stage", cell_line, location)
+    _check_distinct([run.uid for run in cell_line.runs], "run", cell_line, location)
+    _check_distinct([stage.stage for stage in cell_line.stages], "stage", cell_line, location)
     for stage in cell_line.stages:
         for run in sorted({number[5] for number in stage.numbers} | (set() if stage.run is None else {stage.run})):
             if run >= len(cell_line.runs):
-                raise ExchangeError(f"{location}: cell {cell_line.cell} {stage.stage}: there is no run {run}")
+                raise ExchangeError(f"{location}: cell {cell_line.cell} {stage.stage}: run {run} does not exist")
         if isinstance(stage.numbers, list):
-            _distinct([number[:3] for number in stage.numbers], "number", cell_line, location)
+            _check_distinct([number[:3] for number in stage.numbers], "number", cell_line, location)
         position = 0
         for start, n, text in stage.outcomes:
             try:
@@ -356,7 +356,7 @@ def _fits(
         raise ExchangeError(f"{location}: cell {cell_line.cell} {name}: {problem}")
     for damaged_stage, _ in export_lines.mismatches(value):
         problem = (
-            "its digest is of other numbers or outcomes"
+            "its digest does not match its numbers or outcomes"
             if damaged_stage.get("digest")
             else "a finished stage has no digest"
         )
@@ -365,17 +365,15 @@ def _fits(
         )
 
 
-def fields(line: Mapping[str, Any]) -> None:
-    """ExchangeError: a field of a line that is to be exported may not be in one. A digest covers numbers by itself."""
+def check_fields(line: Mapping[str, Any]) -> None:
+    """Raise ExchangeError if a field is invalid in a line to be exported. Numbers are covered by digests."""
     covered: dict[str, list[Any]] = {"numbers": [], "outcomes": []}
     stages = [{**stage, **covered} if stage["status"] == "done" else stage for stage in line["stages"]]
-    _validated(_CELL, {**line, "stages": stages}, f"cell {line['cell']}")
+    _validate(_CELL, {**line, "stages": stages}, f"cell {line['cell']}")
 
 
-def numbers(lines: Sequence[Any], location: str, stage: int, first_index: int) -> None:
-    """ExchangeError: one of the numbers of a line's stage, the first of which is its number `first_index`, may not
-    be one.
-    """
+def check_numbers(lines: Sequence[Any], location: str, stage: int, first_index: int) -> None:
+    """Raise ExchangeError for an invalid number of a stage; `first_index` is the position of the first of them."""
     try:
         _NUMBERS.validate_python(lines)
     except ValidationError as error:
@@ -392,7 +390,7 @@ def bits_of(text: str) -> bytes:
 
 
 def parsed(line: str, location: str) -> dict[str, Any]:
-    """One line as a JSON object, whose long lists of numbers are `NumberText`. ExchangeError: it is none."""
+    """A line as a JSON object, with long lists of numbers as `NumberText`. Raises ExchangeError if it is none."""
     value = _json(line, location)
     if not isinstance(value, dict):
         raise ExchangeError(f"{location}: expected a JSON object, got a {type(value).__name__}")
@@ -400,26 +398,26 @@ def parsed(line: str, location: str) -> dict[str, Any]:
 
 
 def _json(text: str, at: str) -> Any:
-    """A line or a part of it. ExchangeError: no JSON, or text in it that is not to be stored or printed."""
+    """A line or a part of it as JSON. Raises ExchangeError for invalid JSON or text that cannot be stored."""
     try:
         value = number_text.parsed(text, LINE)
     except json.JSONDecodeError as error:
-        cut = "" if text.endswith("\n") else "; the file is truncated here"
+        truncation = "" if text.endswith("\n") else "; the file is truncated here"
         reason = f"{error.msg.removesuffix(' at')} at column {error.colno}"
-        raise ExchangeError(f"{at}: not JSON ({reason}){cut}") from None
+        raise ExchangeError(f"{at}: not JSON ({reason}){truncation}") from None
     except RecursionError:
         raise ExchangeError(f"{at}: nested more than {LEVELS} levels deep") from None
-    except ValueError as error:  # also: a number of thousands of digits
+    except ValueError as error:  # also raised for a number of thousands of digits
         raise ExchangeError(f"{at}: {error}") from None
     if "\\u" in text:
-        _storable(value, at)
+        _check_storable(value, at)
     if ESCAPED.search(text):
-        _harmless(value, at)
+        _check_printable(value, at)
     return value
 
 
-def _validated(form: TypeAdapter[Any], value: Mapping[str, Any], location: str) -> Any:
-    """A line as what it should be. ExchangeError says where it is not."""
+def _validate(form: TypeAdapter[Any], value: Mapping[str, Any], location: str) -> Any:
+    """A line as the validated model. Raises ExchangeError with the place of the first mistake."""
     try:
         return form.validate_python(value)
     except ValidationError as error:
@@ -430,15 +428,15 @@ def _validated(form: TypeAdapter[Any], value: Mapping[str, Any], location: str) 
 
 
 def _message(problem: Mapping[str, Any], path: Sequence[str | int], location: str) -> str:
-    """What is wrong at a place of a line, as pydantic says it."""
+    """The message of a mistake in a line, from pydantic's."""
     dotted_path = ".".join(str(key) for key in path if str(key) != "_Data")
     message = problem["msg"].removeprefix("Value error, ").replace("1" + 100 * "0", f"{LARGEST:g}")
     message = re.sub(r" or instance of \w+", "", message)
-    return f"{location}: {shortened(dotted_path) + ': ' if dotted_path else ''}{shortened(message)}"
+    return f"{location}: {shorten(dotted_path) + ': ' if dotted_path else ''}{shorten(message)}"
 
 
-def _storable(value: Any, location: str) -> None:
-    """ExchangeError: an escape that stands for what no database and no terminal takes."""
+def _check_storable(value: Any, location: str) -> None:
+    """Raise ExchangeError for an escape that no database can store."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=repr).encode()
     except (UnicodeEncodeError, RecursionError):
@@ -450,23 +448,23 @@ def _storable(value: Any, location: str) -> None:
 ESCAPED = re.compile(CONTROL.pattern + r"|\\[ubf]")
 
 
-def _harmless(value: Any, location: str, path: str = "") -> None:
-    """ExchangeError: text, or a key, with a control character; a tab and the end of a line are none here."""
+def _check_printable(value: Any, location: str, path: str = "") -> None:
+    """Raise ExchangeError for text or a key with a control character, other than tabs and ends of lines."""
     members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, member in members:
-        _harmless(member, location, f"{path}.{key}" if path else str(key))
+        _check_printable(member, location, f"{path}.{key}" if path else str(key))
     text = value if isinstance(value, str) else "".join(value) if isinstance(value, dict) else ""
     if match := CONTROL.search(text):
-        raise ExchangeError(f"{location}: {shortened(path) or 'a key'}: a control character (U+{ord(match[0]):04X})")
+        raise ExchangeError(f"{location}: {shorten(path) or 'a key'}: a control character (U+{ord(match[0]):04X})")
 
 
-def shortened(text: str) -> str:
-    """In one line, of at most 300 characters."""
+def shorten(text: str) -> str:
+    """The text in one line of at most 300 characters."""
     return " ".join(text.split()) if len(text) <= 300 else " ".join(text[:300].split()) + "..."
 
 
-def _brought(cell: CellLine, error: Exception) -> str:
-    """The plug-in that a cell's runs had a name from that is unknown here, for the message."""
+def _plugin_hint(cell: CellLine, error: Exception) -> str:
+    """The part of a message that names the plug-in from which a cell's runs had an unknown name."""
     records = (record for run in cell.runs for record in run.extra.get("plugins", ()))
     names = {
         f"{record['plugin']} (sha256 {record['sha256'][:12]})"
@@ -476,7 +474,7 @@ def _brought(cell: CellLine, error: Exception) -> str:
     return f"; its runs used the plug-in {' and '.join(sorted(names))}: pass it with --plugin" if names else ""
 
 
-def _distinct(keys: Sequence[Any], key_kind: str, cell: CellLine, location: str) -> None:
+def _check_distinct(keys: Sequence[Any], key_kind: str, cell: CellLine, location: str) -> None:
     known_keys = set()
     for key in keys:
         if key in known_keys:

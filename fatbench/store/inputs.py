@@ -1,21 +1,21 @@
-"""What answered a number beside its question, and whether two numbers were answered by the same.
+"""Which inputs produced a number, besides its cell's settings, and whether two numbers have the same inputs.
 
-A cell's identity is the question. Its runs say what answered it; `differ` compares two answers, and whoever reuses,
-resumes, pairs or imports a number asks it. What either side lacks is unknown and counts as equal.
+A cell's identity covers its settings. Its runs record the other inputs; `differ` compares those of two numbers whenever
+a number is reused, resumed, paired or imported. What either side lacks is unknown and counts as equal.
 
-| input | what it is | where a run has it |
+| input | what it is | where a run records it |
 |---|---|---|
 | data | SHA-256 of the images and labels, of each data set | `extra.data`, `extra.auxiliary` |
 | weights | digest of the weights that the training began with | `extra.weights` |
 | model | SHA-256 of the file of the model that was attacked | the record of the stage |
-| origin | that of the model on which a transferred attack was computed | the record of the stage |
-| functions | what was reached of plug-ins | `extra.plugins` |
-| read | files, modules and variables that a plug-in or a network of a file has read | `extra.read` |
-| answers | logits of a network that was not trained here | `extra.answers` |
+| origin | SHA-256 of the model on which a transferred attack was computed | the record of the stage |
+| functions | the plug-ins' functions that are used | `extra.plugins` |
+| read | files, modules and variables that a plug-in or a network's file has read | `extra.read` |
+| answers | logits of a network that was trained elsewhere | `extra.answers` |
 | code | commit, and SHA-256 of what is not committed | columns, `extra.diff` |
 | asked | precision and path | columns, `extra.path` |
 
-`code` and `asked` are said and decide nothing.
+`code` and `asked` are reported, but decide nothing.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from fatbench.store.rows import fetch
 from fatbench.store.schema import CELLS, RUNS, STAGES
 from fatbench.store.stage_names import parsed
 
-Inputs = Mapping[str, Any]  # input -> {what it is of: digest}; functions: a list of records of plug-ins
-Record = Mapping[str, Any]  # of a plug-in, see `fatbench.suite.plugins.records`
+Inputs = Mapping[str, Any]  # {input: {subject: digest}}; under "functions", a list of plug-ins' records
+Record = Mapping[str, Any]  # of a plug-in, from `fatbench.suite.plugins.records`
 
 DECIDE = ("data", "weights", "model", "origin", "functions", "read", "answers")
 ASKED = ("precision", "path")
-DATA_SETS = {"data": "", "auxiliary": "auxiliary"}  # setting of a cell that names a data set -> what it is of
+DATA_SETS = {"data": "", "auxiliary": "auxiliary"}  # {setting of a cell that names a data set: subject}
 WORDS = {
     "data": "other {} images or labels",
     "weights": "other initial weights of {}",
@@ -52,16 +52,16 @@ WORDS = {
 
 
 class Reason(NamedTuple):
-    """In what two answers differ."""
+    """An input in which two numbers differ."""
 
     code: str  # an input
-    subject: str  # of which data set, cell, file; empty: there is only one
+    subject: str  # which data set, cell or file; empty if there is only one
     then: str
     now: str
 
     @property
     def decides(self) -> bool:
-        """Whether the number may not be reused; else it is only said."""
+        """Whether the number must not be reused; otherwise the difference is only reported."""
         return self.code in DECIDE
 
     @property
@@ -70,36 +70,36 @@ class Reason(NamedTuple):
         if self.code == "functions":
             return f"{self.then}, now {self.now}"
         difference = " ".join(WORDS[self.code].format(self.subject).split())
-        return f"{difference} [{shortened(self.then)}], now [{shortened(self.now)}]"
+        return f"{difference} [{short_digest(self.then)}], now [{short_digest(self.now)}]"
 
     @property
     def beside(self) -> str:
-        """The same of two sides of which none is older: "other images or labels [1a2b3c4d] and [5e6f7a8b]"."""
+        """The same for two sides of which neither is older: "other images or labels [1a2b3c4d] and [5e6f7a8b]"."""
         return self.words.replace(", now ", " and ")
 
 
-def shortened(digest: str) -> str:
-    """The first eight characters of a digest, without the name of its algorithm; other texts as they are."""
+def short_digest(digest: str) -> str:
+    """The first eight characters of a digest, without its algorithm; any other text unchanged."""
     bare = digest.rpartition(":")[2]
     return bare[:8] if len(bare) >= 32 else bare or "none"
 
 
-def of_run(run: Mapping[str, Any], record: Mapping[str, Any] | None = None, origin: str = "") -> dict[str, Any]:
-    """What answered a stage, as its run states it.
+def inputs_of_run(run: Mapping[str, Any], record: Mapping[str, Any] | None = None, origin: str = "") -> dict[str, Any]:
+    """The inputs of a stage, as its run records them.
 
-    run: a row of `runs`, the rest of its provenance beside its columns. record: of the stage. origin: what its settings
-    say of whose model the attack was computed on, "cell 0a1b2c3d4e5f".
+    run: a row of `runs`, with the rest of its provenance beside its columns. record: of the stage. origin: whose model
+    the attack was computed on, by the stage's settings, such as "cell 0a1b2c3d4e5f".
     """
     record = record or {}
     weights = run.get("weights")
     inputs: dict[str, Any] = {
         "data": {subject: data_record["fingerprint"] for subject, data_record in _data_sets(run)},
-        "weights": _digest_by_subject(_began_with(weights), weights.get("digest")) if weights else {},
+        "weights": _digest_by_subject(_initial_weights(weights), weights.get("digest")) if weights else {},
         "model": _digest_by_subject("", record.get("model")),
         "origin": _digest_by_subject(origin, record.get("origin")),
         "functions": run.get("plugins") or [],
         "read": run.get("read") or {},
-        "code": _digest_by_subject("", _code(run)),
+        "code": _digest_by_subject("", _code_version(run)),
         "asked": {name: run[name] for name in ASKED if run.get(name)},
     }
     return inputs | ({"answers": run["answers"]} if "answers" in run else {})
@@ -107,7 +107,7 @@ def of_run(run: Mapping[str, Any], record: Mapping[str, Any] | None = None, orig
 
 @patient
 def stored_inputs(database: Database, cells: Iterable[str]) -> dict[tuple[str, str], dict[str, Any]]:
-    """(cell, stage) -> what answered it, of the stages of some cells that a run holds."""
+    """{(cell, stage): its inputs} of the stages of some cells that have a run."""
     columns = (*(STAGES.c[name] for name in ("cell", "stage", "record", "settings")),
                *(RUNS.c[name] for name in ("commit", "dirty", "precision", "extra")))  # fmt: skip
     parse = cache(json.loads)
@@ -119,20 +119,20 @@ def stored_inputs(database: Database, cells: Iterable[str]) -> dict[tuple[str, s
         ):
             run = {**parse(extra), "commit": commit, "dirty": dirty, "precision": precision}
             origin = parse(settings).get("origin", "") if settings else ""
-            result[cell, stage] = of_run(run, parse(record), str(origin or ""))
+            result[cell, stage] = inputs_of_run(run, parse(record), str(origin or ""))
     return result
 
 
 @patient
-def mixtures(database: Database, data_keys: Callable[[Mapping[str, Any]], Mapping[str, str]]) -> list[str]:
-    """What stands in a database, or a file of results, under one name and was answered by several things, in words.
+def find_mixtures(database: Database, data_keys: Callable[[Mapping[str, Any]], Mapping[str, str]]) -> list[str]:
+    """Inputs of a database or results file that exist in several versions under one name, in words.
 
-    data_keys: of a cell's spec, setting -> a text that two cells share which read the same of the same data set.
-    A function of a plug-in in two versions; a data set with two fingerprints; evaluations of two models of one round.
+    These are a plug-in's function in two versions, a data set with two fingerprints, and evaluations of two models of
+    the same round. data_keys: from a cell's spec, {setting: a text that is equal for cells which read the same data}.
     """
     with database.reading() as connection:
         specs = {row.id: json.loads(row.spec) for row in connection.execute(select(CELLS.c.id, CELLS.c.spec))}
-    users: dict[tuple[str, str], dict[str, str]] = {}  # (what, name) -> digest -> a cell that has it
+    users: dict[tuple[str, str], dict[str, str]] = {}  # {(kind, name): {digest: a cell that has it}}
     for (cell, stage), inputs in sorted(stored_inputs(database, list(specs)).items()):
         for record in inputs["functions"]:
             for name in record.get("names", ()):
@@ -141,10 +141,10 @@ def mixtures(database: Database, data_keys: Callable[[Mapping[str, Any]], Mappin
         for setting, text in data_keys(specs[cell]).items():
             if digest := inputs["data"].get(DATA_SETS[setting]):
                 key = ("versions of the data", text)
-                users.setdefault(key, {}).setdefault(digest, f"[{shortened(digest)}] in cell {cell}")
+                users.setdefault(key, {}).setdefault(digest, f"[{short_digest(digest)}] in cell {cell}")
         if digest := inputs["model"].get(""):
             key = ("models in", f"round {parsed(stage).round} of cell {cell}")
-            users.setdefault(key, {}).setdefault(digest, f"[{shortened(digest)}] in {stage}")
+            users.setdefault(key, {}).setdefault(digest, f"[{short_digest(digest)}] in {stage}")
     return [
         f"{len(cells_by_digest)} {kind} {name}: {', '.join(cells_by_digest.values())}"
         for (kind, name), cells_by_digest in users.items()
@@ -152,9 +152,9 @@ def mixtures(database: Database, data_keys: Callable[[Mapping[str, Any]], Mappin
     ]
 
 
-def of_replicates(database: Database, cells: Iterable[str] | None = None) -> dict[str, list[Reason]]:
-    """Replicate -> in what its answer differs from that of its cell; only those that differ, of all cells or these."""
-    ids_by_cell = replicates.of(database, cells)
+def differing_replicates(database: Database, cells: Iterable[str] | None = None) -> dict[str, list[Reason]]:
+    """{replicate: the inputs in which it differs from its cell}, of all cells or of the given ones."""
+    ids_by_cell = replicates.by_cell(database, cells)
     answered = stored_inputs(database, [id for ids in ids_by_cell.values() for id in ids])
     by_cell: dict[str, dict[str, dict[str, Any]]] = {}
     for (cell, stage), inputs in answered.items():
@@ -163,21 +163,21 @@ def of_replicates(database: Database, cells: Iterable[str] | None = None) -> dic
     for original, *replicate_ids in ids_by_cell.values():
         for id in replicate_ids:
             cell_inputs, replicate_inputs = by_cell.get(original, {}), by_cell.get(id, {})
-            # two trainings have two models, and attacks on them other origins: that is what a repetition is
+            # models and origins always differ between two trainings, so they do not count
             reasons = (
-                inputs
+                reason
                 for stage in cell_inputs.keys() & replicate_inputs.keys()
-                for inputs in differ(cell_inputs[stage], replicate_inputs[stage])
+                for reason in differ(cell_inputs[stage], replicate_inputs[stage])
             )
             decisive = dict.fromkeys(
-                inputs for inputs in reasons if inputs.decides and inputs.code not in ("model", "origin")
+                reason for reason in reasons if reason.decides and reason.code not in ("model", "origin")
             )
             if decisive:
                 result[id] = list(decisive)
     return result
 
 
-def _began_with(weights: Mapping[str, Any]) -> str:
+def _initial_weights(weights: Mapping[str, Any]) -> str:
     return f"cell {weights['cell']}" if weights.get("cell") else str(weights.get("source") or "")
 
 
@@ -192,18 +192,18 @@ def _digest_by_subject(subject: Any, digest: Any) -> dict[str, str]:
     return {str(subject or ""): str(digest)} if digest else {}
 
 
-def _code(run: Mapping[str, Any]) -> str:
-    """ "<commit>", with "+<SHA-256 of the difference>" where some of it is not committed; empty: not known."""
+def _code_version(run: Mapping[str, Any]) -> str:
+    """ "<commit>", or "<commit>+<SHA-256 of the diff>" with uncommitted changes; empty if unknown."""
     if not run.get("commit") or (run.get("dirty") and not run.get("diff")):
         return ""
     return f"{run['commit']}+{run['diff']}" if run.get("dirty") else str(run["commit"])
 
 
-def differ_beside(a: Inputs, b: Inputs, same_cell: bool) -> list[Reason]:
-    """In what two numbers that are set beside each other differ, beyond what they are to differ in.
+def differ_in_comparison(a: Inputs, b: Inputs, same_cell: bool) -> list[Reason]:
+    """The inputs in which two compared numbers differ, beyond the intended difference.
 
-    same_cell: they answer one question; else their models, weights and functions are two methods', but a function that
-    both use is to be one. Other images or labels cannot be paired.
+    same_cell: they are of the same cell. Otherwise their models, weights and functions may differ, but a function that
+    both use must have one version, and numbers on different images or labels cannot be paired.
     """
     reasons = [reason for reason in differ(a, b) if reason.decides]
     if same_cell:
@@ -216,7 +216,7 @@ def differ_beside(a: Inputs, b: Inputs, same_cell: bool) -> list[Reason]:
 
 
 def differ(earlier: Inputs, current: Inputs) -> list[Reason]:
-    """In what two answers differ, those that decide first; empty: in nothing that both sides know."""
+    """The known inputs in which two numbers differ, the deciding ones first."""
     reasons = []
     for code in (*DECIDE, "code", "asked"):
         earlier_value, current_value = earlier.get(code), current.get(code)
@@ -247,15 +247,17 @@ def describe(record: Record) -> str:
 
 
 def same_functions(earlier: Iterable[Record], current: Iterable[Record]) -> bool:
-    """Whether two lists of records are of the same functions, wherever the files are and whatever else is in them."""
+    """Whether two lists of records have the same functions, wherever the files are and whatever else they hold."""
     earlier, current = list(earlier), list(current)
     if {_record_key(record) for record in earlier} == {_record_key(record) for record in current}:
         return True
-    return all("reached" in record for record in (*earlier, *current)) and _reached(earlier) == _reached(current)
+    return all("reached" in record for record in (*earlier, *current)) and _function_digests(
+        earlier
+    ) == _function_digests(current)
 
 
 def versions_differ(records: Iterable[Record]) -> bool:
-    """Whether records are of different versions of some function: one that any two of them name."""
+    """Whether any two records name the same function in different versions."""
     digests: dict[str, set[str]] = {}
     for record in records:
         for name in record.get("names", ()):
@@ -263,7 +265,7 @@ def versions_differ(records: Iterable[Record]) -> bool:
     return any(len(versions) > 1 for versions in digests.values())
 
 
-def _reached(records: Iterable[Record]) -> dict[str, str]:
+def _function_digests(records: Iterable[Record]) -> dict[str, str]:
     return {name: digest for record in records for name, digest in record["reached"].items()}
 
 
@@ -272,7 +274,7 @@ def _record_key(record: Record) -> str:
 
 
 def _versions(earlier: Sequence[Record], current: Sequence[Record]) -> tuple[str, str]:
-    """Both sides in words; what is the same is left out."""
+    """Both sides in words, without what they share."""
     earlier_names, current_names = ({describe(record) for record in records} for records in (earlier, current))
     return (
         ", ".join(sorted(earlier_names - current_names)) or "a plug-in of unknown version",

@@ -1,4 +1,4 @@
-"""Whether a database is intact: its file, its schema, what belongs together, and every stage's numbers and outcomes."""
+"""Checks a whole database: its file, its schema, its references, and every stage's numbers and outcomes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ UNREADABLE = (
 
 
 class Damaged(DatabaseError):
-    """A database that holds what this program did not write (exit 4)."""
+    """The database holds what fatbench did not write (exit code 4)."""
 
 
 def check(
@@ -58,12 +58,12 @@ def check(
     contents: bool = True,
     contradiction: Contradiction | None = None,
 ) -> str:
-    """What a database holds, in a sentence, when it is intact and of this version. Damaged says what is not.
+    """What an intact database of this version holds, in a sentence.
 
-    Other errors are those of opening it. identify: the identity of a spec, which its cell's id must be. files: the
-    folder with the models and artifacts of its cells; those that are there are read too. contents: whether numbers and
-    outcomes are read, a second for a thousand cells. contradiction: in what the name of a stage contradicts its
-    settings.
+    identify: computes the identity of a spec, which must be its cell's id. files: the folder with the models and
+    artifacts of its cells, which are read if they are there. contents: whether numbers and outcomes are read, which
+    takes a second for a thousand cells. contradiction: describes how a stage's name contradicts its settings, or
+    returns None. Raises Damaged with what is wrong, and the errors of opening the database.
     """
     return intact(url, counts(url, identify, files, contents, contradiction))
 
@@ -80,32 +80,35 @@ def counts(
     contents: bool = True,
     contradiction: Contradiction | None = None,
 ) -> dict[str, int]:
-    """How many rows each table of a database has that is intact and of this version; errors as of `check`."""
+    """{table: its number of rows} of an intact database of this version. Raises as `check` does."""
     shown_database = shown_url(url)
     try:
         with warnings.catch_warnings(), Database.open(url) as database, database.reading() as connection:
-            warnings.simplefilter("error", SAWarning)  # of a table that says something else than it was made with
-            problems = [*_problems(connection), *(_contents(connection, identify, contradiction) if contents else ())]
-            problems += [] if files is None else _files(connection, files)
+            warnings.simplefilter("error", SAWarning)  # raised for a table whose definition has changed
+            problems = [
+                *_problems(connection),
+                *(_content_problems(connection, identify, contradiction) if contents else ()),
+            ]
+            problems += [] if files is None else _file_problems(connection, files)
             tables = [table for table in METADATA.sorted_tables if table is not IDENTITY]
             row_counts = {
                 table.name: connection.scalar(select(func.count()).select_from(table)) or 0 for table in tables
             }
-    except UNREADABLE as error:  # what cannot be read is damaged, whatever reads it
-        raise Damaged(f"{shown_database} is damaged: {_line(error)}") from error
+    except UNREADABLE as error:  # whatever cannot be read is damaged
+        raise Damaged(f"{shown_database} is damaged: {_reason(error)}") from error
     if problems:
         remainder = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
         raise Damaged(f"{shown_database} is damaged: {'; '.join(problems[:5])}{remainder}")
     return row_counts
 
 
-WHOLE = (CELLS, REPLICATES, STAGES, RUNS, POINTS, ASKED)  # what decides which cells and stages there are
+WHOLE = (CELLS, REPLICATES, STAGES, RUNS, POINTS, ASKED)  # the tables that say which cells and stages exist
 
 
-def whole_rows(connection: Connection, shown_database: str) -> None:
-    """Damaged: what decides which cells and stages there are contradicts its keys, or a replicate is misnamed.
+def check_keys(connection: Connection, shown_database: str) -> None:
+    """Raise Damaged if the tables that say which cells and stages exist contradict their keys, or replicates' names.
 
-    What a stage says is covered by its digest. A server's tables are its own business.
+    The contents of a stage are covered by its digest. A server checks its tables itself.
     """
     if connection.dialect.name == "sqlite":
         for table in WHOLE:
@@ -119,19 +122,19 @@ def whole_rows(connection: Connection, shown_database: str) -> None:
 
 
 def _misnamed(connection: Connection) -> Iterator[str]:
-    """Replicates whose id is not that of their cell and number, and ids of replicates that are said to be none."""
+    """Replicates whose id does not fit their cell and number, and cells that are only named as replicates."""
     copies = {row.id: row for row in connection.execute(select(REPLICATES))}
     for row in copies.values():
         if row.id != replicates.name(row.cell, row.number):
-            yield f"replicate {row.id} is said to be number {row.number} of {row.cell}"
+            yield f"replicate {row.id} is recorded as number {row.number} of {row.cell}"
     ids = set(connection.scalars(select(CELLS.c.id)))
     for id in sorted(ids - copies.keys()):
         if replicates.SIGN in id and id.partition(replicates.SIGN)[0] in ids:
-            yield f"cell {id} is named as a replicate and is none"
+            yield f"cell {id} is named as a replicate, but is not one"
 
 
-def agree(rows: Sequence[Mapping[str, Any]], database: Database) -> None:
-    """DatabaseError: an accuracy among these measurements is not the mean of its outcomes, or no accuracy."""
+def check_accuracies(rows: Sequence[Mapping[str, Any]], database: Database) -> None:
+    """Raise DatabaseError for an accuracy among these measurements that is not the mean of its outcomes."""
     chunks: dict[tuple[str, str], list[tuple[int, bytes]]] = {}
     metrics = {stage: parsed(stage).metric for stage in {row["stage"] for row in rows} - {"train"}}
     query = select(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage, OUTCOME_CHUNKS.c.n, OUTCOME_CHUNKS.c.bits)
@@ -147,28 +150,28 @@ def agree(rows: Sequence[Mapping[str, Any]], database: Database) -> None:
                 raise DatabaseError(f"{database.shown}: cell {cell} {stage}: {problem} (fatbench db check)")
 
 
-def _line(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     text = str(getattr(error, "orig", None) or error)
     return f"it cannot be read ({' '.join(text.split())[:200]})"
 
 
 def _problems(connection: Connection) -> Iterator[str]:
-    """What cannot be in a database that only this program wrote."""
+    """What cannot be in a database that only fatbench has written."""
     if connection.dialect.name == "sqlite":
         for (line,) in connection.exec_driver_sql("PRAGMA integrity_check(20)"):
             if line != "ok":
                 yield line
         for table in WHOLE:
             for row in connection.exec_driver_sql(f"PRAGMA foreign_key_check({table.name})"):
-                if row[2] not in METADATA.tables:  # the definition is damaged
+                if row[2] not in METADATA.tables:  # the table's definition is damaged
                     yield f"{row[0]} refers to missing {row[2]}"
-        yield from _views(connection)
-    yield from _schema(connection)
+        yield from _view_problems(connection)
+    yield from _schema_problems(connection)
     yield from _orphans(connection)
 
 
-def _views(connection: Connection) -> Iterator[str]:
-    """Views that do not say what they said when they were made."""
+def _view_problems(connection: Connection) -> Iterator[str]:
+    """Views whose definition has changed."""
     views = {VIEW.name: VIEW_SQL, SUITE_CELLS.name: SUITE_CELLS_SQL, OUTCOMES_VIEW: OUTCOMES_VIEW_SQL["sqlite"]}
     views[RESULTS_VIEW] = RESULTS_VIEW_SQL["sqlite"]
     for name, sql in views.items():
@@ -177,12 +180,12 @@ def _views(connection: Connection) -> Iterator[str]:
             yield f"the view {name} has been changed"
 
 
-def _schema(connection: Connection) -> Iterator[str]:
-    """Tables that have not the columns and indexes of ours; what others keep beside them is theirs."""
+def _schema_problems(connection: Connection) -> Iterator[str]:
+    """Tables whose columns or indexes have changed; other programs' tables are ignored."""
     database = inspect(connection)
     for table in METADATA.sorted_tables:
         if not database.has_table(table.name):
-            yield f"the schema has been changed: the table {table.name} is gone"
+            yield f"the schema has been changed: the table {table.name} is missing"
             continue
         columns = {(column["name"], column["nullable"]) for column in database.get_columns(table.name)}
         expected_columns = {(column.name, bool(column.nullable)) for column in table.columns}
@@ -196,7 +199,7 @@ def _schema(connection: Connection) -> Iterator[str]:
 
 
 def _orphans(connection: Connection) -> Iterator[str]:
-    """Rows that belong to nothing, and outcomes that do not follow one another."""
+    """Rows that refer to missing rows, and outcomes that do not follow one another."""
     for child in METADATA.sorted_tables:
         for constraint in child.foreign_key_constraints:
             parent = constraint.referred_table
@@ -221,22 +224,22 @@ def _orphans(connection: Connection) -> Iterator[str]:
         stage_key, position = (cell, stage), start + n
 
 
-def _contents(connection: Connection, identify: Identify | None, contradiction: Contradiction | None) -> Iterator[str]:
-    """Cells that are not what their id says, stages that are not what they were when they were finished, and numbers
-    that their outcomes contradict.
-    """
+def _content_problems(
+    connection: Connection, identify: Identify | None, contradiction: Contradiction | None
+) -> Iterator[str]:
+    """Cells that do not fit their id, stages that have changed since they finished, and contradictory numbers."""
     yield from _misnamed(connection)
     for cell_batch in batches(connection.scalars(select(CELLS.c.id)), 100):
         try:
             for line in export_lines.lines(connection, cell_batch):
-                yield from _of_cell(line, identify, contradiction)
-            yield from _not_exported(connection, cell_batch)
+                yield from _cell_problems(line, identify, contradiction)
+            yield from _unexported_problems(connection, cell_batch)
         except UNREADABLE as error:
-            yield f"cells {cell_batch[0]} to {cell_batch[-1]}: {_line(error)}"
+            yield f"cells {cell_batch[0]} to {cell_batch[-1]}: {_reason(error)}"
 
 
-def _files(connection: Connection, folder: Path) -> Iterator[str]:
-    """Models and artifacts that are not the files that a finished training has written; one that is gone is none."""
+def _file_problems(connection: Connection, folder: Path) -> Iterator[str]:
+    """Models and artifacts that differ from what a finished training wrote; missing files are ignored."""
     finished_trainings = select(STAGES.c.cell, STAGES.c.record).where(
         STAGES.c.stage == "train", STAGES.c.status == "done"
     )
@@ -249,23 +252,25 @@ def _files(connection: Connection, folder: Path) -> Iterator[str]:
                         yield f"cell {cell}: {name} is not the file that was written"
 
 
-def _not_exported(connection: Connection, cells: Sequence[str]) -> Iterator[str]:
-    """What of some cells no line of an export says: the seed that tables choose by, and the times of progress."""
+def _unexported_problems(connection: Connection, cells: Sequence[str]) -> Iterator[str]:
+    """Problems in what exports leave out: the seed by which tables select, and heartbeats."""
     for row in connection.execute(select(CELLS).where(CELLS.c.id.in_(cells))):
         if row.seed != (seed := cell_row(row.id, json.loads(row.spec), row.created)["seed"]):
-            yield f"cell {row.id}: its seed is said to be {row.seed}, and is {seed}"
+            yield f"cell {row.id}: its seed is recorded as {row.seed}, but is {seed}"
     for row in connection.execute(select(STAGES).where(STAGES.c.cell.in_(cells))):
         try:
             leases.epoch(row.heartbeat)
         except ValueError:
-            yield f"cell {row.cell} {row.stage}: its heartbeat is no time"
+            yield f"cell {row.cell} {row.stage}: its heartbeat is not a time"
 
 
-def _of_cell(line: Mapping[str, Any], identify: Identify | None, contradiction: Contradiction | None) -> Iterator[str]:
+def _cell_problems(
+    line: Mapping[str, Any], identify: Identify | None, contradiction: Contradiction | None
+) -> Iterator[str]:
     cell_id = line["cell"].partition(replicates.SIGN)[0]
     try:
         identity = cell_id if identify is None else identify(line["spec"])
-    except FatbenchError:  # a name of a plug-in that is not loaded
+    except FatbenchError:  # a plug-in that is not loaded
         identity = cell_id
     if identity != cell_id:
         yield f"cell {line['cell']}: its spec is that of {identity}"

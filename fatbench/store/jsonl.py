@@ -54,7 +54,7 @@ def export(
     MachineError: the file cannot be written. DatabaseError: a stage is damaged.
     """
     with store.database.reading() as connection:
-        integrity.whole_rows(connection, store.database.shown)
+        integrity.check_keys(connection, store.database.shown)
         copies = {row.id: (row.cell, row.number) for row in connection.execute(select(REPLICATES))}
         wanted_cells = None if cells is None else set(cells)
         known_ids = connection.scalars(select(CELLS.c.id))
@@ -87,7 +87,7 @@ def lines_of(
     DatabaseError: a finished stage is not what it was when it was finished; the line then has no end.
     """
     of_cell: dict[str, list[dict[str, Any]]] = {}
-    for point in points.of(connection, cells):
+    for point in points.points_of_cells(connection, cells):
         fields = {**point._asdict(), "labels": json.loads(point.labels), "evaluations": list(point.evaluations)}
         of_cell.setdefault(fields.pop("cell"), []).append(fields)
     try:
@@ -98,7 +98,7 @@ def lines_of(
             for number in range(len(line["stages"])):
                 yield "," * (number > 0)
                 yield from _stage_text(connection, line, number, without)
-            export_schema.fields(line)
+            export_schema.check_fields(line)
             line_end = dumps({key: line[key] for key in line if key > "stages"})[1:]
             yield f"]{',' * (len(line_end) > 1)}{line_end}\n"
     except ExchangeError as error:
@@ -126,7 +126,7 @@ def _stage_text(
         sealed.add(of_round)
         rows = [[*of_all, position[uid], created] for *of_all, uid, created in _without(of_round, without)]
         if stage["status"] != "done":  # a digest covers numbers by itself
-            export_schema.numbers(rows, f"cell {line['cell']}", number, count)
+            export_schema.check_numbers(rows, f"cell {line['cell']}", number, count)
         yield "," * (count > 0 and bool(rows)) + dumps(number_text.blocks(rows))[1:-1]
         count += len(rows)
     if stage["status"] == "done" and sealed.hexdigest() != stage["digest"]:
@@ -339,7 +339,7 @@ def _known_line(connection: Connection, text: str, location: str) -> Known | Non
         line = export_schema.parsed(text, location)
         try:
             export_schema.unpack(line, location)
-            export_schema.fields(line)
+            export_schema.check_fields(line)
             agreements = [digest_by_stage[stage["stage"]] == stage["digest"] for stage in line["stages"]]
             agreements += [run["stage"] in digest_by_stage for run in line["runs"]]
             runs = tuple(run["uid"] for run in line["runs"])
@@ -408,7 +408,7 @@ def take_in(connection: Connection, cell: CellLine, location: str, counts: dict[
     stages_here = _stages_here(connection, cell.cell)
     running = [stage.row for stage in stages_here.values() if stage.row.status == "running"]
     time = leases.clock(connection, file) if running else 0.0
-    held_runs = {row.run for row in running if leases.held(row, time)}
+    held_runs = {row.run for row in running if leases.is_held(row, time)}
     runs = _take_runs(connection, cell, held_runs)
     for stage in cell.stages:
         stage_here = stages_here.get(stage.stage)

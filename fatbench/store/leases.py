@@ -1,7 +1,7 @@
-"""Leases: a run holds its stage for so long after its last sign of progress, and no longer.
+"""Leases: a run holds its stage for a limited time after its last progress.
 
-The signs and the judgement about them are on one clock, the database's: the server's, or for a SQLite file that of the
-file system it is on. So a machine whose own clock is wrong takes nothing from anybody.
+Heartbeats and their expiry are measured by one clock, the database's: the server's, or for a SQLite file that of its
+file system. So a machine whose own clock is wrong takes no stage from another.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from fatbench.store.liveness import gone
+from fatbench.store.liveness import is_gone
 
-LEASE = 15 * 60.0  # seconds; a run that wants another lease says so in its provenance
+LEASE = 15 * 60.0  # seconds, unless the run's provenance states another
 
 
 def clock(connection: Connection, file: Path | None) -> float:
-    """The database's time in seconds since the epoch. file: of a SQLite database; None: it is PostgreSQL."""
+    """The database's time in seconds since the epoch. file: the SQLite file; None for PostgreSQL."""
     if file is None:
         return float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
     try:
-        with tempfile.TemporaryFile(dir=file.parent) as touched_file:  # a file server writes its own time on it
+        with tempfile.TemporaryFile(dir=file.parent) as touched_file:  # a file server stamps it with its own time
             return os.fstat(touched_file.fileno()).st_mtime
-    except OSError:  # whoever may only read, or has no space, judges nothing that is written
+    except OSError:  # without write access or space, this process only shows the result
         return time.time()
 
 
@@ -42,15 +42,15 @@ def epoch(stored_time: str | None) -> float | None:
     return None if stored_time is None else datetime.fromisoformat(stored_time).timestamp()
 
 
-def ends(row: Any) -> float:
-    """When the lease of a running stage ends; `row` has its heartbeat, and its run's `extra`."""
+def lease_end(row: Any) -> float:
+    """The time at which the lease of a running stage ends; `row` has its heartbeat and its run's `extra`."""
     lease = json.loads(row.extra).get("lease", LEASE) if row.extra else LEASE
     return (epoch(row.heartbeat) or 0.0) + float(lease)
 
 
-def held(row: Any, current_time: float) -> bool:
-    """Whether a running stage is still its run's: its process is not known to be gone, and its lease has not ended.
+def is_held(row: Any, current_time: float) -> bool:
+    """Whether a run still holds its running stage: its process is not known to be gone, and its lease is valid.
 
     `row` also has host, pid and process of the run.
     """
-    return not gone(row.host, row.pid, row.process) and current_time < ends(row)
+    return not is_gone(row.host, row.pid, row.process) and current_time < lease_end(row)

@@ -1,4 +1,4 @@
-"""Which process runs a stage, and whether it is certainly gone."""
+"""Whether the process that runs a stage is certainly gone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @cache
 def this_machine() -> str:
-    """This machine, its boot and our pid namespace: within these a pid and a start time mean one process."""
+    """This machine, its boot and the pid namespace, within which a pid and a start time identify a process."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = os.readlink("/proc/self/ns/pid")
@@ -23,8 +23,8 @@ def this_machine() -> str:
     return f"{machine} {boot} {namespace}"
 
 
-def start_of(pid: int) -> str | None:
-    """When a process started, in clock ticks since boot; None where it is gone (a zombie is), "" where unknown."""
+def process_start(pid: int) -> str | None:
+    """A process's start in clock ticks since boot; None if it is gone or a zombie, "" if unknown."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if state in "ZX" else fields[18]
@@ -34,27 +34,27 @@ def start_of(pid: int) -> str | None:
         os.kill(pid, 0)
     except ProcessLookupError:
         return None
-    except OSError:  # somebody else's process
+    except OSError:  # another user's process
         pass
     return ""
 
 
-def gone(host: str | None, pid: int | None, process: str | None) -> bool:
-    """Whether the process of a run is certainly no more.
+def is_gone(host: str | None, pid: int | None, process: str | None) -> bool:
+    """Whether the process of a run is certainly gone.
 
-    That can be seen where its pid can be looked up. Across machines, and across containers that share a host name, only
-    the lease speaks.
+    Only a process whose pid can be looked up here can be known to be gone. Across machines, and across containers that
+    share a host name, only the lease decides.
     """
     if host != socket.gethostname() or pid is None:
         return False
-    machine, _, born = (process or "").rpartition(" ")
+    machine, _, start_then = (process or "").rpartition(" ")
     machine_here = this_machine()
     if machine == machine_here:
-        start_now = start_of(pid)
-        return start_now is None or bool(start_now and start_now != born)
+        start_now = process_start(pid)
+        return start_now is None or bool(start_now and start_now != start_then)
     if machine and machine_here:
         (id, boot, namespace), (our_id, our_boot, our_namespace) = machine.split(" "), machine_here.split(" ")
         initial = "pid:[4026531836]"  # not a container
-        # the machine was started again since
+        # the same machine has been rebooted since
         return bool(id) and id == our_id and boot != our_boot and namespace == our_namespace == initial
     return False

@@ -1,4 +1,4 @@
-"""Numbers as they are written: what those of one round and metric share stands once, each value in its row."""
+"""How numbers are stored: one row for what a round and metric share, and one row for each value."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SHARED = ("cell", "stage", "round", "metric", "run", "created")
 
 
 def append(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write numbers, rows with the columns of NUMBERS. That none is there already is the caller's to know."""
+    """Write numbers, as rows with the columns of NUMBERS. The caller knows that none exists yet."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in SHARED), []).append(row)
     if not groups:
         return
     heads = [dict(zip(SHARED, group, strict=True)) for group in groups]
-    # Asked for with what tells them apart: in the order of the rows SQLite would insert them one by one.
+    # Returned with all columns: for ids in the order of the rows, SQLAlchemy would insert them one by one on SQLite.
     columns = [ROUND_METRICS.c[name] for name in SHARED]
     inserted_rows = connection.execute(insert(ROUND_METRICS).returning(ROUND_METRICS.c.id, *columns), heads)
     ids = {tuple(group): id for id, *group in inserted_rows}
@@ -35,7 +35,7 @@ def append(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def known_keys(connection: Connection, cell: str, stage: str, rounds: set[int]) -> set[tuple[str, int, int]]:
-    """(metric, round, client) of the numbers that a stage has of some rounds."""
+    """(metric, round, client) of a stage's numbers in some rounds."""
     query = select(NUMBERS.c.metric, NUMBERS.c.round, NUMBERS.c.client)
     rows = connection.execute(
         query.where(NUMBERS.c.cell == cell, NUMBERS.c.stage == stage, NUMBERS.c.round.in_(sorted(rounds)))
@@ -44,7 +44,7 @@ def known_keys(connection: Connection, cell: str, stage: str, rounds: set[int]) 
 
 
 def remove(connection: Connection, *conditions: Any) -> int:
-    """Take away the numbers of these round metrics: how many there were."""
+    """Delete the numbers of these round metrics and return how many there were."""
     removed_ids = select(ROUND_METRICS.c.id).where(*conditions)
     count = connection.execute(delete(VALUES).where(VALUES.c.round_metric.in_(removed_ids))).rowcount
     connection.execute(delete(ROUND_METRICS).where(*conditions))

@@ -1,4 +1,4 @@
-"""The database for whoever only looks: asking about nothing is no error, and creates nothing."""
+"""Opens databases for reading: a missing one is no error, and nothing is created."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from fatbench.errors import NothingMatched, SpecError
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
 
-Db = str | Path | Sequence[str | Path] | None  # databases, and files of `fatbench export`
+Db = str | Path | Sequence[str | Path] | None  # databases, or files of `fatbench export`
 
 
 @contextlib.contextmanager
 def opened(db: Db, *, create: bool = False) -> Iterator[Store | None]:
-    """The database if it exists, else None; `create`: also where it was named (db) and does not exist.
+    """The database if it exists, else None; with `create`, None also if a named database (db) does not exist.
 
-    Files of `fatbench export`, and several databases or files, are read together, as one database that is not kept.
-    DatabaseError: the file is not ours, or of another version. NoDatabase: it was named, does not exist, not `create`.
+    Files of `fatbench export`, and several databases or files, are merged into one temporary database. Raises
+    DatabaseError if a file is not fatbench's or of another version, and NoDatabase if a named database does not exist.
     """
     from fatbench.store.database import NoDatabase
     from fatbench.store.stages import Store
 
     database_names = listed_databases(db)
-    if len(database_names) > 1 or (database_names and not create and exported(database_names[0])):
-        with _together(database_names) as store:
+    if len(database_names) > 1 or (database_names and not create and is_export(database_names[0])):
+        with _merged_database(database_names) as store:
             yield store
         return
     database_name = database_names[0] if database_names else None
@@ -47,14 +47,14 @@ def opened(db: Db, *, create: bool = False) -> Iterator[Store | None]:
 
 
 def listed_databases(db: Db) -> list[str]:
-    """The databases and files that are named; none: that of the settings."""
+    """The named databases and files; empty for that of the settings."""
     return (
         [] if db is None else [str(db)] if isinstance(db, str | Path) else [str(database_name) for database_name in db]
     )
 
 
-def exported(database_name: str) -> bool:
-    """Whether a place is a file of JSON lines (a pipe, one of the hub), and no database."""
+def is_export(database_name: str) -> bool:
+    """Whether a name is that of a file of JSON lines (or a pipe, or a file of the hub) rather than a database."""
     from fatbench.store import jsonl
 
     if "://" in database_name and hub.address(Path(database_name)) is None:
@@ -62,15 +62,17 @@ def exported(database_name: str) -> bool:
     return os.path.isfile(whole_file.regular(Path(database_name))) and jsonl.is_export(database_name)
 
 
-_READ: dict[tuple[tuple[str, int, int], ...], tempfile.TemporaryDirectory[str]] = {}  # files, as they were -> database
+_READ: dict[
+    tuple[tuple[str, int, int], ...], tempfile.TemporaryDirectory[str]
+] = {}  # {(path, time, size) of files: their merged database}
 
 
 @contextlib.contextmanager
-def _together(database_names: Sequence[str]) -> Iterator[Store]:
-    """A database of what all these hold; that of files alone is made once in a process."""
+def _merged_database(database_names: Sequence[str]) -> Iterator[Store]:
+    """A database with the contents of all of these; that of files alone is built once in a process."""
     from fatbench.store.stages import Store
 
-    files = [whole_file.regular(Path(database_name)) for database_name in database_names if exported(database_name)]
+    files = [whole_file.regular(Path(database_name)) for database_name in database_names if is_export(database_name)]
     key = tuple((str(file.resolve()), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
     if len(files) == len(database_names) and key in _READ:
         with Store.open(f"{_READ[key].name}/results.db") as store:
@@ -80,7 +82,7 @@ def _together(database_names: Sequence[str]) -> Iterator[Store]:
     try:
         with Store.open(f"{folder.name}/results.db", create=True) as store:
             for database_name in database_names:
-                _take_in(store, database_name, Path(folder.name) / "other.jsonl")
+                _merge(store, database_name, Path(folder.name) / "other.jsonl")
             yield store
     except BaseException:
         folder.cleanup()
@@ -91,12 +93,12 @@ def _together(database_names: Sequence[str]) -> Iterator[Store]:
         folder.cleanup()
 
 
-def _take_in(store: Store, database_name: str, copy: Path) -> None:
-    """What a database or a file holds, into this database; copy: where a database's lines may stand meanwhile."""
+def _merge(store: Store, database_name: str, copy: Path) -> None:
+    """Import a database or a file into `store`; copy: a temporary file for a database's lines."""
     from fatbench.store import jsonl
     from fatbench.store.stages import Store
 
-    if exported(database_name):
+    if is_export(database_name):
         jsonl.import_(store, database_name)
         return
     with Store.open(database_name) as other_store:
@@ -110,11 +112,11 @@ def may_be_cell(text: str) -> bool:
 
 
 def cell_id(store: Store | None, begin: str, suites: Collection[str]) -> str:
-    """The id of the cell (or, written with "~", the replicate) whose id begins so. NothingMatched: none has.
+    """The only id of a cell (or, with a "~", of a replicate) that begins with `begin`.
 
-    suites: names that a person may have meant. SpecError: several cells have.
+    suites: names that the user may have meant. Raises NothingMatched if there is none, SpecError if there are several.
     """
-    ids = [] if store is None else store.begins(begin)
+    ids = [] if store is None else store.ids_beginning_with(begin)
     ids = [begin] if begin in ids else ids
     if not ids:
         lists = f"fatbench status {begin if begin in suites else 'NAME'} lists the cells"

@@ -1,7 +1,7 @@
-"""Points of a suite's grid: which labels, method, data and evaluations a cell has there, for tables read with SQL.
+"""The points of suites' grids at which cells stand, with labels, method, data and evaluations, for SQL.
 
-A cell that stands at several points, or in several suites, has a row for each. `asked` has the evaluations of a kind
-of point once; most points of a suite are of one kind.
+A cell that stands at several points, or in several suites, has a row for each. The table `asked` stores the evaluations
+of each kind of point once; most points of a suite are of the same kind.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from fatbench.store.schema import ASKED, POINTS
 
 
 class Point(NamedTuple):
-    """One place of a grid."""
+    """One point of a grid."""
 
     suite: str
     preset: str
     cell: str
-    labels: str = "{}"  # JSON: axis -> label, in the order of the suite
+    labels: str = "{}"  # JSON {axis: label}, in the suite's order
     method: str = ""  # the label on the suite's baseline axis, else on its axis "method", else the algorithm
     data: str = ""
     split: str = ""
@@ -32,7 +32,7 @@ class Point(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What points with the same evaluations share; empty: there are none."""
+        """The hash of the evaluations; empty without any."""
         evaluations_text = dumps(sorted(self.evaluations)).encode()
         return hashlib.sha256(evaluations_text).hexdigest()[:12] if self.evaluations else ""
 
@@ -43,7 +43,7 @@ class Point(NamedTuple):
 
 
 def labels_text(labels: Mapping[str, str]) -> str:
-    """Labels as they are stored: their order is the suite's."""
+    """Labels as JSON, in the suite's order."""
     return json.dumps(dict(labels), separators=(",", ":"), ensure_ascii=False)
 
 
@@ -51,7 +51,7 @@ FIELDS = ("suite", "preset", "cell", "labels", "method", "data", "split", "model
 
 
 def write(connection: Connection, points: Iterable[Point], *, replace: bool) -> None:
-    """Store the points of cells that are known; replace: also where the suite's preset has points of the cell."""
+    """Store the points of existing cells; replace: also if the suite's preset has points of the cell already."""
     points_by_key: dict[tuple[str, str, str], dict[Point, None]] = {}
     for point in points:
         points_by_key.setdefault((point.suite, point.preset, point.cell), {})[point] = None
@@ -61,23 +61,23 @@ def write(connection: Connection, points: Iterable[Point], *, replace: bool) -> 
     for row in fetch(connection, query, POINTS.c.cell, {cell for _, _, cell in points_by_key}):
         rows_by_key.setdefault((row.suite, row.preset, row.cell), set()).add(tuple(row))
     new_points: list[Point] = []
-    for key, of_cell in points_by_key.items():
+    for key, cell_points in points_by_key.items():
         stored_rows = rows_by_key.get(key, set())
         if stored_rows and (
-            not replace or stored_rows == {tuple(point.row[name] for name in columns) for point in of_cell}
+            not replace or stored_rows == {tuple(point.row[name] for name in columns) for point in cell_points}
         ):
             continue
         if stored_rows:
             suite, preset, cell = key
             condition = (POINTS.c.suite == suite) & (POINTS.c.preset == preset) & (POINTS.c.cell == cell)
             connection.execute(delete(POINTS).where(condition))
-        new_points += of_cell
+        new_points += cell_points
     if new_points:
         connection.execute(insert(POINTS), [point.row for point in new_points])
-        _ask(connection, {point.kind: point.evaluations for point in new_points if point.kind})
+        _store_kinds(connection, {point.kind: point.evaluations for point in new_points if point.kind})
 
 
-def _ask(connection: Connection, kinds: Mapping[str, Sequence[str]]) -> None:
+def _store_kinds(connection: Connection, kinds: Mapping[str, Sequence[str]]) -> None:
     """Store the evaluations of kinds of points, each once."""
     known_kinds = set(connection.scalars(select(ASKED.c.kind).where(ASKED.c.kind.in_(sorted(kinds)))))
     rows = [
@@ -90,7 +90,7 @@ def _ask(connection: Connection, kinds: Mapping[str, Sequence[str]]) -> None:
         connection.execute(insert(ASKED), rows)
 
 
-def of(connection: Connection, cells: Iterable[str]) -> Iterator[Point]:
+def points_of_cells(connection: Connection, cells: Iterable[str]) -> Iterator[Point]:
     """The points of some cells, in order."""
     evaluations_by_kind: dict[str, list[str]] = {}
     for kind, evaluation in connection.execute(select(ASKED.c.kind, ASKED.c.evaluation).order_by(*ASKED.primary_key)):

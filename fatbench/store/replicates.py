@@ -1,7 +1,7 @@
-"""Other runs of the same cell: replicates, which stand beside the first run and never replace it.
+"""Replicates: further runs of the same cell, which never replace the first.
 
-A replicate is a row of `cells`, whose id is that of the cell and a number, "0a1b2c3d4e5f~1", and a row of `replicates`.
-Its runs, stages, numbers and outcomes hang on that id as those of any cell. `fatbench run` works on the cell itself.
+A replicate is a row of `cells`, whose id is the cell's with a number, "0a1b2c3d4e5f~1", and a row of `replicates`. Its
+runs, stages, numbers and outcomes belong to that id like any cell's. `fatbench run` works on the cell itself.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ SIGN = "~"
 
 
 def name(cell: str, number: int) -> str:
-    """The id of a cell's replicate; the cell's own for number 0."""
+    """The id of a cell's replicate; for number 0, the cell's own."""
     return f"{cell}{SIGN}{number}" if number else cell
 
 
 def ids_here(connection: Connection, cell: str) -> list[str]:
-    """The ids of a cell and its replicates that the database holds, by number; empty: it does not know the cell."""
+    """The ids of a cell and its replicates in the database, by number; empty if the cell is unknown."""
     cell_ids = list(connection.scalars(select(CELLS.c.id).where(CELLS.c.id == cell)))
     replicate_query = select(REPLICATES.c.id).where(REPLICATES.c.cell == cell).order_by(REPLICATES.c.number)
     return cell_ids + list(connection.scalars(replicate_query))
 
 
 @patient
-def of(database: Database, cells: Iterable[str] | None = None) -> dict[str, list[str]]:
-    """Cell -> its id and those of its replicates, by number; only cells that have replicates."""
+def by_cell(database: Database, cells: Iterable[str] | None = None) -> dict[str, list[str]]:
+    """{cell: [its id, those of its replicates by number]} of the cells that have replicates."""
     ids_by_cell: dict[str, list[tuple[int, str]]] = {}
     with database.reading() as connection:
         for row in fetch(connection, select(REPLICATES), REPLICATES.c.cell, cells):
@@ -40,8 +40,8 @@ def of(database: Database, cells: Iterable[str] | None = None) -> dict[str, list
 
 
 @patient
-def trained(database: Database, ids: Iterable[str]) -> dict[str, str]:
-    """Those of these cells whose training is done -> when their last run ended, as it is stored."""
+def training_ends(database: Database, ids: Iterable[str]) -> dict[str, str]:
+    """{cell: end of its last run, as stored} of the given cells whose training is done."""
     query = (
         select(STAGES.c.cell, func.max(RUNS.c.ended).label("ended"))
         .join(RUNS, RUNS.c.cell == STAGES.c.cell)

@@ -1,4 +1,4 @@
-"""Rows as they are written and read: values in the form in which the tables hold them, and many keys at a time."""
+"""The form of values in the tables, and queries by many keys."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import Any
 from sqlalchemy import Connection
 
 from fatbench.errors import escapes, printable
-from fatbench.store.liveness import start_of, this_machine
+from fatbench.store.liveness import process_start, this_machine
 from fatbench.store.schema import RUNS
 
 
 def dumps(value: Any) -> str:
-    """Canonical JSON: sorted keys, no spaces. ValueError: NaN or infinity."""
+    """Canonical JSON: sorted keys, no spaces. Raises ValueError for NaN and infinities."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def current_time() -> str:
-    """The time as it is stored: UTC, ISO 8601 with milliseconds."""
+    """The current time as it is stored: UTC, ISO 8601 with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -41,9 +41,9 @@ _IN_JSON = re.compile(rf"\\(?:{_PAIR}|u(?P<code>[0-9a-fA-F]{{4}})|(?P<letter>.))
 
 @functools.lru_cache(1024)  # the rows of a cell share their names
 def stored_text(stored_bytes: bytes) -> str:
-    """Text of a database, which may be somebody else's, as `printable`; of JSON its strings.
+    """Text of a database, made `printable` because others may have written it; in JSON, only the strings.
 
-    sqlite3.OperationalError: the file is damaged.
+    Raises sqlite3.OperationalError if the file is damaged.
     """
     try:
         text = stored_bytes.decode()
@@ -55,21 +55,21 @@ def stored_text(stored_bytes: bytes) -> str:
 
 
 def _escaped(escape: re.Match[str]) -> str:
-    """An escape of JSON, or one of a backslash where it stands for what `printable` replaces."""
+    """An escape of JSON, itself escaped if it stands for a character that `printable` replaces."""
     code, letter = escape["code"], escape["letter"]
     character = chr(int(code, 16)) if code else {"b": "\b", "f": "\f", "r": "\r"}.get(letter, "")
     return escape[0] if printable(character) == character else "\\" + escape[0]
 
 
 def batches(values: Iterable[str], size: int = 500) -> Iterator[list[str]]:
-    """Distinct values in order, so many at a time: databases limit the parameters of a statement."""
+    """Distinct values in order, `size` at a time, because databases limit the parameters of a statement."""
     ordered = sorted(set(values))
     for offset in range(0, len(ordered), size):
         yield ordered[offset : offset + size]
 
 
 def fetch(connection: Connection, query: Any, key: Any, values: Iterable[str] | None) -> Iterator[Any]:
-    """The rows of `query` whose `key` is among `values` (None: all rows); any number of values."""
+    """The rows of `query` whose `key` is among any number of `values`; None: all rows."""
     for batch_query in (
         [query] if values is None else (query.where(key.in_(value_batch)) for value_batch in batches(values))
     ):
@@ -80,26 +80,26 @@ def fetch(connection: Connection, query: Any, key: Any, values: Iterable[str] | 
 def cell_row(cell: str, spec: Mapping[str, Any], created: str) -> dict[str, Any]:
     """A row of `cells`."""
     seed = spec.get("seed")
-    fits = isinstance(seed, int) and not isinstance(seed, bool) and -(2**63) <= seed < 2**63
-    return {"id": cell, "spec": dumps(spec), "seed": seed if fits else None, "created": created}
+    is_integer = isinstance(seed, int) and not isinstance(seed, bool) and -(2**63) <= seed < 2**63
+    return {"id": cell, "spec": dumps(spec), "seed": seed if is_integer else None, "created": created}
 
 
-LARGEST = 1e100  # of a measured number: sums and squares of many are finite, and no float32 is beyond it
+LARGEST = 1e100  # of a measured number: beyond any float32, and sums and squares stay finite
 
 PROVENANCE = ("preset", "host", "pid", "device", "precision", "commit", "dirty", "versions", "log")
 
 
 def run_values(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """What a row of `runs` says of where and how: columns of the same names, and the rest as JSON."""
+    """The columns of `runs` that provenance fills, and the rest of it as JSON."""
     columns, other_values = split_provenance(provenance)
     host, pid = columns.setdefault("host", socket.gethostname()), columns.setdefault("pid", os.getpid())
     if host == socket.gethostname() and (machine := this_machine()):
-        columns["process"] = f"{machine} {start_of(pid) or ''}"
+        columns["process"] = f"{machine} {process_start(pid) or ''}"
     return {**columns, "extra": dumps(other_values)}
 
 
 def split_provenance(provenance: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is said of a run: (values of columns, the rest)."""
+    """(values of columns, the rest) of a run's provenance."""
     columns = {key: value for key, value in provenance.items() if key in PROVENANCE}
     if columns.get("versions") is not None:
         columns["versions"] = dumps(columns["versions"])

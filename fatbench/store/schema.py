@@ -23,16 +23,16 @@ from sqlalchemy import (
     table,
 )
 
-APPLICATION_ID = 0x66617462  # "fatb", in the header of our SQLite files
-SCHEMA = "0007"  # raised with every change of the tables below; a database of another is refused
+APPLICATION_ID = 0x66617462  # "fatb", in the header of fatbench's SQLite files
+SCHEMA = "0007"  # raised with every change of the tables below; databases of another are refused
 
 METADATA = MetaData()
-# byte order on every database, so that an export does not depend on the server's language
+# byte order in every database, so that an export does not depend on the server's locale
 NAME = String(190).with_variant(Text(), "sqlite").with_variant(Text(collation="C"), "postgresql")
 TIME = String(24)
 STATUS = "status IN ('todo', 'running', 'done', 'failed', 'interrupted')"
 
-IDENTITY = Table(  # one row: what the folder of the database's checkpoints carries too
+IDENTITY = Table(  # one row, which also marks the folder of the database's checkpoints
     "identity",
     METADATA,
     Column("id", String(32), primary_key=True),
@@ -45,11 +45,11 @@ CELLS = Table(
     Column("seed", BigInteger),
     Column("created", TIME, nullable=False),
 )
-REPLICATES = Table(  # the cells that are another run of a cell, see fatbench.store.replicates
+REPLICATES = Table(  # further runs of a cell, see fatbench.store.replicates
     "replicates",
     METADATA,
     Column("id", NAME, ForeignKey("cells.id"), primary_key=True),
-    Column("cell", NAME, ForeignKey("cells.id"), nullable=False),  # of which it is another run
+    Column("cell", NAME, ForeignKey("cells.id"), nullable=False),  # the cell that it repeats
     Column("number", Integer, nullable=False),  # from 1
     Index("replicates_cell", "cell"),
 )
@@ -57,7 +57,7 @@ RUNS = Table(
     "runs",
     METADATA,
     Column("id", Integer, primary_key=True),
-    Column("uid", String(32), nullable=False, unique=True),  # the run's name on every machine
+    Column("uid", String(32), nullable=False, unique=True),  # the same on every machine
     Column("cell", NAME, ForeignKey("cells.id"), nullable=False),
     Column("stage", NAME, nullable=False),
     Column("suite", Text, nullable=False),
@@ -67,7 +67,7 @@ RUNS = Table(
     Column("ended", TIME),
     Column("host", Text),
     Column("pid", Integer),
-    Column("process", Text),  # which process of which boot the pid means
+    Column("process", Text),  # machine, boot and start time, which make the pid unique
     Column("device", Text),
     Column("precision", Text),
     Column("commit", Text),
@@ -78,20 +78,20 @@ RUNS = Table(
     Column("extra", Text, nullable=False),  # JSON: the rest of the provenance
     Index("runs_cell", "cell"),
 )
-POINTS = Table(  # places of suites' grids, see fatbench.store.points
+POINTS = Table(  # points of suites' grids, see fatbench.store.points
     "points",
     METADATA,
     Column("suite", NAME, nullable=False),
     Column("preset", NAME, nullable=False),
     Column("cell", NAME, ForeignKey("cells.id"), nullable=False),
-    Column("labels", NAME, nullable=False),  # JSON: axis -> label
+    Column("labels", NAME, nullable=False),  # JSON {axis: label}
     Column("method", NAME, nullable=False),
     Column("data", NAME, nullable=False),
     Column("split", NAME, nullable=False),
     Column("model", NAME, nullable=False),
-    Column("kind", String(12), nullable=False),  # of `asked`; empty: no evaluation is asked for
-    Column("shown", NAME, ForeignKey("cells.id"), nullable=False),  # the cell or the replicate that tables read
-    # with every column but `shown`, so that a damaged one contradicts the key's index
+    Column("kind", String(12), nullable=False),  # key of `asked`; empty without evaluations
+    Column("shown", NAME, ForeignKey("cells.id"), nullable=False),  # the cell or replicate that tables show
+    # every column but `shown`, so that a damaged value contradicts the key's index
     PrimaryKeyConstraint(
         "suite", "preset", "cell", "labels", "method", "data", "split", "model", "kind", name="points_key"
     ),
@@ -106,7 +106,7 @@ ASKED = Table(  # the evaluations that a kind of point asks for
     Column("attack", NAME, nullable=False),  # "pgd20"
     PrimaryKeyConstraint("kind", "evaluation", "attack", name="asked_key"),
 )
-SEEN_DATA = Table(  # what the newest run found where a cell's data set lies
+SEEN_DATA = Table(  # the data that the newest run has read for a cell's setting
     "seen_data",
     METADATA,
     Column("data", NAME, primary_key=True),  # canonical JSON of the cell's setting
@@ -123,7 +123,7 @@ STAGES = Table(
     Column("total", Integer, nullable=False),
     Column("checkpoint", Text),
     Column("record", Text, nullable=False),  # JSON
-    Column("settings", Text),  # JSON: the attack of an evaluation, every default filled in, and its implementation
+    Column("settings", Text),  # JSON: the attack of an evaluation, with all defaults, and its implementation
     Column("run", Integer, ForeignKey("runs.id")),
     Column("error", Text),
     Column("heartbeat", TIME),
@@ -131,7 +131,7 @@ STAGES = Table(
     PrimaryKeyConstraint("cell", "stage", name="stages_key"),
     Index("stages_run", "run"),
 )
-ROUND_METRICS = Table(  # what the numbers of all clients share, in one metric of one round
+ROUND_METRICS = Table(  # what all clients' numbers of one metric and round share
     "round_metrics",
     METADATA,
     Column("id", Integer, primary_key=True),
@@ -154,7 +154,7 @@ VALUES = Table(
     PrimaryKeyConstraint("round_metric", "client", name="numbers_key"),
     sqlite_with_rowid=False,  # the key is the table: half the size
 )
-NUMBERS = (  # to read from: a row a number
+NUMBERS = (  # for reading: one row for each number
     select(*(ROUND_METRICS.c[name] for name in ("cell", "stage", "round", "metric", "run", "created")))
     .add_columns(VALUES.c.client, VALUES.c.value, VALUES.c.n)
     .join(VALUES, VALUES.c.round_metric == ROUND_METRICS.c.id)
@@ -171,18 +171,18 @@ OUTCOME_CHUNKS = Table(
     PrimaryKeyConstraint("cell", "stage", "start", name="outcomes_key"),
     ForeignKeyConstraint(["cell", "stage"], ["stages.cell", "stages.stage"], name="outcomes_stage"),
 )
-DOUBTS = Table(  # reasons to doubt an evaluation, of all that is stored: fatbench.report.numbers.doubts
+DOUBTS = Table(  # reasons to doubt an evaluation, see fatbench.report.numbers.doubts
     "doubts",
     METADATA,
     Column("cell", NAME, nullable=False),
     Column("stage", NAME, nullable=False),
     Column("code", NAME, nullable=False),
-    Column("against", NAME, nullable=False),  # the other attack's label; empty: none
+    Column("against", NAME, nullable=False),  # the other attack's label, or empty
     Column("value", Float(53)),  # a round, a count, a fraction
     PrimaryKeyConstraint("cell", "stage", "code", "against", name="doubts_key"),
     ForeignKeyConstraint(["cell", "stage"], ["stages.cell", "stages.stage"], name="doubts_stage"),
 )
-VERSION = Table(  # a name of our own, for a PostgreSQL database may have other tenants
+VERSION = Table(  # with a prefix, because a PostgreSQL database may have other users
     "fatbench_version",
     MetaData(),
     Column("version_num", String(32), nullable=False),
@@ -209,9 +209,9 @@ VIEW = table(
 SUITE_CELLS_SQL = """\
 CREATE VIEW suite_cells AS
 SELECT suite, preset, cell FROM runs UNION SELECT suite, preset, cell FROM points"""
-SUITE_CELLS = table("suite_cells", *map(column, ("suite", "preset", "cell")))  # every suite that has a cell, each once
-# One row an outcome: `position` from 0 counts the test images of the stage, model after model where it has several;
-# `correct` is 1 where the image was classified right.
+SUITE_CELLS = table("suite_cells", *map(column, ("suite", "preset", "cell")))  # every suite of a cell, once
+# One row for each outcome: `position` counts the stage's test images from 0, model after model if it has several;
+# `correct` is 1 if the image was classified correctly.
 OUTCOMES_VIEW = "outcomes"
 OUTCOMES_VIEW_SQL = {
     "postgresql": """\
@@ -226,7 +226,7 @@ SELECT o.cell, o.stage, o.start + k AS position,
   (instr('0123456789ABCDEF', substr(hex(o.bits), k / 4 + 1, 1)) - 1) >> (3 - k % 4) & 1 AS correct
 FROM outcome_chunks o JOIN places ON k < o.n""",
 }
-# One row an accuracy that a suite asks for, of the run that its tables read; each checkpoint by itself.
+# One row for each accuracy that a suite asks for, of the run that its tables show, and for each checkpoint.
 RESULTS_VIEW = "results"
 _RESULTS = """\
 CREATE VIEW results AS

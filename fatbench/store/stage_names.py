@@ -1,4 +1,4 @@
-"""What the name of an evaluation's stage says: "pgd20-0a1b2c3d.bf16@20"."""
+"""The parts of the name of an evaluation's stage: "pgd20-0a1b2c3d.bf16@20"."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 
 class StageName(NamedTuple):
-    """The parts of a name; `fatbench.suite.cells.Evaluation.stage` makes it."""
+    """The parts of a name that `fatbench.suite.cells.Evaluation.stage` makes."""
 
-    metric: str  # "pgd20"; empty: no evaluation
+    metric: str  # "pgd20"; empty for a stage that is no evaluation
     evaluation: str  # "pgd20-0a1b2c3d": the attack, its images and its batch
-    precision: str  # what the attack computed in; float32 has no suffix
+    precision: str  # of the attack; float32 has no suffix
     round: int  # of the model
 
 

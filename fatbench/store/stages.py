@@ -6,16 +6,16 @@
         store.commit(run, numbers=[Number("pgd20", 0.31, round=1)], round=1, checkpoint="state-000001.safetensors")
         store.finish(run)
 
-| noun | here |
+| noun | meaning |
 |---|---|
-| cell | an experiment, by the hash of its spec |
+| cell | an experiment, identified by the hash of its spec |
 | stage | a resumable piece of a cell's work: training, or one attack on one saved model |
 | run | one attempt at a stage by one process: where, when, with which code; every number names its run |
 | number | a row of the public view `measurements` |
 
-A stage's pointer (round, checkpoint, record), its numbers and its outcomes move in the same transaction, so a process
-killed at any instant loses what it had not committed and nothing occurs twice. Only the run that holds a stage may
-write to it; a run whose stage was taken over gets `Stolen` and has written nothing.
+A stage's pointer (round, checkpoint, record), its numbers and its outcomes are written in one transaction, so a process
+that is killed at any instant loses only what it had not committed, and nothing occurs twice. Only the run that holds a
+stage may write to it; a run whose stage was taken over gets `LeaseLost` and has written nothing.
 
 SQLite is the default, PostgreSQL is for several machines. Times are UTC, ISO 8601 with milliseconds.
 """
@@ -55,14 +55,14 @@ Status = Literal["todo", "running", "done", "failed", "interrupted"]
 # --- what goes in and comes out ----------------------------------------------------------------------------------
 
 
-class Stolen(FatbenchError):
-    """The stage is no longer this run's: somebody took it over, or it is over. Nothing was written."""
+class LeaseLost(FatbenchError):
+    """Another process holds the stage now, or it has ended. Nothing was written."""
 
     exit_code = 1
 
 
 class NumberLike(Protocol):
-    """One measurement, as `fatbench.engine.rounds.Number` has it; the store knows no more of it than these names."""
+    """One measurement: what the store needs of `fatbench.engine.rounds.Number`."""
 
     @property
     def metric(self) -> str:
@@ -78,11 +78,11 @@ class NumberLike(Protocol):
 
     @property
     def n(self) -> int:
-        """Examples behind it; 0: it is no mean over examples."""
+        """Examples behind it; 0 if it is no mean over examples."""
 
     @property
     def client(self) -> int:
-        """-1: it is not about one client."""
+        """The client's number; -1 if it is not about one client."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,14 @@ class StageRow:
     status: Status
     round: int  # train: rounds completed; evaluation: examples done
     total: int
-    checkpoint: str | None  # file name of the state to go on from, relative to the cell's folder
-    record: dict[str, Any]  # small JSON the stage keeps for itself (best rounds so far, ...)
+    checkpoint: str | None  # file of the state to resume from, relative to the cell's folder
+    record: dict[str, Any]  # small JSON of the stage's own, such as {"best-val": {"round": 7, "value": 0.4}}
     run: int | None  # the last run that claimed it
     error: str | None  # traceback of the last failure
-    settings: dict[str, Any] | None  # of the attack, every default filled in, and its implementation; None: training
-    heartbeat: float | None  # of the last progress, seconds since the epoch on the database's clock
-    age: float | None = field(default=None, compare=False)  # seconds since then, where it is running
-    alive: bool = False  # running, not known to be dead, and its lease has not ended: no other process can claim it
+    settings: dict[str, Any] | None  # of the attack, with all defaults, and its implementation; None: training
+    heartbeat: float | None  # time of the last progress, seconds since the epoch on the database's clock
+    age: float | None = field(default=None, compare=False)  # seconds since then, if it is running
+    alive: bool = False  # running under a valid lease, so that no other process can claim it
 
 
 # --- the store ---------------------------------------------------------------------------------------------------
@@ -131,12 +131,12 @@ class Store:
     # --- cells ---------------------------------------------------------------------------------------------------
 
     def add_cell(self, cell: str, spec: Mapping[str, Any]) -> None:
-        """Make a cell known; one that is known stays as it is."""
+        """Add a cell; an existing one stays as it is."""
         self.add_cells({cell: spec})
 
     @patient
     def add_cells(self, specs: Mapping[str, Mapping[str, Any]]) -> None:
-        """Make cells known, id -> spec, in one transaction; those that are known stay as they are."""
+        """Add cells, {id: spec}, in one transaction; existing ones stay as they are."""
         with self.database.reading() as connection:
             new_ids = specs.keys() - _known_ids(connection, specs)
         if not new_ids:
@@ -151,37 +151,35 @@ class Store:
 
     @patient
     def cells(self, cells: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
-        """id -> spec, of all cells or those asked for."""
+        """{id: spec} of all cells, or of the given ones."""
         query = select(CELLS.c.id, CELLS.c.spec).order_by(CELLS.c.id)
         with self.database.reading() as connection:
             return {row.id: json.loads(row.spec) for row in fetch(connection, query, CELLS.c.id, cells)}
 
     @patient
-    def begins(self, letters: str, maximum: int = 9) -> list[str]:
-        """The ids of the first cells, at most `maximum`, that begin with these letters; replicates only with their
-        "~".
-        """
-        query = select(CELLS.c.id).where(CELLS.c.id >= letters).order_by(CELLS.c.id)  # they come first
+    def ids_beginning_with(self, letters: str, maximum: int = 9) -> list[str]:
+        """At most `maximum` ids that begin with these letters, in order; replicates only if the letters have a "~"."""
+        query = select(CELLS.c.id).where(CELLS.c.id >= letters).order_by(CELLS.c.id)  # matching ids come first
         if replicates.SIGN not in letters:
             query = query.where(~CELLS.c.id.contains(replicates.SIGN))
         with self.database.reading() as connection:
             return [row.id for row in connection.execute(query.limit(maximum)) if row.id.startswith(letters)]
 
     @patient
-    def known(self, cells: Iterable[str]) -> set[str]:
-        """Those of these cells that are in the database."""
+    def known_cells(self, cells: Iterable[str]) -> set[str]:
+        """The given cells that are in the database."""
         with self.database.reading() as connection:
             return _known_ids(connection, cells)
 
     @patient
-    def any_cell(self) -> bool:
-        """Whether there is a cell at all."""
+    def has_cells(self) -> bool:
+        """Whether the database holds any cell."""
         with self.database.reading() as connection:
             return connection.execute(select(CELLS.c.id).limit(1)).first() is not None
 
     @patient
-    def label(self, labelled_points: Iterable[points.Point]) -> None:
-        """Say at which points of which suites cells stand; of those that are in the database."""
+    def store_points(self, labelled_points: Iterable[points.Point]) -> None:
+        """Store the points of suites' grids at which cells stand, for cells that are in the database."""
         points_wanted = list(labelled_points)
         if not points_wanted:
             return
@@ -191,14 +189,14 @@ class Store:
             points.write(connection, [point for point in points_wanted if point.cell in known_ids], replace=True)
 
     @patient
-    def judge(
+    def store_doubts(
         self,
         doubts: Mapping[str, Sequence[tuple[str, str, str, float | None]]],
         shown_runs: Mapping[tuple[str, str, str], str],
     ) -> None:
-        """Store what is doubtful about cells, and which of their runs tables read.
+        """Store the doubts about cells, and which of their runs tables show.
 
-        doubts: cell -> (stage, code, against, value). shown_runs: (suite, preset, cell) -> run.
+        doubts: {cell: [(stage, code, against, value)]}. shown_runs: {(suite, preset, cell): run}.
         """
         columns = ("stage", "code", "against", "value")
         with self.database.writing() as connection:
@@ -218,13 +216,13 @@ class Store:
 
     @patient
     def seen_data(self) -> dict[str, str]:
-        """Setting of a data set, as canonical JSON -> SHA-256 of the images and labels that the newest run found."""
+        """{setting of a data set, as canonical JSON: SHA-256 of the images and labels that the newest run read}."""
         with self.database.reading() as connection:
             return {row.data: row.fingerprint for row in connection.execute(select(SEEN_DATA))}
 
     @patient
-    def see_data(self, seen_fingerprints: Mapping[str, str]) -> None:
-        """Keep what a run has found, as `seen_data` gives it."""
+    def record_data(self, seen_fingerprints: Mapping[str, str]) -> None:
+        """Store what a run has read, in the form of `seen_data`."""
         known_data = self.seen_data()
         new_data = {
             data: fingerprint for data, fingerprint in seen_fingerprints.items() if known_data.get(data) != fingerprint
@@ -255,19 +253,18 @@ class Store:
         retry_failed: bool = False,
         fresh: bool = False,
     ) -> int | None:
-        """Take a stage to work on: the id of the new run, or None if there is nothing to take.
+        """Claim a stage: the id of the new run, or None if the stage is done, failed or held by another process.
 
-        A stage can be taken that was never begun, was interrupted, failed (with `retry_failed`), or whose run has lost
-        it: its process is gone from this machine, or its lease has ended (`fatbench.store.leases`). None: done,
-        failed, or in another process's hands. A stage goes on from its round and checkpoint, also after a failure.
-        With `fresh` it is taken also where it is done, and begins again from nothing: its numbers and outcomes are
-        deleted. `total` 0 leaves the total as it is. `settings`: of an evaluation's attack. `provenance` fills the
-        columns of `runs` of the same names; the rest of it is kept as JSON.
+        A stage can be claimed if it was never started, was interrupted, failed (with `retry_failed`), or if its run has
+        lost it: its process on this machine is gone, or its lease has ended (`fatbench.store.leases`). It resumes from
+        its round and checkpoint, also after a failure. With `fresh`, a stage is claimed even if it is done, and starts
+        from nothing: its numbers and outcomes are deleted. `total` 0 keeps the total. `settings`: of an evaluation's
+        attack. `provenance` fills the columns of `runs` with the same names; the rest is stored as JSON.
         """
         with self.database.writing() as connection:
-            # the cell's row is the lock: there may be no row of the stage yet
+            # lock the cell's row, because the stage may have no row yet
             if connection.scalar(select(CELLS.c.id).where(CELLS.c.id == cell).with_for_update(key_share=True)) is None:
-                raise ValueError(f"there is no cell {cell}: add_cell first")
+                raise ValueError(f"unknown cell {cell}: call add_cell first")
             key = (STAGES.c.cell == cell) & (STAGES.c.stage == stage)
             row = connection.execute(
                 select(STAGES, RUNS.c.host, RUNS.c.pid, RUNS.c.process, RUNS.c.extra)
@@ -279,9 +276,9 @@ class Store:
                 if not fresh and (row.status == "done" or (row.status == "failed" and not retry_failed)):
                     return None
                 if row.status == "running":
-                    if leases.held(row, self._clock(connection)):
+                    if leases.is_held(row, self._clock(connection)):
                         return None
-                    _end(connection, row.run, "interrupted", row.heartbeat)
+                    _end_run(connection, row.run, "interrupted", row.heartbeat)
             moment = current_time()
             values = run_values(provenance)
             attempt = {"uid": os.urandom(16).hex(), "cell": cell, "stage": stage, "suite": suite, "started": moment}
@@ -312,32 +309,32 @@ class Store:
         record: Mapping[str, Any] | None = None,
         outcomes: tuple[int, int, bytes] | None = None,
     ) -> None:
-        """Write a step of a stage in one transaction: its numbers, its outcomes and the pointer to go on from.
+        """Write a step of a stage in one transaction: its numbers, its outcomes and the point to resume from.
 
-        round: rounds (train) or examples (evaluation) completed, never less than before. checkpoint: the file to go
-        on from at that round, None where none is needed. record: None leaves it as it is. outcomes: (first example,
-        how many, packed bits), the chunk that follows what is there. Stolen: the stage is not this run's any more.
-        ValueError: a value that is not finite, a number that is there already, a chunk that does not fit.
+        round: rounds (train) or examples (evaluation) completed, never fewer than before. checkpoint: the file to
+        resume from at that round, or None. record: None keeps it. outcomes: (first example, how many, packed bits), the
+        next chunk. Raises LeaseLost if the stage is no longer this run's, and ValueError for a value that is not
+        finite, a number that exists already, or a chunk that does not fit.
         """
         rows = list(numbers)
-        _demand_storable(rows)
+        _check_storable(rows)
         with self.database.writing() as connection:
-            owned = _owned(connection, run)
-            if round < owned.round:
-                raise ValueError(f"{owned.cell} {owned.stage}: round {round} after round {owned.round}")
+            held = _held_stage(connection, run)
+            if round < held.round:
+                raise ValueError(f"{held.cell} {held.stage}: round {round} after round {held.round}")
             values: dict[str, Any] = {"round": round, "checkpoint": checkpoint, "heartbeat": self._beat(connection)}
             if record is not None:
                 values["record"] = dumps(record)
-            _set(connection, owned, values)
-            _append(connection, owned, run, rows)
+            _update_stage(connection, held, values)
+            _append_numbers(connection, held, run, rows)
             if outcomes is not None:
                 start, n, bits = outcomes
-                if start != owned.round or start + n != round or n < 1 or len(bits) != (n + 7) // 8:
+                if start != held.round or start + n != round or n < 1 or len(bits) != (n + 7) // 8:
                     raise ValueError(
-                        f"{owned.cell} {owned.stage}: {n} outcomes from {start} on in {len(bits)} bytes do not lead"
-                        f" from {owned.round} examples to {round}"
+                        f"{held.cell} {held.stage}: {n} outcomes from {start} on in {len(bits)} bytes do not lead"
+                        f" from {held.round} examples to {round}"
                     )
-                chunk = {"cell": owned.cell, "stage": owned.stage, "start": start, "n": n, "bits": bits}
+                chunk = {"cell": held.cell, "stage": held.stage, "start": start, "n": n, "bits": bits}
                 connection.execute(insert(OUTCOME_CHUNKS), [chunk])
 
     @patient
@@ -349,76 +346,72 @@ class Store:
         round: int | None = None,
         record: Mapping[str, Any] | None = None,
     ) -> None:
-        """Declare a stage done, with its last numbers, round and record; nothing is left to go on from.
-
-        Stolen, ValueError as for `commit`.
-        """
+        """Mark a stage as done, with its last numbers, round and record. Raises as `commit` does."""
         rows = list(numbers)
-        _demand_storable(rows)
+        _check_storable(rows)
         first_round = min((number.round for number in rows), default=None)
-        with self.database.reading() as connection:  # a million numbers, while others may write
+        with self.database.reading() as connection:  # hash perhaps millions of numbers while others may write
             held_stage = connection.execute(select(RUNS.c.cell, RUNS.c.stage).where(RUNS.c.id == run)).first()
-            begun_digest = (
+            partial_digest = (
                 None
                 if held_stage is None
-                else export_lines.digest_begun(connection, held_stage.cell, held_stage.stage, first_round)
+                else export_lines.begin_digest(connection, held_stage.cell, held_stage.stage, first_round)
             )
         with self.database.writing() as connection:
-            owned = _owned(connection, run)
+            held = _held_stage(connection, run)
             values: dict[str, Any] = {"status": "done", "checkpoint": None, "error": None}
             if round is not None:
                 values["round"] = round
             if record is not None:
                 values["record"] = dumps(record)
-            _set(connection, owned, values)
-            _append(connection, owned, run, rows)
-            _end(connection, run, "done", current_time())
-            export_lines.seal(connection, owned.cell, [owned.stage], begun_digest, first_round)
+            _update_stage(connection, held, values)
+            _append_numbers(connection, held, run, rows)
+            _end_run(connection, run, "done", current_time())
+            export_lines.seal(connection, held.cell, [held.stage], partial_digest, first_round)
 
     def fail(self, run: int, error: str) -> None:
-        """Declare a run failed, with its traceback; what was committed stays, and a retry goes on from there.
+        """Mark a run as failed, with its traceback; what was committed stays, and a retry resumes from there.
 
-        Where the stage has been taken over, only the run is marked.
+        If another process has taken the stage over, only the run is marked.
         """
         self._give_up(run, "failed", printable(error))
 
     def release(self, run: int) -> None:
-        """Give a stage back to be gone on with: the run was interrupted. Nothing happens where it was taken over."""
+        """Release a stage after an interruption, so that it can be resumed; without effect if it was taken over."""
         self._give_up(run, "interrupted", None)
 
     @patient
     def heartbeat(self, run: int) -> None:
-        """Renew a run's lease, for it has made progress; a commit does so too. Stolen: it should stop."""
+        """Renew a run's lease after progress, as a commit does. Raises LeaseLost if the run should stop."""
         with self.database.writing() as connection:
-            _set(connection, _owned(connection, run), {"heartbeat": self._beat(connection)})
+            _update_stage(connection, _held_stage(connection, run), {"heartbeat": self._beat(connection)})
 
     @patient
     def describe_run(self, run: int, provenance: Mapping[str, Any], *, total: int | None = None) -> None:
-        """Add to a run's provenance what was not known when it began, and to its stage how much there is to do."""
+        """Add to a run's provenance what was not known when it started, and set the total of its stage."""
         with self.database.writing() as connection:
-            owned = _owned(connection, run)
+            held = _held_stage(connection, run)
             columns, other_values = split_provenance(provenance)
             extra = connection.execute(select(RUNS.c.extra).where(RUNS.c.id == run)).scalar_one()
             columns["extra"] = dumps({**json.loads(extra), **other_values})
             connection.execute(update(RUNS).where(RUNS.c.id == run).values(**columns))
             if total is not None:
-                _set(connection, owned, {"total": total})
+                _update_stage(connection, held, {"total": total})
 
     @patient
     def restart(self, run: int) -> None:
-        """Begin a stage again from nothing: for when the checkpoint that its numbers lead up to is lost or damaged.
+        """Restart a stage from nothing, if the checkpoint that its numbers lead up to is lost or damaged.
 
-        Numbers are taken away only here and by `claim(fresh=True)`; these belong to a model that is lost. Stolen as
-        for `commit`.
+        Only this and `claim(fresh=True)` delete numbers; these belong to a lost model. Raises LeaseLost as `commit`.
         """
         with self.database.writing() as connection:
-            owned = _owned(connection, run)
-            _discard_results(connection, owned.cell, owned.stage, run)
-            _set(connection, owned, {"heartbeat": self._beat(connection)})
+            held = _held_stage(connection, run)
+            _discard_results(connection, held.cell, held.stage, run)
+            _update_stage(connection, held, {"heartbeat": self._beat(connection)})
 
     @patient
     def reopen(self, cell: str, stage: str) -> None:
-        """Let a stage that is done be taken again: for when what it left on disk is lost. Whoever does restarts it."""
+        """Let a done stage be claimed again, because its files are lost; whoever claims it calls `restart`."""
         with self.database.writing() as connection:
             key = (STAGES.c.cell == cell) & (STAGES.c.stage == stage) & (STAGES.c.status == "done")
             run = connection.scalar(select(STAGES.c.run).where(key).with_for_update())
@@ -443,14 +436,16 @@ class Store:
                 .values(status=status, error=error, ended=func.coalesce(RUNS.c.ended, moment))
             )
             run_stage = connection.execute(select(RUNS.c.cell, RUNS.c.stage).where(RUNS.c.id == run)).first()
-            if run_stage is not None:  # whoever took it over may have finished it: this run's end is part of the digest
+            if (
+                run_stage is not None
+            ):  # another run may have finished the stage, and this run's end is part of the digest
                 export_lines.seal(connection, run_stage.cell, [run_stage.stage])
 
     # --- reading -------------------------------------------------------------------------------------------------
 
     @patient
     def stages(self, cells: Sequence[str] | None = None) -> dict[tuple[str, str], StageRow]:
-        """(cell, stage) -> its row, of all cells or those asked for; what rows say alike they share."""
+        """{(cell, stage): its row} of all cells, or of the given ones; equal JSON values are shared objects."""
         query = (
             select(STAGES, RUNS.c.host, RUNS.c.pid, RUNS.c.process, RUNS.c.extra)
             .outerjoin(RUNS, and_(RUNS.c.id == STAGES.c.run, STAGES.c.status == "running"))
@@ -460,29 +455,31 @@ class Store:
         with self.database.reading() as connection:
             time, parse = cache(lambda: self._clock(connection)), cache(json.loads)
             for row in fetch(connection, query, STAGES.c.cell, cells):
-                # in the order of the table: to ask a row for each by its name takes as long as all else here
+                # unpacked in the order of the table: access by name would double the time
                 cell, stage, status, round, total, checkpoint, record, settings, run, error, heartbeat, *_ = row
-                running, beat = status == "running", leases.epoch(heartbeat)
+                running, heartbeat_time = status == "running", leases.epoch(heartbeat)
                 result[cell, stage] = StageRow(
                     cell, stage, status, round, total, checkpoint, parse(record), run, error,
                     None if settings is None else parse(settings),
-                    beat, None if beat is None or not running else time() - beat,
-                    running and leases.held(row, time()),
+                    heartbeat_time, None if heartbeat_time is None or not running else time() - heartbeat_time,
+                    running and leases.is_held(row, time()),
                 )  # fmt: skip
         return result
 
     @patient
-    def trained(self) -> dict[tuple[str, str | None, str], int]:
-        """(suite, preset, state of the training) -> how many cells; "todo" where no training has begun.
+    def count_trainings(self) -> dict[tuple[str, str | None, str], int]:
+        """{(suite, preset, status of the training): number of cells}, "todo" before a training has started.
 
-        Counted by the database. A cell of several suites counts for each, its replicates for none.
+        The database counts. A cell of several suites counts for each, its replicates for none.
         """
-        ran = select(SUITE_CELLS).where(~SUITE_CELLS.c.cell.contains(replicates.SIGN)).subquery()
-        train = and_(STAGES.c.cell == ran.c.cell, STAGES.c.stage == "train")
+        suite_cells = select(SUITE_CELLS).where(~SUITE_CELLS.c.cell.contains(replicates.SIGN)).subquery()
+        train = and_(STAGES.c.cell == suite_cells.c.cell, STAGES.c.stage == "train")
         status = func.coalesce(STAGES.c.status, "todo")
-        query = select(ran.c.suite, ran.c.preset, status, func.count()).select_from(ran.outerjoin(STAGES, train))
+        query = select(suite_cells.c.suite, suite_cells.c.preset, status, func.count()).select_from(
+            suite_cells.outerjoin(STAGES, train)
+        )
         with self.database.reading() as connection:
-            rows = connection.execute(query.group_by(ran.c.suite, ran.c.preset, status))
+            rows = connection.execute(query.group_by(suite_cells.c.suite, suite_cells.c.preset, status))
             return {(suite, preset, state): count for suite, preset, state, count in rows}
 
     @patient
@@ -493,7 +490,7 @@ class Store:
         stages: Sequence[str] | None = None,
         metrics: Sequence[str] | None = None,
     ) -> list[dict[str, Any]]:
-        """Rows of the public view, by cell, stage, round, client and metric; of all cells or those asked for."""
+        """Rows of the public view, by cell, stage, round, client and metric, of all cells or of the given ones."""
         order = ("cell", "stage", "round", "client", "metric")
         query = select(VIEW).order_by(*(VIEW.c[name] for name in order))
         if stages is not None:
@@ -505,7 +502,7 @@ class Store:
             return [dict(zip(names, row, strict=True)) for row in fetch(connection, query, VIEW.c.cell, cells)]
 
     def each_measurement(self, cell: str) -> Iterator[dict[str, Any]]:
-        """The rows that `measurements` has of a cell, one by one: it may have millions."""
+        """The rows of `measurements` of a cell, one by one, because there may be millions."""
         order = ("stage", "round", "client", "metric")
         query = select(VIEW).where(VIEW.c.cell == cell).order_by(*(VIEW.c[name] for name in order))
         names = [c.name for c in VIEW.c]
@@ -515,7 +512,7 @@ class Store:
 
     @patient
     def last_trained(self, cell: str) -> tuple[int, int]:
-        """(the last round that has numbers of a cell's training, how many numbers those before it have)."""
+        """(the last round with numbers of a cell's training, the count of numbers of earlier rounds)."""
         condition = (NUMBERS.c.cell == cell) & (NUMBERS.c.stage == "train")
         with self.database.reading() as connection:
             last_round = connection.scalar(select(func.max(NUMBERS.c.round)).where(condition)) or 0
@@ -534,10 +531,10 @@ class Store:
 
     @patient
     def runs(self, cells: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """Every attempt at a stage, oldest first: its columns and the rest of its provenance in one mapping."""
-        parsed_texts: dict[str | None, Any] = {None: {}}  # thousands of runs share the same few versions
+        """Every run, oldest first: its columns and the rest of its provenance in one mapping."""
+        parsed_texts: dict[str | None, Any] = {None: {}}  # thousands of runs share a few texts
 
-        def loaded(text: str | None) -> Any:
+        def parse(text: str | None) -> Any:
             if text not in parsed_texts:
                 parsed_texts[text] = json.loads(cast(str, text))
             return parsed_texts[text]
@@ -548,8 +545,8 @@ class Store:
             for row in fetch(connection, select(RUNS), RUNS.c.cell, cells):
                 run = dict(zip(names, row, strict=True))
                 del run["process"]
-                run["versions"] = dict(loaded(run["versions"]))
-                result.append({**loaded(run.pop("extra")), **run})
+                run["versions"] = dict(parse(run["versions"]))
+                result.append({**parse(run.pop("extra")), **run})
         return sorted(result, key=lambda run: run["id"])
 
 
@@ -560,29 +557,28 @@ def _known_ids(connection: Connection, cells: Iterable[str]) -> set[str]:
     return {row.id for row in fetch(connection, select(CELLS.c.id), CELLS.c.id, cells)}
 
 
-def _owned(connection: Connection, run: int) -> Any:
-    """The stage that a run holds, locked. Stolen: it does not hold it."""
+def _held_stage(connection: Connection, run: int) -> Any:
+    """The stage that a run holds, locked. Raises LeaseLost if it does not hold one."""
     query = select(STAGES).where(STAGES.c.run == run, STAGES.c.status == "running").with_for_update()
-    owned = connection.execute(query).first()
-    if owned is not None:
-        return owned
+    held = connection.execute(query).first()
+    if held is not None:
+        return held
     run_row = connection.execute(select(RUNS.c.cell, RUNS.c.stage, RUNS.c.status).where(RUNS.c.id == run)).first()
     if run_row is None:
-        raise ValueError(f"there is no run {run}")
-    raise Stolen(
-        f"{run_row.cell} {run_row.stage}: run {run} ({run_row.status}) no longer owns this stage: another "
-        "process took it over,"
-        " and this run writes nothing more"
+        raise ValueError(f"unknown run {run}")
+    raise LeaseLost(
+        f"{run_row.cell} {run_row.stage}: run {run} ({run_row.status}) no longer owns this stage: another process "
+        "took it over, and this run writes nothing more"
     )
 
 
-def _set(connection: Connection, owned: Any, values: Mapping[str, Any]) -> None:
-    key = (STAGES.c.cell == owned.cell) & (STAGES.c.stage == owned.stage)
+def _update_stage(connection: Connection, held: Any, values: Mapping[str, Any]) -> None:
+    key = (STAGES.c.cell == held.cell) & (STAGES.c.stage == held.stage)
     connection.execute(update(STAGES).where(key).values(**values))
 
 
 def _discard_results(connection: Connection, cell: str, stage: str, run: int) -> None:
-    """Take away all that a stage holds; the runs before `run` are marked as `dropped`: nothing of theirs is left."""
+    """Delete all that a stage holds; earlier runs than `run` are marked as `dropped`, as they have no numbers left."""
     earlier_runs = (RUNS.c.cell == cell) & (RUNS.c.stage == stage) & (RUNS.c.id != run)
     for row in connection.execute(select(RUNS.c.id, RUNS.c.extra).where(earlier_runs)).all():
         extra = dumps({**json.loads(row.extra), "dropped": True})
@@ -594,12 +590,12 @@ def _discard_results(connection: Connection, cell: str, stage: str, run: int) ->
     connection.execute(update(STAGES).where(STAGES.c.cell == cell, STAGES.c.stage == stage).values(**empty_values))
 
 
-def _end(connection: Connection, run: int | None, status: Status, moment: str | None) -> None:
+def _end_run(connection: Connection, run: int | None, status: Status, moment: str | None) -> None:
     connection.execute(update(RUNS).where(RUNS.c.id == run).values(status=status, ended=moment))
 
 
-def _demand_storable(numbers: Sequence[NumberLike]) -> None:
-    """ValueError: a number that cannot be stored, or one that is given twice."""
+def _check_storable(numbers: Sequence[NumberLike]) -> None:
+    """Raise ValueError for a number that cannot be stored, or is given twice."""
     given_keys = set()
     for number in numbers:
         if printable(number.metric) != number.metric:
@@ -612,15 +608,13 @@ def _demand_storable(numbers: Sequence[NumberLike]) -> None:
         given_keys.add(key)
 
 
-def _append(connection: Connection, owned: Any, run: int, numbers: Sequence[NumberLike]) -> None:
-    """Write a stage's numbers. ValueError: one is there already."""
-    known_keys = written.known_keys(connection, owned.cell, owned.stage, {number.round for number in numbers})
+def _append_numbers(connection: Connection, held: Any, run: int, numbers: Sequence[NumberLike]) -> None:
+    """Write a stage's numbers. Raises ValueError if one exists already."""
+    known_keys = written.known_keys(connection, held.cell, held.stage, {number.round for number in numbers})
     for number in numbers:
         if (number.metric, number.round, number.client) in known_keys:
-            raise ValueError(
-                f"{owned.cell} {owned.stage}: {_number_name(number)} is there already; nothing was written"
-            )
-    shared = {"cell": owned.cell, "stage": owned.stage, "run": run, "created": current_time()}
+            raise ValueError(f"{held.cell} {held.stage}: {_number_name(number)} is there already; nothing was written")
+    shared = {"cell": held.cell, "stage": held.stage, "run": run, "created": current_time()}
     of_each = ("metric", "round", "client", "value", "n")
     written.append(connection, [{**shared, **{name: getattr(number, name) for name in of_each}} for number in numbers])
 

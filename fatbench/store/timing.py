@@ -1,4 +1,4 @@
-"""How long stages took on this machine: what an estimate of the next ones is made of."""
+"""How long stages took on this machine, as the basis of estimates."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from fatbench.store.leases import epoch
 from fatbench.store.schema import CELLS, NUMBERS, RUNS, STAGES
 from fatbench.store.stages import Store
 
-LATEST = 5_000  # runs that an estimate is made of
-PAUSE = 10.0  # seconds between two stages of a process up to which they belong to the second
+LATEST = 5_000  # runs that an estimate uses
+PAUSE = 10.0  # seconds between two stages of a process that still count for the second
 
 
 @dataclass(frozen=True)
 class TimedRun:
-    """One run of a stage: its work in `seconds`.
+    """One run of a stage.
 
-    `wall` is from the end of its process's stage before it to its own end, less rounds that do not count.
+    `wall` is the time from the end of its process's previous stage to its own end, minus rounds that do not count.
     """
 
     spec: Mapping[str, Any]
     attack: Mapping[str, Any] | None  # None: training
     count: float  # image passes of training; images attacked, once for each model
     seconds: float
-    wall: float | None  # None where the run did not come to its end
+    wall: float | None  # None if the run did not finish
 
 
 @patient
 def timed_runs(store: Store, after_round: int = 0, everywhere: bool = False) -> list[TimedRun]:
-    """The runs on this machine, or everywhere, on the device that ran last; of training only rounds after `after`.
+    """The LATEST runs on this machine, or everywhere, on the device of the last run.
 
-    The LATEST runs alone: they tell the machine as it is, and there may be a million.
-    Cells that were trained as one program say the seconds of all: each counts its fraction.
+    Only training rounds after `after_round` count. Older runs are ignored: the machine may have changed, and there may
+    be a million.
     """
     condition = RUNS.c.host.is_not(None) if everywhere else RUNS.c.host == socket.gethostname()
     latest = select(RUNS.c.id).where(condition).order_by(RUNS.c.id.desc()).limit(LATEST).subquery()
@@ -48,7 +48,7 @@ def timed_runs(store: Store, after_round: int = 0, everywhere: bool = False) -> 
     numbers = (
         select(NUMBERS.c.run, NUMBERS.c.metric, counts, func.sum(NUMBERS.c.value))
         .join(RUNS, RUNS.c.id == NUMBERS.c.run)
-        # of the cells that ran here alone: numbers are found by their cell, and there may be millions
+        # restricted to cells that ran here: numbers are indexed by cell, and there may be millions
         .where(
             condition,
             NUMBERS.c.cell.in_(select(RUNS.c.cell).where(condition)),
@@ -83,19 +83,19 @@ def timed_runs(store: Store, after_round: int = 0, everywhere: bool = False) -> 
         for text in {row.settings for row in rows if row.settings}
     }
     timed = []
-    process_ended: dict[tuple[Any, Any], float] = {}  # when the process's last stage ended
+    process_ended: dict[tuple[Any, Any], float] = {}  # {(pid, process): end of its last stage}
     for row in rows:
         run_sums = sums_by_run[row.id]
         attack = attacks.get(row.settings)
         count = row.total if attack else run_sums.get("forward", 0.0) + run_sums.get("backward", 0.0)
         seconds, wall = run_sums["seconds"], None
         if row.status == "done":
-            began, end_time = epoch(row.started) or 0.0, epoch(row.ended) or 0.0
+            start_time, end_time = epoch(row.started) or 0.0, epoch(row.ended) or 0.0
             last_end = process_ended.get((row.pid, row.process), 0.0)
-            if 0 <= began - last_end < PAUSE:
-                began = last_end
+            if 0 <= start_time - last_end < PAUSE:
+                start_time = last_end
             process_ended[row.pid, row.process] = end_time
-            wall = end_time - began - uncounted.get(row.id, 0.0)
+            wall = end_time - start_time - uncounted.get(row.id, 0.0)
         if count and seconds > 0:
             timed.append(TimedRun(spec_by_cell[row.cell], attack, float(count), seconds, wall))
     return timed
@@ -103,7 +103,7 @@ def timed_runs(store: Store, after_round: int = 0, everywhere: bool = False) -> 
 
 @patient
 def gpu_memory(store: Store, kind: Callable[[Mapping[str, Any]], str]) -> dict[str, float]:
-    """The most bytes that a training took on a GPU, by the kind of its cell's spec."""
+    """{kind of a cell's spec: the largest memory in bytes that a training took on a GPU}."""
     query = select(CELLS.c.spec, RUNS.c.extra).join(RUNS, RUNS.c.cell == CELLS.c.id)
     memory_by_kind: dict[str, float] = {}
     with store.database.reading() as connection:

@@ -77,7 +77,7 @@ FIXED = {
     "Attack": ("model", "x", "y", "generator"),
     "Augment": ("x", "generator"),
     "Diagnostic": ("problem", "result", "images", "labels", "attack", "generator"),
-    "Defence": ("gradient", "at"),
+    "Defence": ("gradient", "upload"),
     "Inversion": ("observed", "model", "shape", "generator"),
     "Adversary": ("update",),  # or one of ADVERSARIES
     "Manipulation": ("model", "weights", "generator"),

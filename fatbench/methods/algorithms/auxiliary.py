@@ -5,7 +5,7 @@
 | D_d, D_- | divide | images to distil on (80 per cent), negatives for scoring (20) |
 | h_0 | represent | features: what enters the layers of logits |
 | | pretrain | SimCLR on the auxiliary images |
-| s_k(x) | certainty | how much x looks like client k's data: P(own) by a private logistic regression |
+| s_k(x) | certainty | how much x looks like client k's data, by a private logistic regression |
 
 Sattler, Korjakow, Rischke and Samek 2021 (FedAUX).
 """
@@ -21,7 +21,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from fatbench.engine.local import copied, gradients_of, load, pixels, precision_context, trainable
+from fatbench.engine.local import copy_state, gradients_of, load, pixels, precision_context, trainable
 from fatbench.engine.optimizers import Descent, Moments, step
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Tensors
@@ -32,25 +32,25 @@ SIMCLR_TEMPERATURE = 0.5
 
 
 def divide(problem: Problem, algorithm: str) -> tuple[Tensor, Tensor]:
-    """(images to distil on, negatives), uint8: 80 and 20 per cent of the auxiliary images, drawn.
+    """(images to distil on, negatives), uint8: a random 80 and 20 per cent of the auxiliary images.
 
-    ValueError: no auxiliary images, too few, or of another shape than the training images.
+    Raises ValueError if there are no auxiliary images, too few, or if their shape differs from the training images'.
     """
     images = problem.auxiliary
     if images is None:
         raise ValueError(f"{algorithm} needs unlabelled images: set the cell's 'auxiliary' to a data set")
     if len(images) < 5:
-        raise ValueError(f"{algorithm}: {len(images)} auxiliary images cannot be divided 80 to 20; at least 5")
+        raise ValueError(f"{algorithm}: {len(images)} auxiliary images cannot be divided 80 to 20; give at least 5")
     training_shape, auxiliary_shape = problem.images.shape[1:], images.shape[1:]
     if training_shape[0] != auxiliary_shape[0] or (training_shape != auxiliary_shape and problem.size is None):
         raise ValueError(
             f"{algorithm}: auxiliary images are {'x'.join(map(str, auxiliary_shape))}, training images "
             f"{'x'.join(map(str, training_shape))}"
-            + ("; 'size' brings both to one side" if training_shape[0] == auxiliary_shape[0] else "")
+            + ("; set 'size' to resize both" if training_shape[0] == auxiliary_shape[0] else "")
         )
     order = torch.randperm(len(images), generator=generator(problem.seed, "auxiliary")).to(images.device)
-    cut = 4 * len(images) // 5
-    return images[order[:cut]], images[order[cut:]]
+    distil_count = 4 * len(images) // 5
+    return images[order[:distil_count]], images[order[distil_count:]]
 
 
 # --- features ----------------------------------------------------------------------------------------------------
@@ -58,17 +58,17 @@ def divide(problem: Problem, algorithm: str) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def recorded_features(model: nn.Module) -> Iterator[list[Tensor]]:
-    """What enters the layers of logits, each flattened to (B, d), in the list after every forward pass."""
+    """A context with a list that holds, after each forward pass, the inputs (B, d) of the layers of logits."""
     layers = getattr(model, "logit_layers", (logit_parameters(model)[0].rpartition(".")[0],))
     features: list[Tensor] = []
     first_layer = model.get_submodule(layers[0])
 
-    def hear(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if module is first_layer:
             features.clear()
         features.append(inputs[0].flatten(1))
 
-    handles = [model.get_submodule(layer).register_forward_pre_hook(hear) for layer in layers]
+    handles = [model.get_submodule(layer).register_forward_pre_hook(record) for layer in layers]
     try:
         yield features
     finally:
@@ -91,11 +91,11 @@ def represent(problem: Problem, model: nn.Module, images: Tensor, batch: int) ->
 
 
 def pretrain(problem: Problem, start: Tensors, epochs: int, batch: int, lr: float) -> tuple[Tensors, float]:
-    """(the model after SimCLR on all auxiliary images, mean loss of the last epoch). The layers of logits stay.
+    """(the model after SimCLR on all auxiliary images, mean loss of the last epoch). Layers of logits do not change.
 
-    Chen et al. 2020: two views of each image, cosine similarities over 0.5, each view to find the other among the
-    2 (B - 1) + 1 of its batch; Adam; a projection head of two layers that is thrown away. An image left over alone at
-    the end of an epoch is dropped, it has no negatives.
+    Chen et al. 2020: two views of each image, cosine similarities at temperature 0.5, each view to find the other among
+    the 2 (B - 1) + 1 of its batch; Adam; a projection head of two layers, discarded afterwards. If a single image is
+    left at the end of an epoch, it is dropped, because it has no negatives.
     """
     assert problem.auxiliary is not None
     model = load(problem, start)
@@ -110,7 +110,7 @@ def pretrain(problem: Problem, start: Tensors, epochs: int, batch: int, lr: floa
             model(pixels(problem, problem.auxiliary[:2]))
         size = sum(layer_input.shape[1] for layer_input in layer_inputs)
         head = nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.Linear(size, PROJECTED)).to(problem.device)
-        model.load_state_dict(start)  # batch statistics as they were
+        model.load_state_dict(start)  # undoes the batch statistics of the pass above
         weights = [*(model.get_parameter(name) for name in names), *head.parameters()]
         for _ in range(epochs):
             losses, sizes = [], []
@@ -127,7 +127,7 @@ def pretrain(problem: Problem, start: Tensors, epochs: int, batch: int, lr: floa
                 losses.append(loss.detach())
                 sizes.append(len(rows))
     mean = sum(a * b for a, b in zip(torch.stack(losses).double().tolist(), sizes, strict=True)) / sum(sizes)
-    return copied(model), mean
+    return copy_state(model), mean
 
 
 def contrast(projected: Tensor) -> Tensor:
@@ -139,8 +139,10 @@ def contrast(projected: Tensor) -> Tensor:
 
 
 def view(x: Tensor, draws: Generator) -> Tensor:
-    """A random view of each image (B, C, H, W) in [0, 1]: crop of 20 to 100 per cent, flip, brightness, contrast, and
-    for colour images saturation, a fifth of them grey. Without SimCLR's hue and blur, which small images do without.
+    """A random view of each image (B, C, H, W) in [0, 1].
+
+    A crop of 20 to 100 per cent, flip, brightness, contrast and, for colour images, saturation; a fifth of them turn
+    grey. SimCLR's hue and blur are left out, as is usual for small images.
     """
     b, channels = x.shape[:2]
 
@@ -183,15 +185,13 @@ def certainty(
     delta: float,
     draws: Generator,
 ) -> Tensor:
-    """Scores (n,) in (0, 1] of the images with features `scored_features` (n, D): how likely they are of a client's
-    own data.
+    """Scores (n,) in (0, 1]: how likely images with features `scored_features` (n, D) belong to a client's data.
 
-    A logistic regression of the client's features `client_features` against the `negatives`, with L2 weight
-    `regularisation` on the
-    mean loss, made (epsilon, delta)-differentially private for the client's images by Gaussian noise; plus 1e-8.
+    A logistic regression of `client_features` against the `negatives`, with L2 weight `regularisation` on the mean
+    loss, made (epsilon, delta)-differentially private for the client's images by Gaussian noise; plus 1e-8.
 
-    "calibrated": features are scaled by the largest norm of the negatives, which are public, cut to norm 1, and carry a
-    constant, so that the intercept is regularised like the rest and rows have norm at most 1 after division by sqrt 2.
+    "calibrated": features are scaled by the largest norm of the negatives, which are public, clipped to norm 1, and get
+    a constant, so that the intercept is regularised like the rest and rows have norm at most 1 when divided by sqrt 2.
     The minimiser then moves by at most 2 / (n lambda) when an image is replaced (Chaudhuri et al. 2011), and noise of
     deviation 2 / (n lambda) sqrt(2 ln(1.25 / delta)) / epsilon suffices (Dwork and Roth 2014, epsilon at most 1).
     "released": the same noise, but scikit-learn's C is 1 / lambda, which is a weight of lambda / n on the mean loss, so
@@ -228,9 +228,9 @@ def separator(
         torch.cat([torch.zeros(len(client_features)), torch.ones(len(negatives))]).numpy(),
     )
     if released:
-        fitted = LogisticRegression(C=1 / regularisation, max_iter=1000).fit(x[:, :-1], y)
-        weights = torch.cat([torch.from_numpy(fitted.coef_[0]), torch.from_numpy(fitted.intercept_)])
+        regression = LogisticRegression(C=1 / regularisation, max_iter=1000).fit(x[:, :-1], y)
+        weights = torch.cat([torch.from_numpy(regression.coef_[0]), torch.from_numpy(regression.intercept_)])
     else:
-        fitted = LogisticRegression(C=1 / (len(y) * regularisation), fit_intercept=False, max_iter=1000, tol=1e-8)
-        weights = torch.from_numpy(fitted.fit(x, y).coef_[0])
+        regression = LogisticRegression(C=1 / (len(y) * regularisation), fit_intercept=False, max_iter=1000, tol=1e-8)
+        weights = torch.from_numpy(regression.fit(x, y).coef_[0])
     return weights.double(), rows

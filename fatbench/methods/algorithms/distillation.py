@@ -1,16 +1,16 @@
-"""What the distillation algorithms share: the loss, knowledge matched by example, what crosses between edge and server.
+"""What the distillation algorithms share: the loss, matching by example, the exchange of edge and server.
 
 | papers | here | what |
 |---|---|---|
 | W_e^k, W_c^k | edge_of(state, k) | client k's extractor and classifier; never averaged between clients |
 | W_s, W_t | tensors "server.*" of state.model | the server's network |
-| H_i, y_i | sent.read(rows), sent.labels[rows] | features and label of example sent.ids[row] |
-| z_i | sent.logits[rows] | the edge's logits for it |
+| H_i, y_i | transferred.read(rows), .labels[rows] | features and label of example transferred.ids[row] |
+| z_i | transferred.logits[rows] | the edge's logits for it |
 | z_s,i, z_t,i | knowledge | the server's logits for it, kept at the client with the ids of its examples |
 
-Rows of every tensor that crosses are examples, and which ones is known by their ids: the index into Problem.images.
-The released FedGKT goes by the number of the batch, which under a shuffling loader is a different image each time
-(differences: fedgkt-release). Features and logits come from images that are not augmented.
+The rows of every tensor that is sent are examples, identified by their index into Problem.images. The released FedGKT
+identifies them by the number of the batch, which under a shuffling loader is a different image each time (differences:
+fedgkt-release). Features and logits come from images that are not augmented.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fatbench.engine.local import Batch, Client, LocalTraining, copied, load, pixels, train, trainable
+from fatbench.engine.local import Batch, Client, LocalTraining, copy_state, load, pixels, train, trainable
 from fatbench.engine.optimizers import packed, unpacked
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Memory, Metrics, Problem, State, Stats, Tensors
@@ -44,9 +44,9 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 
 
 def match(ids: Tensor, values: Tensor, example_ids: Tensor) -> Tensor:
-    """The rows of `values` (n, ...) that belong to the examples `example_ids` (b,), where row i belongs to ids[i].
+    """The rows of `values` (n, ...) for the examples `example_ids` (b,), where row i belongs to ids[i].
 
-    ValueError: an example that nothing is known of.
+    Raises ValueError for an example that is not among `ids`.
     """
     order = ids.argsort()
     positions = order[torch.searchsorted(ids[order], example_ids).clamp_(max=len(ids) - 1)]
@@ -57,7 +57,7 @@ def match(ids: Tensor, values: Tensor, example_ids: Tensor) -> Tensor:
 
 
 def check_model(algorithm: str, model: nn.Module) -> None:
-    """Refuse a model without an edge and a server."""
+    """Raise ValueError for a model without an edge and a server."""
     absent_parts = [part_name for part_name in ("extractor", "classifier", "server") if not hasattr(model, part_name)]
     if absent_parts:
         raise ValueError(
@@ -70,7 +70,7 @@ def check_model(algorithm: str, model: nn.Module) -> None:
 
 
 class Edge(nn.Module):
-    """The network of a device, classifier(extractor(x)), which remembers the logits of its last forward pass."""
+    """A device's network, classifier(extractor(x)), which keeps the logits of its last forward pass."""
 
     logits: Tensor
 
@@ -86,7 +86,7 @@ class Edge(nn.Module):
 
 
 def edge_of(state: State, k: int) -> Tensors:
-    """Client k's extractor and classifier; before its first round those of the initial model, the same everywhere."""
+    """Client k's extractor and classifier; before its first round, those of the initial model."""
     client_state = state.clients.get(k)
     return (
         client_state["edge"]
@@ -98,16 +98,16 @@ def edge_of(state: State, k: int) -> Tensors:
 def train_edge(
     problem: Problem, state: State, k: int, round: int, local: LocalTraining, *, temperature: float, alpha: float
 ) -> tuple[Memory, Stats]:
-    """What client k keeps after local training, {"edge", "optimizer"}, and what it reports.
+    """Train client k's edge; ({"edge", "optimizer"} for the client to keep, its statistics).
 
     The loss is the objective's plus alpha times the divergence from the server's logits for the same examples, once
-    there are any. The divergence is taken at the images that the objective's last forward pass saw: the clean ones
-    under standard training, TRADES and MART, the adversarial ones under adversarial training, where it is the loss of
-    adversarially robust distillation (Goldblum et al. 2020). No further pass is needed for it. ValueError: a proximal
-    term, which has nothing to pull towards.
+    there are any. The divergence is taken at the images of the objective's last forward pass: the clean ones under
+    standard training, TRADES and MART; the adversarial ones under adversarial training, where it is the loss of
+    adversarially robust distillation (Goldblum et al. 2020). It needs no further pass. Raises ValueError for a proximal
+    term, because nothing is broadcast.
     """
     if local.proximal is not None:
-        raise ValueError("local: proximal: it pulls towards the broadcast weights, and no edge receives any")
+        raise ValueError("local: proximal: no edge receives broadcast weights to pull towards")
     model = load(problem, {**state.model, **edge_of(state, k)})
     edge = Edge(model)
     names = [name for name in trainable(model) if name.startswith(EDGE)]
@@ -123,43 +123,43 @@ def train_edge(
 
     loss_of = None if taught is None else distillation
     moments, client_stats = train(Client(problem, {}, k, round), edge, weights, local, moments=moments, loss_of=loss_of)
-    return {"edge": copied(model, EDGE), "optimizer": packed(moments, names)}, client_stats
+    return {"edge": copy_state(model, EDGE), "optimizer": packed(moments, names)}, client_stats
 
 
 # --- between edge and server -------------------------------------------------------------------------------------
 
 
 class Rows(NamedTuple):
-    """Rows (b,) of what was sent: for the host, which asks whose they are, and on the device."""
+    """Row numbers (b,) of what was sent: on the host, to find their clients, and on the device."""
 
     host: Tensor
-    here: Tensor
+    device: Tensor
 
 
 def split(problem: Problem, rows: Tensor, batch: int) -> Iterator[Rows]:
-    """Rows (N,) of the host in batches; all cross to the device at once, so that no step waits for them."""
+    """Row numbers (N,) in batches, copied to the device at once, so that no step waits for them."""
     return map(Rows, rows.split(batch), rows.to(problem.device).split(batch))
 
 
 @dataclass(frozen=True)
-class Sent:
-    """What the edges have sent in one round, client after client; row i of every tensor is the example ids[i]."""
+class Transferred:
+    """What the edges have sent in one round, client after client; row i of every tensor is example ids[i]."""
 
     ids: Tensor  # (N,)
-    owned: dict[int, slice]  # rows of each client
+    owned: dict[int, slice]  # {client: its rows}
     logits: Tensor  # (N, classes) of the edges, float32
     labels: Tensor  # (N,)
-    features: Tensor | None  # (N, c, h, w); None where they are computed again when they are read
-    feature_bytes: int  # bytes on the wire of one example's features
+    features: Tensor | None  # (N, c, h, w); None if they are recomputed when they are read
+    feature_bytes: int  # of one example, as sent
     read: Callable[[Rows], Tensor]  # features (b, c, h, w) float32
 
 
-def transfer(problem: Problem, state: State, clients: Mapping[int, Tensors], batch: int, keep: Keep) -> Sent:
-    """Features and logits of every client's examples under its new edge: eval mode, float32, nothing augmented.
+def transfer(problem: Problem, state: State, clients: Mapping[int, Tensors], batch: int, keep: Keep) -> Transferred:
+    """Features and logits of every client's examples from its new edge, in eval mode and float32, without augmentation.
 
-    They are 4 * 64 * 32 * 32 bytes = 256 KiB an example for a ResNet-18 stem on 32 x 32 images, 13 GB for CIFAR-10.
-    `keep: bfloat16` sends and keeps half of that; `recompute` keeps none and runs the edge's extractor again wherever
-    the server reads a batch (the bytes on the wire are counted as if they were sent in float32).
+    For a ResNet-18 stem on 32 x 32 images, features take 4 * 64 * 32 * 32 bytes = 256 KiB an example, 13 GB for
+    CIFAR-10. `keep: bfloat16` halves that; `recompute` keeps none and runs the edge's extractor again whenever the
+    server reads a batch (the bytes sent are counted as float32).
     """
     ids = torch.cat([problem.shards[k] for k in clients])
     owned, start = {}, 0
@@ -180,16 +180,18 @@ def transfer(problem: Problem, state: State, clients: Mapping[int, Tensors], bat
             if features is not None:
                 features[rows] = h.to(features.dtype)
             size = h[0].numel() * (2 if keep == "bfloat16" else 4)
-    feature_reader = _recomputed(problem, clients, ids, owned) if features is None else _stored_features(features)
-    return Sent(ids, owned, logits, problem.labels[ids], features, size, feature_reader)
+    feature_reader = (
+        _recompute_features(problem, clients, ids, owned) if features is None else _stored_features(features)
+    )
+    return Transferred(ids, owned, logits, problem.labels[ids], features, size, feature_reader)
 
 
 def _stored_features(features: Tensor) -> Callable[[Rows], Tensor]:
-    return lambda rows: features[rows.here].float()
+    return lambda rows: features[rows.device].float()
 
 
 def _by_client(rows: Rows, owned: Mapping[int, slice], read_client: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """read(k, mine) of each client's rows, (m, ...) for their places `row_positions` (m,); in the order of all rows."""
+    """read_client(k, positions in `rows`) of each client, (m, ...) for its m rows, in the order of `rows` again."""
     positions, client_values = [], []
     for k, client_rows in owned.items():
         row_positions = ((rows.host >= client_rows.start) & (rows.host < client_rows.stop)).nonzero().flatten()
@@ -201,41 +203,46 @@ def _by_client(rows: Rows, owned: Mapping[int, slice], read_client: Callable[[in
 
 
 def _extractors(clients: Mapping[int, Tensors]) -> dict[int, Tensors]:
-    """The tensors of each client's extractor, by their names in it."""
+    """{client: state_dict of its extractor}."""
     return {
         k: {n.removeprefix("extractor."): v for n, v in edge.items() if n.startswith("extractor.")}
         for k, edge in clients.items()
     }
 
 
-def _recomputed(
+def _recompute_features(
     problem: Problem, clients: Mapping[int, Tensors], ids: Tensor, owned: Mapping[int, slice]
 ) -> Callable[[Rows], Tensor]:
     extractor, extractor_by_client = problem.model.get_submodule("extractor"), _extractors(clients)
 
     def features_of_rows(rows: Rows) -> Tensor:
-        def of_client(k: int, row_positions: Tensor) -> Tensor:
+        def read_client(k: int, row_positions: Tensor) -> Tensor:
             x = pixels(problem, problem.images[ids[rows.host[row_positions].to(ids.device)]])
             with torch.no_grad():
                 features: Tensor = functional_call(extractor.eval(), extractor_by_client[k], (x,))
             return features
 
-        return _by_client(rows, owned, of_client)
+        return _by_client(rows, owned, read_client)
 
     return features_of_rows
 
 
 class Inputs:
-    """What the server trains on: the features that were sent or, with an `attack`, those of images that it has moved.
+    """The server's training inputs: the features that were sent or, with an `attack`, those of adversarial images.
 
-    The attack is on the deployed networks as they are at that moment, client by client: the client's extractor and the
+    The attack is computed on the networks as they are at that moment, client by client: the client's extractor and the
     server, both in eval mode; the server is left in train mode. Edges and server can do this together: an edge sends
-    the features of every step, the server returns their gradient. `images` counts what the attack sent forward, `up`
+    the features of every step, and the server returns their gradient. `images` counts the attack's forward passes, `up`
     and `down` the bytes of these features and gradients, in float32.
     """
 
     def __init__(
-        self, problem: Problem, clients: Mapping[int, Tensors], transferred: Sent, attack: Attack | None, round: int
+        self,
+        problem: Problem,
+        clients: Mapping[int, Tensors],
+        transferred: Transferred,
+        attack: Attack | None,
+        round: int,
     ) -> None:
         self.problem, self.sent, self.attack = problem, transferred, attack
         self.extractors = _extractors(clients)
@@ -250,9 +257,9 @@ class Inputs:
         model = self.problem.model.eval()
         extractor, server = model.get_submodule("extractor"), model.get_submodule("server")
 
-        def of_client(k: int, row_positions: Tensor) -> Tensor:
+        def read_client(k: int, row_positions: Tensor) -> Tensor:
             extractor.load_state_dict(self.extractors[k])
-            client_rows = rows.here[row_positions.to(rows.here.device)]
+            client_rows = rows.device[row_positions.to(rows.device.device)]
             x = pixels(self.problem, self.problem.images[transferred.ids[client_rows]])
             x_adv = attack(model, x, transferred.labels[client_rows], self.noise)
             with torch.no_grad():
@@ -261,7 +268,7 @@ class Inputs:
 
         hook = server.register_forward_hook(self._count)
         try:
-            features = _by_client(rows, transferred.owned, of_client)
+            features = _by_client(rows, transferred.owned, read_client)
         finally:
             hook.remove()
         server.train()
@@ -277,7 +284,7 @@ class Inputs:
 def server_batches(
     problem: Problem, round: int, owned: Mapping[int, slice], epochs: int, batch: int, shuffle: bool
 ) -> Iterator[tuple[int, Rows]]:
-    """(epoch, rows) of the server's training: over all examples, or over one client after the other."""
+    """(epoch, rows) of the server's batches: shuffled over all examples, or one client after the other."""
     order = generator(problem.seed, "server_order", round)
     example_count = max(client_rows.stop for client_rows in owned.values())
     for epoch in range(epochs):
@@ -287,8 +294,8 @@ def server_batches(
                 yield epoch, rows
 
 
-def clean_pass(problem: Problem, transferred: Sent, batch: int) -> Tensor:
-    """The server's logits (N, classes) for every example: eval mode, float32, the weights of problem.model."""
+def clean_pass(problem: Problem, transferred: Transferred, batch: int) -> Tensor:
+    """The server's logits (N, classes) for every example, in eval mode and float32, by problem.model's weights."""
     server = problem.model.get_submodule("server").eval()
     with torch.no_grad():
         return torch.cat(
@@ -296,16 +303,14 @@ def clean_pass(problem: Problem, transferred: Sent, batch: int) -> Tensor:
         )
 
 
-def knowledge(transferred: Sent, k: int, logits: Tensor) -> Tensors:
-    """What client k gets back and keeps: "logits" (N_k, classes) of the server and "ids" (N_k,) of its examples."""
+def knowledge(transferred: Transferred, k: int, logits: Tensor) -> Tensors:
+    """What client k receives and keeps: the server's "logits" (N_k, classes) and the "ids" (N_k,) of its examples."""
     client_rows = transferred.owned[k]
     return {"ids": transferred.ids[client_rows].clone(), "logits": logits[client_rows].clone()}
 
 
-def uploads(transferred: Sent, **answers: Tensor) -> dict[int, Tensors]:
-    """What each client uploads: its features where they are kept, its rows of what is `answers` (N, ...), its
-    labels.
-    """
+def uploads(transferred: Transferred, **answers: Tensor) -> dict[int, Tensors]:
+    """{client: what it uploads}: its features if they are kept, its rows of `answers` (N, ...), its labels."""
     features = {} if transferred.features is None else {"features": transferred.features}
     uploaded = {**features, **answers, "labels": transferred.labels}
     return {
@@ -316,9 +321,9 @@ def uploads(transferred: Sent, **answers: Tensor) -> dict[int, Tensors]:
 def server_work(
     losses: Sequence[Tensor], steps: int, examples: int, epochs: int, clean: bool, attack_passes: int
 ) -> Metrics:
-    """The numbers of a round's work on the server: `losses` are sums over the batches of its last epoch.
+    """The metrics of the server's work in a round; `losses` are sums over the batches of its last epoch.
 
-    clean: one more pass forward over all examples; attack_passes: images that an attack sent forward and back.
+    clean: one more forward pass over all examples; attack_passes: forward and backward passes of an attack.
     """
     return {
         "server_loss": float(torch.stack(list(losses)).double().sum()) / examples,
@@ -328,9 +333,11 @@ def server_work(
     }
 
 
-def wire(transferred: Sent, extra: Mapping[int, Tensors], logits_down: Tensor, inputs: Inputs) -> tuple[int, int]:
-    """(bytes up, bytes down) of a round: all tensors of `extra`, features that were not kept, the logits down, and what
-    the server's attack needed.
+def wire(
+    transferred: Transferred, extra: Mapping[int, Tensors], logits_down: Tensor, inputs: Inputs
+) -> tuple[int, int]:
+    """(bytes up, bytes down) of a round: the tensors of `extra`, features that were not kept, the logits down, and the
+    exchange of the server's attack.
     """
     bytes_up = sum(t.numel() * t.element_size() for client_extra in extra.values() for t in client_extra.values())
     if transferred.features is None:

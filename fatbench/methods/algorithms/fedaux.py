@@ -3,7 +3,7 @@
 | paper | here | what |
 |---|---|---|
 | theta^t, theta_k | state.model, update.model | global model; client k's after local training |
-| h_0 | represent(model before the first round) | frozen feature extractor, by SimCLR where pretrain_epochs > 0 |
+| h_0 | represent(model before the first round) | frozen features, from SimCLR if pretrain_epochs > 0 |
 | D_d, D_- | distil, negatives | auxiliary images, 80 to 20 |
 | s_k(x) | scores[k] | certainty of client k on D_d, see `fatbench.methods.algorithms.auxiliary.certainty` |
 | f_k(x) | ensemble | client k's logits |
@@ -17,8 +17,8 @@
                        over D_d
 
 Sattler et al. 2021, algorithm 1; the released code (fedl-repo/fedaux). paper and release: clients train with Adam /
-here: with SGD as in FedAvg, so that the two differ in the distillation alone. The release predicts, distils and is
-evaluated in train mode, by the statistics of each batch: `predictions: released` for the first two.
+here: with SGD as in FedAvg, so that the two differ only in the distillation. The release predicts, distils and is
+evaluated in train mode, with the statistics of each batch: `predictions: released` for the first two.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from fatbench.engine.cohort import cost, draw_cohort, train_cohort
-from fatbench.engine.local import LocalTraining, copied, gradients_of, load, pixels, precision_context, trainable
+from fatbench.engine.local import LocalTraining, copy_state, gradients_of, load, pixels, precision_context, trainable
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.optimizers import Descent, packed, step, unpacked
 from fatbench.engine.randomness import forked, generator
@@ -66,13 +66,14 @@ def fedaux(
 ) -> Iterator[Round]:
     """FedAUX under an aggregator. The cell names unlabelled images, `auxiliary`.
 
-    Local training is that of `fedavg`. pretrain_*: SimCLR before the first round; distillation_epochs 0 leaves FedAvg
-    that starts from the same network, the fair comparison. Certainty scores: L2 weight `regularisation`, `privacy`
-    as in `fatbench.methods.algorithms.auxiliary.certainty` with (epsilon, delta). In eval mode batch normalisation
-    distils with the clients' averaged statistics and leaves them alone. Adam's moments are kept over rounds, as in the
-    release. The numbers server_forward, server_backward and server_steps count the server's work (SimCLR in round 1
-    too), the others the clients'. Bytes: models, and once all scores; the auxiliary images are public and not counted.
-    ValueError: auxiliary images missing, too few, or of another shape than the training images.
+    Local training is that of `fedavg`. pretrain_*: SimCLR before the first round. distillation_epochs 0 is FedAvg from
+    the same initial network, the fair comparison. Certainty scores: L2 weight `regularisation`, and `privacy` with
+    (epsilon, delta) as in `fatbench.methods.algorithms.auxiliary.certainty`. In eval mode, batch normalisation distils
+    with the clients' averaged statistics and does not update them. Adam's moments are kept between rounds, as in the
+    release. The numbers server_forward, server_backward and server_steps count the server's work (SimCLR in round 1,
+    too), the others the clients'. Bytes count models and, once, all scores; the auxiliary images are public and not
+    counted. Raises ValueError if the auxiliary images are missing, too few, or of another shape than the training
+    images.
     """
     distil, negatives = divide(problem, "fedaux")
     names = trainable(problem.model)
@@ -126,7 +127,7 @@ def fedaux(
                         loss = divergence(z, teacher[rows], 1.0)
                         moments = step(weights, gradients_of(problem, loss, weights), moments, descent)
                         losses.append(loss.detach())
-            theta = copied(model)
+            theta = copy_state(model)
             metrics["distillation_loss"] = float(torch.stack(losses).mean())
         taught, public, is_first = len(distil) * distillation_epochs, len(distil) + len(negatives), float(t == 0)
         simclr = is_first * pretrain_epochs * 2 * public
@@ -143,7 +144,7 @@ def fedaux(
         server = {"aggregator": mixing.memory, "scores": scores, "optimizer": packed(moments, names)}
         next_state = replace(state, round=t + 1, model=theta, server=server)
         yield Round(t, state.model, updates, mixing, next_state, spent, metrics=metrics)
-        del updates, mixing  # before the next round sends as much
+        del updates, mixing  # frees the memory before the next round needs as much
         state, metrics = next_state, {}
 
 
@@ -158,9 +159,9 @@ def work(
     distillation_epochs: int,
     distillation_batch: int,
 ) -> Work:
-    """SimCLR before the first round sees two views of every image; then each round's clients teach the server.
+    """SimCLR on two views of every image before the first round; then clients' training and distillation.
 
-    Features of the clients' images and of the auxiliary ones are computed once, for the scores.
+    The features of the clients' and of the auxiliary images are computed once, for the scores.
     """
     images = cell.auxiliary_images
     distil = 0.8 * images
@@ -175,7 +176,7 @@ def work(
 
 
 def auxiliary_images(cell: Facts) -> str | None:
-    """The server has images."""
+    """Refuse cells without auxiliary images."""
     return None if cell.auxiliary else "auxiliary: fedaux needs unlabelled images: name a data set"
 
 

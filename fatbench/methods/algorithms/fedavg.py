@@ -39,8 +39,6 @@ def fedavg(
 ) -> Iterator[Round]:
     """Federated averaging under an aggregator; a fraction `participation` of the clients trains in a round.
 
-    Passes are per training image over the whole run, as if every client trained.
-
     Two clients pull one number to the value of their pixel, 51/255 and 204/255, by one step of rate 1:
 
     >>> import torch
@@ -69,7 +67,7 @@ def fedavg(
         )
         next_state = State(t + 1, mix(updates, mixing, state.model, problem.model), {"aggregator": mixing.memory})
         yield Round(t, state.model, updates, mixing, next_state, cost(updates, local_t, state.model))
-        del updates, mixing  # before the next round sends as much
+        del updates, mixing  # frees the memory before the next round needs as much
         state = next_state
 
 

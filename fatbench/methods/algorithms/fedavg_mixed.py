@@ -2,7 +2,7 @@
 
 | here | what |
 |---|---|
-| adversarial | how many clients, from client 0, train on the objective of `local` |
+| adversarial | the number of clients, from client 0, that train on the objective of `local` |
 | standard | the objective of the others |
 
     for t = 0 .. T-1:
@@ -10,8 +10,8 @@
         client k: theta_k <- E epochs of SGD from theta^t on the objective (k < adversarial) or on `standard` (else)
         theta^{t+1} <- sum_k w_k theta_k
 
-The setting of Hong et al. 2023 (FedRBN), where few clients can afford adversarial training, and a reading of the ratio
-of FAT (Zizzo et al. 2020).
+The setting of Hong et al. 2023 (FedRBN), where few clients can afford adversarial training, and one interpretation of
+the ratio of FAT (Zizzo et al. 2020).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fatbench.engine.cohort import cost, draw_cohort, train_cohort
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State
-from fatbench.methods.algorithms.work import models_cross, no_more_than_clients, two_kinds_train
+from fatbench.methods.algorithms.work import adversarial_and_standard_train, models_cross, no_more_than_clients
 from fatbench.suite.entry import AlgorithmEntry, Work
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Aggregator, Count, Fraction, Local, Objective
@@ -52,15 +52,17 @@ def fedavg_mixed(
         next_state = State(t + 1, mix(updates, mixing, state.model, problem.model), {"aggregator": mixing.memory})
         spent = cost(updates, local_t, state.model, locals=locals)
         yield Round(t, state.model, updates, mixing, next_state, spent)
-        del updates, mixing  # before the next round sends as much
+        del updates, mixing  # frees the memory before the next round needs as much
         state = next_state
 
 
 def work(
     cell: Facts, *, rounds: int, aggregator: Aggregator, local: LocalTraining, standard: Objective, adversarial: int
 ) -> Work:
-    """Each client by its own objective."""
-    return two_kinds_train(cell, local, standard, adversarial, rounds, aggregator) + models_cross(cell, rounds)
+    """Every client trains on its objective and receives and sends a model."""
+    return adversarial_and_standard_train(cell, local, standard, adversarial, rounds, aggregator) + models_cross(
+        cell, rounds
+    )
 
 
 FEDAVG_MIXED = AlgorithmEntry(

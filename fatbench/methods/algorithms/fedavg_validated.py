@@ -1,10 +1,10 @@
-"""FedAvg with validators: clients that never train, and say when the learning rate is to fall.
+"""FedAvg with validators: clients that never train, but decide when the learning rate falls.
 
 | paper | here | what |
 |---|---|---|
 | theta^t | state.model | global model at the start of round t |
 | w_k | mixing.weights | the aggregator's weights; AdFL's are those of the aggregator `adfl` |
-| validators | held | the shards of the last clients |
+| validators | problem.shards[clients:] | the shards of the last clients |
 
     for t = 0 .. T-1:
         draw m of the clients that train
@@ -12,7 +12,7 @@
         theta^{t+1} <- sum_k w_k theta_k
         validators: if the loss of theta^{t+1} is not the least so far, passed <- t + 1
 
-Danilenka et al. 2022. paper: when the rate falls is not stated (differences: adfl-validators) / here: as above.
+Danilenka et al. 2022. The paper does not state when the rate falls (differences: adfl-validators).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def fedavg_validated(
     """Federated averaging in which the last `validators` clients never train; `participation` is of the others.
 
     The validators measure every new model: its mean cross-entropy on all their images, clean. Metrics:
-    validation_loss, and lr, the rate of the round. ValueError: no client is left to train.
+    validation_loss, and lr, the rate of the round. Raises ValueError if no client is left to train.
     """
     clients = len(problem.shards) - validators
     if clients < 1:
@@ -69,18 +69,18 @@ def fedavg_validated(
         spent = cost(updates, local_t, state.model)
         spent = replace(spent, forward=spent.forward + sum(map(len, problem.shards[clients:])))
         yield Round(t, state.model, updates, mixing, next_state, spent, metrics=metrics)
-        del updates, mixing  # before the next round sends as much
+        del updates, mixing  # frees the memory before the next round needs as much
         state = next_state
 
 
 def work(cell: Facts, *, rounds: int, aggregator: Aggregator, local: LocalTraining, validators: int) -> Work:
-    """The validators look at every new model."""
-    looking = Work(forward=rounds * validators * cell.client_images)
-    return federated(cell, rounds=rounds, local=local, aggregator=aggregator) + looking
+    """The validators evaluate every new model."""
+    validation = Work(forward=rounds * validators * cell.client_images)
+    return federated(cell, rounds=rounds, local=local, aggregator=aggregator) + validation
 
 
 def some_train(cell: Facts, *, validators: int) -> str | None:
-    """A client is left to train."""
+    """Refuse cells whose clients are all validators."""
     if validators >= cell.clients:
         return f"validators: {validators} of {cell.clients} clients leave none to train"
     return None
@@ -89,10 +89,9 @@ def some_train(cell: Facts, *, validators: int) -> str | None:
 def _validate(
     problem: Problem, validation_shards: list[Tensor], model: Tensors, t: int, validation_state: Tensors
 ) -> tuple[float, Tensors]:
-    """The loss of the model after round t on the shards `validation_shards`, and what the server remembers of
-    validation.
+    """(the loss of the model after round t on `validation_shards`, the server's new validation state).
 
-    That is the least loss so far, and how many rounds had passed when it was last not undercut.
+    The state holds "least", the least loss so far, and "passed", the rounds passed when it was last not undercut.
     """
     validation_indices = torch.cat(validation_shards)
     _, loss = accuracy(

@@ -10,8 +10,8 @@
         each: theta_k <- E epochs of SGD on the objective, from theta^t with its own batch normalisation
         theta^{t+1} <- sum_k w_k theta_k without batch normalisation
 
-Li et al. 2021 (FedBN), algorithm 1. Deployed are the clients' models. A client that has not yet taken part has none; it
-begins with the batch normalisation of the initial model.
+Li et al. 2021 (FedBN), algorithm 1. The clients' models are deployed. A client that has not taken part yet uses the
+batch normalisation of the initial model.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def fedbn(
 ) -> Iterator[Round]:
     """FedBN under an aggregator; a fraction `participation` of the clients trains in a round.
 
-    The aggregator sees whole models, and its weights are used without batch normalisation, which is neither sent nor
-    counted as sent. ValueError: the network has no batch normalisation.
+    The aggregator sees whole models, but its weights are not applied to batch normalisation, which is neither sent nor
+    counted as sent. Raises ValueError if the network has no batch normalisation.
     """
     names = normalisation(problem.model)
     if not names:
@@ -66,12 +66,12 @@ def fedbn(
             {k: {"normalisation": tensors} for k, tensors in norm_by_client.items()},
         )
         yield Round(t, state.model, updates, mixing, next_state, cost(updates, local_t, shared), own=norm_by_client)
-        del updates, mixing  # before the next round sends as much
+        del updates, mixing  # frees the memory before the next round needs as much
         state = next_state
 
 
 def normalised_network(cell: Facts) -> str | None:
-    """There is batch normalisation to keep."""
+    """Refuse networks without batch normalisation."""
     if "batch normalisation" not in cell.model.parts and cell.model.get("head") != "cls_vis":
         reason = f"{cell.model.name} has no part 'batch normalisation'"
         return f"fedbn needs a network with batch normalisation, and {reason}"

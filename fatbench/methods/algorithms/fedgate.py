@@ -1,19 +1,19 @@
-"""FedGATE: every client tracks how its average gradient differs from that of all, and subtracts the difference.
+"""FedGATE: every client tracks how its average gradient differs from the global one, and subtracts the difference.
 
 | paper | here | what |
 |---|---|---|
 | delta_k | state.clients[k] | client k's tracker, starts at 0 |
 | theta-bar | mean | the aggregator's mean of the participants' models |
-| S_k | divisor(...) | lr tau_k for plain SGD |
+| S_k | step_divisors(...) | lr tau_k for plain SGD |
 | gamma | server_lr | server rate, 1 |
 
     client:  y <- theta^t;  each step  g <- grad(y) - delta_k;  y <- SGD(y, g)
     server:  theta-bar = sum_k w_k y_k;   theta^{t+1} = theta^t - gamma (theta^t - theta-bar)
     client:  delta_k <- delta_k + (theta-bar - y_k) / S_k
 
-Haddadpour et al. 2021, algorithm 1, without compression; as FedTorch has it, but for the divisor: there it is
-lr tau_k of whichever client came last. Under full participation, with equal weights and steps, this is SCAFFOLD with
-delta_k = c_k - c, and it has the same trap: with momentum S_k must count every step with the momentum it still exerts.
+Haddadpour et al. 2021, algorithm 1, without compression, as in FedTorch except for the divisor, which there is lr tau_k
+of the round's last client. Under full participation, with equal weights and steps, this is SCAFFOLD with delta_k = c_k
+- c, with the same trap: with momentum, S_k must count every step with the momentum that it still exerts.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def fedgate(
     server_lr: Rate = 1.0,
     divisor: Literal["momentum", "literal", "released"] = "momentum",
 ) -> Iterator[Round]:
-    """FedGATE under an aggregator; the published one takes the plain mean, aggregator `uniform`.
+    """FedGATE under an aggregator; the published one uses the plain mean, aggregator `uniform`.
 
     Only trainable parameters are tracked. `divisor: literal` is lr tau_k whatever the momentum, `released` that of the
-    last client for all, as FedTorch has it. A client reads theta-bar off the next broadcast, so nothing crosses the
-    wire besides the models; with server_lr other than 1 it has to be sent.
+    last client for all, as in FedTorch. A client computes theta-bar from the next broadcast, so only models are sent;
+    with server_lr other than 1, theta-bar is sent, too.
     """
     names = trainable(problem.model)
     zeros = {name: torch.zeros_like(state.model[name]) for name in names}
@@ -82,12 +82,12 @@ def fedgate(
             next_state,
             cost(updates, local_t, state.model, models_up=1, models_down=models_down),
         )
-        del updates, mixing, mean, shift  # before the next round sends as much
+        del updates, mixing, mean, shift  # frees the memory before the next round needs as much
         state = next_state
 
 
 def work(cell: Facts, *, rounds: int, aggregator: Aggregator, local: LocalTraining, server_lr: float) -> Work:
-    """The server keeps the tracked gradients of every client that ever took part."""
+    """Training and models; the tracked gradients of every client that ever took part are stored."""
     training = clients_train(cell, local, rounds, aggregator=aggregator)
     tracked = 4 * cell.parameters * min(cell.clients, rounds * cell.cohort)
     return training + models_cross(cell, rounds, models_down=1 if server_lr == 1 else 2) + Work(disk=tracked)

@@ -4,7 +4,7 @@
 |---|---|---|
 | W_e^k, W_c^k | clients[k] "extractor.*", "classifier.*" | client k's edge; never averaged |
 | W_s | state.model "server.*" | the server's network |
-| H_i, z_c, y_i | sent.read(rows), sent.logits, sent.labels | what an edge uploads of its examples |
+| H_i, z_c, y_i | transferred.read(rows), transferred.logits, .labels | what an edge uploads of its examples |
 | z_s | taught | the server's logits, matched by example |
 | E_c, E_s | local.epochs, server.epochs | |
 | T, alpha | temperature, alpha | of the divergence KD, see `fatbench.methods.algorithms.distillation` |
@@ -15,10 +15,9 @@
         server:         E_s epochs of  CE(server(H), y) + alpha KD(server(H), z_c)
                         z_s <- server(H);  each client gets those of its examples
 
-He, Annavaram and Avestimehr 2020, algorithm 1. Where the released code (FedML) differs is an option: `server_alpha`,
-`server_distillation`, `server_shuffle`, `server_logits` (differences: fedgkt-release).
-Not taken over at all: logits matched by batch number,
-edges that start pretrained or are never trained, and a rate that falls when the test accuracy does.
+He, Annavaram and Avestimehr 2020, algorithm 1. Options reproduce differences of the released code (FedML):
+`server_alpha`, `server_distillation`, `server_shuffle`, `server_logits` (differences: fedgkt-release). Left out: logits
+matched by batch number, edges that start pretrained or are never trained, and a rate that falls with test accuracy.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import Literal
 import torch
 from torch.nn import functional as F
 
-from fatbench.engine.local import LocalTraining, copied, gradients_of, load, precision_context, trainable
+from fatbench.engine.local import LocalTraining, copy_state, gradients_of, load, precision_context, trainable
 from fatbench.engine.optimizers import ServerTraining, packed, step, unpacked
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Cost, Problem, Round, State, Update
@@ -68,19 +67,18 @@ def fedgkt(
     server_logits: Literal["clean", "released"] = "clean",
     features: Literal["float32", "bfloat16", "recompute"] = "float32",
 ) -> Iterator[Round]:
-    """Group knowledge transfer. The model is one of an edge and a server; all clients take part in every round.
+    """Group knowledge transfer. The model consists of an edge and a server; all clients take part in every round.
 
-    Optimizers keep their moments over rounds, on the edges too; both sides of the authors' code use Adam.
+    Optimizers keep their moments between rounds, also on the edges; both sides of the authors' code use Adam.
     `server_alpha: labels` is the release, where alpha multiplies the cross-entropy on the server; `server_distillation:
-    false` its default, cross-entropy alone. `server_shuffle: false` visits one client after the other, as the release
-    does. `server_logits: released` sends the logits of the last epoch, made in train mode while the weights move, so
-    that the first client's are older than the last's. `server_attack`: the server trains on features of images that it
-    and their edges have attacked together, see `fatbench.methods.algorithms.distillation.Inputs`; ours, no paper has
-    it. `features` as in
-    `fatbench.methods.algorithms.distillation.transfer`. The numbers server_forward, server_backward and server_steps
-    count the server's work, the others the edges'. Bytes are those of Update.extra (a label is an int64) and of the
-    logits down; test images are not sent.
-    ValueError: a model without an edge and a server.
+    false` is its default, cross-entropy alone. `server_shuffle: false` visits one client after the other, as in the
+    release. `server_logits: released` sends the logits of the last epoch, computed in train mode while the weights
+    move, so that the first client's are older than the last's. `server_attack`: the server trains on features of images
+    that it and their edges have attacked together, see `fatbench.methods.algorithms.distillation.Inputs` (ours; in no
+    paper). `features` as in `fatbench.methods.algorithms.distillation.transfer`. The numbers server_forward,
+    server_backward and server_steps count the server's work, the others the edges'. Bytes are those of Update.extra (a
+    label is an int64) and of the logits down; test images are not sent. Raises ValueError for a model without an edge
+    and a server.
     """
     check_model("fedgkt", problem.model)
     names = [name for name in trainable(problem.model) if name.startswith("server.")]
@@ -109,13 +107,13 @@ def fedgkt(
             ):
                 with precision_context(problem):
                     z = network(inputs(rows)).float()
-                loss = label_weight * F.cross_entropy(z, transferred.labels[rows.here])
+                loss = label_weight * F.cross_entropy(z, transferred.labels[rows.device])
                 if edge_weight:
-                    loss = loss + edge_weight * divergence(z, transferred.logits[rows.here], temperature)
+                    loss = loss + edge_weight * divergence(z, transferred.logits[rows.device], temperature)
                 moments = step(weights, gradients_of(problem, loss, weights), moments, descent)
                 steps += 1
                 if epoch == server.epochs - 1:
-                    taught[rows.here] = z.detach()
+                    taught[rows.device] = z.detach()
                     losses.append(loss.detach() * len(rows.host))
         if server_logits == "clean":
             taught = clean_pass(problem, transferred, server.batch)
@@ -124,7 +122,7 @@ def fedgkt(
         bytes_up, bytes_down = wire(transferred, extra, taught, inputs)
         next_state = State(
             round=t + 1,
-            model={**state.model, **copied(model, "server.")},
+            model={**state.model, **copy_state(model, "server.")},
             server={"optimizer": packed(moments, names)},
             clients={
                 k: {**client_state, "knowledge": knowledge(transferred, k, taught)}
@@ -140,7 +138,7 @@ def fedgkt(
             next_state,
             Cost(
                 sum(stats.steps for _, stats in trained.values()),
-                examples * (local_t.epochs * example_passes.forward + 1),  # and what is sent
+                examples * (local_t.epochs * example_passes.forward + 1),  # one more pass computes what is sent
                 examples * local_t.epochs * example_passes.backward,
                 bytes_up,
                 bytes_down,
@@ -149,7 +147,7 @@ def fedgkt(
             metrics=server_work(losses, steps, examples, server.epochs, server_logits == "clean", inputs.images),
         )
         state = next_state
-        del transferred, extra, inputs  # the features, before those of the next round are made
+        del transferred, extra, inputs  # frees the features before the next round computes its own
 
 
 def work(
@@ -162,7 +160,7 @@ def work(
     server_logits: str,
     features: str,
 ) -> Work:
-    """An edge answers with logits."""
+    """Distillation in which an edge uploads logits."""
     clean, answer = server_logits == "clean", 4 * cell.classes
     return distillation(cell, rounds, local, server, server_attack, clean=clean, features=features, answer=answer)
 

@@ -1,8 +1,8 @@
-"""FedNova: updates divided by how far the client's optimizer could move, before they are averaged.
+"""FedNova: updates are divided by the distance that the client's optimizer could move, then averaged.
 
 | paper | here | what |
 |---|---|---|
-| ||a_k||_1 | stats.momentum_steps | steps, each counted with the momentum it will still exert |
+| ||a_k||_1 | distances[k] | steps, each counted with the momentum it will still exert |
 | d_k | (theta^t - theta_k) / (lr ||a_k||_1) | normalised update |
 | tau_eff | sum_k p_k ||a_k||_1 | effective number of steps |
 | p_k | mixing.weights | the aggregator's weights (N_k/N with the aggregator `samples`) |
@@ -10,8 +10,8 @@
     theta^{t+1} = theta^t - lr tau_eff sum_k p_k d_k
                 = (1 - sum_k w_k) theta^t + sum_k w_k theta_k     with  w_k = p_k tau_eff / ||a_k||_1
 
-Wang et al. 2020, eq. 6. A proximal term mu (w - theta^t) pulls back what a step has moved, so that a_k is its section
-4.1's (1 - lr mu)^(tau - 1), ..., 1 instead of tau ones. With momentum as well: `travelled`.
+Wang et al. 2020, eq. 6. A proximal term mu (w - theta^t) pulls back what a step has moved, so that a_k is (1 - lr mu)^
+(tau - 1), ..., 1 instead of tau ones (section 4.1). `travelled_distance` covers momentum, too.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def fednova(
 ) -> Iterator[Round]:
     """FedNova under any aggregator without memory (the aggregator's weights are p_k).
 
-    With equal numbers of steps it is FedAvg. BatchNorm buffers are averaged with p_k as in FedAvg. A proximal term has
-    to be linear: one whose docstring gives its `Rate:`, the factor of w - theta^t.
+    With equal numbers of steps it is FedAvg. BatchNorm buffers are averaged with p_k as in FedAvg. A proximal term must
+    be linear: its entry gives the `rate`, the factor of w - theta^t.
     """
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
@@ -54,10 +54,10 @@ def fednova(
             Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr),
         )
         if p.model is not None:
-            raise ValueError("fednova: the aggregator gives a model, and FedNova normalises weights")
-        distances = [travelled(u.stats.steps, local_t) for u in updates]
-        effective = sum(w * a for w, a in zip(p.weights, distances, strict=True))
-        weights = [w * effective / a for w, a in zip(p.weights, distances, strict=True)]
+            raise ValueError("fednova: the aggregator returns a model, but FedNova needs weights to normalise")
+        distances = [travelled_distance(u.stats.steps, local_t) for u in updates]
+        effective_steps = sum(w * a for w, a in zip(p.weights, distances, strict=True))
+        weights = [w * effective_steps / a for w, a in zip(p.weights, distances, strict=True)]
         mixing = replace(p, weights=weights, broadcast=1.0 - sum(weights))
         next_state = replace(
             state,
@@ -66,25 +66,25 @@ def fednova(
             server={"aggregator": mixing.memory},
         )
         yield Round(t, state.model, updates, mixing, next_state, cost(updates, local_t, state.model))
-        del updates, mixing, p  # before the next round sends as much
+        del updates, mixing, p  # frees the memory before the next round needs as much
         state = next_state
 
 
 def proportional_pull(*, local: LocalTraining) -> str | None:
-    """How far steps move is known in closed form."""
+    """Refuse proximal terms for which the travelled distance is not known."""
     if local.proximal is None:
         return None
     term = entry_of(local.proximal)
     if isinstance(term, ProximalEntry) and term.rate is not None:
         return None
     return (
-        "fednova divides by how far a client's steps can move, and the pull of "
-        f"{term.function.__name__} is not proportional to the distance (squared is)"
+        "fednova divides by the distance that a client's steps can move, which needs a pull in proportion to the "
+        f"distance ('squared'), not {term.function.__name__}"
     )
 
 
-def travelled(steps: int, local: LocalTraining) -> float:
-    """||a_k||_1: how far so many steps move under a gradient of one, in units of the rate.
+def travelled_distance(steps: int, local: LocalTraining) -> float:
+    """||a_k||_1: the distance of `steps` steps under a constant gradient of one, in units of the rate.
 
     x = (theta^t - w) / lr and the momentum buffer v start at 0; each step v <- momentum v + 1 - lr mu x; x <- x + v.
     Without momentum x is (1 - (1 - lr mu)^steps) / (lr mu), with neither `steps`.

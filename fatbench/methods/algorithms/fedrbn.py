@@ -1,4 +1,4 @@
-"""FedRBN: clients that cannot afford adversarial training get the robustness of those that can, by batch normalisation.
+"""FedRBN: clients without adversarial training receive the robustness of the others through batch normalisation.
 
 | paper | here | what |
 |---|---|---|
@@ -13,8 +13,8 @@
         each ST user j: BN_n,j <- sum_i a_i BN_n,i over AT users i,
             a = softmax_i(100 * mean over layers of (cos(mean_c,i, mean_c,j) + cos(var_c,i, var_c,j)) / 2)
 
-Hong et al. 2023 (FedRBN). The formulas are those of its code: illidanlab/FedRBN federated/aggregation.py:284-322. Not
-here: the gradient through BN_n that its option PNC adds to the training of ST users, which is off by default there.
+Hong et al. 2023 (FedRBN). The formulas are those of its code: illidanlab/FedRBN federated/aggregation.py:284-322. Left
+out: the gradient through BN_n that its option PNC, off by default, adds to the training of ST users.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fatbench.engine.local import LocalTraining
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State, Tensors
 from fatbench.methods.algorithms.fedbn import normalisation
-from fatbench.methods.algorithms.work import models_cross, no_more_than_clients, two_kinds_train
+from fatbench.methods.algorithms.work import adversarial_and_standard_train, models_cross, no_more_than_clients
 from fatbench.suite.entry import AlgorithmEntry, Work
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Aggregator, Count, Fraction, Local, Objective
@@ -49,9 +49,9 @@ def fedrbn(
 ) -> Iterator[Round]:
     """FedRBN; clients 0 to `adversarial` - 1 are its AT users. The model has `norm: dual`.
 
-    The objective of `local` is `dual_at`. Deployed are the clients' models, which predict by the clean statistics
-    unless an evaluation says otherwise (attack `dual`). Without AT users among those that have taken part nothing is
-    propagated. ValueError: the network has no two statistics.
+    The objective of `local` is `dual_at`. The clients' models are deployed and predict with the clean statistics unless
+    an evaluation says otherwise (attack `dual`). Nothing is propagated until an AT user has taken part. Raises
+    ValueError if the network does not have two statistics.
     """
     names = normalisation(problem.model)
     if not any(name.endswith("attacked_mean") for name in names):
@@ -77,7 +77,7 @@ def fedrbn(
         mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, local_t.lr))
         mixed = mix(updates, mixing, state.model, problem.model)
         norm_by_client |= {update.client: {name: update.model[name] for name in names} for update in updates}
-        norm_by_client = propagated(norm_by_client, [k for k in norm_by_client if k < adversarial])
+        norm_by_client = propagate(norm_by_client, [k for k in norm_by_client if k < adversarial])
         next_state = State(
             t + 1,
             {name: state.model[name] if name in names else value for name, value in mixed.items()},
@@ -93,27 +93,27 @@ def fedrbn(
             cost(updates, local_t, shared, locals=locals),
             own=norm_by_client,
         )
-        del updates, mixing  # before the next round sends as much
+        del updates, mixing  # frees the memory before the next round needs as much
         state = next_state
 
 
 def work(
     cell: Facts, *, rounds: int, aggregator: Aggregator, local: LocalTraining, standard: Objective, adversarial: int
 ) -> Work:
-    """Each client by its own objective."""
-    training = two_kinds_train(cell, local, standard, adversarial, rounds, aggregator)
+    """Every client trains on its objective and receives and sends a model."""
+    training = adversarial_and_standard_train(cell, local, standard, adversarial, rounds, aggregator)
     return training + models_cross(cell, rounds)
 
 
 def two_statistics(cell: Facts) -> str | None:
-    """The network has the statistics that are propagated."""
+    """Refuse networks without statistics of attacked images."""
     if cell.model.get("norm") != "dual":
         return f"fedrbn needs a network with `norm: dual` (small_cnn, resnet18), not {cell.model.name}"
     return None
 
 
-def propagated(norm_by_client: Mapping[int, Tensors], sources: Sequence[int]) -> dict[int, Tensors]:
-    """The tensors of every client's batch normalisation; of those not in `sources`, BN_n is a mean of the sources'."""
+def propagate(norm_by_client: Mapping[int, Tensors], sources: Sequence[int]) -> dict[int, Tensors]:
+    """Every client's batch normalisation, where BN_n of clients not in `sources` is a mean over the sources."""
     statistics = dict(norm_by_client)
     for k in norm_by_client.keys() - set(sources) if sources else ():
         weights = similarity(norm_by_client[k], [norm_by_client[i] for i in sources]).tolist()
@@ -127,12 +127,12 @@ def propagated(norm_by_client: Mapping[int, Tensors], sources: Sequence[int]) ->
     return dict(sorted(statistics.items()))
 
 
-def similarity(to: Tensors, of: Sequence[Tensors]) -> torch.Tensor:
-    """softmax, at temperature 0.01, of how alike the clean statistics are: cosines of means and variances, by layer."""
-    names = [name for name in to if name.endswith(("running_mean", "running_var"))]
+def similarity(target: Tensors, sources: Sequence[Tensors]) -> torch.Tensor:
+    """Softmax at temperature 0.01 of the cosines of clean means and variances, averaged over layers."""
+    names = [name for name in target if name.endswith(("running_mean", "running_var"))]
     cosines = [
-        torch.stack([F.cosine_similarity(source_tensors[name], to[name], 0) for name in names]).mean()
-        for source_tensors in of
+        torch.stack([F.cosine_similarity(source_tensors[name], target[name], 0) for name in names]).mean()
+        for source_tensors in sources
     ]
     return (100 * torch.stack(cosines)).softmax(0)
 

@@ -1,11 +1,11 @@
-"""FedSGD: every batch is a step of the server, on the mean of what the clients contribute to each entry.
+"""FedSGD: every batch is a step of the server, on the mean over the clients that contribute to each entry.
 
 | Sawada et al. 2024 | here | what |
 |---|---|---|
 | n, N | k, len(problem.shards) | clients, all of which take part |
 | m | step | step of the server, one batch of each client |
 | g_n | gradient | gradient of client n's batch at the server's weights |
-| B_n | mask | what of it client n contributes, drawn by the defence |
+| B_n | mask | the entries that client n contributes, drawn by the defence |
 | R | defence's rate | probability that an entry of B_n is 0 |
 | eta | lr | learning rate |
 
@@ -13,13 +13,12 @@
         each: (g_k, B_k) <- defence(gradient of the next batch of client k)
         theta <- theta - eta (sum_k g_k) / (sum_k B_k)      entry by entry; where the sum of B is 0, theta stays
 
-Sawada et al. 2024, Eq. 10-12. The defence is applied before the update exists: the gradient of a client is in no
-Update, only what it sends. A round here holds many steps (one epoch, or `steps`), so that a checkpoint is not written
-for every batch; Round.updates are the uploads of its last step, each with the gradient and the mask that crossed the
-wire, and Round.broadcast the weights they were taken at, as an honest-but-curious server sees them; with `steps: 1`
-every batch is a round, as in the paper.
+Sawada et al. 2024, Eq. 10-12. An Update holds only what a client sends, after its defence. A round here has many steps
+(one epoch, or `steps`), so that not every batch writes a checkpoint. Round.updates are the uploads of its last step,
+each with the gradient and the mask that were sent, and Round.broadcast the weights at which they were computed, as an
+honest-but-curious server sees them. With `steps: 1` every batch is a round, as in the paper.
 
-paper: silent on clients with fewer batches than others / here: they pause until the next epoch begins.
+paper: silent about clients with fewer batches than others / here: they pause until the next epoch begins.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fatbench.engine.inject import requested_arguments
-from fatbench.engine.local import frozen, gradients_of, load, offers, pixels, precision_context, trainable
+from fatbench.engine.local import frozen_copy, gradients_of, load, offers, pixels, precision_context, trainable
 from fatbench.engine.optimizers import Descent, Moments, masked_adam, packed, unpacked
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Cost, Memory, Metrics, Mixing, Problem, Round, State, Stats, Tensors, Update
@@ -60,23 +59,22 @@ def fedsgd(
 ) -> Iterator[Round]:
     """One step of the server per batch, averaging each entry over the clients that contribute to it.
 
-    `steps`: steps of the server in a round; null: one epoch of the client with the most batches. `count`: who
-    contributes to an entry is read from the masks, which cost a bit an entry on the wire, or inferred from what is not
-    zero (then a genuine zero does not count). `optimizer`: Eq. 10's SGD, of the server, or Adam on the averaged
-    gradient (the paper's rate of 1e-4 does not train from scratch with SGD); an entry that no client sent keeps its
-    weight and its moments, whose bias is corrected by the number of steps.
+    `steps`: steps of the server in a round; null: one epoch of the client with the most batches. `count`: contributors
+    to an entry are read from the masks, which cost one bit an entry, or are those whose entry is not zero (then a
+    genuine zero does not count). `optimizer`: the server's SGD of Eq. 10, or Adam on the averaged gradient (with SGD,
+    the paper's rate of 1e-4 does not train from scratch). An entry that no client sent keeps its weight and moments,
+    whose bias is corrected by the number of steps.
 
     `sampling`: an epoch goes through all examples, or each step draws every example with probability batch / N_k.
 
-    Numbers of a round: epsilon and delta, what a client's uploads so far give away of one of its examples, the most
-    over the clients, where the defence has a guarantee (Laplace noise has one at delta 0); never_updated, the fraction
-    of entries that no round so far has moved; updated_rounds, the mean number of rounds that moved one;
-    updated_fraction, the fraction that 0, 1, ... rounds moved (with `steps` null that is Fig. 6: epochs). Artifact
-    update_counts: the same as numbers of entries. ValueError: the model has batch normalisation, whose statistics are
-    no gradient.
+    Numbers of a round: epsilon and delta of one example in a client's uploads so far, the largest over the clients, if
+    the defence has a guarantee (Laplace noise has one at delta 0); never_updated, the fraction of entries that no round
+    so far has moved; updated_rounds, the mean number of rounds that moved an entry; updated_fraction, the fraction that
+    0, 1, ... rounds moved (with `steps` null, these are the epochs of Fig. 6). Artifact update_counts: the same as
+    numbers of entries. Raises ValueError if the model has batch normalisation, whose statistics are no gradient.
     """
     if any(isinstance(module, _BatchNorm) for module in problem.model.modules()):
-        raise ValueError("fedsgd: clients upload gradients only, and this model has batch normalisation")
+        raise ValueError("fedsgd: clients upload gradients only, but this model has batch normalisation")
     names = trainable(problem.model)
     clients = range(len(problem.shards))
     per_epoch = max(-(-len(shard) // batch) for shard in problem.shards)
@@ -85,7 +83,7 @@ def fedsgd(
         theta = {name: value.clone() for name, value in state.model.items()}
         weights = _flat(theta, names)
         moments = {
-            moment_name: _joined(batch_sums_list)
+            moment_name: _concatenate(batch_sums_list)
             for moment_name, batch_sums_list in unpacked(state.server.get("optimizer", {}), names).items()
         }
         moved = torch.zeros_like(weights, dtype=torch.bool)
@@ -95,11 +93,11 @@ def fedsgd(
         for step in range(t * length, (t + 1) * length):
             epoch, batch_index = divmod(step, per_epoch)
             if batch_index == 0 or step == t * length:
-                todo = {k: epoch_batches(problem, k, epoch, batch, sampling) for k in clients}
+                batches_by_client = {k: epoch_batches(problem, k, epoch, batch, sampling) for k in clients}
             uploads = []
             model = load(problem, theta)
             for k in clients:
-                for indices in todo[k][batch_index : batch_index + 1]:
+                for indices in batches_by_client[k][batch_index : batch_index + 1]:
                     upload_key = Upload(problem.seed, k, epoch, batch_index)
                     expected_batch = batch if sampling == "poisson" else len(indices)
                     upload, loss, hits = _upload(
@@ -116,17 +114,19 @@ def fedsgd(
                     batch_sums = torch.stack([loss * len(indices), hits, torch.ones_like(loss) * len(indices)])
                     sums.setdefault(k, []).append(batch_sums)
             sent_weights = theta
-            weights, moments, moved_here = _server_step(weights, moments, names, uploads, Descent(optimizer, lr), count)
-            moved |= moved_here
+            weights, moments, moved_entries = _server_step(
+                weights, moments, names, uploads, Descent(optimizer, lr), count
+            )
+            moved |= moved_entries
             theta = {**theta, **_tensors_by_name(weights, theta, names)}
             cost = _add(cost, uploads, sent_weights, names, passes(objective))
         rounds_moved = dict(state.server.get("rounds", {}))
-        for name, moved_here in _tensors_by_name(moved, theta, names).items():
-            old_count = rounds_moved.get(name, torch.zeros_like(moved_here, dtype=torch.int16))
-            rounds_moved[name] = old_count + moved_here
+        for name, moved_entries in _tensors_by_name(moved, theta, names).items():
+            old_count = rounds_moved.get(name, torch.zeros_like(moved_entries, dtype=torch.int16))
+            rounds_moved[name] = old_count + moved_entries
         histogram = torch.stack([torch.bincount(r.flatten().long(), minlength=t + 2) for r in rounds_moved.values()])
         histogram = histogram.sum(0)
-        last_extra = {upload.client: upload.extra for upload in uploads}  # a client that paused sent nothing
+        last_extra = {upload.client: upload.extra for upload in uploads}  # a client that pauses sends nothing
         updates = [
             _with_stats(k, torch.stack(batch_sums_list), last_extra.get(k, {}))
             for k, batch_sums_list in sorted(sums.items())
@@ -141,17 +141,19 @@ def fedsgd(
         if spent is not None and math.isfinite(spent[0]):
             numbers["epsilon"], numbers["delta"] = spent
         mixing = Mixing([1 / len(updates)] * len(updates), artifacts={"update_counts": histogram})
-        theta = {name: value.clone() for name, value in theta.items()}  # each with its own memory, as files have it
+        theta = {
+            name: value.clone() for name, value in theta.items()
+        }  # slices of `weights` would be saved with all of its memory
         next_state = State(
             t + 1, theta, {"optimizer": packed(_split_moments(moments, theta, names), names), "rounds": rounds_moved}
         )
         yield Round(t, sent_weights, updates, mixing, next_state, cost, metrics=numbers)
-        del uploads, updates, last_extra  # before the next round sends as much
+        del uploads, updates, last_extra  # frees the memory before the next round needs as much
         state = next_state
 
 
 def work(cell: Facts, *, rounds: int, batch: int, objective: Objective, steps: int | None, optimizer: str) -> Work:
-    """A gradient crosses for every batch; the server keeps the moments of Adam and counts of updates."""
+    """A gradient is sent for every batch; the server stores Adam's moments and counts of updates."""
     example_passes, batches = passes(objective), math.ceil(cell.client_images / batch)
     steps_taken = batches if steps is None else steps
     images = rounds * cell.clients * (cell.client_images if steps is None else steps * min(batch, cell.client_images))
@@ -168,7 +170,7 @@ def work(cell: Facts, *, rounds: int, batch: int, objective: Objective, steps: i
 
 
 def _spent(problem: Problem, defence: Any, sampling: str, batch: int, steps: int, delta: float) -> Guarantee | None:
-    """The most that the uploads of `steps` steps of the server give away of an example of any client."""
+    """The weakest guarantee of any client for one example after `steps` steps of the server."""
     longest = max(-(-len(shard) // batch) for shard in problem.shards)
     guarantees = []
     for shard in problem.shards:
@@ -190,7 +192,7 @@ def _spent(problem: Problem, defence: Any, sampling: str, batch: int, steps: int
 
 
 def epoch_batches(problem: Problem, k: int, epoch: int, batch: int, sampling: str = "shuffled") -> Sequence[Tensor]:
-    """Indices (b,) into problem.images of each of client k's batches of an epoch; after them it pauses."""
+    """Client k's batches of an epoch, as indices (b,) into problem.images."""
     shard = problem.shards[k]
     if sampling == "poisson":
         draws = generator(problem.seed, "poisson", epoch, k)
@@ -211,7 +213,7 @@ def _upload(
     defence: Any,
     count: str,
 ) -> tuple[Update, Tensor, Tensor]:
-    """What a client sends for one batch at the model's weights, its loss, and how many examples it got right."""
+    """(a client's upload for one batch at the model's weights, its loss, the number of correct examples)."""
     k = upload_key.client
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     key = (upload_key.epoch, upload_key.step, k)
@@ -219,9 +221,9 @@ def _upload(
         x, y = pixels(problem, problem.images[indices]), problem.labels[indices]
         if problem.augment is not None:
             x = problem.augment(x, generator(problem.seed, "augment", *key, device=problem.device))
-        extra_arguments = requested_arguments(objective, offers(problem, k, frozen(model)))
+        extra_arguments = requested_arguments(objective, offers(problem, k, frozen_copy(model)))
 
-        def computed(x: Tensor, y: Tensor, noise: Generator) -> tuple[Tensor, Tensor, Tensors]:
+        def compute(x: Tensor, y: Tensor, noise: Generator) -> tuple[Tensor, Tensor, Tensors]:
             with precision_context(problem):
                 loss, hits = objective(model, x, y, noise, **extra_arguments)
             return (
@@ -232,14 +234,14 @@ def _upload(
 
         noise = generator(problem.seed, "attack", *key, device=problem.device)
         if len(y):
-            loss, hits, gradient = computed(x, y, noise)
+            loss, hits, gradient = compute(x, y, noise)
         else:  # a draw may be empty
             loss, hits = torch.zeros(2, 1, device=problem.device).unbind()
             loss, gradient = loss.sum(), {name: torch.zeros_like(weight) for name, weight in parameters.items()}
 
         def example_gradients() -> Tensors:
             with torch.enable_grad():
-                gradients = [computed(x[i : i + 1], y[i : i + 1], noise)[2] for i in range(len(y))]
+                gradients = [compute(x[i : i + 1], y[i : i + 1], noise)[2] for i in range(len(y))]
             return {
                 name: torch.stack([p[name] for p in gradients]) if gradients else w[None][:0]
                 for name, w in parameters.items()
@@ -259,10 +261,10 @@ def _upload(
 def _server_step(
     weights: Tensor, moments: Moments, names: list[str], uploads: list[Update], descent: Descent, count: str
 ) -> tuple[Tensor, Moments, Tensor]:
-    """One step of all weights (P,) on what was sent; the moments after it, and which entries had a contribution (P,).
+    """One step of the weights (P,) on what was sent: (new weights, new moments, entries with a contribution (P,)).
 
-    All tensors of a model lie one after the other: a transformer has 150 of them, and a GPU that is given every one by
-    itself waits for the host.
+    All tensors of a model are one flat vector: a transformer has 150 of them, and separate operations for each would
+    make the GPU wait for the host.
     """
     total, contributors = torch.zeros_like(weights), torch.zeros_like(weights)
     for upload in uploads:
@@ -276,7 +278,7 @@ def _server_step(
         else:
             masks = [mask[name] if name in mask else torch.ones_like(upload.extra["gradient"][name]).bool()
                      for name in names]  # fmt: skip
-            contributors += _joined(masks)[0]
+            contributors += _concatenate(masks)[0]
     has_contribution = contributors > 0
     mean = total / contributors.clamp(min=1)
     if descent.name != "adam":
@@ -288,23 +290,23 @@ def _server_step(
 
 
 def _flat(tensors: Tensors, names: Sequence[str]) -> Tensor:
-    """The named tensors one after the other (P,)."""
-    return _joined([tensors[name] for name in names])[0]
+    """The named tensors, flattened and concatenated (P,)."""
+    return _concatenate([tensors[name] for name in names])[0]
 
 
-def _joined(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """One flat tensor in place of several; of a count, that."""
+def _concatenate(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """[one flat tensor of all]."""
     return [torch.cat([tensor.flatten() for tensor in tensors])]
 
 
 def _tensors_by_name(flat: Tensor, like: Tensors, names: Sequence[str]) -> Tensors:
-    """The named tensors that lie in `flat` (P,), in the shapes of `like`."""
+    """The inverse of `_flat`: the named tensors in `flat` (P,), with the shapes of `like`."""
     pieces = flat.split([like[name].numel() for name in names])
     return {name: piece.view(like[name].shape) for name, piece in zip(names, pieces, strict=True)}
 
 
 def _split_moments(moments: Moments, like: Tensors, names: Sequence[str]) -> Moments:
-    """Moments of one flat tensor as those of its parts."""
+    """The moments of one flat tensor, split into those of the named tensors."""
     return {
         moment_name: flat_moments
         if moment_name == "steps"
@@ -314,9 +316,7 @@ def _split_moments(moments: Moments, like: Tensors, names: Sequence[str]) -> Mom
 
 
 def _add(cost: Cost, uploads: list[Update], sent_weights: Tensors, names: list[str], example_passes: Passes) -> Cost:
-    """The cost of one more step, `example_passes` of an image: the gradient up, a bit an entry for a mask, the
-    weights down.
-    """
+    """The cost after one more step: the gradient and one bit an entry of its mask up, the weights down."""
     bytes_down = sum(value.numel() * value.element_size() for value in sent_weights.values()) * len(uploads)
     gradients = sum(sent_weights[name].numel() * sent_weights[name].element_size() for name in names) * len(uploads)
     bits = sum(m.numel() for u in uploads for m in u.extra.get("mask", {}).values())
@@ -331,7 +331,7 @@ def _add(cost: Cost, uploads: list[Update], sent_weights: Tensors, names: list[s
 
 
 def _with_stats(k: int, sums: Tensor, wire: Memory) -> Update:
-    """What client k sent in the last step, with its numbers over the whole round: sums (steps, 3), loss, right, n."""
+    """What client k sent in the last step, with statistics of the round from `sums` (steps, 3): loss, correct, n."""
     loss, correct, n = sums.double().sum(0).tolist()
     steps = len(sums)
     return Update(k, int(n), {}, Stats(loss / n, loss / steps, correct / n, steps, float(steps), steps), wire)

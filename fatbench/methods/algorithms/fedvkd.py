@@ -4,7 +4,7 @@
 |---|---|---|
 | W_e^k, W_c^k | clients[k] "extractor.*", "classifier.*" | client k's edge; never averaged |
 | W_t | state.model "server.*" | the server's transformer, with a class head and a distillation head |
-| H_i, y_hat_i, y_i | sent.read(rows), answers, sent.labels | what an edge uploads of its examples |
+| H_i, y_hat_i, y_i | transferred.read(rows), answers, transferred.labels | what an edge uploads of its examples |
 | z_t | taught | the server's logits, the mean of both heads, matched by example |
 | E_c, E_s | local.epochs, server.epochs | |
 | T | temperature | of the divergence KD, see `fatbench.methods.algorithms.distillation` |
@@ -15,11 +15,11 @@
         server:         E_s epochs of  CE(class head(H), y) + CE(distillation head(H), y_hat)
                         z_t <- mean of both heads;  each client gets those of its examples
 
-Tao et al. 2022, equations 13 to 18.
-paper: equation 7 has halves and a divergence with a hard label / here: equations 13 and 15,
-whose terms have weight 1. paper: equation 14 has no T^2, equation 6 has / here: T^2, as in FedGKT's code, on which the
-paper builds; alpha 1/9 at T 3 is equation 14 as printed. paper: z_t is not said to be of which head / here: the mean of
-both, the transformer's own answer (differences: fedvkd-losses). Settings: differences: fedvkd-settings.
+Tao et al. 2022, equations 13 to 18. paper: equation 7 has halves and a divergence from a hard label / here: equations
+13 and 15, whose terms have weight 1. paper: equation 6 has T^2, equation 14 has not / here: T^2, as in FedGKT's code,
+on which the paper builds; alpha 1/9 at T 3 is equation 14 as printed. paper: does not say from which head z_t comes /
+here: the mean of both, the transformer's own prediction (differences: fedvkd-losses). Settings: differences:
+fedvkd-settings.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any, Literal
 import torch
 from torch.nn import functional as F
 
-from fatbench.engine.local import LocalTraining, copied, gradients_of, load, precision_context, trainable
+from fatbench.engine.local import LocalTraining, copy_state, gradients_of, load, precision_context, trainable
 from fatbench.engine.optimizers import ServerTraining, packed, step, unpacked
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Cost, Problem, Round, State, Update
@@ -68,9 +68,9 @@ def fedvkd(
 ) -> Iterator[Round]:
     """FedVKD. The model is `edge_vit`; all clients take part in every round.
 
-    Settings, counted work and bytes as in `fedgkt`, except that an edge uploads its answers (int64) in place of logits
-    and that the weight decay of the server is AdamW's. ValueError: a model without an edge and a server, or whose
-    server has no distillation head.
+    Settings, counted work and bytes as in `fedgkt`, except that an edge uploads its predictions (int64) in place of
+    logits and that the weight decay of the server is AdamW's. Raises ValueError for a model without an edge and a
+    server, or without a distillation head.
     """
     check_model("fedvkd", problem.model)
     if not hasattr(problem.model.get_submodule("server"), "head_dist"):
@@ -100,14 +100,17 @@ def fedvkd(
             ):
                 with precision_context(problem):
                     tokens = network.forward_features(inputs(rows))
-                    of_class, of_edge = network.head(tokens[:, 0]).float(), network.head_dist(tokens[:, 1]).float()
-                loss = F.cross_entropy(of_class, transferred.labels[rows.here]) + F.cross_entropy(
-                    of_edge, answers[rows.here]
+                    class_logits, distillation_logits = (
+                        network.head(tokens[:, 0]).float(),
+                        network.head_dist(tokens[:, 1]).float(),
+                    )
+                loss = F.cross_entropy(class_logits, transferred.labels[rows.device]) + F.cross_entropy(
+                    distillation_logits, answers[rows.device]
                 )
                 moments = step(weights, gradients_of(problem, loss, weights), moments, descent)
                 steps += 1
                 if epoch == server.epochs - 1:
-                    taught[rows.here] = (of_class + of_edge).detach() / 2
+                    taught[rows.device] = (class_logits + distillation_logits).detach() / 2
                     losses.append(loss.detach() * len(rows.host))
         if server_logits == "clean":
             taught = clean_pass(problem, transferred, server.batch)
@@ -116,7 +119,7 @@ def fedvkd(
         bytes_up, bytes_down = wire(transferred, extra, taught, inputs)
         next_state = State(
             round=t + 1,
-            model={**state.model, **copied(model, "server.")},
+            model={**state.model, **copy_state(model, "server.")},
             server={"optimizer": packed(moments, names)},
             clients={
                 k: {**client_state, "knowledge": knowledge(transferred, k, taught)}
@@ -132,7 +135,7 @@ def fedvkd(
             next_state,
             Cost(
                 sum(stats.steps for _, stats in trained.values()),
-                examples * (local_t.epochs * example_passes.forward + 1),  # and what is sent
+                examples * (local_t.epochs * example_passes.forward + 1),  # one more pass computes what is sent
                 examples * local_t.epochs * example_passes.backward,
                 bytes_up,
                 bytes_down,
@@ -141,7 +144,7 @@ def fedvkd(
             metrics=server_work(losses, steps, examples, server.epochs, server_logits == "clean", inputs.images),
         )
         state = next_state
-        del transferred, extra, inputs  # the features, before those of the next round are made
+        del transferred, extra, inputs  # frees the features before the next round computes its own
 
 
 def work(
@@ -154,13 +157,13 @@ def work(
     server_logits: str,
     features: str,
 ) -> Work:
-    """An edge answers with a class."""
+    """Distillation in which an edge uploads a class."""
     clean = server_logits == "clean"
     return distillation(cell, rounds, local, server, server_attack, clean=clean, features=features, answer=INT64)
 
 
 def distillation_head(cell: Facts) -> str | None:
-    """The server learns from the edges' answers apart."""
+    """Refuse servers without a distillation head."""
     if "distillation head" not in cell.model.parts:
         return "fedvkd needs a server with a distillation head: edge_vit"
     return None

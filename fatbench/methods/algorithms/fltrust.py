@@ -1,4 +1,4 @@
-"""FLTrust: the server trains on a few held-out images, and trusts updates that go its way.
+"""FLTrust: the server trains on a few held-out images, and trusts updates that point in its direction.
 
 | paper | here | what |
 |---|---|---|
@@ -46,10 +46,9 @@ def fltrust(
     """FLTrust; the server has the first `root` of the images that the cell's `validation` holds out.
 
     It trains as the clients do, adversarially if they do. N_k is not used; running averages of batch normalisation are
-    plain means. An update of length 0 is not trusted. Where none is, theta^t stays (FLPoison takes the plain mean), and
-    the cell's numbers say in how many rounds. Metric: trusted, the fraction of clients with a score above 0. A
-    checkpoint that is chosen on validation images is chosen on the server's too. ValueError: too few images are held
-    out.
+    plain means. An update of length 0 is not trusted. If none is trusted, theta^t stays (FLPoison uses the plain mean),
+    and a doubt counts such rounds. Metric: trusted, the fraction of clients with a score above 0. The server's images
+    are among those on which a checkpoint is chosen by validation. Raises ValueError if too few images are held out.
 
     Source: Cao et al. 2021 (arXiv 2012.13995).
     """
@@ -70,20 +69,20 @@ def fltrust(
         next_state = State(t + 1, model if trusted else state.model)
         metrics: Metrics = {"trusted": sum(weight > 0 for weight in mixing.weights) / len(updates)}
         metrics |= {} if trusted else {"doubt_no_update_was_trusted": 1.0}
-        spent, by_server = cost(updates, local_t, state.model), root * local_t.epochs * passes(local_t.objective)
+        spent, server_passes = cost(updates, local_t, state.model), root * local_t.epochs * passes(local_t.objective)
         spent = replace(
             spent,
             gradient_steps=spent.gradient_steps + server_update.stats.steps,
-            forward=spent.forward + by_server.forward,
-            backward=spent.backward + by_server.backward,
+            forward=spent.forward + server_passes.forward,
+            backward=spent.backward + server_passes.backward,
         )
         yield Round(t, state.model, updates, mixing, next_state, spent, metrics=metrics)
-        del updates, mixing, server_update  # before the next round sends as much
+        del updates, mixing, server_update  # frees the memory before the next round needs as much
         state = next_state
 
 
 def work(cell: Facts, *, rounds: int, local: LocalTraining, root: int) -> Work:
-    """The server trains as a client with `root` images."""
+    """The clients' work, and the server's, which trains like a client with `root` images."""
     root_share = root / cell.client_images
     server = replace(clients_train(cell, local, rounds, cohort=1), disk=0.0) * root_share
     steps = sum(local.epochs_in(t) for t in range(rounds)) * math.ceil(root / local.batch)
@@ -92,15 +91,15 @@ def work(cell: Facts, *, rounds: int, local: LocalTraining, root: int) -> Work:
 
 
 def enough_held_out(cell: Facts, *, root: int) -> str | None:
-    """The images of the server are held out."""
+    """Refuse cells that hold out fewer images than the server needs."""
     if root > cell.validation:
-        reason = f"fltrust needs {root} images of the server's own"
+        reason = f"the server needs {root} images of its own"
         return f"root: {reason}, and 'validation' holds out {cell.validation}"
     return None
 
 
 def trust(models: Sequence[Tensors], server_model: Tensors, broadcast: Tensors, names: Sequence[str]) -> Mixing:
-    """The weights of the clients' models, over the tensors `names`; what is missing to 1 stays with `broadcast`."""
+    """The weights of the clients' models from the tensors `names`; `broadcast` gets the remainder to 1."""
 
     def update(model: Tensors) -> Tensor:
         return torch.cat([(model[name] - broadcast[name]).flatten() for name in names]).double()

@@ -14,10 +14,9 @@
                             theta_{j+1} <- theta_j (fixed) or theta_j - eta u of the first target (moving)
         reconstructions <- inversion(theta_0, u_0, theta_1, u_1, ...);   compare with the originals
 
-Sawada et al. 2024, section IV: 16 images, one at a time (differences: masks-attacker). A round of the engine is
-a group of `target_clients` clients, so that a run resumes; a round's numbers are those of the clients so
-far, the last one's those of all. The closed form needs a network without norm and residuals in block 0 (differences:
-april-block0): `block0: bare` makes it so, and stands in the cell.
+Sawada et al. 2024, section IV: 16 images, one at a time (differences: masks-attacker). A round of the engine is a group
+of `target_clients` clients, so that a run can resume; its numbers cover all clients so far. The closed form needs a
+network without norm and residuals in block 0 (differences: april-block0), which `block0: bare` builds.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from fatbench.suite.entry import AlgorithmEntry, Passes, Work, passes
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Defence, Inversion, Local, Manipulation, NonNegative, Objective
 
-SMALL = 32  # the side at which reconstructions are compared besides their own, and candidates always
+SMALL = 32  # side in pixels of a second comparison, and of that with the candidates
 
 
 def gradient_inversion(
@@ -78,28 +77,26 @@ def gradient_inversion(
 ) -> Iterator[Round]:
     """An inversion against defended updates: rounds * target_clients clients of `batch` images each.
 
-    `local` null: a client sends the gradient of its images. Else it trains on them as in FedAvg, and what is inverted
-    is the difference of the weights. `wire`: the type of the numbers that are sent; the client computes in it too
-    (float16: in float32). `labels_from`: the attacker is told the labels ("client") or restores them from the update
+    `local` null: a client sends the gradient of its images. Else it trains on them as in FedAvg, and the difference of
+    the weights is inverted. `wire`: the type of the numbers that are sent, in which the client also computes (float16:
+    in float32). `labels_from`: the attacker is told the labels ("client") or restores them from the update
     (`fatbench/methods/inversions/labels.py`). `manipulation`: what a malicious server does to the model; it may use
-    `surrogates` images that no target has. `aggregate`: secure aggregation, only the mean of the target's update and
-    those of `aggregate` - 1 other clients is seen.
+    `surrogates` images that no target has. `aggregate`: with secure aggregation, the server sees only the mean of the
+    updates of the target and of `aggregate` - 1 other clients.
 
-    Numbers, means over the clients so far with the half width of their 95 % interval (`psnr_ci`, ...; `interval`: from
-    the normal or from Student's t distribution): psnr (dB), ssim and mse at the images' size, ssim32 and correlation32
-    at 32 x 32, lpips where its weights are installed,
-    identification (is the reconstruction's original the likeliest of the first `candidates` training
-    images, by correlation at 32 x 32; identification_low and identification_high are Wilson's interval of its count),
-    label_recovery (batch of 1) and label_counts (labels not told: fraction of correct counts); psnr,
-    correlation32 and identification also per target. Of a batch these are of the best pair. matched_psnr, matched_ssim
-    and recovered are of all pairs: reconstructions assigned to originals one to one, and the fraction of originals
-    above 19 dB. grey_psnr, grey_ssim, another_psnr, ... are baselines: scores of a flat grey reconstruction and of
-    another image. Only the gradients that the inversion reads are computed. `rounding`: the images, once resized, have
-    256 levels again, as a file of that size has. `objective` counts work alone: the loss is the cross-entropy, or
-    that of `local`.
+    Numbers are means over the clients so far, with the half width of their 95 % interval (`psnr_ci`, ...; `interval`:
+    from the normal or from Student's t distribution): psnr (dB), ssim and mse at the images' size, ssim32 and
+    correlation32 at 32 x 32, lpips if its weights are installed, identification (is the original the likeliest of the
+    first `candidates` training images, by correlation at 32 x 32? identification_low and identification_high are
+    Wilson's interval), label_recovery (batch of 1) and label_counts (the fraction of correct counts, if labels are not
+    told); psnr, correlation32 and identification also per target. For a batch, they describe the best pair.
+    matched_psnr, matched_ssim and recovered cover all pairs: reconstructions assigned to originals one to one, and the
+    fraction of originals above 19 dB. grey_psnr, another_psnr, ... are baselines: scores of a flat grey reconstruction
+    and of another image. Only the gradients that the inversion reads are computed. `rounding`: the resized images have
+    256 levels again, as in a file of that size. `objective` only counts work: the loss is the cross-entropy, or that of
+    `local`.
 
-    ValueError: fewer images than are needed; local training of a model with batch normalisation.
-
+    Raises ValueError if there are too few images, or for local training of a model with batch normalisation.
     """
     model = without_block0_norm(problem.model) if block0 == "bare" else problem.model
     if local is not None and any(isinstance(module, _BatchNorm) for module in model.modules()):
@@ -108,19 +105,23 @@ def gradient_inversion(
     theta: Tensors = {name: state.model.get(name, value).clone() for name, value in model.state_dict().items()}
     shard = problem.shards[0]
     group = target_clients * aggregate * batch
-    need = rounds * group
-    if need > len(shard):
+    image_count = rounds * group
+    if image_count > len(shard):
         raise ValueError(
-            f"gradient_inversion: {rounds} rounds of {target_clients} target clients need {need} images, "
+            f"gradient_inversion: {rounds} rounds of {target_clients} target clients need {image_count} images, "
             f"there are {len(shard)}"
         )
     client = TargetClient(problem, defence, local, wire)
-    change = None if manipulation is None else _changing(problem, manipulation, shard[need:][:surrogates])
+    change = (
+        None if manipulation is None else _bound_manipulation(problem, manipulation, shard[image_count:][:surrogates])
+    )
     bias = [name for name in logit_parameters(model) if name.endswith("bias")][-1]
-    ends = reads_of(inversion)
-    reads = None if ends is None else (*ends, bias, *(() if labels_from == "client" else head_of(model)))
+    read_suffixes = reads_of(inversion)
+    reads = (
+        None if read_suffixes is None else (*read_suffixes, bias, *(() if labels_from == "client" else head_of(model)))
+    )
     gallery_indices = torch.unique(
-        torch.cat([shard[:need], torch.arange(min(candidates, len(problem.images))).to(shard)])
+        torch.cat([shard[:image_count], torch.arange(min(candidates, len(problem.images))).to(shard)])
     )
     gallery = torch.cat(
         [
@@ -140,7 +141,7 @@ def gradient_inversion(
         ]
         guess = functools.partial(_labelled, labels_from, problem, model, t)
         network = model
-        observed: list[list[Observation]] = []  # of targets that share their weights, round by round
+        observed: list[list[Observation]] = []  # for each group of targets that share weights: one Observation a round
         if change is None and aggregate == 1:
             round_observations, current_weights, computed = [], theta, {}
             targets = ClientImages(target_indices[:, 0], originals, labels)
@@ -149,7 +150,7 @@ def gradient_inversion(
                     names = None if weights == "moving" or client.needs_all else reads
                     computed = update(client, model, current_weights, targets, names, t)
                 observation = observed_upload(client, model, current_weights, computed, targets, uploads[j])
-                round_observations.append(_what_is_read(observation, reads))
+                round_observations.append(_only_read_tensors(observation, reads))
                 if weights == "moving":
                     current_weights = {
                         k: w - lr * observation.gradient[k][0] if k in computed else w
@@ -158,13 +159,15 @@ def gradient_inversion(
             observed.append(guess(round_observations))
         else:
             for v in range(target_clients):
-                everybody = ClientImages(target_indices[v], x[v], y[v])
-                sums = functools.partial(sums_of_clients, client, everybody, [of_round[v] for of_round in uploads], t)
+                round_clients = ClientImages(target_indices[v], x[v], y[v])
+                sums = functools.partial(
+                    sums_of_clients, client, round_clients, [of_round[v] for of_round in uploads], t
+                )
                 honest = Manipulated(model, theta, theta)
                 if change is None:
                     observed.append(guess(sums(honest, reads)))
                     continue
-                # a server that manipulates was told the labels, or has them from an honest round
+                # a malicious server is told the labels, or restores them from an honest round first
                 target_labels = (
                     labels[v] if labels_from == "client" else guess(sums(honest, head_of(model)))[0].labels[0]
                 )
@@ -175,7 +178,7 @@ def gradient_inversion(
         shape = (x.shape[3], x.shape[4], x.shape[5])
         reconstructions = torch.cat([inversion(unit, network, shape, noise) for unit in observed]).detach()
         with torch.no_grad():
-            scores = _compared(
+            scores = _scores(
                 reconstructions,
                 originals,
                 torch.searchsorted(gallery_indices, target_indices[:, 0].contiguous()),
@@ -191,15 +194,15 @@ def gradient_inversion(
         for name in ("psnr", "correlation32", "identification"):
             numbers[f"{name}_client"] = dict(enumerate(scores[name].tolist(), start=t * target_clients))
         state = State(t + 1, {}, moments)
-        sent_by_all = group * _own_passes(objective, local, observed_rounds, weights)
-        spent = sent_by_all + target_clients * batch * _inverted(inversion, local, observed_rounds)
+        sent_by_all = group * _client_passes(objective, local, observed_rounds, weights)
+        spent = sent_by_all + target_clients * batch * _inversion_passes(inversion, local, observed_rounds)
         yield Round(
             t,
             theta,
             [],  # no client trains, and what was sent has been inverted
             None,
             state,
-            Cost(aggregate * target_clients * _own_steps(local, batch), spent.forward, spent.backward, 0, 0),
+            Cost(aggregate * target_clients * _client_steps(local, batch), spent.forward, spent.backward, 0, 0),
             metrics=numbers,
             artifacts=_best_pair(reconstructions, originals),
         )
@@ -218,71 +221,71 @@ def work(
     local: LocalTraining | None,
     aggregate: int,
 ) -> Work:
-    """The updates that are observed, and what the inversion takes of each target's images. Nothing is stored."""
-    client_passes = aggregate * _own_passes(objective, local, observed_rounds, weights)
-    spent = rounds * target_clients * batch * (client_passes + _inverted(inversion, local, observed_rounds))
-    steps = rounds * target_clients * aggregate * _own_steps(local, batch)
+    """The clients' updates and the inversion of each target's images. Nothing is stored."""
+    client_passes = aggregate * _client_passes(objective, local, observed_rounds, weights)
+    spent = rounds * target_clients * batch * (client_passes + _inversion_passes(inversion, local, observed_rounds))
+    steps = rounds * target_clients * aggregate * _client_steps(local, batch)
     return Work(steps, spent.forward, spent.backward)
 
 
-def _inverted(inversion: Inversion, local: LocalTraining | None, observed_rounds: int) -> Passes:
-    """What an image takes of the inversion."""
+def _inversion_passes(inversion: Inversion, local: LocalTraining | None, observed_rounds: int) -> Passes:
+    """The passes of the inversion for one image."""
     return passes(inversion, observed_rounds, 1 if local is None else local.epochs)
 
 
-def _own_steps(local: LocalTraining | None, batch: int) -> int:
-    """Steps of a client's local training on `batch` images; of a gradient none."""
+def _client_steps(local: LocalTraining | None, batch: int) -> int:
+    """Steps of a client's local training on `batch` images; 0 if it sends a gradient."""
     return 0 if local is None else local.epochs * math.ceil(batch / local.batch)
 
 
-def _own_passes(objective: Objective, local: LocalTraining | None, observed_rounds: int, weights: str) -> Passes:
-    """What an image takes of its client."""
+def _client_passes(objective: Objective, local: LocalTraining | None, observed_rounds: int, weights: str) -> Passes:
+    """The passes of the client for one image."""
     if local is not None:
         return local.epochs * passes(local.objective)
     return (observed_rounds if weights == "moving" else 1) * passes(objective)
 
 
 def window_of_ssim(cell: Facts) -> str | None:
-    """Images are as large as what they are compared by."""
+    """Refuse images smaller than the window of SSIM."""
     if cell.side < 11:
-        return f"reconstructions are compared by SSIM, whose window is 11 x 11; images are {cell.side} x {cell.side}"
+        return f"reconstructions are compared by SSIM with a window of 11 x 11, images are {cell.side} x {cell.side}"
     return None
 
 
 def moving_and_honest(*, weights: str, local: LocalTraining | None, manipulation: Manipulation | None) -> str | None:
-    """Weights move by gradients."""
+    """Refuse moving weights unless honest gradients move them."""
     if weights == "moving" and (local or manipulation):
-        return "weights: moving is for gradients at the honest weights; leave out local and manipulation"
+        return "weights: moving needs gradients at the honest weights; leave out local and manipulation"
     return None
 
 
 def rounding_of_gradients(*, rounding: bool, local: LocalTraining | None) -> str | None:
-    """Only images of gradients are rounded."""
+    """Refuse rounding with local training."""
     if rounding and local:
-        return "rounding is for gradients: local training takes the images as they are"
+        return "rounding applies to gradients only; leave out local"
     return None
 
 
 def local_batch_of_the_client(*, local: LocalTraining | None, batch: int) -> str | None:
-    """A client has the images of its batch."""
+    """Refuse local batches larger than the client's images."""
     if local and local.batch > batch:
-        return f"local: a batch of {local.batch}, and a client has {batch} images (batch)"
+        return f"local: batch {local.batch} is more than the {batch} images of a client (batch)"
     return None
 
 
 def one_sum(*, aggregate: int, manipulation: Manipulation | None, observed_rounds: int) -> str | None:
-    """A sum is observed once, unless the server silences the others."""
+    """Refuse several observed rounds of a sum, unless the server silences the other clients."""
     if aggregate > 1 and not manipulation and observed_rounds > 1:
-        return "aggregate is for one observed round"
+        return "aggregate: needs observed_rounds: 1"
     return None
 
 
-def _changing(
+def _bound_manipulation(
     problem: Problem, manipulation: Callable[..., Manipulated], server_indices: Tensor
 ) -> Callable[..., Manipulated]:
-    """A manipulation that is given what it asks for: change(model, weights, generator, labels).
+    """A manipulation with what it asks for bound: change(model, weights, generator, labels).
 
-    server_indices: numbers of the images that the server has. ValueError: it needs some, and no image is left.
+    server_indices: the server's images. Raises ValueError if it needs some and has none.
     """
     images: dict[str, Tensor] = {}
     if asks(manipulation, "images"):
@@ -302,7 +305,7 @@ def _changing(
 
 def sums_of_clients(
     client: TargetClient,
-    everybody: ClientImages,
+    round_clients: ClientImages,
     uploads: Sequence[Upload],
     t: int,
     changed: Manipulated,
@@ -310,22 +313,25 @@ def sums_of_clients(
 ) -> list[Observation]:
     """What the server sees of one target: in each round the mean over the updates of the target and the others.
 
-    everybody: the images of the target (0) and of the others. The labels are those of all whose update is in the mean.
+    round_clients: the images of the target (0) and of the others. The labels are those of all whose update is in the
+    mean.
     """
     names = None if client.needs_all else reads
-    count = len(everybody.x)
+    count = len(round_clients.x)
     observations = []
     for upload in uploads:
         client_observations = []
         for weights, client_slice in ((changed.target, slice(0, 1)), (changed.others, slice(1, count))):
-            images = ClientImages(everybody.indices[client_slice], everybody.x[client_slice], everybody.y[client_slice])
+            images = ClientImages(
+                round_clients.indices[client_slice], round_clients.x[client_slice], round_clients.y[client_slice]
+            )
             if len(images.x):
                 part_uploads = (
                     [upload] if client_slice.start == 0 else [replace(upload, step=i) for i in range(1, count)]
                 )
                 computed = update(client, changed.model, weights, images, names, t)
                 client_observations.append(
-                    _what_is_read(
+                    _only_read_tensors(
                         observed_upload(client, changed.model, weights, computed, images, part_uploads), reads
                     )
                 )
@@ -334,7 +340,7 @@ def sums_of_clients(
         else:
             mean, mask = _over_contributors(client_observations), None
         observations.append(
-            Observation(changed.target, mean, everybody.y.view(1, -1), mask, client.local, changed.secret)
+            Observation(changed.target, mean, round_clients.y.view(1, -1), mask, client.local, changed.secret)
         )
     return observations
 
@@ -352,7 +358,7 @@ def _over_contributors(observations: Sequence[Observation]) -> Tensors:
 def _labelled(
     labels_from: str, problem: Problem, model: nn.Module, t: int, observations: list[Observation]
 ) -> list[Observation]:
-    """Observations with the labels that the attacker has: those of the clients, or restored from the first round."""
+    """Observations with the attacker's labels: the clients' own, or those restored from the first round."""
     if labels_from == "client":
         return observations
     shape = tuple(pixels(problem, problem.images[:1]).shape[1:])
@@ -367,8 +373,8 @@ def _labelled(
     return [replace(s, labels=labels) for s in observations]
 
 
-def _compared(reconstructions: Tensor, originals: Tensor, truth: Tensor, gallery: Tensor) -> Tensors:
-    """name -> (V,): reconstructions (V, P, C, H, W) beside originals (V, B, C, H, W), and what guesses would score."""
+def _scores(reconstructions: Tensor, originals: Tensor, truth: Tensor, gallery: Tensor) -> Tensors:
+    """{measure: (V,)} of reconstructions (V, P, C, H, W) and originals (V, B, C, H, W), and those of baselines."""
     small = image_measures.shrink(reconstructions.flatten(0, 1), SMALL).unflatten(0, reconstructions.shape[:2])
     small_originals = image_measures.shrink(originals.flatten(0, 1), SMALL).unflatten(0, originals.shape[:2])
     hits = [
@@ -396,20 +402,22 @@ def _compared(reconstructions: Tensor, originals: Tensor, truth: Tensor, gallery
         "another_ssim": image_measures.ssim(another, first_originals),
         "another_ssim32": image_measures.ssim(image_measures.shrink(another, SMALL), first_small),
     }
-    return {name: values.double().clamp(max=300) for name, values in scores.items()}  # an exact reconstruction: 300 dB
+    return {
+        name: values.double().clamp(max=300) for name, values in scores.items()
+    }  # an exact reconstruction has infinite PSNR
 
 
-def _what_is_read(observed: Observation, ends: tuple[str, ...] | None) -> Observation:
-    """What the inversion reads of an upload: all of ViT-S/16 is 87 MB a target and round."""
-    if ends is None:
+def _only_read_tensors(observed: Observation, suffixes: tuple[str, ...] | None) -> Observation:
+    """An upload without the tensors that the inversion does not read: ViT-S/16 takes 87 MB a target and round."""
+    if suffixes is None:
         return observed
-    read_gradient = {name: g for name, g in observed.gradient.items() if name.endswith(ends)}
+    read_gradient = {name: g for name, g in observed.gradient.items() if name.endswith(suffixes)}
     mask = None if observed.mask is None else {name: m for name, m in observed.mask.items() if name in read_gradient}
     return replace(observed, gradient=read_gradient, mask=mask)
 
 
 def _best_pair(reconstructions: Tensor, originals: Tensor) -> Tensors:
-    """Of each target the reconstruction (V, P, C, H, W) and the original (V, B, C, H, W) that are nearest, as bytes."""
+    """For each target, the nearest reconstruction (V, P, C, H, W) and original (V, B, C, H, W), as bytes."""
     errors = image_measures.of_pairs(image_measures.mse, reconstructions, originals)
     best = errors.flatten(1).argmin(1)
     rows, batch = torch.arange(len(best), device=best.device), originals.shape[1]
@@ -420,8 +428,9 @@ def _best_pair(reconstructions: Tensor, originals: Tensor) -> Tensors:
 
 
 def _summary(moments: Tensors, interval: str) -> Metrics:
-    """Mean and half width of the 95 % interval of each measure; of identification also Wilson's interval."""
+    """Mean and half width of the 95 % interval of each measure; for identification also Wilson's interval."""
     numbers: Metrics = {}
+    # moments: {measure: (3,)}, as `_accumulated` sums them
     for name, (count, total, squares) in ((name, s.tolist()) for name, s in moments.items()):
         numbers[name] = total / count
         if count > 1:
@@ -444,7 +453,7 @@ def _summary(moments: Tensors, interval: str) -> Metrics:
 
 
 def _accumulated(earlier_sums: Tensor | None, values: Tensor) -> Tensor:
-    """(3,) float64: count, sum and sum of squares of what has been measured."""
+    """(3,) float64: count, sum and sum of squares of all values so far."""
     new_sums = torch.stack(
         [torch.tensor(float(len(values)), dtype=torch.float64), values.sum().cpu(), (values**2).sum().cpu()]
     )

@@ -1,4 +1,4 @@
-"""Local training only: every client trains on its own data and nothing is sent, the lower reference of federation.
+"""Local training only: every client trains on its own data and sends nothing, the lower bound of federation.
 
 | symbol | here | what |
 |---|---|---|
@@ -7,8 +7,8 @@
     for t = 0 .. T-1:
         each: theta_k <- E epochs of SGD on the objective, from theta_k
 
-Deployed are the clients' networks, and an accuracy is their mean. The momentum buffer starts at zero every round, as in
-the rows that it is compared with.
+The clients' networks are deployed, and accuracies are means over them. The momentum buffer starts at zero every round,
+as in the rows that it is compared with.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ def local_only(problem: Problem, state: State, *, rounds: Count, local: Local) -
         yield Round(
             t, state.model, updates, Mixing([1 / len(clients)] * len(clients)), next_state, spent, own=model_by_client
         )
-        del updates  # before the next round trains as many
+        del updates  # frees the memory before the next round needs as much
         state = next_state
 
 
 def work(cell: Facts, *, rounds: int, local: LocalTraining) -> Work:
-    """Nothing crosses; the state after a round has the network of every client."""
+    """Nothing is sent; the state after a round holds every client's network."""
     return clients_train(cell, local, rounds) + Work(disk=cell.clients * cell.size)
 
 
 def nothing_to_pull_towards(*, local: LocalTraining) -> str | None:
-    """A proximal term pulls towards what was broadcast."""
-    return "local: proximal: nothing is broadcast that it could pull towards" if local.proximal is not None else None
+    """Refuse proximal terms, which pull towards broadcast weights."""
+    return "local: proximal: no weights are broadcast to pull towards" if local.proximal is not None else None
 
 
 LOCAL_ONLY = AlgorithmEntry(local_only, work=work, refuse=(nothing_to_pull_towards,), deploys=True, aggregates=False)

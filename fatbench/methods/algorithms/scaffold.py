@@ -4,8 +4,8 @@
 |---|---|---|
 | c | state.server | server variate, starts at 0 |
 | c_k | state.clients[k] | client variate, starts at 0 |
-| c_k+ | new[k] | option II: c_k - c + (theta^t - y) / S_k |
-| S_k | divisor(...) | lr tau_k for plain SGD |
+| c_k+ | new_variates[k] | option II: c_k - c + (theta^t - y) / S_k |
+| S_k | step_divisors(...) | lr tau_k for plain SGD |
 | eta_g | server_lr | server rate, 1 |
 
     client:  y <- theta^t;  each step  g <- grad(y) + (c - c_k);  y <- SGD(y, g)
@@ -53,7 +53,7 @@ def scaffold(
     """SCAFFOLD, option II, under an aggregator for the models; variates are averaged uniformly over all K.
 
     Only trainable parameters carry variates. `divisor: literal` is lr tau_k whatever the momentum, `released` that of
-    the last client for all. `variates: released`: the server changes c after each client, so that those later in the
+    the last client for all. `variates: released`: the server changes c after each client, so that later clients of the
     round subtract another c than they trained with.
     """
     names = trainable(problem.model)
@@ -67,10 +67,10 @@ def scaffold(
         trained = train_cohort(problem, state.model, cohort, t, local_t, aggregator=aggregator, gradient_shift=shift)
         sequential = variates == "released"
         updates = []
-        moving = c
+        running_c = c
         for u, s_k in zip(trained, step_divisors(trained, local_t.lr, divisor), strict=True):
-            change = _change(u, state.model, moving if sequential else c, s_k)
-            moving = {name: moving[name] + change[name] / len(problem.shards) for name in names}
+            change = _change(u, state.model, running_c if sequential else c, s_k)
+            running_c = {name: running_c[name] + change[name] / len(problem.shards) for name in names}
             updates.append(replace(u, extra=change))
 
         context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr)
@@ -78,7 +78,7 @@ def scaffold(
         new_variates = {
             u.client: {name: client_variates[u.client][name] + u.extra[name] for name in names} for u in updates
         }
-        c = moving
+        c = running_c
         next_state = State(
             round=t + 1,
             model=mix(updates, mixing, state.model, problem.model),
@@ -88,12 +88,12 @@ def scaffold(
         yield Round(
             t, state.model, updates, mixing, next_state, cost(updates, local_t, state.model, models_up=2, models_down=2)
         )
-        del trained, updates, mixing, u, change, shift  # before the next round sends as much
+        del trained, updates, mixing, u, change, shift  # frees the memory before the next round needs as much
         state = next_state
 
 
 def work(cell: Facts, *, rounds: int, aggregator: Aggregator, local: LocalTraining) -> Work:
-    """Models and variates cross; the server keeps c, and c_k of every client that ever took part."""
+    """Training; models and variates both ways; c, and c_k of every client that ever took part, are stored."""
     training = clients_train(cell, local, rounds, aggregator=aggregator)
     variates = 4 * cell.parameters * (1 + min(cell.clients, rounds * cell.cohort))
     return training + models_cross(cell, rounds, models_up=2, models_down=2) + Work(disk=variates)

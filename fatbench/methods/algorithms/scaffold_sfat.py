@@ -1,4 +1,4 @@
-"""SCAFFOLD as the SFAT release runs it (update.py:221-347, SFAT.py:83-154), where it differs from the paper's.
+"""SCAFFOLD as the SFAT release implements it (update.py:221-347, SFAT.py:83-154), which differs from the paper.
 
 | release | here | what |
 |---|---|---|
@@ -77,7 +77,7 @@ def scaffold_sfat(
         yield Round(
             t, state.model, updates, mixing, next_state, cost(updates, local_t, state.model, models_up=2, models_down=2)
         )
-        del trained, updates, mixing, shift  # before the next round sends as much
+        del trained, updates, mixing, shift  # frees the memory before the next round needs as much
         state = next_state
 
 

@@ -1,10 +1,10 @@
-"""What training costs, counted before it runs: the parts that algorithms add up in the `work` of their entries.
+"""What training costs, counted before it runs: building blocks for the `work` of algorithms' entries.
 
     def work(cell: Facts, *, rounds: int, local: LocalTraining) -> Work:
         return clients_train(cell, local, rounds) + models_cross(cell, rounds)
 
-Clients are of average size, and cohorts of the size that most rounds have. Every `work` is compared with what hooks on
-the network and on the optimizer count (tests/test_work.py).
+Clients have the average number of images, and cohorts their usual size. Tests compare every `work` with what hooks on
+the network and the optimizer count.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def clients_train(
     cohort: float | None = None,
     aggregator: Callable[..., Any] | None = None,
 ) -> Work:
-    """`cohort` clients a round, all of the round's unless given, for their epochs; the model is stored.
+    """Local training of `cohort` clients in each round (default: those of the cell), and the stored model.
 
-    aggregator: one that asks for `broadcast_losses` has each of them compute its objective once more, without a step.
+    If the aggregator asks for `broadcast_losses`, each client computes its objective once more, without a step.
     """
     m = cell.cohort if cohort is None else cohort
     measures_broadcast = aggregator is not None and asks(aggregator, "broadcast_losses")
@@ -53,7 +53,7 @@ def clients_train(
     return total
 
 
-def two_kinds_train(
+def adversarial_and_standard_train(
     cell: Facts,
     local: LocalTraining,
     standard: Callable[..., Any],
@@ -72,24 +72,24 @@ def two_kinds_train(
 
 
 def models_cross(cell: Facts, rounds: int, *, models_up: float = 1, models_down: float = 1) -> Work:
-    """So many models up and down for every client of a round."""
+    """Models sent up and down by every client of each round."""
     bytes_each = rounds * cell.cohort * cell.size
     return Work(bytes_up=models_up * bytes_each, bytes_down=models_down * bytes_each)
 
 
 def federated(cell: Facts, *, rounds: int, local: LocalTraining, aggregator: Callable[..., Any]) -> Work:
-    """FedAvg: the clients of a round train, one model goes to each and comes back."""
+    """FedAvg: the clients of a round train, and each receives and sends one model."""
     return clients_train(cell, local, rounds, aggregator=aggregator) + models_cross(cell, rounds)
 
 
 def server_trains(images: float, epochs: int, batch: int, rounds: int) -> Work:
-    """A network on the server, once through `images` an epoch."""
+    """Training of a network on the server, on `images` images in each epoch."""
     image_passes = rounds * epochs * images
     return Work(rounds * epochs * math.ceil(images / batch), image_passes, image_passes)
 
 
 def moments_of(training: LocalTraining | ServerTraining) -> int:
-    """Numbers that an optimizer keeps for each weight."""
+    """The number of moments that an optimizer keeps for each weight."""
     return 1 if training.optimizer == "sgd" else 2
 
 
@@ -107,10 +107,10 @@ def distillation(
     features: str,
     answer: float,
 ) -> Work:
-    """FedGKT and its kind: the edges train, send features, answers and labels of all images; the server trains on them.
+    """FedGKT and FedVKD: the edges train and send features, predictions and labels; the server trains on them.
 
-    clean: the server sends the logits of one more pass. An attack moves the server's images through both networks.
-    answer: bytes of an edge's answer to an image.
+    clean: the server computes its logits in one more pass. An attack passes the server's images through both networks.
+    answer: bytes of an edge's prediction for one image.
     """
     images = cell.clients * cell.client_images
     edge, sent_numbers = cell.edge
@@ -140,19 +140,19 @@ def distillation(
 
 
 def no_more_than_clients(cell: Facts, *, adversarial: int) -> str | None:
-    """There are as many adversarial clients."""
+    """Refuse more adversarial clients than there are clients."""
     return f"adversarial: {adversarial} of {cell.clients} clients" if adversarial > cell.clients else None
 
 
 def edge_and_server(cell: Facts) -> str | None:
-    """The model has an edge and a server."""
+    """Refuse models without an edge and a server."""
     if "edge" not in cell.model.parts:
         return f"{cell.algorithm.name} trains a model of an edge and a server (edge_vit, ...), not {cell.model.name}"
     return None
 
 
 def nothing_is_broadcast(*, local: LocalTraining) -> str | None:
-    """No edge has weights of the server to be pulled to."""
+    """Refuse proximal terms, because no edge receives broadcast weights."""
     if local.proximal is not None:
-        return "local: proximal: it pulls towards the broadcast weights, and no edge receives any"
+        return "local: proximal: no edge receives broadcast weights to pull towards"
     return None

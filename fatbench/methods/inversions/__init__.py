@@ -1,4 +1,4 @@
-"""Inversions: attacks that rebuild training images from what a client uploaded.
+"""Inversions: attacks that reconstruct training images from what a client uploaded.
 
     reconstructions = INVERSIONS["patch_ls"](observed, model, (3, 224, 224), generator)
 
@@ -46,7 +46,7 @@ from torch import Tensor
 
 from fatbench.methods.inversions.april import april
 from fatbench.methods.inversions.april_opt import april_opt, every_step
-from fatbench.methods.inversions.imprint import imprint, imprinted
+from fatbench.methods.inversions.imprint import imprint, imprint_manipulation
 from fatbench.methods.inversions.masked import masked, patches_without_prior, prior_if_any
 from fatbench.methods.inversions.matching import matching
 from fatbench.methods.inversions.oracle import oracle, patches_if_read, prior_if_read
@@ -93,7 +93,9 @@ INVERSIONS: dict[str, Callable[..., Tensor]] = {
         reads=("patch_embed.proj.weight", "pos_embed", "blocks.0.attn.qkv.weight"),
         example={"latent": 6},
     ),
-    "imprint": InversionEntry(imprint, threat="G", refuse=(imprinted,), reads=("imprint.weight", "imprint.bias")),
+    "imprint": InversionEntry(
+        imprint, threat="G", refuse=(imprint_manipulation,), reads=("imprint.weight", "imprint.bias")
+    ),
     "simulated": InversionEntry(
         simulated,
         passes=every_epoch,
@@ -106,6 +108,6 @@ INVERSIONS: dict[str, Callable[..., Tensor]] = {
 
 
 def reads_of(inversion: Callable[..., Tensor]) -> tuple[str, ...] | None:
-    """The ends of the names of the gradients that an inversion reads; None: it is given all of them."""
+    """The suffixes of the tensors that an inversion reads; None: it reads all of them."""
     entry = entry_of(inversion)
     return entry.reads or None if isinstance(entry, InversionEntry) else None

@@ -7,10 +7,10 @@
 | W, dl / dW | W, G | weight of queries, keys and values and its gradient, (3 D, D) |
 | E | E_pos | the positions themselves |
 
-Where Z feeds queries, keys and values and nothing else, A^T Z = W^T G: D equations a token. LayerNorm before the
-attention or the residual around it breaks the identity, so it needs a model whose block 0 has neither
-(`without_block0_norm`); on any other it runs and returns nothing like the image. The paper does not say so
-(differences: april-block0).
+If Z feeds queries, keys and values and nothing else, A^T Z = W^T G: D equations for each token. LayerNorm before the
+attention, or the residual around it, breaks the identity, so it needs a model whose block 0 has neither
+(`without_block0_norm`); for any other model the result is not the image. The paper does not say so (differences:
+april-block0).
 
 Lu et al. 2022 (APRIL), section 4.1; Sawada et al. 2024, Eq. 8-9; breaching analytic_attack.py:827-896.
 """
@@ -49,12 +49,12 @@ def april(
 ) -> Tensor:
     """Closed-form APRIL: least squares for the tokens, then for the patches: (V, 1, C, H, W) in [0, 1].
 
-    Takes the upload as if it were complete; of several rounds the mean (at the first round's weights). Exact for one
-    image where D >= 1 + N and D >= C p p; with D < C p p, as in ViT-S/16, the patch of least norm that explains its
-    token, about 24 dB without any defence. paper (Eq. 9): multiplies by E where an inverse is meant, and omits the
-    bias / here: the pseudo-inverse, the bias taken off first. `cut`: singular values of A below `cut` times the largest
-    count as zero; 0: those below rounding. ValueError: no learned positions, no joint weight of
-    queries, keys, values.
+    Treats the upload as complete; several rounds are averaged (at the first round's weights). Exact for one image if D
+    >= 1 + N and D >= C p p. With D < C p p, as in ViT-S/16, the result is the patch of least norm that explains its
+    token, about 24 dB without any defence. paper (Eq. 9): multiplies by E where an inverse is meant, and omits the bias
+    / here: the pseudo-inverse, after subtracting the bias. `cut`: singular values of A below `cut` times the largest
+    count as zero; 0: those below rounding. Raises ValueError without learned positions, or without one weight for
+    queries, keys and values.
     """
     embedding_geometry = geometry(observed[0], shape, "april")
     weights = {name: value.double() for name, value in observed[0].weights.items() if value.is_floating_point()}
@@ -78,8 +78,8 @@ def april(
 def without_block0_norm(model: nn.Module) -> nn.Module:
     """A copy of a ViT on timm's blocks whose block 0 is x -> attn(x) -> mlp(norm2(x)): no norm1, no residuals.
 
-    The other blocks and the names of the parameters stay, so that trained weights fit (norm1's are dropped).
-    ValueError: block 0 is not timm's.
+    The other blocks and the parameters' names stay, so that trained weights fit (norm1's are dropped). Raises
+    ValueError if block 0 is not timm's.
 
     Source: breaching model_preparation.py:525-536 (ModifiedBlock).
     """

@@ -2,7 +2,7 @@
 
     min over x of  |grad(x, y) - g|^2 / |g|^2 + alpha (1 - cos(grad_pos(x, y), g_pos)) + tv TV(x)
 
-Works on an ordinary ViT and on batches; needs second derivatives of the model, so a step costs about six forward
+Works on an ordinary ViT and on batches. It needs second derivatives of the model, so a step costs about six forward
 passes.
 
 Lu et al. 2022 (APRIL), section 4.2. Its optimizer, rate, alpha and number of steps are not in our sources; here: Adam.
@@ -37,12 +37,12 @@ def april_opt(
     zeros: Literal["as_sent", "ignored"] = "as_sent",
     latent: Count | None = None,
 ) -> Tensor:
-    """Images whose gradient is like the one that was sent, by Adam from noise: (V, B, C, H, W) in [0, 1].
+    """Images whose gradient is close to the one that was sent, by Adam from noise: (V, B, C, H, W) in [0, 1].
 
-    B is the number of labels of an upload (Observation.labels: known or recovered); several rounds add their distances.
-    All the gradients of the upload are matched. `zeros`: withheld entries are matched as zeros, or left out (the
-    attacker who knows the mask). `latent`: search `latent` x `latent` images behind bilinear upsampling. ValueError: no
-    learned positions.
+    B is the number of labels of an upload (Observation.labels: known or recovered); the distances of several rounds are
+    added. All gradients of the upload are matched. `zeros`: withheld entries are matched as zeros, or ignored (an
+    attacker who knows the mask). `latent`: search `latent` x `latent` images, upsampled bilinearly. Raises ValueError
+    without learned positions.
     """
     model.eval()
     for s in observed:
@@ -84,12 +84,12 @@ def april_opt(
 
 
 def every_step(observed_rounds: int, *, steps: int) -> Passes:
-    """For each observed round a pass, its gradient by the weights, and the gradient of that by the image."""
+    """For each observed round: a forward pass, the gradient by the weights, and the gradient of that by the image."""
     return observed_rounds * steps * Passes(1, 2)
 
 
 def distance(gradient: Tensors, target: Tensors, mask: Tensors, alpha: float) -> Tensor:
-    """Of two gradients: the squares of their differences relative to the target's, and alpha times 1 - cosine."""
+    """The squared distance of two gradients, relative to the target's square, plus alpha times (1 - cosine)."""
     masked_gradient = {name: g * mask[name] if name in mask else g for name, g in gradient.items()}
     gap = torch.stack([(masked_gradient[name] - target[name]).square().sum() for name in target]).sum()
     size = torch.stack([g.square().sum() for g in target.values()]).sum().clamp(min=1e-30)

@@ -1,8 +1,7 @@
-"""What an uploaded feature map gives away: a decoder from features to images, trained on images of one's own.
+"""What an uploaded feature map reveals: a decoder from features to images, trained on the attacker's images.
 
 The honest-but-curious server is given the client's extractor and unlabelled images like the client's. FedVKD and FedGKT
-never send the extractor, so this is the most that a feature map can give away to such a decoder, and not what a wire
-alone shows.
+never send the extractor, so this is an upper bound on what a feature map reveals to such a decoder.
 """
 
 from __future__ import annotations
@@ -26,29 +25,30 @@ def feature_inversion(
     lr: float = 0.001,
     width: int = 64,
 ) -> Tensor:
-    """Images (n, C, H, W) in [0, 1] that a decoder makes of uploaded `features` (n, c, h, w).
+    """Images (n, C, H, W) in [0, 1] that a decoder reconstructs from uploaded `features` (n, c, h, w).
 
-    `images` (A, C, H, W), floats in [0, 1], are auxiliary ones: the decoder is trained on their features under the same
-    `extractor` (frozen, eval mode) for `steps` batches of Adam to give them back, by mean squared error. H must be h
-    times a power of two. Everything random comes from `generator` (on the CPU). The extractor's mode is restored.
-    ValueError: features that are no such fraction of the images, or of another shape than the extractor's.
+    The decoder is trained for `steps` batches of Adam to reconstruct the auxiliary `images` (A, C, H, W), floats in [0,
+    1], from their features under the same `extractor` (frozen, eval mode), by mean squared error. H must be h times a
+    power of two. All randomness comes from `generator` (on the CPU). The extractor's mode is restored. Raises
+    ValueError for features of another size or shape.
     """
     training = extractor.training
     extractor.eval()
     with torch.no_grad():
-        emitted = extractor(images[:1]).shape[1:]
-    if emitted != features.shape[1:]:
+        feature_shape = extractor(images[:1]).shape[1:]
+    if feature_shape != features.shape[1:]:
         raise ValueError(
-            f"decoder: features of shape {tuple(features.shape[1:])}, the extractor's are {tuple(emitted)}"
+            f"decoder: features of shape {tuple(features.shape[1:])}, the extractor's are {tuple(feature_shape)}"
         )
-    factor = images.shape[-1] // emitted[-1]
-    if factor & (factor - 1) or factor * emitted[-1] != images.shape[-1]:
+    factor = images.shape[-1] // feature_shape[-1]
+    if factor & (factor - 1) or factor * feature_shape[-1] != images.shape[-1]:
         raise ValueError(
-            f"decoder: images of side {images.shape[-1]} are not features of side {emitted[-1]} times a power of two"
+            f"decoder: the images' side, {images.shape[-1]}, is not the features' side, {feature_shape[-1]}, times a "
+            "power of two"
         )
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     with forked(seed, "decoder", device=images.device):
-        network = decoder(emitted[0], images.shape[1], factor.bit_length() - 1, width).to(images.device)
+        network = decoder(feature_shape[0], images.shape[1], factor.bit_length() - 1, width).to(images.device)
     weights = list(network.parameters())
     moments: Moments = {}
     for _ in range(steps):

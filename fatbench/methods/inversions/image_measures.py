@@ -1,10 +1,9 @@
-"""How much of an image a reconstruction gives away: numbers per pair, and whose reconstruction it is.
+"""How similar a reconstruction and its original are, and whether the reconstruction identifies its original.
 
-Images are (V, C, H, W), float in [0, 1]; what lies outside is clamped, because that is what would be shown. Every
-measure of a pair returns (V,); all are symmetric but for the clamp. A number alone misleads: a flat grey image has a
-high SSIM beside a smooth original, and a reconstruction of 8 dB can still identify one image of a thousand. `BASELINES`
-are what somebody who has observed no gradient would answer, and `identified` says whether the reconstruction points at
-its original.
+Images are (V, C, H, W), float in [0, 1]; values outside are clamped, as a display would do. Every measure of a pair
+returns (V,) and is symmetric. A single number misleads: a flat grey image has a high SSIM with a smooth original, and a
+reconstruction of 8 dB can still identify one image of a thousand. So `BASELINES` are guesses without any gradient, and
+`identified` says whether the reconstruction points at its original.
 """
 
 from __future__ import annotations
@@ -35,31 +34,31 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
     """Structural similarity: (V,), the mean over channels and over all positions where the window fits.
 
     An 11 x 11 Gaussian of standard deviation 1.5, K1 = 0.01, K2 = 0.03, population covariances. What breaching calls
-    SSIM is another measure (differences: breaching-ssim). ValueError: a side shorter than the window.
+    SSIM is another measure (differences: breaching-ssim). Raises ValueError if a side is shorter than the window.
 
     Source: Wang, Bovik, Sheikh and Simoncelli 2004.
     """
     if min(a.shape[-2:]) < WINDOW:
-        raise ValueError(f"ssim: its window is {WINDOW} x {WINDOW}, the images are {a.shape[-2]} x {a.shape[-1]}")
+        raise ValueError(f"ssim: the window is {WINDOW} x {WINDOW}, the images are {a.shape[-2]} x {a.shape[-1]}")
     a, b = a.clamp(0, 1), b.clamp(0, 1)
     distance = torch.arange(WINDOW, device=a.device, dtype=a.dtype) - WINDOW // 2
-    line = (-distance.square() / (2 * SIGMA**2)).exp()
-    line = line / line.sum()
+    gaussian = (-distance.square() / (2 * SIGMA**2)).exp()
+    gaussian = gaussian / gaussian.sum()
 
-    def local(x: Tensor) -> Tensor:
+    def local_mean(x: Tensor) -> Tensor:
         x = x.flatten(0, 1).unsqueeze(1)
-        return F.conv2d(F.conv2d(x, line.view(1, 1, 1, -1)), line.view(1, 1, -1, 1)).unflatten(0, a.shape[:2])
+        return F.conv2d(F.conv2d(x, gaussian.view(1, 1, 1, -1)), gaussian.view(1, 1, -1, 1)).unflatten(0, a.shape[:2])
 
-    mean_a, mean_b = local(a), local(b)
-    var_a, var_b = local(a * a) - mean_a**2, local(b * b) - mean_b**2
-    cov = local(a * b) - mean_a * mean_b
+    mean_a, mean_b = local_mean(a), local_mean(b)
+    var_a, var_b = local_mean(a * a) - mean_a**2, local_mean(b * b) - mean_b**2
+    cov = local_mean(a * b) - mean_a * mean_b
     luminance = (2 * mean_a * mean_b + K1**2) / (mean_a**2 + mean_b**2 + K1**2)
     structure = (2 * cov + K2**2) / (var_a + var_b + K2**2)
     return (luminance * structure).flatten(1).mean(1)
 
 
 def correlation(a: Tensor, b: Tensor) -> Tensor:
-    """Pearson correlation over all pixels and channels: (V,) in [-1, 1], 0 where an image is constant."""
+    """Pearson correlation over all pixels and channels: (V,) in [-1, 1], 0 if an image is constant."""
     a, b = (x.clamp(0, 1).flatten(1) for x in (a, b))
     a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
     length = a.norm(dim=1) * b.norm(dim=1)
@@ -67,16 +66,15 @@ def correlation(a: Tensor, b: Tensor) -> Tensor:
 
 
 def shrink(images: Tensor, side: int = 32) -> Tensor:
-    """(V, C, H, W) -> (V, C, side, side) by area averaging: what an upsampled CIFAR image was before, nearly."""
+    """(V, C, H, W) -> (V, C, side, side) by area averaging, which nearly undoes the upsampling of a CIFAR image."""
     return F.interpolate(images, size=(side, side), mode="area")
 
 
 def identified(images: Tensor, candidates: Tensor, truth: Tensor) -> Tensor:
     """(V,) bool: is the original the likeliest among N candidates (N, C, H, W)? truth: (V,) int64 indices.
 
-    Likeliest by correlation, so that a wrong brightness or contrast does not hide whose reconstruction it is; a sign
-    does. A tie is a failure: a constant reconstruction identifies no image. Chance is 1 / N. Pass both at the same
-    size, e.g. 32 x 32.
+    Likeliest by correlation, which ignores a wrong brightness or contrast, but not a wrong sign. A tie is a failure: a
+    constant reconstruction identifies no image. Chance is 1 / N. Pass both at the same size, e.g. 32 x 32.
     """
     reconstructions, originals = (x.clamp(0, 1).flatten(1).double() for x in (images, candidates))
     reconstructions = F.normalize(reconstructions - reconstructions.mean(1, keepdim=True), dim=1)
@@ -88,23 +86,23 @@ def identified(images: Tensor, candidates: Tensor, truth: Tensor) -> Tensor:
 
 
 def best_of(measure: Callable[[Tensor, Tensor], Tensor], reconstructions: Tensor, originals: Tensor) -> Tensor:
-    """(V,): the best of a measure over pairs of P reconstructions (V, P, C, H, W) and B originals (V, B, C, H, W).
+    """(V,): the largest value over pairs of P reconstructions (V, P, C, H, W) and B originals (V, B, C, H, W).
 
-    For an upload of a batch: was any of its images recovered? Also the oracle's choice, with one original and the
-    reconstructions of P solvers: an upper bound that no attacker reaches, to be shown as such.
+    For an upload of a batch: was any of its images recovered? It is also the oracle's choice, with one original and
+    the reconstructions of P solvers: an upper bound that no attacker reaches.
     """
     return of_pairs(measure, reconstructions, originals).flatten(1).amax(1)
 
 
 def least_of(measure: Callable[[Tensor, Tensor], Tensor], reconstructions: Tensor, originals: Tensor) -> Tensor:
-    """As `best_of`, of a measure that is least where the images are equal."""
+    """As `best_of`, for a measure that is least for equal images."""
     return of_pairs(measure, reconstructions, originals).flatten(1).amin(1)
 
 
 def of_pairs(measure: Callable[[Tensor, Tensor], Tensor], reconstructions: Tensor, originals: Tensor) -> Tensor:
     """(V, P, B): a measure of every pair of a reconstruction (V, P, C, H, W) and an original (V, B, C, H, W).
 
-    Above PAIRS pairs one reconstruction at a time: 64 images a client make 4,096 pairs, which would take 19 GB.
+    Above PAIRS pairs, one reconstruction at a time: 64 images a client make 4,096 pairs, which would take 19 GB.
     """
     targets, count, batch = *reconstructions.shape[:2], originals.shape[1]
     if count > 1 and count * batch > PAIRS:
@@ -144,12 +142,12 @@ def grey(images: Tensor) -> Tensor:
 
 
 def mean_colour(images: Tensor) -> Tensor:
-    """Baseline: the image's own mean colour (V, C, H, W), which an attacker does not know."""
+    """Baseline: the image's mean colour (V, C, H, W), which an attacker does not know."""
     return images.mean((-2, -1), keepdim=True).expand_as(images)
 
 
 def another_image(images: Tensor) -> Tensor:
-    """Baseline: the next image of the set (V, C, H, W): the statistics of a photograph, nothing of this one."""
+    """Baseline: the next image of the set (V, C, H, W): a photograph, but another one."""
     return images.roll(1, 0)
 
 

@@ -1,4 +1,4 @@
-"""The readout of an imprint block: images from the gradient of the layer that the server put in front.
+"""Reads images out of an imprint block, from the gradient of the layer that the server put in front.
 
     x of bin i = (dW_i - dW_{i+1}) / (db_i - db_{i+1}), 0 for the row after the last;    sparse: dW_i / db_i
 
@@ -27,12 +27,13 @@ def imprint(
     *,
     least: NonNegative = 1e-6,
 ) -> Tensor:
-    """The images of the B bins with the largest signal, B the number of labels: (V, B, C, H, W) in [0, 1].
+    """The images of the B bins with the largest signal, where B is the number of labels: (V, B, C, H, W) in [0, 1].
 
-    A bin whose bias differs from the next one's by less than `least` times the largest such difference is empty, and
-    grey. A bin with several images shows a mixture. Several rounds are averaged.
+    A bin whose bias differs from the next one's by less than `least` times the largest such difference counts as empty
+    and becomes grey. A bin with several images gives a mixture. Several rounds are averaged.
 
-    The released readouts subtract the wrong neighbour (differences: imprint-readout). ValueError: no imprint block.
+    The released readouts subtract the wrong neighbour (differences: imprint-readout). Raises ValueError without an
+    imprint block.
     """
     gradient = observed[0].gradient
     names = [find(gradient, end, "imprint", "the gradient of an imprint block") for end in (WEIGHT, BIAS)]
@@ -49,9 +50,9 @@ def imprint(
     return images.unflatten(2, shape).nan_to_num(0.5, 1, 0).clamp(0, 1).float()
 
 
-def imprinted(cell: Facts) -> str | None:
+def imprint_manipulation(cell: Facts) -> str | None:
     manipulation = cell.algorithm.get("manipulation")
     if not manipulation or manipulation.name != "imprint":
-        reason = "reads the block that a manipulation puts in front: manipulation: {name: imprint}"
+        reason = "needs the block of a malicious server: manipulation: {name: imprint}"
         return f"imprint {reason}"
     return None

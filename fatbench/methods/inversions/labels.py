@@ -1,10 +1,10 @@
-"""How many images of each class are behind an update, from the gradient of the last layer.
+"""Restores the number of images of each class behind an update, from the gradient of the last layer.
 
 | here | papers | what |
 |---|---|---|
-| g, (V, K) | d loss / d b | gradient of the last layer's bias: g_c = mean over the batch of p_c, less n_c / B |
-| G, (V, K, D) | d loss / d W | of its weight |
-| n, (V, K) | n_c | images of class c, B in all |
+| g, (V, K) | d loss / d b | gradient of the last layer's bias: g_c = mean over the batch of p_c, minus n_c / B |
+| G, (V, K, D) | d loss / d W | gradient of its weight |
+| n, (V, K) | n_c | images of class c; they sum to B |
 
 An update of T local steps at rate eta is divided by eta T first, which makes it the mean gradient over the steps.
 
@@ -23,7 +23,7 @@ from torch.func import functional_call
 from fatbench.methods.inversions.upload import Observation, Tensors
 from fatbench.models import logit_parameters
 
-DUMMIES = 1000  # of noise, through which `counts` estimates the mean probabilities
+DUMMIES = 1000  # noise images from which `counts` estimates the mean probabilities
 
 
 def ilrg(g: Tensor, G: Tensor, W: Tensor, b: Tensor, batch: int, p: Callable[[], Tensor]) -> Tensor:
@@ -32,8 +32,8 @@ def ilrg(g: Tensor, G: Tensor, W: Tensor, b: Tensor, batch: int, p: Callable[[],
     sum_j n_j (p_j(c) - [j = c]) = B g_c for all c, and sum_j n_j = B, by the pseudo-inverse. A class whose g_c is 0
     is unknown and gets the probabilities of zero features.
 
-    Source: Ma et al. 2023, section 4. paper's code: where the counts fall short, it adds one to nearly every class /
-    here: to the classes that rounding took most from.
+    Source: Ma et al. 2023, section 4. paper's code: if the counts fall short, it adds one to nearly every class / here:
+    to the classes that rounding reduced most.
     """
     features = torch.where(g.abs()[:, None] > 0, G / g[:, None], torch.zeros_like(G))
     probabilities = (features @ W.T + b).softmax(1)  # (j, c)
@@ -48,7 +48,7 @@ def counts(g: Tensor, G: Tensor, W: Tensor, b: Tensor, batch: int, p: Callable[[
 
 
 def llg(g: Tensor, G: Tensor, W: Tensor, b: Tensor, batch: int, p: Callable[[], Tensor]) -> Tensor:
-    """Counts (K,) by LLG: a label for each negative g_c, then again and again the most negative, each taking its share.
+    """Counts (K,) by LLG: a label for each negative g_c, then repeatedly for the most negative; each uses up its share.
 
     Source: Wainakh et al. 2022, algorithm 1, the impact m estimated from the update alone.
     """
@@ -69,7 +69,7 @@ LABELS: dict[str, Callable[..., Tensor]] = {"ilrg": ilrg, "llg": llg, "counts": 
 
 
 def rounded(n: Tensor, batch: int) -> Tensor:
-    """Whole counts (K,) that add up to `batch`: clipped at 0, rounded, the largest rounding errors turned round."""
+    """Integer counts (K,) that sum to `batch`: clipped at 0, rounded, the largest rounding errors reversed."""
     clipped = n.nan_to_num(0).clamp(min=0)
     counts = clipped.round()
     while (missing_count := batch - int(counts.sum())) != 0:
@@ -82,19 +82,21 @@ def rounded(n: Tensor, batch: int) -> Tensor:
 
 
 def head_of(model: nn.Module) -> tuple[str, str]:
-    """The names of the last layer's weight and bias. ValueError: it has no bias."""
+    """The names of the last layer's weight and bias. Raises ValueError if it has no bias."""
     names = logit_parameters(model)[-2:]
     if len(names) < 2 or not names[0].endswith("weight") or not names[1].endswith("bias"):
-        raise ValueError("labels: the model's last layer needs a weight and a bias, from whose gradients labels follow")
+        raise ValueError(
+            "labels: the gradients of the last layer's weight and bias are needed, and it lacks one of them"
+        )
     return names[0], names[1]
 
 
 def restored(
     method_name: str, observed: Observation, model: nn.Module, batch: int, shape: tuple[int, ...], generator: Generator
 ) -> Tensor:
-    """Labels (V, B) int64, ascending, as an attacker restores them from what was sent; method_name: a name in LABELS.
+    """Labels (V, B) int64, ascending, restored from an upload by the method `method_name` of LABELS.
 
-    ValueError: the last layer has no bias, or the update lacks it.
+    Raises ValueError if the last layer has no bias, or the update lacks it.
     """
     weight, bias = head_of(model)
     scale = 1.0
@@ -124,7 +126,7 @@ def noise_probabilities(model: nn.Module, weights: Tensors, shape: tuple[int, ..
 
 
 def label_counts(restored_labels: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """(V,): fraction of correct counts, 1 - sum_c |n_c found - n_c| / (2 B), of labels (V, B)."""
+    """(V,): the fraction of correct counts of labels (V, B), 1 - sum_c |restored n_c - n_c| / (2 B)."""
     restored_counts, true_counts = (
         torch.nn.functional.one_hot(label_rows, classes).sum(1).double() for label_rows in (restored_labels, labels)
     )

@@ -1,9 +1,9 @@
-"""Gradient matching: search the image whose gradient points where the one that was sent points. For any model.
+"""Gradient matching: search the image whose gradient has the direction of the one that was sent. For any model.
 
     min over x in [0, 1]   1 - cos(grad L(x, y), g) + tv TV(x)
 
-The papers compare with nothing of this kind; it is what is usually meant by inverting a gradient, and needs neither
-a transformer nor learned positions. Geiping et al. 2020 (arXiv 2003.14053), equation 4: Adam on the signs of the
+This is what is usually meant by inverting a gradient, though the papers here do not compare with it. It needs neither a
+transformer nor learned positions. Geiping et al. 2020 (arXiv 2003.14053), equation 4: Adam on the signs of the
 gradient, its rate divided by ten after 3/8, 5/8 and 7/8 of the steps, the image clamped to the box after each.
 """
 
@@ -35,10 +35,10 @@ def matching(
 ) -> Tensor:
     """Images whose gradient has the direction of the one that was sent: (V, B, C, H, W) in [0, 1].
 
-    B is the number of labels of an upload; of several rounds the distances are added. All gradients of the upload are
-    matched; `tv` weighs the mean absolute difference of neighbouring pixels. `zeros`: entries that are zero are matched
-    as zeros, or left out (the attacker who knows that a defence withholds some). The labels are those of the
-    observation: told, or restored from the update.
+    B is the number of labels of an upload; the distances of several rounds are added. All gradients of the upload are
+    matched; `tv` weights the mean absolute difference of neighbouring pixels. `zeros`: zero entries are matched as
+    zeros, or ignored (an attacker who knows that a defence withholds some). The labels are those of the observation:
+    told, or restored from the update.
     """
     model.eval()
     reconstructions = []
@@ -51,11 +51,11 @@ def matching(
             for i in range(steps):
                 x.requires_grad_()
                 loss = sum(
-                    _angle(model, s.weights, x, labels, {n: g[v] for n, g in s.gradient.items()}, zeros)
+                    _cosine_distance(model, s.weights, x, labels, {n: g[v] for n, g in s.gradient.items()}, zeros)
                     for s in observed
                 )
-                rough = x.diff(dim=-1).abs().mean() + x.diff(dim=-2).abs().mean()
-                (slope,) = torch.autograd.grad(loss + tv * rough, x)
+                roughness = x.diff(dim=-1).abs().mean() + x.diff(dim=-2).abs().mean()
+                (slope,) = torch.autograd.grad(loss + tv * roughness, x)
                 x = x.detach()
                 decay = 0.1 ** sum(i >= steps * eighths // 8 for eighths in (3, 5, 7))
                 moments = step([x], [slope.sign()], moments, Descent("adam", lr * decay))
@@ -65,11 +65,11 @@ def matching(
 
 
 def every_step(observed_rounds: int, *, steps: int) -> Passes:
-    """For each observed round a pass, its gradient by the weights, and the gradient of that by the image."""
+    """For each observed round: a forward pass, the gradient by the weights, and the gradient of that by the image."""
     return observed_rounds * steps * Passes(1, 2)
 
 
-def _angle(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, target: Tensors, zeros: str) -> Tensor:
+def _cosine_distance(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, target: Tensors, zeros: str) -> Tensor:
     guessed_gradient = differentiable(model, weights, x, y, target)
     if zeros == "ignored":
         guessed_gradient = {name: g * (target[name] != 0) for name, g in guessed_gradient.items()}

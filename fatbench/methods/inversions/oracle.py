@@ -1,7 +1,7 @@
-"""No attack but an upper bound: every solver of an attack at every strength, the best of which the truth picks.
+"""An upper bound, not an attack: every solver of an attack at every strength, the best picked with the truth.
 
-Judges a defence apart from the solver that met it: what no choice of regularisation recovers, the system does not hold.
-An attacker has no truth to pick with, so its numbers stand beside those of an attack and never in their place.
+It judges a defence independently of the solver: what no regularisation recovers is not in the system. A real attacker
+does not know the truth, so its numbers accompany those of an attack and never replace them.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import torch
 from torch import Generator, Tensor, nn
 
 from fatbench.methods.inversions.april import april
-from fatbench.methods.inversions.patch_ls import averaged, determined, filtered, latent_all
+from fatbench.methods.inversions.patch_ls import check_determined, latent_all, mean_system, solve_filtered
 from fatbench.methods.inversions.upload import (
     Observation,
     as_reconstructions,
     bilinear,
     geometry,
-    rows,
+    rows_by_patch,
     to_images,
     too_few_equations,
     too_large_a_prior,
-    upsampled,
+    upsample,
 )
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count
@@ -41,22 +41,21 @@ def oracle(
     of: Literal["patch_ls", "april"] = "patch_ls",
     latent: Count = 32,
 ) -> Tensor:
-    """All that an attack that does not adapt would answer, over its solvers and strengths: (V, P, C, H, W) in [0, 1].
+    """All results of an attack that does not adapt, over its solvers and strengths: (V, P, C, H, W) in [0, 1].
 
-    patch_ls: ridge, tsvd and upsample at seven strengths each, relative to the
-    largest eigenvalue; april: seven cut-offs of the singular values. Every measure takes the best of the P
-    reconstructions.
-    ValueError: as the attack.
+    patch_ls: ridge, tsvd and upsample at seven strengths each, relative to the largest eigenvalue; april: seven
+    cut-offs of the singular values. Every measure picks the best of the P reconstructions. Raises the attack's
+    ValueErrors.
     """
     if of == "april":
         return torch.cat([april(observed, model, shape, generator, cut=cut) for cut in CUTS], 1)
     embedding_geometry = geometry(observed[0], shape, "oracle")
-    A, M = averaged(observed, embedding_geometry, "oracle")
-    determined(embedding_geometry, None, "oracle")
-    determined(embedding_geometry, latent, "oracle")
-    u = rows(bilinear(shape[1], latent, A), embedding_geometry)
-    patches = [filtered(A, M, solver, strength)[0] for solver in ("ridge", "tsvd") for strength in STRENGTHS]
-    patches += [upsampled(z, u) for z in latent_all(A, M, u, STRENGTHS)]
+    A, M = mean_system(observed, embedding_geometry, "oracle")
+    check_determined(embedding_geometry, None, "oracle")
+    check_determined(embedding_geometry, latent, "oracle")
+    u = rows_by_patch(bilinear(shape[1], latent, A), embedding_geometry)
+    patches = [solve_filtered(A, M, solver, strength)[0] for solver in ("ridge", "tsvd") for strength in STRENGTHS]
+    patches += [upsample(z, u) for z in latent_all(A, M, u, STRENGTHS)]
     return torch.cat([as_reconstructions(to_images(x, embedding_geometry), model) for x in patches], 1)
 
 

@@ -1,15 +1,14 @@
-"""Least squares through the patch embedding: one image back from two tensors of its gradient, on an ordinary ViT.
+"""Least squares through the patch embedding: one image from two tensors of its gradient, on an ordinary ViT.
 
-The embedding is linear and the position table is added to its output, so for one image, whatever the network above
+The embedding is linear and the positions are added to its output. So for one image, whatever the rest of the network
 does,
 
     M = A^T X,    A = d loss / d E_pos (N, D) without the class token,    M = d loss / d W_embed (D, C p p),
 
-which is D equations for the N unknowns of every pixel offset: exact where A has rank N. Local training by SGD adds up
-such gradients, A = sum_t c_t A_t and M = A^T X with the same X, whatever the number of steps, with momentum, a proximal
-term or clipping; Adam, augmentation and adversarial images break it. Two images in a batch add up,
-M = A_1^T X_1 + A_2^T X_2 against A = A_1 + A_2, and what is solved for is a mixture. Symbols:
-fatbench/methods/inversions/upload.py.
+which is D equations for the N unknowns of every pixel offset: exact if A has rank N. Local training by SGD sums such
+gradients, A = sum_t c_t A_t and M = A^T X with the same X, for any number of steps, with momentum, a proximal term or
+clipping; Adam, augmentation and adversarial images break it. Two images in a batch add up to M = A_1^T X_1 + A_2^T X_2
+and A = A_1 + A_2, whose solution is a mixture. Symbols: fatbench/methods/inversions/upload.py.
 
 Ours; methods: Inversions.
 """
@@ -28,24 +27,24 @@ from fatbench.methods.inversions.upload import (
     Observation,
     as_reconstructions,
     bilinear,
-    downsampled,
+    downsample,
     geometry,
     normal_matrix,
     normalisation,
     patch_gradient,
-    rows,
+    rows_by_patch,
     to_images,
     to_patches,
     token_gradient,
     too_few_equations,
     too_large_a_prior,
-    upsampled,
+    upsample,
 )
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, NonNegative
 
 EPS = torch.finfo(torch.float64).eps
-STRENGTHS = [10 ** (t / 4) for t in range(-64, 1)]  # of the regularisation, relative to the largest eigenvalue
+STRENGTHS = [10 ** (t / 4) for t in range(-64, 1)]  # regularisation relative to the largest eigenvalue
 
 
 def patch_ls(
@@ -62,31 +61,33 @@ def patch_ls(
 ) -> Tensor:
     """The image whose patches explain the gradient of the patch embedding best: (V, 1, C, H, W) in [0, 1].
 
-    Takes the upload as if it were complete: of several rounds the mean, withheld entries being zeros, so that it is the
+    Treats the upload as complete: several rounds are averaged, and withheld entries count as zeros. This is the
     attacker who does not adapt. A constant factor such as 1 / (1 - R) cancels.
 
     lstsq: the plain solution. ridge, tsvd: regularised, `strength` relative to the largest eigenvalue of A A^T (ridge:
     added to it; tsvd: smaller ones are dropped). box: also 0 <= x <= 1. tv: also total variation, `strength` its
     weight. upsample: ridge on a `latent` x `latent` image behind bilinear upsampling. strength null: chosen by
     generalised cross-validation (tv: the largest weight that still fits the data as well as the noise allows), without
-    the truth; inversion `oracle` tries all. `decay`: whether what weight decay did to the weights in local training is
-    taken off the update first, which needs the client's rate, decay, momentum and number of steps.
+    the truth; inversion `oracle` tries all. `decay`: whether the effect of weight decay in local training is subtracted
+    from the update first, which needs the client's rate, decay, momentum and number of steps.
 
-    ValueError: no learned positions; more patches than the model is wide, or more latent pixels than equations.
+    Raises ValueError without learned positions, for more patches than the model's width, or for more latent pixels than
+    equations.
     """
     embedding_geometry = geometry(observed[0], shape, "patch_ls")
     if decay == "corrected":
         observed = [_without_decay(s) for s in observed]
-    A, M = averaged(observed, embedding_geometry, "patch_ls")
-    determined(embedding_geometry, latent if solver == "upsample" else None, "patch_ls")
+    A, M = mean_system(observed, embedding_geometry, "patch_ls")
+    check_determined(embedding_geometry, latent if solver == "upsample" else None, "patch_ls")
     if solver == "upsample":
-        u = rows(bilinear(shape[1], latent, A), embedding_geometry)
-        return as_reconstructions(to_images(upsampled(latent_ls(A, M, u, strength), u), embedding_geometry), model)
+        u = rows_by_patch(bilinear(shape[1], latent, A), embedding_geometry)
+        return as_reconstructions(to_images(upsample(latent_ls(A, M, u, strength), u), embedding_geometry), model)
     if solver in ("box", "tv"):
         return as_reconstructions(
-            _split(A, M, embedding_geometry, model, solver=solver, strength=strength, iterations=iterations), model
+            _solve_with_prior(A, M, embedding_geometry, model, solver=solver, strength=strength, iterations=iterations),
+            model,
         )
-    return as_reconstructions(to_images(filtered(A, M, solver, strength)[0], embedding_geometry), model)
+    return as_reconstructions(to_images(solve_filtered(A, M, solver, strength)[0], embedding_geometry), model)
 
 
 def patches_of_the_solver(cell: Facts, *, solver: str) -> str | None:
@@ -98,7 +99,7 @@ def prior_of_the_solver(cell: Facts, *, solver: str, latent: int) -> str | None:
 
 
 def _without_decay(s: Observation) -> Observation:
-    """An update of SGD less (1 - c) theta_0: c is what T steps of weight decay alone make of a weight of 1."""
+    """An update of SGD minus (1 - c) theta_0, where c is what T steps of pure weight decay leave of a weight of 1."""
     if s.local is None:
         return s
     weight, velocity = 1.0, 0.0
@@ -108,20 +109,20 @@ def _without_decay(s: Observation) -> Observation:
     return replace(s, gradient={n: g.double() - (1 - weight) * s.weights[n].double() for n, g in s.gradient.items()})
 
 
-def averaged(observed: Sequence[Observation], embedding_geometry: Geometry, method: str) -> tuple[Tensor, Tensor]:
-    """A (V, N, D) and M (V, D, K), float64: the means of several rounds, withheld entries being zeros."""
+def mean_system(observed: Sequence[Observation], embedding_geometry: Geometry, method: str) -> tuple[Tensor, Tensor]:
+    """A (V, N, D) and M (V, D, K), float64: the means of several rounds, with zeros for withheld entries."""
     A = torch.stack([token_gradient(s.gradient, embedding_geometry, method) for s in observed]).double().mean(0)
     return A, torch.stack([patch_gradient(s.gradient, method) for s in observed]).double().mean(0)
 
 
-def determined(embedding_geometry: Geometry, latent: int | None, method: str) -> None:
-    """ValueError: the equations do not determine the image; names the rank and the unknowns."""
+def check_determined(embedding_geometry: Geometry, latent: int | None, method: str) -> None:
+    """Raise ValueError, with the rank and the unknowns, if the equations do not determine the image."""
     rank = min(embedding_geometry.patches, embedding_geometry.width)
     if latent is None and embedding_geometry.width < embedding_geometry.patches:
         raise ValueError(
             f"{method}: images of {embedding_geometry.grid * embedding_geometry.patch} pixels are "
             f"{embedding_geometry.patches} unknown patches, and a model of width "
-            f"{embedding_geometry.width} gives a system of rank {rank}; take a wider model, larger patches, or "
+            f"{embedding_geometry.width} gives a system of rank {rank}; use a wider model, larger patches, or "
             "an upsampling prior"
         )
     if latent is not None and latent**2 > rank * embedding_geometry.patch**2:
@@ -131,11 +132,11 @@ def determined(embedding_geometry: Geometry, latent: int | None, method: str) ->
         )
 
 
-def filtered(A: Tensor, M: Tensor, solver: str, strength: float | None = None) -> tuple[Tensor, Tensor]:
+def solve_filtered(A: Tensor, M: Tensor, solver: str, strength: float | None = None) -> tuple[Tensor, Tensor]:
     """X (V, N, K) of M = A^T X by a filter on the singular values of A, and the ridge (V,) that was added to A A^T.
 
-    strength null: lstsq drops what is below rounding; ridge and tsvd minimise |residual|^2 / (equations - effective
-    unknowns)^2 (Golub, Heath and Wahba 1979).
+    strength None: lstsq drops singular values below rounding; ridge and tsvd minimise |residual|^2 / (equations -
+    effective unknowns)^2 (Golub, Heath and Wahba 1979).
     """
     V, s, Uh = torch.linalg.svd(A, full_matrices=False)  # A = V s U^T, so A^T = U s V^T
     eigen, beta = s.square(), Uh @ M
@@ -163,7 +164,7 @@ def filtered(A: Tensor, M: Tensor, solver: str, strength: float | None = None) -
 
 def latent_ls(A: Tensor, M: Tensor, u: Tensor, strength: float | None = None) -> Tensor:
     """The normalised image (V, C, l, l) behind the upsampling `u`, by ridge on the normal equations."""
-    answers = []
+    solutions = []
     for a, m in zip(A, M, strict=True):
         eigen, Q, gamma = _latent_system(a, m, u)
         grid = torch.tensor(STRENGTHS).to(A) * eigen[-1] if strength is None else (strength * eigen[-1])[None]
@@ -171,12 +172,12 @@ def latent_ls(A: Tensor, M: Tensor, u: Tensor, strength: float | None = None) ->
         explained = gamma.square().sum(1) * (eigen + 2 * grid) / (eigen + grid).square()
         freedom = m.numel() - gamma.shape[1] * (eigen / (eigen + grid)).sum(1)
         score = (m.square().sum() - explained.sum(1)).clamp(min=0) / freedom.square()
-        answers.append(_latent_image(eigen, Q, gamma, grid[score.argmin()], u))
-    return torch.stack(answers)
+        solutions.append(_latent_image(eigen, Q, gamma, grid[score.argmin()], u))
+    return torch.stack(solutions)
 
 
 def latent_all(A: Tensor, M: Tensor, u: Tensor, strengths: Sequence[float]) -> Tensor:
-    """The answers of `latent_ls` at each of several strengths: (P, V, C, l, l)."""
+    """The results of `latent_ls` at each of several strengths: (P, V, C, l, l)."""
     systems = [_latent_system(a, m, u) for a, m in zip(A, M, strict=True)]
     return torch.stack(
         [torch.stack([_latent_image(*s, strength * s[0][-1] + 1e-300, u) for s in systems]) for strength in strengths]
@@ -184,16 +185,16 @@ def latent_all(A: Tensor, M: Tensor, u: Tensor, strengths: Sequence[float]) -> T
 
 
 def _latent_system(a: Tensor, m: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Eigenvalues and vectors of the normal equations behind `u`, and their right side (l l, C) in those vectors."""
+    """(eigenvalues, eigenvectors) of the normal equations behind `u`, and their right side (l l, C) in that basis."""
     eigen, Q = torch.linalg.eigh(normal_matrix((a @ a.T)[None], u)[0])
-    return eigen.clamp(min=0), Q, Q.T @ downsampled((a @ m)[None], u)[0].flatten(1).T
+    return eigen.clamp(min=0), Q, Q.T @ downsample((a @ m)[None], u)[0].flatten(1).T
 
 
 def _latent_image(eigen: Tensor, Q: Tensor, gamma: Tensor, ridge: Tensor, u: Tensor) -> Tensor:
     return (Q @ (gamma / (eigen + ridge)[:, None])).T.unflatten(1, (u.shape[2],) * 2)
 
 
-def _split(
+def _solve_with_prior(
     A: Tensor,
     M: Tensor,
     embedding_geometry: Geometry,
@@ -204,7 +205,7 @@ def _split(
     iterations: int,
 ) -> Tensor:
     """Least squares with a prior, by splitting X = W (ADMM): X fits the data, W obeys the prior."""
-    start, ridge = filtered(A, M, "ridge")
+    start, ridge = solve_filtered(A, M, "ridge")
     mean, std = normalisation(model, A)
     low, high = -mean / std, (1 - mean) / std
     rho = ridge.clamp(min=1e-10 * float(A.square().sum((1, 2)).max()))[:, None, None]
@@ -227,7 +228,7 @@ def _split(
     if solver == "box":
         return solve(box)
     if strength is not None:
-        return solve(lambda x: box(tv_denoised(x, strength)))
+        return solve(lambda x: box(tv_denoise(x, strength)))
     noise = (
         (M - A.transpose(1, 2) @ start).square().sum((1, 2))
         * A.shape[2]
@@ -235,13 +236,13 @@ def _split(
     )
     best = solve(box)
     for weight in (1e-3, 1e-2, 3e-2, 1e-1):
-        tried = solve(lambda x, weight=weight: box(tv_denoised(x, weight)))  # type: ignore[misc]
+        tried = solve(lambda x, weight=weight: box(tv_denoise(x, weight)))  # type: ignore[misc]
         fits = (M - A.transpose(1, 2) @ to_patches(tried, embedding_geometry.patch)).square().sum((1, 2)) <= 1.1 * noise
         best = torch.where(fits[:, None, None, None], tried, best)
     return best
 
 
-def tv_denoised(x: Tensor, weight: float, iterations: int = 10) -> Tensor:
+def tv_denoise(x: Tensor, weight: float, iterations: int = 10) -> Tensor:
     """argmin over w of |w - x|^2 / 2 + weight TV(w), (V, C, H, W) as x, by projection of the dual (Chambolle 2004)."""
     p, q = torch.zeros_like(x), torch.zeros_like(x)
 

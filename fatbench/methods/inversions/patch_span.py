@@ -1,4 +1,4 @@
-"""What the patch embedding's gradient tells alone: the span of the patches, where the positions are withheld.
+"""What the patch embedding's gradient reveals alone, if the positions are withheld: the span of the patches.
 
 M = A^T X, so the rows of M span what the rows of X span, if A (unknown here) has rank N. An image behind a known
 upsampling, X = up(z), has all its patches in that span,
@@ -6,11 +6,11 @@ upsampling, X = up(z), has all its patches in that span,
     up(z) (I - P) = 0,    P the projector on the N largest right singular vectors of M (D, C p p),
 
 which are many more equations than the l^2 C unknowns z, and homogeneous: z is the eigenvector of the smallest
-eigenvalue of S = up^T (1 x (I - P)) up, up to its length and its sign. These come from the gradient that each candidate
-would cause. Needs N < C p p and N <= D, and the image as it was upsampled: rounding it to 8 bits hides the small
+eigenvalue of S = up^T (1 x (I - P)) up, up to its length and its sign. These are chosen by the gradient that each
+candidate would cause. Needs N < C p p and N <= D, and the exact upsampled image: rounding to 8 bits hides the small
 singular values that hold most of the span.
 
-Ours; the comparison of Sawada et al. 2024 takes the fixed position for safe. Symbols: `upload.py`.
+Ours; the comparison of Sawada et al. 2024 considers the fixed position safe. Symbols: `upload.py`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,15 @@ from fatbench.methods.inversions.upload import (
     inversion_reason,
     normalisation,
     patch_gradient,
-    rows,
+    rows_by_patch,
     to_images,
-    upsampled,
+    upsample,
 )
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Positive
 
-SPREADS = (
-    0.25,
-    0.5,
-    1.0,
-)  # tried lengths of the normalised image: standard deviation of its pixels, in units of 1 / std
+# lengths to try for the normalised image: standard deviations of its pixels, in units of 1 / std
+SPREADS = (0.25, 0.5, 1.0)
 
 
 def patch_span(
@@ -58,25 +55,28 @@ def patch_span(
 ) -> Tensor:
     """The image behind the upsampling whose patches lie in the row space of the patch gradient: (V, 1, C, H, W).
 
-    Reads the gradient of the patch embedding alone, the mean of several rounds at the same weights. Singular values
-    below `cut` times the largest do not count as span. Of the lengths and signs of the answer the one whose own
-    gradient is most like what was sent. ValueError: more patches than the span could tell from anything.
+    Reads only the gradient of the patch embedding, the mean of several rounds at the same weights. Singular values
+    below `cut` times the largest do not count as span. Among the lengths and signs, the one whose gradient is most
+    similar to what was sent is chosen. Raises ValueError if there are so many patches that the span is everything.
     """
     embedding_geometry = geometry(observed[0], shape, "patch_span")
     M = torch.stack([patch_gradient(s.gradient, "patch_span") for s in observed]).double().mean(0)
     if not embedding_geometry.patches < M.shape[2] or embedding_geometry.patches > embedding_geometry.width:
         raise ValueError(
-            f"patch_span: {embedding_geometry.patches} patches span everything: it needs fewer than "
+            f"patch_span: {embedding_geometry.patches} patches span the whole space; it needs fewer than "
             f"{M.shape[2]} (values of a patch) "
             f"and at most {embedding_geometry.width} (width)"
         )
-    u = rows(bilinear(shape[1], latent, M), embedding_geometry)
+    u = rows_by_patch(bilinear(shape[1], latent, M), embedding_geometry)
     z = torch.stack([_eigenvector(m, u, embedding_geometry, iterations, cut, generator) for m in M])
     z = z / z.flatten(1).std(1)[:, None, None, None]
     _, std = normalisation(model, z)
-    spread = [sign * length * z for length in SPREADS for sign in (1, -1)]
+    candidates = [sign * length * z for length in SPREADS for sign in (1, -1)]
     reconstructions = torch.stack(
-        [as_reconstructions(to_images(upsampled(0.5 * s / std.mean(), u), embedding_geometry), model) for s in spread]
+        [
+            as_reconstructions(to_images(upsample(0.5 * s / std.mean(), u), embedding_geometry), model)
+            for s in candidates
+        ]
     )
     likeness = torch.stack([_likeness(observed[0], model, reconstruction) for reconstruction in reconstructions])
     return reconstructions[likeness.argmax(0), torch.arange(len(M))]

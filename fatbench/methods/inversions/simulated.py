@@ -1,18 +1,18 @@
-"""Inversion of an update by simulating the client's steps: images for which local training ends where it did.
+"""Inverts an update by simulating the client's steps: images for which local training ends where it did.
 
 | paper | here | what |
 |---|---|---|
 | X_e | x (E, N, C, H, W) | images of each epoch, in their unknown order; `shared`: the same in all epochs |
 | theta_T - theta_0 | update | what the client sent |
-| lambda_inv | invariance | weight of the distance between epochs, which differ in order alone |
+| lambda_inv | invariance | weight of the distance between epochs, which differ only in their order |
 
     u(x) = (theta_0 - SGD(theta_0, x, y)) / eta
     min over x   f_i sum_l w_l |u_l(x) - u_l|^2 / steps an epoch + tv TV(x) + box |x - clip(x)|^2 + invariance inv(x)
 
-w_l = exp(-l) over the layers in the order of the model, a weight and its bias being one; f_i rises geometrically from
-`factor` to 2 over the first half of the iterations. inv: the mean over pairs of epochs of the squared distance of
-phi(x_e), the maximum over the images of fixed random convolutions. In the end epochs are aligned with the first one and
-averaged.
+w_l = exp(-l) over the layers in the order of the model, a weight and its bias counting as one; f_i goes geometrically
+from `factor` to 2 over the first half of the iterations. inv: the mean over pairs of epochs of the squared distance of
+phi(x_e), the maximum over the images of fixed random convolutions. In the end, all epochs are aligned with the first
+one and averaged.
 
 Dimitrov et al. 2022 (Data leakage in federated averaging), sections 3 and 4; the settings are those that its code has
 for CIFAR-100. paper: the layers' order is that of JAX's trees, by name / here: that of the model. Geiping et al. 2020,
@@ -38,7 +38,7 @@ from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Fraction, NonNegative, Positive, Rate
 
 FILTERS = 96  # of the random convolutions behind `inv`
-MOST = 50  # steps that are simulated: memory is that of as many graphs
+MOST = 50  # simulated steps: each keeps its graph in memory
 
 
 def simulated(
@@ -59,8 +59,8 @@ def simulated(
     """Images whose simulated local training gives the update that was sent: (V, N, C, H, W) in [0, 1].
 
     N is the number of labels of an upload. Adam from normal noise; the rate is multiplied by `lr_decay` every 20
-    iterations. A gradient counts as one step. Of several rounds the first is used. The attacker knows the client's
-    rate, epochs, batch, momentum and weight decay. ValueError: Adam, or more than 50 steps.
+    iterations. A gradient counts as one step. Only the first of several rounds is used. The attacker knows the client's
+    rate, epochs, batch, momentum and weight decay. Raises ValueError for Adam, or for more than 50 steps.
     """
     model.eval()
     first_observation = observed[0]
@@ -77,54 +77,54 @@ def simulated(
     weight = {name: float(torch.tensor(-float(layers[name.rpartition(".")[0]])).exp()) for name in names}
     rate = 1.0 if local is None else local.lr
     filters = torch.randn(FILTERS, shape[0], 3, 3, generator=generator, device=generator.device)
-    sets = 1 if shared else epochs
-    answers = []
+    image_sets = 1 if shared else epochs
+    reconstructions = []
     for v in range(len(first_observation.labels)):
         labels = first_observation.labels[v]
         target = {name: g[v].float() / rate for name, g in first_observation.gradient.items()}
-        x = torch.randn(sets, count, *shape, generator=generator, device=generator.device).to(labels.device)
+        x = torch.randn(image_sets, count, *shape, generator=generator, device=generator.device).to(labels.device)
         moments: Moments = {}
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
             for i in range(iterations):
                 x.requires_grad_()
-                simulated_update = steps(model, first_observation.weights, x, labels, local, names)
+                simulated_update = simulate_steps(model, first_observation.weights, x, labels, local, names)
                 gap = torch.stack([weight[n] * (simulated_update[n] - target[n]).square().sum() for n in names]).sum()
                 strength = factor * (2 / factor) ** min(1.0, i / max(1, iterations // 2))
                 loss = strength * gap / per_epoch + tv * _variation(x)
                 loss = loss + box * (x - x.clamp(0, 1)).square().sum((-3, -2, -1)).mean()
-                if sets > 1 and invariance:
+                if image_sets > 1 and invariance:
                     loss = loss + invariance * _epoch_variance(x, filters.to(x))
                 (slope,) = torch.autograd.grad(loss, x)
                 x = x.detach()
                 moments = step([x], [slope], moments, Descent("adam", lr * lr_decay ** (i // 20)))
-        answers.append(_aligned(x.detach()))
-    return torch.stack(answers).nan_to_num(0.5, 1, 0).clamp(0, 1).float()
+        reconstructions.append(_align_epochs(x.detach()))
+    return torch.stack(reconstructions).nan_to_num(0.5, 1, 0).clamp(0, 1).float()
 
 
 def every_epoch(observed_rounds: int, epochs: int, *, iterations: int) -> Passes:
-    """For each epoch of the client a pass, its gradient by the weights, and the gradient of that by the image."""
+    """For each epoch of the client: a forward pass, its gradient by the weights, and that one's by the image."""
     return iterations * epochs * Passes(1, 2)
 
 
 def steps_of_sgd(cell: Facts) -> str | None:
     local = cell.algorithm.get("local")
-    return "simulated simulates steps of SGD" if local and local["optimizer"] != "sgd" else None
+    return "simulated needs a client that trains by SGD" if local and local["optimizer"] != "sgd" else None
 
 
 def at_most_50_steps(cell: Facts) -> str | None:
     local = cell.algorithm.get("local")
     step_count = local["epochs"] * (cell.algorithm["batch"] // local["batch"]) if local else 0
     if step_count > 50:
-        return f"simulated: {step_count} local steps, whose graphs do not fit the memory; at most 50"
+        return f"simulated: {step_count} local steps, but memory holds the graphs of 50 at most"
     return None
 
 
-def steps(
+def simulate_steps(
     model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, local: LocalTraining | None, names: Sequence[str]
 ) -> Tensors:
     """(theta_0 - theta_T) / eta after SGD on images x (E, N, ...), or (1, N, ...) for all epochs, by `names`.
 
-    Differentiable by x. Batches are taken in the order of x. local null: the gradient of all images.
+    Differentiable by x. Batches are in the order of x. local None: the gradient of all images.
     """
     start = {name: weights[name].detach().requires_grad_() for name in names}
     theta: Tensors = dict(start)
@@ -149,12 +149,12 @@ def _variation(x: Tensor) -> Tensor:
 
 
 def _epoch_variance(x: Tensor, filters: Tensor) -> Tensor:
-    """Mean over all pairs of epochs of the mean squared difference of what does not depend on the order of images."""
+    """The mean squared difference, over all pairs of epochs, of features that ignore the order of images."""
     maps = torch.stack([F.conv2d(images, filters).amax(0) for images in x])
     return (maps[:, None] - maps[None]).square().mean()
 
 
-def _aligned(x: Tensor) -> Tensor:
+def _align_epochs(x: Tensor) -> Tensor:
     """(N, C, H, W): the images of all epochs (E, N, ...) assigned to those of the first one, and averaged."""
     from scipy.optimize import linear_sum_assignment
 

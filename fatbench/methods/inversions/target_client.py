@@ -1,4 +1,4 @@
-"""What target clients send: a gradient or the update of local training, defended, in the numbers of the wire."""
+"""What target clients send: a gradient or the update of local training, after the defence, in the wire's type."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Wire = Literal["float64", "float32", "float16"]
 
 @dataclass(frozen=True)
 class ClientImages:
-    """The images of V clients: their numbers in problem.images (V, B), x (V, B, C, H, W) in [0, 1] and y (V, B)."""
+    """The images of V clients: indices into problem.images (V, B), x (V, B, C, H, W) in [0, 1] and y (V, B)."""
 
     indices: Tensor
     x: Tensor
@@ -39,7 +39,7 @@ class TargetClient:
 
     @property
     def needs_all(self) -> bool:
-        """Whether all tensors are to be computed, whatever an inversion reads."""
+        """Whether the defence needs all tensors, whatever the inversion reads."""
         return any(asks(self.defence, name) for name in ("gradient", "examples"))
 
 
@@ -51,9 +51,9 @@ def update(
     names: Sequence[str] | None,
     round: int,
 ) -> Tensors:
-    """name -> (V, ...): what V clients have computed, before any defence.
+    """{name: (V, ...)}: what V clients have computed, before any defence.
 
-    Without local training the gradient by `names` (None: all); else theta_0 - theta_T of FedAvg's own client, with the
+    Without local training, the gradient by `names` (None: all). Else theta_0 - theta_T of FedAvg's client, with the
     batches that (seed, round, v) draw.
     """
     x = images.x
@@ -63,10 +63,10 @@ def update(
         return gradients(model, weights, x, images.y, names)
     problem = replace(client.problem, model=model, shards=list(images.indices))
     if client.wire == "float64":
-        own_augment = problem.augment
+        client_augment = problem.augment
 
         def augment(batch: Tensor, views: Generator) -> Tensor:
-            return (batch if own_augment is None else own_augment(batch, views)).double()
+            return (batch if client_augment is None else client_augment(batch, views)).double()
 
         problem = replace(problem, augment=augment)
     trained = [train_client(Client(problem, weights, v, round), client.local).model for v in range(len(x))]
@@ -85,7 +85,7 @@ def observed_upload(
     images: ClientImages,
     uploads: Sequence[Upload],
 ) -> Observation:
-    """What crosses the wire of V clients' gradients or updates (V, ...), after the defence."""
+    """What the server observes of V clients' gradients or updates (V, ...), after the defence and the wire."""
 
     def examples(v: int) -> Examples:
         x, y = images.x[v], images.y[v]
@@ -95,9 +95,8 @@ def observed_upload(
     gradient = observation.gradient
     if client.wire == "float16":
         start = weights if client.local is not None else dict.fromkeys(gradient, torch.zeros(()))
-        start_weights = {
-            name: start[name].to(g) for name, g in gradient.items()
-        }  # a client that trains sends its weights
+        # a client that trains sends its weights, so these are rounded, not the update
+        start_weights = {name: start[name].to(g) for name, g in gradient.items()}
         gradient = {
             name: start_weights[name] - (start_weights[name] - g).half().float() for name, g in gradient.items()
         }

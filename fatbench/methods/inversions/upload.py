@@ -1,10 +1,10 @@
-"""What an honest-but-curious server observes, and what every inversion does with it: cut into patches and back.
+"""What an honest-but-curious server observes, and what the inversions share: images cut into patches and back.
 
 | here | papers | what |
 |---|---|---|
 | A, (V, N, D) | d loss / d E_pos | gradient at each patch's token; the class token's row is dropped |
 | M, (V, D, C p p) | d loss / d W_embed | gradient of the patch embedding: M = A^T X for one image |
-| X, (V, N, C p p) | x_s | the patches, normalised as the model does it |
+| X, (V, N, C p p) | x_s | the patches, normalised as in the model |
 | u, (H, l) | - | bilinear upsampling from l to H pixels, along one side |
 
 V: independent uploads (target clients), solved together; N = (H / p)^2 patches, D the width of the model.
@@ -31,7 +31,7 @@ from fatbench.suite.facts import Facts
 
 Tensors = dict[str, Tensor]
 PATCH, POSITION = "patch_embed.proj.weight", "pos_embed"
-EMBEDDING = (PATCH, POSITION)  # what the solvers read: enough to pass as `names` to `gradients`
+EMBEDDING = (PATCH, POSITION)  # what the solvers read; to be passed to `gradients` as `names`
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,18 @@ class Observation:
     """V uploads of one round, each of one batch of B examples, all from the same broadcast weights."""
 
     weights: Tensors  # what the server sent
-    gradient: Tensors  # name -> (V, ...): what each client sent, after its defence
+    gradient: Tensors  # {name: (V, ...)}: what each client sent, after its defence
     labels: Tensor  # (V, B) int64: known, or recovered by `recovered_labels`
-    mask: Tensors | None = (
-        None  # name -> (V, ...) bool, False where an entry was withheld; None or no name: nothing was
-    )
-    local: LocalTraining | None = None  # how the clients trained; None: what was sent is a gradient
-    secret: Tensors | None = None  # what a manipulating server remembers of how it changed the model
+    mask: Tensors | None = None  # {name: (V, ...) bool}, False where an entry was withheld; nothing is, if missing
+    local: LocalTraining | None = None  # how the clients trained; None: they sent a gradient
+    secret: Tensors | None = None  # what a malicious server keeps about its change of the model
 
 
 def gradients(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, names: Sequence[str] | None = None) -> Tensors:
-    """The gradient of each of V uploads, before any defence: name -> (V, ...).
+    """{name: (V, ...)}: the gradient of each of V uploads, before any defence.
 
     x: (V, B, C, H, W) in [0, 1], y: (V, B); cross-entropy, mean over the batch, model in eval mode. `names`: only the
-    parameters whose names end in one of them, all V at once (torch.func), so that `EMBEDDING` of ViT-S/16 takes 1.5 MB
-    an upload instead of 87.
+    parameters whose names end in one of them: `EMBEDDING` of ViT-S/16 takes 1.5 MB an upload, all take 87 MB.
     """
     model.eval()
     parameters = {n: w.detach() for n, w in weights.items() if n in dict(model.named_parameters())}
@@ -87,9 +84,9 @@ def observe(
     uploads: Sequence[Upload],
     examples: Callable[[int], Examples] | None = None,
 ) -> Observation:
-    """V gradients (V, ...) after a defence, one `Upload` each; zeros stand where entries were withheld.
+    """V gradients (V, ...) after a defence, one `Upload` each; withheld entries are zero.
 
-    examples: what a defence that asks for `examples` is given of client v.
+    examples: a function that gives client v's `Examples` to a defence that asks for them.
     """
     defended = [
         defence(
@@ -121,7 +118,7 @@ def recovered_labels(bias_gradient: Tensor) -> Tensor:
 
 
 def find(tensors: Tensors, suffix: str, method: str, description: str) -> str:
-    """The one name that is or ends in `suffix`. ValueError: the model has no such tensor, or the upload lacks it."""
+    """The one name that is or ends in `suffix`. Raises ValueError if the model or the upload has no such tensor."""
     matches = [name for name in tensors if name == suffix or name.endswith("." + suffix)]
     if len(matches) != 1:
         raise ValueError(
@@ -132,7 +129,7 @@ def find(tensors: Tensors, suffix: str, method: str, description: str) -> str:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How an image becomes tokens: g x g patches of C x p x p pixels, `prefix` tokens before them, D wide."""
+    """How an image becomes tokens: g x g patches of C x p x p pixels after `prefix` tokens, all of width D."""
 
     channels: int
     grid: int
@@ -146,7 +143,7 @@ class Geometry:
 
 
 def geometry(observed: Observation, shape: tuple[int, int, int], method: str) -> Geometry:
-    """Read from the weights. ValueError: no patch embedding, no learned positions, or images of another size."""
+    """The geometry by the weights' shapes. Raises ValueError without patch embedding, or for images of another size."""
     weight = observed.weights[find(observed.weights, PATCH, method, "a patch embedding")]
     position = observed.weights[find(observed.weights, POSITION, method, "learned positions")]
     (width, channels, patch, _), grid = weight.shape, shape[1] // weight.shape[-1]
@@ -167,12 +164,12 @@ def learned_positions(cell: Facts) -> str | None:
 
 
 def inversion_reason(cell: Facts, reason: str) -> str:
-    """A reason that begins with the name of the cell's inversion."""
+    """A refusal that begins with the name of the cell's inversion."""
     return f"{cell.algorithm['inversion'].name}: {reason}"
 
 
 def patches(cell: Facts) -> tuple[int, int, int]:
-    """(patches of an image, width of the model, pixels of a patch and channel)."""
+    """(patches of an image, width of the model, pixels of a patch in one channel)."""
     side, width = cell.model.get("patch"), cell.model.get("dim")
     if side is None or width is None:
         raise Unknown("patches")
@@ -180,19 +177,19 @@ def patches(cell: Facts) -> tuple[int, int, int]:
 
 
 def too_few_equations(cell: Facts) -> str | None:
-    """Why the gradient of the patch embedding does not determine the patches; None: it does."""
+    """The reason why the patch embedding's gradient does not determine the patches, or None."""
     unknown, width, _ = patches(cell)
     if width >= unknown:
         return None
     return inversion_reason(
         cell,
         f"images of {cell.side} pixels are {unknown} unknown patches, and a model of width {width} gives a system of "
-        f"rank {width}; take a wider model, larger patches, or an upsampling prior",
+        f"rank {width}; use a wider model, larger patches, or an upsampling prior",
     )
 
 
 def too_large_a_prior(cell: Facts, latent: int) -> str | None:
-    """Why the gradient of the patch embedding does not determine an upsampled image; None: it does."""
+    """The reason why the patch embedding's gradient does not determine an upsampled image, or None."""
     unknown, width, pixels = patches(cell)
     rank = min(unknown, width) * pixels
     if latent**2 <= rank:
@@ -203,14 +200,14 @@ def too_large_a_prior(cell: Facts, latent: int) -> str | None:
 
 
 def token_gradient(tensors: Tensors, embedding_geometry: Geometry, method: str) -> Tensor:
-    """A (V, N, D) of an upload, or the mask of it."""
+    """A (V, N, D) of an upload, or its mask."""
     return tensors[find(tensors, POSITION, method, "the gradient of the positions")].flatten(1, -2)[
         :, embedding_geometry.prefix :
     ]
 
 
 def patch_gradient(tensors: Tensors, method: str) -> Tensor:
-    """M (V, D, C p p) of an upload, or the mask of it."""
+    """M (V, D, C p p) of an upload, or its mask."""
     return tensors[find(tensors, PATCH, method, "the gradient of the patch embedding")].flatten(2)
 
 
@@ -218,7 +215,7 @@ def patch_gradient(tensors: Tensors, method: str) -> Tensor:
 
 
 def normalisation(model: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
-    """(mean, std), each (1, C, 1, 1), of a model that normalises inside; 0 and 1 of one that does not."""
+    """(mean, std), each (1, C, 1, 1), of the normalisation inside the model; 0 and 1 without one."""
     zero, unit = like.new_zeros(1, 1, 1, 1), like.new_ones(1, 1, 1, 1)
     mean, std = getattr(model, "mean", zero), getattr(model, "std", unit)
     return mean.to(like), std.to(like)
@@ -246,24 +243,24 @@ def as_reconstructions(normalised: Tensor, model: nn.Module) -> Tensor:
 
 
 def bilinear(side: int, latent: int, like: Tensor) -> Tensor:
-    """u (side, latent): what F.interpolate does to one side of an image of `latent` pixels."""
+    """u (side, latent): the matrix by which F.interpolate resizes one side of an image from `latent` pixels."""
     eye = torch.eye(latent, dtype=torch.float64).view(1, 1, latent, latent)
     return F.interpolate(eye, size=(side, latent), mode="bilinear")[0, 0].to(like)
 
 
-def rows(u: Tensor, embedding_geometry: Geometry) -> Tensor:
-    """u as (g, p, l): one block of rows for each row of patches."""
+def rows_by_patch(u: Tensor, embedding_geometry: Geometry) -> Tensor:
+    """u as (g, p, l): a block of its rows for each row of patches."""
     return u.unflatten(0, (embedding_geometry.grid, embedding_geometry.patch))
 
 
-def upsampled(latent: Tensor, u: Tensor) -> Tensor:
-    """Images behind the upsampling: (V, C, l, l) and u of `rows` -> patches (V, N, C p p)."""
+def upsample(latent: Tensor, u: Tensor) -> Tensor:
+    """Upsample images (V, C, l, l) into patches (V, N, C p p), with u from `rows_by_patch`."""
     tall = torch.einsum("ria,vhab->vhrib", u, latent)
     return torch.einsum("vhrib,cjb->vrchij", tall, u).flatten(3).flatten(1, 2)
 
 
-def downsampled(patches: Tensor, u: Tensor) -> Tensor:
-    """The adjoint of `upsampled`: (V, N, C p p) -> (V, C, l, l)."""
+def downsample(patches: Tensor, u: Tensor) -> Tensor:
+    """The adjoint of `upsample`: (V, N, C p p) -> (V, C, l, l)."""
     grid, patch, _ = u.shape
     x = patches.unflatten(2, (-1, patch, patch)).unflatten(1, (grid, grid))
     return torch.einsum("vrchib,ria->vhab", torch.einsum("vrchij,cjb->vrchib", x, u), u)
@@ -272,7 +269,7 @@ def downsampled(patches: Tensor, u: Tensor) -> Tensor:
 def normal_matrix(gram: Tensor, u: Tensor) -> Tensor:
     """up^T (gram x identity) up for one channel: (V, l l, l l) from A A^T (V, N, N); all channels share it.
 
-    The system itself, one equation for each entry of M, is never built.
+    The full system, with one equation for each entry of M, is never built.
     """
     grid, _, latent = u.shape
     overlap = torch.einsum("ria,qib->rqab", u, u)

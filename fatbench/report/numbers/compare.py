@@ -314,7 +314,7 @@ def compare(
                 if a[evaluation].precision != b[evaluation].precision:  # another attack in effect
                     continue
                 runs_by_row.setdefault((pair.row, evaluation), []).append((pair.seed, a[evaluation], b[evaluation]))
-                differences = inputs.differ_beside(a[evaluation].inputs, b[evaluation].inputs, pair.a == pair.b)
+                differences = inputs.differ_in_comparison(a[evaluation].inputs, b[evaluation].inputs, pair.a == pair.b)
                 first_data = runs_by_row[pair.row, evaluation][0][1].inputs.get(
                     "data", {}
                 )  # images are one set for all seeds

@@ -91,7 +91,7 @@ def _evaluated(
         names = {name for evaluation in evaluations for name in evaluation.stages(round)}
         rows += numbers_of(cells, store, NUMBERS.c.stage.in_(sorted(names)) & _client_condition(sources))
         stages |= names
-    integrity.agree(rows, store.database)
+    integrity.check_accuracies(rows, store.database)
     return rows, stages
 
 

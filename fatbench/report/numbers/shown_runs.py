@@ -55,7 +55,7 @@ def shown_plan(plan: Plan, store: Store, run_filter: str = "", whole_plan: Calla
     if plan.resolved:
         return plan
     ids: dict[str, str] = {}
-    if run_filter or replicates.of(store.database, [cell.id for cell in plan.unique()]):
+    if run_filter or replicates.by_cell(store.database, [cell.id for cell in plan.unique()]):
         cells = (plan if whole_plan is None else whole_plan()).unique()
         ids = chosen_runs(
             store,
@@ -110,7 +110,7 @@ def note(store: Store, ids: Iterable[str]) -> str:
     replicated_count = len(replicates.of(store.database, cells))
     if not replicated_count:
         return ""
-    reasons_by_run = inputs.of_replicates(store.database, cells)
+    reasons_by_run = inputs.differing_replicates(store.database, cells)
     words = dict.fromkeys(reason.beside for reasons in reasons_by_run.values() for reason in reasons)
     differing = f"; {len(reasons_by_run)} of their runs differ in {'; '.join(words)}" if reasons_by_run else ""
     return f"{replicated_count} of {len(cells)} cells were run more than once: {RULE}{differing}"

@@ -25,7 +25,7 @@ def judged(db: str | None, cells: Iterable[str]) -> Iterator[None]:
         yield
     finally:
         with suppress(FatbenchError), Store.open(settings.database(db)) as store:
-            judge(store, sorted(store.known(cells)))
+            judge(store, sorted(store.known_cells(cells)))
 
 
 def judge(store: Store, cells: Iterable[str]) -> None:
