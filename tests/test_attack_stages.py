@@ -316,7 +316,7 @@ def test_models_are_read_once_for_all_attacks_of_a_round(machine, monkeypatch, t
     monkeypatch.setattr(attacking.transfer, "read_origins", origins)
     ready: Any = SimpleNamespace(problem=None)
     loaded = _Loaded(ready)
-    first, second = (Trained(ORIGIN.cell, 1, "m", digest) for digest in ("x", "y"))
+    first, second = (TrainedModel(ORIGIN.cell, 1, "m", digest) for digest in ("x", "y"))
 
     def pairs(round: int, one: Evaluation, there: Trained = first) -> list[ModelPair]:
         stage = _Stage(round, one, "s", digests[round], there, RECORD)
@@ -363,7 +363,7 @@ class Judged:
         patch.setattr("fatbench.engine.accuracy.attack_in_chunks", self)
         patch.setattr("fatbench.engine.accuracy.zero_gradients", self.dead)
         patch.setattr(attacking, "time", SimpleNamespace(perf_counter=lambda: self.now))
-        patch.setattr(attacking, "LOOKED_AT", 6)
+        patch.setattr(attacking, "GRADIENT_IMAGES", 6)
 
     def __call__(self, problem, model, images, labels, attack, key, *, batch, start, origin) -> Iterator[Any]:
         assert images.flatten().tolist() == list(range(10)) and labels.equal(LABELS[:10]) and callable(attack)

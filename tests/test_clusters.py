@@ -235,7 +235,7 @@ def test_a_ray_node_that_is_lost_while_the_run_is_being_stopped_fails_no_cell(jo
 
 def test_what_ray_writes_of_a_lost_node_is_left_out(capsys):
     """As Ray 2.5x writes it, in pieces."""
-    quiet = ray._WithoutDumps()
+    quiet = ray._StderrWithoutDumps()
     print(
         "\033[33m(raylet)\033[0m Raylet is terminated. Last 20 lines of the Raylet logs:\n    [state-dump] x",
         file=quiet,
@@ -261,7 +261,7 @@ def test_what_ray_cannot_do(machine, monkeypatch):
         ray.slots("cpu", None, 1, machine.db)
     monkeypatch.delenv("RAY_ADDRESS")
     monkeypatch.setattr(package, "init", late)
-    with pytest.raises(MachineError, match=r"^Ray does not start here: The node timed out during startup$"):
+    with pytest.raises(MachineError, match=r"^Ray cannot be started here: The node timed out during startup$"):
         ray.run([], machine, ["cpu"], ignore, never)
     resources = {"CPU": 8.0, "GPU": 2.0}
     nodes = [{"Alive": True}, {"Alive": True}, {"Alive": False}]

@@ -187,7 +187,7 @@ def test_a_calibration_knows_all_cells_of_a_plan(plan: Plan, run: Run) -> None:
 
 
 def test_a_calibration_too_short_for_any_cell_says_so(plan, monkeypatch, run) -> None:
-    monkeypatch.setattr(calibrate, "calibrated", lambda *asked: [])
+    monkeypatch.setattr(calibrate, "measure_speeds", lambda *asked: [])
     code, _, err = run("plan", "suite", "short.yaml", "--calibrate")
     assert code == 0 and "no cell got far enough to be measured" in err
 
@@ -291,7 +291,7 @@ def test_a_worker_chooses_for_each_cell(monkeypatch: pytest.MonkeyPatch) -> None
     [("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA L40S", "l40s"), ("NVIDIA L40", None)],
 )
 def test_a_gpu_is_known_by_what_its_driver_calls_it(driver: str, name: str | None) -> None:
-    assert gpu_estimates.listed(driver) == name
+    assert gpu_estimates.known_gpu(driver) == name
 
 
 def test_a_run_on_a_gpu_says_what_is_chosen_and_what_would_be_faster() -> None:
@@ -307,7 +307,7 @@ def test_a_run_on_a_gpu_says_what_is_chosen_and_what_would_be_faster() -> None:
     assert gpu_estimates.choices(cells[:1], "NVIDIA H200", "bf16", "tf32", "graphs") == (
         "NVIDIA H200: --precision bf16 --attack-precision tf32, --path graphs for 1 cells"
     )
-    assert gpu_estimates.choices(cells[:1], "Tesla T4", "fp32", None, "loop").endswith("how fast it is, is not known")
+    assert gpu_estimates.choices(cells[:1], "Tesla T4", "fp32", None, "loop").endswith("its data sheet is not known")
 
 
 def test_a_plan_says_its_time_on_a_gpu_that_is_not_here(plan: Plan, run: Run) -> None:

@@ -401,7 +401,7 @@ def test_right_probabilities_are_not_doubted(here: Path, run: Run) -> None:
             "pickled.pt holds pickled Python objects, not a state",
         ),
         ("my.pt --dataset digits", 2, "--dataset: a state dict needs --model timm/NAME or --model FILE.py:FUNCTION"),
-        ("my.pt --model my_model.py:make", 2, "say the data set by --dataset NAME, or --like SUITE"),
+        ("my.pt --model my_model.py:make", 2, "--dataset NAME"),
         ("no.pt --model my_model.py:make --dataset digits", 5, "no.pt: no such file"),
         (
             "my.pt --model my_model.py:mak --dataset digits",
@@ -460,7 +460,7 @@ def test_a_whole_module_is_not_a_state_dict(here: Path) -> None:
 
 def test_a_network_for_other_classes(here: Path) -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
-    with pytest.raises(SpecError, match="gives 2 for an image, 10 numbers, one a class, are needed"):
+    with pytest.raises(SpecError, match="gives 2 for an image instead of 10 numbers"):
         fatbench.evaluate(module, dataset="digits", attacks=[])
 
 

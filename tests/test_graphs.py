@@ -218,7 +218,7 @@ def test_on_a_cpu_it_is_refused_before_any_work() -> None:
         ({"path": "lop"}, r"no path is named 'lop' \(did you mean 'loop'\?\)"),
         ({"path": "fast"}, "'fast' is gone; use auto, loop, graphs"),
         ({"path": "reference"}, "'reference' is gone; use auto, loop, graphs"),
-        ({"path": "graphs", "microbatch": 4}, "--path graphs and --microbatch 4 contradict each other"),
+        ({"path": "graphs", "microbatch": 4}, "--microbatch 4 needs --path loop"),
     ],
 )
 def test_a_path_that_there_is_not_is_refused(settings: dict[str, Any], message: str) -> None:

@@ -122,7 +122,7 @@ def test_numbers_of_other_images_are_changed_as_soon_as_a_run_has_seen_them(plac
     with Store.open(str(place / "r.db"), create=True) as store:
         store.record_data(start.check_data([job()], place))
         assert work(job(), machine(place), store) == "done"
-        assert progress.of_jobs([job()], store) == {job().cell: "done"}
+        assert progress.states_of([job()], store) == {job().cell: "done"}
         write_data(place, shift=1)
         assert versions.changed([job()], store) == {}  # nobody has looked
         seen = start.check_data([job()], place)
@@ -139,7 +139,7 @@ def test_numbers_of_other_images_are_changed_as_soon_as_a_run_has_seen_them(plac
         assert versions.changed([job()], store) == {} and store.measurements() != before
         write_data(place)  # as it was: the numbers of now are of the others
         store.record_data(start.check_data([job()], place))
-        assert progress.of_jobs([job()], store) == {job().cell: "changed"}
+        assert progress.states_of([job()], store) == {job().cell: "changed"}
 
 
 def test_a_worker_with_other_images_does_not_go_on_with_what_is_done(place: Path) -> None:

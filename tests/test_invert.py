@@ -141,7 +141,7 @@ def test_any_network_is_attacked_by_matching(here: Path, run: Run) -> None:
     code, out, err = run(f"{line} --after after.pt --labels 3 {matching}")
     assert code == 0, err
     assert "matching (steps: 3)" in out and "given" in out
-    assert "buffers are no part of an update: 1.running_mean" in err
+    assert "1.running_mean" in err
     code, _, err = run(f"{line} --after after.pt --labels 3 {SHORT}")
     assert (code, err.count("\n")) == (2, 1)
     assert "has no such parameter: matching takes any model" in err
@@ -163,20 +163,20 @@ def change(file: str, **changes: Tensor | None) -> None:
     [
         ("--after after.pt", 2, "say how many images are behind the update by --batch N"),
         ("--after after.pt --batch 2 --labels 3,1,1", 2, "--batch 2 contradicts --labels, which are 3"),
-        ("--after after.pt --labels 7", 2, "--labels: 7 is no class of 5"),
+        ("--after after.pt --labels 7", 2, "--labels: 7 is not one of 5 classes"),
         ("--after after.pt --labels x", 2, "--labels: expected whole numbers such as 3,1, got 'x'"),
         ("--batch 1", 2, "give the update as --after WEIGHTS or as --gradient FILE"),
         ("--gradient after.pt --batch 1", 2, "after.pt is nearly before.pt, so it holds weights: give them by --after"),
-        ("--after gradient.pt --batch 1", 2, "nothing of before.pt: is it a gradient? Give it by --gradient"),
+        ("--after gradient.pt --batch 1", 2, "does not resemble before.pt: is it a gradient?"),
         ("--after after.pt --batch 1 --std 0,1,1", 2, "--std: expected positive numbers, by which images are divided"),
         ("--after nothing.pt --batch 1", 5, "nothing.pt: no such file"),
         ("--after before.pt --batch 1", 2, "before.pt is the same as before.pt: there is no update"),
         ("--after after.pt --batch 1 --threat F", 2, "expected A, B, C or D, got 'F' (a manipulated model is needed"),
         ("--after after.pt --batch 1 --epochs 2", 2, "need --lr"),
         ("--after after.pt --batch 1 --lr 0.1", 2, "--lr: an attacker of threat model B does not know it: --threat C"),
-        ("--after after.pt --batch 1 --inversion oracle", 2, "it is no attack: it needs the original images"),
+        ("--after after.pt --batch 1 --inversion oracle", 2, "it needs the original images"),
         ("--after after.pt --batch 1 --inversion patchls", 2, "no inversion is named 'patchls' (did you mean"),
-        ("--after after.pt --batch 2", 2, "labels of several images follow from an update only with its --lr"),
+        ("--after after.pt --batch 2", 2, "only if --lr is known"),
         ("--after after.pt --batch 1 --original original-0.png --original original-1.png", 2, "2 images, and the up"),
     ],
 )  # fmt: skip
@@ -190,8 +190,8 @@ def test_mistakes_get_one_line_and_write_nothing(here: Path, run: Run, options: 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pos_embed": torch.zeros(1, 5, 48)}, "is no update of this model: pos_embed is 1x5x48, 1x17x48 needed"),
-        ({"head__bias": None}, "is no update of this model: head.bias is missing, 5 needed"),
+        ({"pos_embed": torch.zeros(1, 5, 48)}, "is not an update of this model: pos_embed is 1x5x48, 1x17x48 needed"),
+        ({"head__bias": None}, "is not an update of this model: head.bias is missing, 5 needed"),
         ({"norm__bias": torch.full((48,), torch.nan)}, "norm.bias has entries that are not finite"),
     ],
 )
@@ -226,7 +226,7 @@ def test_what_a_defence_hides_is_said_before_anything_runs(here: Path, run: Run)
     change("gradient.pt", head__bias=torch.zeros(5))
     code, _, err = run(f"{VIT} --gradient gradient.pt --batch 1 {SHORT}")
     assert code == 2
-    assert "head.bias is all zeros, from which labels follow: give --labels" in err
+    assert "head.bias is all zeros" in err
 
 
 def test_half_precision_is_warned_of(here: Path, run: Run) -> None:
@@ -234,7 +234,7 @@ def test_half_precision_is_warned_of(here: Path, run: Run) -> None:
     torch.save(state, "after.pt")
     code, _, err = run(f"{VIT} --after after.pt --batch 1 {SHORT}")
     assert code == 0
-    assert "has 16 bits, which hides most of what small updates tell" in err
+    assert "has 16 bits" in err
 
 
 def test_an_original_of_another_size(here: Path, run: Run) -> None:

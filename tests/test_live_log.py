@@ -15,7 +15,7 @@ import pytest
 
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner.jobs import Event, Job
-from fatbench.runner.live_log import logged
+from fatbench.runner.live_log import add_writer
 from fatbench.runner.run_options import RunOptions
 
 
@@ -26,7 +26,7 @@ def events(name: str, tmp_path: Path) -> None:
         what="suite tiny", begin=lambda *a: heard.append("begin"), see=lambda slot, event: heard.append(event.kind)
     )
     job = Job("0123456789ab", {"seed": 1}, [], ["last"], "tiny", "paper", "FAT, seed 1")
-    with logged(watch, RunOptions(db=str(tmp_path / "r.db"), log=name)) as observer:
+    with add_writer(watch, RunOptions(db=str(tmp_path / "r.db"), log=name)) as observer:
         observer.begin([job], {job.cell: "todo"}, ["cpu"])
         for round in (1, 2):
             observer.see(0, Event(job.cell, "train", "progress", round, 2, loss=1.0 / round, accuracy=0.25 * round))

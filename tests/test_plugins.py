@@ -430,7 +430,7 @@ def test_training_that_was_begun_is_not_gone_on_with_by_other_code(place):
         assert store.stages()[job.cell, "train"].round == 1
         (place / "helper.py").write_text(UNIFORM)
         again = jobs()[1]
-        assert progress.of_jobs([again], store) == {job.cell: "changed"}
+        assert progress.states_of([again], store) == {job.cell: "changed"}
         assert work(again, machine(place, retry_failed=True), store) == "interrupted"
         assert store.stages()[job.cell, "train"].round == 1
         assert work(again, machine(place, rerun_changed=True), store) == "done"
@@ -513,7 +513,7 @@ def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
     code, _, err = run(*command)
     assert code == 1
     assert "0 of 2 cells done, 2 changed" in err
-    assert "2 cells were computed with other inputs than those of now and are kept as they are: " in err
+    assert "2 cells were computed with other inputs than today's and are kept as they are: " in err
     assert "--rerun-changed computes them again" in err
     assert "train start" not in err
     code, out, _ = run(*command, "--dry-run")
@@ -803,7 +803,7 @@ def test_python_keeps_what_an_older_version_computed_until_told_otherwise(place,
     (place / "mine.py").write_text(edited)
     capsys.readouterr()
     assert fatbench.run("mine.yaml", **chosen)["status"].tolist() == ["changed"]
-    assert "1 cell was computed with other inputs than those of now and is kept as it is" in capsys.readouterr().err
+    assert "1 cell was computed with other inputs than today's and is kept" in capsys.readouterr().err
     assert fatbench.run("mine.yaml", rerun_changed=True, **chosen)["status"].tolist() == ["done"]
     assert sha(edited)[:12] in fatbench.table("mine.yaml", plugins=["mine.py"]).markdown()
     delete()

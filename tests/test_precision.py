@@ -359,7 +359,7 @@ def test_the_precision_of_an_attack_is_part_of_its_stage(attacked: tuple[Any, Pl
     few = replace(job, evaluations=[replace(one, n=2) for one in job.evaluations])
     assert work(few, replace(machine, precision="bf16"), store) == "done"
     assert stages_of(store, job.cell) == {"natural.fp32": "done", "pgd2.bf16": "done", "autoattack.fp32": "done"}
-    assert progress.of_jobs([few], store) == {job.cell: "done"}
+    assert progress.states_of([few], store) == {job.cell: "done"}
     events: list[Any] = []
     assert work(few, machine, store, events.append) == "done" and events == []
 

@@ -138,7 +138,7 @@ def test_what_was_read_is_stored_and_decides(place, monkeypatch):
             (place / name).unlink() if old is None else (place / name).write_text(old)
         assert (place / "cfg.json").read_text() == was and versions.changed([job()], store) == {}
         monkeypatch.setenv("FIRST", "0.25")
-        assert progress.of_jobs([job()], store) == {job().cell: "changed"}
+        assert progress.states_of([job()], store) == {job().cell: "changed"}
         monkeypatch.setenv("FIRST", "0.125")
         (place / "cfg.json").unlink()
         assert reading.changed_files(read, signatures.plugins()) == ["cfg.json of mine.py"]

@@ -323,7 +323,7 @@ def test_a_training_that_diverges_is_a_row_with_its_reason(job, tmp_path):
 
 def test_gradients_are_looked_at_on_a_few_images(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gradient of every image costs twice its accuracy: of 10,000 at 224x224 more than a quarter of an hour."""
-    monkeypatch.setattr(attacking, "LOOKED_AT", 7)
+    monkeypatch.setattr(attacking, "GRADIENT_IMAGES", 7)
     with Store.open(machine(tmp_path).db, create=True) as store:
         assert work(job, machine(tmp_path), store) == "done"
         found = {row["metric"]: row["n"] for row in store.measurements() if row["stage"].startswith("natural")}

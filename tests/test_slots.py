@@ -138,7 +138,7 @@ class _Recorder:
         self.begun: list[tuple[str, str]] = []  # (device, cell), in the order in which they began
         monkeypatch.setattr(local.processes, "start_process", self.start)
         monkeypatch.setattr(local.processes, "take_early", lambda: None)
-        monkeypatch.setattr(local, "_judge", lambda *_: None)
+        monkeypatch.setattr(local, "_kill_stuck", lambda *_: None)
 
     def start(self, serve: object, machine: Machine, pipe: Connection) -> SimpleNamespace:
         own = Connection(os.dup(pipe.fileno()))  # the other is closed where a process would have its own

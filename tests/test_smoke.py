@@ -122,7 +122,7 @@ def run(name: str, tmp_path: Path, only: list[Cell] | None = None) -> None:
     with Store.open(machine.db, create=True) as store:
         for job in jobs:
             assert work(job, machine, store) == "done", [row.error for row in store.stages([job.cell]).values()]
-        assert set(progress.of_jobs(jobs, store).values()) == {"done"}
+        assert set(progress.states_of(jobs, store).values()) == {"done"}
         for select in ("last", "best-val", "best-test"):
             text = report.render(report.build_tables(suite, plan, store, select=select), "json")
             reached = [table for table in json.loads(text)["tables"] if not beyond[table["id"]]]

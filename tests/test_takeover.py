@@ -257,7 +257,7 @@ def test_a_stopped_process_loses_its_cell_and_notices_when_it_goes_on(jobs, mach
 @pytest.mark.promise("Interrupted and shared runs", "A stopped worker is replaced by its own run")
 def test_a_worker_that_is_stopped_is_replaced(jobs, machine, forks, monkeypatch) -> None:
     """Nobody else runs: the run itself sees that its worker makes no progress, and begins the cell once more."""
-    monkeypatch.setattr(local, "_looks", lambda machine: 0.5)
+    monkeypatch.setattr(local, "_check_interval", lambda machine: 0.5)
     monkeypatch.setattr(local, "IDLE_SECONDS", 1e9)
     job, place = (
         lasting(jobs[0], 40),
@@ -333,7 +333,7 @@ def test_a_full_disk_stops_the_run_and_fails_no_cell(full, jobs, machine, option
         ballast.unlink()
         with Store.open(db) as store:
             assert not [row for row in store.stages().values() if row.status == "failed"]
-            assert set(progress.of_jobs(jobs, store).values()) == {"todo"}
+            assert set(progress.states_of(jobs, store).values()) == {"todo"}
         run_all(jobs, Watch("crew"), RunOptions(**place))
         assert numbers(replace(machine, db=db), jobs[2]) == undisturbed(machine, jobs[2])
     finally:
@@ -374,13 +374,13 @@ def test_run_and_status_agree(jobs, machine, options, forks, capfd) -> None:
             (Path(machine.files) / job.cell).unlink()
     wild = diverging(jobs[0])
     with Store.open(machine.db) as store:
-        assert set(progress.of_jobs(jobs, store).values()) == {"todo"}
+        assert set(progress.states_of(jobs, store).values()) == {"todo"}
     assert "0 of 3 cells done, 3 not finished" in capfd.readouterr().err
     with pytest.raises(SystemExit):
         run_all([wild, jobs[1]], Watch("crew"), RunOptions(**options))
     assert "1 of 2 cells done, 1 failed" in capfd.readouterr().err
     with Store.open(machine.db) as store:
-        assert progress.of_jobs([wild, jobs[1]], store) == {wild.cell: "failed", jobs[1].cell: "done"}
+        assert progress.states_of([wild, jobs[1]], store) == {wild.cell: "failed", jobs[1].cell: "done"}
 
 
 # --- memory ------------------------------------------------------------------------------------------------------
@@ -498,7 +498,7 @@ def test_a_cell_has_so_much_time(jobs, machine, monkeypatch) -> None:
     with Store.open(machine.db) as store:
         assert work(job, recovering(place, time_limit=600.0), store, notify) == "failed"
         row = store.stages([job.cell])[job.cell, "train"]
-        assert row.error.startswith("TimeLimit: 600 s are over") and row.round == 2
+        assert row.error.startswith("TimeLimit: the time limit of 600 s is over") and row.round == 2
         began: list[Event] = []
         assert work(job, recovering(place, retry_failed=True), store, began.append) == "done"
     assert (began[0].kind, began[0].round) == ("start", 2)
@@ -515,7 +515,9 @@ def test_a_worker_that_does_not_end_with_its_time_is_killed(jobs, machine, forks
 
     seen = Watcher(job.cell, "start", stop)
     assert local.run([job], place, ["cpu"], seen, never) == {job.cell: "failed"}
-    assert rows(machine, job)["train"][1].startswith("TimeLimit: 600 s are over, and the worker process did not stop")
+    assert rows(machine, job)["train"][1].startswith(
+        "TimeLimit: the time limit of 600 s is over, and the worker process did not stop"
+    )
 
 
 @pytest.mark.parametrize(

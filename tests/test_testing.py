@@ -93,7 +93,7 @@ BROKEN = [
     ("keeps a number", "def f(problem, state, *, rounds: Count, aggregator: Aggregator, local: Local):\n"
      "    for result in fedavg(problem, state, rounds=rounds, aggregator=aggregator, local=local):\n"
      "        yield replace(result, state=replace(result.state, server={'best': 0.3}))",
-     "ALGORITHMS", "resumes with the same bytes", "state.server['best'] is of type float; a checkpoint keeps tensors"),
+     "ALGORITHMS", "resumes with the same bytes", "state.server['best'] is of type float"),
     ("miscounts", "def seven(shape, classes):\n    return 7\n\n\ndef layer(shape, classes):\n    '''One layer.'''\n"
      "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(shape[0] * shape[1] * shape[2], classes))\n\n"
      "f = ModelEntry(layer, parameters=seven)",

@@ -296,7 +296,7 @@ def test_the_command_comes_back_to_what_waits_and_says_what_still_does(place, ru
     edited = PLUGIN.replace("class Looks(nn.Module):", "class Looks(nn.Module):\n    edited = 1\n")
     (place / "looking.py").write_text(edited)
     code, out = said("run", "suite", "moved.yaml", "--dry-run")
-    assert "3 cells were computed with other inputs than those of now and are kept as they are" in out
+    assert "3 cells were computed with other inputs than today's and are kept" in out
     code, err = said("plot", "moved.yaml", "--format", "svg")
     assert code == 0 and Path("results/figures/moved-M.svg").is_file()
 
@@ -321,7 +321,7 @@ def test_a_personal_model_meets_the_one_of_the_same_client(place):
     from fatbench.suite.cells import TransferOrigin
 
     problem = Problem(torch.nn.Identity(), *[torch.empty(0)] * 2, [], 2, 0, torch.device("cpu"))
-    there = transfer.Trained("b", 1, "model", None)
+    there = transfer.TrainedModel("b", 1, "model", None)
 
     def pairs(here: dict[int, str], theirs: dict[int, str]) -> list[tuple[int, str, str]]:
         found = transfer.pairs(TransferOrigin("B", "b"), there, here, (problem, theirs))

@@ -166,7 +166,7 @@ def test_what_a_cell_was_begun_with_is_kept_wherever_it_is_resumed(machine, stor
     auto = replace(machine, precision="auto", path="auto")
 
     def chosen(device: str, **asked: Any) -> tuple[str, str]:
-        found = worker.computing(JOB, replace(auto, device=device, **asked), store)
+        found = worker.resolve_auto(JOB, replace(auto, device=device, **asked), store)
         return found.precision, found.path
 
     store.add_cell(JOB.cell, JOB.spec)
@@ -184,9 +184,9 @@ def test_what_a_cell_was_begun_with_is_kept_wherever_it_is_resumed(machine, stor
     run = store.runs([JOB.cell])[-1]["id"]
     store.commit(run, round=2, checkpoint="state")
     assert chosen("cuda:0") == ("tf32", "graphs")
-    with pytest.raises(MachineError, match="begun in tf32, which is not here: go on on a GPU, or --precision fp32"):
+    with pytest.raises(MachineError, match="begun in tf32, which this machine lacks"):
         chosen("cpu")
-    with pytest.raises(MachineError, match="begun with --path graphs, which needs a GPU: go on there, or --path loop"):
+    with pytest.raises(MachineError, match="begun with --path graphs, which needs a GPU"):
         chosen("cpu", precision="fp32")
     assert chosen("cuda:0", path="loop") == ("tf32", "loop")
     told: list[Event] = []
@@ -200,9 +200,9 @@ def test_what_was_begun_on_a_path_of_before_goes_on_where_a_person_says_so(path,
     store.add_cell(JOB.cell, JOB.spec)
     run = store.claim(JOB.cell, "train", suite="s", total=5, provenance={"path": path, "precision": "fp32"})
     store.commit(run, round=2, checkpoint="state")
-    with pytest.raises(MachineError, match=f"begun with --path {path}, which is gone: go on with --path loop"):
-        worker.computing(JOB, replace(machine, path="auto"), store)
-    assert worker.computing(JOB, replace(machine, path="loop"), store).path == "loop"
+    with pytest.raises(MachineError, match=f"begun with --path {path}, which no longer exists"):
+        worker.resolve_auto(JOB, replace(machine, path="auto"), store)
+    assert worker.resolve_auto(JOB, replace(machine, path="loop"), store).path == "loop"
 
 
 def test_which_path_suits_a_cell(machine, monkeypatch) -> None:
@@ -374,7 +374,9 @@ def test_what_training_commits_keeps_and_says_round_by_round(machine, store, mon
     origin = {"source": "a.pt", "digest": "d"}
     experiment, events, seen = Experiment(monkeypatch, origin), list[Event](), list[Any]()
     monkeypatch.setattr(training.weights, "trained_by", lambda spec: "fedcba987654")
-    monkeypatch.setattr(training.transfer, "trained", lambda cell, where: (cell, where) == ("fedcba987654", store))
+    monkeypatch.setattr(
+        training.transfer, "trained_model", lambda cell, where: (cell, where) == ("fedcba987654", store)
+    )
     monkeypatch.setattr(training.transfer, "model_of", lambda cell, where, there: Path(cell, "m"))
     monkeypatch.setattr(training, "gpu_memory", lambda device: 7 if device == "cpu" else 0)
     place = recovering(machine, checkpoint_seconds=20.0)

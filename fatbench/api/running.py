@@ -152,7 +152,7 @@ def run(
     lines, has_failures = Lines(f"suite {suite_plan.suite}, preset {suite_plan.preset}", quiet), False
     try:
         cells = [cell.id for cell in suite_plan.to_run()]
-        with live_log.logged(lines, options) as observer, sql_tables.judged(options.db, cells):
+        with live_log.add_writer(lines, options) as observer, sql_tables.judged(options.db, cells):
             start.run(start.jobs_of(suite_plan), observer, options)
     except SystemExit as exit_request:
         if exit_request.code != 1:  # 1: some cells failed, as the rows say

@@ -78,13 +78,13 @@ def show(budget: str | None, on: str | None, preset: str | None, db: str | None)
     from fatbench.cli.show import new_console, print_rows
     from fatbench.cli.watch import duration
     from fatbench.runner.executors.local import slots
-    from fatbench.runner.gpu_estimates import listed
+    from fatbench.runner.gpu_estimates import known_gpu
     from fatbench.runner.slots import gpu_name
 
     seconds_allowed = None if budget is None else 3600 * hours(budget)
     local_slots = slots(None, None)
     if on is None and (gpu := gpu_name(local_slots[0])):
-        on = listed(gpu)
+        on = known_gpu(gpu)
     all_offers = list(offers(on, preset or ("quick" if on else None), db))
     where = f"one {on.upper()}, an estimate" if on else "one worker of this machine"
     timed = [offer for offer in all_offers if offer.seconds is not None]

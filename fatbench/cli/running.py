@@ -42,13 +42,13 @@ def _run_suite(
         from fatbench.cli.watch import Watch
         from fatbench.report.numbers import sql_tables
         from fatbench.runner import start
-        from fatbench.runner.live_log import logged
+        from fatbench.runner.live_log import add_writer
         from fatbench.suite import files
 
         plan = plan_of(files.name_with_settings(name, override), preset, smoke, seeds, where, attacks)
         judged = sql_tables.judged(options.db, () if options.dry_run else [cell.id for cell in plan.to_run()])
         watching = Watch(f"suite {plan.suite}, preset {plan.preset}", lines)
-        with watching as watch, logged(watch, options) as observer, judged:
+        with watching as watch, add_writer(watch, options) as observer, judged:
             start.run(start.jobs_of(plan), observer, options)
 
 

@@ -292,7 +292,7 @@ def _time(
         print(f"fatbench: measuring for about {CALIBRATION} s", file=sys.stderr)
         data = settings.data_folder()
         known_speeds = duration.speeds(timed)
-        calibration = calibrating.calibrated(plan, known_speeds, data, CALIBRATION)
+        calibration = calibrating.measure_speeds(plan, known_speeds, data, CALIBRATION)
         if not calibration and duration.estimate(plan.to_run(), known_speeds, work_left).unknown:
             print(
                 "fatbench: no cell got far enough to be measured; times are known once a cell has run here",

@@ -1,4 +1,4 @@
-"""The attacks on a cell's models: every evaluation that a suite asks for, on every checkpoint, image by image kept."""
+"""Run every evaluation that a suite asks for on every checkpoint of a cell, and store the outcome of each image."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fatbench")
 
-LOOKED_AT = 1000  # first test images whose loss gradients are looked at: one of each image costs twice its accuracy
+GRADIENT_IMAGES = 1000  # test images whose loss gradients are checked for zeros: twice the cost of their accuracy
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class _Stage:
 
     round: int
     evaluation: Evaluation
-    name: str  # of the stage
-    digest: str | None  # of the model's file; None: it was never here
-    there: transfer.Trained  # whose models a transfer is computed on
-    record: Mapping[str, Any]  # of the cell's training
+    name: str  # the stage's name
+    digest: str | None  # of the model's file; None if the file was never on this machine
+    source: transfer.TrainedModel  # the models that a transfer attack is computed on
+    record: Mapping[str, Any]  # the record of the cell's training
 
     @property
     def diverged(self) -> int | None:
@@ -51,19 +51,19 @@ class _Stage:
 
 @dataclass
 class _Loaded:
-    """What the evaluations of a cell share: its Setup, and the models that were read last."""
+    """What the evaluations of a cell share: its Setup, and the models that were loaded last."""
 
     ready: Setup | None = None
-    microbatch: int | None = None  # that the Setup's network is bound to
-    round: int = -1  # of `models`
-    models: dict[int, Tensors] = field(default_factory=dict)  # client -> model, {-1: model} where it is one for all
-    there: transfer.Trained | None = None  # of `origins`
+    microbatch: int | None = None  # the limit that the Setup's network is bound to
+    round: int = -1  # the round of `models`
+    models: dict[int, Tensors] = field(default_factory=dict)  # client -> model; {-1: model} if all clients share one
+    source: transfer.TrainedModel | None = None  # the source of `origins`
     origins: transfer.Origins | None = None
 
     def setup(self, turn: Turn, machine: Machine, trained: Path) -> Setup:
         """The cell's Setup, with at most as many images in the network at once as the machine takes now.
 
-        trained: a model of the cell.
+        trained: the file of a model of the cell.
         """
         if self.ready is None:
             self.ready, self.microbatch = ready_for(turn, machine, trained)[1], machine.microbatch
@@ -75,9 +75,9 @@ class _Loaded:
         return self.ready
 
     def pairs(self, stage: _Stage, file: Path, digest: str | None, machine: Machine) -> list[transfer.ModelPair]:
-        """What is judged under what, its models read where they are not here yet. Errors as for `transfer.pairs`.
+        """Pair each model with the one that its attack is computed on, loading them where necessary.
 
-        DamagedCheckpoint: `file` is.
+        Raises the errors of `transfer.pairs`, and DamagedCheckpoint if `file` is damaged.
         """
         from fatbench.engine.accuracy import models_of
 
@@ -90,32 +90,34 @@ class _Loaded:
         origin = stage.evaluation.origin
         if origin is None:
             return [transfer.ModelPair(k, model) for k, model in self.models.items()]
-        if self.origins is None or self.there != stage.there:
-            self.there, self.origins = stage.there, transfer.read_origins(origin, stage.there, self.ready, machine)
-        return transfer.pairs(origin, stage.there, self.models, self.origins)
+        if self.origins is None or self.source != stage.source:
+            self.source, self.origins = stage.source, transfer.read_origins(origin, stage.source, self.ready, machine)
+        return transfer.pairs(origin, stage.source, self.models, self.origins)
 
 
 def attack_models(turn: Turn, machine: Machine, trained_again: bool, ready: Setup | None = None) -> CellStatus:
-    """Every evaluation of the job that is not done; one that fails leaves the others to run.
+    """Run every evaluation of the job that is not done; if one fails, the others still run.
 
-    Done means done on the model that is here: one trained again elsewhere can differ. DamagedCheckpoint: a model
-    trained here is lost or damaged; with `trained_again`, after it was trained anew, that is a failure like any other.
+    An evaluation counts as done only if it attacked the model that is stored now: a model trained again can differ.
+    Raises DamagedCheckpoint if a model that was trained here is lost or damaged. With `trained_again`, this is stored
+    as a failure instead.
     """
     job, store = turn.job, turn.store
     rows = store.stages([job.cell])
     record = rows[(job.cell, "train")].record
     worst: CellStatus = "done"
-    missing_origins: dict[str, str] = {}  # cells whose models are waited for
+    missing_origins: dict[str, str] = {}  # cell whose model is not trained yet -> its name in the suite
     changed_stages = versions.changed([job], store).get(job.cell, {})
     loaded = _Loaded(ready, machine.microbatch)
     rounds, trained_by = evaluation_rounds(job, record), plugins.files(job.spec)
-    foreign = {item.id: bool(plugins.files(job.spec, [item]) - trained_by) for item in job.evaluations}
+    uses_other_plugin = {item.id: bool(plugins.files(job.spec, [item]) - trained_by) for item in job.evaluations}
     order = [(round, item) for round in rounds for item in job.evaluations]
-    order.sort(key=lambda pair: foreign[pair[1].id])  # what an attack's plug-in does to torch, the others do not meet
+    # attacks of plug-ins come last, so that a plug-in that changes torch cannot affect the others
+    order.sort(key=lambda pair: uses_other_plugin[pair[1].id])
     for round, evaluation in order:
-        digest = record.get("sha256", {}).get(model_file(round))  # none: the model was never here
+        digest = record.get("sha256", {}).get(model_file(round))  # None if the model was never on this machine
         stage = own_name = evaluation.stage(round, evaluation.computes_in(machine.precision))
-        for name in evaluation.stages(round):  # what is done in another precision is not repeated
+        for name in evaluation.stages(round):  # a result in another precision counts too
             if (row := rows.get((job.cell, name))) is not None and row.status == "done":
                 stage = name
                 break
@@ -123,7 +125,7 @@ def attack_models(turn: Turn, machine: Machine, trained_again: bool, ready: Setu
         if stage in changed_stages and not machine.recovery.rerun_changed:
             continue
         origin = evaluation.origin
-        origin_model = transfer.trained(origin.cell, store) if origin is not None and origin.cell else None
+        origin_model = transfer.trained_model(origin.cell, store) if origin is not None and origin.cell else None
         if row is not None and row.status == "done" and stage not in changed_stages:
             if not transfer.of_former_model(row, rows[(job.cell, "train")]):
                 continue
@@ -131,7 +133,7 @@ def attack_models(turn: Turn, machine: Machine, trained_again: bool, ready: Setu
         if origin is not None and origin.cell and origin_model is None:
             missing_origins[origin.cell] = origin.name
             continue
-        if stage != own_name:  # of another model or plug-in, and this run computes in another precision
+        if stage != own_name:  # the stored result is outdated, and has another precision than this run
             _discard_results(turn, stage, machine, evaluation)
             stage = own_name
         of_clients = record.get("sha256", {}).get(clients_file(round))
@@ -145,14 +147,15 @@ def attack_models(turn: Turn, machine: Machine, trained_again: bool, ready: Setu
             return status
         worst = max(worst, status, key=WORSE.index)
     if missing_origins and worst == "done":
-        of = ", ".join(f"{cell} ({name})" for cell, name in missing_origins.items())
-        turn.notify(Event(job.cell, "transfer", "waiting", message=f"for the model of {of}, which is not trained yet"))
+        origin_names = ", ".join(f"{cell} ({name})" for cell, name in missing_origins.items())
+        message = f"for the model of {origin_names}, which is not trained yet"
+        turn.notify(Event(job.cell, "transfer", "waiting", message=message))
         return "waiting"
     return worst
 
 
 def _discard_results(turn: Turn, stage: str, machine: Machine, evaluation: Evaluation) -> None:
-    """Take away what a stage holds, if it is to be had."""
+    """Delete a stage's results, unless another process holds it."""
     if (run := claim(turn, stage, machine, 0, evaluation, fresh=True)) is not None:
         turn.store.release(run)
 
@@ -175,18 +178,18 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
         )
     rows = store.stages([job.cell])
     digest = stage.digest
-    if digest is None:  # imported numbers say which model they are of, so that no other file is taken for it
+    if digest is None:  # imported numbers name the digest of their model, so that no other file passes for it
         of_round = (row.record for (_, attack), row in rows.items() if attack.endswith(f"@{stage.round}"))
         digest = next((record["model"] for record in of_round if "model" in record), None)
     ready = loaded.setup(turn, machine, file)
     pairs = loaded.pairs(stage, file, digest, machine)
     record = {} if digest is None else {"model": digest}
-    record |= {"origin": stage.there.digest} if evaluation.origin is not None and stage.there.digest else {}
+    record |= {"origin": stage.source.digest} if evaluation.origin is not None and stage.source.digest else {}
     stage_row = rows[(job.cell, stage.name)]
     if stage_row.round and any(
         stage_row.record.get(record_key) != file_digest for record_key, file_digest in record.items()
     ):
-        store.restart(run)  # what is done of it is about a model that is gone, or never was here
+        store.restart(run)  # the stored outcomes belong to another model
     images, labels = ready.test[0][: evaluation.n], ready.test[1][: evaluation.n]
     n = len(labels)
     total = n * len(pairs)
@@ -200,7 +203,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
     turn.notify(Event(job.cell, stage.name, "start", position, total))
     attack = calls.build("Attack", evaluation.attack)
     attack_ball, observations = ball(attack), Seen(**stage_row.record.get("seen", {}) if position else {})
-    an_image = cost.attack_passes(evaluation.attack).total + 1
+    passes_per_image = cost.attack_passes(evaluation.attack).total + 1
     begin = time.perf_counter()
 
     def tell(name: str, standing: int) -> None:
@@ -224,7 +227,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
             reader.tell()
             store.commit(run, round=position, outcomes=chunk, record={**record, "seen": asdict(observations)})
             so_far = sum(int(chunk_bits.sum()) for chunk_bits in bits) / position
-            images_passed = an_image * len(correct)
+            images_passed = passes_per_image * len(correct)
             turn.notify(Event(job.cell, stage.name, "progress", position, total, images_passed, accuracy=so_far))
             if position < total and turn.stop():
                 store.release(run)
@@ -247,7 +250,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
 
 
 def _numbers(stage: _Stage, pairs: list[transfer.ModelPair], outcomes: Tensor) -> list[Number]:
-    """The accuracy over all models, and of each client's where they have their own models. outcomes: (models, n)."""
+    """The accuracy over all models, and each client's where clients have their own models. outcomes: (models, n)."""
     label, round, n = stage.evaluation.label, stage.round, outcomes.shape[1]
     accuracies = outcomes.double().mean(1)
     numbers = [Number(label, float(accuracies.mean()), round, n=n)]
@@ -257,7 +260,7 @@ def _numbers(stage: _Stage, pairs: list[transfer.ModelPair], outcomes: Tensor) -
 
 
 def _training_doubts(stage: _Stage) -> Iterator[tuple[str, float]]:
-    """What has happened in training that makes the model's numbers doubtful: (code, in which round or how many)."""
+    """Yield what happened in training that makes the model's numbers doubtful: (code, its round or a count)."""
     if stage.diverged:
         yield "diverged", float(stage.diverged)
     for code in ("ended", "uploads_refused"):
@@ -268,23 +271,26 @@ def _training_doubts(stage: _Stage) -> Iterator[tuple[str, float]]:
 
 
 def _side_numbers(stage: _Stage, loaded: _Loaded, outcomes: Tensor, job: Job) -> list[Number]:
-    """What else the outcomes on the cell's own models say, and of clean images what is doubtful about the models."""
+    """Further numbers from the outcomes on the cell's own models; on clean images, also doubts about the models."""
     from fatbench.engine.accuracy import prior_accuracy, zero_gradients
 
     ready, models, round, n = loaded.ready, loaded.models, stage.round, outcomes.shape[1]
     assert ready is not None
     images, labels = ready.test[0][:n], ready.test[1][:n]
-    liars = ready.problem.malicious.numbers if ready.problem.malicious is not None else ()  # have no accuracy
-    fractions = [ready.problem.labels[[] if k in liars else shard] for k, shard in enumerate(ready.problem.shards)]
+    malicious = ready.problem.malicious.numbers if ready.problem.malicious is not None else ()
+    # malicious clients have no accuracy of their own: an empty list of labels leaves them out
+    client_labels = [
+        ready.problem.labels[[] if k in malicious else shard] for k, shard in enumerate(ready.problem.shards)
+    ]
     by_client = prior_accuracy(
-        {k: outcomes[position] for position, k in enumerate(models)}, labels, fractions, ready.classes
+        {k: outcomes[position] for position, k in enumerate(models)}, labels, client_labels, ready.classes
     )
     numbers = [Number("prior_accuracy", v, round, n, k) for k, v in by_client.items()]
     if facts.role(stage.evaluation.attack) == "natural":
-        first_images, truth = images[:LOOKED_AT], labels[:LOOKED_AT]
+        first_images, truth = images[:GRADIENT_IMAGES], labels[:GRADIENT_IMAGES]
         if not stage.diverged:
-            dead = [zero_gradients(ready.problem, model, first_images, truth) for model in models.values()]
-            numbers.append(Number("zero_gradients", sum(dead) / len(dead), round, n=len(truth)))
+            zero_shares = [zero_gradients(ready.problem, model, first_images, truth) for model in models.values()]
+            numbers.append(Number("zero_gradients", sum(zero_shares) / len(zero_shares), round, n=len(truth)))
         numbers.append(Number("chance", float(labels.bincount().max()) / n, round, n=n))
     if not stage.diverged and ("evaluated" in job.spec or facts.role(stage.evaluation.attack) == "natural"):
         numbers += _doubts(job, ready.problem, next(iter(models.values())), images, round)
@@ -292,7 +298,7 @@ def _side_numbers(stage: _Stage, loaded: _Loaded, outcomes: Tensor, job: Job) ->
 
 
 def _doubts(job: Job, problem: Any, model: Any, images: Any, round: int) -> list[Number]:
-    """What is doubtful about a model's outputs."""
+    """One number for each doubt about a model's outputs."""
     from fatbench.engine import plausible
 
     outputs = job.spec["evaluated"]["outputs"] if "evaluated" in job.spec else None

@@ -1,6 +1,6 @@
-"""How fast this machine is, measured where nothing is known: cells of a plan, cut to a moment's work, for some seconds.
+"""Measure how fast this machine is on kinds of cells that it has not run yet, by running short cells for some seconds.
 
-They run as any cell does, in a temporary process and database.
+They run as any cell does, in a temporary process and with a temporary database.
 """
 
 from __future__ import annotations
@@ -25,26 +25,24 @@ from fatbench.suite.cells import Cell, Plan, digest
 from fatbench.suite.types import number
 
 ROUNDS = 2  # the first is not counted: it warms up
-EARLY = ("autoattack",)  # stop at images that fall, so their time on an untrained model is meaningless
-# (batches of a client, images attacked) of one pass over the kinds after another, for as long as there is time: what a
-# client or an attack begins with counts less in a long one, and each measurement counts by its work
+STOPPING_EARLY = ("autoattack",)  # skips images that it has broken, so an untrained model says nothing about its time
+# (batches of a client, images attacked): one pass over all kinds of cells for each pair, for as long as there is time.
+# Start-up costs count less in the longer passes, and each measurement is weighted by its work.
 SIZES = ((1, 32), (4, 128), (16, 512))
 
 
 def samples(cells: Iterable[Cell], speeds: duration.Speeds) -> list[Cell]:
-    """A cell of each kind that nothing is known of, the kinds with the most work first."""
+    """One cell of each kind whose speed is not known, the kinds with the most work first."""
     works: dict[tuple[str, ...], float] = {}
     cell_by_kind: dict[tuple[str, ...], Cell] = {}
     for cell in cells:
         net, kind = duration.network(cell.spec), duration.kind(cell.spec)
         attacks = {
-            digest(attack_digest.attack)
-            for attack_digest in cell.evaluations
-            if attack_digest.attack["name"] not in EARLY
+            digest(evaluation.attack)
+            for evaluation in cell.evaluations
+            if evaluation.attack["name"] not in STOPPING_EARLY
         }
-        untimed_attacks = tuple(
-            sorted(attack_digest for attack_digest in attacks if (net, attack_digest) not in speeds.attacks)
-        )
+        untimed_attacks = tuple(sorted(attack for attack in attacks if (net, attack) not in speeds.attacks))
         if kind in speeds.training and not untimed_attacks:
             continue
         work = cost.training(cell.spec)
@@ -56,26 +54,26 @@ def samples(cells: Iterable[Cell], speeds: duration.Speeds) -> list[Cell]:
 
 
 def job(cell: Cell, plan: Plan, data: Path, size: tuple[int, int] = SIZES[0]) -> Job:
-    """The cell with so many batches for each client in two rounds, or more if its partition needs them, and few images.
+    """Shorten a cell to two rounds, `size` = (batches for each client, images attacked).
 
-    MachineError: its data set is not here.
+    It gets more batches if its partition cannot be dealt with so few. MachineError: its data set is not here.
     """
     for batches in (size[0], 4, 16, 64):
-        cut = _cut(cell, plan, batches, size[1])
+        short_job = _shorten(cell, plan, batches, size[1])
         try:
-            start.check_data([cut], data)
-        except SpecError:  # too few to deal out
+            start.check_data([short_job], data)
+        except SpecError:  # too few images for this partition
             continue
-        return cut
-    return cut
+        return short_job
+    return short_job
 
 
-def _cut(cell: Cell, plan: Plan, batches: int, images: int) -> Job:
+def _shorten(cell: Cell, plan: Plan, batches: int, images: int) -> Job:
     spec: dict[str, Any] = {**cell.spec, "algorithm": {**cell.spec["algorithm"], "rounds": ROUNDS}, "monitor": None}
     clients, batch = spec["partition"].get("clients") or 1, cost.local(spec["algorithm"]).get("batch") or 1
     available = spec["train"] or facts.of_data(spec["data"]).train or 10**9
     if weights.trained_by(spec) is not None:
-        spec["model"] = {**spec["model"], "weights": None}  # they change no time
+        spec["model"] = {**spec["model"], "weights": None}  # they do not change the time
     spec["validation"] = min(spec["validation"], SIZES[0][1])
     fraction = 1 - float(number(spec["client_holdout"]))
     spec["train"] = min(available, int(batches * clients * batch / fraction) + 1 + spec["validation"])
@@ -83,13 +81,13 @@ def _cut(cell: Cell, plan: Plan, batches: int, images: int) -> Job:
     evaluations = [
         replace(evaluation, n=min(evaluation.n or images, images))
         for evaluation in cell.evaluations
-        if evaluation.attack["name"] not in EARLY
+        if evaluation.attack["name"] not in STOPPING_EARLY
     ]
     return Job(digest(spec)[:12], spec, evaluations, ["last"], plan.suite, plan.preset)
 
 
-def calibrated(plan: Plan, speeds: duration.Speeds, data: Path, seconds: float) -> list[timing.TimedRun]:
-    """What could be timed of the plan's cells in about so many seconds, once torch is imported."""
+def measure_speeds(plan: Plan, speeds: duration.Speeds, data: Path, seconds: float) -> list[timing.TimedRun]:
+    """Time short versions of the plan's cells for about so many seconds, not counting the import of torch."""
     cells = samples(plan.unique(), speeds)
     jobs = list(
         {
@@ -112,7 +110,7 @@ def calibrated(plan: Plan, speeds: duration.Speeds, data: Path, seconds: float) 
         process = context.Process(target=_measure, args=(jobs, machine, child_end), daemon=True)
         process.start()
         child_end.close()
-        if parent_end.poll(120):  # torch is imported
+        if parent_end.poll(120):  # sent once torch is imported
             process.join(seconds)
         if process.is_alive():
             process.kill()

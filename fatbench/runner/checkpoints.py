@@ -1,8 +1,8 @@
 """States and models on disk: immutable files named by their round, written whole or not at all.
 
-The database says which of them count, and has the SHA-256 of each: writing returns it, reading is given it. A file that
-is not what was written raises `DamagedCheckpoint` and is never used. A file that the database does not name is left
-over from an interrupted run and is removed.
+The database names the files that count and has the SHA-256 of each: writing returns it, reading checks it. A file that
+has changed raises `DamagedCheckpoint` and is never used. A file that the database does not name was left by an
+interrupted run and is removed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ LOST = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)  # the file is gon
 
 
 class DamagedCheckpoint(MachineError):
-    """A file that is missing, is not the one that was written, or cannot be understood."""
+    """A file is missing, has changed since it was written, or is not a checkpoint."""
 
 
 def save_state(file: Path, state: State, cell: str = "") -> str:
-    """Write an algorithm's state and return the file's SHA-256. Unavailable: disk full or folder not writable."""
+    """Write an algorithm's state and return the file's SHA-256. Unavailable: the file cannot be written."""
     return _write(file, flatten(_tree(state)), {"cell": cell, "round": state.round, "names": list(state.model)})
 
 
@@ -36,18 +36,20 @@ def _tree(state: State) -> dict[str, Any]:
 
 
 def demand_tensors(state: State) -> None:
-    """SpecError: the state holds what no checkpoint keeps, which is named."""
+    """Raise SpecError for a state with a value that a checkpoint cannot store, and name it."""
     import torch
 
     def look(tree: Mapping[Any, Any], path: str) -> None:
         for name, value in tree.items():
             if not isinstance(name, str):
-                raise SpecError(f"{path}: the key {name!r} is no text; a checkpoint keeps tensors under names")
+                raise SpecError(f"{path}: the key {name!r} is not a string; a checkpoint stores tensors by name")
             if isinstance(value, Mapping):
                 look(value, f"{path}[{name!r}]")
             elif not isinstance(value, torch.Tensor):
                 kind = type(value).__name__
-                raise SpecError(f"{path}[{name!r}] is of type {kind}; a checkpoint keeps tensors: torch.tensor(...)")
+                raise SpecError(
+                    f"{path}[{name!r}] is of type {kind}; a checkpoint stores only tensors: use torch.tensor(...)"
+                )
 
     for name, tree in _tree(state).items():
         if name != "clients":
@@ -60,9 +62,9 @@ def demand_tensors(state: State) -> None:
 def load_state(
     file: Path, device: str, sha256: str | None = None, cell: str | None = None, round: int | None = None
 ) -> State:
-    """Read a state written by `save_state`; it must have this digest, be of this cell and of this round, where given.
+    """Read a state written by `save_state`, and check its digest, its cell and its round where given.
 
-    DamagedCheckpoint: it is missing or another; MachineError: it cannot be opened.
+    DamagedCheckpoint: the file is missing or does not match. MachineError: it cannot be opened.
     """
     tensors, header = _read_tensors(file, sha256, cell, round)
     try:
@@ -74,7 +76,7 @@ def load_state(
 
 
 def _ordered(tree: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """A tree whose mappings have these names in this order, as the network has them; safetensors has its own."""
+    """Sort the names in a tree's mappings into this order, the network's; safetensors sorts them by its own."""
     position = {name: i for i, name in enumerate(names)}
     return {
         name: _ordered(tree[name], names) if isinstance(tree[name], Mapping) else tree[name]
@@ -83,9 +85,9 @@ def _ordered(tree: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def save_model(file: Path, model: Tensors, client_tensors: Mapping[int, Tensors], **header: str) -> str:
-    """Write a model's state_dict, and the tensors that differ between clients, with text about them.
+    """Write a model's state_dict, the tensors that clients have of their own, and a header of strings.
 
-    Returns the file's SHA-256. Unavailable: disk full or folder not writable.
+    Returns the file's SHA-256. Unavailable: the file cannot be written.
     """
     tensors = {
         f"own/{k}/{name}": value for k, own_tensors in client_tensors.items() for name, value in own_tensors.items()
@@ -96,7 +98,7 @@ def save_model(file: Path, model: Tensors, client_tensors: Mapping[int, Tensors]
 def load_model(
     file: Path, device: str, sha256: str | None = None, cell: str | None = None, round: int | None = None
 ) -> tuple[Tensors, dict[int, Tensors], dict[str, str]]:
-    """(state_dict, per client its own tensors, header) of a file of `save_model`; checks and errors of `load_state`."""
+    """Read (state_dict, {client: its own tensors}, header) as `save_model` wrote them; checks as in `load_state`."""
     tensors, header = _read_tensors(file, sha256, cell, round)
     model: Tensors = {}
     client_tensors: dict[int, Tensors] = {}
@@ -118,27 +120,27 @@ def model_file(round: int) -> str:
 
 
 def clients_file(round: int) -> str:
-    """The name of the file with the clients' models of a round, before averaging."""
+    """The name of the file with the clients' models of a round before averaging."""
     return f"clients-{round:06d}.safetensors"
 
 
 def save_artifacts(file: Path, artifacts: Tensors, cell: str, round: int) -> str:
-    """Write what a round of a cell wants kept beside its numbers. Returns the file's SHA-256.
+    """Write the tensors that a round keeps beside its numbers, and return the file's SHA-256.
 
-    `fatbench.report.figures.artifacts.load` reads it, without torch. Unavailable: disk full or folder not writable.
+    `fatbench.report.figures.artifacts.load` reads them without torch. Unavailable: the file cannot be written.
     """
     return _write(file, artifacts, {"cell": cell, "round": str(round)})
 
 
 def check(file: Path, sha256: str) -> None:
-    """DamagedCheckpoint: the file is missing or not the one that was written; MachineError: it cannot be opened."""
+    """Raise DamagedCheckpoint if the file is missing or has changed, and MachineError if it cannot be opened."""
     with _opening(file), file.open("rb") as handle:
         digest_found = hashlib.file_digest(handle, "sha256").hexdigest()
     _demand(file, digest_found, sha256)
 
 
 def sweep(folder: Path, keep: Iterable[str]) -> None:
-    """Remove checkpoint files of a cell that the database does not name."""
+    """Remove a cell's checkpoint files except those to keep."""
     kept_names = set(keep)
     for file in folder.glob("*.safetensors*"):
         if file.name not in kept_names:
@@ -149,10 +151,10 @@ def sweep(folder: Path, keep: Iterable[str]) -> None:
 
 
 def flatten(tree: Mapping[str, Any]) -> Tensors:
-    """The tensors of nested dictionaries by their path, "a/b/c".
+    """Flatten nested dictionaries of tensors: {"a": {"b": t}} -> {"a/b": t}.
 
-    In a name, "~" becomes "~0" and "/" becomes "~1" (RFC 6901). An empty dictionary is kept as an empty tensor whose
-    path ends in "/".
+    In a name, "~" becomes "~0" and "/" becomes "~1" (RFC 6901). An empty dictionary becomes an empty tensor whose path
+    ends in "/".
     """
     import torch
 
@@ -171,7 +173,7 @@ def flatten(tree: Mapping[str, Any]) -> Tensors:
 
 
 def unflatten(flat: Tensors) -> dict[str, Any]:
-    """The nested dictionaries of which `flatten` made these tensors. ValueError: a path leads through a tensor."""
+    """Undo `flatten`. ValueError: a path leads through a tensor."""
     tree: dict[str, Any] = {}
     for path, value in flat.items():
         *parents, leaf = (step.replace("~1", "/").replace("~0", "~") for step in path.split("/"))
@@ -192,7 +194,7 @@ def _to_device(tensors: Tensors, device: str) -> Tensors:
     return {name: value.to(device) for name, value in tensors.items()}
 
 
-# safetensors writes tensors of wide types first, those of one type by their names
+# safetensors sorts tensors by this order of types, and those of one type by name
 TYPES = {"int64": "I64", "float64": "F64", "float32": "F32", "int32": "I32", "bfloat16": "BF16", "float16": "F16",
          "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}  # fmt: skip
 
@@ -212,7 +214,7 @@ def _write(file: Path, tensors: Tensors, header: Mapping[str, object]) -> str:
 
 
 def _serialised(tensors: Tensors, metadata: dict[str, str]) -> Iterator[Any]:
-    """The bytes that `safetensors.torch.save` gives, tensor by tensor: together they are as large as the state."""
+    """Yield the bytes of `safetensors.torch.save` tensor by tensor, since all of them are as large as the state."""
     import torch
 
     kinds = {name: str(value.dtype).removeprefix("torch.") for name, value in tensors.items()}
@@ -254,7 +256,7 @@ def _demand(file: Path, file_digest: str, sha256: str) -> None:
 
 
 def _bytes(file: Path, sha256: str | None) -> bytes:
-    """A file's bytes, which must have this digest where one is given."""
+    """Read a file's bytes, and check their digest if one is given."""
     with _opening(file):
         data = file.read_bytes()
     if sha256 is not None:
@@ -265,18 +267,20 @@ def _bytes(file: Path, sha256: str | None) -> bytes:
 def _read_tensors(
     file: Path, sha256: str | None, cell: str | None, round: int | None
 ) -> tuple[Tensors, dict[str, str]]:
-    """(tensors on the CPU, header) of a file; digest, cell and round are checked where given."""
+    """Read (tensors on the CPU, header), and check digest, cell and round where given."""
     from safetensors.torch import load
 
     data = _bytes(file, sha256)
     try:
         tensors = load(data)
-        length = int.from_bytes(data[:8], "little")  # the format: length of a JSON header, the header, the tensors
+        length = int.from_bytes(
+            data[:8], "little"
+        )  # safetensors: 8 bytes with the length of the JSON header, the header, the tensors
         header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["fatbench"])
         file_identity = header["cell"], int(header["round"])
     except MemoryError:
         raise
-    except Exception as error:  # safetensors, json and torch each have their own
+    except Exception as error:  # safetensors, json and torch raise errors of their own
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise DamagedCheckpoint(f"{file}: damaged, or not a checkpoint of fatbench ({reason})") from None
     if cell is not None and file_identity[0] != cell:

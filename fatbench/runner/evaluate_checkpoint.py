@@ -1,4 +1,4 @@
-"""`fatbench evaluate`: attack a saved model outside any suite, with the settings its file carries."""
+"""`fatbench evaluate`: attack a saved model outside any suite, with the settings in the model's file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from fatbench.suite import calls, external_models, facts, foreign
 def checkpoint(
     file: Path, attacks: Sequence[str], n: int | None, batch: int, options: RunOptions, eps: str = "8/255"
 ) -> list[dict[str, Any]]:
-    """Accuracy under each attack of a model file written by a run: [{"label", "attack", "accuracy", "n", "doubts"}].
+    """Attack the model in a file of a run, and return [{"label", "attack", "accuracy", "n", "doubts"}].
 
-    options: device, precision and data count.
-
-    An attack is written as `external_models.evaluations` reads it. SpecError, MachineError.
+    attacks: as `external_models.evaluations` reads them. options: only device, precision and data are used.
     """
     specs = [
         (item.label, calls.call("Attack", item.attack))
@@ -38,7 +36,7 @@ def checkpoint(
 
     model, client_tensors, header = checkpoints.load_model(file, device)
     if "spec" not in header:
-        raise MachineError(f"{file}: no settings in it; give a model-*.safetensors of a run")
+        raise MachineError(f"{file}: has no settings in it; give a model-*.safetensors of a run")
     spec = stage.spec_of(header)
     for _, attack in specs:
         facts.refuse(attack, spec, "--attack")
@@ -48,19 +46,19 @@ def checkpoint(
     ready = setup(runtime, **calls.bind_cell(spec, root))
     _, *shape = pixels(ready.problem, ready.test[0][:1]).shape
     network = load(ready.problem, model)
-    own_network.demand_same(file, header, spec["model"], network, shape, ready.classes)
+    own_network.demand_trained_network(file, header, spec["model"], network, shape, ready.classes)
     images, labels = ready.test[0][:n], ready.test[1][:n]
     results = []
     for label, attack in specs:
         function = calls.build("Attack", attack)
-        judgements = [
+        outcomes = [
             outcomes_of(ready.problem, item, images, labels, function, ("evaluate", label), batch=batch)
             for item in models_of(model, client_tensors).values()
         ]
-        value = float(torch.cat([item.correct for item in judgements]).double().mean())
+        value = float(torch.cat([item.correct for item in outcomes]).double().mean())
         doubts = {
             **ready.doubts,
-            **functools.reduce(Seen.__add__, [item.seen for item in judgements]).doubts(ball(function)),
+            **functools.reduce(Seen.__add__, [item.seen for item in outcomes]).doubts(ball(function)),
         }
         row = {"label": label, "attack": attack, "accuracy": value, "n": len(labels), "doubts": doubts}
         results.append(row)

@@ -1,4 +1,4 @@
-"""External models: read, made ready, attacked, stored as cells of the suite "evaluate"."""
+"""Load external models, attack them, and store them as cells of the suite "evaluate"."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """On what a model is judged."""
+    """The images and attacks that a model is evaluated on."""
 
     data: Any  # a name or a mapping, as in a suite
     evaluations: tuple[Evaluation, ...]
     test: int | None = None  # first N test images of the data set
     size: int | None = None  # side in pixels that images are resized to
-    seed: int = external_models.SEED  # of the attacks' random starts; of the training, where it is one of several
+    seed: int = external_models.SEED  # for the attacks' random starts; the seed of the training, if there were several
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,14 @@ class ExternalModel:
     model: Model
     build: Callable[[tuple[int, int, int], int], nn.Module]
     state: Mapping[str, Tensor]
-    note: str = ""  # which of several states of the file it is
+    note: str = ""  # for the user: which of several states in the file was read
 
 
 def task_like(plan: Plan, dataset: str | None = None) -> EvaluationTask:
-    """The images and attacks of a suite's cells, so that a model's row can stand among theirs.
+    """The images and attacks of a suite's cells, so that a model can be compared with them.
 
-    An attack that only some of the cells face is among them. Transfers are left out: they are between the suite's own
-    cells.
-    SpecError: two cells differ in them; say which with a filter, or with the name of a data set.
+    Attacks that only some of the cells face are included. Transfer attacks between the suite's cells are left out.
+    SpecError: cells differ in images or attacks; choose some with a filter or with the name of a data set.
     """
     matching_cells = [cell for cell in plan.cells if dataset in (None, cell.spec["data"]["name"])]
     if not matching_cells:
@@ -95,13 +94,13 @@ def task(
     batch: int = 500,
     size: int | None = None,
 ) -> EvaluationTask:
-    """Images and attacks: those of a suite's cells (`like`), or of a data set. SpecError: both are said, or neither."""
+    """The images and attacks of a suite's cells or of a data set. SpecError: both are given, or neither."""
     if plan is not None:
         if attacks or n is not None or size is not None:
             raise SpecError(f"--like {plan.suite} says which images and attacks; leave out --attack, -n and --size")
         return task_like(plan, dataset)
     if dataset is None:
-        raise SpecError("say the data set by --dataset NAME, or --like SUITE")
+        raise SpecError("name the data set with --dataset NAME, or a suite with --like SUITE")
     return EvaluationTask(
         dataset, external_models.evaluations(list(attacks or standard_attacks.DEFAULT), eps, n, batch), size=size
     )
@@ -110,10 +109,10 @@ def task(
 def from_file(
     file: Path, network: str, name: str | None = None, entry: str | None = None, **preprocessing: Any
 ) -> ExternalModel:
-    """A state dict in a file and the network that it belongs to. MachineError: unreadable; SpecError: no such network.
+    """Read a state dict from a file. MachineError: it is unreadable. SpecError: there is no such network.
 
-    network: see `external_network.full_name`. entry: which of a file's states, "state_dict_ema"; None: the network
-    itself, before an average. preprocessing: mean, std, outputs, channels of `Model`.
+    network: see `external_network.full_name`. entry: which of the file's states to read, "state_dict_ema"; None for the
+    network itself, not an average of it. preprocessing: mean, std, outputs, channels of `Model`.
     """
     from fatbench.models import external_network, pretrained
 
@@ -122,7 +121,7 @@ def from_file(
     try:
         state, entries = pretrained.read_state("evaluate", file, entry)
     except MachineError as error:
-        hint = "what is read is a state dict: torch.save(model.state_dict(), FILE), or safetensors"
+        hint = "expected a state dict: torch.save(model.state_dict(), FILE), or safetensors"
         raise MachineError(f"{error} ({hint})") from None
     network = external_network.full_name(network)
     path, colon, function = network.rpartition(":")
@@ -140,7 +139,7 @@ def from_file(
         **preprocessing,
     )
     note = (
-        f"{file}: '{used_entry}' is read, not '{', '.join(other_entries)}' (--entry, in Python entry=)"
+        f"{file}: read '{used_entry}', not '{', '.join(other_entries)}' (--entry, in Python entry=)"
         if other_entries
         else ""
     )
@@ -150,18 +149,18 @@ def from_file(
 def from_module(
     module: nn.Module | Callable[[Tensor], Tensor], name: str | None = None, **preprocessing: Any
 ) -> ExternalModel:
-    """A module in memory, or a function; it is copied, so what is done with it here changes nothing of it."""
+    """A module in memory, or a function. It is copied, so that it does not change."""
     import torch
     from safetensors.torch import save
 
     if inspect.isfunction(module) or inspect.ismethod(module) or isinstance(module, functools.partial):
         function, module = module, torch.nn.Module()
         module.forward = function
-    module_copy = _copied(module)
+    module_copy = _copy_module(module)
     state = {key: value.detach().cpu().clone().contiguous() for key, value in module_copy.state_dict().items()}
     try:
         code = inspect.getsource(type(module))
-    except (OSError, TypeError):  # typed at a prompt
+    except (OSError, TypeError):  # its class was typed at a prompt
         code = repr(module)
     kind = type(module).__name__
     digest = _sha256(save(state))
@@ -172,8 +171,8 @@ def from_module(
     return ExternalModel(model, lambda shape, classes: module_copy, state)
 
 
-def _copied(module: Any) -> nn.Module:
-    """A copy of a module. SpecError: it is none, cannot be copied, or has no weights yet."""
+def _copy_module(module: Any) -> nn.Module:
+    """Copy a module. SpecError: it is not a module, cannot be copied, or has no weights yet."""
     import torch
     from torch.nn.parameter import is_lazy
 
@@ -185,7 +184,7 @@ def _copied(module: Any) -> nn.Module:
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
         raise SpecError(f"{kind} has lazy layers without weights: call it once on images")
     try:
-        # weights that a hook computes from others are no leaves of a graph, which alone can be copied
+        # deepcopy refuses tensors that are not leaves of a graph: weights that a hook computes, as weight_norm does
         attributes = (value for submodule in module.modules() for value in vars(submodule).values())
         computed = [value for value in attributes if isinstance(value, torch.Tensor) and not value.is_leaf]
         return copy.deepcopy(module, {id(value): value.detach().clone() for value in computed})
@@ -202,13 +201,14 @@ def evaluate(
     options: RunOptions,
     notify: Callable[[Event], None] = lambda event: None,
 ) -> tuple[str, CellStatus]:
-    """Attack a model and store every outcome: (its cell, how it ended). What is stored already is not done again.
+    """Attack a model, store every outcome, and return (its cell, how it ended). Stored outcomes are not repeated.
 
-    A model is known by its weights and by what its network answers. Another network with the same weights is another
-    cell; the same one with another text of its code is not. notify: is also told where a name that was chosen is not
-    the stored one. options: device, precision, db and data count.
-    SpecError: the file is of another network, or the network does not take such images or give so many classes.
-    MachineError: no such device, data missing, file unreadable.
+    A model is identified by its weights and its network's outputs: another network with the same weights is another
+    cell, but the same network with edited code is not. options: only device, precision, db and data are used.
+    notify: also receives an event if the model is stored under another name than the one chosen.
+
+    SpecError: the file belongs to another network, or the network does not fit the images or classes. MachineError: no
+    such device, data missing, file unreadable.
     """
     reading.watch()
     spec = external_models.cell(external.model, task.data, task.test, task.size, task.seed)
@@ -229,7 +229,7 @@ def evaluate(
         recovery=Recovery(retry_failed=True, rerun_changed=True),
     )
     ready = _setup_of(external, spec, machine)
-    answers = _answers(ready)
+    answers = _outputs_of(ready)
     with folder.opened(url, Path(machine.files)) as store:
         store.record_data({data_keys(spec)["data"]: ready.data["data"]["fingerprint"]})
         spec = _stored_spec(spec, answers, ready.data["data"]["fingerprint"], store)
@@ -243,8 +243,8 @@ def evaluate(
             return job.cell, worker.evaluate(job, machine, store, ready, notify)
 
 
-def _answers(ready: Setup) -> dict[str, Any]:
-    """What the network answers to the first test images, in float32."""
+def _outputs_of(ready: Setup) -> dict[str, Any]:
+    """The network's outputs for the first test images, in float32."""
     from fatbench.engine.answers import IMAGES, answers
     from fatbench.engine.local import load as with_state
     from fatbench.engine.local import pixels
@@ -256,18 +256,18 @@ def _answers(ready: Setup) -> dict[str, Any]:
 
 
 def _stored_spec(spec: dict[str, Any], answers: Mapping[str, Any], fingerprint: str, store: Store) -> dict[str, Any]:
-    """The spec under which a network with these answers is stored; where it is not, one that no other network has.
+    """The spec under which a network with these outputs is stored, or else a spec that no other network has.
 
-    fingerprint: of the data set. Answers to other images are not compared.
+    fingerprint: that of the data set. Outputs for other images are not compared.
     """
-    question = _question(spec)
-    with store.database.reading() as connection:  # of thousands of cells those of these weights
+    identity = _identity_without_code(spec)
+    with store.database.reading() as connection:  # only the cells with these weights, out of thousands
         query = select(CELLS.c.id, CELLS.c.spec).where(CELLS.c.spec.contains(spec["evaluated"]["sha256"]))
         weights = {row.id: json.loads(row.spec) for row in connection.execute(query) if SIGN not in row.id}
     stored_specs = {
         id: stored_spec
         for id, stored_spec in weights.items()
-        if "evaluated" in stored_spec and _question(stored_spec) == question
+        if "evaluated" in stored_spec and _identity_without_code(stored_spec) == identity
     }
     answers_by_cell: dict[str, list[Any]] = {cell: [] for cell in stored_specs}
     for run in store.runs(list(stored_specs)) if stored_specs else ():
@@ -290,20 +290,20 @@ def _stored_spec(spec: dict[str, Any], answers: Mapping[str, Any], fingerprint: 
     return stored_specs.get(own_cell, spec)
 
 
-def _question(spec: Mapping[str, Any]) -> str:
-    """A digest of the weights, preprocessing and images of a spec, whatever the code of its network is."""
+def _identity_without_code(spec: Mapping[str, Any]) -> str:
+    """A digest of a spec's weights, preprocessing and images, leaving out the code of its network."""
     return cells.identity({**spec, "evaluated": {**spec["evaluated"], "network": "", "code": ""}, "model": {}})
 
 
 def _other_name(cell: str, spec: Mapping[str, Any], name: str) -> str:
     return (
-        f"this network is stored as '{spec['evaluated']['name']}', so it is not called '{name}':"
-        f" fatbench delete {cell} takes its numbers away"
+        f"this network is stored as '{spec['evaluated']['name']}', and keeps that name instead of '{name}':"
+        f" fatbench delete {cell} deletes its numbers"
     )
 
 
 def _setup_of(external: ExternalModel, spec: Mapping[str, Any], machine: Machine) -> Setup:
-    """The data read and the network holding its state; one image has gone through it."""
+    """Read the data, build the network with its state, and check it on one image."""
     import torch
 
     from fatbench.engine.setup import Runtime, setup
@@ -330,12 +330,12 @@ def _setup_of(external: ExternalModel, spec: Mapping[str, Any], machine: Machine
         runtime, seed=spec["seed"], data=functools.partial(load, spec["data"]), partition=one_client, model=model,
         train=1, test=spec["test"], size=spec["size"],
     )  # fmt: skip
-    _takes_images(ready, description)
+    _check_network(ready, description)
     return ready
 
 
-def _takes_images(ready: Setup, description: Model) -> None:
-    """SpecError: the network does not take one image of the data set, or does not give a number for each class."""
+def _check_network(ready: Setup, description: Model) -> None:
+    """Raise SpecError unless the network takes an image of the data set and gives one number for each class."""
     import torch
 
     from fatbench.engine.local import pixels
@@ -345,7 +345,7 @@ def _takes_images(ready: Setup, description: Model) -> None:
     try:
         with torch.no_grad():
             logits = ready.problem.model.eval()(x)
-    except Exception as error:  # the network's own code
+    except Exception as error:  # any error of the network's own code
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise SpecError(f"{description.network} does not take images of {shape} (see --size, --mean): {line}") from None
     if not isinstance(logits, torch.Tensor) or logits.shape != (1, ready.classes):
@@ -353,7 +353,7 @@ def _takes_images(ready: Setup, description: Model) -> None:
             "x".join(map(str, logits.shape[1:])) if isinstance(logits, torch.Tensor) else type(logits).__name__
         )
         raise SpecError(
-            f"{description.network} gives {output_shape} for an image, {ready.classes} numbers, one a class, are needed"
+            f"{description.network} gives {output_shape} for an image instead of {ready.classes} numbers, one per class"
         )
 
 

@@ -1,11 +1,11 @@
-"""How fast a GPU would be that nothing was run on: its rates are read, operations and kernels counted.
+"""Estimate how fast a GPU is on which nothing was run yet, from its data sheet and counts of operations and kernels.
 
 An image pass takes as long as its arithmetic or as starting its kernels, whichever is longer:
 
     seconds = max(operations / (FRACTION * rate), kernels * LAUNCH / images at once)
 
-The constants are of one NVIDIA H200 (results/bench/h200.md); for other GPUs they are taken to be the same. It is
-arithmetic, to tell an hour from a week, and whether steps are better recorded (`--path auto`).
+The constants were measured on one NVIDIA H200 (results/bench/h200.md) and are assumed for other GPUs. The estimate can
+tell an hour from a week, and whether recording steps pays (`--path auto`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from fatbench.suite import calls, cost, facts
 from fatbench.suite.cells import Cell
 from fatbench.suite.duration import Speeds, estimate, kind, network
 
-# Of the rate of matrix products: what NIN, SmallCNN, ResNet18 and ViT-S reached in batches of 24 to 500 images.
-FRACTION = {"fp32": 0.25, "tf32": 0.09, "bf16": 0.07}  # 0.19 to 0.45, 0.06 to 0.20, 0.03 to 0.15
-LAUNCH = 40e-6  # seconds of the host to start a kernel of the network, and what PyTorch does around it: 32 to 56
-REPLAYED = 5e-6  # seconds of the GPU to start a kernel of a recorded step
+# The share of the data sheet's rate that NIN, SmallCNN, ResNet18 and ViT-S reached in batches of 24 to 500 images.
+FRACTION = {"fp32": 0.25, "tf32": 0.09, "bf16": 0.07}  # measured: 0.19 to 0.45, 0.06 to 0.20, 0.03 to 0.15
+LAUNCH = 40e-6  # seconds of the CPU to start a kernel, including PyTorch's overhead; measured: 32 to 56
+REPLAY = 5e-6  # seconds of the GPU to start a kernel of a recorded step
 
-# Operations a second of dense matrix products, from NVIDIA's data sheets (with sparsity they print twice as many).
+# Operations per second of dense matrix products, from NVIDIA's data sheets (half of the figures "with sparsity").
 GPUS: dict[str, dict[str, float]] = {
     "h200": {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12},
     "h100": {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12},  # SXM
@@ -45,22 +45,22 @@ GPUS: dict[str, dict[str, float]] = {
 
 
 def path_for(spec: Mapping[str, Any], precision: str, gpu: str | None) -> settings.LocalPath:
-    """The path that `auto` stands for on a GPU that its driver calls `gpu`, "NVIDIA H200"; None: on a CPU.
+    """The path that `auto` stands for on a GPU. gpu: the driver's name for it, "NVIDIA H200"; None for a CPU.
 
-    "graphs" where starting the kernels of one client's batch takes longer than their arithmetic; on a CPU, and for data
-    of unknown shape, "loop". A GPU that is not in `GPUS` counts as the slowest there. It is counted, not timed, so the
-    same cell takes the same path whenever it is run or resumed on a GPU of this kind.
+    It is "graphs" if starting the kernels of one client's batch takes longer than their arithmetic, and "loop" on a CPU
+    and for data of unknown shape. A GPU that is not in `GPUS` counts as the slowest there. Nothing is timed, so that a
+    cell takes the same path whenever it is run or resumed on a GPU of the same kind.
     """
     if gpu is None or (counts := count(spec)) is None:
         return "loop"
-    name = listed(gpu)
+    name = known_gpu(gpu)
     rate = GPUS[name][precision] if name else min(rates[precision] for rates in GPUS.values())
     flops, kernels = counts
     return "graphs" if kernels * LAUNCH > cost.images_at_once(spec) * flops / (FRACTION[precision] * rate) else "loop"
 
 
-def listed(gpu: str) -> str | None:
-    """The name in `GPUS` of what its driver calls "NVIDIA H200" or "NVIDIA A100-SXM4-80GB"; None: it is not there."""
+def known_gpu(gpu: str) -> str | None:
+    """The key in `GPUS` of a GPU that its driver calls "NVIDIA A100-SXM4-80GB": "a100". None: it is not there."""
     return next((word for word in re.split(r"[\s-]", gpu.lower()) if word in GPUS), None)
 
 
@@ -74,10 +74,10 @@ def choices(
     auto: bool = False,
     gpus: int = 1,
 ) -> str:
-    """What a run on this GPU begins with, in a line: its path and precision, why, and what would be faster.
+    """Describe in a line the path and precision of a run on this GPU, the reason, and what would be faster.
 
-    gpu: as its driver calls it; attacks: --attack-precision; auto: the precision was chosen, not asked for; gpus: how
-    many there are of it. Every cell is counted from its beginning.
+    gpu: the driver's name for it. attacks: --attack-precision. auto: the precision was chosen by `--precision auto`.
+    gpus: how many of them there are. Every cell counts from its beginning, whatever is done of it.
     """
     counts = Counter(path_for(cell.spec, precision, gpu) if path == settings.AUTO else path for cell in cells)
     path_text = ", ".join(f"--path {way} for {n} cells" for way, n in counts.most_common())
@@ -88,8 +88,8 @@ def choices(
         reason = "training and its monitor" if precision == "tf32" else "training: the GPU is not known to have tf32"
         summary = f"--precision auto ({precision} for {reason}; {attacks or precision} for attacks after training)"
     summary = f"{f'{gpus} x ' if gpus > 1 else ''}{gpu}: {summary}, {path_text}"
-    if (name := listed(gpu)) is None:
-        return f"{summary}; how fast it is, is not known"
+    if (name := known_gpu(gpu)) is None:
+        return f"{summary}; no estimate of its speed: its data sheet is not known"
 
     def seconds(bits: str, attacks: str | None) -> float:
         estimated_speeds = speeds(cells, name, bits, attacks, path)
@@ -114,10 +114,10 @@ def _precision_options(precision: str, attacks: str | None) -> str:
 
 
 def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None, path: str) -> Speeds:
-    """What the cells would take there; of cells whose data set says no size before it is read, nothing.
+    """Estimate the speeds of the cells on a GPU, leaving out data sets whose size is not known before they are read.
 
-    precision: auto is tf32 with attacks in fp32. attacks: the precision of the evaluation's attacks; None: as training.
-    SpecError: no GPU is known by this name, or no such path.
+    precision: "auto" is tf32 with attacks in fp32. attacks: the precision of the evaluation's attacks; None for that of
+    training. SpecError: the GPU or the path is not known.
     """
     settings.path(path)
     if gpu not in GPUS:
@@ -129,14 +129,14 @@ def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None,
     training: dict[str, float] = {}
     passes: dict[str, float] = {}
     monitoring: dict[str, float] = {}
-    autoattack: dict[str, float] = {}  # which bf16 leaves in float32
+    autoattack: dict[str, float] = {}  # AutoAttack stays in float32 under bf16
     for cell in cells:
         net, spec = network(cell.spec), cell.spec
         if (counts := count(spec)) is None:
             continue
         flops, kernels = counts
         way = path_for(spec, precision, gpu) if path == settings.AUTO else path
-        launch = REPLAYED if way == "graphs" else LAUNCH
+        launch = REPLAY if way == "graphs" else LAUNCH
         training[kind(spec)] = max(flops / rate, kernels * launch / cost.images_at_once(spec))
         chunk = min((evaluation.batch for evaluation in cell.evaluations), default=1)
         passes[net] = max(flops / attacking, kernels * LAUNCH / chunk, passes.get(net, 0.0))
@@ -147,19 +147,21 @@ def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None,
 
 
 def count(spec: Mapping[str, Any]) -> tuple[float, float] | None:
-    """(operations of one image, kernels of one batch) of a pass: half of an attack's step. None: no shape is known."""
+    """(operations per image, kernels per batch) of one pass, half an attack step. None: the shape is not known."""
     data = facts.of_data(spec["data"])
     side = spec["size"] or data.side
     if side is None or data.channels is None or data.classes is None:
         return None
-    architecture = {key: value for key, value in spec["model"].items() if key != "weights"}  # they change no count
+    architecture = {
+        key: value for key, value in spec["model"].items() if key != "weights"
+    }  # initial weights do not change the count
     return _count(json.dumps(architecture, sort_keys=True), (data.channels, side, side), data.classes)
 
 
 @functools.lru_cache(maxsize=64)
 def _count(model: str, shape: tuple[int, int, int], classes: int) -> tuple[float, float]:
     build = calls.build("Model", calls.check("Model", json.loads(model), "model"))
-    with forked(0, "model"), torch.device("meta"):  # no weights are drawn
+    with forked(0, "model"), torch.device("meta"):  # on "meta", building a network draws no weights
         network: torch.nn.Module = build(shape, classes).requires_grad_(False)
     network = network.to_empty(device="cpu")
     x = torch.zeros(2, *shape, requires_grad=True)

@@ -1,8 +1,8 @@
-"""The heartbeat of a cell's work: what renews its lease, and what ends it before its time.
+"""The heartbeat of a cell's work renews its lease, and stops the work when the lease or the time is lost.
 
-Every forward pass of the cell's network is a beat. While there are beats, a thread renews the lease of the run in hand.
-A process that is stopped, hangs or waits for ever has no beats, and loses its stage; when it goes on after all, the
-next beat tells it so.
+Every forward pass of the cell's network is a beat. As long as there are beats, a thread renews the run's lease. A
+process that is stopped or hangs has no beats and loses its stage; if it continues after all, its next beat raises
+`LeaseLost`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ OFTEN = 60.0  # seconds between two renewals, at most
 
 
 class TimeLimit(FatbenchError):
-    """The cell has had the time that it may have."""
+    """The cell has used up its time limit."""
 
     exit_code = 1
 
 
 class Heartbeat:
-    """A cell's beats. Called at every beat: raises what ends the work."""
+    """Counts a cell's beats. It is called at every beat, and raises an error to end the work."""
 
     def __init__(self, limit: float | None = None):
-        """limit: seconds that the cell may take from now on."""
+        """limit: seconds that the cell may take from now on; None for no limit."""
         self.beats = 0
         self.limit = limit
         self.end = math.inf if limit is None else time.monotonic() + limit
@@ -43,13 +43,13 @@ class Heartbeat:
             raise self.lost
         if time.monotonic() > self.end:
             raise TimeLimit(
-                f"{self.limit:g} s are over; the rounds done are kept, and --retry-failed continues from them"
+                f"the time limit of {self.limit:g} s is over; its rounds are kept, and --retry-failed continues there"
             )
 
     def watch(self, network: Any) -> None:
-        """Let every forward pass of a network be a beat, also of one that is called part by part."""
+        """Make every forward pass of a network a beat, and of each child, for code that calls them one by one."""
 
-        def beat(*_: object) -> None:  # a function: copies of the network share it
+        def beat(*_: object) -> None:  # a function, which copies of the network share; deepcopy would copy `self`
             self()
 
         for module in (network, *network.children()):
@@ -58,7 +58,7 @@ class Heartbeat:
 
 @contextlib.contextmanager
 def renewing(db: str, run: int, heartbeat: Heartbeat, lease: float = LEASE) -> Iterator[None]:
-    """Renew the lease of a run while there are beats; the next beat ends the work when another process has it."""
+    """Renew a run's lease while there are beats; once another process holds it, the next beat ends the work."""
     finished_event = threading.Event()
     heartbeat.lost = None
 
@@ -75,7 +75,7 @@ def renewing(db: str, run: int, heartbeat: Heartbeat, lease: float = LEASE) -> I
                 if not finished_event.is_set():
                     heartbeat.lost = error
                 return
-            except Exception:  # `commit` finds out what is wrong
+            except Exception:  # try again later; `commit` reports what is wrong
                 continue
 
     thread = threading.Thread(target=renew, daemon=True)

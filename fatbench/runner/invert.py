@@ -1,11 +1,11 @@
-"""One update of anybody's, inverted by the attacks that fit a threat model.
+"""`fatbench invert`: reconstruct the images behind one update from any source, by the attacks that fit a threat model.
 
-    task = Task(before, after, "after", "my.py:make", (3, 32, 32), classes=10, batch=1)
+    task = InversionTask(before, after, "after", "my.py:make", (3, 32, 32), classes=10, batch=1)
     loaded = load(task)
     answers = invert(task, loaded, fitting(task, loaded))
 
-Everything is checked before the first attack runs: that the update is of this model, that it is finite and not zero,
-that what an attack reads was sent.
+Everything is checked before the first attack runs: that the update belongs to this model, is finite and not zero, and
+has the tensors that an attack reads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from fatbench.methods.inversions.upload import Observation
 
-ONE_IMAGE = 1e-3  # relative residual of the least squares above which an update is no single image's
+ONE_IMAGE = 1e-3  # an update of a single image has a smaller relative residual of the least squares
 DEFAULTS: tuple[dict[str, Any], ...] = (
     {"name": "patch_ls"},
     {"name": "patch_ls", "solver": "tv"},
@@ -37,7 +37,7 @@ DEFAULTS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class InversionTask:
-    """What is attacked, and what the attacker knows."""
+    """The update that is attacked, and what the attacker knows."""
 
     before: Path  # weights that the client received
     update: Path  # weights that it returned, or a gradient
@@ -47,15 +47,15 @@ class InversionTask:
     classes: int
     threat: str = "B"
     batch: int | None = None  # images behind the update
-    labels: tuple[int, ...] = ()  # their labels, if the attacker is told
-    inversions: tuple[Any, ...] = ()  # as a suite writes them; empty: those that fit
+    labels: tuple[int, ...] = ()  # their labels, if the attacker knows them
+    inversions: tuple[Any, ...] = ()  # as in a suite file; empty for those that fit
     preprocessing: Mapping[str, Any] = field(default_factory=dict)  # mean, std
     local: Mapping[str, Any] | None = None  # rate, epochs, batch, momentum, decay of the client
 
 
 @dataclass(frozen=True)
 class CheckedUpdate:
-    """An update that has been checked."""
+    """An update that passed all checks, with its model."""
 
     model: nn.Module
     observed: Observation
@@ -64,7 +64,7 @@ class CheckedUpdate:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one attack made of the update."""
+    """The images that one attack reconstructed."""
 
     name: str
     threat: str
@@ -73,7 +73,7 @@ class Answer:
 
 
 def load(task: InversionTask) -> CheckedUpdate:
-    """Read and check the files. SpecError: they contradict each other or the model; MachineError: unreadable."""
+    """Read and check the files. SpecError: they contradict each other or the model. MachineError: unreadable."""
     import torch
 
     from fatbench.engine.local import LocalTraining
@@ -87,7 +87,9 @@ def load(task: InversionTask) -> CheckedUpdate:
     if task.batch is None and not task.labels:
         raise SpecError("say how many images are behind the update by --batch N, or their labels by --labels 3,1")
     if bad_labels := [label for label in task.labels if not 0 <= label < task.classes]:
-        raise SpecError(f"--labels: {bad_labels[0]} is no class of {task.classes} (--classes; they count from 0)")
+        raise SpecError(
+            f"--labels: {bad_labels[0]} is not one of {task.classes} classes (--classes), which count from 0"
+        )
     for file in (task.before, task.update):
         if not file.is_file():
             raise MachineError(f"{file}: no such file")
@@ -99,23 +101,25 @@ def load(task: InversionTask) -> CheckedUpdate:
     external_network.load(model.network, str(task.before), states[0])
     parameters = dict(model.network.named_parameters())
     if ignored := [name for name, value in states[1].items() if name in states[0] and name not in parameters]:
-        notes.append(f"buffers are no part of an update: {', '.join(ignored[:3])}{', ...' * (len(ignored) > 3)}")
+        notes.append(
+            f"buffers are not part of an update and ignored: {', '.join(ignored[:3])}{', ...' * (len(ignored) > 3)}"
+        )
     update_tensors = {name: value for name, value in states[1].items() if name not in ignored}
     if differences := pretrained.mismatches(update_tensors, parameters):
         remainder = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
-        raise SpecError(f"{task.update} is no update of this model: {'; '.join(differences[:3])}{remainder}")
+        raise SpecError(f"{task.update} is not an update of this model: {'; '.join(differences[:3])}{remainder}")
     if half_tensor := next(
         (name for name, value in update_tensors.items() if value.dtype in (torch.float16, torch.bfloat16)), None
     ):
-        notes.append(f"{half_tensor} has 16 bits, which hides most of what small updates tell")
+        notes.append(f"{half_tensor} has 16 bits, which hide most of the information in small updates")
     broken = next((name for name, value in update_tensors.items() if not bool(value.isfinite().all())), None)
     if broken is not None:
         raise SpecError(f"{task.update}: {broken} has entries that are not finite")
     similarity = _cosine(update_tensors, states[0])
     if task.kind == "gradient" and similarity > 0.9:
-        raise SpecError(f"{task.update} is nearly {task.before}, so it holds weights: give them by --after")
+        raise SpecError(f"{task.update} is almost equal to {task.before}, so it holds weights: give them by --after")
     if task.kind == "after" and abs(similarity) < 0.1:
-        raise SpecError(f"{task.update} has nothing of {task.before}: is it a gradient? Give it by --gradient")
+        raise SpecError(f"{task.update} does not resemble {task.before}: is it a gradient? Then give it by --gradient")
     if task.kind == "after":
         gradient = {name: states[0][name].double() - value.double() for name, value in update_tensors.items()}
     else:
@@ -138,12 +142,12 @@ def load(task: InversionTask) -> CheckedUpdate:
     if not task.labels:
         bias = head_of(model)[1]
         if not bool(observed.gradient[bias].any()):
-            raise SpecError(f"{task.update}: {bias} is all zeros, from which labels follow: give --labels")
-        if task.kind == "after" and local is None:  # the rate is not known, but of one image the sign says it
+            raise SpecError(f"{task.update}: {bias} is all zeros, and labels are recovered from it: give --labels")
+        if (
+            task.kind == "after" and local is None
+        ):  # without the learning rate, the sign still gives the label of one image
             if count > 1:
-                raise SpecError(
-                    "labels of several images follow from an update only with its --lr: give it, or --labels"
-                )
+                raise SpecError("labels of several images can be recovered only if --lr is known: give it, or --labels")
             label_tensor = observed.gradient[bias].argmin(1, keepdim=True)
         else:
             draw = torch.Generator().manual_seed(0)
@@ -153,7 +157,7 @@ def load(task: InversionTask) -> CheckedUpdate:
 
 
 def _cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """Of all tensors of `a` with those of the same names in `b`; no number where `a` is zero."""
+    """The cosine similarity between all tensors of `a` and those of the same names in `b`; nan if one is zero."""
     product, norm_a, norm_b = (
         float(sum((x[name].double() * y[name].double()).sum() for name in a)) for x, y in ((a, b), (a, a), (b, b))
     )
@@ -161,14 +165,14 @@ def _cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
 
 def fitting(task: InversionTask, loaded: CheckedUpdate) -> list[calls.Call]:
-    """The attacks to run. SpecError: one that was asked for needs more than the threat model, or was not sent."""
+    """The attacks to run. SpecError: an attack that was asked for needs more than is known or was sent."""
     from fatbench.methods.inversions import INVERSIONS, reads_of
 
     attack_calls = []
     for node in task.inversions or DEFAULTS:
         node = LocatedMap(node) if isinstance(node, Mapping) else node
         attack_call = calls.check("Inversion", node, "--inversion")
-        obstacle = _unfit(
+        obstacle = _obstacle(
             task,
             loaded,
             attack_call,
@@ -185,11 +189,11 @@ def fitting(task: InversionTask, loaded: CheckedUpdate) -> list[calls.Call]:
     return attack_calls
 
 
-def _unfit(task: InversionTask, loaded: CheckedUpdate, attack_call: calls.Call, reads: Sequence[str] | None) -> str:
-    """Why an attack cannot run; empty if it can."""
+def _obstacle(task: InversionTask, loaded: CheckedUpdate, attack_call: calls.Call, reads: Sequence[str] | None) -> str:
+    """The reason why an attack cannot run; empty if it can."""
     letter = threats.letter(attack_call)
     if letter is None or letter == threats.BOUND:
-        return "it is no attack: it needs the original images"
+        return "it is not an attack: it needs the original images"
     if lacks := threats.KNOWS[letter] - threats.KNOWS[task.threat]:
         return f"it needs {' and '.join(sorted(lacks))} (threat model {letter}), and --threat is {task.threat}"
     if attack_call.get("decay") == "corrected" and not (task.local and task.local["weight_decay"]):
@@ -202,7 +206,7 @@ def _unfit(task: InversionTask, loaded: CheckedUpdate, attack_call: calls.Call, 
         and not task.inversions
         and len(loaded.observed.labels[0]) > 1
     ):
-        return "the update is of several images"
+        return "the update comes from several images"
     for end in reads or ():
         matching_names = [name for name in loaded.observed.gradient if name.endswith(end)]
         if not matching_names:
@@ -218,7 +222,7 @@ def _unfit(task: InversionTask, loaded: CheckedUpdate, attack_call: calls.Call, 
 
 
 def invert(task: InversionTask, loaded: CheckedUpdate, attack_calls: Sequence[calls.Call]) -> list[Answer]:
-    """Run the attacks. SpecError: one of them cannot solve this update, and why."""
+    """Run the attacks. SpecError: an attack that was asked for, or every attack, cannot solve this update."""
     import torch
 
     answers = []
@@ -241,9 +245,10 @@ def invert(task: InversionTask, loaded: CheckedUpdate, attack_calls: Sequence[ca
 
 
 def residual(task: InversionTask, loaded: CheckedUpdate) -> float | None:
-    """|M - A^T X| / |M| of the least squares through the patch embedding; None: too few equations to tell.
+    """|M - A^T X| / |M| of the least squares through the patch embedding; None if there are too few equations.
 
-    Near 0 for the update of one image, above 0.01 for a mixture: it says without the originals whether to believe.
+    It is near 0 for the update of one image and above 0.01 for a mixture of images, so it tells without the originals
+    whether a reconstruction can be trusted.
     """
     from fatbench.methods.inversions.patch_ls import mean_system, solve_filtered
     from fatbench.methods.inversions.upload import geometry
@@ -260,7 +265,7 @@ def residual(task: InversionTask, loaded: CheckedUpdate) -> float | None:
 
 
 def scores(answer: Answer, originals: Tensor) -> dict[str, float]:
-    """PSNR and SSIM of the best pair, and of all pairs assigned one to one; LPIPS where its weights are installed."""
+    """PSNR and SSIM of the best pair and of all pairs matched one to one; LPIPS if its weights are installed."""
     from fatbench.methods.inversions import image_measures, lpips
 
     measures = {

@@ -1,4 +1,4 @@
-"""What a run hands to those who do its work, and what they say: plain data."""
+"""The plain data that a run and its workers exchange: jobs, the machine's options, events."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from fatbench.store.inputs import Reason
     from fatbench.store.stages import Store
 
-# waiting: for other cells' models; blocked: what every cell needs is not to be had (Unavailable), so the run stops
+# waiting: for other cells' models; blocked: something every cell needs is unavailable, so the run stops
 CellStatus = Literal["done", "failed", "interrupted", "elsewhere", "waiting", "blocked"]
-WORSE: tuple[CellStatus, ...] = ("done", "elsewhere", "failed")  # of stages, for their cell
+WORSE: tuple[CellStatus, ...] = ("done", "elsewhere", "failed")  # a cell has the worst status of its stages
 
 
 @dataclass(frozen=True)
 class Job:
-    """A cell and what a suite wants to know of it; plain data, so that it travels to other processes and machines."""
+    """A cell and the evaluations that a suite asks for; plain data that can be sent to other processes and machines."""
 
     cell: str
     spec: dict[str, Any]
@@ -34,17 +34,17 @@ class Job:
     checkpoints: list[str]
     suite: str
     preset: str
-    label: str = ""  # the point of the grid in words, for people: "Non-IID, FedAvg, SFAT, seed 6"
-    points: tuple[Point, ...] = ()  # where it stands in the grid
-    answers: Mapping[str, Any] | None = None  # of a network that was not trained here, see `fatbench.store.answers`
+    label: str = ""  # the point of the grid in words: "Non-IID, FedAvg, SFAT, seed 6"
+    points: tuple[Point, ...] = ()  # the cell's places in the suite's grid
+    answers: Mapping[str, Any] | None = None  # for a network that was not trained here: see `fatbench.store.answers`
 
 
 def resolved(job: Job) -> Job:
-    """The job, whose cell and attacks are Calls again; for another process, once the plug-ins are loaded."""
+    """The job with its cell and attacks as Calls again, in the process that received it and has loaded the plug-ins."""
     try:
         attacks = [call("Attack", evaluation.attack) for evaluation in job.evaluations]
         spec = call("Experiment", job.spec)
-    except UnknownName:  # the stage that needs it says so
+    except UnknownName:  # the stage that needs the function reports it
         return job
     evaluations = [
         replace(evaluation, attack=attack) for evaluation, attack in zip(job.evaluations, attacks, strict=True)
@@ -71,9 +71,9 @@ class Machine:
     files: str
     data: str
     device: str = "cpu"
-    precision: Precision | Literal["auto"] = "fp32"  # auto: a worker chooses for each cell that nothing is done of
-    attack_precision: Precision | None = None  # of the evaluation; None: as precision
-    strict: bool = True  # deterministic kernels only, where the precision has them; see `stage.with_some_kernel`
+    precision: Precision | Literal["auto"] = "fp32"  # auto: a worker chooses for each cell that is not begun
+    attack_precision: Precision | None = None  # for attacks after training; None: as `precision`
+    strict: bool = True  # deterministic kernels only, if the precision has them; see `stage.retry_nondeterministic`
     path: LocalPath | Literal["auto"] = "loop"  # auto: a worker chooses for each cell
     microbatch: int | None = None
     threads: int = 1
@@ -83,22 +83,22 @@ class Machine:
 
 @dataclass(frozen=True)
 class Event:
-    """What a worker tells whoever watches."""
+    """What a worker reports to the run's observer."""
 
     cell: str
-    stage: str  # a stage; "cell" when all of a cell's work is over; "slot" when a worker is "given" it
+    stage: str  # a stage; "cell" once all work on the cell is over; "slot" when a worker is "given" the cell
     kind: Literal["given", "start", "progress", "done", "failed", "interrupted", "elsewhere", "waiting", "blocked"]
     round: int = 0
     total: int = 0
     images: float = 0.0  # image passes since the last event
-    loss: float | None = None  # of the round's training
-    accuracy: float | None = None  # of training: on clean test images; of an attack: so far
+    loss: float | None = None  # the round's training loss
+    accuracy: float | None = None  # in training on clean test images; in an attack on the images so far
     message: str = ""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended: the number of its cells, and which of them did not end as they should."""
+    """How a run ended: the number of its cells, and those that are not done."""
 
     cells: int
     failed: Sequence[str]
@@ -113,11 +113,11 @@ class Summary:
 
 @dataclass(frozen=True)
 class Turn:
-    """A worker's turn at a cell: the job, where its results go, whom it tells, and what says that it is to end."""
+    """A worker's turn at a cell: the job, where its results go, and callbacks to report and to stop."""
 
     job: Job
     store: Store
-    folder: Path  # of the cell's files
+    folder: Path  # with the cell's files
     notify: Callable[[Event], None]
     stop: Callable[[], bool]  # asked after every round and every chunk of an evaluation
     heartbeat: Heartbeat  # keeps the leases of its stages

@@ -1,4 +1,4 @@
-"""What a suite calls its cells: the points of its grid, for whoever reads the database without the program."""
+"""The labels that a suite gives its cells; the database keeps them for readers who do not have the program."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Plan
 
-SPLITS = ("split", "partition")  # axes whose labels say how data are dealt
+SPLITS = ("split", "partition")  # the axes whose labels describe how data are split among clients
 
 
 def points_of(plan: Plan) -> list[Point]:
-    """The points of a plan, and those of the cells of other suites with whose models its own begin."""
+    """The points of a plan's cells, and of cells of other suites whose models they begin with."""
     own_ids = {cell.id for cell in plan.cells}
     cells = [*plan.cells, *(cell for cell in plan.to_run() if cell.id not in own_ids)]
     axis = "method" if plan.baseline is None else plan.baseline[0]
@@ -47,7 +47,7 @@ def points_of(plan: Plan) -> list[Point]:
 
 
 def _name(call: Mapping[str, Any] | None) -> str:
-    """A function of a cell by its name, a data set with its variant; empty: there is none."""
+    """The name of a function of a cell, with the variant of a data set; empty for None."""
     if call is None:
         return ""
     variant = call.get("variant")
@@ -55,7 +55,7 @@ def _name(call: Mapping[str, Any] | None) -> str:
 
 
 def of_unlabelled(store: Store) -> Iterator[Plan]:
-    """The plans of our suites that have run cells here whose points are not known, as in a file of an older program."""
+    """The plans of shipped suites that ran cells without stored points, as older versions of the program left them."""
     same_point = and_(POINTS.c.cell == RUNS.c.cell, POINTS.c.suite == RUNS.c.suite, POINTS.c.preset == RUNS.c.preset)
     unlabelled = select(RUNS.c.suite, RUNS.c.preset).outerjoin(POINTS, same_point).where(POINTS.c.cell.is_(None))
     with store.database.reading() as connection:

@@ -1,4 +1,4 @@
-"""The first cell of a plan looked at while it trains, for `fatbench suite check --learn`. Nothing is stored."""
+"""Watch the first cell of a plan learn, for `fatbench suite check --learn`. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ from fatbench.runner.start import check_data, jobs_of
 from fatbench.suite import calls
 from fatbench.suite.cells import Plan
 
-IMAGES = 1000  # test images looked at after a round
+IMAGES = 1000  # test images that are classified after each round
 
 
 @dataclass(frozen=True)
 class LearningCheck:
-    """The model after a round, on the first test images."""
+    """The model's accuracy on the first test images after a round."""
 
     round: int
     rounds: int
-    steps: int  # of a client's optimizer so far, the mean over those that took part
+    steps: int  # of a client's optimizer so far, as the mean over the clients that took part
     loss: float  # mean training loss of the round's clients; nan where the algorithm reports none
-    accuracy: float  # natural, mean over the clients' models without a global one
+    accuracy: float  # on clean images; the mean over the clients' models if there is no global one
     n: int
-    chance: float  # fraction of the most frequent class
+    chance: float  # the accuracy of naming the most frequent class
 
 
 def check_learning(plan: Plan, data: Path, device: str) -> Iterator[LearningCheck]:
-    """Train the plan's first cell, and look at its natural accuracy after each round.
+    """Train the plan's first cell and yield its natural accuracy after each round, until the loss is not finite.
 
-    It ends at a loss that is not finite, or with the training.
-    MachineError: data missing or damaged; SpecError: the data cannot be split as the cell says.
+    MachineError: data is missing or damaged. SpecError: the data cannot be split as the cell asks.
     """
     import torch
 

@@ -1,8 +1,8 @@
-"""Learning curves in TensorBoard, Weights & Biases or MLflow while cells run: an observer that writes beside another.
+"""Write learning curves to TensorBoard, Weights & Biases or MLflow while cells run, beside another observer.
 
-    with logged(watch, options) as observer: start.run(jobs, observer, options)
+    with add_writer(watch, options) as observer: start.run(jobs, observer, options)
 
-Each cell is a run of the writer, named by suite and labels: loss and accuracy a round, then how each attack goes.
+Each cell is a run of the writer, named by suite and labels: loss and accuracy per round, then each attack's accuracy.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fatbench.runner.jobs import Event, Job, Summary
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import Observer
 
-Write = Callable[[str, int, Mapping[str, float]], None]  # of a cell: round, numbers
+Write = Callable[[str, int, Mapping[str, float]], None]  # (stage, round, {name: value})
 
 
 @contextlib.contextmanager
-def logged(watch: Observer, options: RunOptions) -> Iterator[Observer]:
-    """The observer, and a writer beside it; as `log` of the options says. Files are in the run's folder.
+def add_writer(watch: Observer, options: RunOptions) -> Iterator[Observer]:
+    """Add the writer that the options name as `log` to an observer. Its files are in the run's folder.
 
-    SpecError: no such writer; MachineError: it is not installed.
+    SpecError: there is no such writer. MachineError: it is not installed.
     """
     if (name := options.log) is None:
         yield watch
@@ -40,7 +40,7 @@ def logged(watch: Observer, options: RunOptions) -> Iterator[Observer]:
 
 
 class Both:
-    """Tells another observer, and writes what a cell's events say."""
+    """Passes everything on to another observer, and writes the numbers of the cells' events."""
 
     def __init__(self, watch: Observer, open_writer: Callable[[Job], Write]) -> None:
         self.watch, self.open = watch, open_writer
@@ -64,9 +64,7 @@ class Both:
         if event.cell not in self.writes:
             self.writes[event.cell] = self.open(self.jobs[event.cell])
         name, separator, round = event.stage.partition("@")
-        stage = (
-            f"{name.rpartition('-')[0]}{separator}{round}" if separator else name
-        )  # an attack on the model of a round
+        stage = f"{name.rpartition('-')[0]}{separator}{round}" if separator else name  # "pgd-1a2b3c@30" -> "pgd@30"
         self.writes[event.cell](stage, event.round, numbers)
 
     def note(self, text: str) -> None:
@@ -82,7 +80,7 @@ def _name(job: Job) -> str:
 
 @contextlib.contextmanager
 def tensorboard(folder: Path) -> Iterator[Callable[[Job], Write]]:
-    """Files that `tensorboard --logdir FOLDER` shows."""
+    """Write files for `tensorboard --logdir FOLDER`."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -105,7 +103,7 @@ def tensorboard(folder: Path) -> Iterator[Callable[[Job], Write]]:
 
 @contextlib.contextmanager
 def wandb(folder: Path) -> Iterator[Callable[[Job], Write]]:
-    """Runs of the project "fatbench"; WANDB_MODE=offline keeps them in the folder."""
+    """Write to the project "fatbench"; WANDB_MODE=offline keeps its runs in the folder."""
     try:
         import wandb as package
     except ImportError:
@@ -128,7 +126,7 @@ def wandb(folder: Path) -> Iterator[Callable[[Job], Write]]:
 
 @contextlib.contextmanager
 def mlflow(folder: Path) -> Iterator[Callable[[Job], Write]]:
-    """Runs of the experiment "fatbench": where MLFLOW_TRACKING_URI says, else in a database in the folder."""
+    """Write to the experiment "fatbench" at MLFLOW_TRACKING_URI, or in a database in the folder."""
     try:
         import mlflow as package
     except ImportError:
@@ -145,11 +143,11 @@ def mlflow(folder: Path) -> Iterator[Callable[[Job], Write]]:
         run = client.create_run(experiment, run_name=_name(job), tags=tags).info.run_id
         runs.append(run)
         for name, value in _flat(job.spec):
-            client.log_param(run, name, str(value)[:500])  # the most that it takes
+            client.log_param(run, name, str(value)[:500])  # MLflow allows 500 characters
 
         def write(stage: str, round: int, numbers: Mapping[str, float]) -> None:
             for key, value in numbers.items():
-                client.log_metric(run, f"{stage.replace('@', ' at ')}/{key}", value, step=round)  # "@" is refused
+                client.log_metric(run, f"{stage.replace('@', ' at ')}/{key}", value, step=round)  # MLflow refuses "@"
 
         return write
 
@@ -161,7 +159,7 @@ def mlflow(folder: Path) -> Iterator[Callable[[Job], Write]]:
 
 
 def _flat(spec: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings of a cell by name: algorithm.local.lr."""
+    """Yield a cell's settings by name: ("algorithm.local.lr", 0.01)."""
     for key, value in spec.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")

@@ -1,4 +1,4 @@
-"""Memory that is not enough: the same work once more, with fewer images in the network at once."""
+"""Recover from running out of memory: repeat the work with fewer images in the network at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("fatbench")
 
 
 class OutOfMemory(FatbenchError):
-    """This device's memory is not enough, and nothing can be done about it here."""
+    """The device's memory is not enough, even with smaller batches."""
 
     exit_code = 1
 
@@ -30,13 +30,13 @@ def with_oom_retry(
     batch: int,
     describe: Callable[[Mapping[str, Any]], None],
 ) -> CellStatus:
-    """`attempt`, and where memory was not enough once more with a quarter of the images in the network at once.
+    """Call `attempt`; if memory runs out, call it once more with a quarter of the images in the network at once.
 
-    An attack of ours halves what does not fit by itself (`fatbench.engine.gradients.in_parts`). Here are training, and
-    the attacks of other people.
+    The gradients are the same up to rounding. fatbench's own attacks split what does not fit by themselves
+    (`fatbench.engine.gradients.in_parts`), so this is for training and for attacks of other packages.
 
-    batch: images of a step. describe: adds to the run's provenance. The gradients are the same, to rounding.
-    OutOfMemory: it was not enough then either, or the network needs its whole batch.
+    batch: images of a step. describe: adds to the run's provenance. Raises OutOfMemory if memory runs out again, or if
+    the network needs the whole batch.
     """
     try:
         return attempt(machine)
@@ -44,7 +44,7 @@ def with_oom_retry(
         if not out_of_memory(error):
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    free_memory()  # here, where the error and all that its frames held are gone
+    free_memory()  # outside `except`, where the error no longer keeps the tensors of its frames alive
     images_before = min(machine.microbatch or batch, batch)
     images_at_once = max(1, images_before // 4)
     if images_at_once == images_before:
@@ -67,7 +67,7 @@ def with_oom_retry(
 
 
 def free_memory() -> None:
-    """Free memory that is no longer used."""
+    """Give memory that is no longer used back to the GPU."""
     torch = sys.modules.get("torch")
     gc.collect()
     if torch is not None and torch.cuda.is_available():
@@ -75,7 +75,7 @@ def free_memory() -> None:
 
 
 def gpu_memory(device: str) -> int:
-    """The most bytes that this process has had from a GPU since it was last asked; 0: the device is none."""
+    """The most bytes that this process has reserved on a GPU since the last call; 0 on a CPU."""
     if not device.startswith("cuda"):
         return 0
     import torch

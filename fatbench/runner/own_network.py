@@ -1,7 +1,7 @@
-"""The network of a plug-in and the code that trained it: what it answers to noise stands in the header of its file.
+"""Check that a plug-in's network is the one that was trained: a model's file has the network's outputs for noise.
 
-Weights alone do not say which network they are of. Noise needs no data set, so that a file can be checked wherever it
-is read.
+The weights alone do not tell: they may fit another network too. Noise needs no data set, so a file can be checked
+wherever it is read.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Shape = Sequence[int]  # (C, H, W)
 
 
 def in_header(spec: Mapping[str, Any], problem: Problem, state: Tensors) -> dict[str, str]:
-    """What the header of a model's file says of a plug-in's network with this state; empty for one of fatbench.
+    """The entry in the header of a model's file for a plug-in's network with this state; {} for fatbench's own.
 
-    Empty too where nothing is trained: an algorithm that inverts gradients has no model to keep.
+    Also {} if nothing is trained: an algorithm that inverts gradients has no model to keep.
     """
     if not state or not _names(spec["model"]):
         return {}
@@ -38,7 +38,7 @@ def in_header(spec: Mapping[str, Any], problem: Problem, state: Tensors) -> dict
     return {"answers": json.dumps(_to_noise(load(problem, state), shape, problem.classes))}
 
 
-def demand_same(
+def demand_trained_network(
     file: Path,
     header: Mapping[str, str],
     model: Mapping[str, Any],
@@ -47,17 +47,18 @@ def demand_same(
     classes: int,
     trained_with: Iterable[Mapping[str, Any]] = (),
 ) -> None:
-    """MachineError: a plug-in's network, with the weights of this file, is not the one that was trained.
+    """Raise MachineError if a plug-in's network, with the weights of this file, is not the one that was trained.
 
-    model: its settings. trained_with: records of the plug-ins of its training, for files that do not know the answers.
+    model: the network's settings. trained_with: records of the plug-ins of its training, for files whose header has no
+    outputs.
     """
     names = _names(model)
-    trained_records = _of(names, trained_with)
+    trained_records = _records_of(names, trained_with)
     loaded_records = [record for name in names if (record := plugins.loaded_version({"names": [name]})) is not None]
     if "answers" in header:
         if same_answers(json.loads(header["answers"]), _to_noise(network, shape, classes)):
             return
-    elif not trained_records or inputs.same_functions(trained_records, _of(names, loaded_records)):
+    elif not trained_records or inputs.same_functions(trained_records, _records_of(names, loaded_records)):
         return
     trained, loaded = (
         ", ".join(sorted({inputs.describe(record) for record in records}))
@@ -65,17 +66,17 @@ def demand_same(
     )
     raise MachineError(
         f"{file}: {model['name']} of {loaded} is not the network that was trained{f' ({trained})' if trained else ''}:"
-        " the same weights give another network. Give the plug-in as it was, or train the cell again"
+        " the same weights give another network. Restore the plug-in, or train the cell again"
     )
 
 
 def _names(model: Mapping[str, Any]) -> list[str]:
-    """What a network's settings call of plug-ins: "model mine"."""
+    """The functions of plug-ins that a network's settings call: ["model mine"]."""
     return [name for _, name in plugins.used_plugins(calls.call("Model", model))]
 
 
-def _of(names: Iterable[str], records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What records say of these functions alone."""
+def _records_of(names: Iterable[str], records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The records of plug-ins, reduced to these functions."""
     return [
         {**record, "names": own_names, "reached": {name: record["reached"][name] for name in own_names}}
         if "reached" in record

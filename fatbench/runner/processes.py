@@ -1,8 +1,8 @@
-"""Worker processes: they ignore the user's signals, and one of them starts before the jobs are known.
+"""Start worker processes, which ignore the user's signals; one may start before the jobs are known.
 
-A worker first imports torch, which takes longer than to expand ten thousand cells. So a command may have one begin with
-that, `early`, while it reads the suite and the database; an executor takes it from `taken`. It opens nothing and writes
-nothing before it is handed its machine, and if nothing is left to do, it is killed.
+A worker first imports torch, which takes longer than expanding ten thousand cells. So a command may start one with
+`started_early` while it reads the suite and the database, and an executor receives it from `take_early`. The worker
+neither opens nor writes a file before it is given its machine; if there is nothing to do, it is killed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _EARLY: list[tuple[Any, Any]] = []  # (process, our end of its pipe)
 
 
 def start_process(target: Callable[..., None], *arguments: Any) -> Any:
-    """A new process that imports the engine and calls `target`.
+    """Start a process that imports the engine and calls `target`.
 
-    Ctrl-C reaches every process of the terminal; the parent decides, and the child is deaf from its first instant.
+    Ctrl-C reaches every process of the terminal. Only the parent reacts: the child blocks signals from the beginning.
     """
     process: Any = multiprocessing.get_context("spawn").Process(target=_ready, args=(target, *arguments), daemon=True)
-    vars(sys.modules["__main__"]).setdefault("__spec__", None)  # which a notebook's %reset takes away, and spawn reads
-    resource_tracker.ensure_running()  # which would unblock the signals
+    vars(sys.modules["__main__"]).setdefault("__spec__", None)  # spawn reads it, and a notebook's %reset deletes it
+    resource_tracker.ensure_running()  # now, because starting it later would unblock the signals
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     process.start()
     signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
@@ -37,7 +37,7 @@ def start_process(target: Callable[..., None], *arguments: Any) -> Any:
 
 @contextlib.contextmanager
 def started_early(enabled: bool = True) -> Iterator[None]:
-    """Inside, a worker imports the engine meanwhile; it is gone at the end, whether somebody took it or not."""
+    """A context in which a worker imports the engine; at its end the worker is killed, whether it was taken or not."""
     process = None
     if enabled:
         parent_end, child_end = multiprocessing.get_context("spawn").Pipe()
@@ -54,9 +54,9 @@ def started_early(enabled: bool = True) -> Iterator[None]:
 
 
 def take_early() -> tuple[Any, Any] | None:
-    """The worker that was begun early and our end of its pipe, for the one who asks first.
+    """The worker that was started early and our end of its pipe, for the first caller; None for others.
 
-    It is to be sent `(serve, machine)`, and calls `serve(machine, its end)`.
+    Send it `(serve, machine)`, and it calls `serve(machine, pipe)` with its end of the pipe.
     """
     while _EARLY:
         process, pipe = _EARLY.pop()
@@ -80,7 +80,7 @@ def _begin(pipe: Any) -> None:
 
 
 def import_engine() -> None:
-    """Import what every cell needs, and keep the collector from looking at it again after each cell."""
+    """Import what every cell needs, and exempt it from garbage collection after each cell."""
     gc.disable()
     import fatbench.engine.accuracy
     import fatbench.engine.experiment

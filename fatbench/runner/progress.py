@@ -1,4 +1,4 @@
-"""How far cells are: from the stages in the database and what a suite asks for. Imports no torch."""
+"""The progress of cells, from the stages in the database and the suite's plan. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.files import Suite
 
 STATES = ("done", "failed", "running", "todo")
-CHANGED = "changed"  # computed with other inputs than those of now; counted if there is any
+CHANGED = "changed"  # computed with inputs that have changed since; listed only if there are any
 
 
 @dataclass(frozen=True)
 class CellProgress:
-    """One cell of a plan: its state, and what is known of its training."""
+    """The state of one cell of a plan, and the progress of its training."""
 
     cell: Cell
-    status: str  # one of STATES (an interrupted cell is one to do), or CHANGED
+    status: str  # one of STATES, where an interrupted cell is "todo", or CHANGED
     round: int
     total: int
     stages_done: int
     stages: int
     error: str
-    changed: Mapping[str, Sequence[Reason]]  # stage -> in what its inputs differ from those of now
+    changed: Mapping[str, Sequence[Reason]]  # stage -> which of its inputs have changed
 
 
 def cells_of(plan: Plan, store: Store | None) -> list[CellProgress]:
@@ -69,8 +69,8 @@ def _jobs(plan: Plan) -> dict[str, Job]:
     }
 
 
-def of_jobs(jobs: Sequence[Job], store: Store, changed: versions.Changed | None = None) -> dict[str, str]:
-    """The state of each job's cell. changed: of these jobs, where it is known."""
+def states_of(jobs: Sequence[Job], store: Store, changed: versions.Changed | None = None) -> dict[str, str]:
+    """The state of each job's cell. changed: what `versions.changed` gives for these jobs, if known."""
     rows = _by_cell(store.stages([job.cell for job in jobs]))
     changed_by_cell = versions.changed(jobs, store) if changed is None else changed
     return {job.cell: _state(job, rows.get(job.cell, {}), changed_by_cell.get(job.cell, {}))[0] for job in jobs}
@@ -86,17 +86,24 @@ def _by_cell(stages: Mapping[tuple[str, str], StageRow]) -> dict[str, dict[str, 
 def _state(job: Job, rows: Mapping[str, StageRow], changed: Collection[str]) -> tuple[str, int, int]:
     """(state, stages done, stages asked for) of one cell.
 
-    A changed stage is not done. A cell whose training is changed is changed, whatever else is to do.
+    A changed stage is not done. A cell whose training has changed is "changed", whatever its other stages are.
     """
     asked_stages: list[tuple[str, ...]] = [("train",)]
     train = rows.get("train")
     if train is not None and train.status == "done":
         asked_stages += [e.stages(r) for r in evaluation_rounds(job, train.record) for e in job.evaluations]
     else:
-        asked_stages += [(e.id,) for e in job.evaluations]  # which rounds is not known yet
+        asked_stages += [(e.id,) for e in job.evaluations]  # one stage each: the rounds are not known yet
     unfinished = ("running", "failed", "todo", "interrupted", CHANGED)
-    rank = ("done", "running", "failed", CHANGED, "interrupted", "todo")  # an attack in one precision stands for all
-    status_by_stage = {stage: _of_stage(row, stage in changed, train) for stage, row in rows.items()}
+    rank = (
+        "done",
+        "running",
+        "failed",
+        CHANGED,
+        "interrupted",
+        "todo",
+    )  # an attack counts as done if it is done in any precision
+    status_by_stage = {stage: _stage_state(row, stage in changed, train) for stage, row in rows.items()}
     states = [min((status_by_stage.get(stage, "todo") for stage in stages), key=rank.index) for stages in asked_stages]
     done_count = states.count("done")
     state = next((state for state in unfinished if state in states), "done")
@@ -105,8 +112,8 @@ def _state(job: Job, rows: Mapping[str, StageRow], changed: Collection[str]) -> 
     return ("todo" if state == "interrupted" else state), done_count, len(asked_stages)
 
 
-def _of_stage(row: StageRow, changed: bool, train: StageRow | None) -> str:
-    """The state of a stage. train: the training of its cell."""
+def _stage_state(row: StageRow, changed: bool, train: StageRow | None) -> str:
+    """The state of a stage. train: the stage of its cell's training."""
     if changed and not row.alive:
         return CHANGED
     if row.status == "running" and not row.alive:
@@ -122,7 +129,7 @@ def cells_left(plan: Plan, store: Store) -> duration.WorkLeft:
     rows, changed = _by_cell(store.stages(list(jobs))), versions.changed(list(jobs.values()), store)
 
     def rounds(cell: Cell) -> list[int] | None:
-        """The rounds to attack, once they are known."""
+        """The rounds whose models are attacked; None until the cell is trained."""
         train = rows.get(cell.id, {}).get("train")
         if train is None or train.status != "done":
             return None
@@ -141,7 +148,7 @@ def cells_left(plan: Plan, store: Store) -> duration.WorkLeft:
             fraction = 1 - train.round / train.total if train is not None and train.total else 1.0
             return fraction, nothing_done(cell)[1]
         status_by_stage = {
-            stage: _of_stage(row, stage in changed_stages, cell_rows["train"]) for stage, row in cell_rows.items()
+            stage: _stage_state(row, stage in changed_stages, cell_rows["train"]) for stage, row in cell_rows.items()
         }
         todo = [
             (
@@ -165,7 +172,7 @@ def count(rows: Iterable[CellProgress]) -> dict[str, int]:
 
 
 def preset_run(suite: Suite, store: Store) -> str | None:
-    """The first preset of a suite that has been run, by this suite or, cells being shared, by another; else None."""
+    """The first preset of a suite that has been run, by this suite or by another one with the same cells; else None."""
     query = select(SUITE_CELLS.c.preset).where(SUITE_CELLS.c.suite == suite.name).distinct()
     with store.database.reading() as connection:
         run = {row.preset for row in connection.execute(query)}
@@ -179,7 +186,7 @@ def preset_run(suite: Suite, store: Store) -> str | None:
 
 
 def with_stored_attacks(suite: Suite, plan: Plan, store: Store) -> Plan:
-    """The plan with the attacks that `--attacks` has added to some of its cells before: those that the database has."""
+    """Add to a plan the attacks in the database that earlier runs have added to its cells with `--attacks`."""
     attack_names = dict.fromkeys((*standard_attacks.TITLES, *suite.contents.evaluate.attacks))
     planned_ids = {id(cell.evaluations): {item.id for item in cell.evaluations} for cell in plan.cells}
     everywhere = set.intersection(*planned_ids.values()) if planned_ids else set()
@@ -216,7 +223,7 @@ def with_stored_attacks(suite: Suite, plan: Plan, store: Store) -> Plan:
 
 
 def by_suite(store: Store) -> dict[tuple[str, str], dict[str, int]]:
-    """What the database holds: (suite, preset) -> cells by the state of their training."""
+    """(suite, preset) -> how many of its cells in the database are in each state of training."""
     result: dict[tuple[str, str], dict[str, int]] = {}
     for (suite, preset, status), cells in store.count_trainings().items():
         states = result.setdefault((suite, preset or ""), dict.fromkeys(STATES, 0))

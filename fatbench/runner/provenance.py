@@ -1,4 +1,4 @@
-"""What produced a number: the code and its version, the machine, the versions of libraries."""
+"""The provenance of a number: the version of the code, the machine, and the versions of libraries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = ("torch", "torchvision", "timm", "torchattacks", "pyautoattack", "aut
 
 @cache
 def produced_by(device: str) -> dict[str, Any]:
-    """What produced a number: code version, machine, library versions."""
+    """The provenance of results on a device: {"device", "versions", "commit", "dirty", ...}."""
     versions = {"python": platform.python_version()}
     for package in (*PACKAGES, "fatbench"):
         try:
@@ -52,7 +52,7 @@ BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 @cache
 def cpu() -> dict[str, str]:
-    """The CPU and what decides its kernels: {"model", "capability" as torch names it, "instructions"}."""
+    """The CPU and what decides on its kernels: {"model", "capability" as torch names it, "instructions"}."""
     import torch
 
     instruction_names = " ".join(instructions())
@@ -64,7 +64,7 @@ def cpu() -> dict[str, str]:
 
 
 def instructions() -> list[str]:
-    """Those of `INSTRUCTIONS` that this CPU has; empty where the system does not say."""
+    """Those of `INSTRUCTIONS` that this CPU has; [] if the system does not tell."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -74,22 +74,22 @@ def instructions() -> list[str]:
 
 
 def emulates_bfloat16() -> bool:
-    """Whether this CPU has no instructions for bfloat16, as far as its system says what it has."""
+    """Whether this CPU lacks instructions for bfloat16; False if the system does not tell."""
     instruction_names = instructions()
     return bool(instruction_names) and not BFLOAT16.intersection(instruction_names)
 
 
 def slurm_job() -> str:
-    """The SLURM job that this process is in, as squeue names it ("77_3" of an array); empty: it is in none."""
+    """The SLURM job of this process as squeue names it ("77_3" in an array); empty outside SLURM."""
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     return f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID')}" if array else os.environ.get("SLURM_JOB_ID", "")
 
 
 @cache
 def code_version() -> dict[str, Any]:
-    """{"commit": hash, "dirty": bool} of the code that runs; the package's version where it is not a git checkout.
+    """{"commit": hash, "dirty": bool} of the running code; outside a git checkout, the package's version.
 
-    Where something is not committed, "diff" is the SHA-256 of what differs, files that git does not know included.
+    If something is not committed, "diff" is the SHA-256 of the difference, including untracked files.
     """
     from fatbench.version import __version__
 
@@ -115,7 +115,7 @@ def code_version() -> dict[str, Any]:
 
 
 def short_version() -> str:
-    """The first letters of the commit of the code that runs, with "+" where something is not committed."""
+    """The first letters of the running code's commit, with "+" if something is not committed."""
     code = code_version()
     return f"{code['commit'][:12]}{'+' * code['dirty']}" if "release" not in code["commit"] else ""
 

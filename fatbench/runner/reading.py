@@ -1,17 +1,18 @@
-"""What plug-ins read beside their own text: files, somebody's own modules, variables of the environment.
+"""Record what plug-ins read beside their own code: files, the user's own modules, environment variables.
 
-    watch()                                       from now on, in this process
+    watch()                                       start to watch, in this process
     recorded(files)                               {"cfg.json of mine.py": SHA-256, "variable SKEW of mine.py": ...}
-    changed_files(read, files)                    the names of those that are other ones now
+    changed_files(read, files)                    the names of those that have changed since
 
-`reached` follows a function through the modules of its folder; this is what it cannot see. A read counts for the
-plug-in on the stack, and for all stages of the process that use it, because what was read once may be kept. The digest
-is of what was opened, "" where nothing was. A variable's digest is slow and salted with its name: it may be a secret.
+`reached` follows a function through the modules of its folder; this module sees the rest. A read counts for the plug-in
+on the stack and for all stages of the process that use it, because the plug-in may keep what it has read. The digest is
+that of the file that was opened, "" if there was none. A variable may be a secret, so its digest is slow to compute and
+salted with its name.
 
-Not seen: what native code opens (safetensors, HDF5, SQLite, OpenCV), or another process, or a thread that the plug-in
-started; which files a folder holds, and whether one exists that is not opened; `os.environb`, and a copy of all
-variables; that a path relative to the working directory leads elsewhere from another one. `open(path, "rb").close()` in
-the plug-in names such a file. What a data set's function reads has the fingerprint of its images.
+Not seen are: files opened by native code (safetensors, HDF5, SQLite, OpenCV), by another process or by a thread that
+the plug-in started; listings of folders, and tests whether a file exists; `os.environb` and copies of all variables; a
+change of the working directory that relative paths depend on. `open(path, "rb").close()` in the plug-in records such a
+file. The files that a data set's function reads need no record: its images have a fingerprint.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from fatbench.store.stages import Store
 from fatbench.suite import signatures, sources
 
 OURS = str(Path(__file__).parent.parent) + os.sep
-DATA = str(Path(OURS, "data", "own.py"))  # calls the function of a data set
+DATA = str(Path(OURS, "data", "own.py"))  # the module that calls a data set's function
 SYSTEM = (sysconfig.get_path("stdlib") + os.sep, OURS, "/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "<")
 INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in sources.INSTALLED)
-# variables that say where a program runs, not what it computes
+# prefixes and names of variables that say where a program runs, not what it computes
 MACHINE = (
     "SLURM_",
     "CUDA_",
@@ -67,28 +68,28 @@ PLACE = {
     "COLUMNS",
     "TERM",
 }
-ROUNDS = 20_000  # of the digest of a variable: some 10 ms, for whoever would try all values
+HASH_ROUNDS = 20_000  # some 10 ms for the digest of a variable, to make guessing its value slow
 
 _reads: dict[Path, dict[str, str]] = {}  # plug-in -> file or "variable NAME" -> digest
-_loaded: dict[str, tuple[ModuleType, str]] = {}  # file of an own module -> it, and the digest when it was first met
-_of_modules: dict[str, Path] = {}  # file of an own module -> the plug-in that imports it
-_written: set[str] = set()
-_copied: set[str] = set()  # variables that a plug-in gets with all the others
+_loaded: dict[str, tuple[ModuleType, str]] = {}  # file -> (own module, digest when it was first seen)
+_importer: dict[str, Path] = {}  # file of an own module -> the plug-in that imports it
+_written: set[str] = set()  # files that plug-ins have written themselves
+_copied: set[str] = set()  # variables that a plug-in is about to read as part of all of them
 _watching = False
 _thread = threading.local()
 
 
 def watch() -> None:
-    """See from now on what plug-ins open and which variables they read, in all threads of this process."""
+    """Start recording which files and variables plug-ins read, in all threads of this process."""
     global _watching
     if not _watching:
         _watching = True
-        sys.addaudithook(_opened)
+        sys.addaudithook(_audit)
         os.environ.__class__ = _Environment
 
 
 def recorded(files: Iterable[Path]) -> dict[str, str]:
-    """What these plug-ins have read in this process, and modules that they import from elsewhere: name -> digest."""
+    """Name -> digest of what these plug-ins have read in this process, including modules from other folders."""
     result = {}
     for file in files:
         plugin_version, start = sources.version(file), sources.root(file)
@@ -105,10 +106,10 @@ def recorded(files: Iterable[Path]) -> dict[str, str]:
     return result
 
 
-def today(recorded_digests: Mapping[str, str], files: Iterable[Path]) -> dict[str, str]:
-    """The digests of now for the names of `recorded_digests` that are known here.
+def current_digests(recorded_digests: Mapping[str, str], files: Iterable[Path]) -> dict[str, str]:
+    """The current digests of the names in `recorded_digests`, as far as they are known on this machine.
 
-    A file outside the plug-in's folder that is not here is on another machine, and unknown.
+    A missing file outside the plug-in's folder is left out: it may exist on the machine that recorded it.
     """
     root_by_plugin = {sources.version(file).plugin: sources.root(file) for file in files}
     result = {}
@@ -117,33 +118,31 @@ def today(recorded_digests: Mapping[str, str], files: Iterable[Path]) -> dict[st
         if plugin not in root_by_plugin:
             continue
         if name_read.startswith("variable "):
-            result[name] = of_variable(name_read.removeprefix("variable "))
+            result[name] = variable_digest(name_read.removeprefix("variable "))
         elif (value := digest(str(root_by_plugin[plugin] / name_read))) or not name_read.startswith(".."):
             result[name] = value
     return result
 
 
 def changed_files(recorded_digests: Mapping[str, str], files: Iterable[Path]) -> list[str]:
-    """The names of `recorded_digests`, as `recorded` gave it, whose content is another now. files: the plug-ins of
-    now.
-    """
-    return [name for name, value in today(recorded_digests, files).items() if value != recorded_digests[name]]
+    """The names in `recorded_digests` whose content has changed since `recorded` gave it. files: today's plug-ins."""
+    return [name for name, value in current_digests(recorded_digests, files).items() if value != recorded_digests[name]]
 
 
 class Reader:
-    """Tells a stage's run what its plug-ins have read, whenever that has grown."""
+    """Writes to a stage's run what its plug-ins have read, whenever there is something new."""
 
     def __init__(self, store: Store, run: int, cell: str, stage: str, files: Iterable[Path]) -> None:
         self.store, self.run, self.files = store, run, sorted(files)
-        self.earlier: dict[str, str] = {}  # of the runs whose work this one goes on with
+        self.earlier: dict[str, str] = {}  # what earlier runs of this stage have read
         for earlier_run in store.runs([cell]) if self.files else ():
             if earlier_run["stage"] == stage and earlier_run["id"] != run and not earlier_run.get("dropped"):
                 self.earlier |= earlier_run.get("read") or {}
         self.told: dict[str, str] = {}
-        recorded(self.files)  # from here on their modules are known by their files
+        recorded(self.files)  # so that modules are recorded as they are now, before the work
 
     def tell(self) -> None:
-        """Write it into the run's provenance. Errors of `Store.describe_run`."""
+        """Write the digests to the run's provenance. Raises the errors of `Store.describe_run`."""
         digests = {**self.earlier, **recorded(self.files)}
         if digests != self.told:
             self.store.describe_run(self.run, {"read": digests})
@@ -154,7 +153,7 @@ class Reader:
 
 
 def digest(path: str) -> str:
-    """SHA-256 of a file; "" where no file can be read."""
+    """SHA-256 of a file; "" if it cannot be read."""
     try:
         state = os.stat(path)
         return _digest(path, state.st_mtime_ns, state.st_size, state.st_ino) if stat.S_ISREG(state.st_mode) else ""
@@ -168,36 +167,36 @@ def _digest(path: str, *_: int) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def of_variable(name: str) -> str:
-    """A salted digest of a variable's value; "" where it is not set."""
+def variable_digest(name: str) -> str:
+    """A salted digest of a variable's value; "" if it is not set."""
     value = dict.get(os.environ._data, os.environ.encodekey(name))  # type: ignore[attr-defined]
-    return "" if value is None else _slow(name, value)
+    return "" if value is None else _slow_digest(name, value)
 
 
 @cache
-def _slow(name: str, value: bytes) -> str:
-    return hashlib.pbkdf2_hmac("sha256", value, f"fatbench variable {name}".encode(), ROUNDS).hex()
+def _slow_digest(name: str, value: bytes) -> str:
+    return hashlib.pbkdf2_hmac("sha256", value, f"fatbench variable {name}".encode(), HASH_ROUNDS).hex()
 
 
-# --- what is seen -------------------------------------------------------------------------------------------------
+# --- hooks -------------------------------------------------------------------------------------------------------
 
 
-def _opened(event: str, arguments: tuple[Any, ...]) -> None:
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event != "open" or getattr(_thread, "in_hook", False):
         return
     if isinstance(arguments[0], str | bytes | os.PathLike):
-        _thread.in_hook = True  # what is opened for a digest is not asked about
+        _thread.in_hook = True  # computing a digest opens files too
         try:
-            _open(os.fsdecode(arguments[0]), arguments[2] or 0, sys._getframe(1))
+            _record_open(os.fsdecode(arguments[0]), arguments[2] or 0, sys._getframe(1))
         finally:
             _thread.in_hook = False
 
 
-def _open(name: str, flags: int, frame: FrameType) -> None:
+def _record_open(name: str, flags: int, frame: FrameType) -> None:
     plugin = _plugin(frame)
     if plugin is None:
         return
-    path = os.path.abspath(name)  # of a link its own place: it may lead elsewhere tomorrow
+    path = os.path.abspath(name)  # the link itself, which may point elsewhere tomorrow
     if flags & (os.O_WRONLY | os.O_RDWR):
         _written.add(path)
         return
@@ -211,7 +210,7 @@ def _open(name: str, flags: int, frame: FrameType) -> None:
 
 
 class _Environment(type(os.environ)):  # type: ignore[misc]
-    """`os.environ`, which tells what a plug-in asks it for by name."""
+    """`os.environ`, recording the variables that a plug-in reads by name."""
 
     def __getitem__(self, key: str) -> str:
         _note_variable(key, sys._getframe(1))
@@ -219,42 +218,42 @@ class _Environment(type(os.environ)):  # type: ignore[misc]
         return value
 
     def __iter__(self) -> Iterator[str]:
-        if _asking(sys._getframe(1)) is not None:
+        if _asking_plugin(sys._getframe(1)) is not None:
             _copied.update(map(self.decodekey, self._data))
         keys: Iterator[str] = super().__iter__()
         return keys
 
 
 def _note_variable(key: str, frame: FrameType | None) -> None:
-    if key in PLACE or key.startswith(MACHINE) or (plugin := _asking(frame)) is None:
+    if key in PLACE or key.startswith(MACHINE) or (plugin := _asking_plugin(frame)) is None:
         return
-    if key in _copied:  # all of them are asked for, as for the environment of a program
+    if key in _copied:  # part of a copy of all variables, as for a subprocess
         _copied.discard(key)
     else:
-        _reads.setdefault(plugin, {})[f"variable {key}"] = of_variable(key)
+        _reads.setdefault(plugin, {})[f"variable {key}"] = variable_digest(key)
 
 
-def _asking(frame: FrameType | None) -> Path | None:
-    """The plug-in one of whose own lines asks for a variable; None: there is none, or a library's line asks."""
+def _asking_plugin(frame: FrameType | None) -> Path | None:
+    """The plug-in whose own code reads a variable; None for other code, such as a library that it calls."""
     while frame is not None and frame.f_code.co_filename in (os.__file__, "<frozen os>", "<frozen _collections_abc>"):
         frame = frame.f_back
     return None if frame is None or not _is_own_file(frame.f_code.co_filename) else _plugin(frame)
 
 
 def _plugin(frame: FrameType | None) -> Path | None:
-    """The plug-in whose code a frame is run by; None: none, or its data set's function."""
+    """The plug-in that a frame was called from; None for other code and for the function of a data set."""
     try:
         owners = _owners(tuple((file, sources.version(file)) for file in signatures.plugins()))
-    except (OSError, SyntaxError, ValueError):  # one that is being edited, and is not run by this process
+    except (OSError, SyntaxError, ValueError):  # being edited right now, so this process does not run it
         return None
     owner = None
     while frame is not None and owners:
         name = frame.f_code.co_filename
         if owner is None:
-            owner = owners.get(name) or _of_modules.get(name)
+            owner = owners.get(name) or _importer.get(name)
         if name == DATA:  # the images have a fingerprint
             return None
-        if name == sources.__file__:  # it is imported, whoever has asked for it
+        if name == sources.__file__:  # a plug-in is being imported: the code that asked for it does not count
             break
         frame = frame.f_back
     return owner
@@ -262,7 +261,7 @@ def _plugin(frame: FrameType | None) -> Path | None:
 
 @cache
 def _owners(versions: tuple[tuple[Path, sources.Version], ...]) -> dict[str, Path]:
-    """The files of plug-ins and of their local modules -> the plug-in; a module of several belongs to the first."""
+    """File of a plug-in or of its local modules -> the plug-in; a module of several belongs to the first."""
     return {
         str(path): file
         for file, version in reversed(versions)
@@ -271,12 +270,12 @@ def _owners(versions: tuple[tuple[Path, sources.Version], ...]) -> dict[str, Pat
 
 
 def _is_own_file(path: str) -> bool:
-    """Whether a file is somebody's own: no part of Python, of an installed package, of the system or of fatbench."""
+    """Whether a file is the user's own, not part of Python, an installed package, the system or fatbench."""
     return not path.startswith(SYSTEM) and not any(fragment in path for fragment in INSTALLED)
 
 
 def _modules(file: Path) -> dict[str, str]:
-    """Own modules that a plug-in imports, and that these import, wherever they are: file -> its digest when loaded."""
+    """The user's own modules that a plug-in imports, directly or not: file -> its digest when it was loaded."""
     digest_by_file: dict[str, str] = {}
     to_visit = [str(file)]
     while to_visit:
@@ -286,13 +285,13 @@ def _modules(file: Path) -> dict[str, str]:
                 if _loaded.get(path, (None, ""))[0] is not module:
                     _loaded[path] = (module, digest(path))
                 digest_by_file[path] = _loaded[path][1]
-                _of_modules.setdefault(path, file)
+                _importer.setdefault(path, file)
                 to_visit.append(path)
     return digest_by_file
 
 
 def _imports(path: str) -> list[str]:
-    """The modules that import statements of a file name, packages before what is in them."""
+    """The modules in a file's import statements; a package comes before its modules."""
     return _names(path, digest(path))
 
 

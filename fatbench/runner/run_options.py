@@ -40,15 +40,15 @@ class RunOptions:
 def with_keywords(
     function: Callable[..., T], excluded: Collection[str] = (), types: Mapping[str, Any] | None = None
 ) -> Callable[..., T]:
-    """The function, whose last parameter is `options: RunOptions`, with a keyword for each option in its place.
+    """Replace a function's last parameter, `options: RunOptions`, by a keyword for each option.
 
-    excluded: options that keep their default. types: option -> its annotation, such as Typer reads it.
+    excluded: options that keep their default. types: option -> its annotation, as Typer reads it.
     """
     own_signature = inspect.signature(function, eval_str=types is not None)
     offered_options = [option for option in fields(RunOptions) if option.name not in excluded]
 
     @functools.wraps(function)
-    def called(*arguments: Any, **keywords: Any) -> T:
+    def wrapper(*arguments: Any, **keywords: Any) -> T:
         bound = signature.bind(*arguments, **keywords).arguments
         options = {option.name: bound.pop(option.name) for option in offered_options if option.name in bound}
         return function(**bound, options=RunOptions(**options))
@@ -62,6 +62,6 @@ def with_keywords(
     ]  # fmt: skip
     own_parameters = [parameter for parameter in own_signature.parameters.values() if parameter.name != "options"]
     signature = own_signature.replace(parameters=[*own_parameters, *option_parameters])
-    called.__signature__ = signature  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
-    return called
+    wrapper.__signature__ = signature  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
+    return wrapper

@@ -1,4 +1,4 @@
-"""How many cells a GPU takes side by side: as many as fit into its free memory, by what such cells have used before."""
+"""How many cells a GPU takes side by side, from its free memory and from what such cells used before."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 from fatbench.settings import Precision
 
 T = TypeVar("T")
-FRACTION = 0.9  # of the free memory that is dealt out
+FRACTION = 0.9  # of the free memory is used
 CONTEXT = 600 << 20  # bytes that a process has on a GPU before its first tensor
 AMPERE = 8  # the first compute capability with TF32
 MOST = 8  # cells side by side; more do not make a GPU faster
 
 
 def slots(free_bytes: int | None, bytes_each: float | None) -> int:
-    """Cells that fit into `free_bytes` bytes if each uses `largest_use`; 1 where either is not known."""
+    """How many cells fit into the free bytes if each uses `bytes_each`; 1 if either number is not known."""
     if not free_bytes or not bytes_each:
         return 1
     return max(1, min(MOST, int(FRACTION * free_bytes // (bytes_each + CONTEXT))))
@@ -26,7 +26,10 @@ def slots(free_bytes: int | None, bytes_each: float | None) -> int:
 def largest_use(
     specs: Iterable[Mapping[str, Any]], bytes_by_kind: Mapping[str, float], kind: Callable[[Any], str]
 ) -> float | None:
-    """The most bytes that a cell of these has used on a GPU before, from `known` by kind; None: one is not known."""
+    """The most bytes that any of these cells needs on a GPU; None if the use of one kind is not known.
+
+    bytes_by_kind: kind of cell -> bytes that such a cell has used. kind: gives the kind of a cell's spec.
+    """
     bytes_by_cell = [bytes_by_kind.get(kind(spec)) for spec in specs]
     return (
         None
@@ -42,7 +45,7 @@ class _Memory(ctypes.Structure):
 
 
 def free_memory(gpu: int) -> int | None:
-    """Free bytes of the GPU that torch calls cuda:`gpu`; None: its driver does not say."""
+    """Free bytes of the GPU that torch calls cuda:`gpu`; None if the driver cannot tell."""
 
     def ask(library: ctypes.CDLL, handle: ctypes.c_void_p) -> int | None:
         memory = _Memory()
@@ -52,7 +55,7 @@ def free_memory(gpu: int) -> int | None:
 
 
 def gpu_name(device: str) -> str | None:
-    """What its driver calls a GPU that torch calls "cuda:1", such as "NVIDIA H200"; None: it does not say."""
+    """The driver's name of a GPU, such as "NVIDIA H200"; None if it cannot tell. device: as torch has it, "cuda:1"."""
 
     def ask(library: ctypes.CDLL, handle: ctypes.c_void_p) -> str | None:
         name = ctypes.create_string_buffer(96)
@@ -62,7 +65,7 @@ def gpu_name(device: str) -> str | None:
 
 
 def has_tf32(device: str) -> bool:
-    """Whether a GPU that torch calls "cuda:1" multiplies in TF32; False: a CPU, or its driver does not say."""
+    """Whether a device multiplies in TF32; False on a CPU and if the driver cannot tell. device: "cuda:1" or "cpu"."""
     if not device.startswith("cuda"):
         return False
 
@@ -75,12 +78,12 @@ def has_tf32(device: str) -> bool:
 
 
 def precision_for(device: str) -> Precision:
-    """What `--precision auto` trains in there, and looks at the model while it trains."""
+    """The precision that `--precision auto` chooses on a device for training and its monitor."""
     return "tf32" if has_tf32(device) else "fp32"
 
 
 def _ask_nvml(gpu: int, ask: Callable[[ctypes.CDLL, ctypes.c_void_p], T | None]) -> T | None:
-    """What NVIDIA's management library says of a GPU. Asking it takes no memory there, as a context would."""
+    """Ask NVIDIA's management library about a GPU; unlike torch, it needs no context, which would take GPU memory."""
     name = driver_name(gpu, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if name is None:
         return None
@@ -102,7 +105,7 @@ def _ask_nvml(gpu: int, ask: Callable[[ctypes.CDLL, ctypes.c_void_p], T | None])
 
 
 def driver_name(gpu: int, visible: str | None) -> str | None:
-    """What the driver calls a GPU, an index or a UUID, where CUDA_VISIBLE_DEVICES renames those that torch sees."""
+    """The driver's index or UUID of the GPU that torch numbers `gpu`, according to CUDA_VISIBLE_DEVICES."""
     if visible is None:
         return str(gpu)
     names = [name.strip() for name in visible.split(",") if name.strip()]

@@ -1,4 +1,4 @@
-"""What training and attacks have in common: a stage is claimed, made ready, kept alive, and given back or failed."""
+"""What training and attacks share: claim a stage, set it up, renew its lease, and record how it ended."""
 
 from __future__ import annotations
 
@@ -75,9 +75,10 @@ def claim(
     evaluation: Evaluation | None = None,
     fresh: bool = False,
 ) -> int | None:
-    """Take a stage for this process, its provenance written: the run's number; None: it is not to be had.
+    """Claim a stage for this process and store its provenance.
 
-    evaluation: None for training. fresh: nothing of what is done counts.
+    Returns the run's number, or None if the stage cannot be claimed. evaluation: None for training. fresh: discard what
+    is done of the stage.
     """
     job = turn.job
     plugin_records = plugins.records(job.spec) if evaluation is None else plugins.of_evaluation(job.spec, evaluation)
@@ -88,7 +89,9 @@ def claim(
     for file in other_plugins:
         log.warning("%s: this process has run %s, which the stage does not use", stage, file)
     made_by = produced_by(machine.device)
-    quick = machine.device.startswith("cuda") and machine.precision == "bf16"  # kernels are chosen by their speed
+    fast_kernels = (
+        machine.device.startswith("cuda") and machine.precision == "bf16"
+    )  # kernels are chosen by their speed
     return turn.store.claim(
         job.cell,
         stage,
@@ -104,7 +107,7 @@ def claim(
             "precision": machine.precision,
             "path": machine.path,
             "threads": machine.threads,
-            **({"not_reproducible": f"{machine.precision} on a GPU"} if quick else {}),
+            **({"not_reproducible": f"{machine.precision} on a GPU"} if fast_kernels else {}),
             **({"microbatch": machine.microbatch} if machine.microbatch else {}),
             **({"slurm_job": name} if (name := slurm_job()) else {}),
             **({"lease": machine.recovery.lease} if machine.recovery.lease != LEASE else {}),
@@ -116,9 +119,9 @@ def claim(
 
 
 def demand_same_inputs(turn: Turn, run: int, stage: str, current_facts: Mapping[str, Any]) -> None:
-    """MachineError: what the cell holds was answered by other inputs than these, which this machine has.
+    """Raise MachineError if the cell's stored results were computed with other inputs than this machine has.
 
-    run: the one that asks. current_facts: of its provenance: data, auxiliary, weights.
+    run: the run that asks. current_facts: its data, auxiliary and weights, as in its provenance.
     """
     rows = {stage: row for (_, stage), row in turn.store.stages([turn.job.cell]).items()}
     for earlier_run in turn.store.runs([turn.job.cell]):
@@ -126,17 +129,17 @@ def demand_same_inputs(turn: Turn, run: int, stage: str, current_facts: Mapping[
         trained = stage != "train" and earlier_run["id"] == rows["train"].run
         if earlier_run["id"] == run or not (same_stage or trained):
             continue
-        compared = ("data", "weights") if same_stage else ("data",)  # an attack begins with no weights
+        compared = ("data", "weights") if same_stage else ("data",)  # initial weights concern only the training
         earlier_inputs, current = inputs.inputs_of_run(earlier_run), inputs.inputs_of_run(current_facts)
         if reasons := inputs.differ({name: earlier_inputs[name] for name in compared}, current):
             raise MachineError(
-                f"{stage}: this machine has {'; '.join(reason.words for reason in reasons)}: what is done of the cell"
-                " is not gone on with; --rerun-changed computes it again"
+                f"{stage}: this machine has {'; '.join(reason.words for reason in reasons)}: the cell's stored"
+                " results cannot be continued; --rerun-changed computes them again"
             )
 
 
 def _settings(evaluation: Evaluation) -> dict[str, Any]:
-    """What is stored of an evaluation beside its numbers."""
+    """The settings that are stored with an evaluation's numbers."""
     from fatbench.methods.packages import implementation
 
     settings = {**evaluation.attack, "implementation": implementation(evaluation.attack["name"])}
@@ -146,7 +149,7 @@ def _settings(evaluation: Evaluation) -> dict[str, Any]:
 def ready_for(turn: Turn, machine: Machine, trained: Path | None) -> tuple[dict[str, Any], Any]:
     """(the cell's settings bound to their functions, the cell's Setup, whose network keeps the turn's leases).
 
-    trained: the file of a model with whose weights the network begins, where these are a cell's.
+    trained: the file of a cell's model whose weights the network begins with, if it does.
     """
     import torch
 
@@ -156,11 +159,11 @@ def ready_for(turn: Turn, machine: Machine, trained: Path | None) -> tuple[dict[
     job, device = turn.job, torch.device(machine.device)
     torch.set_num_threads(machine.threads)
     bound = calls.bind_cell(job.spec, Path(machine.data), trained)
-    assert machine.path != "auto" and machine.precision != "auto"  # the worker has chosen
+    assert machine.path != "auto" and machine.precision != "auto"  # the worker has chosen both
     runtime = Runtime(Path(machine.data), device, machine.precision, machine.path, machine.microbatch, machine.strict)
     try:
         ready = setup(runtime, **bound)
-    except Exception as error:  # before any batch: smaller ones would not help
+    except Exception as error:  # no batch was computed yet, so smaller ones would not help
         if not out_of_memory(error):
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -174,8 +177,10 @@ def ready_for(turn: Turn, machine: Machine, trained: Path | None) -> tuple[dict[
     return bound, ready
 
 
-def with_some_kernel(run: int, machine: Machine, store: Store, stage: Callable[[Machine], CellStatus]) -> CellStatus:
-    """A stage; once more where an operation has no deterministic kernel, and then its run says so."""
+def retry_nondeterministic(
+    run: int, machine: Machine, store: Store, stage: Callable[[Machine], CellStatus]
+) -> CellStatus:
+    """Run a stage, and once more without determinism if an operation has no deterministic kernel; the run says so."""
     try:
         return stage(machine)
     except Exception as error:
@@ -197,16 +202,16 @@ def with_some_kernel(run: int, machine: Machine, store: Store, stage: Callable[[
 
 
 def files_of(record: Mapping[str, Any]) -> list[str]:
-    """The model files that a train stage's record names, and those of the clients beside them."""
+    """The files that a train stage's record refers to: the models, and the clients' models of the same rounds."""
     rounds = {int(record[name]["round"]) for name in selection.WORDS if name in record}
     return sorted(file(round) for round in rounds for file in (model_file, clients_file))
 
 
 def header_of(job: Job, round: int, classes: int) -> dict[str, str]:
-    """What a model's file says of it: enough to attack it outside any suite.
+    """The header of a model's file: enough to attack the model outside any suite.
 
-    Settings at their default are left out, as in a cell's identity: a setting that a later version adds would give the
-    same network another file, and so another SHA-256. Weights that it began with are no part of it.
+    Settings at their default are left out, as in a cell's identity: otherwise a setting that a later version adds would
+    change the file of the same network, and so its SHA-256. The weights that training began with are left out too.
     """
     short_spec = calls.without_defaults(calls.call("Experiment", job.spec))
     spec_text = json.dumps({**short_spec, "model": without_weights(short_spec["model"])}, sort_keys=True)
@@ -214,21 +219,21 @@ def header_of(job: Job, round: int, classes: int) -> dict[str, str]:
 
 
 def spec_of(header: Mapping[str, str]) -> calls.Call:
-    """The canonical cell of a model's file, less the weights that it began with. SpecError: of another version."""
+    """The canonical cell of a model's file, without its initial weights. SpecError: another version wrote it."""
     spec = json.loads(header["spec"])
     return canonical({**spec, "model": without_weights(spec["model"])})
 
 
 def without_weights(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a network, less those of the weights that it began with."""
+    """A network's settings without that of its initial weights."""
     return {key: value for key, value in model.items() if key != "weights"}
 
 
 def record_failure(error: BaseException, run: int, turn: Turn, stage: str) -> CellStatus:
-    """Store a failure with its traceback; a mistake a person can cause keeps its own message.
+    """Store a failure with its traceback, or with the message alone if it is one of our own errors.
 
-    What is not the cell's fault is no failure: the stage is released, and where even that cannot be written, its lease
-    ends.
+    If the cell is not at fault (Ctrl-C, a full disk, a lost lease), the stage is released and not marked as failed. If
+    even that cannot be written, the lease runs out.
     """
     store, job = turn.store, turn.job
     if isinstance(error, KeyboardInterrupt):

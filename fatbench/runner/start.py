@@ -1,4 +1,4 @@
-"""`fatbench run`: from a plan to finished cells. What can be wrong is found before a worker has work."""
+"""`fatbench run`: from a plan to finished cells. Everything that can be checked is checked before a worker starts."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.first_images import data_key, first_images
 from fatbench.suite.types import number
 
-LARGE = 1e9  # bytes that a worker takes, from which it is said
-EVERY, SOON = 15.0, 2.0  # seconds between two lines on decoding, and before the first
+LARGE = 1e9  # bytes: a worker that needs more is announced
+EVERY, SOON = 15.0, 2.0  # seconds between two lines about decoding, and before the first
 EXECUTORS = ("local", "ray", "slurm")
 
 
 def jobs_of(plan: Plan) -> list[Job]:
-    """A plan's cells as jobs, each once, after those with whose models they begin."""
+    """A plan's cells as jobs, each once; a cell whose model another one begins with comes before it."""
     points: dict[str, list[Point]] = {}
     for point in labels.points_of(plan):
         points.setdefault(point.cell, []).append(point)
@@ -63,23 +63,21 @@ def jobs_of(plan: Plan) -> list[Job]:
 
 
 class Observer(Protocol):
-    """Who is told how a run goes on: `fatbench.cli.watch` shows it to a person."""
+    """Receives the progress of a run; `fatbench.cli.watch` displays it."""
 
     what: str  # the run in words: "suite sfat-cifar10, preset quick"
 
     def begin(self, jobs: Sequence[Job], earlier_states: Mapping[str, str], slots: Sequence[str]) -> None:
-        """The run starts. earlier_states: cell -> its state until now; slots: a name for each place a cell is worked
-        on.
-        """
+        """The run starts. earlier_states: cell -> its state before the run; slots: the name of each worker's place."""
 
     def work_in(self, slots: Sequence[str]) -> None:
-        """From now on cells are worked on in these places."""
+        """The slots have changed."""
 
     def see(self, slot: int, event: Event) -> None:
-        """A worker says something."""
+        """A worker has sent an event."""
 
     def note(self, text: str) -> None:
-        """Something that a person should know now, in a line."""
+        """Show a line of text to the user now."""
 
     def summary(self, end: Summary) -> None:
         """The run is over."""
@@ -90,21 +88,21 @@ def run(
     watch: Observer,
     options: RunOptions,
 ) -> None:
-    """Run jobs; returns when all is done, whoever did it, else raises SystemExit with the documented code.
+    """Run jobs; return when all cells are done, by whichever process, else raise SystemExit with the documented code.
 
-    Cells in other processes' hands are waited for, and taken over where those lose them; without `wait` it ends when
-    nothing is left that this process may do. Unavailable: the disk is full, or the database cannot be used any more.
+    Waits for cells that other processes hold, and takes over those whose lease they lose. Without `wait`, it ends when
+    nothing is left that this process may do. Raises Unavailable if the disk is full or the database becomes unusable.
     """
     if getattr(
         multiprocessing.current_process(), "_inheriting", False
-    ):  # a worker that imports the script of its parent
+    ):  # this is a worker that imports its parent's script
         raise SystemExit(f"fatbench: {Path(sys.argv[0]).name}: run suites under `if __name__ == '__main__':`")
     _check(options)
     limit, lease = settings.time_limit(options.time_limit), settings.lease_seconds(LEASE)
     url = settings.database(options.db)
     root = settings.data_folder(str(options.data) if options.data else None)
     if options.dry_run:
-        if options.executor == "local":  # what a run would refuse
+        if options.executor == "local":  # refuse what a run would refuse
             local_slots = local.slots(options.device, options.jobs, options.per_gpu or 1)
             settings.path(_path(options), local_slots)
             settings.precision(options.precision, local_slots)
@@ -114,7 +112,7 @@ def run(
     executor_module: Any = importlib.import_module(f"fatbench.runner.executors.{options.executor}")
     fit: Any = options.per_gpu or 1
     by_memory = options.per_gpu is None and options.executor == "local"
-    memory: dict[int, int | None] = {}  # free on each GPU before this run takes any
+    memory: dict[int, int | None] = {}  # GPU -> free bytes before this run takes any
     if by_memory:
         memory = _free_memory()
         with contextlib.suppress(NoDatabase), Store.open(url) as store:
@@ -130,20 +128,20 @@ def run(
     if local_cpu and memory_line:
         watch.note(memory_line)
     reading.watch()
-    with decoded.progress(_decoding(watch)):
+    with decoded.progress(_decoding_progress(watch)):
         fingerprints = check_data(jobs, root)
     files, checkpoint_seconds = settings.files_folder(url).absolute(), settings.checkpoint_seconds()
     with opened(url, create=True) as known_store:
-        earlier_states, changed, remaining = _standing(jobs, known_store, options, fingerprints)
+        earlier_states, changed, remaining = _states_of(jobs, known_store, options, fingerprints)
         _check_origins(remaining, known_store, files)
         if known_store is not None:
             done_cells = [job.cell for job in jobs if earlier_states[job.cell] == "done"]
             asked_precision = None if precision == settings.AUTO or not options.precision else precision
             attacks = settings.attack_precision(options.attack_precision, slots) if options.attack_precision else None
-            for line in versions.asked_in_vain(done_cells, known_store, asked_precision, path, attacks):
+            for line in versions.ignored_options(done_cells, known_store, asked_precision, path, attacks):
                 watch.note(line)
             if repeated := {job.cell: changed[job.cell] for job in remaining if job.cell in changed}:
-                watch.note(_cost_of_again(remaining, repeated, known_store))
+                watch.note(_describe_rerun(remaining, repeated, known_store))
     following = [job for job in remaining if versions.only_follows(changed.get(job.cell, {}))]
     remaining = [job for job in remaining if job not in following]
     with folder.opened(url, files) as store:
@@ -163,7 +161,7 @@ def run(
         recovery=Recovery(options.retry_failed, options.rerun_changed, checkpoint_seconds, lease, limit),
     )
     if options.executor == "local" and (gpu := next((slot for slot in slots if slot != "cpu"), None)) and remaining:
-        watch.note(_choices(remaining, gpu, machine, len({*slots})))
+        watch.note(_describe_choices(remaining, gpu, machine, len({*slots})))
     if (
         options.executor == "local" and remaining and "cpu" in slots
         and "bf16" in (machine.precision, machine.attack_precision) and provenance.emulates_bfloat16()
@@ -184,7 +182,7 @@ def run(
         store.database.patience, store.database.stop = math.inf, request.ask  # type: ignore[method-assign]
 
         def widened_slots(waiting: Sequence[Job]) -> Sequence[str]:
-            """The slots, and more where the first rounds have shown that these cells fit side by side."""
+            """The slots, and more of them once first rounds have shown that more cells fit on a GPU."""
             room = executor_module.slots(options.device, options.jobs, per_gpu_of(waiting, store, memory), url)
             if new_slots := list((Counter(room) - Counter(slots)).elements()):
                 slots.extend(new_slots[: len(waiting)])
@@ -195,7 +193,7 @@ def run(
         open_jobs = remaining
         if (
             by_memory and "cpu" not in slots
-        ):  # one cell on every GPU, of each kind one first, and then more side by side
+        ):  # start with one cell on each GPU, one of each kind first; then several side by side
             open_jobs, executor_options = _each_kind_first(remaining), {"more_slots": widened_slots}
         is_first = True
         while open_jobs:
@@ -214,16 +212,16 @@ def run(
                 break
             held_elsewhere = [job for job in open_jobs if statuses[job.cell] == "elsewhere"] if options.wait else []
             free_jobs = waiting.until_free(held_elsewhere, store, watch.note, request.ask)
-            # attacks on models of other cells: those of this run are trained by now, others may be
+            # transfer attacks: the models of this run are trained by now, those of other runs may be
             waiting_jobs = [job for job in open_jobs if statuses[job.cell] == "waiting"]
             open_jobs = free_jobs + (waiting_jobs if is_first or held_elsewhere or "done" in outcome_kinds else [])
             is_first = False
-            if not open_jobs and following:  # those whose models they use are trained again by now
-                _, others_changed, todo = _standing(following, store, options)
+            if not open_jobs and following:  # the models that these use have been trained again by now
+                _, others_changed, todo = _states_of(following, store, options)
                 open_jobs = [job for job in todo if not versions.only_follows(others_changed.get(job.cell, {}))]
                 following = [job for job in following if job not in open_jobs]
         changed = versions.changed(jobs, store)
-        states = progress.of_jobs(jobs, store, changed)  # what the database says, and `fatbench status` too
+        states = progress.states_of(jobs, store, changed)  # as `fatbench status` shows them
         holder_lines = waiting.holders([job for job in jobs if states[job.cell] == "running"], store)
     changed = {cell: stages for cell, stages in changed.items() if states[cell] not in ("failed", "running")}
 
@@ -242,7 +240,7 @@ def run(
 
 
 def _check(options: RunOptions) -> None:
-    """SpecError: an option's value that there is not, or two options that contradict each other."""
+    """Raise SpecError for an option with an unknown value and for options that contradict each other."""
     executor, path = options.executor, _path(options)
     if executor not in EXECUTORS:
         raise SpecError(f"--executor: no executor is named '{executor}'{did_you_mean(executor, EXECUTORS)}")
@@ -250,17 +248,15 @@ def _check(options: RunOptions) -> None:
     settings.attack_precision(options.attack_precision)
     settings.path(path)
     if path == "graphs" and options.microbatch is not None:
-        raise SpecError(
-            f"--path {path} and --microbatch {options.microbatch} contradict each other: more and less at once"
-        )
+        raise SpecError(f"--microbatch {options.microbatch} needs --path loop, and --path {path} was given")
 
 
 def _path(options: RunOptions) -> str:
-    """The path asked for; not `auto` where small batches are asked for."""
+    """The path that the options ask for; --microbatch turns `auto` into `loop`."""
     return "loop" if options.path == settings.AUTO and options.microbatch is not None else options.path
 
 
-def _choices(jobs: Sequence[Job], gpu: str, machine: Machine, gpus: int) -> str:
+def _describe_choices(jobs: Sequence[Job], gpu: str, machine: Machine, gpus: int) -> str:
     from fatbench.runner.gpu_estimates import choices
 
     cells = [Cell(job.cell, {}, job.spec, tuple(job.evaluations)) for job in jobs]
@@ -271,9 +267,9 @@ def _choices(jobs: Sequence[Job], gpu: str, machine: Machine, gpus: int) -> str:
 
 
 def per_gpu_of(jobs: Sequence[Job], store: Store, free_memory: Mapping[int, int | None]) -> dict[int, int]:
-    """GPU -> how many of these cells it takes side by side, from its free memory and what such cells used before.
+    """GPU -> how many of these cells fit on it, from its free memory and what such cells used before.
 
-    free_memory: the bytes of each GPU that were free before any of them ran.
+    free_memory: GPU -> bytes that were free before any of them ran.
     """
     if not (memory_by_kind := gpu_memory(store, duration.kind)):
         return {}
@@ -286,14 +282,14 @@ def _free_memory() -> dict[int, int | None]:
 
 
 def _each_kind_first(jobs: Sequence[Job]) -> list[Job]:
-    """The cells in their order, the first of each kind before all others: what a GPU has room for goes by all kinds."""
+    """Move the first cell of each kind to the front: how many fit on a GPU is known once every kind has run."""
     kinds = {duration.kind(job.spec): job for job in reversed(jobs)}
     first_cells = {job.cell for job in kinds.values()}
     return sorted(jobs, key=lambda job: job.cell not in first_cells)
 
 
 def check_packages(jobs: Sequence[Job]) -> None:
-    """MachineError: a cell, or an evaluation of it, calls a function of a package that is not installed."""
+    """Raise MachineError if a cell or an evaluation calls a function of a package that is not installed."""
     distinct_jobs = {
         repr([[item for item in job.spec.items() if item[0] != "seed"], job.evaluations]): job for job in jobs
     }
@@ -302,8 +298,8 @@ def check_packages(jobs: Sequence[Job]) -> None:
             foreign.check(call, f"cell {job.cell}")
 
 
-def _decoding(watch: Any) -> decoded.Progress:
-    """Says how far the decoding of images is, where it takes long."""
+def _decoding_progress(watch: Any) -> decoded.Progress:
+    """A callback that reports the progress of decoding images, if that takes long."""
     last_said = time.monotonic() - EVERY + SOON
 
     def say(source: str, decoded_count: int, images: int) -> None:
@@ -316,10 +312,10 @@ def _decoding(watch: Any) -> decoded.Progress:
 
 
 def check_data(jobs: Sequence[Job], root: Path) -> dict[str, str]:
-    """Read every data set of the run once and deal it to the clients, before a worker has work.
+    """Read every data set of the run once and split it among clients, before a worker starts.
 
-    SHA-256 of the images and labels of each data set, by `first_images.data_key`. MachineError: missing, damaged or not
-    as named, or a file of weights is not there or another; SpecError: the data cannot be split as the cell says.
+    Returns the SHA-256 of each data set's images and labels, by `first_images.data_key`. Raises MachineError if a data
+    set or a file of weights is missing, damaged or not the one named, and SpecError if data cannot be split as asked.
     """
     for text in weights.weights_of(job.spec for job in jobs):
         weights_source = weights.parse_weights(text)
@@ -352,32 +348,32 @@ def check_data(jobs: Sequence[Job], root: Path) -> dict[str, str]:
     return fingerprints
 
 
-def _standing(
+def _states_of(
     jobs: Sequence[Job], store: Store | None, options: RunOptions, fingerprints: Mapping[str, str] | None = None
 ) -> tuple[dict[str, str], versions.Changed, list[Job]]:
-    """(cell -> its state, the stages that changed, the jobs that are to run).
+    """Return (cell -> its state, the stages that changed, the jobs to run).
 
     store: None before the first run. fingerprints: as for `versions.changed`.
     """
     if store is None:
         return {job.cell: "todo" for job in jobs}, {}, list(jobs)
     changed = versions.changed(jobs, store, fingerprints)
-    states = progress.of_jobs(jobs, store, changed)
+    states = progress.states_of(jobs, store, changed)
     keep = {"done"} | (set() if options.rerun_changed else {progress.CHANGED})
     keep |= set() if options.retry_failed else {"failed"}
     return states, changed, [job for job in jobs if states[job.cell] not in keep]
 
 
-def _cost_of_again(jobs: Sequence[Job], changed: versions.Changed, store: Store) -> str:
-    """What `--rerun-changed` is about to compute again, why, and how long that takes on one worker."""
+def _describe_rerun(jobs: Sequence[Job], changed: versions.Changed, store: Store) -> str:
+    """A line on what `--rerun-changed` will compute again, why, and how long that takes on one worker."""
     repeated = [Cell(job.cell, {}, job.spec, tuple(job.evaluations)) for job in jobs if job.cell in changed]
 
     def work_left(cell: Cell) -> tuple[float, list[tuple[Evaluation, float]]]:
         stages = changed[cell.id]
         if "train" in stages:
             return 1.0, [(planned, 1.0) for planned in cell.evaluations]
-        judged = {parsed(stage).evaluation for stage in stages}
-        return 0.0, [(planned, 1.0) for planned in cell.evaluations if planned.id in judged]
+        changed_evaluations = {parsed(stage).evaluation for stage in stages}
+        return 0.0, [(planned, 1.0) for planned in cell.evaluations if planned.id in changed_evaluations]
 
     time = duration.estimate(repeated, duration.speeds(timed_runs(store)), work_left)
     duration_text = (
@@ -390,13 +386,13 @@ def _cost_of_again(jobs: Sequence[Job], changed: versions.Changed, store: Store)
 
 
 def _check_origins(jobs: Sequence[Job], store: Store | None, files: Path) -> None:
-    """MachineError: cells begin with the model of a cell that this run does not train and that is not here."""
+    """Raise MachineError if a cell begins with another cell's model that is neither trained by this run nor here."""
     todo = {job.cell for job in jobs}
     for job in jobs:
         origin = weights.trained_by(job.spec)
         if origin is None or origin in todo:
             continue
-        origin_model = None if store is None else transfer.trained(origin, store)
+        origin_model = None if store is None else transfer.trained_model(origin, store)
         if store is None or origin_model is None:
             raise MachineError(
                 f"cell {job.cell} begins with the weights of cell {origin}: run that first, or its suite"
@@ -415,7 +411,7 @@ AUXILIARY = ("data", "train", "test", "train_from", "auxiliary", "auxiliary_n")
 
 
 def _check_auxiliary(job: Job, root: Path) -> str:
-    """Read the server's images too, and refuse those of the test set; their fingerprint."""
+    """Read the server's images, refuse images of the test set, and return their fingerprint."""
     from fatbench.engine.splits import auxiliary_images
 
     image_counts = first_images(job.spec)
@@ -431,9 +427,9 @@ def _check_auxiliary(job: Job, root: Path) -> str:
 
 def _say_what_would_run(jobs: Sequence[Job], url: str, title: str, options: RunOptions) -> None:
     with opened(url, create=True) as known_store:
-        states, changed, remaining = _standing(jobs, known_store, options)
+        states, changed, remaining = _states_of(jobs, known_store, options)
         repeated = {job.cell: changed[job.cell] for job in remaining if job.cell in changed}
-        cost = _cost_of_again(remaining, repeated, known_store) if repeated and known_store is not None else ""
+        cost = _describe_rerun(remaining, repeated, known_store) if repeated and known_store is not None else ""
     failed_jobs = [job for job in jobs if states[job.cell] == "failed" and job not in remaining]
     if not jobs:
         raise NothingMatched("nothing to run")

@@ -1,8 +1,8 @@
-"""A cell's training, committed so that a process killed at any instant loses little and never a number.
+"""Train a cell, so that a process killed at any instant loses a few rounds at most and never stores a wrong number.
 
-A round's numbers, the name of the checkpoint to go on from and the best rounds so far are committed in one transaction,
-after the checkpoint file they name is on disk. The SHA-256 of every file is in the record of the stage: a file that is
-lost or damaged is never used, and the training begins again.
+A round's numbers, the name of the checkpoint to resume from and the best rounds so far are committed in one
+transaction, once the checkpoint file is on disk. The stage's record has the SHA-256 of every file: a lost or damaged
+file is never used, and training begins again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from fatbench.engine.setup import Setup
 
 log = logging.getLogger("fatbench")
-SHARE = 0.05  # of the time that saving may take: states of thousands of clients are large
+SAVING_SHARE = 0.05  # of the time may go into saving: states of thousands of clients are large
 
 
 def train(turn: Turn, machine: Machine) -> CellStatus:
-    """What is not done of a cell's training, from its last checkpoint on."""
+    """Do what is left of a cell's training, from its last checkpoint on."""
     job, store = turn.job, turn.store
     row = store.stages([job.cell]).get((job.cell, "train"))
     changed_inputs = versions.changed([job], store).get(job.cell, {}).get("train")
@@ -43,10 +43,12 @@ def train(turn: Turn, machine: Machine) -> CellStatus:
         turn.notify(Event(job.cell, "train", "interrupted", message=f"kept: {reason_text}; see --rerun-changed"))
         return "interrupted"
     if row is not None and row.status == "done" and not changed_inputs:
-        checkpoints.sweep(turn.folder, files_of(row.record))  # what a process killed after its last commit has left
+        checkpoints.sweep(
+            turn.folder, files_of(row.record)
+        )  # what a process left that was killed after its last commit
         return "done"
     origin = weights.trained_by(job.spec)
-    if origin is not None and transfer.trained(origin, store) is None:
+    if origin is not None and transfer.trained_model(origin, store) is None:
         turn.notify(Event(job.cell, "train", "waiting", message=f"for the weights of cell {origin}, not trained yet"))
         return "waiting"
     algorithm = job.spec["algorithm"]
@@ -83,7 +85,9 @@ def _rounds(turn: Turn, run: int, machine: Machine) -> CellStatus:
         record = _with_round(record, count, series)
         unsaved.add(result, numbers, record)
         if count == state.round + 1 and (gpu_bytes := gpu_memory(machine.device)):
-            store.describe_run(run, {"gpu_memory": gpu_bytes})  # others may begin beside it: before the round is told
+            store.describe_run(
+                run, {"gpu_memory": gpu_bytes}
+            )  # first, since the event lets the run start cells beside this one
         images = series["forward"] + series["backward"]
         loss, accuracy = series.get("train_loss"), series.get("natural")
         notify(Event(job.cell, "train", "progress", count, rounds, images, loss=loss, accuracy=accuracy))
@@ -91,7 +95,7 @@ def _rounds(turn: Turn, run: int, machine: Machine) -> CellStatus:
         stopping = turn.stop()
         if count == rounds or stopping or time.monotonic() - saved_at >= interval:
             begin = time.monotonic()
-            store.heartbeat(run)  # a file written by a run that has lost its stage would be in another's way
+            store.heartbeat(run)  # raises if another process has taken over: its files must not be overwritten
             reader.tell()
             digests |= unsaved.write(record)
             pointer = f"state-{count:06d}.safetensors"
@@ -206,5 +210,5 @@ def _resumed(pointer: str, round: int, digests: Mapping[str, str], job: Job, mac
 
 
 def artifact_file(folder: Path, round: int) -> Path:
-    """Where what a round keeps beside its numbers (`Mixing.artifacts`) is, in a cell's folder."""
+    """The file in a cell's folder for the tensors that a round keeps beside its numbers (`Mixing.artifacts`)."""
     return folder / "artifacts" / f"round-{round:06d}.safetensors"

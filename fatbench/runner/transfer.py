@@ -1,7 +1,7 @@
-"""Attacks that are computed on one model and judged on another: the models of other cells, and of clients.
+"""Transfer attacks: they are computed on the model of another cell or client, and judged on this one.
 
-A model of another cell is that of its last round, whatever checkpoint is judged. While that cell is not trained, the
-stage is not begun and its cell waits; `fatbench.runner.start` comes back to it.
+For another cell, its model is that of the last round, whichever checkpoint is judged. As long as that cell is not
+trained, the stage does not begin and its cell waits; `fatbench.runner.start` returns to it.
 """
 
 from __future__ import annotations
@@ -24,56 +24,56 @@ if TYPE_CHECKING:
     from fatbench.store.stages import StageRow, Store
     from fatbench.suite.cells import TransferOrigin
 
-    Origins = tuple[Problem, dict[int, Tensors]]  # a problem with their network, client -> model
+    Origins = tuple[Problem, dict[int, Tensors]]  # (a problem with the origin's network, client -> model)
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """A file of models that an attack is computed on."""
 
     cell: str
     round: int
     file: str  # in the cell's folder
-    digest: str | None  # None: it was never here
+    digest: str | None  # None if the file was never on this machine
 
 
 @dataclass(frozen=True)
 class ModelPair:
-    """A model that is judged, and the one that its attack is computed on."""
+    """A model, and the one that the attacks on it are computed on."""
 
-    client: int  # whose it is; -1: of none
+    client: int  # whose model it is; -1 for a global one
     judged: Tensors
-    origin: tuple[Problem, Tensors] | None = None  # None: the attack is computed on the model that is judged
+    origin: tuple[Problem, Tensors] | None = None  # None: attacks are computed on `judged` itself
 
     @property
     def key(self) -> tuple[int, ...]:
-        """The client in the key of a random stream; nothing for the one global model."""
+        """The client's part of the key of a random stream; empty for a global model."""
         return (self.client,) if self.client >= 0 else ()
 
 
-def trained(cell: str, store: Store) -> Trained | None:
-    """The last model of a cell; None: it is not trained."""
+def trained_model(cell: str, store: Store) -> TrainedModel | None:
+    """The last model of a cell; None if the cell is not trained."""
     return last_model(cell, store.stages([cell]).get((cell, "train")))
 
 
-def last_model(cell: str, row: StageRow | None) -> Trained | None:
-    """The last model of a cell, by the row of its training; None: it is not trained."""
+def last_model(cell: str, row: StageRow | None) -> TrainedModel | None:
+    """The last model of a cell, given its training stage; None if it is not trained."""
     if row is None or row.status != "done":
         return None
     round = int(row.record["last"]["round"]) if "last" in row.record else row.round
     file = checkpoints.model_file(round)
-    return Trained(cell, round, file, row.record.get("sha256", {}).get(file))
+    return TrainedModel(cell, round, file, row.record.get("sha256", {}).get(file))
 
 
 def of_former_model(row: StageRow, train: StageRow) -> bool:
-    """Whether an evaluation is of a model that its cell, whose training has this row, has trained anew since."""
+    """Whether an evaluation attacked a model that has been replaced since by a new training (`train`) of its cell."""
     digest = train.record.get("sha256", {}).get(checkpoints.model_file(parsed(row.stage).round))
     return digest is not None and row.record.get("model", digest) != digest
 
 
 def model_of(cell: str, store: Store, machine: Machine) -> Path:
-    """The file of a trained cell's last model. MachineError: it is not here, or is damaged."""
-    origin_model = trained(cell, store)
+    """The file of a trained cell's last model. MachineError: it is missing or damaged."""
+    origin_model = trained_model(cell, store)
     file = Path(machine.files) / cell / (origin_model.file if origin_model is not None else "")
     if origin_model is None or not file.is_file():
         raise MachineError(f"the model of cell {cell} is not here ({file}): its results were imported")
@@ -85,19 +85,19 @@ def model_of(cell: str, store: Store, machine: Machine) -> Path:
 
 
 def clients_wanted(job: Job, record: Mapping[str, Any], round: int) -> int:
-    """How many clients' models the job's transfers want of a round, as far as is known when it is over."""
-    ends = {int(job.spec["algorithm"]["rounds"])} if "last" in job.checkpoints else set()
-    ends |= {int(record[name]["round"]) for name in job.checkpoints if name != "last" and name in record}
+    """How many clients' models of a round the job's transfer attacks need, as far as is known at its end."""
+    attacked_rounds = {int(job.spec["algorithm"]["rounds"])} if "last" in job.checkpoints else set()
+    attacked_rounds |= {int(record[name]["round"]) for name in job.checkpoints if name != "last" and name in record}
     client_counts = (
         evaluation.origin.clients
         for evaluation in job.evaluations
         if evaluation.origin is not None and evaluation.origin.clients
     )
-    return max(client_counts, default=0) if round in ends else 0
+    return max(client_counts, default=0) if round in attacked_rounds else 0
 
 
 def client_models(result: Round, client_count: int) -> dict[int, Tensors]:
-    """The models that the first clients of a round have before averaging, on the CPU; empty: they train none."""
+    """The models of a round's first clients before averaging, on the CPU; {} if the clients train none."""
     models = {}
     for position, update in enumerate(sorted(result.updates, key=lambda update: update.client)[:client_count]):
         model = update.model
@@ -109,8 +109,10 @@ def client_models(result: Round, client_count: int) -> dict[int, Tensors]:
     return models
 
 
-def pairs(origin: TransferOrigin, source: Trained, models: Mapping[int, Tensors], origins: Origins) -> list[ModelPair]:
-    """What is judged under what. models: client -> model that is evaluated, {-1: model} where it is one for all.
+def pairs(
+    origin: TransferOrigin, source: TrainedModel, models: Mapping[int, Tensors], origins: Origins
+) -> list[ModelPair]:
+    """Pair each model with the one that its attack is computed on. models: client -> model, {-1: the global model}.
 
     Where both cells have a model for each client, clients are matched by their number; where one has, each of its
     models meets the only one of the other. SpecError: no pair.
@@ -133,8 +135,8 @@ def pairs(origin: TransferOrigin, source: Trained, models: Mapping[int, Tensors]
     ]
 
 
-def read_origins(origin: TransferOrigin, source: Trained, ready: Setup, machine: Machine) -> Origins:
-    """The models that attacks are computed on. MachineError: a file is not here, or is damaged."""
+def read_origins(origin: TransferOrigin, source: TrainedModel, ready: Setup, machine: Machine) -> Origins:
+    """Load the models that attacks are computed on. MachineError: a file is missing or damaged."""
     import torch
 
     from fatbench.engine.accuracy import models_of

@@ -1,7 +1,6 @@
-"""Which work was answered by something else than what stands today: other data, models, weights or plug-ins.
+"""Find stored results whose inputs have changed since: data, models, weights or plug-ins.
 
-Compares what is stored with what is stored, and files by their digests: loads neither a data set nor a network, and
-imports no torch.
+It compares stored digests, and those of files. It loads neither data sets nor networks, and does not import torch.
 """
 
 from __future__ import annotations
@@ -29,17 +28,18 @@ if TYPE_CHECKING:
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Evaluation
 
-FOLLOWS = "changed"  # of a model that is to be trained again
-Changed = Mapping[str, Mapping[str, Sequence[Reason]]]  # cell -> stage -> in what its answer differs
+FOLLOWS = "changed"  # the state of a model that will be trained again
+Changed = Mapping[str, Mapping[str, Sequence[Reason]]]  # cell -> stage -> the inputs that have changed
 
 
 def changed(jobs: Sequence[Job], store: Store, fingerprints: Mapping[str, str] | None = None) -> Changed:
-    """Stages that hold results which other inputs have answered than those of now, of all that the jobs ask for.
+    """Find the stages of jobs whose results were computed with other inputs than today's.
 
-    A stage that was begun counts too: no run may continue it. One that holds nothing does not. A cell that begins with
-    the model of a changed cell, or attacks with it, is changed itself. An evaluation of a model that its own cell has
-    trained anew is no such stage, but one that is still to do (`transfer.of_former_model`). fingerprints:
-    fingerprints by `data_keys`, of data sets that were just read; None: those that the newest run saw.
+    Unfinished stages with some results count too: no run may continue them. A cell that begins with the model of a
+    changed cell, or computes attacks on it, has changed itself. An evaluation of a model that its own cell has trained
+    anew does not count as changed, but as still to do (`transfer.of_former_model`).
+
+    fingerprints: those of data sets that were just read, by `data_keys`; None for those that the newest run saw.
     """
     known_data = store.seen_data() if fingerprints is None else {**store.seen_data(), **fingerprints}
     origins = {item.cell for job in jobs for item in _origins(job) if item.cell}
@@ -48,35 +48,35 @@ def changed(jobs: Sequence[Job], store: Store, fingerprints: Mapping[str, str] |
     by_cell: dict[str, dict[str, Any]] = {}
     for (cell, stage), row in rows.items():
         by_cell.setdefault(cell, {})[stage] = row
-    # the cells whose models attacks are computed on may be no jobs: a filter can leave them out
+    # a filter may have left out cells whose models attacks are computed on
     all_jobs = [*jobs, *_origin_jobs(jobs, rows)]
-    answered = inputs.stored_inputs(store.database, [job.cell for job in all_jobs])
+    inputs_by_stage = inputs.stored_inputs(store.database, [job.cell for job in all_jobs])
     result: dict[str, dict[str, Sequence[Reason]]] = {}
     for job in all_jobs:
-        current_inputs = _Now(job, by_cell, known_data)
+        current_inputs = _CurrentInputs(job, by_cell, known_data)
         for stage, row in by_cell.get(job.cell, {}).items():
             if row.run is None or not (row.status == "done" or row.round):
                 continue
             current = current_inputs.of(stage)
             if current is None:
                 continue
-            stored_answer = answered[job.cell, stage]
-            current["read"] = reading.today(stored_answer["read"], current_inputs.files(stage))
-            reasons = [item for item in inputs.differ(stored_answer, current) if item.decides]
+            stage_inputs = inputs_by_stage[job.cell, stage]
+            current["read"] = reading.current_digests(stage_inputs["read"], current_inputs.files(stage))
+            reasons = [item for item in inputs.differ(stage_inputs, current) if item.decides]
             if reasons:
                 result.setdefault(job.cell, {})[stage] = reasons
-    _carry_on(all_jobs, by_cell, result)
+    _spread_changes(all_jobs, by_cell, result)
     job_cells = {job.cell for job in jobs}
     return {cell: stages for cell, stages in result.items() if cell in job_cells}
 
 
-def _carry_on(jobs: Sequence[Job], rows: Mapping[str, Mapping[str, Any]], result: dict[str, Any]) -> None:
-    """Add to `result` what began with the model of a changed cell, or was attacked with it, and what follows that."""
+def _spread_changes(jobs: Sequence[Job], rows: Mapping[str, Mapping[str, Any]], result: dict[str, Any]) -> None:
+    """Add to `result` the stages that used the model of a changed cell, then those that used theirs, and so on."""
     growing = True
     while growing:
         growing = False
         for job in jobs:
-            for code, cell, stages in _followed(job, rows.get(job.cell, {})):
+            for code, cell, stages in _uses_of_models(job, rows.get(job.cell, {})):
                 if "train" not in result.get(cell, {}):
                     continue
                 for stage in stages:
@@ -86,8 +86,8 @@ def _carry_on(jobs: Sequence[Job], rows: Mapping[str, Mapping[str, Any]], result
                         growing = True
 
 
-def _followed(job: Job, rows: Mapping[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
-    """(input, cell, stages of the job that hold something made with that cell's model)."""
+def _uses_of_models(job: Job, rows: Mapping[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield (input, cell, the job's stages with results that were computed with that cell's model)."""
     stages_with_results = [stage for stage, row in rows.items() if row.status == "done" or row.round]
     if (cell := weights.trained_by(job.spec)) is not None and "train" in stages_with_results:
         yield "weights", cell, ["train"]
@@ -105,14 +105,14 @@ def _origins(job: Job) -> Iterator[Any]:
 
 
 def _origin_cell(job: Job, stage: str) -> str:
-    """The cell on whose model an evaluation's attack is computed; empty: the model that is attacked, or a client's."""
+    """The cell on whose model a stage's attack is computed; empty if it is this cell's own or a client's."""
     evaluation = parsed(stage).evaluation
     match = next((match for match in job.evaluations if match.id == evaluation), None)
     return match.origin.cell if match is not None and match.origin is not None else ""
 
 
 def _origin_jobs(jobs: Sequence[Job], rows: Mapping[tuple[str, str], Any]) -> list[Job]:
-    """The cells, as jobs without evaluations, that attack for a job and are none themselves."""
+    """The cells whose models the jobs' attacks are computed on and that are no jobs, as jobs without evaluations."""
     job_cells = {job.cell for job in jobs}
     return [
         Job(origin.cell, origin.spec, [], [], "", "")
@@ -121,8 +121,8 @@ def _origin_jobs(jobs: Sequence[Job], rows: Mapping[tuple[str, str], Any]) -> li
     ]
 
 
-class _Now:
-    """What would answer the stages of a job today, as far as that is known without loading anything."""
+class _CurrentInputs:
+    """The inputs that a job's stages would have today, as far as they are known without loading anything."""
 
     def __init__(self, job: Job, rows: Mapping[str, Mapping[str, Any]], fingerprints: Mapping[str, str]) -> None:
         self.job = job
@@ -133,7 +133,7 @@ class _Now:
         self.training = plugins.records(job.spec)
 
     def of(self, stage: str) -> dict[str, Any] | None:
-        """The inputs of a stage; None: the job does not ask for it."""
+        """The inputs of a stage; None if the job does not ask for it."""
         if stage == "train":
             return {"data": self.data, "functions": self.training, "weights": self._weights()}
         evaluation = self.evaluations.get(parsed(stage).evaluation)
@@ -155,15 +155,15 @@ class _Now:
         return {} if cell is None else {name: f"sha256:{digest}" for name, digest in self._digest(cell).items()}
 
     def _digest(self, cell: str) -> dict[str, str]:
-        """That of the last model of another cell."""
+        """{"cell ID": digest} of another cell's last model; {} if it is not known."""
         origin_model = transfer.last_model(cell, self.rows.get(cell, {}).get("train"))
         return {} if origin_model is None or origin_model.digest is None else {f"cell {cell}": origin_model.digest}
 
 
 def code_changed(store: Store, cell: str, stage: str, made_by: Mapping[str, Any]) -> bool:
-    """Whether a stage that was begun was begun by a fatbench whose uncommitted changes are not those of now.
+    """Whether an unfinished stage was begun by a fatbench with uncommitted changes other than today's.
 
-    Another commit is said beside the numbers; what is not committed has no name by which anybody could find it again.
+    A change of the commit is allowed and shown beside the numbers. Uncommitted code could never be found again.
     """
     row = store.stages([cell]).get((cell, stage))
     if row is None or row.run is None or row.status == "done" or not row.round:
@@ -175,16 +175,16 @@ def code_changed(store: Store, cell: str, stage: str, made_by: Mapping[str, Any]
 
 
 def only_follows(stages: Mapping[str, Sequence[Reason]]) -> bool:
-    """Whether a cell is changed only because one is whose model it uses, and that is not trained again yet."""
+    """Whether a cell has changed only because it uses the model of a changed cell, which is not trained again yet."""
     return bool(stages) and all(reason.now == FOLLOWS for reasons in stages.values() for reason in reasons)
 
 
-def asked_in_vain(
+def ignored_options(
     cells: Sequence[str], store: Store, precision: str | None, path: str, attack_precision: str | None = None
 ) -> list[str]:
-    """What to tell a person whose precision or path is not that of finished stages, which are kept as they are.
+    """Lines that tell the user that finished stages have another precision or path than the one asked for.
 
-    precision, attack_precision: None where they were not asked for. path: "auto" where it was not named.
+    precision, attack_precision: None if not asked for. path: "auto" if not named.
     """
     asked_options = {
         "precision": precision,
@@ -210,23 +210,23 @@ def asked_in_vain(
 
 
 def as_dicts(stages: Mapping[str, Sequence[Reason]]) -> list[dict[str, str]]:
-    """The reasons of one cell as plain data, each once."""
+    """One cell's reasons as dictionaries, each once."""
     reasons = dict.fromkeys(reason for reasons in stages.values() for reason in reasons)
     return [{**reason._asdict(), "words": reason.words} for reason in reasons]
 
 
 def words(changes: Changed) -> list[str]:
-    """The reasons of some cells in words, each once."""
+    """The reasons of several cells in words, each once."""
     reasons = (reason for stages in changes.values() for stage_reasons in stages.values() for reason in stage_reasons)
     return list(dict.fromkeys(reason.words for reason in reasons))
 
 
 def lines(changes: Changed) -> list[str]:
-    """What to tell a person about work that was left as it is."""
+    """Lines that tell the user which cells have changed inputs and were left alone."""
     cells = sorted(changes)
-    of_one = "1 cell was computed with other inputs than those of now and is kept as it is"
-    of_many = f"{len(cells)} cells were computed with other inputs than those of now and are kept as they are"
-    first_line = f"{of_one if len(cells) == 1 else of_many}: {', '.join(cells[:8])}{', ...' * (len(cells) > 8)}"
+    one_cell = "1 cell was computed with other inputs than today's and is kept as it is"
+    many_cells = f"{len(cells)} cells were computed with other inputs than today's and are kept as they are"
+    first_line = f"{one_cell if len(cells) == 1 else many_cells}: {', '.join(cells[:8])}{', ...' * (len(cells) > 8)}"
     return [
         first_line,
         *(f"  computed with {text}" for text in words(changes)),
@@ -236,7 +236,7 @@ def lines(changes: Changed) -> list[str]:
 
 
 def explain(error: FatbenchError, db: str | None = None) -> str:
-    """The message of an error; of an unknown name with the plug-in that defined it in runs of the database."""
+    """An error's message; for an unknown name it adds the plug-in that defined it in earlier runs."""
     if not isinstance(error, UnknownName):
         return str(error)
     from fatbench.store.opening import opened
@@ -252,7 +252,7 @@ def explain(error: FatbenchError, db: str | None = None) -> str:
 
 
 def plugin_record(entry: str, store: Store) -> dict[str, Any] | None:
-    """The newest record of a plug-in that defined "aggregator near_median" in a run of the database."""
+    """The newest record of the plug-in that defined an entry, "aggregator near_median", in a run of the database."""
     query = select(RUNS.c.extra).where(RUNS.c.extra.contains(f'"{entry}"', autoescape=True)).order_by(RUNS.c.id.desc())
     with store.database.reading() as connection:
         for (extra,) in connection.execute(query):

@@ -1,4 +1,4 @@
-"""Waiting for what others have in hand, and hearing what the user asks for meanwhile."""
+"""Wait for cells that other processes hold, and handle Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from fatbench.runner.processes import SIGNALS
 from fatbench.store.stages import Store
 
 PAUSE = 1.0  # seconds between two looks at the database, and at least ten times as long as a look takes
-REMIND = 600.0  # seconds after which a person is told again what is waited for
+REMIND = 600.0  # seconds after which the user is told again what the run waits for
 
 
 def until_free(jobs: Sequence[Job], store: Store, say: Callable[[str], None], stop: Callable[[], int]) -> list[Job]:
-    """Wait for cells in other processes' hands: those that are free again, [] once none is left to do.
+    """Wait until cells that other processes hold become free, and return those; [] once none is left to do.
 
-    A cell is free when its process is dead, gave it back or lost its lease.
+    A cell becomes free when its process dies, releases it or loses its lease.
     """
     last_told = -REMIND
     while jobs and not stop():
         began = time.monotonic()
-        states = progress.of_jobs(jobs, store)
+        states = progress.states_of(jobs, store)
         free_jobs = [job for job in jobs if states[job.cell] == "todo"]
         jobs = [job for job in jobs if states[job.cell] in ("todo", "running")]
         if free_jobs or not jobs:
-            # those that are still held come back as "elsewhere" and are waited for again
+            # the caller tries all of them: those that are still held come back as "elsewhere"
             return jobs if free_jobs else []
         if began - last_told > REMIND:
             last_told = began
@@ -42,14 +42,16 @@ def until_free(jobs: Sequence[Job], store: Store, say: Callable[[str], None], st
 
 
 def holders(jobs: Sequence[Job], store: Store, maximum: int = 10) -> list[str]:
-    """Who holds these jobs' cells, a line each."""
+    """Lines that say which process holds each of these jobs' cells."""
     return holders_of([job.cell for job in jobs], store, maximum)
 
 
 def holders_of(cells: Sequence[str], store: Store, maximum: int = 10) -> list[str]:
-    """Who holds these cells, a line each."""
+    """Lines that say which process holds each of these cells."""
     rows = [row for row in store.stages(cells).values() if row.alive] if cells else []
-    runs = {run["id"]: run for run in store.runs(cells)} if cells else {}  # after the rows, so that each has its run
+    runs = (
+        {run["id"]: run for run in store.runs(cells)} if cells else {}
+    )  # read after the rows, so that no row lacks its run
     lines = []
     for row in rows[:maximum]:
         run = runs[row.run]
@@ -60,10 +62,10 @@ def holders_of(cells: Sequence[str], store: Store, maximum: int = 10) -> list[st
 
 
 class StopRequest:
-    """What the user asked for by signals: 1 after the first, 2 after the second; `code` is the exit status.
+    """How often the user has asked the run to stop by a signal (`times`), and its exit status (`code`).
 
-    SIGINT is Ctrl-C, SIGTERM and SIGUSR1 are what clusters send before they end a job. Signals come to the main thread
-    alone: a run in another one hears none.
+    Ctrl-C sends SIGINT; clusters send SIGTERM or SIGUSR1 before they end a job. Python delivers signals to the main
+    thread alone, so a run in another thread does not see them.
     """
 
     def __init__(self) -> None:
@@ -76,14 +78,14 @@ class StopRequest:
             return self
         for number in SIGNALS:
             self._before[number] = signal.signal(number, self._hear)
-        # a command ends with its reader (`| head`), but a run writes to workers too, and one that died must not end it
+        # SIGPIPE ends other commands with their reader (`| head`), but a worker that died must not end a run
         self._before[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        if self.code and isinstance(error, Unavailable):  # what was waited for until the user would not any more
+        if self.code and isinstance(error, Unavailable):  # the user stopped waiting for the database
             raise SystemExit(self.code) from error
 
     def _hear(self, number: int, _: object) -> None:
@@ -97,5 +99,5 @@ class StopRequest:
             )
 
     def ask(self) -> int:
-        """0: go on; 1: end after the round at hand; 2: at once."""
+        """0: continue; 1: stop after the current round; 2: stop at once."""
         return self.times

@@ -1,7 +1,7 @@
-"""One cell's work, stage by stage: train, then every evaluation on every checkpoint the suite asks for.
+"""Work on one cell, stage by stage: train it, then run every evaluation on every checkpoint that the suite asks for.
 
-The database is the truth: a process killed at any instant leaves a state from which the same command goes on and ends
-with the same bytes. How is in `training.py` and `attacking.py`; what both do in `stage.py`.
+A process killed at any instant leaves a database from which the same command continues and ends with the same bytes.
+See `training.py` and `attacking.py`, and `stage.py` for what they share.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def work(
     notify: Callable[[Event], None] = lambda event: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> CellStatus:
-    """Do what is not done of a job. A failure is stored with its traceback and returned, not raised.
+    """Do what is left of a job. A failure is stored with its traceback and returned, not raised.
 
-    `stop` is asked after every round and every chunk of an evaluation; when it says so, the work so far is committed.
+    `stop` is called after every round and every chunk of an evaluation; if it is True, the work is committed and ends.
     """
     reading.watch()
     signatures.add_described(machine.plugins)
@@ -70,20 +70,20 @@ def work(
                 attacking = replace(machine, precision=machine.attack_precision or machine.precision)
                 with decoded.progress(ask), data_in(Path(machine.data)):
                     return attack_models(turn, attacking, trained_again)
-            except checkpoints.DamagedCheckpoint as error:  # the first time only
+            except checkpoints.DamagedCheckpoint as error:  # only in the first pass, see `trained_again`
                 log.warning("%s: training begins again from round 0", error)
                 store.reopen(job.cell, "train")
-        raise AssertionError("the second evaluation stores damaged results")
+        raise AssertionError("unreachable: the second pass stores a damaged checkpoint as a failure")
     finally:
         log.removeHandler(handler)
         handler.close()
         gc.collect()
 
 
-def computing(job: Job, machine: Machine, store: Store) -> Machine:
-    """The machine with the precision and the path of a cell's training, where the run leaves them to the worker.
+def resolve_auto(job: Job, machine: Machine, store: Store) -> Machine:
+    """Replace "auto" in the machine's precision and path by what the cell is trained with.
 
-    What is begun keeps both, wherever it is resumed. MachineError: this machine has not what it was begun with.
+    A cell that is already begun keeps both, wherever it is resumed. MachineError: this machine does not have them.
     """
     begun_run: Mapping[str, Any] = {}
     if "auto" in (machine.precision, machine.path):
@@ -94,20 +94,24 @@ def computing(job: Job, machine: Machine, store: Store) -> Machine:
     if bits == "auto":
         bits = begun_run.get("precision") or slots.precision_for(machine.device)
         if bits == "tf32" and not slots.has_tf32(machine.device):
-            raise MachineError("its training was begun in tf32, which is not here: go on on a GPU, or --precision fp32")
+            raise MachineError(
+                "its training was begun in tf32, which this machine lacks: resume it on a GPU, or with --precision fp32"
+            )
     if path == "auto":
         path = begun_run.get("path") or path_of(job, replace(machine, precision=bits))
         if path in FORMER_PATHS:
-            raise MachineError(f"its training was begun with --path {path}, which is gone: go on with --path loop")
+            raise MachineError(
+                f"its training was begun with --path {path}, which no longer exists: resume it with --path loop"
+            )
         if path == "graphs" and not machine.device.startswith("cuda"):
             raise MachineError(
-                "its training was begun with --path graphs, which needs a GPU: go on there, or --path loop"
+                "its training was begun with --path graphs, which needs a GPU: resume it on one, or with --path loop"
             )
     return replace(machine, precision=bits, path=path)
 
 
 def path_of(job: Job, machine: Machine) -> LocalPath:
-    """The path of local training; where the run leaves it to the worker, what suits the cell and the device."""
+    """The path of local training; for "auto", the one that suits the cell and the device."""
     if machine.path != "auto":
         return machine.path
     if not machine.device.startswith("cuda"):
@@ -127,7 +131,7 @@ def evaluate(
 ) -> CellStatus:
     """Attack a model that was not trained here: `ready` is its Setup, with the model as the initial state.
 
-    The model is stored as that of the cell's only round, and from then on it is a cell as any other.
+    The model is stored as that of the cell's last round; from then on the cell is like any other.
     """
     store.add_cell(job.cell, job.spec)
     turn = Turn(job, store, Path(machine.files) / job.cell, notify, stop, Heartbeat())
@@ -155,8 +159,8 @@ def _log_to(file: Path) -> logging.Handler:
         handler = logging.FileHandler(file, encoding="utf-8")
     except OSError as error:
         raise Unavailable(f"cannot write {file}: {error.strerror}") from None
-    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk: the work goes on or says so
-    own_thread = threading.get_ident()  # a process can have several cells in hand, each in a thread
+    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a log line lost on a full disk ends no work
+    own_thread = threading.get_ident()  # a process can work on several cells, each in a thread
     handler.addFilter(lambda record: record.thread == own_thread)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)

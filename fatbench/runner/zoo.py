@@ -1,10 +1,10 @@
-"""The zoo: networks of stored results by name, with their numbers; a file counts if its SHA-256 is the stored one.
+"""The zoo: networks of stored results by name, with their numbers; a file must have the SHA-256 that was stored.
 
-    entries(lines)                       what files of results know: one Network a cell and round
+    entries(results)                     the networks in files of results, one for each cell and round
     find(network, places)                its file: in a folder, or fetched from an address
     module(file)                         the torch module, in eval mode
 
-A name is SUITE/LABEL/.../SEED: the labels that tell the cell from the others of its suite.
+A name is SUITE/LABEL/.../SEED, with the labels that distinguish the cell from others of its suite.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Network:
     round: int
     sha256: str  # of its file
     numbers: Mapping[str, float]  # metric -> accuracy in [0, 1]
-    how: str = ""  # it was trained: options of `fatbench run cell`
-    trained_with: Sequence[Mapping[str, Any]] = ()  # records of plug-ins
+    how: str = ""  # how it was trained: options of `fatbench run cell`
+    trained_with: Sequence[Mapping[str, Any]] = ()  # records of the plug-ins
 
 
 def entries(results: Iterable[Path]) -> list[Network]:
-    """The networks of files that `fatbench export` wrote. MachineError: unreadable; SpecError: no such file."""
+    """The networks in files that `fatbench export` wrote. SpecError: no such file. MachineError: it is unreadable."""
     network_by_key: dict[tuple[str, str], Network] = {}
     for file in results:
         for cell in _cells(file):
@@ -76,7 +76,7 @@ def entries(results: Iterable[Path]) -> list[Network]:
 
 
 def rows(results: Iterable[Path], folders_or_urls: Sequence[str | Path] = ()) -> list[dict[str, Any]]:
-    """Each network by its name: cell, round, sha256, numbers, and its file, None where it is not here."""
+    """A dictionary for each network, sorted by name; its "file" is None if the file is not found."""
     networks = names(entries(results))
     folders = [network for network in folders_or_urls if "://" not in str(network)]
     return [
@@ -93,7 +93,7 @@ def rows(results: Iterable[Path], folders_or_urls: Sequence[str | Path] = ()) ->
 
 
 def _sort_key(name: str) -> list[tuple[str, int]]:
-    """A name for sorting: numbers in it by their size, so that seed 10 follows seed 9."""
+    """A key that sorts names with numbers by value, so that seed 10 follows seed 9."""
     return [(text, int(number or 0)) for text, number in re.findall(r"(\D+)(\d*)", name)]
 
 
@@ -111,13 +111,13 @@ def _cells(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _run_options(run: Mapping[str, Any]) -> str:
-    """The options of a run that decide about its bits."""
+    """The options of a run that its bits depend on."""
     options = {"precision": run.get("precision"), "path": (run.get("extra") or {}).get("path")}
     return "".join(f" --{option} {value}" for option, value in options.items() if value)
 
 
 def _numbers(stage: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """(metric, accuracy) of a stage's own number."""
+    """Yield (metric, accuracy) of an attack's stage, over all clients."""
     label = stage["stage"].rpartition("@")[0].rpartition("-")[0]
     for _, client, metric, value, *_ in stage["numbers"]:
         if metric == label and client < 0:
@@ -125,7 +125,7 @@ def _numbers(stage: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def names(networks: Sequence[Network]) -> dict[str, Network]:
-    """Each network by its name; a cell of a suite that is not here by suite and cell."""
+    """Each network by its name; if its suite is not known here, the name is SUITE/CELL."""
     plans: dict[tuple[str, str], Plan | None] = {}
     network_by_name: dict[str, Network] = {}
     for network in networks:
@@ -147,7 +147,7 @@ def names(networks: Sequence[Network]) -> dict[str, Network]:
 
 
 def choose(name: str, networks: Mapping[str, Network]) -> Network:
-    """The network of this name, or the one whose name has these parts in this order. SpecError: none, or several."""
+    """The network of this name, or the only one whose name has these parts in order. SpecError: none, or several."""
     if name in networks:
         return networks[name]
     name_parts = name.split("/")
@@ -165,9 +165,9 @@ def choose(name: str, networks: Mapping[str, Network]) -> Network:
 
 
 def find(network: Network, sources: Sequence[str | Path] = ()) -> Path | None:
-    """The file of a network: in one of some folders, in those of the repository, or at an address https://.../.
+    """Find the file of a network in the sources (folders or addresses https://...), or in the usual folders.
 
-    None: it is nowhere. MachineError: an address gives another file.
+    Returns None if it is nowhere. MachineError: the file at an address is another one.
     """
     for source in (*sources, *FOLDERS, settings.files_folder(settings.database()) / network.cell):
         if str(source).startswith(("https://", "http://", "file://")):
@@ -183,13 +183,13 @@ def find(network: Network, sources: Sequence[str | Path] = ()) -> Path | None:
 
 
 def _fetch(address: str, sha256: str) -> Path | None:
-    """ADDRESS/SHA256.safetensors, kept in the cache; None: it is not there. MachineError: other content."""
+    """Fetch ADDRESS/SHA256.safetensors into the cache; None if it does not exist. MachineError: it is another file."""
     target = settings.cache_folder() / "models" / f"{sha256}.safetensors"
     url = f"{address.rstrip('/')}/{sha256}.safetensors"
     try:
         with urllib.request.urlopen(url, timeout=30) as answer:
             content = answer.read()
-    except (OSError, ValueError, http.client.HTTPException):  # URLError among them
+    except (OSError, ValueError, http.client.HTTPException):  # URLError is an OSError
         return None
     if (digest := hashlib.sha256(content).hexdigest()) != sha256:
         raise MachineError(f"{url} has SHA-256 {digest}, not {sha256}: it is another file")
@@ -198,10 +198,10 @@ def _fetch(address: str, sha256: str) -> Path | None:
 
 
 def module(file: Path, sha256: str, trained_with: Sequence[Mapping[str, Any]] = ()) -> nn.Module:
-    """The network of a file of a run, in eval mode; it takes images (B, C, H, W) in [0, 1] and gives logits.
+    """Build the network in a model's file, in eval mode; it takes images (B, C, H, W) in [0, 1] and gives logits.
 
-    trained_with: records of the plug-ins of its training. MachineError: the file is damaged, no network of a run, or
-    the code of a plug-in's network is not the one that was trained.
+    trained_with: records of the plug-ins of its training. MachineError: the file is damaged or holds no network of a
+    run, or the code of a plug-in's network has changed since.
     """
     from fatbench.runner import checkpoints, own_network, stage
     from fatbench.suite import calls, facts
@@ -215,5 +215,5 @@ def module(file: Path, sha256: str, trained_with: Sequence[Mapping[str, Any]] = 
     settings, shape = calls.check("Model", stage.without_weights(spec["model"]), "model"), (data.channels, side, side)
     network: nn.Module = calls.build("Model", settings)(shape, int(header["classes"]))
     network.load_state_dict(state)
-    own_network.demand_same(file, header, settings, network, shape, int(header["classes"]), trained_with)
+    own_network.demand_trained_network(file, header, settings, network, shape, int(header["classes"]), trained_with)
     return network.eval()

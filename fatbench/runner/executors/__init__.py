@@ -31,19 +31,19 @@ from fatbench.store.stages import Store
 
 
 class Worker(NamedTuple):
-    """The process that has a cell in hand."""
+    """The process that is working on a cell."""
 
     host: str
     pid: int
 
 
 def this_worker() -> Worker:
-    """The process that asks."""
+    """This process, as a `Worker`."""
     return Worker(socket.gethostname(), os.getpid())
 
 
 def device_and_jobs(device: str | None, jobs: int | None) -> tuple[str, int | None]:
-    """(device, cells side by side) from the flags, else the settings. SpecError: neither a device nor a number."""
+    """(device, cells side by side) from the flags, else from the settings. SpecError: one of them is not valid."""
     device_name = settings.setting("device", device) or "auto"
     if device_name not in ("auto", "cpu", "cuda"):
         kind, _, numbers = device_name.partition(":")
@@ -58,29 +58,29 @@ def device_and_jobs(device: str | None, jobs: int | None) -> tuple[str, int | No
     return device_name, jobs
 
 
-MOST_JOBS = 1000  # processes, each of which imports torch
+MOST_JOBS = 1000  # each is a process that imports torch
 
 
 def say(text: str) -> None:
-    """A line for a person, beside what the run's observer shows."""
+    """Print a line for the user on stderr, beside what the run's observer shows."""
     print(f"fatbench: {text}", file=sys.stderr, flush=True)
 
 
-OPENING = 600.0  # seconds that a worker waits for the database at first: its machine may have no way to the server
+OPENING = 600.0  # seconds that a worker waits for the database before it gives up: its node may not reach the server
 
 
 def open_store(db: str) -> Store:
-    """The database for whoever has a cell in hand: neither another writer nor a restarted server ends the work."""
+    """Open the database for a worker, whose work neither another writer nor a restarted server may end."""
     store = patiently(lambda: Store.open(db), OPENING)
     store.database.patience = math.inf
     return store
 
 
 def attempt(job: Job, machine: Machine, notify: Callable[[Event], None], stop: Callable[[], bool]) -> CellStatus:
-    """A worker's turn at a cell, with its own database connection.
+    """Take a worker's turn at a cell, with its own database connection.
 
-    A stage that fails is stored by `work`. What goes wrong around the stages (no database, no place for the log) has
-    nowhere to be stored: it is an event, and the worker lives to take the next cell.
+    `work` stores the failure of a stage. Other errors (no database, no place for the log) cannot be stored: they become
+    an event, and the worker goes on to the next cell.
     """
     try:
         with open_store(machine.db) as store:
@@ -97,7 +97,7 @@ def attempt(job: Job, machine: Machine, notify: Callable[[Event], None], stop: C
 def record_loss(
     job: Job, machine: Machine, worker: Worker | str | None, text: str, watch: Callable[[int, Event], None], slot: int
 ) -> CellStatus:
-    """Mark what a dead worker had in hand as failed; what other processes have in hand stays theirs."""
+    """Mark the stages that a dead worker held as failed; those of other processes stay as they are."""
     with open_store(machine.db) as store:
         held_runs = _held_stages(store, job, worker)
         for run in held_runs.values():
@@ -108,9 +108,9 @@ def record_loss(
 
 
 def release(job: Job, machine: Machine, worker: Worker | str | None) -> None:
-    """Give back what a dead worker, or any process of a SLURM job, had in hand: it goes on from the last checkpoint.
+    """Release the stages that a dead worker, or any process of a SLURM job, held; they resume from their checkpoints.
 
-    Where that cannot be written, its process being gone says so too.
+    If the database cannot be written, other processes still notice that the worker's process is gone.
     """
     with contextlib.suppress(Unavailable), Store.open(machine.db) as store:
         for run in _held_stages(store, job, worker).values():
@@ -118,7 +118,7 @@ def release(job: Job, machine: Machine, worker: Worker | str | None) -> None:
 
 
 def is_working(job: Job, machine: Machine, worker: Worker) -> bool:
-    """Whether a worker has a stage of its cell in hand and makes progress."""
+    """Whether a worker holds a stage of its cell and makes progress."""
     with Store.open(machine.db) as store:
         held_runs = _held_stages(store, job, worker)
         rows = store.stages([job.cell])
@@ -126,8 +126,8 @@ def is_working(job: Job, machine: Machine, worker: Worker) -> bool:
 
 
 def _held_stages(store: Store, job: Job, worker: Worker | str | None) -> dict[str, int]:
-    """stage -> run, of the stages of a cell that a worker has in hand, or a process of the SLURM job of this id."""
-    rows = store.stages([job.cell]).values()  # before the runs: a claim between the two looks has its run then
+    """stage -> run, of the stages of a cell that a worker holds. worker: None for nobody; a string is a SLURM job."""
+    rows = store.stages([job.cell]).values()  # read before the runs, so that no row lacks its run
     runs = {run["id"]: run for run in store.runs([job.cell])}
 
     def is_of_worker(run: Mapping[str, Any]) -> bool:

@@ -1,16 +1,16 @@
-"""Worker processes on this machine, each takes the next cell when it is free.
+"""Worker processes on this machine, each of which takes the next cell when it is free.
 
-A slot is what one cell at a time goes through. Every slot has its own process.
+A slot is a place for one cell at a time, with a process of its own.
 
-A worker that makes no progress for two leases (it was stopped, or hangs) is killed, and its cell begun once more. So is
-that of a worker that somebody else kills with SIGKILL, as a system does that is out of memory.
+If a worker makes no progress for two leases (it was stopped, or hangs), it is killed and its cell starts once more. So
+does the cell of a worker that was killed by SIGKILL, as systems do when they run out of memory.
 
-A worker that dies otherwise (a crash in a library), or twice, takes only its cell with it: the cell is marked failed, a
-new worker takes the next one. So workers share nothing with one another, not even the lock of a queue, which
-would die with the worker that holds it: each has its own pipe.
+If a worker dies otherwise (a library crashes), or for the second time, only its cell is lost: the cell is marked as
+failed, and a new worker takes the next one. Workers share nothing, not even a queue, whose lock could be held by a
+worker that dies: each has its own pipe.
 
-A plug-in is code that may change all of torch. A process that has run one takes only cells whose training uses it; for
-others a new process is begun.
+A plug-in may change anything in torch. A process that has run one takes only cells whose training uses it; other cells
+get a new process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ from fatbench.suite import plugins
 
 
 def slots(device: str | None, jobs: int | None, per_gpu: int | Mapping[int, int] = 1, url: str = "") -> list[str]:
-    """A GPU or a core a slot; `per_gpu` slots a GPU, of all or by its number. MachineError: no such GPU; SpecError."""
+    """The device of each slot: one for each core, or `per_gpu` for each GPU (for all, or by the GPU's number).
+
+    MachineError: there is no such GPU. SpecError: the device or the number of jobs is not valid.
+    """
     device_name, jobs = device_and_jobs(device, jobs)
     gpus_here = gpu_count() if device_name != "cpu" else 0
     if device_name == "cpu" or (device_name == "auto" and gpus_here == 0):
@@ -63,7 +66,7 @@ def slots(device: str | None, jobs: int | None, per_gpu: int | Mapping[int, int]
 
 
 def gpu_count() -> int:
-    """How many GPUs torch can use here, as far as the driver says; without importing torch, which takes seconds."""
+    """How many GPUs torch can use here, by asking the driver: importing torch would take seconds."""
     spec = importlib.util.find_spec("torch")
     built = [Path(folder) / "lib" for folder in (spec and spec.submodule_search_locations) or ()]
     if any((folder / "libtorch_hip.so").exists() for folder in built):
@@ -83,18 +86,18 @@ def gpu_count() -> int:
 
 @dataclass
 class _Slot:
-    """A worker process, our end of the slot's pipe, and the cell it has in hand."""
+    """A worker process, our end of its pipe, and the cell that it is working on."""
 
     process: Any
     pipe: Any
-    has_run: set[Path] = field(default_factory=set)  # plug-ins
+    has_run: set[Path] = field(default_factory=set)  # the plug-ins that its process has run
     job: Job | None = None
-    began: float = 0.0  # with the job
-    idle: int = 0  # looks in a row at which it had nothing in hand
-    reason: str = ""  # why we have killed it
+    began: float = 0.0  # when it was given the job
+    idle: int = 0  # consecutive checks in which it made no progress
+    reason: str = ""  # why we killed it; empty if we did not
 
     def tell(self, item: Any) -> None:
-        """A cell to work on, or None: end after the round at hand. A worker that is gone does not mind."""
+        """Send a job, or None to end after the current round; ignored if the process is gone."""
         with contextlib.suppress(OSError):
             self.pipe.send(item)
 
@@ -115,29 +118,29 @@ def run(
     still: Callable[[Sequence[Job]], list[Job]] | None = None,
     more_slots: Callable[[Sequence[Job]], Sequence[str]] | None = None,
 ) -> dict[str, CellStatus]:
-    """Work through `jobs`, a process a slot; status of each cell.
+    """Work through `jobs` with a process for each slot, and return each cell's status.
 
-    still: of cells that wait, those that are to do by now, where others work on the same; asked before one is taken.
-    more_slots: slots, these and more, for the cells that wait; asked after the first round of each cell.
+    still: called with the waiting jobs before one is taken; returns those that no other process has done meanwhile.
+    more_slots: called with the waiting jobs after each cell's first round; returns the slots, these and new ones.
     """
     context = multiprocessing.get_context("spawn")
     waiting = list(jobs)
     statuses: dict[str, CellStatus] = {}
     workers: dict[int, _Slot] = {}
-    started: set[str] = set()  # cells with a round
-    restarted: set[str] = set()  # cells that were begun once more
-    look_interval = _looks(machine)
-    look = time.monotonic() + look_interval
+    started: set[str] = set()  # cells that have finished a round
+    restarted: set[str] = set()  # cells that were started once more
+    check_interval = _check_interval(machine)
+    next_check = time.monotonic() + check_interval
     halted = False
 
     def next_for(slot: int) -> Job:
-        """The cell that a free slot takes, in a new process where none fits into this one."""
+        """The cell that a free slot takes; starts a new process if none may run in the slot's present one."""
         if slot in workers and workers[slot].process.is_alive():
             has_run = workers[slot].has_run
             if (job := next((job for job in waiting if has_run <= plugins.files(job.spec)), None)) is not None:
                 return job
         if slot in workers:
-            _end(workers.pop(slot), 5.0)
+            _end_process(workers.pop(slot), 5.0)
         workers[slot] = start(replace(machine, device=slots[slot]))
         return waiting[0]
 
@@ -187,14 +190,14 @@ def run(
                 watch(slot, Event(next_job.cell, "slot", "given"))
             busy = {slot: worker for slot, worker in workers.items() if worker.job is not None}
             ready = wait([worker.pipe for worker in busy.values()], timeout=0.1)
-            if time.monotonic() > look:
-                look = time.monotonic() + look_interval
-                _judge(busy.values(), machine)
+            if time.monotonic() > next_check:
+                next_check = time.monotonic() + check_interval
+                _kill_stuck(busy.values(), machine)
             for slot, worker in busy.items():
                 job = worker.job
                 assert job is not None
                 try:
-                    # a process started by a worker that died can keep its end of the pipe open
+                    # a subprocess of a dead worker can keep the worker's end of the pipe open
                     if worker.pipe not in ready and (worker.process.is_alive() or worker.pipe.poll()):
                         continue
                     item = worker.pipe.recv() if worker.pipe in ready else None
@@ -212,7 +215,7 @@ def run(
                     continue
                 if item is None:
                     del workers[slot]
-                    text = _death(worker.process)
+                    text = _describe_end(worker.process)
                     killed = worker.reason
                     is_lost = killed == IDLE or (not killed and worker.process.exitcode == -signal.SIGKILL)
                     if is_lost and job.cell not in restarted and not halted:
@@ -230,9 +233,9 @@ def run(
             if worker.job is None:
                 worker.tell(None)
         end = time.monotonic() + 5
-        at_work = {worker.process.pid for worker in workers.values() if worker.job}
+        working = {worker.process.pid for worker in workers.values() if worker.job}
         for worker in workers.values():
-            _end(worker, 0 if worker.process.pid in at_work else max(0.0, end - time.monotonic()))
+            _end_process(worker, 0 if worker.process.pid in working else max(0.0, end - time.monotonic()))
             if worker.job is not None:
                 release(worker.job, machine, worker.worker)
     for job in jobs:
@@ -240,8 +243,8 @@ def run(
     return statuses
 
 
-def _end(worker: _Slot, patience: float) -> None:
-    """End a process: by itself within so many seconds, where it has nothing in hand."""
+def _end_process(worker: _Slot, patience: float) -> None:
+    """End a process: let an idle one end by itself within so many seconds, else kill it."""
     if worker.job is None:
         worker.tell(None)
     worker.process.join(patience)
@@ -252,8 +255,8 @@ def _end(worker: _Slot, patience: float) -> None:
 
 
 IDLE = "the worker process made no progress"
-IDLE_SECONDS = 20.0  # for a worker to have something in hand, at least; a lease, where that is longer
-GRACE = 60.0  # seconds for a worker to end a cell whose time is over by itself
+IDLE_SECONDS = 20.0  # at least so long may a worker be idle; a lease, if that is longer
+GRACE = 60.0  # seconds for a worker to end a cell by itself after its time limit
 
 
 def _looks(machine: Machine) -> float:
@@ -268,7 +271,7 @@ def _judge(workers: Iterable[_Slot], machine: Machine) -> None:
         assert worker.job is not None
         try:
             worker.idle = 0 if is_working(worker.job, machine, worker.worker) else worker.idle + 1
-        except Unavailable:  # no worker can make progress
+        except Unavailable:  # without the database no worker can make progress
             worker.idle = 0
         if limit is not None and time.monotonic() - worker.began > limit + GRACE:
             worker.reason = f"TimeLimit: {limit:g} s are over, and the worker process did not stop"
@@ -278,8 +281,8 @@ def _judge(workers: Iterable[_Slot], machine: Machine) -> None:
             worker.process.kill()
 
 
-def _death(process: Any) -> str:
-    """How a worker process ended, in words."""
+def _describe_end(process: Any) -> str:
+    """Describe in words how a worker process ended."""
     process.join(5)
     code = process.exitcode
     if code is None:
@@ -291,11 +294,11 @@ def _death(process: Any) -> str:
 
 
 def _serve(machine: Machine, pipe: Any) -> None:
-    """A worker process's life: take a job, do it, say how it went, until there is none or the parent is gone."""
+    """The main loop of a worker process: do each job and send its status, until the parent sends None or dies."""
     is_stopped = False
 
     def notify(event: Event) -> None:
-        with contextlib.suppress(OSError):  # the parent is gone: the stage is not to blame
+        with contextlib.suppress(OSError):  # the parent is gone, which is no failure of the stage
             pipe.send(event)
 
     def next_job() -> Job | None:
@@ -312,9 +315,9 @@ def _serve(machine: Machine, pipe: Any) -> None:
 
     while not is_stopped and (job := next_job()) is not None:
         status = attempt(job, machine, notify, stop)
-        gc.freeze()  # what outlives a cell, such as modules it imported, need not be looked at after the next
+        gc.freeze()  # objects that outlive a cell, such as modules, are exempt from later collections
         try:
             pipe.send(status)
         except OSError:
             break
-    gc.unfreeze()  # at its exit triton, which timm brings, names on stderr every function that is still there
+    gc.unfreeze()  # else triton, which timm imports, lists every function that is left on stderr at exit

@@ -1,8 +1,8 @@
-"""Cells as Ray tasks: on the cluster that RAY_ADDRESS names, else on one started here for the run.
+"""Run cells as Ray tasks, on the cluster that RAY_ADDRESS names or on one started here for the run.
 
-Every node must see the data, the files folder and the database under the same paths, and have fatbench and the
-plugins installed. On several nodes the database is PostgreSQL. A cell whose node is lost is begun once more on another,
-and one whose worker is killed, as a system does that is out of memory; Ray does not say by which signal it died.
+Every node must see the data, the files folder and the database under the same paths, and have fatbench and the plug-ins
+installed. Several nodes need PostgreSQL as the database. A cell starts once more if its node is lost or its worker is
+killed, as systems do when they run out of memory; Ray does not tell by which signal a worker died.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.store.database import Database
 from fatbench.suite import plugins
 
-SILENCE = 60.0  # seconds in which no task begins or says anything, after which a person is told
-PATIENCE = 3.0  # seconds that a cluster may take to know that a node is gone
+SILENCE = 60.0  # seconds without a task that begins or reports, after which the user is told
+PATIENCE = 3.0  # seconds that a cluster may take to notice that a node is gone
 
 
 def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[str]:
-    """What the cluster has: a GPU (or a fraction of one) or a core a slot.
+    """The device of each slot: one for each core of the cluster, or `per_gpu` for each of its GPUs.
 
-    SpecError: no Ray, a device that is not Ray's to choose, SQLite on several nodes. MachineError: no GPU, no cluster.
+    SpecError: Ray is not installed, a numbered GPU is asked for, or SQLite on several nodes. MachineError: there is no
+    GPU or no cluster.
     """
     ray = _package()
     device_name, jobs = device_and_jobs(device, jobs)
@@ -70,7 +71,7 @@ def run(
     fail_fast: bool = False,
     note: Callable[[str], None] = say,
 ) -> dict[str, CellStatus]:
-    """Work through `jobs`, as many tasks at a time as there are slots; status of each cell."""
+    """Work through `jobs`, as many tasks at a time as there are slots, and return each cell's status."""
     ray = _package()
     with _connected(ray, slots):
         return _run(ray, jobs, machine, slots, watch, stop, fail_fast=fail_fast, note=note)
@@ -89,25 +90,27 @@ def _run(
 ) -> dict[str, CellStatus]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    with_us = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    board = ray.remote(num_cpus=0, scheduling_strategy=with_us)(StatusBoard).remote()  # another node may be lost
-    # Ray names the GPU: a task sees only the one it was given
+    on_this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    board = ray.remote(num_cpus=0, scheduling_strategy=on_this_node)(StatusBoard).remote()  # other nodes may be lost
+    # a task sees only the GPU that Ray gave it, as cuda:0
     local_machine = replace(machine, device="cpu" if slots[0] == "cpu" else "cuda:0")
     gpu = 0.0 if slots[0] == "cpu" else 1 / max(Counter(slots).values())
     task = ray.remote(num_cpus=1, num_gpus=gpu, max_retries=0)(_work)
-    final_task = ray.remote(num_cpus=1, num_gpus=gpu, max_retries=0, max_calls=1)(_work)  # its process then ends
+    final_task = ray.remote(num_cpus=1, num_gpus=gpu, max_retries=0, max_calls=1)(
+        _work
+    )  # for jobs of plug-ins: the process ends after one task
     waiting, free_slots = list(jobs), list(range(len(slots)))
     tasks: dict[Any, tuple[int, Job]] = {}
-    workers: dict[str, tuple[Worker, str]] = {}  # who has taken a cell, and on which node
-    restarted: set[str] = set()  # cells that were begun once more
+    workers: dict[str, tuple[Worker, str]] = {}  # cell -> (worker, its node)
+    restarted: set[str] = set()  # cells that were started once more
     statuses: dict[str, CellStatus] = {}
     halted = False
-    since = time.monotonic()  # when a task last began
+    last_report = time.monotonic()  # when a task last began or reported
 
     def hear() -> None:
-        nonlocal since
+        nonlocal last_report
         for slot, item in ray.get(board.take.remote()):
-            since = max(since, time.monotonic())
+            last_report = max(last_report, time.monotonic())
             if isinstance(item, Event):
                 watch(slot, item)
             else:
@@ -122,7 +125,7 @@ def _run(
             ray.get(board.stop.remote())
             hear()
             for reference, (_, job) in tasks.items():
-                if job.cell not in workers:  # it waits for a place on the cluster
+                if job.cell not in workers:  # its task has not begun
                     ray.cancel(reference)
 
     while waiting or tasks:
@@ -133,13 +136,15 @@ def _run(
             break
         while waiting and free_slots:
             slot, job = free_slots.pop(0), waiting.pop(0)
-            changes = plugins.files(job.spec, job.evaluations)  # a plug-in may change all of torch
-            tasks[(final_task if changes else task).remote(slot, job, local_machine, board)] = (slot, job)
+            has_plugins = plugins.files(job.spec, job.evaluations)  # a plug-in may change all of torch
+            tasks[(final_task if has_plugins else task).remote(slot, job, local_machine, board)] = (slot, job)
             watch(slot, Event(job.cell, "slot", "given"))
         ready, _ = ray.wait(list(tasks), timeout=0.2)
         hear()
-        if time.monotonic() - since > SILENCE and (count := sum(job.cell not in workers for _, job in tasks.values())):
-            since = math.inf  # once
+        if time.monotonic() - last_report > SILENCE and (
+            count := sum(job.cell not in workers for _, job in tasks.values())
+        ):
+            last_report = math.inf  # tell the user only once
             cluster = {name: ray.cluster_resources().get(name, 0) for name in ("CPU", "GPU")}
             needs = f"1 CPU and {gpu:g} GPU" if gpu else "1 CPU"
             note(
@@ -156,7 +161,7 @@ def _run(
                 status = "interrupted"
             except ray.exceptions.RayError as error:
                 worker, node = workers.pop(job.cell, (None, ""))
-                if job.cell not in restarted and (reason := _reason(ray, error, node)):
+                if job.cell not in restarted and (reason := _retry_reason(ray, error, node)):
                     restarted.add(job.cell)
                     release(job, machine, worker)
                     if not halted:
@@ -185,8 +190,8 @@ def _run(
     return statuses
 
 
-def _reason(ray: Any, error: Exception, node: str) -> str:
-    """Why a task ended that may begin once more; empty where its own code failed."""
+def _retry_reason(ray: Any, error: Exception, node: str) -> str:
+    """Why a task ended that may start once more; empty if its own code failed."""
     if _node_is_gone(ray, error, node):
         return "its Ray node is lost"
     killed = isinstance(error, (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError))
@@ -194,7 +199,7 @@ def _reason(ray: Any, error: Exception, node: str) -> str:
 
 
 def _node_is_gone(ray: Any, error: Exception, node: str) -> bool:
-    """Whether a task ended because its node is gone; the cluster may know that a moment later than of the task."""
+    """Whether a task ended because its node is gone; the cluster may notice that a moment after the task's end."""
     end = time.monotonic() + PATIENCE
     while not isinstance(error, ray.exceptions.NodeDiedError):
         if any(node_row["NodeID"] == node and not node_row["Alive"] for node_row in ray.nodes()):
@@ -206,32 +211,32 @@ def _node_is_gone(ray: Any, error: Exception, node: str) -> bool:
 
 
 class StatusBoard:
-    """An actor that both sides write on: the tasks what they do, the driver that they are to stop."""
+    """An actor through which tasks report their progress, and the driver asks them to stop."""
 
     def __init__(self) -> None:
         self.items: list[tuple[int, Any]] = []
         self.stopping = False
 
     def tell(self, slot: int, item: Any) -> None:
-        """An event, or (cell, worker, node): who has taken the cell, and on which node."""
+        """Add an event, or (cell, worker, node) when a worker begins a cell."""
         self.items.append((slot, item))
 
     def take(self) -> list[tuple[int, Any]]:
-        """What was told since the last time."""
+        """Return and forget everything since the last call."""
         items, self.items = self.items, []
         return items
 
     def stop(self) -> None:
-        """The tasks are to end after the round at hand."""
+        """Ask the tasks to end after their current round."""
         self.stopping = True
 
-    def stopped(self) -> bool:
-        """Whether the tasks are to end."""
+    def should_stop(self) -> bool:
+        """Whether `stop` was called."""
         return self.stopping
 
 
 def _work(slot: int, job: Job, machine: Machine, board: Any) -> CellStatus:
-    """The task."""
+    """Work on one cell: the body of a Ray task."""
     import ray
 
     def notify(event: Event) -> None:
@@ -239,19 +244,21 @@ def _work(slot: int, job: Job, machine: Machine, board: Any) -> CellStatus:
 
     def stop() -> bool:
         try:
-            return bool(ray.get(board.stopped.remote()))
+            return bool(ray.get(board.should_stop.remote()))
         except ray.exceptions.RayError:  # the driver is gone, and the board with it
             return True
 
     ray.get(board.tell.remote(slot, (job.cell, this_worker(), ray.get_runtime_context().get_node_id())))
     status: CellStatus = "interrupted" if stop() else attempt(job, machine, notify, stop)
-    stop()  # calls arrive in order: now every event has
+    stop()  # calls to an actor arrive in order, so every event has arrived after this one
     return status
 
 
 def _package() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent home unasked
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a later Ray's default, and this one warns of it
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics unasked
+    os.environ.setdefault(
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+    )  # the default of later versions; without it Ray prints a warning
     try:
         import ray
     except ModuleNotFoundError:
@@ -266,9 +273,10 @@ def _address() -> str | None:
 
 @contextlib.contextmanager
 def _connected(ray: Any, slots: Sequence[str] = ()) -> Iterator[None]:
-    """A connection to Ray. One that was there before stays; what is started here is ended here.
+    """A context with a connection to Ray; an existing one is used and left open.
 
-    Ray takes SIGTERM for itself and writes messages of its nodes to stdout: the one goes back, the others to stderr.
+    Ray replaces the handler of SIGTERM, which is restored, and prints messages of its nodes to stdout, which go to
+    stderr instead.
     """
     if ray.is_initialized():
         yield
@@ -279,17 +287,17 @@ def _connected(ray: Any, slots: Sequence[str] = ()) -> Iterator[None]:
     options: dict[str, Any] = {"address": address}
     if address is None:
         gpus = len({slot for slot in slots if slot != "cpu"})
-        # tasks pass no arrays: the store is the smallest that Ray accepts
+        # tasks exchange no arrays, so the object store is the smallest that Ray accepts
         options = {"address": "local", "num_cpus": len(slots), "num_gpus": gpus, "object_store_memory": 80 << 20}
         options["include_dashboard"] = False
-    with contextlib.redirect_stdout(_WithoutDumps()):
+    with contextlib.redirect_stdout(_StderrWithoutDumps()):
         try:
             if address is not None:
-                _knock(address)
+                _check_address(address)
             ray.init(log_to_driver=False, logging_level="ERROR", **options)
-        except Exception as error:  # a node that does not start in time is a plain one
+        except Exception as error:  # Ray raises a bare Exception if a node does not start in time
             ray.shutdown()
-            address_text = f"RAY_ADDRESS={address}" if address else "Ray does not start here"
+            address_text = f"RAY_ADDRESS={address}" if address else "Ray cannot be started here"
             token = address and isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
             hint = " (a cluster that asks for a token wants RAY_AUTH_MODE=token)" if token else ""
             raise MachineError(f"{address_text}: {str(error).splitlines()[0]}{hint}") from None
@@ -302,14 +310,14 @@ def _connected(ray: Any, slots: Sequence[str] = ()) -> Iterator[None]:
             ray.shutdown()
 
 
-class _WithoutDumps(io.TextIOBase):
-    """stderr, without the dozens of lines of a node's state that Ray writes when one dies: `run` says so in one."""
+class _StderrWithoutDumps(io.TextIOBase):
+    """stderr without the dozens of lines that Ray prints about a node that dies; `run` reports that in one line."""
 
     def __init__(self) -> None:
         self.rest = ""
 
     def write(self, text: str) -> int:
-        """Pass on whole lines, less those of a node and those that continue one."""
+        """Pass on complete lines, except those of a node ("(raylet)") and their indented continuations."""
         *lines, self.rest = (self.rest + text).split("\n")
         for line in lines:
             if line.strip() and "(raylet)" not in line and not line[0].isspace():
@@ -317,8 +325,8 @@ class _WithoutDumps(io.TextIOBase):
         return len(text)
 
 
-def _knock(address: str) -> None:
-    """Find out in seconds that nothing answers at HOST:PORT; Ray takes minutes."""
+def _check_address(address: str) -> None:
+    """Raise OSError within seconds if nothing answers at HOST:PORT, where Ray would take minutes."""
     host, _, port = address.rpartition("/")[2].rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=10).close()

@@ -1,8 +1,8 @@
-"""Cells on SLURM: arrays of jobs that take cells until none is free or their time is up.
+"""Run cells on SLURM, with arrays of jobs that take cells until none is free or their time is up.
 
     [slurm]            # in fatbench.toml; table.py has the keys
     partition = "gpu"
-    time = "4:00:00"   # a cell that needs longer goes on in the job's next start
+    time = "4:00:00"   # a cell that needs longer continues in the job's next start
     gpus = 1
 
     table    the settings of [slurm], and the batch script
@@ -11,9 +11,9 @@
     driver   submits the jobs and follows them
     worker   the job itself
 
-Why not one job for each cell? A job that waited for hours then works for all of its time. Python and torch start once.
-Cells share the queue's places, however few a site allows. And a job that is lost takes no cell with it: any other job
-takes the cell over from its last checkpoint. The price is that a cell has no fixed job; `fatbench show` names it.
+There is not one job for each cell, for these reasons. A job that waited for hours works for all of its time. Python and
+torch start only once. Any number of cells can share the few jobs that a site allows. And if a job is lost, any other
+job continues its cell from the last checkpoint. The price is that a cell has no fixed job; `fatbench show` names it.
 
 Every node must see the working directory, the data, the files folder and the database under the same paths.
 """
@@ -35,14 +35,14 @@ from fatbench.runner.executors.slurm.driver import Driver
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.store.database import Database
 
-AT_ONCE = 256  # jobs in the queue without --jobs
-SHORT = 5  # minutes; most of a shorter job passes with starting and stopping
+DEFAULT_JOBS = 256  # in the queue, without --jobs
+SHORT = 5  # minutes: a shorter job spends most of its time on starting and stopping
 
 
 def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[str]:
-    """A place for each cell that may be worked on at a time; the same GPU's name for those that share a job.
+    """The device of each slot, one for each cell that may run at a time; slots that share a job have the same name.
 
-    SpecError: a wrong [slurm], a device that is not SLURM's to choose. MachineError: no sbatch.
+    SpecError: [slurm] is not valid, or a numbered GPU is asked for. MachineError: there is no sbatch.
     """
     slurm_table = table.checked(settings.table("slurm"))
     table.of_attacks(slurm_table)
@@ -68,8 +68,8 @@ def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[
             "give gpus = 1"
         )
     most_jobs = int(
-        str(jobs or slurm_table.get("jobs") or usual or AT_ONCE)
-    )  # [slurm] says more than a setting for all
+        str(jobs or slurm_table.get("jobs") or usual or DEFAULT_JOBS)
+    )  # [slurm] comes before the setting for all executors
     if device_name == "cuda" or (device_name == "auto" and table.wants_gpu(slurm_table)):
         return [f"cuda:{job}" for job in range(most_jobs) for _ in range(per_gpu)]
     return ["cpu"] * most_jobs
@@ -85,7 +85,7 @@ def run(
     fail_fast: bool = False,
     note: Callable[[str], None] = say,
 ) -> dict[str, CellStatus]:
-    """Submit what works on `jobs` and follow it; status of each cell. MachineError: sbatch refuses."""
+    """Submit SLURM jobs for `jobs`, follow them, and return each cell's status. MachineError: sbatch refuses."""
     slurm_table = table.checked(settings.table("slurm"))
     device = "cpu" if slots[0] == "cpu" else "cuda"
     per_gpu = max(Counter(slots).values()) if device == "cuda" else 1
@@ -114,9 +114,9 @@ def run(
 
 
 def try_out(device: str | None) -> str:
-    """What sbatch says of a job as [slurm] asks for it, without submitting it. MachineError: it would not run.
+    """Ask sbatch about a job as [slurm] describes it, without submitting it, and return the answer.
 
-    Where sbatch cannot be asked, that is what is said.
+    If sbatch cannot be asked, the answer says so. MachineError: the job would not run.
     """
     slurm_table = table.checked(settings.table("slurm"))
     device_name = device_and_jobs(device, None)[0]
@@ -126,7 +126,7 @@ def try_out(device: str | None) -> str:
         file.write_text(table.script(slurm_table, "cuda" if gpu else "cpu", Path(folder)))
         try:
             return queue.try_out(file, queue.clean_environment())
-        except queue.Refused as error:
+        except queue.SubmissionRefused as error:
             if "allocation failure" in str(error):
                 raise
-            return f"whether SLURM takes it is not known: {error}"
+            return f"it is not known whether SLURM accepts it: {error}"

@@ -1,4 +1,4 @@
-"""Who submits a run's jobs and follows them: what waits and why, what was lost, what is to be submitted again."""
+"""Submit a run's jobs and follow them: report why jobs wait, release lost cells, and submit lost jobs again."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fatbench.runner.executors.slurm.plan import Ear, Plan
 from fatbench.runner.executors.slurm.queue import OVER, UNFINISHED, Queued
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 
-PAUSE = 1.0  # seconds between two looks at what the jobs say
-ASK = 20.0  # seconds between two questions to SLURM, one for all jobs
-SOON = 4.0  # seconds to the question after jobs were submitted or cancelled
-PATIENCE = 30.0  # seconds that a network file system may take to show a job's last word
-TRIES = 5  # times that a job is submitted again
-FRUITLESS = 5  # jobs in a row that end before they take a cell; then something is wrong with all
-LEAVE = 60.0  # seconds for jobs to end after the round at hand; then they end without us
-AGAIN = 300.0  # seconds until a queue that was full is tried again, where no job of ours has ended
-BROKEN = 2  # jobs that find no working GPU on a node; then it is excluded
+PAUSE = 1.0  # seconds between two looks at the jobs' reports
+ASK = 20.0  # seconds between two queries to SLURM, each for all jobs
+SOON = 4.0  # seconds to the next query after jobs were submitted or cancelled
+PATIENCE = 30.0  # seconds that a network file system may take to show a job's last line
+TRIES = 5  # how often a lost job is submitted again
+FRUITLESS = 5  # jobs in a row that end before they take a cell; then the run ends with an error
+LEAVE = 60.0  # seconds to wait for jobs to end after their current round
+AGAIN = 300.0  # seconds until a full queue is tried again, unless one of our jobs ends
+BROKEN = 2  # a node is excluded after so many jobs have found no working GPU there
 
 
 PENDING = Queued("PENDING")
@@ -35,23 +35,23 @@ PENDING = Queued("PENDING")
 
 @dataclass(eq=False)
 class SlurmJob:
-    """A submitted job as this process knows it."""
+    """A submitted job, as far as this process knows."""
 
     id: str
-    tries: int  # times that it was submitted before
-    ear: Ear | None = None  # of its last start
-    restarts: int = -1  # of its last start
-    host: str = ""  # of its last start; empty: it waits
+    tries: int  # how often it was submitted before
+    ear: Ear | None = None  # for the reports of its last start
+    restarts: int = -1  # how often SLURM had restarted it at its last start
+    host: str = ""  # where it runs; empty while it waits
     queued: Queued = PENDING
-    ended: str = ""  # its last word: "over", "leaves", "unfit"
+    ended: str = ""  # its last report: "over", "leaves", "vain" or "unfit"
     fault: str = ""  # what is wrong with its node
-    took: bool = False  # whether it has ever had a cell in hand
-    in_hand: dict[str, int] = field(default_factory=dict)  # cell -> place
-    missed: float | None = None  # since when SLURM says that it is over, without a last word
+    took: bool = False  # whether it has ever taken a cell
+    in_hand: dict[str, int] = field(default_factory=dict)  # cell that it works on -> the observer's slot
+    missed: float | None = None  # since when SLURM says that it is over, although its last report is missing
 
 
 class Driver:
-    """A run's jobs, from their submission to the last one's end. Called, it says how each cell ended."""
+    """Submits a run's jobs and follows them to the end; calling it returns each cell's status."""
 
     def __init__(  # noqa: PLR0917  what an executor's `run` is given
         self,
@@ -66,23 +66,23 @@ class Driver:
         note: Callable[[str], None],
         fail_fast: bool,
     ):
-        """most: jobs in the queue at most."""
+        """most_jobs: the most jobs in the queue at a time."""
         self.cells = {job.cell: job for job in jobs}
         self.machine, self.watch, self.stop, self.note, self.fail_fast = machine, watch, stop, note, fail_fast
         self.most, self.width = most_jobs, table.width(slurm_table, device, per_gpu)
         self.plan = Plan(list(jobs), machine, device, per_gpu, table.warning(slurm_table) * 2 / 3)
         self.chosen = slurm_table
-        self.jobs: dict[str, SlurmJob] = {}  # those that are not over
-        self.places: dict[tuple[str, int], int] = {}  # (job, its slot) -> where a person sees it
+        self.jobs: dict[str, SlurmJob] = {}  # id -> job, of those that are not over
+        self.places: dict[tuple[str, int], int] = {}  # (job, its slot) -> the observer's slot
         self.statuses: dict[str, CellStatus] = {}
         self.waiting: set[str] = set()  # cells that wait for other cells' models
-        self.again: set[str] = set()  # cells whose job died, once
-        self.owed: list[int] = []  # jobs to submit: how often each was submitted before
-        self.faults: Counter[str] = Counter()  # node -> jobs that found no working GPU there
+        self.again: set[str] = set()  # cells that have lost a job once; the second time they fail
+        self.owed: list[int] = []  # an entry for each job to submit: how often it was submitted before
+        self.faults: Counter[str] = Counter()  # node -> how many jobs found no working GPU there
         self.said: set[str] = set()
         self.fruitless = self.rounds = 0
         self.ask_at = self.submit_at = 0.0
-        self.halted = self.given_up = False  # given_up: a job ended that is not submitted again
+        self.halted = self.given_up = False  # given_up: some job is not submitted again
         self.leave_at = math.inf
         self.largest = queue.largest_array()
         self.environment = queue.clean_environment(**{folders.DATABASE: machine.db})
@@ -90,11 +90,11 @@ class Driver:
 
     @property
     def open(self) -> list[str]:
-        """Cells that have not ended and wait for nothing."""
+        """The cells that have not ended and do not wait for another cell's model."""
         return [cell for cell in self.cells if cell not in self.statuses and cell not in self.waiting]
 
     def __call__(self) -> dict[str, CellStatus]:
-        """Follow the jobs to the end."""
+        """Follow the jobs to the end and return each cell's status."""
         try:
             while self.open and not (self.halted and not self.jobs):
                 if request := self.stop():
@@ -123,7 +123,7 @@ class Driver:
     # --- submitting ----------------------------------------------------------------------------------------------
 
     def _begin(self) -> Path:
-        """The folder of the run: that of one whose jobs are in the queue and do all of this, else a new one."""
+        """The folder of an earlier run whose jobs are in the queue and do all of this work, else a new folder."""
         shared_cells = 0
         for folder in sorted((Path(self.machine.files).absolute() / "slurm").glob("*/")):
             other_plan = None if folders.is_over(folder) else folders.read_plan(folder)
@@ -144,7 +144,8 @@ class Driver:
                 shared_cells += len(shared) if alive else 0
         if shared_cells:
             self.note(
-                f"{shared_cells} of these cells are in the queue with other SLURM jobs of yours: who begins one, has it"
+                f"{shared_cells} of these cells are in the queue with other SLURM jobs of yours: the first job to"
+                " begin a cell works on it"
             )
         folder = folders.make(self.machine.files, self.plan)
         (folder / "job.sh").write_text(table.script(self.chosen, self.plan.device, folder))
@@ -152,7 +153,7 @@ class Driver:
         return folder
 
     def _begin_anew(self) -> None:
-        """Another process that followed the same jobs has ended the run: what is left, this one submits anew."""
+        """Submit what is left anew, after another process that followed the same jobs has ended their run."""
         self.jobs.clear()
         self._settle()
         if self.open and not self.halted:
@@ -162,7 +163,7 @@ class Driver:
         return -(-cells // self.width)
 
     def _submit_owed(self) -> None:
-        """Submit what is owed, as far as cells are left for it and the queue takes it."""
+        """Submit the jobs in `owed`, as far as cells are left for them and the queue accepts them."""
         if not self.owed or self.halted or time.monotonic() < self.submit_at:
             return
         del self.owed[max(0, self._jobs_for(len(self.open)) - len(self.jobs)) :]
@@ -171,7 +172,7 @@ class Driver:
             try:
                 script = self._script()
                 submitted = queue.submit(script, len(batch), self.folder, self.environment)
-            except queue.Refused as error:
+            except queue.SubmissionRefused as error:
                 if error.full and len(batch) > 1:
                     self.largest = len(batch) // 2
                     continue
@@ -187,7 +188,7 @@ class Driver:
             self.ask_at = time.monotonic() + SOON
 
     def _script(self) -> Path:
-        """The batch script, which keeps away from the nodes that are excluded by now."""
+        """The batch script, with the nodes excluded that have turned out to be broken."""
         file = self.folder / "job.sh"
         if broken := self._broken():
             excluded = self.chosen.get("exclude")
@@ -200,10 +201,10 @@ class Driver:
     def _broken(self) -> list[str]:
         return sorted(node for node, count in self.faults.items() if count >= BROKEN)
 
-    # --- what the jobs say ---------------------------------------------------------------------------------------
+    # --- reports of jobs -----------------------------------------------------------------------------------------
 
     def _hear(self, told_before: bool = False) -> None:
-        """Take in what the jobs have written since the last time. told_before: another driver has shown it."""
+        """Read the jobs' new reports. told_before: another driver has already shown them to the user."""
         for file in sorted(self.folder.glob("*.jsonl"), key=folders.restarts_of):
             job = self.jobs.get(file.name.split(".")[0])
             restarts = folders.restarts_of(file)
@@ -213,23 +214,23 @@ class Driver:
                 self._give_back(job, f"SLURM has started job {job.id} again")
                 job.restarts, job.ear, job.ended = restarts, Ear(file), ""
             for kind, *values in job.ear.news() if job.ear else ():
-                self._take_in(job, kind, values, told_before)
+                self._read_report(job, kind, values, told_before)
         for job in list(self.jobs.values()):
             if job.ended == "unfit":
-                self._unfit(job)
+                self._blame_node(job)
             elif job.ended == "vain":
-                self._vain(job)
+                self._give_up_on(job)
             elif job.ended == "over":
-                self._over(job)
+                self._forget(job)
 
-    def _take_in(self, job: SlurmJob, kind: str, values: list[Any], told_before: bool) -> None:
+    def _read_report(self, job: SlurmJob, kind: str, values: list[Any], told_before: bool) -> None:
         if kind == "start":
             job.host, job.queued, job.missed = str(values[0]), Queued("RUNNING"), None
         elif kind == "event":
             slot, event = values[0], Event(**values[1])
             job.took, self.fruitless = True, 0
             self.waiting.discard(event.cell)
-            job.in_hand[event.cell] = self._lane(job, slot)
+            job.in_hand[event.cell] = self._observer_slot(job, slot)
             if not told_before and event.cell in self.cells:
                 self.watch(job.in_hand[event.cell], event)
         elif kind == "over":
@@ -238,7 +239,7 @@ class Driver:
             if status == "waiting":
                 self.waiting.add(cell)
             else:
-                self._ended(cell, status, lane)
+                self._end_cell(cell, status, lane)
         elif kind == "left":
             job.in_hand.pop(values[0], None)
         elif kind == "unfit":
@@ -247,14 +248,14 @@ class Driver:
             job.ended = str(values[0])
             job.in_hand.clear()
 
-    def _lane(self, job: SlurmJob, slot: int) -> int:
-        """The first free place for a slot of a job, among those that a person sees."""
+    def _observer_slot(self, job: SlurmJob, slot: int) -> int:
+        """The observer's slot for a slot of a job: the first one that is free."""
         if (job.id, slot) not in self.places:
             used_lanes = {*self.places.values()}
             self.places[job.id, slot] = next(lane for lane in range(len(used_lanes) + 1) if lane not in used_lanes)
         return self.places[job.id, slot]
 
-    def _ended(self, cell: str, status: CellStatus, lane: int) -> None:
+    def _end_cell(self, cell: str, status: CellStatus, lane: int) -> None:
         if cell in self.statuses or cell not in self.cells:
             return
         self.statuses[cell] = status
@@ -263,38 +264,38 @@ class Driver:
         if status == "blocked" or (status == "failed" and self.fail_fast):
             self._halt()
 
-    def _over(self, job: SlurmJob) -> None:
+    def _forget(self, job: SlurmJob) -> None:
         del self.jobs[job.id]
         self.submit_at = 0.0  # there is room in the queue
-        self.places = {of: lane for of, lane in self.places.items() if of[0] != job.id}
+        self.places = {(id, slot): lane for (id, slot), lane in self.places.items() if id != job.id}
 
-    def _unfit(self, job: SlurmJob) -> None:
-        """A job found no working GPU: its node is to blame, and after BROKEN such jobs it is excluded."""
+    def _blame_node(self, job: SlurmJob) -> None:
+        """Blame the node of a job that found no working GPU; after BROKEN such jobs it is excluded."""
         self.faults[job.host] += 1
         text = f"SLURM job {job.id}: no working GPU on {job.host}: {job.fault}"
         if self.faults[job.host] == BROKEN:
             text += f"; the run's jobs keep away from {job.host} from now on"
             queue.exclude(self.jobs, self._broken())
-        self._lost(job, text, "GONE")
+        self._resubmit(job, text, "GONE")
 
-    def _vain(self, job: SlurmJob) -> None:
-        """A job has been started again and again, and no round was finished in its time."""
+    def _give_up_on(self, job: SlurmJob) -> None:
+        """Give up on a job that was started again and again without finishing a round."""
         self.given_up = True
-        self._over(job)
+        self._forget(job)
         self.note(
             f"SLURM job {job.id} finished no round in {folders.IN_VAIN} starts in a row: a round takes longer than the"
             " job may; give a longer `time`, or checkpoint_seconds below it"
         )
 
-    # --- what SLURM says -----------------------------------------------------------------------------------------
+    # --- states in SLURM -----------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        """Ask SLURM about all jobs, every ASK seconds: say why they wait, and take in that some are over."""
+        """Query SLURM every ASK seconds: tell the user why jobs wait, and handle those that are over."""
         if not self.jobs or time.monotonic() < self.ask_at:
             return
         states = queue.states(self.jobs)
         self.ask_at = time.monotonic() + (SOON if self.halted else ASK)
-        self._hear()  # what was written before SLURM answered
+        self._hear()  # reports that jobs wrote before SLURM answered
         for job in list(self.jobs.values()):
             if job.id not in states:
                 continue
@@ -306,15 +307,15 @@ class Driver:
                 job.missed = job.missed or time.monotonic()
                 silent = (
                     not job.host and job.queued.state != "COMPLETED"
-                )  # it never ran, so there is no word to wait for
+                )  # it never ran, so there is no report to wait for
                 if silent or time.monotonic() - job.missed >= PATIENCE:
-                    self._lost(job, self._end_in_words(job), job.queued.state)
+                    self._resubmit(job, self._describe_end(job), job.queued.state)
                 else:
                     self.ask_at = min(self.ask_at, job.missed + PATIENCE)
         self._say_reasons()
         if self.halted:
             for job in [job for job in self.jobs.values() if job.queued.state == "PENDING"]:
-                self._over(job)  # it was cancelled; if it starts all the same, it sees `stop`
+                self._forget(job)  # cancelled; if it starts all the same, it sees `stop`
 
     def _say_reasons(self) -> None:
         reasons = Counter(job.queued.reason for job in self.jobs.values() if job.queued.state == "PENDING")
@@ -326,7 +327,7 @@ class Driver:
                     arrays = ", ".join(queue.arrays_of(self.jobs))
                     self.note(f"{count} of {len(self.jobs)} SLURM jobs ({arrays}) wait: {reason}: {advice}")
 
-    def _end_in_words(self, job: SlurmJob) -> str:
+    def _describe_end(self, job: SlurmJob) -> str:
         host_text = f" on {job.host}" if job.host else ""
         state = job.queued.state
         state = "SLURM does not know it any more" if state == "GONE" else state
@@ -335,17 +336,17 @@ class Driver:
         log_line = _last_line(log)
         return f"SLURM job {job.id} ended{host_text}: {state}" + (f"; {log} ends: {log_line}" if log_line else "")
 
-    def _lost(self, job: SlurmJob, text: str, state: str) -> None:
-        """A job is over that should not be: what it had in hand goes on elsewhere, and it is submitted again."""
+    def _resubmit(self, job: SlurmJob, text: str, state: str) -> None:
+        """Handle a job that ended too early: release its cells, and submit it again unless that is hopeless."""
         own_fault = state not in UNFINISHED and not self.halted
-        lasts = [cell for cell in job.in_hand if own_fault and cell in self.again]
+        failing = [cell for cell in job.in_hand if own_fault and cell in self.again]
         self.again.update(job.in_hand if own_fault else ())
         cells, lanes = list(job.in_hand), dict(job.in_hand)
-        self._give_back(job, text, but=lasts)
-        for cell in lasts:
+        self._give_back(job, text, but=failing)
+        for cell in failing:
             status = record_loss(self.cells[cell], self.machine, job.id, text, self.watch, lanes[cell])
-            self._ended(cell, status, lanes[cell])
-        self._over(job)
+            self._end_cell(cell, status, lanes[cell])
+        self._forget(job)
         if self.halted:
             return
         if state == "CANCELLED":
@@ -353,7 +354,7 @@ class Driver:
             self.given_up = True
         elif job.tries >= TRIES:
             self.given_up = True
-            self.note(f"{text}: it was submitted {TRIES + 1} times and is not again")
+            self.note(f"{text}: it was submitted {TRIES + 1} times and is not submitted again")
         else:
             if not cells:
                 self.note(f"{text}: it is submitted again ({job.tries + 1} of {TRIES} times)")
@@ -363,7 +364,7 @@ class Driver:
             raise MachineError(f"{FRUITLESS} SLURM jobs in a row ended before they took a cell; the last one: {text}")
 
     def _give_back(self, job: SlurmJob, text: str, but: Sequence[str] = ()) -> None:
-        """Free what a job has in hand that does not work any more."""
+        """Release the cells of a job that does not work any more, except those in `but`."""
         for cell, lane in job.in_hand.items():
             if cell not in but and cell in self.cells:
                 release(self.cells[cell], self.machine, job.id)
@@ -374,15 +375,15 @@ class Driver:
     # --- the end -------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """No job is left, and cells are: others have them in hand, or have done them; for the rest, more jobs."""
+        """If cells are left but no jobs, note those that other processes hold or did, and plan jobs for the rest."""
         with open_store(self.machine.db) as store:
-            states = progress.of_jobs([self.cells[cell] for cell in self.open], store)
+            states = progress.states_of([self.cells[cell] for cell in self.open], store)
         ends: dict[str, CellStatus] = {"done": "done", "running": "elsewhere", progress.CHANGED: "interrupted"}
         if not self.machine.recovery.retry_failed:
             ends["failed"] = "failed"
         for cell, state in states.items():
             if state in ends:
-                self._ended(cell, ends[state], -1)
+                self._end_cell(cell, ends[state], -1)
         self.rounds += 1
         if self.given_up or self.rounds > TRIES:
             self._halt()
@@ -390,7 +391,7 @@ class Driver:
             self.owed = [0] * min(self.most, self._jobs_for(len(self.open)))
 
     def _halt(self) -> None:
-        """Submit no more; jobs that wait are cancelled, those that run end after the round at hand."""
+        """Submit no more jobs, cancel pending ones, and tell running ones to end after their current round."""
         if not self.halted:
             self.halted = True
             self.leave_at = time.monotonic() + LEAVE
@@ -400,19 +401,19 @@ class Driver:
             self.ask_at = 0.0
 
     def _end(self, at_once: bool) -> None:
-        """See the last jobs off. at_once: what they have in hand is not wanted."""
+        """Wait for the last jobs to end. at_once: cancel them without waiting for their current round."""
         if at_once:
             (self.folder / "stop").touch()
             queue.cancel(self.jobs)
         elif not self.halted:
-            queue.cancel(self.jobs, pending_only=True)  # nothing is left for those that wait
+            queue.cancel(self.jobs, pending_only=True)  # no cell is left for the pending ones
         end = time.monotonic() + (15 if at_once else 0 if self.halted else LEAVE)
         while self.jobs and time.monotonic() < end:
             states = queue.states(self.jobs)
             for job in list(self.jobs.values()):
                 if job.id in states and states[job.id].state in OVER:
                     self._give_back(job, f"SLURM job {job.id} ended: {states[job.id].state}")
-                    self._over(job)
+                    self._forget(job)
             time.sleep(PAUSE)
             self._hear()
         if self.jobs:
@@ -431,7 +432,7 @@ class Driver:
 
 
 def _last_line(log: Path) -> str:
-    """The last line of a log that says something; empty: there is none."""
+    """The last line of a log that is neither blank nor srun's; empty if there is none."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

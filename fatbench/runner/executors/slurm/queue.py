@@ -1,4 +1,4 @@
-"""SLURM's commands: what is submitted, cancelled and known of it. Nothing here knows of cells."""
+"""Submit, cancel and query jobs by SLURM's commands. Nothing here knows about cells."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from fatbench.errors import MachineError
 
-WAIT = 120.0  # seconds for a command; sbatch tries for ever where the queue is full
-ARRAY = 1001  # MaxArraySize, where scontrol does not say
-# ends of a job; of those that are not in the first line the job itself is to blame
+WAIT = 120.0  # seconds for a command; sbatch tries for ever if the queue is full
+ARRAY = 1001  # MaxArraySize if scontrol does not tell: SLURM's default
+# final states of a job; those in UNFINISHED are not the job's own fault
 UNFINISHED = ("CANCELLED", "PREEMPTED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "REVOKED", "GONE")
 OVER = (*UNFINISHED, "COMPLETED", "FAILED", "OUT_OF_MEMORY")
 HINTS = {
@@ -23,7 +23,7 @@ HINTS = {
 }
 FULL = re.compile(r"(?i)submitjobs?\w*limit|temporarily unable to accept")
 
-# squeue's reason for a pending job -> what it means and what to do; None: there is nothing to say
+# squeue's reason for a pending job -> what it means and what to do; None if the user need not be told
 REASONS: dict[str, str | None] = {
     "None": None,
     "JobArrayTaskLimit": None,
@@ -51,7 +51,7 @@ REASONS: dict[str, str | None] = {
 
 
 def advice(reason: str) -> str | None:
-    """What a reason of squeue means and what to do about it; None: nothing is to be said."""
+    """What a reason of squeue means and what to do about it; None if the user need not be told."""
     first_reason = reason.strip("()").partition(",")[0].strip()
     if first_reason in REASONS:
         return REASONS[first_reason]
@@ -66,40 +66,40 @@ def advice(reason: str) -> str | None:
 
 @dataclass(frozen=True)
 class Queued:
-    """What SLURM says of a job."""
+    """A job's state according to SLURM."""
 
-    state: str  # PENDING, RUNNING, ..., one of OVER
+    state: str  # PENDING, RUNNING, ... or one of OVER
     reason: str = "None"
     restarts: int = 0
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """The environment without what belongs to a job around us or presets sbatch's options; SLURM_CONF stays."""
+    """The environment without the variables of a surrounding job and presets of sbatch; SLURM_CONF is kept."""
     variables = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_"))}
     if "SLURM_CONF" in os.environ:
         variables["SLURM_CONF"] = os.environ["SLURM_CONF"]
     return variables | extra
 
 
-class Refused(MachineError):
-    """sbatch's reason why it takes no job."""
+class SubmissionRefused(MachineError):
+    """sbatch refuses a job; the message is its reason."""
 
     @property
     def full(self) -> bool:
-        """Whether fewer jobs could be submitted."""
+        """Whether the queue is full, so that fewer jobs might be accepted."""
         return FULL.search(str(self)) is not None
 
 
 def submit(script: Path, jobs: int, logs: Path, environment: dict[str, str]) -> list[str]:
-    """The ids of an array of jobs, "77_0", "77_1", ... Refused: sbatch says no."""
+    """Submit an array of jobs and return their ids, ["77_0", "77_1", ...]. SubmissionRefused: sbatch says no."""
     array = [f"--array=0-{jobs - 1}", f"--output={logs}/%A_%a.log", f"--error={logs}/%A_%a.log"]
     number = _sbatch(["--parsable", *array, str(script)], environment).strip().partition(";")[0]
     return [f"{number}_{task}" for task in range(jobs)]
 
 
 def try_out(script: Path, environment: dict[str, str]) -> str:
-    """What sbatch says of a job that it does not submit. Refused: it would not run."""
-    return _joined(_sbatch(["--test-only", str(script)], environment))
+    """Ask sbatch whether a job would run, without submitting it. SubmissionRefused: it would not."""
+    return _one_line(_sbatch(["--test-only", str(script)], environment))
 
 
 def _sbatch(arguments: Sequence[str], environment: dict[str, str]) -> str:
@@ -113,24 +113,24 @@ def _sbatch(arguments: Sequence[str], environment: dict[str, str]) -> str:
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        error_output = getattr(error, "stderr", None) or b""  # bytes, whatever `text` says
+        error_output = getattr(error, "stderr", None) or b""  # bytes, in spite of text=True
         text = error_output.decode(errors="replace") if isinstance(error_output, bytes) else error_output
-        raise Refused(f"sbatch: {_joined(text) or error}") from None
+        raise SubmissionRefused(f"sbatch: {_one_line(text) or error}") from None
     if process.returncode:
-        raise Refused(f"sbatch: {_joined(process.stderr) or f'it ended with {process.returncode}'}")
+        raise SubmissionRefused(f"sbatch: {_one_line(process.stderr) or f'it ended with {process.returncode}'}")
     return process.stdout + process.stderr
 
 
-def _joined(stderr: str) -> str:
-    """What sbatch wrote to stderr as one line."""
+def _one_line(stderr: str) -> str:
+    """Join sbatch's messages on stderr into one line."""
     lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in stderr.splitlines()]
     return "; ".join(dict.fromkeys(line for line in lines if line))
 
 
 def states(jobs: Iterable[str]) -> dict[str, Queued]:
-    """What SLURM says of each of our jobs, all with one call; GONE: it knows it no more. {}: it does not answer.
+    """Query the state of our jobs with one call: GONE if SLURM has forgotten the job; {} if it does not answer.
 
-    From squeue, because sacct is not kept everywhere.
+    This uses squeue, because not every site has sacct.
     """
     command = ["squeue", "--noheader", "--array", "--states=all", "--me", "--format=%i|%T|%r"]
     try:
@@ -143,31 +143,33 @@ def states(jobs: Iterable[str]) -> dict[str, Queued]:
     for line in answer.splitlines():
         job, state, reason = (*line.split("|", 2), "", "")[:3]
         states_by_job[job] = Queued(state, reason)
-    unknown_job = Queued("GONE")  # an array that was cancelled while it waited is one line, without the tasks' numbers
+    unknown_job = Queued(
+        "GONE"
+    )  # squeue lists an array that was cancelled while pending as one line without task numbers
     return {job: states_by_job.get(job) or states_by_job.get(job.partition("_")[0], unknown_job) for job in jobs}
 
 
 def cancel(jobs: Iterable[str], pending_only: bool = False) -> None:
-    """Cancel these jobs' arrays, all with one call."""
+    """Cancel these jobs' arrays with one call."""
     if arrays := arrays_of(jobs):
         _quietly(["scancel", *(["--state=PENDING"] if pending_only else []), *arrays])
 
 
 def exclude(jobs: Iterable[str], nodes: Iterable[str]) -> None:
-    """Keep jobs that wait away from these nodes."""
+    """Keep pending jobs away from these nodes."""
     for array in arrays_of(jobs):
         _quietly(["scontrol", "update", f"JobId={array}", f"ExcNodeList={','.join(nodes)}"])
 
 
 def arrays_of(jobs: Iterable[str]) -> list[str]:
-    """The arrays that jobs are of, each once."""
+    """The arrays that jobs belong to, each once."""
     return list(dict.fromkeys(job.partition("_")[0] for job in jobs))
 
 
 def largest_array() -> int:
     """How many jobs an array may have: MaxArraySize."""
     match = re.search(r"^MaxArraySize\s*=\s*(\d+)", _quietly(["scontrol", "show", "config"]), re.MULTILINE)
-    return max(1, int(match[1]) if match else ARRAY)  # 0 stands for no arrays: sbatch says so
+    return max(1, int(match[1]) if match else ARRAY)  # 0 means that arrays are not allowed: sbatch will say so
 
 
 def _quietly(command: Sequence[str]) -> str:

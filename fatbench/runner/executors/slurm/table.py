@@ -1,6 +1,6 @@
-"""The table [slurm] of fatbench.toml, and the batch script that it makes.
+"""The table [slurm] of fatbench.toml, and the batch script that is made from it.
 
-A key is one of KEYS or a long option of sbatch (`partition`, `account`, `mail-type`); `_` and `-` mean the same.
+A key is one of KEYS or a long option of sbatch (`partition`, `account`, `mail-type`), written with `_` or `-`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fatbench.errors import SpecError, did_you_mean
 
-# fatbench's own keys -> what they say
+# fatbench's own keys -> their meaning
 KEYS = {
     "time": 'how long a job may take: minutes, or as SLURM writes it: "4:00:00", "1-12:00:00"',
     "cpus": "cores of a job; without a GPU it works on as many cells side by side",
@@ -25,7 +25,7 @@ KEYS = {
     "warning": "seconds before the end of a job's time at which it stops; 90",
     "attacks": "a table of the same keys: jobs of their own for the attacks, once all cells are trained",
 }
-# sbatch's long options that a person may want to set
+# the options of sbatch that a user may set
 OPTIONS = (  # noqa: SIM905  a list of 70 lines
     "account acctg-freq bb bbf begin clusters cluster-constraint comment constraint container contiguous core-spec"
     " cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution exclude"
@@ -35,7 +35,7 @@ OPTIONS = (  # noqa: SIM905  a list of 70 lines
     " sockets-per-node spread-job switches thread-spec threads-per-core time-min tmp tres-bind tres-per-task"
     " use-min-nodes wckey"
 ).split()
-# what fatbench decides -> why it cannot be set
+# options that fatbench decides on -> why a user cannot set them
 OURS = dict.fromkeys(
     ("nodes", "ntasks", "ntasks-per-node", "tasks-per-node", "ntasks-per-core", "gpus-per-task", "ntasks-per-socket"),
     "a job is one process on one node; more jobs work side by side (jobs)",
@@ -46,13 +46,13 @@ OURS = dict.fromkeys(
 )  # fmt: skip
 SHORT = {"cpus": "cpus-per-task", "gpus": "gpus-per-node"}
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
-MINUTES = 240  # of a job, by default
+MINUTES = 240  # the default `time` of a job
 WARNING = 90  # seconds before the end of a job's time at which it stops
-LEAVES = 75  # exit code of a job that wants to be queued again: EX_TEMPFAIL of sysexits.h
+REQUEUE_CODE = 75  # exit code of a job that asks to be queued again: EX_TEMPFAIL of sysexits.h
 
 
 def checked(table: Mapping[str, object], section: str = "[slurm]") -> dict[str, object]:
-    """The table with keys as sbatch writes them. SpecError: a key or a value that there is not."""
+    """The table with keys as sbatch writes them. SpecError: a key or value is not valid."""
     result: dict[str, object] = {}
     for user_key, value in table.items():
         key = user_key.replace("_", "-")
@@ -77,7 +77,7 @@ def checked(table: Mapping[str, object], section: str = "[slurm]") -> dict[str, 
 
 
 def of_attacks(table: Mapping[str, object]) -> dict[str, object] | None:
-    """The table of the attacks' own jobs: [slurm], and over it [slurm.attacks]; None: the same jobs do both."""
+    """The table for the attacks' own jobs, [slurm] updated by [slurm.attacks]; None if training's jobs attack too."""
     attack_table = table.get("attacks")
     if not isinstance(attack_table, dict):
         return None
@@ -85,7 +85,7 @@ def of_attacks(table: Mapping[str, object]) -> dict[str, object] | None:
 
 
 def minutes(value: object) -> float:
-    """A time limit in minutes. SpecError: it is none."""
+    """A time limit in minutes. SpecError: it is not written as SLURM's."""
     if type(value) is int and value > 0:
         return float(value)
     match = TIME.fullmatch(str(value)) if not isinstance(value, bool | int) else None
@@ -100,7 +100,7 @@ def minutes(value: object) -> float:
 
 
 def wants_gpu(table: Mapping[str, object]) -> bool:
-    """Whether its jobs ask for a GPU."""
+    """Whether the table's jobs ask for a GPU."""
     if table.get("gpus") == 0:
         return False
     return (
@@ -117,14 +117,14 @@ def width(table: Mapping[str, object], device: str, per_gpu: int) -> int:
 
 
 def warning(table: Mapping[str, object]) -> int:
-    """Seconds before the end of its time at which a job stops; of a short job a quarter of its time."""
+    """How many seconds before the end of its time a job stops; at most a quarter of its time."""
     return int(str(table.get("warning", min(WARNING, int(15 * minutes(table.get("time", MINUTES)))))))
 
 
 def script(table: Mapping[str, object], device: str, folder: Path) -> str:
-    """The batch script of a job that works in `folder` of the run.
+    """The batch script of a job. folder: that of the run.
 
-    A job that wants to go on later ends with LEAVES, and is queued again where SLURM has not ended it already.
+    A job that has work left ends with REQUEUE_CODE and is queued again, unless SLURM has already ended it.
     """
     options = {"job-name": "fatbench", "cpus": 1, "time": MINUTES, **table}
     options["time"] = _clock(minutes(options["time"]))
@@ -135,21 +135,21 @@ def script(table: Mapping[str, object], device: str, folder: Path) -> str:
     lines += [
         "#SBATCH --nodes=1",
         "#SBATCH --ntasks=1",
-        "#SBATCH --requeue",  # also where JobRequeue=0
+        "#SBATCH --requeue",  # needed where the site has JobRequeue=0
         "#SBATCH --open-mode=append",
         f"#SBATCH --signal=USR1@{warning(table)}",
     ]
-    # a newer srun does not take the cores from sbatch
+    # newer versions of srun do not take over the number of cores from sbatch
     step = ["srun", "--ntasks=1", f"--cpus-per-task={options.get('cpus', options.get('cpus-per-task', 1))}"]
     python = shlex.split(str(own_keys["python"] or "")) or [sys.executable]
     work = [*step, *_lines(own_keys["srun"]), *python, "-m", f"{__package__}.worker", str(folder)]
     return "\n".join([
         "#!/bin/bash", *lines, "set -e", *_lines(own_keys["setup"]), "set +e",
-        "trap : TERM",  # of a preemption: the work ends by itself, and this has to know how
+        "trap : TERM",  # preemption sends TERM: the work ends by itself, and the shell waits for its exit code
         f"{shlex.join(work)} &",
         "while kill -0 $! 2> /dev/null; do wait $!; done; wait $!; code=$?",
         'job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}; job=${job:-$SLURM_JOB_ID}',
-        f'if [ $code = {LEAVES} ] && [ "$(squeue --noheader --jobs="$job" --format=%T)" = RUNNING ]; then',
+        f'if [ $code = {REQUEUE_CODE} ] && [ "$(squeue --noheader --jobs="$job" --format=%T)" = RUNNING ]; then',
         '    scontrol requeue "$job" && sleep 600', "fi", "exit $code", "",
     ])  # fmt: skip
 
@@ -165,5 +165,5 @@ def _lines(value: object) -> list[str]:
 
 
 def _clock(value: float) -> str:
-    """Minutes as SLURM writes them: "240", and "1:30" where they are not whole."""
+    """Minutes as SLURM writes them: "240", or "1:30" if they are not whole."""
     return str(int(value)) if value == int(value) else f"{int(value)}:{round(value % 1 * 60):02}"
