@@ -1,13 +1,13 @@
 """The command `fatbench`, and `python -m fatbench`.
 
-A worker process reads the script of its parent anew, and that names this module: so it imports nothing by itself.
+A worker process runs its parent's script again, which may be this module, so this module imports nothing else.
 """
 
 import gc
 import sys
 
-# Objects made before a first look for garbage: imports and suites make many and drop none. A look costs a `report` of
-# one suite a twentieth of its CPU time, the usual 700 objects a fifth.
+# The number of new objects before a garbage collection: imports and suites create many and drop none. One collection
+# takes 5 % of the CPU time of a `report` on one suite; with the usual threshold of 700, they take 20 %.
 GARBAGE = 300_000
 
 
@@ -19,8 +19,10 @@ def main() -> None:
     try:
         command()
     finally:
-        if "torch" not in sys.modules:  # triton, which timm brings, names on stderr every function that is still there
-            gc.freeze()  # nothing is left for the look at the end of the program, a sixth of a `report`
+        if (
+            "torch" not in sys.modules
+        ):  # with torch, triton (which timm imports) would list every remaining function on stderr
+            gc.freeze()  # leave nothing for the collection at exit, which takes a sixth of a `report`
 
 
 if __name__ == "__main__":

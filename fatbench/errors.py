@@ -1,4 +1,4 @@
-"""Errors a person can cause: one clear message, one documented exit code, never a traceback."""
+"""Errors that a user can cause: each has a clear message and a documented exit code, and prints no traceback."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-MANY = 40  # names that a message lists
+MANY = 40  # the most names that a message lists
 SECRET = "(?:password|passwd|passfile|pwd|secret|token)"
 
-# what moves the cursor, sets the title, or turns the direction of what a terminal or a page shows
+# control characters: they move the cursor, set the title or change the direction of text
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-_RETURN = re.compile(CONTROL.pattern + "|\r(?!\n)")  # which a terminal writes over the line that it has shown
+_RETURN = re.compile(CONTROL.pattern + "|\r(?!\n)")  # a bare carriage return overwrites the line before it
 
 
 def printable(text: str) -> str:
-    """Text that any database takes and any terminal shows: no control character, no half of a surrogate pair."""
+    """Make a text safe for any database and terminal: escape control characters and lone surrogates."""
     whole = text.encode("utf-8", "backslashreplace").decode()
     return whole if whole.isprintable() else escapes(whole)
 
 
 def escapes(text: str, backslash: str = "\\") -> str:
-    """A text with what stands for them in place of control characters."""
+    """Replace the control characters of a text by escapes such as "\\x1b"."""
 
     def code(character: re.Match[str]) -> str:
         number = ord(character[0])
@@ -32,17 +32,16 @@ def escapes(text: str, backslash: str = "\\") -> str:
 
 
 def masked(text: str) -> str:
-    """A text without the passwords of addresses and of settings such as password=... and token=..."""
-    # a path has one slash where an address has two; the literal PASSWORD stands in messages that show the form
+    """Hide the passwords in a text's addresses and in settings such as password=... and token=..."""
+    # in a path, an address's two slashes become one; messages that show the form contain the literal PASSWORD
     text = re.sub(r"(:/{1,2}[^/?#:\s'\"]+):(?!PASSWORD@)[^\s'\"]*@", r"\1:***@", text)
     return re.sub(rf"(?i)(\b[\w.-]*{SECRET}\s*=\s*)[^&\s'\")]+", r"\1***", text)
 
 
 class FatbenchError(Exception):
-    """A mistake the reader of the message can mend; `exit_code` is what the command line returns.
+    """An error that the reader of the message can correct; the command line returns `exit_code`.
 
-    A password in the message is masked here, whatever option, file or setting it came from, and so is what a terminal
-    obeys.
+    Passwords in the message are hidden and control characters escaped, whatever option, file or setting they came from.
     """
 
     exit_code = 2
@@ -51,14 +50,14 @@ class FatbenchError(Exception):
         super().__init__(printable(masked(str(message))))
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows instead of all frames: the message, and the user's line that led to it."""
+        """The lines that a notebook shows instead of a traceback: the message, and the user's line that caused it."""
         import traceback
 
         ours = str(Path(__file__).parent)
         frames = traceback.extract_tb(self.__traceback__)
-        inside = next((place for place, one in enumerate(frames) if one.filename.startswith(ours)), len(frames))
-        called = frames[max(inside - 1, 0) : inside]
-        return [f"{type(self).__name__}: {self}", *(f"  line {one.lineno}: {one.line}" for one in called)]
+        first_own = next((i for i, frame in enumerate(frames) if frame.filename.startswith(ours)), len(frames))
+        caller = frames[max(first_own - 1, 0) : first_own]  # the user's frame, or []
+        return [f"{type(self).__name__}: {self}", *(f"  line {frame.lineno}: {frame.line}" for frame in caller)]
 
 
 class SpecError(FatbenchError):
@@ -66,7 +65,7 @@ class SpecError(FatbenchError):
 
 
 class UnknownName(SpecError):
-    """No function of a kind has this name; `entry` is both, as a run's provenance has it: "aggregator near_median"."""
+    """No function of a kind has this name. `entry` has both, as in a run's provenance: "aggregator near_median"."""
 
     def __init__(self, message: str, entry: str):
         super().__init__(message)
@@ -74,32 +73,32 @@ class UnknownName(SpecError):
 
 
 class NothingMatched(FatbenchError):
-    """A filter that leaves nothing to do (exit 3)."""
+    """A filter leaves nothing to do (exit 3)."""
 
     exit_code = 3
 
 
 class DatabaseError(FatbenchError):
-    """A database of another schema, or not one of ours (exit 4)."""
+    """A database has another schema, or is not fatbench's (exit 4)."""
 
     exit_code = 4
 
 
 class MachineError(FatbenchError):
-    """Something this machine cannot do: no such GPU, a data set missing or damaged (exit 5)."""
+    """This machine cannot do it: there is no such GPU, or a data set is missing or damaged (exit 5)."""
 
     exit_code = 5
 
 
 class Unavailable(MachineError):
-    """Something that every cell needs is not to be had at the moment: a lock, space on a disk, a server (exit 5).
+    """Something that every cell needs is unavailable now: a lock, space on a disk, a server (exit 5).
 
-    No cell is to blame: none is marked failed for it, and the same command goes on when it is there again.
+    No cell is marked as failed for it; the same command continues once it is available again.
     """
 
 
 class Doubtful(FatbenchError):
-    """Numbers that were measured and cannot be right (exit 6); they are stored."""
+    """Numbers were measured and stored, but cannot be right (exit 6)."""
 
     exit_code = 6
 
@@ -110,9 +109,9 @@ def article(noun: str) -> str:
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """The tail of an error message: the nearest known name, or all of them; of many, the three nearest.
+    """The end of an error message: " (did you mean 'x'?)", or " (known: a, b, c)" if no name is similar.
 
-    Returns " (did you mean 'x'?)", or " (known: a, b, c)" where nothing is near.
+    If there are many names, only the three nearest are listed.
     """
     names = sorted(set(known))
     near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.6)

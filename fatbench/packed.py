@@ -1,4 +1,4 @@
-"""Text files that may be compressed, by gzip (`.gz`) or xz (`.xz`), and which files of a folder hold results."""
+"""Read and write text files that may be compressed with gzip (`.gz`) or xz (`.xz`), and find files of results."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO, TextIO
 
-DAMAGED = (EOFError, zlib.error, lzma.LZMAError)  # what reading a damaged one raises, beside OSError
+DAMAGED = (EOFError, zlib.error, lzma.LZMAError)  # reading a damaged file raises these, or OSError
 MAGIC = {b"\x1f\x8b": gzip.GzipFile, b"\xfd7zXZ": lzma.LZMAFile}
 
 
 def read(file: Path) -> IO[bytes]:
-    """A file's bytes as they were before they were compressed; its first ones say how, whatever its name is.
+    """Open a file and decompress it, if its first bytes (not its name) say that it is compressed.
 
-    OSError: it cannot be read; reading on may raise DAMAGED.
+    OSError: it cannot be opened. Reading the stream may raise DAMAGED.
     """
     with file.open("rb") as stream:
         begin = stream.read(6)
@@ -29,13 +29,13 @@ def read(file: Path) -> IO[bytes]:
 
 
 def read_text(file: Path) -> TextIO:
-    """The same as text in UTF-8."""
+    """Open a file as `read` does, as UTF-8 text."""
     return io.TextIOWrapper(read(file), encoding="utf-8")
 
 
 @contextmanager
-def written(handle: BinaryIO, name: str) -> Iterator[TextIO]:
-    """A text stream to a binary one, compressed as the ending of `name` says; equal texts give equal bytes."""
+def text_writer(handle: BinaryIO, name: str) -> Iterator[TextIO]:
+    """A text stream that writes to a binary one, compressed by the ending of `name`; equal texts give equal bytes."""
     packed: gzip.GzipFile | lzma.LZMAFile | None = None
     if name.endswith(".gz"):
         packed = gzip.GzipFile("", "wb", fileobj=handle, mtime=0)
@@ -48,9 +48,9 @@ def written(handle: BinaryIO, name: str) -> Iterator[TextIO]:
         packed.close()
 
 
-RESULTS = (".jsonl", ".jsonl.gz", ".jsonl.xz")  # endings of files that `fatbench export` wrote
+RESULTS = (".jsonl", ".jsonl.gz", ".jsonl.xz")  # endings of the files that `fatbench export` writes
 
 
 def results_in(folder: Path) -> list[Path]:
-    """The files of results in a folder, by name."""
+    """The files of results in a folder, sorted by name."""
     return sorted(file for file in folder.glob("*.jsonl*") if file.name.endswith(RESULTS))

@@ -31,19 +31,19 @@ KEYS = (
 TABLES = ("slurm",)
 Precision = Literal["fp32", "tf32", "bf16"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
-LocalPath = Literal["loop", "graphs", "reference"]  # of local training, see `fatbench.engine.local`
+LocalPath = Literal["loop", "graphs", "reference"]  # see `fatbench.engine.local`
 AUTO = "auto"  # the path that suits the cell and the device, see `fatbench.runner.gpu_estimates`
 PATHS: tuple[str, ...] = (AUTO, "loop", "graphs")  # a run trains on one of these
-FORMER_PATHS = ("fast", "reference")  # of runs that are stored
+FORMER_PATHS = ("fast", "reference")  # stored runs may have them
 LIBPQ = re.compile(r"(?i)(^|\s)(host|hostaddr|port|dbname|user|password|passfile|service|sslmode)\s*=")
 
 
 def setting(key: str, flag: object = None) -> str | None:
     """The value of one setting, or None if it is not set. SpecError: it, or fatbench.toml, cannot be read."""
-    found = flag if flag is not None else os.environ.get(f"FATBENCH_{key.upper()}") or _file().get(key)
-    if found is not None and "\0" in str(found):  # of which no path and no address is made
-        raise SpecError(f"{key}: {str(found)!r} holds a zero byte")
-    return None if found is None else str(found)
+    value = flag if flag is not None else os.environ.get(f"FATBENCH_{key.upper()}") or _file().get(key)
+    if value is not None and "\0" in str(value):  # neither paths nor addresses can contain it
+        raise SpecError(f"{key}: {str(value)!r} contains a zero byte")
+    return None if value is None else str(value)
 
 
 def _file() -> dict[str, object]:
@@ -69,20 +69,20 @@ def table(name: str) -> dict[str, object]:
 
 
 def plugins() -> list[tuple[str, Path]]:
-    """(where it is said, file) of the plug-ins in fatbench.toml and in FATBENCH_PLUGIN, which add up. SpecError."""
-    said = _file().get("plugin", [])
-    listed = said if isinstance(said, list) else [said]
-    found = []
-    for one in listed:
-        if not isinstance(one, str):
-            raise SpecError(f'fatbench.toml: plugin: expected files such as ["mine.py"], got {one!r}')
-        found.append(("fatbench.toml: plugin", Path(one)))
+    """The plug-ins in fatbench.toml and FATBENCH_PLUGIN: [(where it is named, file)]. SpecError: no list of files."""
+    value = _file().get("plugin", [])
+    names = value if isinstance(value, list) else [value]
+    files = []
+    for name in names:
+        if not isinstance(name, str):
+            raise SpecError(f'fatbench.toml: plugin: expected files such as ["mine.py"], got {name!r}')
+        files.append(("fatbench.toml: plugin", Path(name)))
     variable = os.environ.get("FATBENCH_PLUGIN", "").split(os.pathsep)
-    return found + [("FATBENCH_PLUGIN", Path(one)) for one in variable if one]
+    return files + [("FATBENCH_PLUGIN", Path(name)) for name in variable if name]
 
 
 def database(flag: str | None = None) -> str:
-    """The database's URL or path; results/fatbench.db by default. SpecError: neither."""
+    """The database's URL or path, by default results/fatbench.db. SpecError: it is neither."""
     url = setting("db", flag) or "results/fatbench.db"
     if "://" not in url and LIBPQ.search(url):  # it may hold a password, which must not become the name of a file
         raise SpecError(
@@ -92,9 +92,9 @@ def database(flag: str | None = None) -> str:
 
 
 def precision(flag: str | None, devices: Sequence[str] = ()) -> Precision | Literal["auto"]:
-    """What to train in; auto by default: tf32 on a GPU that has it, else fp32, and attacks after training in fp32.
+    """The precision of training, by default "auto": tf32 on a GPU that has it, else fp32; attacks afterwards in fp32.
 
-    SpecError: no such precision; MachineError: not on one of these devices.
+    SpecError: there is no such precision. MachineError: one of the devices lacks it.
     """
     if setting("precision", flag) in (None, AUTO):
         return "auto"
@@ -102,13 +102,13 @@ def precision(flag: str | None, devices: Sequence[str] = ()) -> Precision | Lite
 
 
 def evaluation_precision(flag: str | None, devices: Sequence[str] = ()) -> Precision:
-    """What attacks compute in where nothing is trained; fp32 by default. Errors as of `precision`."""
+    """The precision of attacks where nothing is trained, by default fp32. Raises the errors of `precision`."""
     chosen = precision(flag, devices)
     return "fp32" if chosen == "auto" else chosen
 
 
 def attack_precision(flag: str | None, devices: Sequence[str] = ()) -> Precision | None:
-    """What the evaluation's attacks compute in; None: as training does. Errors as of `precision`."""
+    """The precision of attacks after training; None for that of training. Raises the errors of `precision`."""
     return _precision("attack_precision", flag, devices)
 
 
@@ -123,9 +123,9 @@ def _precision(key: str, flag: str | None, devices: Sequence[str]) -> Precision 
 
 
 def path(chosen: str, devices: Sequence[str] = ()) -> LocalPath | Literal["auto"]:
-    """The path of local training. SpecError: there is none of that name; MachineError: one of `devices` cannot."""
+    """Check the path of local training. SpecError: there is no such path. MachineError: one of the devices lacks it."""
     if chosen in FORMER_PATHS:
-        raise SpecError(f"--path: '{chosen}' is gone; use {', '.join(PATHS)}")
+        raise SpecError(f"--path: '{chosen}' no longer exists; use {', '.join(PATHS)}")
     if chosen not in PATHS:
         raise SpecError(f"--path: no path is named '{chosen}'{did_you_mean(chosen, PATHS)}")
     if chosen == "graphs" and "cpu" in devices:
@@ -134,9 +134,9 @@ def path(chosen: str, devices: Sequence[str] = ()) -> LocalPath | Literal["auto"
 
 
 def shown_url(url: str) -> str:
-    """A database's address as it may be printed: without passwords."""
+    """A database's address without passwords, for printing."""
     masked = re.sub(r"(?s)(://[^/?#:]*):.*@", r"\1:***@", url)
-    if "://" not in url:  # settings of libpq: whatever follows the password may be a part of it
+    if "://" not in url:  # settings of libpq, where everything after "password=" may belong to the password
         masked = re.sub(r"(?is)((?:password|passfile)\s*=).*", r"\1***", url)
     return re.sub(rf"(?i)([?&][^=&]*{SECRET}[^=&]*)=[^&]*", r"\1=***", masked)
 
@@ -146,7 +146,7 @@ _data_folder: ContextVar[Path | None] = ContextVar("data folder", default=None)
 
 @contextlib.contextmanager
 def data_in(folder: Path) -> Iterator[None]:
-    """Inside, `data_folder` is this one, as the --data of a run says, whose workers have other environments."""
+    """A context in which `data_folder` returns this folder: workers do not inherit the --data of their run."""
     token = _data_folder.set(folder)
     try:
         yield
@@ -155,7 +155,7 @@ def data_in(folder: Path) -> Iterator[None]:
 
 
 def data_folder(flag: str | None = None) -> Path:
-    """Where data sets are: the user's cache folder by default. SpecError: an address, which may hold a password."""
+    """The folder of the data sets, by default the user's cache folder. SpecError: an address was given."""
     if flag is None and (folder := _data_folder.get()) is not None:
         return folder
     if value := setting("data", flag):
@@ -166,7 +166,7 @@ def data_folder(flag: str | None = None) -> Path:
 
 
 def cache_folder() -> Path:
-    """The folder for what can be made again, as the system names it for this user."""
+    """The user's cache folder for fatbench, with files that can be made again."""
     if sys.platform == "darwin":
         cache = Path.home() / "Library" / "Caches"
     else:
@@ -175,7 +175,7 @@ def cache_folder() -> Path:
 
 
 def files_folder(db: str) -> Path:
-    """Where checkpoints and logs are: beside a SQLite file, else results/NAME-files, NAME being the database's."""
+    """The folder of checkpoints and logs: beside a SQLite file, else results/NAME-files for a database NAME."""
     if value := setting("files"):
         return Path(value).expanduser()
     path = db.removeprefix("sqlite:///")
@@ -187,16 +187,16 @@ def files_folder(db: str) -> Path:
 
 
 def checkpoint_seconds() -> float:
-    """At least this many seconds between two checkpoints of a cell's training; 30 by default."""
+    """The least number of seconds between two checkpoints of a cell's training, by default 30."""
     return _seconds("checkpoint_seconds", 30.0)
 
 
 def lease_seconds(default: float) -> float:
     """Seconds without progress after which another process may take a cell over."""
-    found = _seconds("lease_seconds", default)
-    if not found >= 1:
-        raise SpecError(f"lease_seconds: expected at least 1, got {found:g}")
-    return found
+    seconds = _seconds("lease_seconds", default)
+    if not seconds >= 1:
+        raise SpecError(f"lease_seconds: expected at least 1, got {seconds:g}")
+    return seconds
 
 
 def _seconds(key: str, default: float) -> float:
@@ -217,7 +217,7 @@ UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def time_limit(flag: str | None = None) -> float | None:
-    """Seconds that a turn at a cell may take, from "90", "45m", "2h" or "1.5d"; None: as long as it takes."""
+    """Seconds that a worker may spend on a cell, from "90", "45m", "2h" or "1.5d"; None for no limit."""
     value = setting("time_limit", flag)
     if value is None:
         return None
@@ -233,9 +233,9 @@ def time_limit(flag: str | None = None) -> float | None:
 
 
 def available_memory() -> float:
-    """Bytes of memory that processes may still take: of this machine, or fewer where their control group ends.
+    """Bytes of memory that are still available on this machine or in this process's control group.
 
-    Infinite where the system does not say.
+    Infinite if the system does not tell.
     """
     free = [math.inf]
     with contextlib.suppress(OSError, ValueError, StopIteration):
@@ -245,6 +245,6 @@ def available_memory() -> float:
         group = Path("/sys/fs/cgroup" + Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2])
         files = (group / "memory.stat").read_text().splitlines()
         cached = next(int(line.split()[1]) for line in files if line.startswith("inactive_file "))
-        most = int((group / "memory.max").read_text())  # "max" is no number: there is no limit
+        most = int((group / "memory.max").read_text())  # "max", for no limit, is a ValueError
         free.append(most - int((group / "memory.current").read_text()) + cached)
     return min(free)

@@ -1,7 +1,7 @@
-"""Files that are written whole or not at all: on a full disk what was there before is still there.
+"""Write files whole or not at all: if the disk is full, the old content is kept.
 
-`-` is stdout, and stdin where a file is read. Devices and pipes are written as they are, never replaced. An address hf://
-is a file of the Hugging Face hub (`fatbench.hub`).
+`-` is stdout for writing and stdin for reading. Devices and pipes are written to, never replaced. An address hf://...
+is a file on the Hugging Face hub (`fatbench.hub`).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import BinaryIO
 from fatbench import hub
 from fatbench.errors import MachineError, SpecError
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk is full, or the user's quota
 
 
 @contextmanager
 def replacing(file: Path, *, new: bool = False) -> Iterator[BinaryIO]:
-    """A stream to a temporary file beside `file`, which takes its name when all is written and on the disk.
+    """A stream to a temporary file beside `file`, which replaces it once everything is on the disk.
 
-    Of a link the target is written. Stdout ("-"), a device or a pipe is no name to take: the stream goes there.
-    new: FileExistsError if anything has that name. OSError: it cannot be written, and nothing was changed.
+    For a link, its target is replaced. For stdout ("-"), a device or a pipe, the stream goes there directly.
+    new: raise FileExistsError if `file` exists. OSError: it cannot be written, and nothing was changed.
     """
     if not file.name:  # "." and "/"
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -41,7 +41,7 @@ def replacing(file: Path, *, new: bool = False) -> Iterator[BinaryIO]:
             hub.upload(copy, what)
         return
     if not new:
-        if (descriptor := _unnamed(file)) is not None:
+        if (descriptor := _open_stream(file)) is not None:
             with os.fdopen(descriptor, "wb") as handle:
                 yield handle
             return
@@ -51,11 +51,11 @@ def replacing(file: Path, *, new: bool = False) -> Iterator[BinaryIO]:
         with part.open("xb") as handle:
             yield handle
             _sync(handle)
-        if not new or not _linked(part, file):
+        if not new or not _link_new(part, file):
             os.replace(part, file)
         folder = os.open(file.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)  # the new name too is on disk
+            os.fsync(folder)  # the new name must reach the disk too
         finally:
             os.close(folder)
     finally:
@@ -63,10 +63,10 @@ def replacing(file: Path, *, new: bool = False) -> Iterator[BinaryIO]:
             part.unlink()
 
 
-def _linked(part: Path, file: Path) -> bool:
-    """Give a file its name unless that is taken (FileExistsError); False: it is free, on a disk without links."""
+def _link_new(part: Path, file: Path) -> bool:
+    """Give a file its name; FileExistsError if it is taken. Returns False if the disk has no hard links."""
     try:
-        os.link(part, file)  # unlike a new name, it never replaces what somebody put there meanwhile
+        os.link(part, file)  # unlike rename, link never replaces a file that was created meanwhile
     except FileExistsError:
         raise
     except OSError:
@@ -79,10 +79,10 @@ def _linked(part: Path, file: Path) -> bool:
 def write(
     file: Path, content: str | bytes, said: object = None, *, new: bool = False, make_folder: bool = False
 ) -> None:
-    """Write a file whole, as `replacing` does.
+    """Write a file as `replacing` does.
 
-    said: how a message calls the file, such as "-o table.tex". new: it must not be there. MachineError: the disk is
-    full; SpecError: it cannot be written.
+    said: the file's name in messages, such as "-o table.tex". new: the file must not exist. MachineError: the disk is
+    full. SpecError: the file cannot be written.
     """
     with _explaining(said or file):
         if make_folder:
@@ -92,9 +92,9 @@ def write(
 
 
 def write_all(contents: Mapping[Path, str | bytes], said: object) -> None:
-    """Write files, and their folders, that belong together: each takes its name when all are on the disk.
+    """Write files that belong together, and their folders; none is replaced before all are on the disk.
 
-    Errors as for `write`.
+    Raises the errors of `write`.
     """
     with _explaining(said), ExitStack() as stack:
         for file, content in contents.items():
@@ -105,25 +105,25 @@ def write_all(contents: Mapping[Path, str | bytes], said: object) -> None:
 
 
 def regular(file: Path) -> Path:
-    """A file that can be read more than once: what stdin ("-") or a pipe gives is kept until the program ends.
+    """A file that can be read repeatedly: the content of stdin ("-") or a pipe is kept until the program ends.
 
-    MachineError: a file of the hub cannot be had.
+    MachineError: a file on the hub cannot be downloaded.
     """
     if (what := hub.address(file)) is not None:
-        return _fetched(what)
+        return _download(what)
     try:
-        return _kept(file) if str(file) == "-" or stat.S_ISFIFO(file.stat().st_mode) else file
-    except OSError:  # whoever reads it says why
+        return _keep_copy(file) if str(file) == "-" or stat.S_ISFIFO(file.stat().st_mode) else file
+    except OSError:  # opening the file will report it
         return file
 
 
 @functools.cache
-def _fetched(what: hub.Address) -> Path:
+def _download(what: hub.Address) -> Path:
     return hub.download(what)
 
 
 @functools.cache
-def _kept(file: Path) -> Path:
+def _keep_copy(file: Path) -> Path:
     folder = tempfile.mkdtemp(prefix="fatbench-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     copy = Path(folder) / "stdin"
@@ -152,16 +152,16 @@ def _explaining(said: object) -> Iterator[None]:
         raise SpecError(f"{said}: {error.strerror or error}") from None
 
 
-def _unnamed(file: Path) -> int | None:
-    """A descriptor of what is no file to replace: our stdout or stderr, whatever they are, a device or a pipe."""
+def _open_stream(file: Path) -> int | None:
+    """A descriptor for stdout, stderr, a device or a pipe; None if `file` is a regular file or does not exist."""
     if str(file) == "-":
-        sys.stdout.flush()  # what was printed comes first
+        sys.stdout.flush()  # earlier prints come first
         return os.dup(1)
     try:
         status = file.stat()
     except FileNotFoundError:
         return None
-    for standard in (1, 2):  # opened anew, `>> log` would lose what is in it
+    for standard in (1, 2):  # opening it anew would truncate the log of `>> log`
         with suppress(OSError):
             if os.path.samestat(status, os.fstat(standard)):
                 return os.dup(standard)

@@ -282,7 +282,7 @@ def test_settings_flag_over_environment_over_file(run, place, monkeypatch):
     assert (code, err) == (2, "fatbench: fatbench.toml: unknown setting 'dbb' (did you mean 'db'?)\n")
     (place / "fatbench.toml").write_text('db = "sqlite:///a\\u0000b.db"\n')
     code, _, err = run("status")
-    assert (code, err) == (2, "fatbench: db: 'sqlite:///a\\x00b.db' holds a zero byte\n")
+    assert (code, err) == (2, "fatbench: db: 'sqlite:///a\\x00b.db' contains a zero byte\n")
     (place / "fatbench.toml").write_text("db = \n")
     assert run("status")[0] == 2
 

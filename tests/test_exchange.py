@@ -165,7 +165,7 @@ def test_a_compressed_file_and_one_of_version_1_are_the_same_results(tmp_path: P
 
 @pytest.mark.parametrize("name", ["r.jsonl.gz", "r.jsonl.xz"])
 def test_a_compressed_file_that_is_cut(empty: Store, lines: list[str], tmp_path: Path, name: str) -> None:
-    with (tmp_path / name).open("wb") as handle, packed.written(handle, name) as text:
+    with (tmp_path / name).open("wb") as handle, packed.text_writer(handle, name) as text:
         text.writelines(lines)
     whole = (tmp_path / name).read_bytes()
     for cut in (20, len(whole) // 2, len(whole) - 9):
@@ -990,7 +990,7 @@ def test_no_flipped_bit_of_the_header_of_a_database_is_a_traceback(step: int, tm
             Store.open(str(path)).close()
         except FatbenchError as error:
             said.add(str(error).partition("x.db ")[2])
-    assert "is damaged: unsupported file format" in said and "is not a fatbench database (nor any SQLite file)" in said
+    assert "is damaged: unsupported file format" in said and "is not a fatbench database, nor any SQLite file" in said
 
 
 FLIPS = [100, pytest.param(2000, marks=pytest.mark.nightly)]

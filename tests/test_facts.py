@@ -126,9 +126,9 @@ CASES = [
     ({"model": {**EDGE, "stem": 7, "patch": 4}, "size": 24, "algorithm": {"name": "fedvkd"}}, "model",
         "patch: patches of 4x4 do not tile images of 6x6"),
     ({"model": {**EDGE, "heads": 5}, "algorithm": {"name": "fedvkd"}}, "model", "dim: 12 is not a multiple of its 5"),
-    ({"model": EDGE}, "model", "fedavg trains a model that is trained whole (whole_vit?), not edge_vit"),
-    ({"model": {"name": "edge_resnet"}}, "model", "fedavg trains a model that is trained whole (whole_resnet?), not"),
-    ({"model": {"name": "edge_resnet8"}}, "model", "fedavg trains a model that is trained whole (whole_resnet?), not"),
+    ({"model": EDGE}, "model", "fedavg needs a model without an edge (whole_vit?), not edge_vit"),
+    ({"model": {"name": "edge_resnet"}}, "model", "fedavg needs a model without an edge (whole_resnet?), not"),
+    ({"model": {"name": "edge_resnet8"}}, "model", "fedavg needs a model without an edge (whole_resnet?), not"),
     ({"algorithm": {"name": "fedgkt"}}, "algorithm",
         "fedgkt trains a model of an edge and a server (edge_vit, ...), not "
         "small_cnn"),

@@ -216,8 +216,8 @@ def test_on_a_cpu_it_is_refused_before_any_work() -> None:
     ("settings", "message"),
     [
         ({"path": "lop"}, r"no path is named 'lop' \(did you mean 'loop'\?\)"),
-        ({"path": "fast"}, "'fast' is gone; use auto, loop, graphs"),
-        ({"path": "reference"}, "'reference' is gone; use auto, loop, graphs"),
+        ({"path": "fast"}, "'fast' no longer exists; use auto, loop, graphs"),
+        ({"path": "reference"}, "'reference' no longer exists; use auto, loop, graphs"),
         ({"path": "graphs", "microbatch": 4}, "--microbatch 4 needs --path loop"),
     ],
 )

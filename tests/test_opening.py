@@ -70,7 +70,7 @@ def test_an_empty_postgres_database(new_postgres: Callable[[], str]) -> None:
 def test_files_of_others(tmp_path: Path, create: bool) -> None:
     note = tmp_path / "note.txt"
     note.write_text("Dear diary, today SQLite")
-    refused(DatabaseError, note, "{} is not a fatbench database (nor any SQLite file)", create=create)
+    refused(DatabaseError, note, "{} is not a fatbench database, nor any SQLite file", create=create)
     assert note.read_text() == "Dear diary, today SQLite"
     refused(DatabaseError, tmp_path, "{} is a folder, not a fatbench database", create=create)
     for statement in ("CREATE TABLE cells(id)", "PRAGMA application_id = 42"):
@@ -333,7 +333,7 @@ def sqlite_error(code: int, said: str = "it said so") -> sqlite3.Error:
         ),
         (sqlite3.SQLITE_BUSY, Locked, "x.db: another process has been writing for more than a minute"),
         (sqlite3.SQLITE_LOCKED, Locked, "x.db: another process has been writing for more than a minute"),
-        (sqlite3.SQLITE_NOTADB, DatabaseError, "x.db is not a fatbench database (nor any SQLite file)"),
+        (sqlite3.SQLITE_NOTADB, DatabaseError, "x.db is not a fatbench database, nor any SQLite file"),
         (sqlite3.SQLITE_CORRUPT, DatabaseError, "x.db is damaged: it said so"),
     ],
 )
@@ -341,15 +341,15 @@ def test_what_sqlite_says_in_words(code: int, kind: type[Exception], message: st
     """The same whether SQLAlchemy was in between; what no person can have caused keeps its traceback."""
     opened = database.Database("x.db")
     for error in (sqlite_error(code), OperationalError("SELECT", None, sqlite_error(code))):
-        found = opened._explained(error)
+        found = opened._explanation(error)
         assert (type(found), str(found)) == (kind, message)
-    assert opened._explained(sqlite_error(sqlite3.SQLITE_ERROR)) is None
-    assert opened._explained(sqlite3.ProgrammingError("Cannot operate on a closed database.")) is None
+    assert opened._explanation(sqlite_error(sqlite3.SQLITE_ERROR)) is None
+    assert opened._explanation(sqlite3.ProgrammingError("Cannot operate on a closed database.")) is None
     no_text = sqlite3.OperationalError("Could not decode to UTF-8 column 'spec' with text '{\ufffd}'")
     said = "x.db is damaged: Could not decode to UTF-8 column 'spec' (fatbench db check)"
-    assert str(opened._explained(no_text)) == said
+    assert str(opened._explanation(no_text)) == said
     for missed in ("no such column: runs.host", 'foreign key mismatch - "runs" referencing "cells"'):
-        assert str(opened._explained(sqlite3.OperationalError(missed))) == f"x.db is damaged: {missed}"
+        assert str(opened._explanation(sqlite3.OperationalError(missed))) == f"x.db is damaged: {missed}"
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_what_a_server_says_in_words(code: str, kind: type[Exception] | None, me
     opened = database.Database("postgresql://me:secret@host/x")
     error = psycopg.errors.lookup(code)("no\nsecret")
     wrapped = DBAPIError.instance("SELECT", None, error, psycopg.Error, dialect=opened._engine.dialect)
-    found = opened._explained(wrapped)
+    found = opened._explanation(wrapped)
     assert (None if found is None else type(found)) == kind
     assert found is None or str(found) == message.replace("{}", "postgresql://me:***@host/x")
 

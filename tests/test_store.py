@@ -188,7 +188,7 @@ def test_stages_are_claimed_one_by_one(store: Store) -> None:
 
 
 def test_an_unknown_cell_cannot_be_claimed(store: Store) -> None:
-    with pytest.raises(ValueError, match="there is no cell nobody: add_cell first"):
+    with pytest.raises(ValueError, match="unknown cell nobody"):
         claim(store, cell="nobody")
 
 

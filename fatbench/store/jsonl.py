@@ -73,7 +73,7 @@ def export(
 def _new_file(file: Path) -> Iterator[TextIO]:
     """A stream to a file that takes its name only when all is written."""
     try:
-        with whole_file.replacing(file) as handle, packed.written(handle, file.name) as stream:
+        with whole_file.replacing(file) as handle, packed.text_writer(handle, file.name) as stream:
             yield stream
     except OSError as error:
         raise MachineError(f"cannot write {file}: {error.strerror or error}") from None
