@@ -23,7 +23,7 @@ from fatbench.runner.attacking import _attack, _Loaded, _Stage, attack_models
 from fatbench.runner.heartbeat import Heartbeat
 from fatbench.runner.jobs import Event, Job, Machine, Turn
 from fatbench.runner.stage import claim
-from fatbench.runner.transfer import ModelPair, Trained
+from fatbench.runner.transfer import ModelPair, TrainedModel
 from fatbench.store.leases import LEASE
 from fatbench.store.stages import Store
 from fatbench.suite.cells import Evaluation, TransferOrigin
@@ -114,7 +114,7 @@ def test_every_attack_on_every_model_once(attacks, machine, store) -> None:
     assert attacks.asked == [
         _Stage(
             round, one, one.stage(round), f"m{round}",
-            Trained(JOB.cell, round, f"clients-00000{round}.safetensors", f"c{round}"), RECORD,
+            TrainedModel(JOB.cell, round, f"clients-00000{round}.safetensors", f"c{round}"), RECORD,
         )
         for round in (3, 2) for one in (NATURAL, FGSM)
     ]  # fmt: skip
@@ -209,7 +209,7 @@ def test_an_attack_with_another_cell_s_model_waits_for_it(attacks, machine, stor
         if digest == "another":
             assert attack_models(at, machine, False) == "done" and attacks.said() == []  # kept
         assert attack_models(at, recovering(machine, rerun_changed=True), False) == "done"
-        there = Trained(ORIGIN.cell, 1, "model-000001.safetensors", digest)
+        there = TrainedModel(ORIGIN.cell, 1, "model-000001.safetensors", digest)
         assert {stage.there for stage in attacks.asked} == {there}
         assert attacks.said() == [("moved", 3), ("moved", 2)]
     assert attack_models(at, machine, False) == "done" and attacks.said() == []
@@ -318,7 +318,7 @@ def test_models_are_read_once_for_all_attacks_of_a_round(machine, monkeypatch, t
     loaded = _Loaded(ready)
     first, second = (TrainedModel(ORIGIN.cell, 1, "m", digest) for digest in ("x", "y"))
 
-    def pairs(round: int, one: Evaluation, there: Trained = first) -> list[ModelPair]:
+    def pairs(round: int, one: Evaluation, there: TrainedModel = first) -> list[ModelPair]:
         stage = _Stage(round, one, "s", digests[round], there, RECORD)
         return loaded.pairs(stage, files[round], digests[round], machine)
 
@@ -388,7 +388,7 @@ def begun(
 ) -> tuple[_Stage, int]:
     run = claim(turn(store, machine), one.stage(3), machine, 0, one)
     assert run is not None
-    return _Stage(3, one, one.stage(3), digest, Trained(ORIGIN.cell, 1, "m", "theirs"), record), run
+    return _Stage(3, one, one.stage(3), digest, TrainedModel(ORIGIN.cell, 1, "m", "theirs"), record), run
 
 
 def found(store: Store, stage: str) -> dict[tuple[str, int], tuple[float, int]]:
@@ -478,7 +478,7 @@ def test_gradients_of_a_thousand_images_are_looked_at(monkeypatch) -> None:
     labels = torch.zeros(1200, dtype=torch.int64)
     problem = SimpleNamespace(labels=labels, shards=[torch.arange(3)], malicious=None)
     ready = SimpleNamespace(problem=problem, test=(labels, labels), classes=1)
-    stage = _Stage(3, NATURAL, "natural", None, Trained(JOB.cell, 3, "m", None), RECORD)
+    stage = _Stage(3, NATURAL, "natural", None, TrainedModel(JOB.cell, 3, "m", None), RECORD)
     found = attacking._side_numbers(
         stage, _Loaded(ready, None, 3, {-1: {}}), torch.ones(1, 1200, dtype=torch.bool), JOB
     )
@@ -550,7 +550,7 @@ def test_a_model_that_is_not_here_says_what_to_do(judged, machine, store) -> Non
 
 
 def test_numbers_of_one_client_s_model_are_its_own() -> None:
-    stage = _Stage(3, FGSM, "s", None, Trained("a", 1, "m", None), RECORD)
+    stage = _Stage(3, FGSM, "s", None, TrainedModel("a", 1, "m", None), RECORD)
     each = torch.tensor([[True, False, True, True]])
     assert attacking._numbers(stage, [ModelPair(-1, {})], each) == [Number("fgsm", 0.75, 3, n=4)]
     assert attacking._numbers(stage, [ModelPair(0, {})], each) == [

@@ -61,13 +61,13 @@ class _Loaded:
     origins: transfer.Origins | None = None
 
     def setup(self, turn: Turn, machine: Machine, trained: Path) -> Setup:
-        """The cell's Setup, with at most as many images in the network at once as the machine takes now.
+        """Return the cell's Setup, whose network takes at most `machine.microbatch` images at once.
 
         trained: the file of a model of the cell.
         """
         if self.ready is None:
             self.ready, self.microbatch = ready_for(turn, machine, trained)[1], machine.microbatch
-        if machine.microbatch and machine.microbatch != self.microbatch:  # memory was not enough
+        if machine.microbatch and machine.microbatch != self.microbatch:  # the GPU ran out of memory
             from fatbench.engine import microbatch
 
             microbatch.bound(self.ready.problem.model, machine.microbatch)
@@ -136,8 +136,8 @@ def attack_models(turn: Turn, machine: Machine, trained_again: bool, ready: Setu
         if stage != own_name:  # the stored result is outdated, and has another precision than this run
             _discard_results(turn, stage, machine, evaluation)
             stage = own_name
-        of_clients = record.get("sha256", {}).get(clients_file(round))
-        origin_source = origin_model or transfer.Trained(job.cell, round, clients_file(round), of_clients)
+        clients_digest = record.get("sha256", {}).get(clients_file(round))
+        origin_source = origin_model or transfer.TrainedModel(job.cell, round, clients_file(round), clients_digest)
         attack = partial(_attack, _Stage(round, evaluation, stage, digest, origin_source, record), turn, loaded)
         status = carry_out(
             attack, turn, machine, stage, batch=evaluation.batch, evaluation=evaluation, fresh=stage in changed_stages,
@@ -161,7 +161,7 @@ def _discard_results(turn: Turn, stage: str, machine: Machine, evaluation: Evalu
 
 
 def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machine) -> CellStatus:
-    """Attack all images on every model of the round, from where the stage is, or until asked to stop."""
+    """Attack all images on every model of the round, continuing where the stage ended, until asked to stop."""
     import torch
 
     from fatbench.engine.accuracy import attack_in_chunks, most_frequent, packed, unpacked

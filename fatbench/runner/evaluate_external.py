@@ -224,8 +224,8 @@ def evaluate(
         data=str(settings.data_folder(str(options.data) if options.data else None).absolute()),
         device=device,
         precision=settings.evaluation_precision(options.precision, [device]),
-        path="reference",  # images as a plain script has them: not every network takes channels-last
-        # one model at a time: what it asks for is computed, with what stands today
+        path="reference",  # contiguous images: not every network takes channels_last
+        # a single model: always computed with today's inputs
         recovery=Recovery(retry_failed=True, rerun_changed=True),
     )
     ready = _setup_of(external, spec, machine)

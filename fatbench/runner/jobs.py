@@ -54,18 +54,18 @@ def resolved(job: Job) -> Job:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What a run does about failures, changes and processes that stop, and how much work it may lose."""
+    """How a run treats failures, changed inputs and stopped processes, and how much work it may lose."""
 
     retry_failed: bool = False
-    rerun_changed: bool = False  # begin again what other inputs than those of now have answered
-    checkpoint_seconds: float = 30.0  # between two checkpoints of a training; 0: every round has one
+    rerun_changed: bool = False  # compute stages again whose inputs have changed since
+    checkpoint_seconds: float = 30.0  # between two checkpoints of a training; 0 saves every round
     lease: float = LEASE  # seconds without progress after which another process may take a stage over
-    time_limit: float | None = None  # seconds that a turn at a cell may take
+    time_limit: float | None = None  # seconds that a worker may spend on a cell
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a run computes and how: what `fatbench run` was told about the machine."""
+    """Where and how a run computes: the options of `fatbench run` that concern the machine."""
 
     db: str
     files: str
@@ -119,7 +119,7 @@ class Turn:
     store: Store
     folder: Path  # with the cell's files
     notify: Callable[[Event], None]
-    stop: Callable[[], bool]  # asked after every round and every chunk of an evaluation
+    stop: Callable[[], bool]  # called after every round and every chunk of an evaluation; True ends the turn
     heartbeat: Heartbeat  # keeps the leases of its stages
 
 

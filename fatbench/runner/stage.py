@@ -43,11 +43,11 @@ def carry_out(
     fresh: bool = False,
     raised: tuple[type[Exception], ...] = (),
 ) -> CellStatus:
-    """Claim a stage and do its work, `work(run, machine)`, while its lease is renewed.
+    """Claim a stage and do its work by `work(run, machine)`, while its lease is renewed.
 
-    The work is done again with fewer images in the network at once where memory was not enough, and with other kernels
-    where an operation has no deterministic one. A failure is stored with its traceback and returned; errors of the
-    types `raised` release the stage and are raised. batch: images of a step. For the others see `claim`.
+    If memory runs out, the work is repeated with fewer images in the network at once; if an operation has no
+    deterministic kernel, it is repeated with other kernels. A failure is stored with its traceback and returned; errors
+    of the types in `raised` release the stage and are raised. batch: images of a step. The others: see `claim`.
     """
     job, store = turn.job, turn.store
     run = claim(turn, stage, machine, total, evaluation, fresh)
@@ -57,7 +57,7 @@ def carry_out(
     try:
         with renewing(machine.db, run, turn.heartbeat, machine.recovery.lease):
             return with_oom_retry(
-                lambda less: with_some_kernel(run, less, store, partial(work, run)),
+                lambda smaller: retry_nondeterministic(run, smaller, store, partial(work, run)),
                 machine, batch, partial(store.describe_run, run),
             )  # fmt: skip
     except raised:
@@ -89,9 +89,8 @@ def claim(
     for file in other_plugins:
         log.warning("%s: this process has run %s, which the stage does not use", stage, file)
     made_by = produced_by(machine.device)
-    fast_kernels = (
-        machine.device.startswith("cuda") and machine.precision == "bf16"
-    )  # kernels are chosen by their speed
+    # cuDNN then chooses kernels by their speed
+    fast_kernels = machine.device.startswith("cuda") and machine.precision == "bf16"
     return turn.store.claim(
         job.cell,
         stage,
@@ -147,7 +146,7 @@ def _settings(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def ready_for(turn: Turn, machine: Machine, trained: Path | None) -> tuple[dict[str, Any], Any]:
-    """(the cell's settings bound to their functions, the cell's Setup, whose network keeps the turn's leases).
+    """Return (the cell's settings bound to their functions, the cell's Setup); its network beats for the turn's lease.
 
     trained: the file of a cell's model whose weights the network begins with, if it does.
     """
@@ -172,7 +171,9 @@ def ready_for(turn: Turn, machine: Machine, trained: Path | None) -> tuple[dict[
             f"out of memory while data set {name} was read{memory_need.of_cell(job.spec)}: {reason}"
         ) from None
     if machine.microbatch and has_dropout(ready.problem.model):
-        log.warning("dropout draws its masks for each microbatch: other masks than for the whole batch, as likely")
+        log.warning(
+            "dropout draws a mask for each microbatch: not the masks of the whole batch, but equally likely ones"
+        )
     turn.heartbeat.watch(ready.problem.model)
     return bound, ready
 

@@ -43,9 +43,7 @@ def train(turn: Turn, machine: Machine) -> CellStatus:
         turn.notify(Event(job.cell, "train", "interrupted", message=f"kept: {reason_text}; see --rerun-changed"))
         return "interrupted"
     if row is not None and row.status == "done" and not changed_inputs:
-        checkpoints.sweep(
-            turn.folder, files_of(row.record)
-        )  # what a process left that was killed after its last commit
+        checkpoints.sweep(turn.folder, files_of(row.record))  # a process killed after its last commit left others
         return "done"
     origin = weights.trained_by(job.spec)
     if origin is not None and transfer.trained_model(origin, store) is None:
@@ -59,18 +57,18 @@ def train(turn: Turn, machine: Machine) -> CellStatus:
 
 
 def _rounds(turn: Turn, run: int, machine: Machine) -> CellStatus:
-    """Train from where the stage is to the last round, or until asked to stop."""
+    """Train from the stage's current round to the last, or until asked to stop."""
     from fatbench.engine.experiment import experiment
 
     job, store, folder, notify = turn.job, turn.store, turn.folder, turn.notify
     rounds = int(job.spec["algorithm"]["rounds"])
     origin = weights.trained_by(job.spec)
     bound, ready = ready_for(turn, machine, None if origin is None else transfer.model_of(origin, store, machine))
-    began = ready.weights and {**ready.weights, **({} if origin is None else {"cell": origin})}
-    with_what = {**ready.data, **({"weights": began} if began else {})}
-    demand_same_inputs(turn, run, "train", with_what)
-    store.describe_run(run, with_what)
-    state, record, digests = _where_it_is(turn, run, machine, ready.initial)
+    initial_weights = ready.weights and {**ready.weights, **({} if origin is None else {"cell": origin})}
+    run_inputs = {**ready.data, **({"weights": initial_weights} if initial_weights else {})}
+    demand_same_inputs(turn, run, "train", run_inputs)
+    store.describe_run(run, run_inputs)
+    state, record, digests = _resume(turn, run, machine, ready.initial)
     reader = reading.Reader(store, run, job.cell, "train", plugins.files(job.spec))
     checkpoints.sweep(folder, digests)
     log.info("train: from round %d of %d on %s", state.round, rounds, machine.device)
@@ -80,14 +78,12 @@ def _rounds(turn: Turn, run: int, machine: Machine) -> CellStatus:
     for result, numbers in experiment(ready, state, **bound):
         count = result.index + 1
         if count == state.round + 1:
-            checkpoints.demand_tensors(result.state)  # before what a checkpoint would lose is computed
+            checkpoints.demand_tensors(result.state)  # after one round, not when the first checkpoint fails
         series = {number.metric: number.value for number in numbers if number.client < 0}
-        record = _with_round(record, count, series)
+        record = _record_with_round(record, count, series)
         unsaved.add(result, numbers, record)
         if count == state.round + 1 and (gpu_bytes := gpu_memory(machine.device)):
-            store.describe_run(
-                run, {"gpu_memory": gpu_bytes}
-            )  # first, since the event lets the run start cells beside this one
+            store.describe_run(run, {"gpu_memory": gpu_bytes})  # first: the event lets the run start cells beside it
         images = series["forward"] + series["backward"]
         loss, accuracy = series.get("train_loss"), series.get("natural")
         notify(Event(job.cell, "train", "progress", count, rounds, images, loss=loss, accuracy=accuracy))
@@ -113,9 +109,9 @@ def _rounds(turn: Turn, run: int, machine: Machine) -> CellStatus:
             store.commit(run, numbers=unsaved.numbers, round=count, checkpoint=pointer, record=full_record)
             checkpoints.sweep(folder, kept_files)
             unsaved, saved_at = _Unsaved(job, folder, ready), time.monotonic()
-            if interval:  # 0 seconds: every round is saved
-                interval = max(machine.recovery.checkpoint_seconds, (saved_at - begin) / SHARE)
-        del result  # what crossed the wire can be large
+            if interval:  # an interval of 0 saves every round
+                interval = max(machine.recovery.checkpoint_seconds, (saved_at - begin) / SAVING_SHARE)
+        del result  # free the clients' uploads before the next round
         if stopping:
             store.release(run)
             notify(Event(job.cell, "train", "interrupted", count, rounds))
@@ -124,51 +120,49 @@ def _rounds(turn: Turn, run: int, machine: Machine) -> CellStatus:
     return "done"
 
 
-def _where_it_is(
-    turn: Turn, run: int, machine: Machine, initial: State
-) -> tuple[State, dict[str, Any], dict[str, str]]:
-    """(the state to go on from, the record of the rounds so far, the SHA-256 of every file that counts)."""
+def _resume(turn: Turn, run: int, machine: Machine, initial: State) -> tuple[State, dict[str, Any], dict[str, str]]:
+    """Return (the state to continue from, the record of the rounds so far, path in the folder -> SHA-256)."""
     row = turn.store.stages([turn.job.cell])[(turn.job.cell, "train")]
     record: dict[str, Any] = dict(row.record)
-    digests: dict[str, str] = record.pop("sha256", {})  # by path in the cell's folder
+    digests: dict[str, str] = record.pop("sha256", {})  # path in the cell's folder -> SHA-256
     state = initial
     if row.checkpoint:
         try:
-            state = _resumed(row.checkpoint, row.round, digests, turn.job, machine, turn.folder)
+            state = _load_state(row.checkpoint, row.round, digests, turn.job, machine, turn.folder)
         except checkpoints.DamagedCheckpoint as error:
             log.warning("%s: training begins again from round 0", error)
-    if row.round and not state.round:  # also what was imported unfinished: numbers without a state to go on from
+    if row.round and not state.round:  # the state is lost, or unfinished training was imported without one
         turn.store.restart(run)
         return state, {}, {}
     return state, record, digests
 
 
-def _with_round(record: Mapping[str, Any], count: int, series: Mapping[str, float]) -> dict[str, Any]:
-    """The record of a training with one round more; series: metric -> its value in this round."""
+def _record_with_round(record: Mapping[str, Any], count: int, series: Mapping[str, float]) -> dict[str, Any]:
+    """Add a round to a training's record. series: metric -> its value in this round."""
     updated = selection.update(record, count, series)
     updated |= {word: int(series[word]) for word in ("diverged", "ended") if word in series}
     if refused := int(series.get("uploads_refused", 0)):
         updated["uploads_refused"] = updated.get("uploads_refused", 0) + refused
     for code in [metric.removeprefix(PREFIX) for metric in series if metric.startswith(PREFIX)]:
-        doubt_counts = updated.get("said", {})  # code -> in how many rounds
+        doubt_counts = updated.get("said", {})  # code -> number of rounds
         updated["said"] = {**doubt_counts, code: doubt_counts.get(code, 0) + 1}
     return updated
 
 
 @dataclass
 class _Unsaved:
-    """What the rounds since the last checkpoint have given, until it is written."""
+    """The results of the rounds since the last checkpoint, until they are written."""
 
     job: Job
-    folder: Path  # of the cell's files
+    folder: Path  # with the cell's files
     ready: Setup
     numbers: list[Number] = field(default_factory=list)
-    models: dict[int, tuple[Tensors, dict[int, Tensors]]] = field(default_factory=dict)  # of rounds that count
-    clients: dict[int, dict[int, Tensors]] = field(default_factory=dict)  # models before averaging, for transfers
+    models: dict[int, tuple[Tensors, dict[int, Tensors]]] = field(default_factory=dict)  # selected rounds only
+    clients: dict[int, dict[int, Tensors]] = field(default_factory=dict)  # before averaging, for transfer attacks
     artifacts: dict[int, Tensors] = field(default_factory=dict)
 
     def add(self, result: Round, numbers: Sequence[Number], record: Mapping[str, Any]) -> None:
-        """Keep what a round gives, and of the rounds before it no model that does not count any more."""
+        """Add a round's results, and drop the models of earlier rounds that are no longer selected."""
         count = result.index + 1
         self.numbers += numbers
         self.models[count] = result.state.model, result.own
@@ -179,7 +173,7 @@ class _Unsaved:
             self.clients[count] = transfer.client_models(result, client_limit)
 
     def write(self, record: Mapping[str, Any]) -> dict[str, str]:
-        """Write models and artifacts; their SHA-256, by path in the cell's folder."""
+        """Write models and artifacts, and return path in the cell's folder -> SHA-256."""
         digests: dict[str, str] = {}
         for round, (model, client_tensors) in self.models.items():
             name, header = model_file(round), header_of(self.job, round, self.ready.classes)
@@ -196,8 +190,10 @@ class _Unsaved:
         return digests
 
 
-def _resumed(pointer: str, round: int, digests: Mapping[str, str], job: Job, machine: Machine, folder: Path) -> State:
-    """The state to go on from. DamagedCheckpoint: it, or a model that counts, is not the file that was written."""
+def _load_state(
+    pointer: str, round: int, digests: Mapping[str, str], job: Job, machine: Machine, folder: Path
+) -> State:
+    """The state to continue from. DamagedCheckpoint: its file or that of a selected model was lost or changed."""
     for name, digest in digests.items():
         try:
             checkpoints.check(folder / name, digest)

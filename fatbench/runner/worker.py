@@ -48,8 +48,8 @@ def work(
     store.add_cell(job.cell, job.spec)
     store.store_points(job.points)
     try:
-        machine = computing(job, machine, store)
-    except MachineError as error:  # another machine can go on with it
+        machine = resolve_auto(job, machine, store)
+    except MachineError as error:  # another machine can continue the cell
         notify(Event(job.cell, "train", "interrupted", message=str(error)))
         return "interrupted"
     heartbeat = Heartbeat(machine.recovery.time_limit)

@@ -259,13 +259,13 @@ IDLE_SECONDS = 20.0  # at least so long may a worker be idle; a lease, if that i
 GRACE = 60.0  # seconds for a worker to end a cell by itself after its time limit
 
 
-def _looks(machine: Machine) -> float:
-    """Seconds between two looks at what the workers have in hand."""
+def _check_interval(machine: Machine) -> float:
+    """Seconds between two checks of the workers' progress."""
     return min(max(machine.recovery.lease / 4, 5.0), 60.0)
 
 
-def _judge(workers: Iterable[_Slot], machine: Machine) -> None:
-    """Kill workers whose cell's time is over, and those that have had nothing in hand, or no progress, for a lease."""
+def _kill_stuck(workers: Iterable[_Slot], machine: Machine) -> None:
+    """Kill workers whose cell is over its time limit, and those that held no stage or made no progress for a lease."""
     limit = machine.recovery.time_limit
     for worker in workers:
         assert worker.job is not None
@@ -275,7 +275,7 @@ def _judge(workers: Iterable[_Slot], machine: Machine) -> None:
             worker.idle = 0
         if limit is not None and time.monotonic() - worker.began > limit + GRACE:
             worker.reason = f"TimeLimit: {limit:g} s are over, and the worker process did not stop"
-        elif worker.idle * _looks(machine) > max(machine.recovery.lease, IDLE_SECONDS):
+        elif worker.idle * _check_interval(machine) > max(machine.recovery.lease, IDLE_SECONDS):
             worker.reason = IDLE
         if worker.reason:
             worker.process.kill()
