@@ -79,7 +79,7 @@ READ |= {"variable HOMEWORK"}
 def delete() -> None:
     sources.delete(*signatures.plugins())
     signatures.drop_plugins(list(signatures.plugins()))
-    reading._reads.clear(), reading._of_modules.clear()
+    reading._reads.clear(), reading._importer.clear()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("mylab", "late", "helper")]:
         del sys.modules[name]
 

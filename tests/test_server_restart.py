@@ -237,10 +237,10 @@ def test_a_restart_in_the_middle_of_training(jobs, machine, forks, server: Serve
         assert {run["status"] for run in store.runs()} == {"done"}
 
 
-@pytest.mark.parametrize("point", ["of_jobs", "changed"])
+@pytest.mark.parametrize("point", ["states_of", "changed"])
 def test_a_restart_while_the_driver_reads_the_status(jobs, machine, forks, server, monkeypatch, capfd, point) -> None:
     """At the end of a run and between two looks at what others have in hand."""
-    module = {"of_jobs": progress, "changed": versions}[point]
+    module = {"states_of": progress, "changed": versions}[point]
     real, ended = getattr(module, point), threading.Event()
     executor = local.run
 

@@ -506,7 +506,7 @@ def test_a_cell_has_so_much_time(jobs, machine, monkeypatch) -> None:
 
 @pytest.mark.promise("Interrupted and shared runs", "A cell that hangs is killed when its time limit has passed")
 def test_a_worker_that_does_not_end_with_its_time_is_killed(jobs, machine, forks, monkeypatch) -> None:
-    monkeypatch.setattr(local, "_looks", lambda machine: 0.2)
+    monkeypatch.setattr(local, "_check_interval", lambda machine: 0.2)
     job, place = lasting(jobs[0]), recovering(machine, time_limit=600.0)
 
     def stop() -> None:
