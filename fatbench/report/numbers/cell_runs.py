@@ -16,7 +16,7 @@ def runs_of_cell(store: Store, cell: str) -> list[dict[str, Any]]:
     """One record for each run of a cell: where it ran, and its evaluations (stage -> value)."""
     original, _, _ = cell.partition(replicates.SIGN)
     run_records = []
-    ids = replicates.of(store.database, [original]).get(original, [])
+    ids = replicates.by_cell(store.database, [original]).get(original, [])
     numbers = accuracies(ids, store)
     for id in ids:
         training_runs = (run for run in store.runs([id]) if run["stage"] == "train" and not run.get("dropped"))

@@ -63,7 +63,7 @@ def frame(store: Store | None, plan: Plan | None = None) -> pandas.DataFrame:
     heads = _with_facts(store, _heads(store, points))
     accuracies = heads.loc[heads["metric"] == heads["label"], ["id", "stored", "stage", "metric"]]
     rows = values[values["client"] == -1].merge(accuracies, left_on="round_metric", right_on="id")
-    integrity.agree(_rows(rows), store.database)  # an accuracy that contradicts its outcomes is refused here
+    integrity.check_accuracies(_rows(rows), store.database)  # an accuracy that contradicts its outcomes is refused here
     head_position = pandas.Index(heads["id"]).get_indexer(values["round_metric"])
     metric = pandas.factorize(heads["metric"], sort=True)[0][head_position]
     # the last key counts most: round, then client, then metric

@@ -76,7 +76,7 @@ def chosen_runs(
     without such a run is not read. SpecError: an unknown filter.
     """
     position_and_value = _filter(run_filter)
-    replicate_ids = replicates.of(store.database, evaluations_by_cell)
+    replicate_ids = replicates.by_cell(store.database, evaluations_by_cell)
     if not replicate_ids and not position_and_value:
         return {}
     ids = {cell: replicate_ids.get(cell, [cell]) for cell in evaluations_by_cell}
@@ -107,7 +107,7 @@ def chosen_runs(
 def note(store: Store, ids: Iterable[str]) -> str:
     """A note on the choice of runs where cells were run more than once; else empty. ids: of cells or of their runs."""
     cells = {id.partition(replicates.SIGN)[0] for id in ids}
-    replicated_count = len(replicates.of(store.database, cells))
+    replicated_count = len(replicates.by_cell(store.database, cells))
     if not replicated_count:
         return ""
     reasons_by_run = inputs.differing_replicates(store.database, cells)

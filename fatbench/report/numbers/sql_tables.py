@@ -31,9 +31,9 @@ def judged(db: str | None, cells: Iterable[str]) -> Iterator[None]:
 def judge(store: Store, cells: Iterable[str]) -> None:
     """Store the doubts of some cells and their replicates, and which of their runs each suite shows."""
     cells = list(cells)
-    replicate_ids = replicates.of(store.database, cells)
+    replicate_ids = replicates.by_cell(store.database, cells)
     ids = [id for cell in cells for id in replicate_ids.get(cell, [cell])]
-    store.judge(_rows(store, ids), _runs_read(store, replicate_ids))
+    store.store_doubts(_rows(store, ids), _runs_read(store, replicate_ids))
 
 
 Row = tuple[str, str, str, float | None]  # of the table `doubts`: stage, code, against, value

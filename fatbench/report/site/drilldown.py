@@ -144,7 +144,7 @@ def _fill_batch(
 ) -> None:
     ids = list(dict.fromkeys(cell for point in points for cell in point.cells))
     specs = store.cells(ids)
-    replicate_ids = replicates.of(store.database, ids)
+    replicate_ids = replicates.by_cell(store.database, ids)
     stages: dict[str, list[StageRow]] = {}
     for (cell, _), row in sorted(store.stages(ids).items()):
         stages.setdefault(cell, []).append(row)
