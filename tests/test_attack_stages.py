@@ -87,7 +87,7 @@ class Attacks:
         if isinstance(end, Exception):
             raise end
         if end == "done":
-            origin = {"origin": stage.there.digest} if stage.evaluation.origin else {}
+            origin = {"origin": stage.source.digest} if stage.evaluation.origin else {}
             turn.store.finish(run, record={"model": stage.digest, **origin})
         elif end == "interrupted":
             turn.store.release(run)
@@ -210,7 +210,7 @@ def test_an_attack_with_another_cell_s_model_waits_for_it(attacks, machine, stor
             assert attack_models(at, machine, False) == "done" and attacks.said() == []  # kept
         assert attack_models(at, recovering(machine, rerun_changed=True), False) == "done"
         there = TrainedModel(ORIGIN.cell, 1, "model-000001.safetensors", digest)
-        assert {stage.there for stage in attacks.asked} == {there}
+        assert {stage.source for stage in attacks.asked} == {there}
         assert attacks.said() == [("moved", 3), ("moved", 2)]
     assert attack_models(at, machine, False) == "done" and attacks.said() == []
     store.reopen(ORIGIN.cell, "train")

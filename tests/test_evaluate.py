@@ -539,7 +539,7 @@ def test_a_network_and_an_attack_are_named_as_people_name_them(here: Path, run: 
     named = networks.full_name
     assert named("net:Net") == named("net.py") == "net.py:Net" == named("net.py:Net")
     assert named("resnet18") == named("timm/resnet18") == "timm/resnet18" and named("nothing") == "nothing"
-    with pytest.raises(SpecError, match="which of A, B"):
+    with pytest.raises(SpecError, match="expected one network, not A, B"):
         named("two.py")
     pgd, fgsm = external_models.evaluations(["pgd", "{name: fgsm}"], "0.1", 10, 5)[1:]
     assert (pgd.attack["eps"], pgd.attack["step"], pgd.attack["steps"], fgsm.attack["eps"]) == (0.1, 0.025, 20, 0.1)

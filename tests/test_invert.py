@@ -166,7 +166,7 @@ def change(file: str, **changes: Tensor | None) -> None:
         ("--after after.pt --labels 7", 2, "--labels: 7 is not one of 5 classes"),
         ("--after after.pt --labels x", 2, "--labels: expected whole numbers such as 3,1, got 'x'"),
         ("--batch 1", 2, "give the update as --after WEIGHTS or as --gradient FILE"),
-        ("--gradient after.pt --batch 1", 2, "after.pt is nearly before.pt, so it holds weights: give them by --after"),
+        ("--gradient after.pt --batch 1", 2, "after.pt is almost equal to before.pt, so it holds weights"),
         ("--after gradient.pt --batch 1", 2, "does not resemble before.pt: is it a gradient?"),
         ("--after after.pt --batch 1 --std 0,1,1", 2, "--std: expected positive numbers, by which images are divided"),
         ("--after nothing.pt --batch 1", 5, "nothing.pt: no such file"),
