@@ -597,7 +597,7 @@ def test_rows_of_hugging_face_are_images_and_labels() -> None:
     splits = Rows()
     splits.column_names = {"train": [], "test": []}  # type: ignore[assignment]
     for wrong, said in (
-        (uneven, "several shapes"), (splits, "splits train, test"), (Rows(image=[], label=[]), "empty"),
+        (uneven, "several shapes"), (splits, "splits: train, test"), (Rows(image=[], label=[]), "empty"),
         (type("Other", (), {"__iter__": lambda self: iter([{"image": image[0], "digit": 0}])})(), "among image, digit"),
     ):  # fmt: skip
         with pytest.raises(SpecError, match=said):
@@ -640,7 +640,7 @@ def test_attacks_as_objects_do_what_they_say(tmp_path: Path, monkeypatch: pytest
         ({"attacks": "pgd-20"}, "^attacks: no attack is named 'pgd-20'.*did you mean 'pgd20'"),
         ({"dataset": "digit"}, "did you mean 'digits'"),
         ({"dataset": "dictionary"}, r"^dataset: .*fatbench\.register\(function, 'data'\)"),
-        ({"dataset": None}, "dataset=NAME, or like=SUITE"),
+        ({"dataset": None}, "dataset=NAME.*like=SUITE"),
         ({"mean": 0.3}, "^mean and std go together"),
         ({"expect_natural": 95}, "^expect_natural: expected a fraction"),
         ({"model": {}}, "got a dict"),

@@ -92,5 +92,5 @@ def test_a_package_s_file_has_its_relative_imports_and_its_neighbours(folders) -
 def test_a_neighbour_with_the_name_of_an_installed_module_is_refused(folders) -> None:
     (folders[1] / "numpy.py").write_text("")
     (folders[1] / "net.py").write_text("import numpy\n" + NET)
-    with pytest.raises(SpecError, match=r"numpy\.py has the name of another module that is loaded already"):
+    with pytest.raises(SpecError, match=r"numpy\.py has the name of another module, which is loaded already"):
         sign(folders[1])

@@ -274,7 +274,7 @@ def _kill_stuck(workers: Iterable[_Slot], machine: Machine) -> None:
         except Unavailable:  # without the database no worker can make progress
             worker.idle = 0
         if limit is not None and time.monotonic() - worker.began > limit + GRACE:
-            worker.reason = f"TimeLimit: {limit:g} s are over, and the worker process did not stop"
+            worker.reason = f"TimeLimit: the time limit of {limit:g} s is over, and the worker process did not stop"
         elif worker.idle * _check_interval(machine) > max(machine.recovery.lease, IDLE_SECONDS):
             worker.reason = IDLE
         if worker.reason:
