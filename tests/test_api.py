@@ -597,7 +597,7 @@ def test_rows_of_hugging_face_are_images_and_labels() -> None:
     splits = Rows()
     splits.column_names = {"train": [], "test": []}  # type: ignore[assignment]
     for wrong, said in (
-        (uneven, "several shapes"), (splits, "splits: train, test"), (Rows(image=[], label=[]), "empty"),
+        (uneven, "several shapes"), (splits, "splits: train, test"), (Rows(image=[], label=[]), "no images"),
         (type("Other", (), {"__iter__": lambda self: iter([{"image": image[0], "digit": 0}])})(), "among image, digit"),
     ):  # fmt: skip
         with pytest.raises(SpecError, match=said):
