@@ -32,9 +32,9 @@ help: ## this list
 
 env: $(STAMP) ## the environment of a developer, in .venv; make demo needs and makes a smaller one
 
-# uv installs in seconds what takes pip minutes. It compiles nothing: all 330 MB of Python would take a minute of CPU; the
-# fifth of it that is ever imported is compiled, and kept, by the first process that imports it. Where uv cannot be had,
-# or does not find what pip finds (it does not read pip's configuration), pip does it all.
+# uv installs in seconds what takes pip minutes. It compiles nothing: 330 MB of Python would take about a minute of CPU,
+# extrapolated from timm; the fifth of it that is ever imported is compiled, and kept, by the first process that imports
+# it. Where uv cannot be had, or does not find what pip finds (it does not read pip's configuration), pip does it all.
 define install
 	@echo "make: installing $(1) into $(VENV)" >&2
 	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv \

@@ -307,15 +307,13 @@ class Numbers:
             stored_outcomes = (
                 [self.outcomes(cell.id, number.stages[-1]) for number in measured] if self.outcomes else [None]
             )
-            outcome_bits = [number for number in stored_outcomes if number is not None]
+            outcome_bits = [bits_and_n for bits_and_n in stored_outcomes if bits_and_n is not None]
             if (
                 len(outcome_bits) < len(measured) or len({n for _, n in outcome_bits}) > 1
             ):  # not of the same images and models
                 return None
             # an image counts where its bit is set under every evaluation
-            value = (
-                functools.reduce(int.__and__, (number for number, _ in outcome_bits)).bit_count() / outcome_bits[0][1]
-            )
+            value = functools.reduce(int.__and__, (bits for bits, _ in outcome_bits)).bit_count() / outcome_bits[0][1]
         reasons = dict.fromkeys(doubt for number in measured for doubt in number.doubts)
         stages = dict.fromkeys(stage for number in measured for stage in number.stages)
         return Measurement(value, min(number.n for number in measured), tuple(stages), tuple(reasons))

@@ -64,9 +64,7 @@ def value_of(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: pro
     )
 
 
-def _add_facts(
-    cell: Cell, source: Source, number: Measurement, numbers: Numbers, facts: provenance.TableFacts
-) -> None:  # fmt: skip
+def _add_facts(cell: Cell, source: Source, number: Measurement, numbers: Numbers, facts: provenance.TableFacts) -> None:
     """Record in `facts` the stages that a number of one seed was read from."""
     dataset = cell.spec["data"]["name"]
     origins = [(stage, numbers.origins(cell.id, stage)) for stage in number.stages]
