@@ -4,7 +4,7 @@
     make gpu ARGS=--rehearse     every step with the least of everything, on the CPU, in a folder of its own
 
 Each item is a process of its own. One that fails or takes too long is noted and does not stop the others; one that the
-end of a slice stopped is tried again in the next.
+end of a slice stopped is tried again in the next. Items that time nothing run side by side.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,10 @@ from typing import Any
 import torch
 
 from benchmarks import risks
-from benchmarks.measure import Bench, provenance
+from benchmarks.measure import Bench, cores, provenance
 
 LEAST = 30  # seconds left of a slice in which nothing is begun any more
+MOST = 12  # items side by side: their processes take turns on the GPU, unless NVIDIA's MPS runs
 
 
 def main() -> None:
@@ -52,24 +54,38 @@ def main() -> None:
     file = folder / f"gpu-{bench.device.type}.json"
     kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     end, least = time.monotonic() + chosen.slice, min(LEAST, chosen.slice / 2)
+    width = max(1, min(MOST, cores() - 2))
 
     def unspent() -> float:
         budget: float = chosen.budget
         return budget - sum(one["seconds"] for one in kept.values())
 
-    for name in names:
-        done = kept.get(name, {}).get("outcome")
+    def attempt(name: str) -> dict[str, Any] | None:
+        """Run an item; None: too little time is left of the slice or the budget."""
         left = min(end - time.monotonic(), unspent())
-        if done == "done" or (done == "failed" and not chosen.again):
-            continue
-        if left < least:
-            break
-        before = kept.get(name, {}).get("seconds", 0.0) if done == "stopped" else 0.0
-        made = _run([*sys.argv[1:], "--item", name], left)
-        kept[name] = {**made, "seconds": made["seconds"] + before, "where": provenance(bench.device)}
+        return None if left < least else _run([*sys.argv[1:], "--item", name], left)
+
+    def keep(name: str, made: dict[str, Any], at_once: int) -> None:
+        seconds = made["seconds"] / at_once  # its share of the device's time
+        before = kept[name]["seconds"] if kept.get(name, {}).get("outcome") == "stopped" else 0.0
+        kept[name] = {**made, "seconds": seconds + before, "where": provenance(bench.device)}
         file.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
         (folder / f"gpu-{bench.device.type}.md").write_text(_table(kept, bench.quick), encoding="utf-8")
         print(f"{made['outcome']:8} {made['seconds']:6.1f} s  {name}: {made['said']}", flush=True)
+
+    ended = ("done",) if chosen.again else ("done", "failed")
+    names_left = [name for name in names if kept.get(name, {}).get("outcome") not in ended]
+    side_by_side = [name for name in names_left if name.startswith(risks.SMOKE)]
+    with ThreadPoolExecutor(width) as pool:
+        running = {pool.submit(attempt, name): name for name in side_by_side}
+        for future in as_completed(running):
+            if made := future.result():
+                keep(running[future], made, min(width, len(side_by_side)))
+    for name in names_left:
+        if name not in side_by_side:
+            if (made := attempt(name)) is None:
+                break
+            keep(name, made, 1)
     open_ = [name for name in names if kept.get(name, {}).get("outcome") not in ("done", "failed")]
     failed = [name for name in names if kept.get(name, {}).get("outcome") == "failed"]
     if open_ and unspent() < least:

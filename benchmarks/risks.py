@@ -39,11 +39,12 @@ VARIANTS: dict[str, tuple[LocalPath, Precision]] = {  # of a batch of NIN
     "graphs bf16": ("graphs", "bf16"),
 }
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
+SMOKE = "smoke of "  # how items begin that time nothing, and so may run side by side
 
 
 def smoke(bench: Bench, suite: str) -> Found:
     """Every cell of a suite's smoke preset, and its tables."""
-    db = f"{bench.folder}/smoke.db"
+    db = f"{bench.folder}/smoke-{suite}.db"
     program(fatbench("run", "suite", suite, "--smoke", "--device", bench.device.type, "--jobs", "1", "--db", db))
     shown = program(fatbench("report", suite, "--preset", "smoke", "--format", "markdown", "--db", db))
     return {"said": f"{shown.count('### ')} tables"}
@@ -193,8 +194,9 @@ def autoattack(bench: Bench) -> Found:
 def items(bench: Bench, suites: int | None = None) -> dict[str, Callable[[Bench], Found]]:
     """Everything by its name, in the order in which it is tried; of the suites only so many."""
     names = [name for name in files.available() if not name.endswith(("-jpeg75", "-jpeg"))][:suites]
+    names.sort(key=lambda name: -len(files.load(name).plan("smoke").cells))  # the longest do not begin last
     return {
-        **{f"smoke of {name}": functools.partial(smoke, suite=name) for name in names},
+        **{f"{SMOKE}{name}": functools.partial(smoke, suite=name) for name in names},
         **{f"a batch of NIN, {name}": functools.partial(nin, variant=name) for name in VARIANTS},
         "choice of auto": auto,
         **{f"steps recorded, {bits}": functools.partial(recorded, precision=bits) for bits in PRECISIONS},
