@@ -330,7 +330,7 @@ def test_nan_under_attack_is_wrong_and_marked(here: Path, run: Run) -> None:
     code, out, err = run(f"{MINE.replace(':make', ':fragile')} --attack fgsm --attack pgd20 --strict")
     assert out.startswith("robust accuracy 0.0 % (0 to 9), Linf 8/255, ")
     (natural,) = re.findall(r"^ *natural +([\d.]+) %", out, re.MULTILINE)
-    assert float(natural) > 90 and len(re.findall(r"^ *(?:fgsm|pgd20) +0\.00 %†", out, re.MULTILINE)) == 2
+    assert float(natural) > 90 and len(re.findall(r"^ *(?:FGSM|PGD-20) +0\.00 %†", out, re.MULTILINE)) == 2
     assert code == 6 and "† outputs of 40 images are not finite: they count as wrong" in out
     assert "--strict: " in err and "outputs of 40 images" in err
 
@@ -495,8 +495,8 @@ def test_a_plain_script_s_model_stands_beside_a_suite_s_rows(here: Path, run: Ru
     shown = [run(command) for block in blocks for command in block.strip().splitlines()]
     assert [code for code, _, _ in shown] == [0] * 5
     full, extra, _, like, both = (out for _, out, _ in shown)
-    assert "autoattack" in full and "cw" in full
-    assert re.search(r"pgd50 .* pgd\(eps=8/255, step=1/255, steps=50", extra)
+    assert "AutoAttack" in full and "CW" in full
+    assert re.search(r"PGD-50 .* pgd\(eps=8/255, step=1/255, steps=50", extra)
     rows = [line for line in both.splitlines() if line.startswith("| ")]
     digest = hashlib.sha256((here / "my.pt").read_bytes()).hexdigest()
     mine = [line for line in rows if f"my.pt [{digest[:8]}]" in line]
@@ -509,9 +509,9 @@ def test_a_plain_script_s_model_stands_beside_a_suite_s_rows(here: Path, run: Ru
     assert "evaluate" in run("fatbench status")[1]
     assert "2 done, 0 failed" in run("fatbench status evaluate")[1]  # of all test images, and of the suite's first 100
     everything = run("fatbench report evaluate")
-    assert everything[0] == 0 and "autoattack" in everything[1]
+    assert everything[0] == 0 and re.search(r"natural \| +FGSM \| +PGD-20 \| +CW \| +AA \|", everything[1])
     cell = json.loads(run(f"{MINE.replace('-n 40', '-n 60')} --format json")[1])["cell"]
-    assert "autoattack" in run(f"fatbench show {cell}")[1] and "natural=" in run(f"fatbench logs {cell}")[1]
+    assert "AutoAttack" in run(f"fatbench show {cell}")[1] and "natural=" in run(f"fatbench logs {cell}")[1]
     assert run("fatbench export -o all.jsonl")[0] == 0
     assert run("fatbench import all.jsonl --db other.db")[0] == 0
     again = run("fatbench import all.jsonl --db other.db")[1]

@@ -40,7 +40,7 @@ class Evaluation(Table):
     doubts: list[str] = field(default_factory=list)  # in words
     bits: dict[str, tuple[int, int]] = field(default_factory=dict)  # metric -> outcomes
     cell: str = ""
-    answer: str = ""  # "robust accuracy 60.0 % (50 to 69), Linf 8/255, autoattack, 100 images"
+    answer: str = ""  # "robust accuracy 60.0 % (50 to 69), Linf 8/255, AutoAttack, 100 images"
 
     def __repr__(self) -> str:
         return f"{self.answer}\n\n{self.markdown()}"
@@ -206,7 +206,7 @@ def _expect(expected_natural: float, cell: str, stage: str, db: str | None) -> N
 
 
 def answer(results: Sequence[Mapping[str, Any]]) -> str:
-    """ "robust accuracy 60.0 % (50 to 69), Linf 0.1, autoattack, 100 images"; natural where nothing attacks.
+    """ "robust accuracy 60.0 % (50 to 69), Linf 0.1, AutoAttack, 100 images"; natural where nothing attacks.
 
     results: of each attack its label, its settings as attack, accuracy and n.
     """
@@ -219,7 +219,7 @@ def answer(results: Sequence[Mapping[str, Any]]) -> str:
     low, high = wilson(round(row["accuracy"] * row["n"]), row["n"])
     attack = row["attack"] or {}
     radius = f", {attack.get('norm', 'Linf')} {attack['eps']}" if "eps" in attack else ""
-    which = f", {row['label']}" if attacked else ""
+    which = f", {standard_attacks.attack_name(row['label'])}" if attacked else ""
     lowest = f", the lowest of {len(attacked)}" if len(attacked) > 1 else ""
     kind = "robust" if attacked else "natural"
     return (

@@ -333,7 +333,7 @@ def cell(
     """
     from fatbench.report.numbers.cell_facts import settings as settings_of
     from fatbench.store.stage_names import parsed
-    from fatbench.suite.standard_attacks import strength
+    from fatbench.suite.standard_attacks import attack_name, strength
 
     console = new_console()
     console.print(f"cell {id}{f': {name}' if name else ''}", style="bold")
@@ -344,11 +344,11 @@ def cell(
     )
     for stage, row in sorted(accuracies, key=lambda one: (strength(one[0].metric), one[0].metric)):
         accuracy = f"{100 * row['value']:.2f} %{'†' * bool(row['doubts'])}"
-        table.add_row(stage.metric, accuracy, str(row["n"]), str(stage.round), stage.precision)
+        table.add_row(attack_name(stage.metric), accuracy, str(row["n"]), str(stage.round), stage.precision)
     if accuracies:
         console.print(table)
     for doubt in dict.fromkeys(doubt for row in numbers for doubt in row["doubts"]):
-        about = dict.fromkeys(row["metric"] for _, row in accuracies if doubt in row["doubts"])
+        about = dict.fromkeys(attack_name(row["metric"]) for _, row in accuracies if doubt in row["doubts"])
         console.print(f"† {doubt} ({', '.join(about)})", style="red")
     for setting_name, text, _ in settings_of(spec):
         console.print(f"{setting_name}: {text}", soft_wrap=True)
@@ -394,6 +394,7 @@ def evaluation(results: Sequence[Mapping[str, Any]], subject: str) -> None:
     """`evaluate`: the accuracy under the strongest attack in a sentence, then every attack, its interval and doubts."""
     from fatbench.api.evaluating import answer
     from fatbench.report.numbers.statistics import wilson
+    from fatbench.suite.standard_attacks import attack_name
 
     console = new_console()
     console.print(f"{answer(results)}: {subject}", style="bold", soft_wrap=True)
@@ -402,10 +403,12 @@ def evaluation(results: Sequence[Mapping[str, Any]], subject: str) -> None:
         low, high = wilson(round(row["accuracy"] * row["n"]), row["n"])
         accuracy = f"{100 * row['accuracy']:.2f} %{'†' * bool(row['doubts'])}"
         settings_of = _called(row["attack"]) if row["attack"] else ""
-        table.add_row(row["label"], accuracy, f"{100 * low:.1f} to {100 * high:.1f}", str(row["n"]), settings_of)
+        table.add_row(
+            attack_name(row["label"]), accuracy, f"{100 * low:.1f} to {100 * high:.1f}", str(row["n"]), settings_of
+        )
     console.print(table)
     for doubt in dict.fromkeys(doubt for row in results for doubt in row["doubts"]):
-        about = ", ".join(row["label"] for row in results if doubt in row["doubts"])
+        about = ", ".join(attack_name(row["label"]) for row in results if doubt in row["doubts"])
         console.print(f"† {doubt} ({about})", style="red", soft_wrap=True)
 
 
@@ -455,15 +458,18 @@ def _location(row: Mapping[str, Any]) -> str:
 
 def models(rows: Sequence[Mapping[str, Any]]) -> None:
     """`models`: per cent, and the file or how its name begins."""
+    from fatbench.suite.standard_attacks import heading
+
     known_metrics = dict.fromkeys(metric for row in rows for metric in row["numbers"])
     shown_metrics = [metric for metric in ("natural", "pgd20", "autoattack") if metric in known_metrics] or [
         *known_metrics
     ][:3]
-    print_rows(new_console(), ("network", *shown_metrics, GOT), [
+    headings = [heading(metric) for metric in shown_metrics]
+    print_rows(new_console(), ("network", *headings, GOT), [
         [row["name"], *(f"{100 * row['numbers'][m]:.2f}" if m in row["numbers"] else "" for m in shown_metrics),
          row["file"] or f"SHA-256 {row['sha256'][:12]}"]
         for row in rows
-    ], shown_metrics)  # fmt: skip
+    ], headings)  # fmt: skip
 
 
 MPS = "/tmp/nvidia-mps"  # where NVIDIA's daemon has its pipes unless told otherwise

@@ -8,17 +8,19 @@ Differences are over seeds and images (`statistics.seeds_and_images`); the corre
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import shutil
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
 from fatbench.errors import SpecError, did_you_mean
+from fatbench.report.formats import latex_text, markdown, terminal
 from fatbench.report.numbers import statistics
 from fatbench.report.numbers.baseline import Difference, differences
 from fatbench.report.numbers.compare import measured_numbers
@@ -34,6 +36,11 @@ if TYPE_CHECKING:
 
 STYLES = {"markdown": "github", "terminal": "simple", "latex": "latex_booktabs", "html": "html"}
 FORMATS = (*STYLES, "csv", "json")
+ESCAPES: dict[str, Callable[[str], str]] = {
+    "markdown": markdown.escape,
+    "latex": latex_text.escape,
+    "html": html.escape,
+}
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,10 @@ def of_plan(
     ]
     marks = {text: "†‡§¶"[i % 4] * (1 + i // 4) for i, text in enumerate(dict.fromkeys(_doubts(lines)))}
     grid = replace(
-        grid, columns=[replace(entry, heading=headings.get(entry.metric, entry.metric)) for entry in grid.columns]
+        grid,
+        id="differences",
+        name=f"{suite.title}: differences from {label}",
+        columns=[replace(entry, heading=headings.get(entry.metric, entry.metric)) for entry in grid.columns],
     )
     return Differences(grid, headings.get(metric, metric), label, digits, lines, marks, not_measured)
 
@@ -140,6 +150,8 @@ def render(table: Differences, format: str) -> str:
     notes = [f"{symbol} {words}" for words, symbol in table.footnotes.items()]
     if table.not_measured:
         notes.append(f"not measured: {'; '.join(table.not_measured)}")
+    if format in ESCAPES:
+        notes = [ESCAPES[format](note) for note in notes]
     if format == "terminal":
         terminal_width = shutil.get_terminal_size().columns
         metric_columns = [c for c in columns if table.grid.columns[c].heading == table.metric]
@@ -152,7 +164,18 @@ def render(table: Differences, format: str) -> str:
         ]:
             notes.append(f"left out, as this terminal is too narrow: {', '.join(left_out_headings)}")
         notes = [line for note in notes for line in textwrap.wrap(note, terminal_width)]
-    return "\n".join([text, *([""] if notes else []), *notes]) + "\n"
+    return "\n".join([*_title(table.grid, format), text, *([""] if notes else []), *notes]) + "\n"
+
+
+def _title(grid: Grid, format: str) -> list[str]:
+    """The lines above the table: what it is, and the warning of a reduced preset, as above other tables."""
+    if format == "terminal":
+        return terminal.title(grid).splitlines()
+    if format == "markdown":
+        return [f"### {markdown.escape(f'{grid.id}: {grid.title}')}", ""]
+    if format == "latex":
+        return [latex_text.caption_title(grid.name, grid.label), ""]
+    return [f"<p>{html.escape(grid.title)}</p>"]
 
 
 def _as_text(table: Differences, columns: Sequence[int], format: str) -> str:
@@ -228,7 +251,8 @@ def records(table: Differences) -> list[dict[str, object]]:
 def _as_data(table: Differences, format: str) -> str:
     rows = records(table)
     if format == "json":
-        facts = {"suite": table.grid.suite, "preset": table.grid.preset, "metric": table.metric}
+        grid = table.grid
+        facts = {"title": grid.title, "suite": grid.suite, "preset": grid.preset, "metric": table.metric}
         return json.dumps({**facts, "baseline": table.baseline, "rows": rows}, indent=2) + "\n"
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
@@ -11,6 +12,25 @@ from fatbench.suite.types import FRACTION, number_of
 
 TITLES = {"fgsm": "FGSM", "pgd20": "PGD-20", "cw": "CW", "autoattack": "AA"}  # metric -> heading of a table
 DEFAULT = ("natural", *TITLES)  # from the weakest
+
+
+def heading(metric: str) -> str:
+    """The heading of a metric in a table: "PGD-20" of "pgd20", "AA" of "autoattack"; others as they are."""
+    if match := re.fullmatch(r"pgd(\d+)", metric):
+        return f"PGD-{match[1]}"
+    return TITLES.get(metric, metric)
+
+
+def attack_name(metric: str) -> str:
+    """The same in a sentence, where AutoAttack has its whole name."""
+    return "AutoAttack" if metric in ("autoattack", "aa") else heading(metric)
+
+
+def headings(metrics: Iterable[str]) -> dict[str, str]:
+    """Heading of a table -> metric: "PGD-20" of "pgd20", "AA" of "autoattack"; two alike keep their metrics' names."""
+    heading_by_metric = {metric: heading(metric) for metric in metrics}
+    used = list(heading_by_metric.values())
+    return {text if used.count(text) == 1 else metric: metric for metric, text in heading_by_metric.items()}
 
 
 def strength(metric: str) -> int:

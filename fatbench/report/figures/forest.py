@@ -13,7 +13,7 @@ from fatbench.report.figures.panel_kinds import wrap_to_width
 from fatbench.report.figures.plots import FIXED, NARROW, SERIF, TEXT, metadata
 from fatbench.report.figures.styles import COLOURS, GREY
 from fatbench.report.numbers.baseline import Difference
-from fatbench.report.numbers.compare import attack_name
+from fatbench.suite.standard_attacks import attack_name, heading
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,9 +93,7 @@ def figure_of(plot: Forest) -> Figure:
                 axes.plot([100 * test.low, 100 * test.high], [row, row], color=COLOURS[0], linewidth=1.2)
             axes.plot(100 * difference.comparison.difference, row, "o", markersize=4, color=COLOURS[0],
                       markerfacecolor=COLOURS[0] if excludes_zero else "white")  # fmt: skip
-        axes.set_title(
-            "AA" if attack_name(metric) == "AutoAttack" and width / len(shown_metrics) < 1 else attack_name(metric)
-        )
+        axes.set_title(heading(metric) if width / len(shown_metrics) < 1 else attack_name(metric))
         _clip(axes, [difference for difference in plot.differences if difference.comparison.metric == metric], names)
         if width / len(shown_metrics) < NARROW:
             axes.xaxis.set_major_locator(MaxNLocator(2, integer=True))  # more would run into each other

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.report.formats.latex_text import (
     SIUNITX,
+    caption_title,
     decimal_column,
     decimal_number,
     escape,
@@ -315,9 +316,7 @@ def _line_count(content: _FloatContent) -> int:
 
 
 def _title(content: _FloatContent) -> str:
-    name = content.grid.name.removesuffix(".")
-    title = f"{', '.join([name, *content.same])}."
-    return escape(title) + (rf" \textbf{{{escape(content.grid.label)}.}}" if content.grid.label else "")
+    return caption_title(", ".join([content.grid.name.removesuffix("."), *content.same]), content.grid.label)
 
 
 def _caption(content: _FloatContent, left_out: Sequence[str]) -> str:

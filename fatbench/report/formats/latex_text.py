@@ -43,6 +43,11 @@ def escape(words: str) -> str:
     return "".join(escaped)
 
 
+def caption_title(name: str, label: str) -> str:
+    """The first sentence of a caption, and the warning of a reduced preset if there is one."""
+    return escape(f"{name}.") + (rf" \textbf{{{escape(label)}.}}" if label else "")
+
+
 FORMULAS = {"Linf": r"$\ell_\infty$", "L2": r"$\ell_2$", "K - 1": "$K - 1$"}
 RELATIONS = {">=": r"\geq", "<=": r"\leq"}
 

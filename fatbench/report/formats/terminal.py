@@ -28,23 +28,44 @@ def render(grids: Sequence[Grid], published: str | None = None) -> str:
 
     published: the paper's numbers in a separate "column" or "below" ours; None: beside ours where that fits.
     """
-    from rich.console import Console
-
-    console = Console(file=io.StringIO(), force_terminal=sys.stdout.isatty() or None, highlight=False, markup=False)
+    console = _console()
     for position, grid in enumerate(grids):
         if position:
             console.print()
         _print(console, grid, published)
+    return _text(console)
+
+
+def title(grid: Grid) -> str:
+    """The lines above a table: its name, and the warning of a reduced preset."""
+    console = _console()
+    _print_title(console, grid)
+    return _text(console)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(file=io.StringIO(), force_terminal=sys.stdout.isatty() or None, highlight=False, markup=False)
+
+
+def _text(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return "".join(f"{line.rstrip(' ')}\n" for line in console.file.getvalue().splitlines())
 
 
-def _print(console: Console, grid: Grid, published: str | None) -> None:
+def _print_title(console: Console, grid: Grid) -> None:
     from rich.text import Text
 
     console.print(Text.assemble((grid.id, "bold cyan"), "  ", (grid.name, "bold")))
     if grid.label:
         console.print(Text(grid.label, "bold black on yellow"))
+
+
+def _print(console: Console, grid: Grid, published: str | None) -> None:
+    from rich.text import Text
+
+    _print_title(console, grid)
     grid, left_out = with_numbers(grid)
     grid, constant_labels = varying(grid)
     if constant_labels:

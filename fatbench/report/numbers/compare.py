@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,6 +32,7 @@ from fatbench.store.schema import STAGES
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.store.stage_names import parsed
 from fatbench.suite import confounders, filters
+from fatbench.suite.standard_attacks import attack_name
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -542,16 +542,6 @@ def conclusion(test: SeedsAndImages, random_effects: str, margin: float | None, 
     if margin is not None and test.at_most <= margin / 100 and not floor:
         yield f"=> equivalent within ±{margin:g} points, the margin that the suite declares"
     yield f"a true difference of {points_up(test.detectable())} points would be found with a power of about 0.8"
-
-
-NAMES = {"cw": "CW", "fgsm": "FGSM", "autoattack": "AutoAttack", "aa": "AutoAttack"}
-
-
-def attack_name(metric: str) -> str:
-    """A metric as papers write it: "PGD-20" of "pgd20"."""
-    if match := re.fullmatch(r"pgd(\d+)", metric):
-        return f"PGD-{match[1]}"
-    return NAMES.get(metric, metric)
 
 
 def sentence(

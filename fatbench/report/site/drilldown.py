@@ -250,8 +250,9 @@ def _stage_text(stage: str) -> str:
 
 
 def _attack_name(label: str, precision: str) -> str:
-    """An attack's label, with its precision where that is not float32."""
-    return label if precision == "fp32" else f"{label} in {precision}"
+    """An attack's name, with its precision where that is not float32."""
+    name = standard_attacks.attack_name(label)
+    return name if precision == "fp32" else f"{name} in {precision}"
 
 
 # --- curves ------------------------------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ def _grid(task: Task, store: Store, select: Checkpoint) -> Grid | None:
                 # of an attack's headings some speak of their table's rows: "AT, PGD-7", and "server" for natural
                 is_own = parsed.stage == "train" or (parsed.metric != "natural" and heading not in table.conditions)
                 if not parsed.stage.startswith(("gap", "prior")):
-                    heading_text = heading if is_own else compare.attack_name(parsed.metric)
+                    heading_text = heading if is_own else standard_attacks.heading(parsed.metric)
                     heading_by_source.setdefault(source, (heading_text, table.best[heading]))
     sources = list(task.evaluations) or list(heading_by_source)
     try:
@@ -226,7 +226,7 @@ def _grid(task: Task, store: Store, select: Checkpoint) -> Grid | None:
     (table,) = suite.tables
     names: dict[str, str] = {}
     for source in sources:
-        heading = heading_by_source.get(source, (compare.attack_name(source), ""))[0]
+        heading = heading_by_source.get(source, (standard_attacks.heading(source), ""))[0]
         if heading in names.values():
             heading = Source.parse(source).metric.replace("_", " ")
         names[source] = source if heading in names.values() else heading

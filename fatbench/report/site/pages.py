@@ -21,7 +21,7 @@ from fatbench import whole_file
 from fatbench.report.figures import inline, series
 from fatbench.report.figures.styles import axis_label
 from fatbench.report.formats import html, latex
-from fatbench.report.numbers.compare import attack_name, signed
+from fatbench.report.numbers.compare import signed
 from fatbench.report.site import drilldown
 from fatbench.report.site import leaderboards as leaderboards
 from fatbench.report.site.drilldown import GridPoint
@@ -33,6 +33,7 @@ from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.suite.cells import Plan
 from fatbench.suite.files import Suite
 from fatbench.suite.papers import LINKS, paper_of
+from fatbench.suite.standard_attacks import attack_name
 from fatbench.suite.tables import KEPT
 from fatbench.version import __version__
 

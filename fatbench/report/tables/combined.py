@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.report.numbers.compare import attack_name
 from fatbench.report.tables.grid_points import sweeps
 from fatbench.store.replicates import SIGN
 from fatbench.suite import model
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 from fatbench.suite.located import LocatedMap
+from fatbench.suite.standard_attacks import headings
 from fatbench.suite.tables import SOURCE, Table
 
 SUITE = "suite"  # the axis of suite names
@@ -65,7 +65,7 @@ def combine(
             "title": name,
             "rows": row_axes,
             "across": across_axes,
-            "values": LocatedMap(_headings(sources or metrics)),
+            "values": LocatedMap(headings(sources or metrics)),
         }
     )
     table = model.read(Table, node, "--rows, --columns", axes=axes, folders=[])
@@ -83,10 +83,3 @@ def combine(
         where=suite_plans[0][1].where,
         resolved=all(plan.resolved for _, plan in suite_plans),
     )
-
-
-def _headings(sources: Sequence[str]) -> dict[str, str]:
-    """Heading -> source: "PGD-20" of "pgd20", where no other source is called so."""
-    names = {source: attack_name(source) for source in sources}
-    heading_names = list(names.values())
-    return {name if heading_names.count(name) == 1 else source: source for source, name in names.items()}

@@ -60,6 +60,7 @@ def suite_and_plan(
     cells = plan.cells
     several = [axis for axis in cells[0].key if len({cell.key[axis] for cell in cells}) > 1]
     metrics = dict.fromkeys(evaluation.label for cell in cells for evaluation in cell.evaluations)
+    ordered_metrics = sorted(metrics, key=standard_attacks.strength)
     labels = {axis: list(dict.fromkeys(cell.key[axis] for cell in cells)) for axis in cells[0].key}
     notes = dict.fromkeys(external_models.describe_model(cell.spec) for cell in cells)
     notes |= dict.fromkeys(filter(None, (split_note(cell.spec["data"]["name"]) for cell in cells)))
@@ -67,7 +68,7 @@ def suite_and_plan(
         "id": "evaluated",
         "title": "External models",
         "rows": list(dict.fromkeys(["model", *several])),
-        "values": LocatedMap({metric: metric for metric in metrics}),
+        "values": LocatedMap(standard_attacks.headings(ordered_metrics)),
         "note": "; ".join(notes),
         "ties": min(Counter(tuple(cell.key.items()) for cell in cells).values()) > 1,  # else nothing can be tested
     }

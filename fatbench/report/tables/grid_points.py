@@ -10,11 +10,10 @@ from typing import Any, TypeVar
 
 from fatbench.errors import SpecError
 from fatbench.report.numbers.measurements import Source
-from fatbench.suite import threats
+from fatbench.suite import standard_attacks, threats
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 from fatbench.suite.model import Condition, Key
-from fatbench.suite.standard_attacks import TITLES
 from fatbench.suite.tables import OVER, Displayed, Heading, Table
 
 Names = tuple[tuple[str, str], ...]  # (axis, label) pairs
@@ -85,7 +84,7 @@ def _with_added(table: Table, plan: Plan) -> Table:
         if is_plain and source.metric in metrics and condition not in conditions:
             conditions.append(condition)
     added_headings = {
-        ", ".join([*itertools.chain(*condition.values()), TITLES.get(label, label)]): Heading.model_construct(
+        ", ".join([*itertools.chain(*condition.values()), standard_attacks.heading(label)]): Heading.model_construct(
             source=label, where=condition
         )
         for condition in conditions
