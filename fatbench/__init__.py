@@ -97,8 +97,8 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_ELSEWHERE[name]), name)
     if name in _API:
         api = importlib.import_module("fatbench.api")
-        found = getattr(api, name)
-        return found if isinstance(found, type) else api.spoken(found)
+        member = getattr(api, name)
+        return member if isinstance(member, type) else api.with_argument_names(member)
     raise AttributeError(f"module 'fatbench' has no attribute '{name}'")
 
 

@@ -110,14 +110,14 @@ def attack(
     says which. Raises SpecError for an unknown attack or setting, images outside [0, 1], invalid labels, or a model
     that does not accept them.
     """
-    place = f"attacks.{name}"
-    spec = calls.check("Attack", LocatedMap({"name": name, **settings}, at=place), place)
-    facts.refuse(spec, {}, place)  # only refusals that need no facts about a cell
+    location = f"attacks.{name}"
+    spec = calls.check("Attack", LocatedMap({"name": name, **settings}, at=location), location)
+    facts.refuse(spec, {}, location)  # only refusals that need no facts about a cell
     if restarts < 1:
-        raise SpecError(f"{place}: restarts: expected 1 or more, got {restarts!r}")
+        raise SpecError(f"{location}: restarts: expected 1 or more, got {restarts!r}")
     import torch
 
-    x, y = _images(place, x), _labels(place, y, len(x))
+    x, y = _images(location, x), _labels(location, y, len(x))
     seed = secrets.randbits(31) if seed is None else seed
     modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
     modes = [(module, module.training) for module in modules]
@@ -127,7 +127,7 @@ def attack(
         adversarial = _attack_with_restarts(calls.build("Attack", spec), name, model, x, y, seed, restarts)
     except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
         if reason := _model_mismatch(model, x, y):
-            raise SpecError(f"{place}: {reason}") from error
+            raise SpecError(f"{location}: {reason}") from error
         raise
     finally:
         for module, training in modes:
@@ -152,12 +152,12 @@ def _attack_with_restarts(call: Any, name: str, model: Model, x: Tensor, y: Tens
     return result
 
 
-def _images(place: str, x: Any) -> Tensor:
+def _images(location: str, x: Any) -> Tensor:
     """Images (B, C, H, W), clipped to [0, 1] after rounding. Raises SpecError for anything else."""
     import torch
 
     x = torch.as_tensor(x)
-    expected_text = f"{place}: x: expected images (B, C, H, W) as floats in [0, 1]; normalise inside the model"
+    expected_text = f"{location}: x: expected images (B, C, H, W) as floats in [0, 1]; normalise inside the model"
     if x.dim() != 4 or not x.is_floating_point():
         raise SpecError(f"{expected_text}; got {x.dtype} {tuple(x.shape)}")
     rounding = ROUNDINGS * torch.finfo(x.dtype).eps
@@ -166,13 +166,13 @@ def _images(place: str, x: Any) -> Tensor:
     return x.clamp(0, 1)
 
 
-def _labels(place: str, y: Any, images: int) -> Tensor:
+def _labels(location: str, y: Any, images: int) -> Tensor:
     """The class of each image, (B,) int64. Raises SpecError for anything else."""
     import torch
 
     y = torch.as_tensor(y)
     if y.dim() != 1 or len(y) != images or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise SpecError(f"{place}: y: expected {images} classes (B,) as integers, got {y.dtype} {tuple(y.shape)}")
+        raise SpecError(f"{location}: y: expected {images} classes (B,) as integers, got {y.dtype} {tuple(y.shape)}")
     return y.long()
 
 

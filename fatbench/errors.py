@@ -17,8 +17,8 @@ _RETURN = re.compile(CONTROL.pattern + "|\r(?!\n)")  # a bare carriage return ov
 
 def printable(text: str) -> str:
     """Make a text safe for any database and terminal: escape control characters and lone surrogates."""
-    whole = text.encode("utf-8", "backslashreplace").decode()
-    return whole if whole.isprintable() else escapes(whole)
+    encoded = text.encode("utf-8", "backslashreplace").decode()
+    return encoded if encoded.isprintable() else escapes(encoded)
 
 
 def escapes(text: str, backslash: str = "\\") -> str:
@@ -53,10 +53,12 @@ class FatbenchError(Exception):
         """The lines that a notebook shows instead of a traceback: the message, and the user's line that caused it."""
         import traceback
 
-        ours = str(Path(__file__).parent)
+        package_folder = str(Path(__file__).parent)
         frames = traceback.extract_tb(self.__traceback__)
-        first_own = next((i for i, frame in enumerate(frames) if frame.filename.startswith(ours)), len(frames))
-        caller = frames[max(first_own - 1, 0) : first_own]  # the user's frame, or []
+        first_inside = next(
+            (i for i, frame in enumerate(frames) if frame.filename.startswith(package_folder)), len(frames)
+        )
+        caller = frames[max(first_inside - 1, 0) : first_inside]  # the user's frame, or []
         return [f"{type(self).__name__}: {self}", *(f"  line {frame.lineno}: {frame.line}" for frame in caller)]
 
 
@@ -108,16 +110,16 @@ def article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
-def did_you_mean(given: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """The end of an error message: " (did you mean 'x'?)", or " (known: a, b, c)" if no name is similar.
 
     If there are many names, only the three nearest are listed.
     """
-    names = sorted(set(known))
-    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.6)
+    names = sorted(set(choices))
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     if near:
         return f" (did you mean '{near[0]}'?)"
     if len(names) > MANY:
-        near = difflib.get_close_matches(str(given), names, cutoff=0)
+        near = difflib.get_close_matches(str(name), names, cutoff=0)
         return f" (the nearest of {len(names)}: {', '.join(near)})"
     return f" (known: {', '.join(names)})" if names else ""

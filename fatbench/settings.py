@@ -237,14 +237,14 @@ def available_memory() -> float:
 
     Infinite if the system does not tell.
     """
-    free = [math.inf]
+    amounts = [math.inf]
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        free.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]))
+        amounts.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]))
     with contextlib.suppress(OSError, ValueError, StopIteration):
         group = Path("/sys/fs/cgroup" + Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2])
         files = (group / "memory.stat").read_text().splitlines()
         cached = next(int(line.split()[1]) for line in files if line.startswith("inactive_file "))
         most = int((group / "memory.max").read_text())  # "max", for no limit, is a ValueError
-        free.append(most - int((group / "memory.current").read_text()) + cached)
-    return min(free)
+        amounts.append(most - int((group / "memory.current").read_text()) + cached)
+    return min(amounts)

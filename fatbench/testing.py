@@ -1,11 +1,11 @@
-"""What holds for every function of a table, ours or anybody's: `fatbench suite check --contract my_method.py`.
+"""Properties that every function of a table keeps, ours or a plug-in's: `fatbench suite check --contract FILE.py`.
 
     for holds in PROPERTIES["Aggregator"]:
         holds("Aggregator", "near_median")          # Broken: what does not hold, in words
 
-A function is called with settings that the types of its settings allow. A docstring's line `Example: {steps: 1}` gives
-those that no type does, or that make it quick; `Example: {model: {name: my_network}}` the network that it needs. It
-meets three clients with random images and small networks, through the engine's own doors.
+A function is called with values that the types of its settings allow. The `example` of its entry names others, such as
+a number of steps that makes it quick, or {"model": {"name": "my_network"}}, the network that it needs. The problem has
+three clients with random images and small networks, and the engine makes the calls.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import inspect
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -56,13 +57,13 @@ from fatbench.suite.entry import ModelEntry, ask, entry_of, passes
 
 ALGORITHMS: dict[str, Any] = dict(algorithms.ALGORITHMS)
 SHAPE, CLASSES = (1, 12, 12), 4
-# What a setting that is itself a call, or a settings class, is given.
+# The value of a setting that is itself a call, or a settings class.
 PLAIN: dict[str, Any] = {
     "Attack": "fgsm", "Objective": "standard", "Aggregator": "samples", "Defence": "none", "Inversion": "patch_ls",
     "Proximal": "squared", "Adversary": "sign_flip", "Algorithm": "fedavg", "Model": "small_cnn",
     "Local": {"batch": 4, "lr": 0.05, "objective": "standard"}, "Server": {"batch": 4, "epochs": 1, "lr": 0.01},
 }  # fmt: skip
-SMALL = {
+SMALL = {  # settings with which our networks take 12 x 12 images in milliseconds
     "small_cnn": {"width": 2},
     "mlp": {},
     "vit": {"patch": 4, "dim": 16, "depth": 1, "heads": 2},
@@ -73,13 +74,13 @@ SMALL = {
 
 
 class Broken(AssertionError):
-    """What does not hold for a function."""
+    """A property does not hold for a function; the message says why."""
 
 
-def expect(holds: bool, words: str) -> None:
-    """Broken: it does not hold."""
-    if not holds:
-        raise Broken(words)
+def expect(condition: bool, message: str) -> None:
+    """Raise Broken with the message unless the condition is true."""
+    if not condition:
+        raise Broken(message)
 
 
 # --- any member of any table, ready to be called ------------------------------------------------------------------
@@ -88,33 +89,35 @@ def expect(holds: bool, words: str) -> None:
 def settings(kind: str, name: str) -> dict[str, Any]:
     """Settings as a suite writes them: those of the entry's example, and the others that have no default."""
     signature = signatures.describe(kind, name)
-    found: dict[str, Any] = {"clients": 3} if kind == "Partition" and "clients" in signature.by_name else {}
-    found |= SMALL.get(name, {}) if kind == "Model" else {}
+    # three clients: among the one that `value` gives, every partition is disjoint
+    values: dict[str, Any] = {"clients": 3} if kind == "Partition" and "clients" in signature.by_name else {}
+    values |= SMALL.get(name, {}) if kind == "Model" else {}
     example = calls.entry(signature).example
-    found |= {key: value for key, value in example.items() if key in signature.by_name or key != "model"}
+    # an example's model that is no setting is the network that the function needs, see `own_network`
+    values |= {key: value for key, value in example.items() if key in signature.by_name or key != "model"}
     for setting in signature.settings:
-        if setting.default is signatures.REQUIRED and setting.name not in found and not setting.optional:
-            found[setting.name] = PLAIN[setting.kind] if setting.kind else value(setting.annotation)
-    return found
+        if setting.default is signatures.REQUIRED and setting.name not in values and not setting.optional:
+            values[setting.name] = PLAIN[setting.kind] if setting.kind else value(setting.annotation)
+    return values
 
 
 def spec(kind: str, name: str, **more: Any) -> dict[str, Any]:
-    """The call of a suite with these settings, and with `more` of them where it has such settings."""
+    """A call as a suite writes it, with `settings`, and with those of `more` that the function has."""
     signature = signatures.describe(kind, name)
-    found = {**settings(kind, name), **{key: value for key, value in more.items() if key in signature.by_name}}
+    values = {**settings(kind, name), **{key: value for key, value in more.items() if key in signature.by_name}}
     inner = {setting.name: setting.kind for setting in signature.settings if setting.kind in signatures.TABLES}
-    nested = {key: _nested(str(inner[key]), value) for key, value in found.items() if key in inner}
-    return {"name": name, **found, **nested}
+    nested = {key: _nested(str(inner[key]), value) for key, value in values.items() if key in inner}
+    return {"name": name, **values, **nested}
 
 
 def _nested(kind: str, call: Any) -> Any:
-    """`spec` of a call that is written as a name or with some settings."""
+    """The full call for one that is written as a name, or with some settings."""
     call = {"name": call} if isinstance(call, str) else call
     return spec(kind, **call) if isinstance(call, Mapping) and call.get("name") in signatures.names(kind) else call
 
 
 def own_network(function: Any) -> nn.Module | None:
-    """The network that a function's example names, which is none of its settings; None: it takes others."""
+    """The network that a function's example names; None if it names none, or `model` is a setting."""
     call = None if "model" in getattr(function, "keywords", {}) else entry_of(function).example.get("model")
     if call is None:
         return None
@@ -147,15 +150,15 @@ def choices(annotation: str) -> list[Any]:
 
 def limits(annotation: str) -> tuple[type, float, float]:
     """(int or float, smallest, largest) of a numeric type, a little inside where the limit itself is not allowed."""
-    kind, *about = get_args(getattr(types, annotation))
+    kind, *constraints = get_args(getattr(types, annotation))  # of Annotated[int, Ge(1)]
     low: Any = -30.0
     high: Any = 30.0
-    for limit in about:
+    for limit in constraints:
         if isinstance(limit, Ge):
             low, high = limit.ge, limit.ge + 5.0  # type: ignore[operator]
         elif isinstance(limit, Gt):
             low, high = limit.gt + 0.1, limit.gt + 3.0  # type: ignore[operator]
-    for limit in about:
+    for limit in constraints:
         if isinstance(limit, Le):
             high = limit.le
         elif isinstance(limit, Lt):
@@ -163,46 +166,52 @@ def limits(annotation: str) -> tuple[type, float, float]:
     return kind, low, high
 
 
-def renamed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a plug-in would write: a function of the same parameters and docstring that only calls this one."""
+def renamed_copy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of another name with the same parameters, docstring and entry, which only calls this one."""
     parameters = inspect.signature(function).parameters.values()
-    defaults, heads, given = {}, [], []
-    for p in parameters:
-        if p.kind is p.VAR_KEYWORD:
-            heads.append(f"**{p.name}")
-            given.append(f"**{p.name}")
+    defaults, declarations, arguments = {}, [], []
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            declarations.append(f"**{parameter.name}")
+            arguments.append(f"**{parameter.name}")
             continue
-        if p.kind is p.KEYWORD_ONLY and "*" not in heads:
-            heads.append("*")
-        given.append(f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name)
-        if p.default is not p.empty:
-            defaults[p.name] = p.default
-        heads.append(p.name if p.default is p.empty else f"{p.name}=_defaults['{p.name}']")
-    names: dict[str, Any] = {"_member": function, "_defaults": defaults}
-    exec(f"def another_name({', '.join(heads)}):\n    return _member({', '.join(given)})", names)
-    other: Callable[..., Any] = names["another_name"]
-    other.__doc__, other.__annotations__ = function.__doc__, function.__annotations__
-    replace(entry_of(function), function=other)  # so that what is said of it is said of the other too
-    return other
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in declarations:
+            declarations.append("*")
+        name = parameter.name
+        arguments.append(f"{name}={name}" if parameter.kind is parameter.KEYWORD_ONLY else name)
+        if parameter.default is not parameter.empty:
+            defaults[name] = parameter.default
+        declarations.append(name if parameter.default is parameter.empty else f"{name}=_defaults['{name}']")
+    namespace: dict[str, Any] = {"_member": function, "_defaults": defaults}
+    # by exec: the engine passes arguments by the names of parameters, which (*args, **kwargs) would hide
+    exec(f"def another_name({', '.join(declarations)}):\n    return _member({', '.join(arguments)})", namespace)
+    wrapper: Callable[..., Any] = namespace["another_name"]
+    wrapper.__doc__, wrapper.__annotations__ = function.__doc__, function.__annotations__
+    replace(entry_of(function), function=wrapper)  # a new entry registers itself: same refusals, costs and example
+    return wrapper
 
 
-# --- what it meets ------------------------------------------------------------------------------------------------
+# --- the problem --------------------------------------------------------------------------------------------------
 
 
-_OF_CELL = contextvars.ContextVar("seed of the cell", default=0)
+CELL_SEED = contextvars.ContextVar("seed of the cell", default=0)
 
 
-def problem(model: str | nn.Module = "small_cnn", path: Any = "loop", clients: int = 3, each: int = 4) -> Problem:
+def small_problem(
+    model: str | nn.Module = "small_cnn", path: Any = "loop", clients: int = 3, images_per_client: int = 4
+) -> Problem:
     """Clients of random images 1 x 12 x 12 in four classes; the last has one example more than the others."""
-    n, seed = clients * each + 1, _OF_CELL.get()
-    images = torch.randint(0, 256, (n, *SHAPE), generator=generator(seed, "images"), dtype=torch.uint8)
+    # one more: with equal counts, weights by count would fit any order of the clients
+    count, seed = clients * images_per_client + 1, CELL_SEED.get()
+    images = torch.randint(0, 256, (count, *SHAPE), generator=generator(seed, "images"), dtype=torch.uint8)
     if isinstance(model, str):
         with forked(0, "model"):
             model = MODELS[model](SHAPE, CLASSES, **SMALL.get(model, {}))
-    shards = list(torch.arange(n).split([each] * (clients - 1) + [each + 1]))
-    on = Problem(model, images, torch.arange(n) % CLASSES, shards, CLASSES, seed, torch.device("cpu"), path=path)
-    start(on)
-    return on
+    shards = list(torch.arange(count).split([images_per_client] * (clients - 1) + [images_per_client + 1]))
+    labels = torch.arange(count) % CLASSES
+    problem = Problem(model, images, labels, shards, CLASSES, seed, torch.device("cpu"), path=path)
+    initial_state(problem)
+    return problem
 
 
 @functools.cache
@@ -210,149 +219,155 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def start(on: Problem) -> State:
-    """The weights that the model had when it was asked for the first time: training overwrites them."""
-    return State(0, _weights(on.model))
+def initial_state(problem: Problem) -> State:
+    """The state before training, with the weights that the model had at the first call."""
+    return State(0, _weights(problem.model))
 
 
-def local(**given: Any) -> LocalTraining:
+def local(**changes: Any) -> LocalTraining:
     """Plain local training, two batches a client."""
-    return LocalTraining(**{"batch": 4, "lr": 0.05, "objective": standard, **given})
+    return LocalTraining(**{"batch": 4, "lr": 0.05, "objective": standard, **changes})
 
 
-def four() -> nn.Module:
-    """A network of four numbers: AutoAttack takes thousands of passes an image."""
+def tiny_network() -> nn.Module:
+    """A linear network on four averages: AutoAttack takes thousands of passes an image."""
     with forked(0, "model"):
         return nn.Sequential(nn.AvgPool2d(6), nn.Flatten(), nn.Linear(4, CLASSES))
 
 
-# What each kind does as the engine calls it: nested dictionaries of tensors and numbers. ------------------------
+# --- a call of each kind, as the engine makes it: nested dictionaries of tensors and numbers ----------------------
 
 
-def _aggregator(function: Any, order: tuple[int, ...] = (2, 0, 1)) -> Any:
-    on = problem(own_network(function) or "small_cnn")
-    theta = start(on).model
-    updates = train_cohort(on, theta, order, 1, local(), aggregator=function)
-    return vars(aggregate(function, updates, Context(1, 3, on, theta, {}, 0.05)))
+def _call_aggregator(function: Any, order: tuple[int, ...] = (2, 0, 1)) -> Any:  # no client stands at its own number
+    problem = small_problem(own_network(function) or "small_cnn")
+    theta = initial_state(problem).model
+    updates = train_cohort(problem, theta, order, 1, local(), aggregator=function)
+    return vars(aggregate(function, updates, Context(1, 3, problem, theta, {}, 0.05)))
 
 
-def _trained(model: str | nn.Module, each: int = 4, **given: Any) -> list[Update]:
-    on = problem(model, each=each)
-    return train_cohort(on, start(on).model, (0, 2, 1), 1, local(**given))
+def _train(model: str | nn.Module, images_per_client: int = 4, **local_settings: Any) -> list[Update]:
+    problem = small_problem(model, images_per_client=images_per_client)
+    return train_cohort(problem, initial_state(problem).model, (0, 2, 1), 1, local(**local_settings))
 
 
-def _objective(function: Any) -> Any:
-    return _trained(own_network(function) or "small_cnn", objective=function)
+def _call_objective(function: Any) -> Any:
+    return _train(own_network(function) or "small_cnn", objective=function)
 
 
-def _proximal(function: Any) -> Any:
-    return _trained(own_network(function) or "mlp", batch=2, proximal=function)
+def _call_proximal(function: Any) -> Any:
+    return _train(own_network(function) or "mlp", batch=2, proximal=function)
 
 
-def _attack(function: Any) -> Any:
-    on, model = problem(), (own_network(function) or four()).eval()
-    x, y = on.images[:6] / 255, on.labels[:6]
-    asked = requested_arguments(function, {"index": lambda: torch.arange(6)})
-    return function(model, x, y, generator(0, "attack"), **asked).detach()
+def _call_attack(function: Any) -> Any:
+    problem, model = small_problem(), (own_network(function) or tiny_network()).eval()
+    x, y = problem.images[:6] / 255, problem.labels[:6]
+    requested = requested_arguments(function, {"index": lambda: torch.arange(6)})
+    return function(model, x, y, generator(0, "attack"), **requested).detach()
 
 
-def _augment(function: Any) -> Any:
-    return function(problem().images / 255, generator(0, "augment"))
+def _call_augment(function: Any) -> Any:
+    return function(small_problem().images / 255, generator(0, "augment"))
 
 
-def _partition(function: Any) -> Any:
+def _call_partition(function: Any) -> Any:
     labels, writers = numpy.arange(60) % 4, numpy.arange(60) // 15
-    return {k: torch.tensor(part) for k, part in enumerate(function(labels, numpy_generator(0, "partition"), writers))}
+    shards = function(labels, numpy_generator(0, "partition"), writers)
+    return {k: torch.tensor(shard) for k, shard in enumerate(shards)}
 
 
-def _adversary(function: Any) -> Any:
+def _call_adversary(function: Any) -> Any:
     malicious = Malicious("1", function)
-    on = problem(own_network(function) or "small_cnn", each=8)
-    images, labels = deal(malicious, on.shards, on.images, on.labels, CLASSES, 0)
-    liar = replace(on, images=images, labels=labels, malicious=malicious)
-    return train_cohort(liar, start(on).model, (2, 0, 1), 1, local())
+    problem = small_problem(own_network(function) or "small_cnn", images_per_client=8)
+    images, labels = deal(malicious, problem.shards, problem.images, problem.labels, CLASSES, 0)
+    attacked_problem = replace(problem, images=images, labels=labels, malicious=malicious)
+    return train_cohort(attacked_problem, initial_state(problem).model, (2, 0, 1), 1, local())
 
 
-def _defence(function: Any) -> Any:
-    on = problem(own_network(function) or "vit")
-    how = {"rounds": 1, "batch": 2, "lr": 0.1, "objective": standard}
-    (trained,) = ALGORITHMS["fedsgd"](on, start(on), defence=function, **how)
+def _call_defence(function: Any) -> Any:
+    problem = small_problem(own_network(function) or "vit")
+    fixed = {"rounds": 1, "batch": 2, "lr": 0.1, "objective": standard}
+    (trained,) = ALGORITHMS["fedsgd"](problem, initial_state(problem), defence=function, **fixed)
     return {"trained": trained.updates, "model": trained.state.model}
 
 
-def _inverted(defence: Any, inversion: Any) -> Any:
-    on = problem(own_network(inversion) or "vit")
-    how = {"rounds": 1, "target_clients": 2, "candidates": 4, "objective": standard, "block0": "bare"}
-    (result,) = ALGORITHMS["gradient_inversion"](on, start(on), defence=defence, inversion=inversion, **how)
+def _call_inversion(defence: Any, inversion: Any) -> Any:
+    problem = small_problem(own_network(inversion) or "vit")
+    fixed = {"rounds": 1, "target_clients": 2, "candidates": 4, "objective": standard, "block0": "bare"}
+    (result,) = ALGORITHMS["gradient_inversion"](
+        problem, initial_state(problem), defence=defence, inversion=inversion, **fixed
+    )
     return {"metrics": result.metrics, "artifacts": result.artifacts}
 
 
-def rounds(on: Problem, algorithm: Any, state: State | None = None, **given: Any) -> list[tuple[Any, dict[Any, float]]]:
-    """A cell as the engine runs it: its rounds with their numbers, without the seconds that it took."""
-    held_out = (on.images[:8].repeat(5, 1, 1, 1), on.labels[:8].repeat(5))
-    ready = Setup(on, start(on), held_out, None, [], CLASSES, {})
-    none: Any = None
-    cell = {"seed": 0, "data": none, "partition": none, "model": none, "algorithm": algorithm, **given}
+def rounds(
+    problem: Problem, algorithm: Any, state: State | None = None, **sections: Any
+) -> list[tuple[Any, dict[Any, float]]]:
+    """The rounds of a cell as the engine runs it, each with its numbers; without seconds, which always differ."""
+    held_out = (problem.images[:8].repeat(5, 1, 1, 1), problem.labels[:8].repeat(5))
+    cell_setup = Setup(problem, initial_state(problem), held_out, None, [], CLASSES, {})
+    unused: Any = None
+    spec = {"seed": 0, "data": unused, "partition": unused, "model": unused, "algorithm": algorithm, **sections}
     return [
         (result, {(n.metric, n.client): n.value for n in numbers if n.metric != "seconds"})
-        for result, numbers in experiment(ready, state or ready.initial, **cell)
+        for result, numbers in experiment(cell_setup, state or cell_setup.initial, **spec)
     ]
 
 
-def _diagnostic(function: Any) -> Any:
+def _call_diagnostic(function: Any) -> Any:
     fedavg = functools.partial(ALGORITHMS["fedavg"], rounds=1, aggregator=samples, local=local())
     attack = functools.partial(pgd, eps=8 / 255, step=4 / 255, steps=2)
-    ((_, numbers),) = rounds(problem(own_network(function) or "vit"), fedavg, monitor=attack, diagnostic=function)
+    ((_, numbers),) = rounds(small_problem(own_network(function) or "vit"), fedavg, monitor=attack, diagnostic=function)
     return numbers
 
 
-def _algorithm(function: Any, begin: Any = None) -> Any:
-    """Its rounds on the network that its example names, or the first small one that it takes."""
+def _call_algorithm(function: Any, initial: Any = None) -> Any:
+    """The rounds on the network that its example names, else on the first small one that it accepts."""
     refused: list[Exception] = []
-    own = own_network(function)
-    for network in (*SMALL, "dual") if own is None else (own,):
-        on = problem(with_dual_norm(copy.deepcopy(problem().model)) if network == "dual" else network)
+    example_network = own_network(function)
+    for network in (*SMALL, "dual") if example_network is None else (example_network,):
+        problem = small_problem(with_dual_norm(copy.deepcopy(small_problem().model)) if network == "dual" else network)
+        problem = replace(problem, auxiliary=problem.images.flip(3), held_out=(problem.images, problem.labels))
         try:
-            found = rounds(replace(on, auxiliary=on.images.flip(3), held_out=(on.images, on.labels)), function, begin)
-        except (ValueError, FatbenchError) as error:  # a network without the parts that it needs
+            results = rounds(problem, function, initial)
+        except (ValueError, FatbenchError) as error:  # the network lacks parts that the algorithm needs
             refused.append(error)
         else:
-            return [{**vars(result), "numbers": numbers} for result, numbers in found]
-    if own is None:
+            return [{**vars(result), "numbers": numbers} for result, numbers in results]
+    if example_network is None:
         refused[0].add_note("an entry's example, such as {'model': {'name': 'vit'}}, names the network that it needs")
     raise refused[0]
 
 
-def _model(function: Any) -> Any:
+def _call_model(function: Any) -> Any:
     with forked(0, "model"):
         network = function((3, 16, 16), CLASSES)
     return {"logits": network.eval()(torch.rand(3, 3, 16, 16, generator=generator(0, "x"))), **network.state_dict()}
 
 
-CALLED: dict[str, Callable[[Any], Any]] = {
-    "Aggregator": _aggregator,
-    "Objective": _objective,
-    "Proximal": _proximal,
-    "Attack": _attack,
-    "Augment": _augment,
-    "Partition": _partition,
-    "Adversary": _adversary,
-    "Defence": _defence,
-    "Inversion": lambda function: _inverted(DEFENCES["none"], function),
-    "Diagnostic": _diagnostic,
-    "Algorithm": _algorithm,
-    "Model": _model,
+CALLERS: dict[str, Callable[[Any], Any]] = {
+    "Aggregator": _call_aggregator,
+    "Objective": _call_objective,
+    "Proximal": _call_proximal,
+    "Attack": _call_attack,
+    "Augment": _call_augment,
+    "Partition": _call_partition,
+    "Adversary": _call_adversary,
+    "Defence": _call_defence,
+    "Inversion": lambda function: _call_inversion(DEFENCES["none"], function),
+    "Diagnostic": _call_diagnostic,
+    "Algorithm": _call_algorithm,
+    "Model": _call_model,
 }
 
 
 def equal(a: Any, b: Any, close: bool = False) -> bool:
-    """Whether two results are the same to the last bit; `close`: to rounding."""
+    """Whether two results are equal to the last bit, or with `close` up to rounding."""
     if is_dataclass(a) and type(a) is type(b):
         return all(equal(getattr(a, field.name), getattr(b, field.name), close) for field in fields(a))
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(equal(a[key], b[key], close) for key in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(equal(one, other, close) for one, other in zip(a, b, strict=True))
+        return len(a) == len(b) and all(equal(item_a, item_b, close) for item_a, item_b in zip(a, b, strict=True))
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if close:
             return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=2e-3, atol=2e-5, equal_nan=True)
@@ -360,35 +375,41 @@ def equal(a: Any, b: Any, close: bool = False) -> bool:
     return bool(a == b) or (isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b))
 
 
-# --- what holds ---------------------------------------------------------------------------------------------------
+# --- the properties -----------------------------------------------------------------------------------------------
 
 
 def same_bytes_under_another_name(kind: str, name: str) -> None:
-    """Nothing depends on the name of a function, and the same streams give the same bytes."""
+    """A function's name changes nothing, and the same random streams give the same bytes."""
     bound = member(kind, name)
-    other = functools.partial(renamed(bound.func), **bound.keywords)
-    words = "a second call, under another name, gives another result from the same streams"
-    expect(equal(CALLED[kind](bound), CALLED[kind](other)), words)
+    bound_copy = functools.partial(renamed_copy(bound.func), **bound.keywords)
+    message = "a second call, under another name, gives another result from the same streams"
+    expect(equal(CALLERS[kind](bound), CALLERS[kind](bound_copy)), message)
 
 
 def nothing_from_the_global_generators(kind: str, name: str) -> None:
-    """Randomness comes from the generator that the function is given; a package's attack runs in a fork."""
-    if _foreign(kind, name):
-        return
-    states = torch.get_rng_state(), numpy.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
-    CALLED[kind](member(kind, name))
-    after = torch.get_rng_state(), numpy.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
-    expect(equal(states, after), "it draws from a global generator: use the one that it is given")
+    """Randomness comes from the generator that the function receives."""
+    if _is_foreign(kind, name):
+        return  # attacks of packages use them, inside the fork of `methods/packages.py`
+    states_before = _global_states()
+    CALLERS[kind](member(kind, name))
+    expect(equal(states_before, _global_states()), "it draws from a global generator: use the one that it is given")
+
+
+def _global_states() -> list[Any]:
+    state: Any = numpy.random.get_state(legacy=False)  # noqa: NPY002
+    # the position, too: numpy changes its keys only after 624 draws
+    numpy_state = [state["state"]["key"].tolist(), state["state"]["pos"]]
+    return [torch.get_rng_state(), numpy_state, random.getstate()]
 
 
 def weights_go_with_the_client(kind: str, name: str) -> None:
-    """One finite weight an update; of a proper aggregator none is negative, they sum to 1, and go with the client."""
+    """One finite weight for each update; unless Improper, none is negative, they sum to 1 and follow the client."""
     bound = member(kind, name)
     proper = "Improper." not in (calls.function(signatures.describe(kind, name)).__doc__ or "")
-    order, other = (2, 0, 1), (1, 2, 0)
-    ours, theirs = (_aggregator(bound, order=one) for one in (order, other))
-    for mixing in (ours, theirs):
-        weights = [weight for given in (mixing["weights"], mixing["norm"] or ()) for weight in given]
+    order, second_order = (2, 0, 1), (1, 2, 0)
+    mixing_a, mixing_b = (_call_aggregator(bound, order=clients) for clients in (order, second_order))
+    for mixing in (mixing_a, mixing_b):
+        weights = [weight for values in (mixing["weights"], mixing["norm"] or ()) for weight in values]
         expect(len(mixing["weights"]) == len(order), f"{len(mixing['weights'])} weights for {len(order)} updates")
         expect(all(math.isfinite(weight) for weight in weights), f"a weight is not finite: {weights}")
         if mixing["model"] is not None:
@@ -398,11 +419,14 @@ def weights_go_with_the_client(kind: str, name: str) -> None:
             expect(min(weights) >= 0 and abs(total - 1) < 1e-6, f"weights {weights} sum to {total}: say 'Improper.'")
     if not proper:
         return
-    if ours["model"] is not None:
-        same = equal(ours["model"], theirs["model"], close=True)
-        expect(same, "with the clients in another order it gives another model")
+    if mixing_a["model"] is not None:
+        models_agree = equal(mixing_a["model"], mixing_b["model"], close=True)
+        expect(models_agree, "with the clients in another order it gives another model")
         return
-    by_client = [dict(zip(one, mixing["weights"], strict=True)) for one, mixing in ((order, ours), (other, theirs))]
+    by_client = [
+        dict(zip(clients, mixing["weights"], strict=True))
+        for clients, mixing in ((order, mixing_a), (second_order, mixing_b))
+    ]
     close = all(math.isclose(by_client[0][k], by_client[1][k], rel_tol=1e-4, abs_tol=1e-7) for k in order)
     expect(close, f"with the clients in another order the weights are others: {by_client[0]}, {by_client[1]}")
 
@@ -412,10 +436,11 @@ def _flat(model: Mapping[str, Tensor]) -> Tensor:
 
 
 def a_gradient_for_every_weight(kind: str, name: str) -> None:
-    """A finite scalar, which words on each example, whose gradient reaches the parameters; the attack leaves none."""
+    """The loss is a finite scalar whose gradient reaches all parameters; correct is one bool for each example."""
     model, loss, correct = _step(member(kind, name), Passes())
     expect(loss.shape == () and bool(loss.isfinite()), f"the loss is {loss.detach()}, not one finite number")
     expect(correct.shape == (8,) and correct.dtype == torch.bool, f"correct is {tuple(correct.shape)} {correct.dtype}")
+    # an inner attack differentiates with respect to images only
     expect(all(weight.grad is None for weight in model.parameters()), "gradients are left behind in the parameters")
     expect(loss.requires_grad, "the loss has no gradient")
     loss.backward()
@@ -426,13 +451,13 @@ def a_gradient_for_every_weight(kind: str, name: str) -> None:
 
 
 class Passes:
-    """Image passes through networks: forward by a hook, backward by a hook on the logits."""
+    """Counts image passes through networks: forward by a hook, backward by a hook on the logits."""
 
     def __init__(self) -> None:
         self.forward = self.backward = 0
 
     def watch(self, model: nn.Module) -> nn.Module:
-        """The model, its passes counted."""
+        """Count the model's passes from now on; returns the model."""
         model.register_forward_hook(self._count)
         return model
 
@@ -452,7 +477,7 @@ def _network() -> nn.Module:
 
 
 def _step(objective: Any, passes: Passes) -> tuple[nn.Module, Tensor, Tensor]:
-    """A network, and an objective's loss and hits of it on eight images."""
+    """A network, with an objective's loss and correct predictions on eight images."""
     model = own_network(objective) or _network()
     offers: dict[str, Any] = {
         "class_counts": lambda: torch.tensor([[4.0, 2.0, 1.0, 1.0]]),
@@ -466,190 +491,199 @@ def _step(objective: Any, passes: Passes) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def passes_as_declared(kind: str, name: str) -> None:
-    """As many image passes as its entry says: `fatbench plan` adds those up."""
-    if _foreign(kind, name):
+    """Image passes are those that its entry states, which `fatbench plan` adds up."""
+    if _is_foreign(kind, name):
         return  # what a package's attack passes depends on how many images survive
     call = calls.check(kind, spec(kind, name))
-    bound, counted = calls.build(kind, call), Passes()
+    bound, counter = calls.build(kind, call), Passes()
     if kind == "Attack":
         x, y = torch.rand(8, *SHAPE, generator=generator(0, "x")), torch.arange(8) % CLASSES
-        asked = requested_arguments(bound, {"index": lambda: torch.arange(8)})
-        bound(counted.watch((own_network(bound) or _network()).eval()), x, y, generator(0, "step"), **asked)
+        requested = requested_arguments(bound, {"index": lambda: torch.arange(8)})
+        bound(counter.watch((own_network(bound) or _network()).eval()), x, y, generator(0, "step"), **requested)
     else:
-        _step(bound, counted)[1].backward()
+        _step(bound, counter)[1].backward()
     declared = passes(call.bound)
-    real, said = (counted.forward / 8, counted.backward / 8), (declared.forward, declared.backward)
-    words = f"{real[0]:g} forward and {real[1]:g} backward passes an image, declared are {said[0]:g} and {said[1]:g}"
-    expect(real == said, f"{words} (`passes` of its entry)")
+    forward, backward = counter.forward / 8, counter.backward / 8
+    message = f"{forward:g} forward and {backward:g} backward passes an image, declared are {declared.forward:g} and"
+    expect(
+        (forward, backward) == (declared.forward, declared.backward),
+        f"{message} {declared.backward:g} (`passes` of its entry)",
+    )
 
 
-def _foreign(kind: str, name: str) -> bool:
+def _is_foreign(kind: str, name: str) -> bool:
     return bool(foreign.packages(signatures.describe(kind, name)))
 
 
 def inside_ball_and_box(kind: str, name: str) -> None:
-    """Images of the same shape in [0, 1], and within eps if there is one; the images given are unchanged."""
+    """Adversarial images keep their shape, stay in [0, 1], and within eps where the function has one."""
     bound = member(kind, name)
-    x = problem().images[:6] / 255
-    x_adv = _attack(bound)
+    x = small_problem().images[:6] / 255
+    x_adv = _call_attack(bound)
     expect(x_adv.shape == x.shape and x_adv.dtype == x.dtype, f"images become {tuple(x_adv.shape)} {x_adv.dtype}")
     expect(bool(x_adv.isfinite().all()), "an image is not finite")
     expect(float(x_adv.min()) >= 0 and float(x_adv.max()) <= 1, "an image leaves [0, 1]")
     if (eps := bound.keywords.get("eps")) is not None and facts.role({"name": name}) == "attack":
         change = (x_adv - x).flatten(1)
-        far = change.norm(dim=1) if bound.keywords.get("norm") == "L2" else change.abs().amax(1)
-        expect(float(far.max()) <= eps + 1e-6, f"an image is moved by {float(far.max()):.4g}, and eps is {eps:.4g}")
+        distances = change.norm(dim=1) if bound.keywords.get("norm") == "L2" else change.abs().amax(1)
+        largest = float(distances.max())
+        expect(largest <= eps + 1e-6, f"an image is moved by {largest:.4g}, and eps is {eps:.4g}")
 
 
 def disjoint_shards(kind: str, name: str) -> None:
-    """Indices of every client, int64, none twice, all of them there are."""
-    parts = list(_partition(member(kind, name)).values())
-    together = torch.cat(parts)
-    expect(all(part.dtype == torch.int64 and len(part) for part in parts), "a client has no example, or no int64 index")
-    expect(len(together.unique()) == len(together), "an example is dealt twice")
-    expect(int(together.min()) >= 0 and int(together.max()) < 60, "an index is not in the data")
+    """Every client has int64 indices of examples that exist, and no example is dealt twice."""
+    shards = list(_call_partition(member(kind, name)).values())
+    indices = torch.cat(shards)
+    well_formed = all(shard.dtype == torch.int64 and len(shard) for shard in shards)
+    expect(well_formed, "a client has no example, or no int64 index")
+    expect(len(indices.unique()) == len(indices), "an example is dealt twice")
+    expect(int(indices.min()) >= 0 and int(indices.max()) < 60, "an index is not in the data")
 
 
 def images_stay_images(kind: str, name: str) -> None:
-    """Same shape and type in [0, 1]; the images that came are as they were."""
+    """Images keep shape and type and stay in [0, 1]; the input is not changed in place."""
     bound = member(kind, name)
-    x = problem().images / 255
-    before = x.clone()
+    x = small_problem().images / 255
+    original = x.clone()
     y = bound(x, generator(0, "augment"))
     expect(y.shape == x.shape and y.dtype == x.dtype, f"images {tuple(x.shape)} become {tuple(y.shape)} {y.dtype}")
     expect(float(y.min()) >= 0 and float(y.max()) <= 1, "an image leaves [0, 1]")
-    expect(torch.equal(x, before), "the images that came are changed in place")
+    expect(torch.equal(x, original), "the images that came are changed in place")
 
 
 def the_honest_stay_honest(kind: str, name: str) -> None:
-    """What a malicious client does changes what it sends, in the same shapes, and nothing that others send."""
+    """An adversary changes what its client sends, in the same shapes, and nothing that other clients send."""
     bound = member(kind, name)
-    honest = _trained(own_network(bound) or "small_cnn", each=8)
-    plain, ours = ({u.client: u.model for u in made} for made in (honest, _adversary(bound)))
+    honest_updates = _train(own_network(bound) or "small_cnn", images_per_client=8)
+    honest_models = {update.client: update.model for update in honest_updates}
+    attacked_models = {update.client: update.model for update in _call_adversary(bound)}
     for k in (0, 2):
-        expect(equal(plain[k], ours[k]), f"client {k} is honest and sends something else")
-    shapes = all(value.shape == ours[1][key].shape for key, value in plain[1].items())
-    expect(shapes, "what it sends has other shapes")
-    far = float((_flat(plain[1]) - _flat(ours[1])).norm())
-    expect(not far <= 1e-6, "it sends what an honest client sends")
+        expect(equal(honest_models[k], attacked_models[k]), f"client {k} is honest and sends something else")
+    same_shapes = all(value.shape == attacked_models[1][key].shape for key, value in honest_models[1].items())
+    expect(same_shapes, "what it sends has other shapes")
+    distance = float((_flat(honest_models[1]) - _flat(attacked_models[1])).norm())
+    # not "distance > 1e-6", which is false for an upload of NaN
+    expect(not distance <= 1e-6, "it sends what an honest client sends")
 
 
 def resumes_with_the_same_bytes(kind: str, name: str) -> None:
-    """Two rounds at once are one and one more: what an algorithm remembers is in its states."""
+    """Two rounds equal one round, a checkpoint and one more: what an algorithm remembers is in its state."""
     if signatures.describe(kind, name).by_name["rounds"].default is not signatures.REQUIRED:
         return
     bound = member(kind, name, rounds=2)
-    whole = _algorithm(bound)
+    uninterrupted = _call_algorithm(bound)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "state.safetensors"
-        checkpoints.demand_tensors(whole[0]["state"])
-        checkpoints.save_state(file, whole[0]["state"])
-        kept = checkpoints.load_state(file, "cpu")
-    again = _algorithm(bound, kept)
-    expect(len(again) == 1 and equal(whole[1], again[0]), "after an interruption it ends elsewhere")
+        checkpoints.demand_tensors(uninterrupted[0]["state"])
+        checkpoints.save_state(file, uninterrupted[0]["state"])
+        loaded_state = checkpoints.load_state(file, "cpu")
+    resumed = _call_algorithm(bound, loaded_state)
+    expect(len(resumed) == 1 and equal(uninterrupted[1], resumed[0]), "after an interruption it ends elsewhere")
 
 
 def remembers_nothing_outside_its_state(kind: str, name: str) -> None:
-    """A call after others gives what the first gave: what stays in a module is another cell's, and lost with it."""
-    results = [CALLED[kind](member(kind, name)) for _ in range(4)]
-    words = "a later call gives another result from the same streams: something is remembered outside the state"
-    expect(all(equal(results[0], one) for one in results[1:]), words)
+    """Later calls give what the first gave: memory in a module leaks into other cells, and no checkpoint has it."""
+    results = [CALLERS[kind](member(kind, name)) for _ in range(4)]
+    message = "a later call gives another result from the same streams: something is remembered outside the state"
+    expect(all(equal(results[0], result) for result in results[1:]), message)
 
 
 def logits_and_parameters_as_declared(kind: str, name: str) -> None:
-    """(B, classes) logits with a gradient, and as many trainable parameters as its entry says."""
+    """Logits are (B, classes) with a gradient, and the trainable parameters are as many as its entry states."""
     call = calls.check(kind, spec(kind, name))
     network = calls.build(kind, call)((3, 16, 16), CLASSES)
     logits = network(torch.rand(2, 3, 16, 16, generator=generator(0, "x")))
-    expect(
-        logits.shape == (2, CLASSES) and logits.requires_grad, f"2 images give logits {tuple(logits.shape)}, not (2, 4)"
-    )
+    well_formed = logits.shape == (2, CLASSES) and logits.requires_grad
+    expect(well_formed, f"2 images give logits {tuple(logits.shape)}, not (2, 4)")
     entry = calls.entry(call.signature)
-    count = entry.parameters if isinstance(entry, ModelEntry) else None
-    said = None if count is None else ask(count, call.bound, (3, 16, 16), CLASSES)
-    real = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
-    expect(said is None or said == real, f"{real} parameters, declared are {said}")
+    formula = entry.parameters if isinstance(entry, ModelEntry) else None
+    declared = None if formula is None else ask(formula, call.bound, (3, 16, 16), CLASSES)
+    count = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+    expect(declared is None or declared == count, f"{count} parameters, declared are {declared}")
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of what `equal` compares, to the last bit."""
-    whole = hashlib.sha256()
+    """SHA-256 of a result; equal where `equal` finds two results equal to the last bit."""
+    sha = hashlib.sha256()
 
     def take(value: Any) -> None:
         if is_dataclass(value) and not isinstance(value, type):
             value = {field.name: getattr(value, field.name) for field in fields(value)}
         if isinstance(value, Mapping):
-            value = [part for key in sorted(value, key=repr) for part in (repr(key), value[key])]
+            value = [item for key in sorted(value, key=repr) for item in (repr(key), value[key])]
         if isinstance(value, list | tuple):
-            whole.update(f"[{len(value)}".encode())
-            for part in value:
-                take(part)
+            sha.update(f"[{len(value)}".encode())
+            for item in value:
+                take(item)
         elif isinstance(value, Tensor):
-            whole.update(f"{value.dtype} {tuple(value.shape)}".encode())
-            whole.update(value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        else:  # of a function only its kind: its place in memory is another in every process
+            sha.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            sha.update(value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        else:  # of other objects the type alone: their repr has an address, which differs between processes
             plain = isinstance(value, str | int | float | complex | bytes | type(None))
-            whole.update(repr(value if plain else type(value)).encode())
+            sha.update(repr(value if plain else type(value)).encode())
 
     take(value)
-    return whole.hexdigest()
+    return sha.hexdigest()
 
 
 def digests(functions: Sequence[tuple[str, str]]) -> list[str]:
-    """Of each function what it gives after a call in another cell, as SHA-256; an error is one by its words."""
+    """SHA-256 of each function's result after a call in another cell; of one that raises, the error as text."""
     torch.set_num_threads(1)
     results = []
     for kind, name in functions:
         try:
-            token = _OF_CELL.set(1)
+            token = CELL_SEED.set(1)  # another cell first: what it leaves in a module must not change the next
             try:
-                CALLED[kind](member(kind, name))
+                CALLERS[kind](member(kind, name))
             finally:
-                _OF_CELL.reset(token)
-            results.append(digest(CALLED[kind](member(kind, name))))
+                CELL_SEED.reset(token)
+            results.append(digest(CALLERS[kind](member(kind, name))))
         except Exception as error:
             results.append(f"{type(error).__name__}: {error}")
     return results
 
 
 def in_a_fresh_process(functions: Sequence[tuple[str, str]]) -> list[str]:
-    """`digests` by another process, with the same plug-ins. Broken: it ends early."""
+    """The `digests` of another process with the same plug-ins. Broken: that process fails."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "digests.json"
-        asked = json.dumps([[str(plugin) for plugin in signatures.plugins()], list(functions), str(file)])
-        command = [sys.executable, "-c", "from fatbench import testing; testing._answer()"]
-        path = os.pathsep.join(filter(None, sys.path))  # of this process, which found the plug-ins' helpers
-        done = subprocess.run(
-            command, input=asked, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
-        )
-        last = next(iter(done.stderr.strip().splitlines()[::-1]), "")
-        expect(done.returncode == 0, f"a fresh process ends with code {done.returncode}: {last}")
+        file = Path(folder) / "digests.json"  # a file: plug-ins may print to stdout
+        request = json.dumps([[str(plugin) for plugin in signatures.plugins()], list(functions), str(file)])
+        command = [sys.executable, "-c", "from fatbench import testing; testing._write_digests()"]
+        path = os.pathsep.join(filter(None, sys.path))  # as here: plug-ins may import modules beside them
+        environment = {**os.environ, "PYTHONPATH": path}
+        process = subprocess.run(command, input=request, capture_output=True, text=True, env=environment)
+        last_line = next(iter(process.stderr.strip().splitlines()[::-1]), "")
+        expect(process.returncode == 0, f"a fresh process ends with code {process.returncode}: {last_line}")
         results: list[str] = json.loads(file.read_text())
         return results
 
 
-def _answer() -> None:
-    """What `in_a_fresh_process` starts."""
+def _write_digests() -> None:
+    """The main function of the process that `in_a_fresh_process` starts; reads its request from stdin."""
     plugins, functions, file = json.load(sys.stdin)
     for plugin in plugins:
         signatures.add_plugin(Path(plugin))
     Path(file).write_text(json.dumps(digests(functions)))
 
 
-def _elsewhere(functions: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """What is wrong with functions that a fresh process, after another cell, finds to give another result."""
+def _differences_in_a_fresh_process(functions: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """(kind, name) -> the reason, for functions whose result is another in a fresh process after another cell."""
     if not functions:
         return {}
     try:
-        others = in_a_fresh_process(functions)
+        fresh_digests = in_a_fresh_process(functions)
     except Broken as error:
         return dict.fromkeys(functions, str(error))
-    words = "it gives another result than here: something is remembered outside the state"
-    ours = {one: digest(CALLED[one[0]](member(*one))) for one in functions}
-    return {one: words for one, other in zip(functions, others, strict=True) if ours[one] != other}
+    message = "it gives another result than here: something is remembered outside the state"
+    digests_here = {function: digest(CALLERS[function[0]](member(*function))) for function in functions}
+    return {
+        function: message
+        for function, fresh_digest in zip(functions, fresh_digests, strict=True)
+        if digests_here[function] != fresh_digest
+    }
 
 
-Property = Callable[[str, str], None]
+Property = Callable[[str, str], None]  # (kind, name); raises Broken
 _ALL: tuple[Property, ...] = (same_bytes_under_another_name, nothing_from_the_global_generators)
 PROPERTIES: dict[str, tuple[Property, ...]] = {
     "Aggregator": (*_ALL, remembers_nothing_outside_its_state, weights_go_with_the_client),
@@ -668,39 +702,42 @@ PROPERTIES: dict[str, tuple[Property, ...]] = {
 
 
 def check(file: Path) -> Iterator[tuple[str, str, list[str], list[str]]]:
-    """Of every function that a plug-in brings: kind, name, the properties that hold, and what does not hold; neither,
-    where a kind has no properties, such as a data set.
+    """Test every function of a plug-in: its kind, its name, the properties that hold, and violations in words.
+
+    Both lists are empty for a kind without properties, such as a data set.
     """
     torch.set_num_threads(1)  # for networks of a few numbers, threads only wait for one another
-    results = list(_held(file))
-    whole = [(kind, name) for kind, name, held, broken in results if held and not broken]
-    elsewhere = _elsewhere(whole)
-    for kind, name, held, broken in results:
-        words = "same in a fresh process after another cell"
-        if (kind, name) in whole:
-            wrong = elsewhere.get((kind, name))
-            held, broken = ([*held, words], broken) if wrong is None else (held, [f"{words}: {wrong}"])
-        yield kind.lower(), name, held, broken
+    results = list(_check_in_process(file))
+    sound = [(kind, name) for kind, name, kept_properties, violations in results if kept_properties and not violations]
+    differences = _differences_in_a_fresh_process(sound)
+    for kind, name, kept_properties, violations in results:
+        property_name = "same in a fresh process after another cell"
+        if (kind, name) in sound:
+            if difference := differences.get((kind, name)):
+                violations = [f"{property_name}: {difference}"]
+            else:
+                kept_properties = [*kept_properties, property_name]
+        yield kind.lower(), name, kept_properties, violations
 
 
-def _held(file: Path) -> Iterator[tuple[str, str, list[str], list[str]]]:
-    """`check` in this process, kinds as the tables name them."""
-    for kind in [*PROPERTIES, *(other for other in signatures.TABLES if other not in PROPERTIES)]:
+def _check_in_process(file: Path) -> Iterator[tuple[str, str, list[str], list[str]]]:
+    """As `check`, without a fresh process; kinds as the tables name them, "Aggregator"."""
+    for kind in [*PROPERTIES, *(table for table in signatures.TABLES if table not in PROPERTIES)]:
         for name in signatures.names(kind):
             if signatures.describe(kind, name).plugin != file:
                 continue
-            held, broken = [], []
-            for holds in PROPERTIES.get(kind, ()):
-                words = holds.__name__.replace("_", " ")
+            kept_properties, violations = [], []
+            for property in PROPERTIES.get(kind, ()):
+                property_name = property.__name__.replace("_", " ")
                 try:
-                    holds(kind, name)
-                    held.append(words)
+                    property(kind, name)
+                    kept_properties.append(property_name)
                 except Broken as error:
-                    broken.append(f"{words}: {error}")
+                    violations.append(f"{property_name}: {error}")
                 except Exception as error:
-                    said = "; ".join([*str(error).splitlines()[:1], *getattr(error, "__notes__", ())])
-                    places = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
-                              if Path(frame.filename) == file]  # fmt: skip
-                    where = f" ({file.name}, line {places[-1]})" if places else ""
-                    broken.append(f"{words}: {type(error).__name__}: {said}{where}")
-            yield kind, name, held, broken
+                    message = "; ".join([*str(error).splitlines()[:1], *getattr(error, "__notes__", ())])
+                    frames = traceback.extract_tb(error.__traceback__)
+                    line_numbers = [frame.lineno for frame in frames if Path(frame.filename) == file]
+                    position = f" ({file.name}, line {line_numbers[-1]})" if line_numbers else ""
+                    violations.append(f"{property_name}: {type(error).__name__}: {message}{position}")
+            yield kind, name, kept_properties, violations

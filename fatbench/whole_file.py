@@ -34,11 +34,11 @@ def replacing(file: Path, *, new: bool = False) -> Iterator[BinaryIO]:
     """
     if not file.name:  # "." and "/"
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if (what := hub.address(file)) is not None:
-        with tempfile.TemporaryDirectory(prefix="fatbench-") as place:
-            with (copy := Path(place) / "file").open("xb") as handle:
+    if (hub_address := hub.address(file)) is not None:
+        with tempfile.TemporaryDirectory(prefix="fatbench-") as folder_name:
+            with (copy := Path(folder_name) / "file").open("xb") as handle:
                 yield handle
-            hub.upload(copy, what)
+            hub.upload(copy, hub_address)
         return
     if not new:
         if (descriptor := _open_stream(file)) is not None:
@@ -46,13 +46,13 @@ def replacing(file: Path, *, new: bool = False) -> Iterator[BinaryIO]:
                 yield handle
             return
         file = Path(os.path.realpath(file))
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
-        with part.open("xb") as handle:
+        with temporary.open("xb") as handle:
             yield handle
             _sync(handle)
-        if not new or not _link_new(part, file):
-            os.replace(part, file)
+        if not new or not _link_new(temporary, file):
+            os.replace(temporary, file)
         folder = os.open(file.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # the new name must reach the disk too
@@ -60,13 +60,13 @@ def replacing(file: Path, *, new: bool = False) -> Iterator[BinaryIO]:
             os.close(folder)
     finally:
         with suppress(OSError):
-            part.unlink()
+            temporary.unlink()
 
 
-def _link_new(part: Path, file: Path) -> bool:
+def _link_new(temporary: Path, file: Path) -> bool:
     """Give a file its name; FileExistsError if it is taken. Returns False if the disk has no hard links."""
     try:
-        os.link(part, file)  # unlike rename, link never replaces a file that was created meanwhile
+        os.link(temporary, file)  # unlike rename, link never replaces a file that was created meanwhile
     except FileExistsError:
         raise
     except OSError:
@@ -77,26 +77,26 @@ def _link_new(part: Path, file: Path) -> bool:
 
 
 def write(
-    file: Path, content: str | bytes, said: object = None, *, new: bool = False, make_folder: bool = False
+    file: Path, content: str | bytes, label: object = None, *, new: bool = False, make_folder: bool = False
 ) -> None:
     """Write a file as `replacing` does.
 
-    said: the file's name in messages, such as "-o table.tex". new: the file must not exist. MachineError: the disk is
+    label: the file's name in messages, such as "-o table.tex". new: the file must not exist. MachineError: the disk is
     full. SpecError: the file cannot be written.
     """
-    with _explaining(said or file):
+    with _explaining(label or file):
         if make_folder:
             file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file, new=new) as handle:
             handle.write(_bytes(content))
 
 
-def write_all(contents: Mapping[Path, str | bytes], said: object) -> None:
+def write_all(contents: Mapping[Path, str | bytes], label: object) -> None:
     """Write files that belong together, and their folders; none is replaced before all are on the disk.
 
     Raises the errors of `write`.
     """
-    with _explaining(said), ExitStack() as stack:
+    with _explaining(label), ExitStack() as stack:
         for file, content in contents.items():
             file.parent.mkdir(parents=True, exist_ok=True)
             handle = stack.enter_context(replacing(file))
@@ -109,8 +109,8 @@ def regular(file: Path) -> Path:
 
     MachineError: a file on the hub cannot be downloaded.
     """
-    if (what := hub.address(file)) is not None:
-        return _download(what)
+    if (hub_address := hub.address(file)) is not None:
+        return _download(hub_address)
     try:
         return _keep_copy(file) if str(file) == "-" or stat.S_ISFIFO(file.stat().st_mode) else file
     except OSError:  # opening the file will report it
@@ -118,8 +118,8 @@ def regular(file: Path) -> Path:
 
 
 @functools.cache
-def _download(what: hub.Address) -> Path:
-    return hub.download(what)
+def _download(hub_address: hub.Address) -> Path:
+    return hub.download(hub_address)
 
 
 @functools.cache
@@ -143,13 +143,13 @@ def _bytes(content: str | bytes) -> bytes:
 
 
 @contextmanager
-def _explaining(said: object) -> Iterator[None]:
+def _explaining(label: object) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno in FULL:
-            raise MachineError(f"{said}: the disk is full; nothing was changed") from None
-        raise SpecError(f"{said}: {error.strerror or error}") from None
+            raise MachineError(f"{label}: the disk is full; nothing was changed") from None
+        raise SpecError(f"{label}: {error.strerror or error}") from None
 
 
 def _open_stream(file: Path) -> int | None:

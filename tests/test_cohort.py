@@ -12,7 +12,7 @@ from test_inject import PGD
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.rounds import Tensors
 from fatbench.methods.objectives import at
-from fatbench.testing import equal, local, problem, start
+from fatbench.testing import equal, initial_state, local, small_problem
 
 ROBUST = functools.partial(at, attack=PGD)
 
@@ -29,8 +29,8 @@ def statistics(theta: Tensors, k: int) -> Tensors:
 @pytest.mark.parametrize("path", ["reference", "loop"])
 def test_each_client_begins_with_its_own_tensors(path: str) -> None:
     """As if it had been sent the broadcast with its own in place, alone."""
-    on = problem("small_cnn", path, each=8)
-    theta = start(on).model
+    on = small_problem("small_cnn", path, images_per_client=8)
+    theta = initial_state(on).model
     own = {k: statistics(theta, k) for k in (0, 2)}  # client 1 takes what it is sent
     assert own[0]
     found = train_cohort(on, theta, [2, 0, 1], 1, local(), tensors_by_client=own)
@@ -44,8 +44,8 @@ def test_each_client_begins_with_its_own_tensors(path: str) -> None:
 
 def test_some_clients_train_otherwise() -> None:
     """Two of four train adversarially, at another rate: each as in a cohort where all do."""
-    on = problem("small_cnn", clients=4, each=8)
-    theta = start(on).model
+    on = small_problem("small_cnn", clients=4, images_per_client=8)
+    theta = initial_state(on).model
     standard, robust = local(), local(objective=ROBUST, lr=0.01)
     found = train_cohort(on, theta, [3, 0, 2, 1], 1, standard, locals={0: robust, 2: robust})
     assert [update.client for update in found] == [3, 0, 2, 1]

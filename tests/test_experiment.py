@@ -23,7 +23,7 @@ from fatbench.runner.training import artifact_file
 from fatbench.runner.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import calls, cells, files, signatures
-from fatbench.testing import problem
+from fatbench.testing import small_problem
 
 # Client k's model answers class k whatever it sees: the shared weights with a bias of its own.
 PLUGIN = '''
@@ -165,14 +165,14 @@ def test_a_last_batch_of_one_is_refused_before_the_first_round():
     flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(4), torch.nn.BatchNorm1d(4))
     flat(torch.zeros(2, 1, 12, 12))
     with pytest.raises(SpecError) as error:
-        _refuse_batches_of_one(problem(flat), 4)
+        _refuse_batches_of_one(small_problem(flat), 4)
     assert str(error.value).startswith("local.batch: 4: the last batch of client 2 has one example, and batch norm")
     with pytest.raises(SpecError, match="the last batch of 3 clients, such as 0, has one"):
-        _refuse_batches_of_one(problem(flat), 1)
+        _refuse_batches_of_one(small_problem(flat), 1)
     for batch in (5, 8, None):
-        _refuse_batches_of_one(problem(flat), batch)
+        _refuse_batches_of_one(small_problem(flat), batch)
     before = torch.get_rng_state()
-    _refuse_batches_of_one(problem("small_cnn"), 4)  # its feature maps are larger than one pixel
+    _refuse_batches_of_one(small_problem("small_cnn"), 4)  # its feature maps are larger than one pixel
     assert torch.equal(before, torch.get_rng_state())
 
 

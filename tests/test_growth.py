@@ -436,7 +436,7 @@ def test_an_algorithm_takes_uploads_from_a_file(name: str, monkeypatch: pytest.M
     for share in (1.0, -1.0):
         monkeypatch.setattr(filed, "IN_MEMORY", share)
         assert not written
-        results.append(testing._algorithm(testing.member("Algorithm", name)))
+        results.append(testing._call_algorithm(testing.member("Algorithm", name)))
     assert written or name in ("fedsgd", "gradient_inversion"), "its clients send models"
     for held, in_file in zip(*results, strict=True):
         for part in ("state", "numbers", "updates"):

@@ -35,7 +35,7 @@ from fatbench.methods.inversions import INVERSIONS, reads_of
 from fatbench.methods.inversions.april import without_block0_norm
 from fatbench.methods.objectives import OBJECTIVES, PROXIMALS, standard
 from fatbench.suite.types import Aggregator, Objective, Proximal
-from fatbench.testing import equal, local, problem, renamed, start
+from fatbench.testing import equal, initial_state, local, renamed_copy, small_problem
 
 CPU = torch.device("cpu")
 PGD = functools.partial(ATTACKS["pgd"], eps=8 / 255, step=4 / 255, steps=2)
@@ -46,7 +46,7 @@ def pair(table: dict[str, Callable[..., Any]], kind: str, name: str) -> Iterator
     chosen = members.arguments(kind, name)
     if kind == "Partition":
         chosen["clients"] = 3
-    for function in (table[name], renamed(table[name])):
+    for function in (table[name], renamed_copy(table[name])):
         yield functools.partial(function, **chosen)
 
 
@@ -82,15 +82,15 @@ def test_an_objective_around_one_that_asks(asking: str) -> None:
     """Two wrappers deep the same bytes."""
     inner = globals()[asking]
     outer = functools.partial(around, inner=functools.partial(around, inner=inner))
-    on = problem(nn.Sequential(nn.Flatten(), nn.Linear(144, 4)))
-    found = [train_cohort(on, start(on).model, [0, 2, 1], 1, local(objective=one)) for one in (inner, outer)]
+    on = small_problem(nn.Sequential(nn.Flatten(), nn.Linear(144, 4)))
+    found = [train_cohort(on, initial_state(on).model, [0, 2, 1], 1, local(objective=one)) for one in (inner, outer)]
     assert equal(*found)
 
 
 def test_an_aggregator_around_one_that_asks() -> None:
     """The clients measure the losses for AFL inside; its memory comes through."""
-    on = problem()
-    theta = start(on).model
+    on = small_problem()
+    theta = initial_state(on).model
     found = []
     for aggregator in (AGGREGATORS["afl"], functools.partial(kept, inner=AGGREGATORS["afl"])):
         updates = train_cohort(on, theta, [2, 0, 1], 1, local(), aggregator=aggregator)
@@ -107,10 +107,12 @@ def test_a_setting_is_given_only_what_its_kind_may_ask_for() -> None:
         assert term([torch.ones(1)], [torch.zeros(1)], 0) == [torch.ones(1)]
         return inner(model, x, y, generator)
 
-    on = problem(nn.Sequential(nn.Flatten(), nn.Linear(144, 4)))
+    on = small_problem(nn.Sequential(nn.Flatten(), nn.Linear(144, 4)))
     term = functools.partial(PROXIMALS["squared"], mu=1.0)
     objective = functools.partial(pulled, term=term, inner=near_broadcast)
-    found = [train_cohort(on, start(on).model, [0], 1, local(objective=one)) for one in (near_broadcast, objective)]
+    found = [
+        train_cohort(on, initial_state(on).model, [0], 1, local(objective=one)) for one in (near_broadcast, objective)
+    ]
     assert equal(*found)
 
 
@@ -119,9 +121,9 @@ def test_a_setting_is_given_only_what_its_kind_may_ask_for() -> None:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_objective(name: str) -> None:
-    on = problem()
+    on = small_problem()
     found = [
-        train_cohort(on, start(on).model, [0, 2, 1], 0, local(objective=objective))
+        train_cohort(on, initial_state(on).model, [0, 2, 1], 0, local(objective=objective))
         for objective in pair(OBJECTIVES, "Objective", name)
     ]
     assert equal(*found)
@@ -129,10 +131,10 @@ def test_every_objective(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fgsm", "fgsm_sfat", "pgd", "pgd_kl", "cw"])
 def test_every_gradient_attack_in_training(name: str) -> None:
-    on = problem()
+    on = small_problem()
     found = [
         train_cohort(
-            on, start(on).model, [0, 1], 0, local(objective=functools.partial(OBJECTIVES["at"], attack=attack))
+            on, initial_state(on).model, [0, 1], 0, local(objective=functools.partial(OBJECTIVES["at"], attack=attack))
         )
         for attack in pair(ATTACKS, "Attack", name)
     ]
@@ -140,9 +142,11 @@ def test_every_gradient_attack_in_training(name: str) -> None:
 
 
 def watched(defence: Callable[..., Any], inversion: Callable[..., Any]) -> Round:
-    on = problem("vit")
+    on = small_problem("vit")
     settings = {"rounds": 1, "target_clients": 2, "candidates": 4, "objective": standard, "block0": "bare"}
-    (result,) = ALGORITHMS["gradient_inversion"](on, start(on), defence=defence, inversion=inversion, **settings)
+    (result,) = ALGORITHMS["gradient_inversion"](
+        on, initial_state(on), defence=defence, inversion=inversion, **settings
+    )
     return result
 
 
@@ -167,7 +171,7 @@ def test_a_defence_that_names_the_whole_gradient_is_given_it() -> None:
 
     for defence in (whole, some):
         watched(defence, INVERSIONS["patch_ls"])
-    bare = without_block0_norm(problem("vit").model)
+    bare = without_block0_norm(small_problem("vit").model)
     assert seen["whole"] == {name for name, _ in bare.named_parameters()}
     assert seen["part"] == {"backbone.patch_embed.proj.weight", "backbone.pos_embed", "head.fc.bias"}
     functions = {name: getattr(defence, "function", defence) for name, defence in DEFENCES.items()}
@@ -252,7 +256,7 @@ def test_class_counts_are_the_clients_own(path: str) -> None:
         for c in (0, 1)
     ]
     assert losses == pytest.approx([0.10536, 2.30259], abs=1e-5)
-    updates = train_cohort(on, start(on).model, [1, 0], 0, local(batch=100, objective=balanced))
+    updates = train_cohort(on, initial_state(on).model, [1, 0], 0, local(batch=100, objective=balanced))
     for update in updates:
         assert update.stats.loss == pytest.approx(0.9 * 0.10536 + 0.1 * 2.30259, abs=1e-5)
         torch.testing.assert_close(update.model["fc.bias"], torch.zeros(2), atol=1e-6, rtol=0)
@@ -262,8 +266,8 @@ def test_class_counts_are_the_clients_own(path: str) -> None:
 def test_the_broadcast_model_stays_what_it_was(path: str) -> None:
     """One step: the divergence of theta^t from itself is 0 and so is its gradient. With the cross-entropy beside it,
     weights move, and the second step is told the divergence from where the round began."""
-    on = problem(nn.Sequential(nn.Flatten(), nn.Linear(144, 4)), path)
-    theta = start(on).model
+    on = small_problem(nn.Sequential(nn.Flatten(), nn.Linear(144, 4)), path)
+    theta = initial_state(on).model
     for update in train_cohort(on, theta, [0, 1], 0, local(objective=near_broadcast)):
         assert update.stats.loss == pytest.approx(0.0, abs=1e-6)
         torch.testing.assert_close(update.model, theta, atol=1e-6, rtol=0)
@@ -282,8 +286,8 @@ def adjusted(
 
 def test_an_objective_may_ask_for_the_client() -> None:
     """Client k's loss counts k + 1 times: a step of rate r is that of rate (k + 1) r."""
-    on = problem()
-    theta = start(on).model
+    on = small_problem()
+    theta = initial_state(on).model
     for update in train_cohort(on, theta, [0, 1], 0, local(objective=by_client)):
         alone = train_cohort(on, theta, [update.client], 0, local(lr=0.05 * (update.client + 1)))
         assert update.stats.loss == pytest.approx((update.client + 1) * alone[0].stats.loss)
@@ -292,12 +296,13 @@ def test_an_objective_may_ask_for_the_client() -> None:
 
 
 def test_fedsgd_gives_an_objective_what_it_asks_for() -> None:
-    on = problem(nn.Sequential(nn.Flatten(), nn.Linear(144, 4)))
+    on = small_problem(nn.Sequential(nn.Flatten(), nn.Linear(144, 4)))
     how = {"rounds": 1, "batch": 5, "lr": 0.1, "defence": DEFENCES["none"]}
-    (still,) = ALGORITHMS["fedsgd"](on, start(on), objective=near_broadcast, **how)
-    torch.testing.assert_close(still.state.model, start(on).model, atol=1e-6, rtol=0)  # every step begins at theta
+    (still,) = ALGORITHMS["fedsgd"](on, initial_state(on), objective=near_broadcast, **how)
+    # every step begins at theta
+    torch.testing.assert_close(still.state.model, initial_state(on).model, atol=1e-6, rtol=0)
     plain, scaled = (
-        next(iter(ALGORITHMS["fedsgd"](on, start(on), objective=objective, **how))).updates
+        next(iter(ALGORITHMS["fedsgd"](on, initial_state(on), objective=objective, **how))).updates
         for objective in (standard, by_client)
     )
     for a, b in zip(plain, scaled, strict=True):
@@ -305,14 +310,14 @@ def test_fedsgd_gives_an_objective_what_it_asks_for() -> None:
 
 
 def test_where_no_model_is_broadcast_an_objective_cannot_ask_for_it() -> None:
-    on = problem("edge_resnet8")
+    on = small_problem("edge_resnet8")
     settings = nested(rounds=1, batch=4, lr=0.1, objective=near_broadcast, server_epochs=1, server_lr=0.1)
     with pytest.raises(ValueError, match="needs the broadcast model"):
-        list(ALGORITHMS["fedgkt"](on, start(on), **settings))
+        list(ALGORITHMS["fedgkt"](on, initial_state(on), **settings))
     pull = functools.partial(PROXIMALS["squared"], mu=0.1)
     settings["local"] = replace(settings["local"], objective=standard, proximal=pull)
     with pytest.raises(ValueError, match="local: proximal: no edge receives"):
-        list(ALGORITHMS["fedgkt"](on, start(on), **settings))
+        list(ALGORITHMS["fedgkt"](on, initial_state(on), **settings))
 
 
 # --- what an aggregator may give

@@ -20,8 +20,7 @@ from fatbench.engine.rounds import Problem
 from fatbench.methods import attacks, augmentations, objectives
 from fatbench.methods.aggregators import AGGREGATORS
 from fatbench.methods.objectives import PROXIMALS
-from fatbench.testing import problem as fatbench_problem
-from fatbench.testing import start as fatbench_start
+from fatbench.testing import initial_state, small_problem
 
 SIZES = {"leaf_cnn": (3, 32, 32), "resnet18": (3, 16, 16), "efficientnet_lite0": (3, 64, 64)}
 TINY = {"patch": 4, "dim": 16, "depth": 2, "heads": 2, "head": "cls_vis", "d1": 6, "d2": 5}
@@ -337,9 +336,9 @@ def test_accuracy_is_of_all_epochs():
     def always_right(model, x, y, generator):
         return objectives.standard(model, x, y, generator)[0], torch.ones_like(y, dtype=torch.bool)
 
-    on = fatbench_problem()
+    on = small_problem()
     how = LocalTraining(batch=4, lr=0.01, objective=always_right, epochs=3)
-    updates = train_cohort(on, fatbench_start(on).model, [0, 1, 2], 0, how)
+    updates = train_cohort(on, initial_state(on).model, [0, 1, 2], 0, how)
     assert [update.stats.accuracy for update in updates] == [1.0, 1.0, 1.0]
 
 

@@ -29,7 +29,7 @@ from fatbench.methods.aggregators import AGGREGATORS, uniform
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.report import render
 from fatbench.suite import cells, signatures
-from fatbench.testing import equal, local, problem, start
+from fatbench.testing import equal, initial_state, local, small_problem
 
 U = torch.tensor([1.0, -2.0])
 OTHERS = torch.tensor([[1.0, 0.0], [3.0, 2.0], [2.0, 4.0]])
@@ -139,8 +139,8 @@ def malicious(name: str, which: int | str = 1) -> Malicious:
 
 @pytest.mark.parametrize("name", ADVERSARIES)
 def test_the_honest_send_what_they_send_among_honest_ones(name: str) -> None:
-    on = problem(each=8)
-    theta = start(on).model
+    on = small_problem(images_per_client=8)
+    theta = initial_state(on).model
     plain = train_cohort(on, theta, [2, 0, 1], 1, local())
     images, labels = deal(malicious(name), on.shards, on.images, on.labels, 4, 0)
     on = replace(on, images=images, labels=labels, malicious=malicious(name))
@@ -173,38 +173,38 @@ def test_an_adversary_is_given_what_it_names() -> None:
         return torch.zeros_like(update)
 
     model = nn.Sequential(nn.AvgPool2d(12), nn.Flatten(), nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 4))
-    on = replace(problem(model, clients=4), malicious=Malicious("1,3", curious))
-    theta = torch.cat([value.flatten() for value in start(on).model.values()])
-    updates = train_cohort(on, start(on).model, [3, 0, 1], 7, local())
+    on = replace(small_problem(model, clients=4), malicious=Malicious("1,3", curious))
+    theta = torch.cat([value.flatten() for value in initial_state(on).model.values()])
+    updates = train_cohort(on, initial_state(on).model, [3, 0, 1], 7, local())
     draws = [torch.rand(1, generator=generator(on.seed, "adversary", 7, k)).item() for k in (3, 1)]
     assert seen == [((1, 22), 2, 7, draw) for draw in draws] and draws[0] != draws[1]
     for update in (updates[0], updates[2]):
-        assert same(update.model, start(on).model)  # nothing is what it sends
+        assert same(update.model, initial_state(on).model)  # nothing is what it sends
 
 
 def test_without_an_honest_client_in_the_round_an_omniscient_one_sends_what_is_honest() -> None:
-    on = problem()
+    on = small_problem()
     liar = replace(on, malicious=Malicious(1, adversary("ipm")))
-    ours, theirs = (train_cohort(one, start(on).model, [0], 0, local()) for one in (on, liar))
+    ours, theirs = (train_cohort(one, initial_state(on).model, [0], 0, local()) for one in (on, liar))
     for key, value in ours[0].model.items():
         torch.testing.assert_close(value, theirs[0].model[key])
 
 
 def test_uploads_that_are_not_finite_are_left_out_and_counted() -> None:
-    on = problem()
+    on = small_problem()
     broken = replace(on, malicious=Malicious("1", adversary("model_replacement", factor=math.inf)))
-    updates = train_cohort(broken, start(on).model, [0, 1, 2], 0, local())
+    updates = train_cohort(broken, initial_state(on).model, [0, 1, 2], 0, local())
     assert [(update.client, update.refused) for update in updates] == [(0, 1), (2, 1)]
-    (alone,) = train_cohort(broken, start(on).model, [1], 0, local())
+    (alone,) = train_cohort(broken, initial_state(on).model, [1], 0, local())
     assert alone.refused == 0 and not finite(alone.model)  # nobody else is left
 
 
 def with_a_client_that_breaks(aggregator: Any) -> tuple[Problem, list[Any]]:
     """Five honest clients, of which the second trains at a rate that no float survives."""
-    on = problem(clients=5)
+    on = small_problem(clients=5)
     every = [0, 1, 2, 3, 4]
     broken = {1: local(lr=1e38, epochs=3)}
-    return on, train_cohort(on, start(on).model, every, 0, local(), aggregator=aggregator, locals=broken)
+    return on, train_cohort(on, initial_state(on).model, every, 0, local(), aggregator=aggregator, locals=broken)
 
 
 ROBUST = {
@@ -221,8 +221,8 @@ def test_a_robust_aggregator_leaves_out_what_is_not_finite_without_a_malicious_c
     aggregator = functools.partial(AGGREGATORS[name], **settings)
     on, updates = with_a_client_that_breaks(aggregator)
     assert [(update.client, update.refused) for update in updates] == [(0, 1), (2, 1), (3, 1), (4, 1)]
-    mixing = aggregate(aggregator, updates, Context(0, 3, on, start(on).model, {}, 0.05))
-    assert finite(mixing.model or mix(updates, mixing, start(on).model, on.model))
+    mixing = aggregate(aggregator, updates, Context(0, 3, on, initial_state(on).model, {}, 0.05))
+    assert finite(mixing.model or mix(updates, mixing, initial_state(on).model, on.model))
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_one_that_says_of_itself_that_it_bears_none_gets_every_upload(aggregator
 
 
 def test_data_are_changed_where_they_are_dealt_and_nobody_elses() -> None:
-    on = problem()
+    on = small_problem()
     images, labels = deal(Malicious("0,2", adversary("label_flip")), on.shards, on.images, on.labels, 4, 0)
     assert images is on.images
     for k, shard in enumerate(on.shards):

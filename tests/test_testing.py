@@ -55,6 +55,10 @@ BROKEN = [
      "AGGREGATORS", "same bytes under another name", "gives another result"),
     ("draws from a global generator", "def f(x, generator):\n    return x * torch.rand(1)",
      "AUGMENTS", "nothing from the global generators", "use the one that it is given"),
+    ("draws from numpy's global generator", "def f(x, generator):\n    return x * float(np.random.rand())",
+     "AUGMENTS", "nothing from the global generators", "use the one that it is given"),
+    ("draws from Python's generator", "def f(x, generator):\n    import random\n    return x * random.random()",
+     "AUGMENTS", "nothing from the global generators", "use the one that it is given"),
     ("weighs places", "def f(updates, context):\n    return Mixing([0.5, 0.3, 0.2])",
      "AGGREGATORS", "weights go with the client", "in another order the weights are others"),
     ("forgets to normalise", "def f(updates, context):\n    return Mixing([float(u.n) for u in updates])",
@@ -191,7 +195,7 @@ def test_a_fresh_process_that_ends_is_said(plugin: Callable[[str], Path], monkey
 
 def test_ours_are_the_same_in_a_fresh_process_after_another_cell(forked: None) -> None:
     quick = ("Aggregator", "Augment", "Proximal")
-    assert testing._elsewhere([one for one in MEMBERS if one[0] in quick]) == {}
+    assert testing._differences_in_a_fresh_process([one for one in MEMBERS if one[0] in quick]) == {}
 
 
 OWN_NETWORK = """

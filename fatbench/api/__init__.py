@@ -24,7 +24,7 @@ names are there without it.
 
 from __future__ import annotations
 
-from fatbench.api.asking import in_python, known_choice, spoken
+from fatbench.api.asking import in_python, known_choice, with_argument_names
 from fatbench.api.comparing import Comparison, compare
 from fatbench.api.evaluating import CHECK, Evaluation, evaluate, judged
 from fatbench.api.making import make_suite, register
@@ -50,8 +50,37 @@ from fatbench.api.tables import Table
 from fatbench.store.opening import opened
 
 __all__ = [
-    "CHECK", "Comparison", "Evaluation", "Table", "aggregate", "compare", "difference_table", "evaluate",
-    "export_results", "grids_of", "import_results", "in_python", "judged", "known_choice", "list_models",
-    "load_data", "load_model", "make_suite", "opened", "outcomes", "partition", "plan", "planned_suite", "plot",
-    "register", "results", "run", "spoken", "suites", "table", "take_in", "to_read", "with_table",
+    "CHECK",
+    "Comparison",
+    "Evaluation",
+    "Table",
+    "aggregate",
+    "compare",
+    "difference_table",
+    "evaluate",
+    "export_results",
+    "grids_of",
+    "import_results",
+    "in_python",
+    "judged",
+    "known_choice",
+    "list_models",
+    "load_data",
+    "load_model",
+    "make_suite",
+    "opened",
+    "outcomes",
+    "partition",
+    "plan",
+    "planned_suite",
+    "plot",
+    "register",
+    "results",
+    "run",
+    "suites",
+    "table",
+    "take_in",
+    "to_read",
+    "with_argument_names",
+    "with_table",
 ]  # fmt: skip

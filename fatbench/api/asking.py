@@ -1,4 +1,4 @@
-"""What the functions of `fatbench` share: plain arguments for those of the commands, plug-ins, messages in Python."""
+"""Shared by the functions of `fatbench`: arguments in the form of the commands, plug-ins, messages for Python."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COMMAND = re.compile(r"fatbench [a-z]+(?: [^;,:)'\n]*)?")
 
 
 def in_python(text: str) -> str:
-    """A message of the command line with the names of arguments: "--dataset: ..." is "dataset: ..."."""
+    """Name arguments instead of options in a message of the command line: "--dataset: ..." becomes "dataset: ..."."""
     pieces, position = [], 0
     for command in COMMAND.finditer(text):
         pieces += [OPTION.sub(_argument, text[position : command.start()]), _call(command[0])]
@@ -53,24 +53,24 @@ def _argument(option: re.Match[str]) -> str:
 
 
 def _call(command: str) -> str:
-    """A command as the function that does it; another as it is."""
-    if command.startswith("fatbench run cell"):
+    """The function that does what a command does; a command without one stays as it is."""
+    if command.startswith("fatbench run cell"):  # `fatbench.run` takes suites, not cells
         return command
     return next((f"{function}(...)" for words, function in COMMANDS.items() if command.startswith(words)), command)
 
 
-def spoken(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, whose errors name arguments and not options."""
+def with_argument_names(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function so that its errors name arguments and not options."""
 
     @functools.wraps(function)
-    def called(*arguments: P.args, **keywords: P.kwargs) -> T:
+    def wrapper(*arguments: P.args, **keywords: P.kwargs) -> T:
         try:
             return function(*arguments, **keywords)
         except FatbenchError as error:
             error.args = (in_python(str(error)),)
             raise
 
-    return called
+    return wrapper
 
 
 # --- arguments ----------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def spoken(function: Callable[P, T]) -> Callable[P, T]:
 
 @contextlib.contextmanager
 def plugged(plugins: Plugins, db: Db = None) -> Iterator[None]:
-    """These plug-ins, and those that are named elsewhere; an unknown name is answered as the commands do."""
+    """Load these plug-ins and those named elsewhere; explain an unknown name as the commands do."""
     listed = [plugins] if isinstance(plugins, str | Path) else list(plugins)
     for plugin in listed:
         if not isinstance(plugin, str | Path):
@@ -95,17 +95,18 @@ def plugged(plugins: Plugins, db: Db = None) -> Iterator[None]:
 
 
 def seed_list(seeds: Seeds) -> list[int] | None:
-    """One seed, several, or text as of `--seeds`. SpecError: none of these."""
+    """One seed, several, or a text as after `--seeds`. SpecError: anything else."""
     if seeds is None or isinstance(seeds, str):
         return model.parse_seeds(seeds) if seeds else None
     listed = [seeds] if isinstance(seeds, int) else list(seeds)
+    # bool: True is an int, too
     if any(isinstance(seed, bool) or int(seed) != seed or seed < 0 for seed in listed):
         raise SpecError(f"--seeds: expected whole numbers such as [1, 2, 3], got {seeds!r}")
     return [int(seed) for seed in listed]
 
 
 def filter_text(where: Where) -> str | None:
-    """A filter: {"method": "FAT", "clients": [5, 10]} is "method=FAT and (clients=5 or clients=10)"."""
+    """The text of a filter: {"method": "FAT", "clients": [5, 10]} is "method=FAT and (clients=5 or clients=10)"."""
     if where is None or isinstance(where, str):
         return where
     if not isinstance(where, Mapping):
@@ -122,7 +123,7 @@ def _quoted(label: str) -> str:
 
 
 def settings(override: Overrides) -> list[str]:
-    """What `--set` takes: {"algorithm.local.lr": 0.02} is ["algorithm.local.lr=0.02"]."""
+    """Settings as after `--set`: {"algorithm.local.lr": 0.02} is ["algorithm.local.lr=0.02"]."""
     if isinstance(override, str):
         return [override]
     if isinstance(override, Mapping):
@@ -136,15 +137,18 @@ def names(value: str | Sequence[str] | None) -> list[str]:
 
 
 def known_choice(option: str, value: str, choices: Sequence[str]) -> None:
-    """SpecError: what is given is none of the choices."""
+    """Raise SpecError unless the value is one of the choices."""
     if value not in choices:
         raise SpecError(f"--{option}: expected {', '.join(choices)}, got '{value}'{did_you_mean(value, choices)}")
 
 
 def suite_of(name: str | Path | Suite, override: Overrides = ()) -> Suite:
-    """A suite by its name or file, or itself, with settings in all cells. SpecError: no such suite or setting."""
+    """The suite of a name or file, or the suite itself, with settings in all cells.
+
+    SpecError: there is no such suite or setting.
+    """
     overrides = settings(override)
     if isinstance(name, Suite):
-        files.name_with_settings(name.name, overrides)  # are they settings?
+        files.name_with_settings(name.name, overrides)  # which checks them
         return files.override_settings(name, overrides) if overrides else name
     return files.load(files.name_with_settings(str(name), overrides))

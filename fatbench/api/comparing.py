@@ -45,10 +45,11 @@ class Comparison:
 
     def __repr__(self) -> str:
         text = comparing.as_text(self.parts, self.a, self.b, self.select or "last", self.margin)
+        # arrays have no rounds
         return text if self.select else text.replace("checkpoint: last round; ", "", 1)
 
     @property
-    def _part(self) -> comparing.Comparison:
+    def _only_part(self) -> comparing.Comparison:
         if len(self.parts) != 1:
             part_names = ", ".join(" ".join(filter(None, (part.row, part.metric))) for part in self.parts)
             raise SpecError(
@@ -59,27 +60,27 @@ class Comparison:
     @property
     def difference(self) -> float:
         """A - B, the mean over seeds."""
-        return self._part.difference
+        return self._only_part.difference
 
     @property
     def low(self) -> float | None:
         """Lower end of the 95 % interval."""
-        return None if (test := self._part.test) is None else test.low
+        return None if (test := self._only_part.test) is None else test.low
 
     @property
     def high(self) -> float | None:
         """Upper end of the 95 % interval."""
-        return None if (test := self._part.test) is None else test.high
+        return None if (test := self._only_part.test) is None else test.high
 
     @property
     def p(self) -> float | None:
-        """Of the test over seeds and images; of one seed, which tells nothing of methods, none."""
-        return self._part.p
+        """The p-value of the test over seeds and images; None with one seed, which says nothing about methods."""
+        return self._only_part.p
 
     @property
     def at_most(self) -> float | None:
         """The size that the data do not exclude."""
-        return None if (test := self._part.test) is None else test.at_most
+        return None if (test := self._only_part.test) is None else test.at_most
 
     def frame(self) -> pandas.DataFrame:
         """One row a part: row, metric, n, seeds, a, b, difference, low, high, p, at_most, mcnemar_p, over."""
@@ -133,15 +134,15 @@ def compare(
     """
     known_choice("select", select, CHECKPOINTS)
     if not isinstance(a, str) or not isinstance(b, str):
-        return _of_arrays(a, b, groups)
+        return _compare_arrays(a, b, groups)
     with plugged(plugins, db):
-        return _of_stored(
+        return _compare_stored(
             a, b, suite, names(metric), preset, seed_list(seeds), filter_text(where), select, groups=groups, db=db
         )
 
 
-def _of_arrays(a: Any, b: Any, groups: GroupsAsked) -> Comparison:
-    """Of outcomes of images; each row is a seed."""
+def _compare_arrays(a: Any, b: Any, groups: GroupsAsked) -> Comparison:
+    """Compare arrays of outcomes (seeds, images)."""
     import numpy
 
     from fatbench.report.numbers.statistics import bits_of
@@ -155,17 +156,17 @@ def _of_arrays(a: Any, b: Any, groups: GroupsAsked) -> Comparison:
             )
     if sides[0].shape != sides[1].shape:
         raise SpecError(f"a has outcomes {sides[0].shape} and b {sides[1].shape}: give the same seeds and images")
-    images, of_images = sides[0].shape[1], None
+    images, image_groups = sides[0].shape[1], None
     if groups is not None:
         if isinstance(groups, str | Path) or numpy.shape(groups) != (images,):
             labels = repr(groups) if isinstance(groups, str | Path) else numpy.shape(groups)
             raise SpecError(f"groups: a and b have {images} images: expected a label for each, got {labels}")
-        of_images = comparing.grouped(groups, images)
+        image_groups = comparing.grouped(groups, images)
 
     def numbers_of(side: Any) -> dict[str, Mapping[str, comparing.Measured]]:
         outcomes = [bits_of(row.astype(bool)) for row in side]
         return {
-            str(seed): {"accuracy-": comparing.Measured(bits.bit_count() / n, n, (bits, n), groups=of_images)}
+            str(seed): {"accuracy-": comparing.Measured(bits.bit_count() / n, n, (bits, n), groups=image_groups)}
             for seed, (bits, n) in enumerate(outcomes)
         }
 
@@ -174,12 +175,12 @@ def _of_arrays(a: Any, b: Any, groups: GroupsAsked) -> Comparison:
     return Comparison("a", "b", tuple(comparing.compare(pairs, of_a, of_b)), None)
 
 
-def _of_stored(
+def _compare_stored(
     a: str, b: str, suite: str | Path | Suite | None, metrics: Sequence[str], preset: str | None,
     seeds: list[int] | None, where: str | None, select: Checkpoint, *,
     groups: GroupsAsked, db: Db,
 ) -> Comparison:  # fmt: skip
-    """Of what databases hold."""
+    """Compare two rows or cells of one database, or the common cells of two databases or files."""
     margin = None
     are_files = [_is_results(side) for side in (a, b)]
     if any(are_files) and not all(are_files):
@@ -209,9 +210,9 @@ def _of_stored(
                         "", int(store_a.cells([first_side])[first_side].get("seed") or 0), first_side, second_side
                     )
                 ]
-        of_images = labels_of(groups)
-        of_a = comparing.measured_numbers(store_a, {pair.a for pair in pairs}, select, of_images)
-        of_b = comparing.measured_numbers(store_b, {pair.b for pair in pairs}, select, of_images)
+        image_groups = labels_of(groups)
+        of_a = comparing.measured_numbers(store_a, {pair.a for pair in pairs}, select, image_groups)
+        of_b = comparing.measured_numbers(store_b, {pair.b for pair in pairs}, select, image_groups)
     comparisons = comparing.compare(pairs, of_a.__getitem__, of_b.__getitem__, metrics)
     return Comparison(a, b, tuple(comparisons), select, margin)
 
@@ -223,7 +224,8 @@ def _existing_store(store: Store | None) -> Store:
 
 
 def _is_results(side: str) -> bool:
-    """Whether it is a database's URL, or a file; an address of the hub names a file."""
+    """Whether a side is a database's URL or a file; hf://... on the hub is a file."""
     if "://" in side and hub.address(Path(side)) is None:
         return True
-    return os.path.isfile(whole_file.regular(Path(side)))  # which says no to a name too long for a file
+    # not Path.is_file, which raises for a name too long for a file, such as a filter
+    return os.path.isfile(whole_file.regular(Path(side)))

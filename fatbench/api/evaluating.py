@@ -34,7 +34,7 @@ CHECK = "check --mean, --std, --channels, --size and the order of classes"
 
 @dataclass(frozen=True, repr=False)
 class Evaluation(Table):
-    """A model's accuracies under attacks, the lowest in a sentence, a table of one row, what is doubtful; fractions."""
+    """Accuracies of a model under attacks, as fractions, with doubts, a table of one row and a sentence."""
 
     accuracy: dict[str, float] = field(default_factory=dict)  # metric -> accuracy
     doubts: list[str] = field(default_factory=list)  # in words
@@ -50,7 +50,7 @@ class Evaluation(Table):
 
     @property
     def outcomes(self) -> pandas.DataFrame:
-        """Which images are classified right: a column a metric, a row an image, bool."""
+        """Whether each image is classified right: a row for each image, a column for each metric, bool."""
         import pandas
 
         from fatbench.report.numbers.statistics import bits_array
@@ -58,7 +58,7 @@ class Evaluation(Table):
         return pandas.DataFrame({metric: bits_array(bits) for metric, bits in self.bits.items()})
 
     def interval(self, metric: str) -> tuple[float, float]:
-        """95 % interval (Wilson) of an accuracy, for other such images. SpecError: nothing is measured as `metric`."""
+        """95 % interval (Wilson) of an accuracy on other such images. SpecError: there is no such metric."""
         from fatbench.report.numbers.statistics import wilson
 
         known_choice("metric", metric, list(self.bits))
@@ -140,14 +140,14 @@ def evaluate(
         data = _dataset(dataset, model, n)
         texts = _attacks(attacks, model)
         task = evaluate_external.task(like_plan, data, texts, eps=_radius(eps), n=n, batch=batch, size=size)
-    with tempfile.TemporaryDirectory() as nowhere:
+    with tempfile.TemporaryDirectory() as nowhere:  # without db=, numbers pass through a database that is deleted
         url = str(db or Path(nowhere) / "evaluate.db")
         options = RunOptions(device=device, precision=precision, db=url, data=data_folder)
         lines = Lines("", quiet=not in_notebook() if quiet is None else quiet)
         lines.labels = {"": external.model.name}
 
         def notify(event: Event) -> None:
-            if event.stage == "cell":  # the name is not the one that was asked for
+            if event.stage == "cell":  # the network's name differs from the one asked for
                 print(event.message, file=sys.stderr)
             else:
                 lines.see(0, replace(event, cell="")) if event.kind != "done" else None
@@ -176,7 +176,7 @@ def judged(
 ) -> tuple[str, CellStatus]:
     """Attack and store, see `evaluate_external.evaluate`. expected_natural: natural accuracy, a fraction.
 
-    Doubtful: that is another one here, by more than so few images explain; no attack was run.
+    Doubtful: the natural accuracy here differs by more than so few images explain; no attack was run.
     """
     from fatbench.runner import evaluate_external
 
@@ -184,13 +184,14 @@ def judged(
         natural = tuple(evaluation for evaluation in task.evaluations if evaluation.label == "natural")
         if not natural:
             raise SpecError("--expect-natural: there is no evaluation named 'natural'")
+        # the natural images alone: a network with wrong preprocessing shows before hours of attacks
         cell, status = evaluate_external.evaluate(external, replace(task, evaluations=natural), options, notify)
         if status == "done":
-            _expect(expected_natural, cell, natural[0].stage(external_models.ROUND), options.db)
+            _check_natural(expected_natural, cell, natural[0].stage(external_models.ROUND), options.db)
     return evaluate_external.evaluate(external, task, options, notify)
 
 
-def _expect(expected_natural: float, cell: str, stage: str, db: str | None) -> None:
+def _check_natural(expected_natural: float, cell: str, stage: str, db: str | None) -> None:
     from fatbench.report.numbers.cell_rows import accuracies
     from fatbench.report.numbers.statistics import wilson
 
@@ -206,30 +207,30 @@ def _expect(expected_natural: float, cell: str, stage: str, db: str | None) -> N
 
 
 def answer(results: Sequence[Mapping[str, Any]]) -> str:
-    """ "robust accuracy 60.0 % (50 to 69), Linf 0.1, AutoAttack, 100 images"; natural where nothing attacks.
+    """The sentence "robust accuracy 60.0 % (50 to 69), Linf 0.1, AutoAttack, 100 images"; natural without an attack.
 
-    results: of each attack its label, its settings as attack, accuracy and n.
+    results: one mapping for each evaluation: label, attack (its settings), accuracy and n.
     """
     from fatbench.report.numbers.statistics import wilson
 
     if not results:
         return "nothing was measured"
     attacked = [row for row in results if row["label"] != "natural"]
-    row = min(attacked or results, key=lambda one: one["accuracy"])
+    row = min(attacked or results, key=lambda result: result["accuracy"])
     low, high = wilson(round(row["accuracy"] * row["n"]), row["n"])
     attack = row["attack"] or {}
     radius = f", {attack.get('norm', 'Linf')} {attack['eps']}" if "eps" in attack else ""
-    which = f", {standard_attacks.attack_name(row['label'])}" if attacked else ""
+    label = f", {standard_attacks.attack_name(row['label'])}" if attacked else ""
     lowest = f", the lowest of {len(attacked)}" if len(attacked) > 1 else ""
     kind = "robust" if attacked else "natural"
     return (
-        f"{kind} accuracy {100 * row['accuracy']:.1f} % ({100 * low:.0f} to {100 * high:.0f}){radius}{which}{lowest},"
+        f"{kind} accuracy {100 * row['accuracy']:.1f} % ({100 * low:.0f} to {100 * high:.0f}){radius}{label}{lowest},"
         f" {row['n']} images"
     )
 
 
 def _evaluation(cell: str, store: Store, asked_ids: Mapping[str, Any]) -> Evaluation:
-    """What is stored of a cell; asked_ids: id of an evaluation -> its attack."""
+    """The stored numbers of a cell; asked_ids: id of an evaluation -> its attack."""
     from fatbench.report.numbers.compare import label, measured_numbers
     from fatbench.report.numbers.doubts import MEASURED_WELL, in_words
 
@@ -261,13 +262,13 @@ def _evaluation(cell: str, store: Store, asked_ids: Mapping[str, Any]) -> Evalua
     )
 
 
-# --- what is given ------------------------------------------------------------------------------------------------
+# --- the arguments ------------------------------------------------------------------------------------------------
 
 
-def _radius(given: float | str) -> float | str:
-    """A radius; 8/255 as a number is "8/255", so that it is the same evaluation."""
-    steps = 255 * given if isinstance(given, float) else 0
-    return f"{steps:.0f}/255" if round(steps) > 0 and abs(steps - round(steps)) < 1e-9 else given
+def _radius(eps: float | str) -> float | str:
+    """A radius as suites write it: 8/255 as a number becomes "8/255", so that it is the same evaluation."""
+    steps = 255 * eps if isinstance(eps, float) else 0
+    return f"{steps:.0f}/255" if round(steps) > 0 and abs(steps - round(steps)) < 1e-9 else eps
 
 
 def _numbers(values: float | Sequence[float]) -> tuple[float, ...]:
@@ -281,12 +282,9 @@ def _fraction(fraction: float | None) -> float | None:
 
 
 def _dataset(source: Any, model: Any, n: int | None) -> Any:
-    """A data set as a suite names it; what is in memory under a name of its content."""
-    if (
-        source is None
-        or isinstance(source, str)
-        or (isinstance(source, Mapping) and not hasattr(source, "column_names"))
-    ):
+    """A data set as a suite names it; arrays and objects are registered under a name with their fingerprint."""
+    is_call = isinstance(source, Mapping) and not hasattr(source, "column_names")  # a DatasetDict is a Mapping, too
+    if source is None or isinstance(source, str) or is_call:
         return source
     from fatbench.data import Dataset, own_objects
 
@@ -301,7 +299,7 @@ def _word(name: str) -> str:
 
 
 def _classes(model: Any, x: Any) -> int | None:
-    """How many classes a model tells apart; None: not to be had so."""
+    """The number of a model's classes, from its logits on x; None if it cannot be called so."""
     import torch
 
     if not callable(model):
@@ -309,7 +307,7 @@ def _classes(model: Any, x: Any) -> int | None:
     modes = [(module, module.training) for module in model.modules()] if isinstance(model, torch.nn.Module) else []
     device = next(model.parameters(), torch.zeros(0)).device if isinstance(model, torch.nn.Module) else "cpu"
     try:
-        for module, _ in modes[:1]:
+        for module, _ in modes[:1]:  # the first is the model itself, whose eval() reaches the others
             module.eval()
         with torch.no_grad():
             return int(model(torch.as_tensor(x).float().to(device)).shape[1])
@@ -326,12 +324,13 @@ def _attacks(attacks: Any, model: Any) -> list[str | tuple[str, Any]] | None:
         return None
     if isinstance(attacks, Mapping) and "name" not in attacks:  # label -> attack
         return [(str(label), _mapping(attack, model)) for label, attack in attacks.items()]
+    # [] asks for no attack: natural accuracy alone
     listed = [attacks] if isinstance(attacks, str | Mapping) or callable(attacks) else list(attacks) or ["natural"]
     return [attack if isinstance(attack, str) else ("", _mapping(attack, model)) for attack in listed]
 
 
 def _mapping(attack: Any, model: Any) -> Any:
-    """An attack as a mapping with its name, or a name."""
+    """An attack's name, or a mapping with its name; a function is registered."""
     if isinstance(attack, str):
         return attack
     if isinstance(attack, Mapping):
@@ -354,6 +353,7 @@ def _torchattacks(attack: Any, model: Any) -> dict[str, Any]:
         )
     if getattr(attack, "targeted", False) or getattr(attack, "normalization_used", None):
         raise SpecError(f"attacks: torchattacks.{kind}: without targets, and on a model that normalises inside itself")
+    # torchattacks keeps an argument as an attribute of the same name
     setting_names = [
         setting for setting in inspect.signature(type(attack)).parameters if setting not in ("model", "device", "seed")
     ]

@@ -1,4 +1,4 @@
-"""Which test images go together: those of one person, writer or video, which are no independent sample."""
+"""Groups of test images that are not independent: those of one person, writer or video."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
 WRITERS = "writers"
 
 
-def labels_of(asked: GroupsAsked) -> Callable[[Mapping[str, Any]], ArrayLike] | None:
-    """Spec of a cell -> a label for each test image of its data set, in order. None: nothing is asked.
+def labels_of(groups: GroupsAsked) -> Callable[[Mapping[str, Any]], ArrayLike] | None:
+    """A function: spec of a cell -> the group's label of each test image, in order. None: images are independent.
 
-    asked: "writers", those that the data set knows; a text file with a label a line; or the labels (images,).
-    SpecError: there are none.
+    groups: "writers", those that the data set knows; a text file with a label a line; or the labels (images,).
+    SpecError: the file cannot be read, or the data set knows no writers.
     """
-    if asked is None:
+    if groups is None:
         return None
-    if isinstance(asked, str) and asked == WRITERS:
+    if isinstance(groups, str) and groups == WRITERS:
         return lambda spec: _writers(json.dumps(spec["data"]), first_images(spec)["data"])
-    labels = _of_file(Path(asked)) if isinstance(asked, str | Path) else asked
+    labels = _read_labels(Path(groups)) if isinstance(groups, str | Path) else groups
     return lambda spec: labels
 
 
-@functools.cache
-def _writers(data: str, first: tuple[int | None, int | None]) -> ArrayLike:
+@functools.cache  # data is JSON: a cache needs hashable arguments
+def _writers(data: str, first_counts: tuple[int | None, int | None]) -> ArrayLike:
     from fatbench import settings
     from fatbench.data.own import load
 
-    known = load(json.loads(data), settings.data_folder(), first)
-    if known.test_writers is None:
-        raise SpecError(f"groups: data set '{known.name}' does not say whose its test images are: name a file")
-    return known.test_writers
+    dataset = load(json.loads(data), settings.data_folder(), first_counts)
+    if dataset.test_writers is None:
+        raise SpecError(f"groups: data set '{dataset.name}' does not say whose its test images are: name a file")
+    return dataset.test_writers
 
 
-def _of_file(file: Path) -> ArrayLike:
+def _read_labels(file: Path) -> ArrayLike:
     import numpy as np
 
     try:

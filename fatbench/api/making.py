@@ -22,11 +22,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 def register(function: F, kind: str, *, name: str = "") -> F:
     """Make a function a method: an "aggregator", "objective", "attack", "partition", "data", "model", ...; returns it.
 
-    It has the signature that CONTRIBUTING.md says for its kind, (updates, context) for an aggregator; its keyword-only
-    arguments are settings. A suite names it by its own name, or by `name`. Its text is written down with the imports,
-    constants and functions that it reads, for the processes that run cells, and stored with every number it had a part
-    in. The same name again replaces it: cells that the earlier one computed are then "changed".
-    SpecError: no such kind; its text is not to be had; it reads what no file can say, such as an array of the notebook.
+    It has the signature that CONTRIBUTING.md gives for its kind, (updates, context) for an aggregator; its keyword-only
+    arguments are settings. A suite names it by its own name, or by `name`. Its source text is saved with the imports,
+    constants and functions that it reads: worker processes import it, and every number is stored with it. Registering
+    the same name again replaces it: cells that the earlier function computed are then "changed".
+    SpecError: no such kind; its source text is unavailable; or it reads an object that a file cannot hold, such as an
+    array of the notebook.
     """
     registered.register(function, registered.kind_of(kind), name)
     return function
@@ -40,13 +41,13 @@ def make_suite(
     name: str | None = None,
     **changes: Any,
 ) -> Suite:
-    """A suite like another, with further methods or other settings; `plan`, `run`, `table` and all others take it.
+    """A suite like another, with further methods or other settings; `plan`, `run`, `table` and the others take it.
 
-    base: a suite, or a mapping of all that a suite file says (docs/suites.md). methods, label -> settings of a cell,
-    are added to the labels of the axis: {"mine": {"algorithm": {"aggregator": my_function}}}; the other rows stay as
-    they are, and what is stored of them counts. changes: sections of a suite file, merged over those of the base:
-    seeds=[1, 2], base={"train": 600}. Where a suite names a method, a function of one's own may stand, which is
-    registered, or `functools.partial` of it with its settings. SpecError: as of a suite file.
+    base: a suite, or a mapping with the sections of a suite file (docs/suites.md). methods, label -> settings of a
+    cell, are added to the labels of the axis: {"mine": {"algorithm": {"aggregator": my_function}}}; the other rows stay
+    as they are, and their stored numbers count. changes: sections of a suite file, merged over those of the base:
+    seeds=[1, 2], base={"train": 600}. Where a suite names a method, your own function may stand, which is registered,
+    or `functools.partial` of it with its settings. SpecError: as for a suite file.
     """
     content: dict[str, Any] = {key: _json_value(value, key) for key, value in changes.items()}
     if isinstance(base, Mapping):
@@ -70,43 +71,47 @@ def make_suite(
         content["axes"] = {**content.get("axes", {}), axis: {**content.get("axes", {}).get(axis, {}), **own_methods}}
     text = json.dumps(content, indent=1)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    # a folder for each content: an earlier suite of the same name keeps its file
     file = registered.folder() / digest / f"{content.get('name', 'suite')}.yaml"
     whole_file.write(file, text, file, make_folder=True)
     new_suite = files.load(str(file))
     if methods and not isinstance(base, Mapping):
-        _reached(new_suite, axis, methods)
+        _require_new_label(new_suite, axis, methods)
     return new_suite
 
 
 def points_with(suite: Suite, axis: str, labels: Sequence[str]) -> dict[str, Any]:
-    """The grid and presets that list labels of the axis, with new ones where its baseline stands, or else everywhere.
+    """The grid and presets that list labels of the axis, with the new labels wherever the baseline's stands.
 
-    Empty where nothing lists labels: a grid of products has a new one by itself.
+    Without a baseline they are added everywhere. Empty if nothing lists labels: a product has new ones by itself.
     """
-    grid, parts = suite.contents.grid, dict[str, Any]()
+    grid, sections = suite.contents.grid, dict[str, Any]()
     baseline = suite.contents.baseline
     reference = baseline[1] if baseline and baseline[0] == axis else None
 
-    def added(listed: Sequence[str]) -> list[str]:
+    def with_new(listed: Sequence[str]) -> list[str]:
         return [*listed, *labels] if reference is None or reference in listed else [*listed]
 
     if grid.include:
-        entries = [{a: added(listed) if a == axis else listed for a, listed in entry.items()} for entry in grid.include]
-        parts["grid"] = {
+        entries = [
+            {name: with_new(listed) if name == axis else listed for name, listed in entry.items()}
+            for entry in grid.include
+        ]
+        sections["grid"] = {
             "product": grid.product or [],
             "include": entries,
             **({"exclude": [{"when": e.when, "reason": e.reason} for e in grid.exclude]} if grid.exclude else {}),
         }
-    listed = {
+    labels_by_preset = {
         n: preset.axes[axis] for n, preset in suite.contents.presets.items() if preset.axes and axis in preset.axes
     }
-    if listed:
-        parts["presets"] = {n: {"axes": {axis: added(one)}} for n, one in listed.items()}
-    return parts
+    if labels_by_preset:
+        sections["presets"] = {n: {"axes": {axis: with_new(listed)}} for n, listed in labels_by_preset.items()}
+    return sections
 
 
-def _reached(suite: Suite, axis: str, methods: Mapping[str, Any]) -> None:
-    """SpecError: the grid lists its points, and a new label stands in none."""
+def _require_new_label(suite: Suite, axis: str, methods: Mapping[str, Any]) -> None:
+    """Raise SpecError if no preset has a cell with a new label, because the grid lists its points."""
     for preset in reversed(suite.presets()):  # the small ones come last
         labels = {cell.key.get(axis) for cell in suite.plan(preset).cells}
         if labels & {*methods}:
@@ -115,7 +120,7 @@ def _reached(suite: Suite, axis: str, methods: Mapping[str, Any]) -> None:
 
 
 def _json_value(value: Any, key: str) -> Any:
-    """What JSON can say: functions are registered, of the kind that the key names."""
+    """A value as JSON: functions are registered, with the kind that the key names."""
     if isinstance(value, Mapping):
         inner = "attack" if key == "attacks" else ""
         return {str(name): _json_value(item, inner or str(name)) for name, item in value.items()}

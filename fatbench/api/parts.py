@@ -1,4 +1,4 @@
-"""Parts for a training loop of one's own: images and labels, their partition, the aggregation of uploads."""
+"""Parts for your own training loop: images and labels, their partition, the aggregation of uploads."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def load_data(
 ) -> tuple[Tensor, Tensor]:
     """Images (N, C, H, W), floats in [0, 1], and labels (N,), int64, of the split that suites and `evaluate` use.
 
-    dataset: a name, or a mapping as in a suite. A network is to be trained on this "train" and evaluated on this
-    "test": other packages split some sets otherwise, scikit-learn's digits not at all. SpecError: no such set;
-    MachineError: its files are not here (`fatbench data prepare NAME`).
+    dataset: a name, or a mapping as in a suite. Train on this "train" and evaluate on this "test": other packages split
+    some sets otherwise, scikit-learn's digits not at all. SpecError: no such set; MachineError: its files are not here
+    (`fatbench data prepare NAME`).
 
     >>> import fatbench
     >>> x, y = fatbench.load_data("digits", "test")
@@ -58,7 +58,7 @@ def partition(
     labels: ArrayLike, how: str = "dirichlet", *, clients: int, seed: int = 0, writers: ArrayLike | None = None,
     plugins: Plugins = (), **settings: Any,
 ) -> list[NDArray[int64]]:  # fmt: skip
-    """The images of each client: positions in `labels`, arrays that share none.
+    """The images of each client: disjoint arrays of positions in `labels`.
 
     labels (N,): the class of each image, whole numbers. how: any partition of a suite file, "dirichlet", "iid", ...;
     settings as there, alpha=0.5. writers (N,): whose image each is, for partitions by writer. seed: of the draws.
@@ -99,16 +99,16 @@ def aggregate(
     plugins: Plugins = (),
     **settings: Any,
 ) -> Upload:
-    """The next model of the clients' uploads, as an aggregator of fatbench makes it; of the kind of the uploads.
+    """Aggregate the clients' uploads to the next model, with an aggregator of fatbench; it has the type of an upload.
 
     how: any aggregator of a suite file: "samples" (FedAvg), "sfat", "trimmed_mean", "krum", ...; settings as there.
-    uploads: of each client its vector (a tensor or an array, of any shape), or its state dict after training.
-    sizes: examples of each client; default: equal. losses: mean training loss of each, which SFAT ranks by.
-    broadcast: what the round began with; default: the mean of the uploads. round, rounds: where training stands,
-    from 0; some aggregators are plain FedAvg in round 0. memory: of aggregators that remember, the same dictionary in
-    every round, which is changed. model: the network of state dicts, which tells parameters from buffers; default: by
-    names. SpecError: no such aggregator or setting, or uploads that do not fit each other; ValueError: what the
-    aggregator asks for is not given.
+    uploads: for each client a vector (a tensor or an array, of any shape), or its state dict after training.
+    sizes: examples of each client; default: equal. losses: mean training loss of each, by which SFAT ranks them.
+    broadcast: the model that the round began with; default: the mean of the uploads. round, rounds: this round's
+    number, from 0, and how many there are; some aggregators are plain FedAvg in round 0. memory: for aggregators that
+    remember, the same dictionary in every round, which they change. model: the network of the state dicts, which tells
+    parameters from buffers; default: by names. SpecError: no such aggregator or setting, or uploads that do not fit
+    each other; ValueError: the aggregator needs an argument that is missing.
 
     >>> import torch, fatbench
     >>> fatbench.aggregate("trimmed_mean", [torch.tensor([value]) for value in (1.0, 2.0, 3.0, 90.0)], byzantine=1)

@@ -1,4 +1,4 @@
-"""What is stored, as frames, tables and figures; what the commands that read share."""
+"""Stored results as frames, tables and figures; functions that the commands share for reading."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def results(
     plugins: Plugins = (),
     db: Db = None,
 ) -> pandas.DataFrame:
-    """Every number of the evaluations, one row each, with what produced it; of one suite with the labels of its axes.
+    """Every number of the evaluations, one row each, with its provenance; for one suite with the labels of its axes.
 
-    Columns: cell, the axes, seed, stage ("train", or an evaluation), metric, round, client (-1: of none), value, n, and
-    suite, preset, commit, dirty, device, precision, created and run of what measured it, attack (all its settings),
-    outcomes (how many of single images are stored), replicate, and doubts (such as that the training diverged; in the
-    words of the tables, separated by "; "). Values are fractions, not per cent. An axis with the name of another column
-    is called "axis:NAME". An experiment that stands at several points of the grid has a row for each.
+    Columns: cell, the axes, seed, stage ("train", or an evaluation), metric, round, client (-1: all), value, n, and
+    suite, preset, commit, dirty, device, precision, created and run of its measurement, attack (all its settings),
+    outcomes (for how many images they are stored), replicate, and doubts (such as a diverged training; in the words of
+    the tables, separated by "; "). Values are fractions, not per cent. An axis with the name of another column is
+    called "axis:NAME". An experiment that stands at several points of the grid has a row for each.
 
     preset: default the first that was run. seeds: default those of the preset. stage: "evaluation"; "train": the
     numbers of its rounds; None: both. db: a database, a file of `export_results`, or several of them, which are read
-    together; default results/fatbench.db below the working directory. A reason why nothing is returned is printed.
+    together; default results/fatbench.db below the working directory. If nothing is returned, the reason is printed.
     SpecError: no such suite. DatabaseError: an accuracy is not the mean of its outcomes.
 
     >>> import fatbench
@@ -80,7 +80,7 @@ def results(
             chosen_plan = chosen_plan if store is None else to_read(chosen_suite, chosen_plan, store)
             numbers = frame(store, chosen_plan)
             if chosen_suite.name == external_models.SUITE:
-                numbers = _of_their_rows(numbers, chosen_plan)
+                numbers = _only_table_rows(numbers, chosen_plan)
         all_numbers = numbers
         if stage is not None and len(numbers):
             numbers = numbers[(numbers["stage"] == "train") == (stage == "train")]
@@ -89,8 +89,8 @@ def results(
     return numbers.reset_index(drop=True)
 
 
-def _of_their_rows(numbers: pandas.DataFrame, plan: Plan) -> pandas.DataFrame:
-    """Of evaluated models the numbers of each row of their table: of its radius and as many images."""
+def _only_table_rows(numbers: pandas.DataFrame, plan: Plan) -> pandas.DataFrame:
+    """The numbers of evaluated models that their table shows: each row has one radius and number of images."""
     from fatbench.store.stage_names import parsed
 
     axes = list(plan.cells[0].key) if plan.cells else []
@@ -102,7 +102,7 @@ def _of_their_rows(numbers: pandas.DataFrame, plan: Plan) -> pandas.DataFrame:
 
 
 def _why_empty(plan: Plan | None, store: Store | None, db: Db, of_training: bool = False) -> str:
-    """Why there are no numbers."""
+    """The reason why there are no numbers, and what to do."""
     database_name = ", ".join(listed_databases(db)) or settings.shown_url(settings.database(None))
     if store is None:
         return f"{database_name} does not exist: nothing has been run here, or db= is missing"
@@ -124,7 +124,7 @@ def _why_empty(plan: Plan | None, store: Store | None, db: Db, of_training: bool
 
 
 def _stored_seeds(plan: Plan, store: Store) -> list[int]:
-    """The seeds that the database has of a suite's preset."""
+    """The seeds of a suite's preset for which the database has cells."""
     from sqlalchemy import select
 
     from fatbench.store.schema import CELLS, SUITE_CELLS
@@ -155,12 +155,12 @@ def table(
     plugins: Plugins = (),
     db: Db = None,
 ) -> Table:
-    """The tables of a suite or of several, or the one called `id`: measured beside published.
+    """The tables of one or several suites, or the one called `id`: measured beside published numbers.
 
     rows, columns: one table of all these suites, as `fatbench report --rows --columns` makes it. preset: default the
     first that was run. select: the checkpoint, "last", "best-val" or "best-test". published: whether the papers'
     numbers are shown. where, seeds, db: as of `results`. with_evaluated: also rows of models that `evaluate(...,
-    like=NAME)` judged. runs: of a cell that was run more than once, such as "precision=fp32". notes: "none", "short" or
+    like=NAME)` attacked. runs: which run of a cell with several, such as "precision=fp32". notes: "none", "short" or
     "full"; default: short in LaTeX, else full. digits: after the point of percentages. images: "common" takes every
     attack on the images that all attacks of a table have. The name "evaluate" is the table of all evaluated models.
     SpecError: no such suite, preset, table, axis or choice.
@@ -200,7 +200,7 @@ def difference_table(
     plans: Iterable[tuple[Suite, Plan]], store: Store, metric: str, columns: Sequence[str], notes: str | None,
     select: Checkpoint, digits: int, images: str,
 ) -> DifferenceTable:  # fmt: skip
-    """The methods of plans as `to_read` gives them, each with its difference from the baseline under a metric."""
+    """The methods of plans from `to_read`, each with its difference from the baseline under a metric."""
     from fatbench.report import differences
 
     tables = tuple(
@@ -223,11 +223,11 @@ def outcomes(
     plugins: Plugins = (),
     db: Db = None,
 ) -> pandas.DataFrame:
-    """Which test images are classified right under an attack: a row a cell by labels and seed, a column an image, bool.
+    """Whether each test image is classified right under an attack: a row for each cell, a column for each image, bool.
 
-    Labels that all cells share are left out of the index. Where several models are deployed they are told apart by
-    "deployed". The other arguments as of `table`.
-    SpecError: nothing is measured as `attack`; NothingMatched: no outcomes are stored.
+    The index has the seed and the labels in which cells differ; also "deployed", where a cell deploys several models.
+    The other arguments as of `table`.
+    SpecError: there is no evaluation named `attack`; NothingMatched: no outcomes are stored.
     """
     import numpy
     import pandas
@@ -278,11 +278,11 @@ def plot(
     plugins: Plugins = (),
     db: Db = None,
 ) -> Figure:
-    """A figure of a suite, by its id, or one's own over x: a matplotlib Figure, which a notebook shows.
+    """A figure of a suite by its id, or your own over x: a matplotlib Figure, which a notebook shows.
 
-    x, y, by: as of `fatbench plot`: plot(NAME, x="round", y="natural", by="method"). page: of a figure of several, from
-    1. The other arguments as of `table`.
-    SpecError: no such figure, or several, whose ids or pages are then named; NothingMatched: nothing is measured of it.
+    x, y, by: as of `fatbench plot`: plot(NAME, x="round", y="natural", by="method"). page: of a figure with several
+    pages, from 1. The other arguments as of `table`.
+    SpecError: no such figure, or several, whose ids or pages it names; NothingMatched: nothing of it is measured yet.
     """
     from fatbench import report
     from fatbench.report.figures import adhoc_figures, plots
@@ -320,7 +320,7 @@ def plot(
 def list_models(
     *, results: str | Path | Sequence[str | Path] = (), places: str | Sequence[str] = ()
 ) -> pandas.DataFrame:
-    """The networks of stored results, by the names that `load_model` takes: accuracies, and the file if it is here.
+    """The networks of stored results: names for `load_model`, accuracies, and the file if it is here.
 
     results: files that `export_results` wrote; default those in results/. places: folders that may hold the files.
     """
@@ -340,12 +340,12 @@ def load_model(
     places: str | Path | Sequence[str | Path] = (),
     plugins: Plugins = (),
 ) -> nn.Module:
-    """The network of stored results by its name in `list_models`, in eval mode: images in [0, 1] to logits.
+    """Load a network of stored results by its name in `list_models`, in eval mode: images in [0, 1] to logits.
 
     results: files that `export_results` wrote; default those in results/ below the working directory, which a clone of
     the repository has. places: folders, or addresses that have ADDRESS/SHA256.safetensors. The file must have the
-    SHA-256 that is stored with its numbers. SpecError: no such network; MachineError: its file is nowhere, or is
-    another.
+    SHA-256 that is stored with its numbers. SpecError: no such network; MachineError: its file was not found, or has
+    another SHA-256.
 
         fatbench.load_model("fat-byzantine/none/multi-Krum/3")
     """
@@ -372,9 +372,10 @@ def _result_files(results: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def import_results(*files: str | Path, db: str | Path | None = None) -> pandas.DataFrame:
-    """Take files of `export_results` into a database; a row a file: cells, and what was new. Twice changes nothing.
+    """Import files of `export_results` into a database; a row for each file counts its cells and what was new.
 
-    All files are checked first. ExchangeError: not such a file, damaged, or in contradiction to what is there.
+    All files are checked first; importing a file twice changes nothing. ExchangeError: a file is not an export, is
+    damaged, or contradicts the database.
     """
     import pandas
 
@@ -393,10 +394,10 @@ def export_results(
     plugins: Plugins = (),
     db: Db = None,
 ) -> int:
-    """Write results as JSON lines, which `results(db=path)` reads and others import; how many cells there were.
+    """Write results as JSON lines, which `results(db=path)` reads and others import; returns the number of cells.
 
-    path: a name that ends in .gz or .xz is compressed. suite, preset, seeds, where: only of these cells. without:
-    metrics whose numbers of clients are left out. NothingMatched: there are no such cells.
+    path: a name that ends in .gz or .xz is compressed. suite, preset, seeds, where: only these cells. without: metrics
+    whose numbers for single clients are left out. NothingMatched: there are no such cells.
     """
     from fatbench.store import jsonl
 
@@ -412,13 +413,13 @@ def export_results(
         return jsonl.export(store, path, cells, names(without))
 
 
-# --- what the commands share --------------------------------------------------------------------------------------
+# --- shared with the commands -------------------------------------------------------------------------------------
 
 
 def take_in(sources: Sequence[Path], db: str | None, problems: list[str] | None) -> tuple[list[dict[str, Any]], Any]:
-    """Import files, all checked before; counts of each, and cells whose repetitions differ -> in what.
+    """Import files after checking them all; counts for each, and the differences of cells with unequal repetitions.
 
-    problems: is given what invalid lines say, which are then left out; None: they are an error.
+    problems: collects the reasons for invalid lines, which are then left out; None: an invalid line is an error.
     """
     from fatbench.report.numbers import sql_tables
     from fatbench.runner import labels
@@ -444,7 +445,7 @@ def take_in(sources: Sequence[Path], db: str | None, problems: list[str] | None)
 
 
 def with_table(plans: Sequence[tuple[Suite, Plan]], ids: Sequence[str]) -> list[tuple[Suite, Plan]]:
-    """The suites with these tables alone. SpecError: none of them has one."""
+    """The suites with only the tables of these ids. SpecError: no suite has such a table."""
     table_ids = [table.id for suite, _ in plans for table in suite.tables]
     for id in ids:
         if id not in table_ids:
@@ -455,16 +456,16 @@ def with_table(plans: Sequence[tuple[Suite, Plan]], ids: Sequence[str]) -> list[
 def grids_of(
     plans: Sequence[tuple[Suite, Plan]], store: Store | None, with_evaluated: bool, **options: Any
 ) -> list[tuple[Suite, Plan, list[Grid]]]:
-    """The tables of each suite, `options`: see `build_tables`; what is asked for and not there is said on stderr."""
+    """The tables of each suite, with the options of `build_tables`; prints what is missing on stderr."""
     results = []
     for suite, suite_plan in plans:
         for line in left_out(suite, suite_plan):
             print(f"fatbench: {line}", file=sys.stderr)
         evaluated = reporting_evaluated.external_cells(suite_plan, store) if with_evaluated else []
         if with_evaluated and not evaluated:
-            like = f"fatbench evaluate FILE --model ... --like {suite_plan.suite} --preset {suite_plan.preset}"
+            command = f"fatbench evaluate FILE --model ... --like {suite_plan.suite} --preset {suite_plan.preset}"
             print(
-                f"fatbench: no model has been evaluated with the attacks of '{suite_plan.suite}': {like}",
+                f"fatbench: no model has been evaluated with the attacks of '{suite_plan.suite}': {command}",
                 file=sys.stderr,
             )
         results.append((suite, suite_plan, build_tables(suite, suite_plan, store, evaluated=evaluated, **options)))
@@ -472,12 +473,13 @@ def grids_of(
 
 
 def to_read(suite: Suite, plan: Plan, store: Store, runs: str = "") -> Plan:
-    """The plan whose cells' ids are those of the runs that every view reads, see `shown_runs`; runs: "precision=fp32".
+    """The plan with the ids of the runs that every view reads, see `shown_runs`; runs: such as "precision=fp32".
 
-    A filter of the plan never changes which run of a cell that is. SpecError: no such runs can be asked for.
+    SpecError: `runs` names no property of a run.
     """
     from fatbench.report.numbers import shown_runs
 
+    # the whole plan, too: a filter must not change which run of a cell is read
     whole_plan = None if suite.name == external_models.SUITE else functools.partial(suite.plan, plan.preset)
     return shown_runs.shown_plan(plan, store, runs, whole_plan)
 
@@ -485,7 +487,7 @@ def to_read(suite: Suite, plan: Plan, store: Store, runs: str = "") -> Plan:
 def planned_suite(
     name: str | Path | Suite, preset: str | None, seeds: Sequence[int] | None, where: str | None, store: Store | None
 ) -> tuple[Suite, Plan]:
-    """A suite and the plan to look at: the preset asked for, else the first that has been run, else paper."""
+    """A suite and its plan in the given preset, else in the first that was run, else in "paper"."""
     from fatbench.runner import progress
 
     if name == external_models.SUITE and name not in files.available():

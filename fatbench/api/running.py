@@ -175,7 +175,7 @@ def run(
 
 
 def _guarded() -> None:
-    """SpecError: a script got here from its top level; each process that runs cells would begin the script again."""
+    """Raise SpecError if a script calls this at its top level: each worker process would begin the script again."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == "__main__" and frame.f_code.co_name == "<module>":
@@ -191,7 +191,7 @@ def _guarded() -> None:
 
 
 def _is_guard(node: ast.stmt) -> bool:
-    """Whether it is an `if` that asks for `__name__`."""
+    """Whether a statement is an `if` about `__name__`."""
     return isinstance(node, ast.If) and any(
         isinstance(name_node, ast.Name) and name_node.id == "__name__" for name_node in ast.walk(node.test)
     )

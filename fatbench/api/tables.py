@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fatbench.api.asking import known_choice, names, spoken
+from fatbench.api.asking import known_choice, names, with_argument_names
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.report import render
 from fatbench.report.tables.grid import Column, Grid, Group, Row, Value
@@ -33,7 +33,7 @@ class Table:
             raise SpecError("a Table of numbers of one's own is made by Table.from_frame(frame, rows=, columns=)")
 
     @classmethod
-    @spoken
+    @with_argument_names
     def from_frame(
         cls,
         numbers: pandas.DataFrame,
@@ -94,7 +94,7 @@ class Table:
     def _text(self, format: str, **how: Any) -> str:
         return render(self.grids, format, self.notes, **how)
 
-    @spoken
+    @with_argument_names
     def latex(
         self,
         *,
@@ -117,7 +117,7 @@ class Table:
             known_choice("published", published, ("below", "column"))
         return self._text("latex", width=str(width), spread=spread, published=published, numbers=numbers)
 
-    @spoken
+    @with_argument_names
     def save(self, path: str | Path, **options: Any) -> Path:
         """Write a file: its ending, .md, .tex, .html, .csv or .json, says what. options: of .tex, as `latex` takes it.
 
