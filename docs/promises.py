@@ -11,7 +11,7 @@ PAGE = ROOT / "docs" / "promises.md"
 SECTIONS = ("Numbers", "Leases", "Interrupted and shared runs", "Faults of the machine", "Input")
 HEAD = """# What is promised
 
-`python docs/promises.py` writes this page from the tests, which are named in parentheses.
+`python docs/promises.py` writes this page from the tests in parentheses.
 [running.md](running.md#several-runs-on-one-database) explains leases.
 
 One fault remains: a process stopped in the middle of a commit keeps SQLite's write lock until it continues or is

@@ -131,7 +131,8 @@ def test_both_databases_answer_alike(tmp_path: Path, new_postgres: Callable[[], 
     assert view == view_pg and len(view) == 6
     assert all(rows[title] == [tuple(map(plain, row)) for row in rows_pg[title]] for title in QUERIES)
     assert {row["doubts"] for row in view if row["cell"] == "a"} == {"bf16, diverged"}
-    assert rows["In which round trainings diverged"] == [("sfat-fashion", '{"split":"IID","method":"FAT"}', 6, 2.0)]
+    diverged = rows["The round in which each training diverged"]
+    assert diverged == [("sfat-fashion", '{"split":"IID","method":"FAT"}', 6, 2.0)]
 
 
 def test_stored_doubts_that_do_not_follow_from_the_numbers_are_named_and_mended(tmp_path: Path) -> None:
