@@ -18,7 +18,7 @@ import pytest
 import typer
 
 from fatbench import __version__
-from fatbench.cli import app
+from fatbench.cli import app, budget
 from fatbench.suite import files, foreign, signatures
 
 TINY = """
@@ -121,7 +121,12 @@ def test_a_plan_without_a_suite_says_what_fits(run, place, monkeypatch):
     assert code == 0 and re.search(r"tiny +paper +2 +\d+ s +digits", out)
     code, _, err = run("plan", "--budget", "0m", "--on", "h100", "--preset", "paper")
     assert code == 3 and "the shortest takes" in err
-    assert run("plan")[0] == 3  # nothing has run here
+    said: list[str] = []
+    assert [offer.suite for offer in budget.offers("h100", "paper", None, said.append)] == ["tiny"]
+    assert said == ["estimating tiny"]  # what a terminal shows meanwhile
+    monkeypatch.setattr("fatbench.suite.files.load", lambda name: pytest.fail("nothing has run here: nothing to plan"))
+    code, _, err = run("plan")
+    assert code == 3 and "--on h100" in err and "--calibrate" in err
     assert run("plan", "--budget", "8x")[::2] == (
         2,
         "fatbench: --budget: expected a time such as 8h, 90m or 2d, got '8x'\n",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from fatbench.errors import FatbenchError, NothingMatched, SpecError
 from fatbench.store.opening import opened
 
+OTHER_TIMES = "--on h100 estimates a GPU, fatbench plan NAME --calibrate measures this machine"
 HOURS = {"m": 1 / 60, "min": 1 / 60, "h": 1.0, "d": 24.0}
 
 
@@ -34,10 +35,11 @@ def hours(text: str) -> float:
     return float(match[1]) * HOURS[match[2]]
 
 
-def offers(on: str | None, preset: str | None, db: str | None) -> Iterator[Offer]:
+def offers(on: str | None, preset: str | None, db: str | None, say: Callable[[str], None]) -> Iterator[Offer]:
     """Every preset of every suite on the published images but smoke, with its time on one worker or on one GPU `on`.
 
     preset: this one alone; of a GPU, whose time is counted network by network, it is `quick` unless another is named.
+    say: gets what is being estimated. NothingMatched: nothing has run here from which a time could be known.
     """
     from fatbench import settings
     from fatbench.runner import progress
@@ -47,7 +49,12 @@ def offers(on: str | None, preset: str | None, db: str | None) -> Iterator[Offer
 
     with opened(db, create=True) as store:
         measured_speeds = duration.speeds([] if store is None else timing.timed_runs(store))
+        if on is None and measured_speeds == duration.Speeds():
+            raise NothingMatched(f"nothing has run here yet, so no time is known: {OTHER_TIMES}")
         for name in files.available():
+            if is_jpeg(name):
+                continue
+            say(f"estimating {name}")
             try:
                 suite = files.load(name)
                 preset_names = [
@@ -58,9 +65,7 @@ def offers(on: str | None, preset: str | None, db: str | None) -> Iterator[Offer
                 plans = [suite.plan(preset_name) for preset_name in preset_names]
             except FatbenchError:  # `suite list` says what is wrong with it
                 continue
-            for plan in plans if not is_jpeg(name) else ():
-                if on is not None and sys.stderr.isatty():
-                    print(f"\x1b[2Kestimating {name}, preset {plan.preset}", end="\r", file=sys.stderr, flush=True)
+            for plan in plans:
                 speeds_used = measured_speeds
                 if on is not None:
                     from fatbench.runner.gpu_estimates import speeds
@@ -75,17 +80,20 @@ def offers(on: str | None, preset: str | None, db: str | None) -> Iterator[Offer
 
 def show(budget: str | None, on: str | None, preset: str | None, db: str | None) -> None:
     """Print what fits, the longest first, and the commands to run it. NothingMatched: nothing does."""
+    from fatbench.cli.common import working
     from fatbench.cli.show import new_console, print_rows
     from fatbench.cli.watch import duration
     from fatbench.runner.executors.local import slots
-    from fatbench.runner.gpu_estimates import known_gpu
     from fatbench.runner.slots import gpu_name
 
     seconds_allowed = None if budget is None else 3600 * hours(budget)
     local_slots = slots(None, None)
     if on is None and (gpu := gpu_name(local_slots[0])):
+        from fatbench.runner.gpu_estimates import known_gpu
+
         on = known_gpu(gpu)
-    all_offers = list(offers(on, preset or ("quick" if on else None), db))
+    with working("estimating every suite") as say:
+        all_offers = list(offers(on, preset or ("quick" if on else None), db, say))
     where = f"one {on.upper()}, an estimate" if on else "one worker of this machine"
     timed = [offer for offer in all_offers if offer.seconds is not None]
     fit = [
@@ -110,8 +118,10 @@ def show(budget: str | None, on: str | None, preset: str | None, db: str | None)
             f"time on {where}; fatbench plan NAME --preset PRESET has the cells, fatbench run NAME --preset PRESET runs"
         )
     if unknown:
-        text = f"{unknown} presets: nothing comparable has run here; --on h100 estimates a GPU"
-        print(f"fatbench: {text}, fatbench plan NAME --calibrate measures this machine", file=sys.stderr)
+        presets = f"{unknown} preset{'s' * (unknown != 1)}"
+        print(
+            f"fatbench: {presets}: nothing comparable has run here" + f"; {OTHER_TIMES}" * (on is None), file=sys.stderr
+        )
     if not fit:
         shortest = min((offer.seconds for offer in timed if offer.seconds), default=None)
         remark = "" if shortest is None else f"; the shortest takes {duration(shortest)}"

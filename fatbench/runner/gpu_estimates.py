@@ -165,6 +165,11 @@ def _count(model: str, shape: tuple[int, int, int], classes: int) -> tuple[float
         network: torch.nn.Module = build(shape, classes).requires_grad_(False)
     network = network.to_empty(device="cpu")
     x = torch.zeros(2, *shape, requires_grad=True)
-    with Flops() as flops:
-        torch.autograd.grad(F.cross_entropy(network(x), torch.zeros(2, dtype=torch.int64)), x)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for two images several threads mostly wait for one another
+    try:
+        with Flops() as flops:
+            torch.autograd.grad(F.cross_entropy(network(x), torch.zeros(2, dtype=torch.int64)), x)
+    finally:
+        torch.set_num_threads(threads)
     return flops.total / 4, flops.launches / 2
