@@ -197,13 +197,15 @@ def _compare_stored(
             if not pairs:
                 raise NothingMatched(f"{a} and {b} have no cell in common")
         else:
-            store_a = store_b = _existing_store(stack.enter_context(opened(db)))
-            if suite is not None:
-                chosen_suite, plan = planned_suite(suite, preset, seeds, where, store_a)
-                pairs, margin = comparing.rows(to_read(chosen_suite, plan, store_a), a, b), chosen_suite.margin
+            maybe_store = stack.enter_context(opened(db))
+            if suite is not None:  # misspelt names are said first, with or without a database
+                chosen_suite, plan = planned_suite(suite, preset, seeds, where, maybe_store)
+                plan = plan if maybe_store is None else to_read(chosen_suite, plan, maybe_store)
+                pairs, margin = comparing.rows(plan, a, b), chosen_suite.margin
             elif not (may_be_cell(a) and may_be_cell(b)):
                 raise SpecError(f"--suite: '{a}' and '{b}' are rows: name their suite with --suite")
-            else:
+            store_a = store_b = _existing_store(maybe_store)
+            if suite is None:
                 first_side, second_side = (cell_id(store_a, cell, available()) for cell in (a, b))
                 pairs = [
                     comparing.Pair(

@@ -402,14 +402,14 @@ def export_results(
     from fatbench.store import jsonl
 
     with plugged(plugins, db), opened(db) as store:
+        plan = None
+        if suite is not None:  # before the database: a misspelt name is said first
+            plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)[1]
         if store is None:
             raise NothingMatched(EMPTY)
-        cells = None
-        if suite is not None:
-            plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)[1]
-            cells = [cell.id for cell in plan.to_run()]
-            if not store.known_cells(cells):
-                raise NothingMatched(f"the database has no cell of '{plan.suite}', preset {plan.preset}")
+        cells = None if plan is None else [cell.id for cell in plan.to_run()]
+        if plan is not None and not store.known_cells(cells or ()):
+            raise NothingMatched(f"the database has no cell of '{plan.suite}', preset {plan.preset}")
         return jsonl.export(store, path, cells, names(without))
 
 

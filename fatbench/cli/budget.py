@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fatbench.errors import FatbenchError, NothingMatched, SpecError
+from fatbench.errors import FatbenchError, NothingMatched, SpecError, did_you_mean
 from fatbench.store.opening import opened
 
 OTHER_TIMES = "--on h100 estimates a GPU, fatbench plan NAME --calibrate measures this machine"
@@ -39,14 +39,18 @@ def offers(on: str | None, preset: str | None, db: str | None, say: Callable[[st
     """Every preset of every suite on the published images but smoke, with its time on one worker or on one GPU `on`.
 
     preset: this one alone; of a GPU, whose time is counted network by network, it is `quick` unless another is named.
-    say: gets what is being estimated. NothingMatched: nothing has run here from which a time could be known.
+    say: gets what is being estimated.SpecError: no suite has this preset.
+    NothingMatched: nothing has run here from which a time could be known.
     """
     from fatbench import settings
     from fatbench.runner import progress
     from fatbench.store import timing
-    from fatbench.suite import duration, files
+    from fatbench.suite import duration, files, sizes
     from fatbench.suite.papers import is_jpeg
 
+    known_presets = {known for row in sizes.listing() for known in row.get("presets", ())}
+    if preset is not None and preset not in known_presets:
+        raise SpecError(f"--preset: no suite has a preset '{preset}'{did_you_mean(preset, known_presets)}")
     with opened(db, create=True) as store:
         measured_speeds = duration.speeds([] if store is None else timing.timed_runs(store))
         if on is None and measured_speeds == duration.Speeds():

@@ -55,6 +55,8 @@ def status(
 
         watching.watch_plan(name, lambda store: plan_in(name, preset, smoke, seeds, where, store)[1], db, every)
         return
+    if name is None and (preset or smoke or where or seeds):
+        raise SpecError("--preset, --smoke, -k and --seeds choose cells of a suite: fatbench status NAME")
     with opened(db) as store:
         if name is None:
             counts = {} if store is None else progress.by_suite(store)

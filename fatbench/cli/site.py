@@ -96,6 +96,8 @@ def _write(
         say = stack.enter_context(working("reading results"))
         store = stack.enter_context(_imported(files) if files else opened(db))
         if store is None:
+            for name in suites:
+                plan_in(name, None, False, None, None, None)  # a misspelt name is said first
             raise NothingMatched("the database has no results yet: fatbench run NAME")
         suite_parts, problems = _suite_parts(store, suites, chosen_checkpoint, runs)
         if not suite_parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
 import tempfile
@@ -119,7 +120,8 @@ def cell_id(store: Store | None, begin: str, suites: Collection[str]) -> str:
     ids = [] if store is None else store.ids_beginning_with(begin)
     ids = [begin] if begin in ids else ids
     if not ids:
-        lists = f"fatbench status {begin if begin in suites else 'NAME'} lists the cells"
+        suite = next(iter(difflib.get_close_matches(begin, suites, 1)), "NAME")
+        lists = f"fatbench status {suite} lists the cells"
         raise NothingMatched(f"no cell '{begin}' in the database ({lists})")
     if len(ids) > 1:
         raise SpecError(f"'{begin}' could be any of {', '.join(sorted(ids)[:8])}")
