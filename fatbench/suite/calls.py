@@ -72,7 +72,8 @@ class Call(dict[str, Any]):
         return build(self.kind, self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)  # another process may know the signature otherwise
+        # plain data: a process without the plug-in could not unpickle the function in `bound`
+        return dict, (dict(self),)
 
 
 # --- from a suite's mapping to a call -----------------------------------------------------------------------------

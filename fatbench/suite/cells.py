@@ -187,7 +187,8 @@ def _check_against_data(spec: calls.Call, location: str) -> None:
     if not data.about and data.train and spec["train_from"] + (spec["train"] or 1) > data.train:
         request = f"{spec['train']} images wanted after" if spec["train"] else "no image is left after"
         raise SpecError(f"{location}: train_from: {request} the first {spec['train_from']}, {name} has {data.train}")
-    total = facts.training_images(spec)  # None: only the files of the data set know, so these checks wait for them
+    # None: only the files of the data set tell; the partition then refuses when they are read
+    total = facts.training_images(spec)
     if total and spec["validation"] >= total:
         raise SpecError(
             f"{location}: validation: holding out {spec['validation']} of {total} images leaves none for training"
