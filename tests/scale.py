@@ -154,7 +154,11 @@ def build(folder: Path, seeds: int) -> tuple[Path, Path]:
         connection.executemany("UPDATE stages SET digest = ? WHERE cell = ? AND stage = ?", digests)
     connection.close()
     with Store.open(str(part)) as store:
-        damage = [one for one in store.begins(others[-1].id[:2], 5) if any(export_lines.mismatches(_line(store, one)))]
+        damage = [
+            one
+            for one in store.ids_beginning_with(others[-1].id[:2], 5)
+            if any(export_lines.mismatches(_line(store, one)))
+        ]
         assert not damage, damage
     part.rename(file)
     return suite, file

@@ -13,7 +13,6 @@ from fatbench.errors import NothingMatched, SpecError
 from fatbench.report.numbers.compare import (
     FLOOR,
     Comparison,
-    Measured,
     Pair,
     as_json,
     as_text,
@@ -22,6 +21,7 @@ from fatbench.report.numbers.compare import (
     points_up,
     rows,
 )
+from fatbench.report.numbers.measurements import Measurement
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -30,9 +30,9 @@ RESULTS = Path(__file__).parent.parent / "results"
 SUITE = ["--suite", "sfat-audit-jpeg75", "--preset", "precision"]
 
 
-def measured(bits: str) -> dict[str, Measured]:
+def measured(bits: str) -> dict[str, Measurement]:
     """One evaluation, the outcome of each image a character."""
-    return {"e-00": Measured(bits.count("1") / len(bits), len(bits), (int(bits, 2), len(bits)))}
+    return {"e-00": Measurement(bits.count("1") / len(bits), len(bits), (int(bits, 2), len(bits)))}
 
 
 def compared(a: list[str], b: list[str], row: str = "") -> Comparison:
@@ -62,7 +62,7 @@ def test_one_seed_says_nothing_of_methods() -> None:
 
 def test_several_models_a_side() -> None:
     """Images count 1 and 1/2 with two models, and 0 with one, at both seeds: s = 0, half an image is 1/4."""
-    sides = {"a": {"e-00": Measured(0.75, 2, (0b1110, 4))}, "b": {"e-00": Measured(0.0, 2, (0b00, 2))}}
+    sides = {"a": {"e-00": Measurement(0.75, 2, (0b1110, 4))}, "b": {"e-00": Measurement(0.0, 2, (0b00, 2))}}
     pairs = [Pair("", seed, "a", "b") for seed in (0, 1)]
     (found,) = compare(pairs, sides.__getitem__, sides.__getitem__)
     assert found.test is not None and found.images == () and found.over == "seeds and images"
@@ -78,8 +78,8 @@ def test_two_seeds_and_a_row_without_outcomes() -> None:
     here = {"a0": "11", "a1": "11", "b0": "00", "b1": "01"}
     bare = {"c0": 0.9, "c1": 0.8, "d0": 0.6, "d1": 0.6}
 
-    def of(id: str) -> dict[str, Measured]:
-        return measured(here[id]) if id in here else {"e-00": Measured(bare[id], 10, None)}
+    def of(id: str) -> dict[str, Measurement]:
+        return measured(here[id]) if id in here else {"e-00": Measurement(bare[id], 10, None)}
 
     pairs = [Pair(row, s, f"{a}{s}", f"{b}{s}") for row, a, b in (("x", "a", "b"), ("y", "c", "d")) for s in (0, 1)]
     first, second = compare(pairs, of, of)
@@ -134,7 +134,7 @@ def test_small_p_values() -> None:
 
 def test_other_attacks_are_not_compared() -> None:
     """A metric is an attack, its settings, n and batch: the name alone is not enough."""
-    sides = ({"pgd-aa": Measured(0.5, 2, None)}, {"pgd-bb": Measured(0.5, 2, None)})
+    sides = ({"pgd-aa": Measurement(0.5, 2, None)}, {"pgd-bb": Measurement(0.5, 2, None)})
     with pytest.raises(NothingMatched, match="no evaluation in common"):
         compare([Pair("", 0, "a", "b")], lambda _: sides[0], lambda _: sides[1])
     with pytest.raises(SpecError, match=r"--metric: nothing is measured as 'pdg' \(did you mean 'pgd'\?\)"):

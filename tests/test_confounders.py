@@ -10,7 +10,7 @@ from test_suites import NAMES
 
 from fatbench import report
 from fatbench.report.numbers import baseline, compare, declared_tests
-from fatbench.report.numbers.compare import Measured
+from fatbench.report.numbers.measurements import Measurement
 from fatbench.suite import confounders, files
 from fatbench.suite.cells import Plan
 
@@ -119,8 +119,8 @@ def test_the_check_of_a_suite_names_them(own: Callable[..., files.Suite], run: R
     assert code == 0 and f"{file}: not compared in paper: {RADIUS}" in out
 
 
-def measured(cell: str) -> dict[str, Measured]:
-    return {"pgd-00": Measured(0.3 + int(cell, 16) % 100 / 400, 100, None)}
+def measured(cell: str) -> dict[str, Measurement]:
+    return {"pgd-00": Measurement(0.3 + int(cell, 16) % 100 / 400, 100, None)}
 
 
 def test_rows_that_differ_have_no_difference_from_the_baseline_and_no_test(own: Callable[..., files.Suite]) -> None:

@@ -14,7 +14,8 @@ import pytest
 from fatbench import report
 from fatbench.errors import SpecError
 from fatbench.report.numbers import declared_tests
-from fatbench.report.numbers.compare import Measured, points_up
+from fatbench.report.numbers.compare import points_up
+from fatbench.report.numbers.measurements import Measurement
 from fatbench.report.numbers.statistics import contrast, holm
 from fatbench.store.stages import Store
 from fatbench.suite import files, filters
@@ -121,16 +122,18 @@ def test_a_metric_that_no_preset_evaluates(tmp_path: Path) -> None:
 N = 40
 
 
-def pretended(plan: Plan, lacking: Callable[[Cell], bool] = lambda _: False) -> Callable[[str], Mapping[str, Measured]]:
+def pretended(
+    plan: Plan, lacking: Callable[[Cell], bool] = lambda _: False
+) -> Callable[[str], Mapping[str, Measurement]]:
     """Outcomes of every cell but some, drawn from its id."""
-    known: dict[str, dict[str, Measured]] = {}
+    known: dict[str, dict[str, Measurement]] = {}
     for cell in plan.cells:
         draw = np.random.default_rng(int(cell.id, 16))
         known[cell.id] = {}
         for evaluation in cell.evaluations:
             right = draw.random(N) < 0.6
             outcomes = int("".join(map(str, right.astype(int))), 2), N
-            known[cell.id][evaluation.id] = Measured(float(right.mean()), N, outcomes)
+            known[cell.id][evaluation.id] = Measurement(float(right.mean()), N, outcomes)
         if lacking(cell):
             known[cell.id] = {}
     return known.__getitem__
@@ -193,8 +196,8 @@ def test_seeds_and_outcomes_that_are_missing(tmp_path: Path) -> None:
     found = declared_tests.run(suite.tests[0], plan, of)
     assert {one.name: one.seeds for one in found} == {"first": (0, 2), "interaction": (0, 2), "plain": (0, 1, 2)}
 
-    def bare(id: str) -> dict[str, Measured]:
-        return {name: Measured(one.value, one.n, None) for name, one in of(id).items()}
+    def bare(id: str) -> dict[str, Measurement]:
+        return {name: Measurement(one.value, one.n, None) for name, one in of(id).items()}
 
     found = declared_tests.run(suite.tests[0], plan, bare)
     assert {one.over for one in found} == {"seeds, these images"}
@@ -220,9 +223,9 @@ def test_a_contrast_of_methods_and_attacks(tmp_path: Path) -> None:
     text = declared_tests.as_text(found, suite.tests[0], plan, "last")
     assert "loss = A under natural + B under fgsm - A under fgsm - B under natural" in text
 
-    def other_images(id: str) -> dict[str, Measured]:
+    def other_images(id: str) -> dict[str, Measurement]:
         return {
-            name: Measured(one.value, 30 if "fgsm" in name else N, None) for name, one in pretended(plan)(id).items()
+            name: Measurement(one.value, 30 if "fgsm" in name else N, None) for name, one in pretended(plan)(id).items()
         }
 
     found = declared_tests.run(suite.tests[0], plan, other_images)
@@ -282,9 +285,9 @@ def test_cells_of_a_seed_in_different_precisions_are_not_tested(tmp_path: Path) 
     lower = {c.id for c in plan.cells if c.key["method"] == "A" and c.key["dataset"] == "SVHN" and c.spec["seed"] == 2}
     both = {c.id for c in plan.cells if c.key["dataset"] == "CIFAR-10" and c.spec["seed"] == 2}
 
-    def measured(id: str) -> dict[str, Measured]:
-        precision = "bf16" if id in lower | both else "fp32"
-        return {name: replace(one, precision=precision) for name, one in of(id).items()}
+    def measured(id: str) -> dict[str, Measurement]:
+        stage = "x-00.bf16@1" if id in lower | both else "x-00@1"
+        return {name: replace(one, stages=(stage,)) for name, one in of(id).items()}
 
     cifar, svhn = declared_tests.run(suite.tests[0], plan, measured)
     assert svhn.test is None and svhn.why == "the cells of a seed were attacked in different precisions"

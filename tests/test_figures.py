@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import measured
 import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
@@ -27,8 +28,8 @@ from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.report.figures import artifacts, forest, panel_kinds, plots, series, styles
 from fatbench.report.formats import records
-from fatbench.report.numbers import baseline, compare
-from fatbench.report.numbers.measurements import Numbers, Source
+from fatbench.report.numbers import baseline
+from fatbench.report.numbers.measurements import Measurement, Source
 from fatbench.report.tables import layout
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -138,7 +139,7 @@ def rows_of(plan: Plan) -> list[dict[str, Any]]:
 
 def build(suite: Suite, plan: Plan, rows: list[Any]) -> list[series.Plot]:
     """The figures of a suite, filled with these measurements."""
-    return series.build(suite, plan, Numbers(plan, rows))
+    return series.build(suite, plan, measured.numbers(plan, rows))
 
 
 def plot_of(found: list[series.Plot], id: str) -> series.Plot:
@@ -228,7 +229,7 @@ def test_a_line_without_a_number_is_named_and_ones_own_is_marked(drawn: Suite, m
     name, _, legend = styles.styles_of(plot, plot.panels)
     assert {label for label in legend if "(own)" in label} == {"Uniform (own)"}
     assert "(own)" not in name(line(plot, "clean", split="even", method="FAT"))
-    (table,) = layout.build(drawn, plan, Numbers(plan, rows_of(plan)))
+    (table,) = layout.build(drawn, plan, measured.numbers(plan, rows_of(plan)))
     marked = json.loads(records.render_json([table]))["tables"][0]["rows"]
     assert {row["key"]["method"]: row["own"] for row in marked} == {"FAT": False, "Uniform": True}
 
@@ -813,10 +814,10 @@ def test_the_forest_plot_has_a_row_a_method_and_a_panel_an_attack(drawn: Suite, 
     plan = drawn.plan()
     keys = {one.id: (one.key["method"], int(one.spec["seed"])) for one in plan.cells}
 
-    def of(cell: str) -> dict[str, compare.Measured]:
+    def of(cell: str) -> dict[str, Measurement]:
         method, seed = keys[cell]
         value = 0.5 + (method == "Uniform") * (0.23 + 0.02 * seed)
-        return {name: compare.Measured(value, 100, None) for name in ("natural-a", "pgd20-b")}
+        return {name: Measurement(value, 100, None) for name in ("natural-a", "pgd20-b")}
 
     found = baseline.differences(plan, of)
     assert [(one.row, one.label, one.baseline, one.comparison.metric) for one in found] == [

@@ -491,7 +491,7 @@ def test_show_reads_the_last_round_of_training_alone(
 ) -> None:
     from fatbench.report.numbers import cell_rows
 
-    db, read, asked = str(tmp_path / "a.db"), cell_rows.numbers_of, []
+    db, read, asked = str(tmp_path / "a.db"), cell_rows.rows_of, []
     with Store.open(db, create=True) as store:
         store.finish(numbered(store, 3, 60), [Number("few", 0.5, 3)], round=3)
 
@@ -499,7 +499,7 @@ def test_show_reads_the_last_round_of_training_alone(
         asked.append(read(*given, **named))
         return asked[-1]
 
-    monkeypatch.setattr(cell_rows, "numbers_of", counted)
+    monkeypatch.setattr(cell_rows, "rows_of", counted)
     _, text, _ = run("show", "a", "--db", db)
     assert max(map(len, asked)) == 61 and "180 further numbers" in text and "few" in text
     asked.clear()

@@ -20,6 +20,7 @@ from fatbench.cli.app import app
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.engine.accuracy import packed
 from fatbench.report.numbers import cell_rows, doubts
+from fatbench.report.numbers.cell_rows import Number
 from fatbench.report.numbers.doubts import WORDS
 from fatbench.report.numbers.statistics import binomial_tail
 from fatbench.runner.jobs import Machine
@@ -72,9 +73,9 @@ def test_always_the_same_class_is_no_learning() -> None:
     """Shares .5, .3 and .2: 1,000 of 2,000 right is far above a third, and exactly the most frequent class."""
     assert doubts.above_chance(0.5, 2000, 1 / 3) and not doubts.above_chance(0.5, 2000, 0.5)
     cell, stage = "c", "natural-x@2"
-    row = {"cell": cell, "stage": stage, "round": 2, "client": -1, "n": 2000, "metric": "natural", "value": 0.5}
+    row = Number(cell, stage, 2, -1, "natural", 0.5, 2000)
     data = {cell: {"name": "svhn"}}
-    why = doubts.doubts([row, {**row, "metric": "chance"}], {}, data)
+    why = doubts.doubts([row, row._replace(metric="chance")], {}, data)
     assert why == {(cell, stage): (doubts.Doubt("chance", 0.5),)}
     assert doubts.doubts([row], {}, data) == {}  # unknown
 
@@ -176,8 +177,8 @@ def test_the_share_of_the_most_frequent_class_is_stored_and_counts(tmp_path: Pat
 
         labels = torch.from_numpy(DATASETS["digits"](tmp_path).test_labels[:64])
         assert fraction == labels.bincount().max().item() / 64
-    stage = {"cell": job.cell, "stage": "natural-x@2", "round": 2, "client": -1, "n": 32}
-    numbers = [{**stage, "metric": metric, "value": value} for metric, value in (("natural", 0.6), ("chance", 0.5))]
+    values = (("natural", 0.6), ("chance", 0.5))
+    numbers = [Number(job.cell, "natural-x@2", 2, -1, metric, value, 32) for metric, value in values]
     why = doubts.doubts(numbers, {}, {job.cell: job.spec["data"]})  # P(X >= 19) of 32 halves is 0.19; of tenths nothing
     assert why == {(job.cell, "natural-x@2"): (doubts.Doubt("chance", 0.5),)}
 

@@ -24,6 +24,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import measured
 import pandas
 import pytest
 from hypothesis import given, settings
@@ -39,7 +40,7 @@ from fatbench.report.figures import series
 from fatbench.report.formats import html, latex, latex_text, markdown, records, terminal
 from fatbench.report.numbers import cell_rows, compare, doubts, provenance
 from fatbench.report.numbers.frame import frame
-from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, in_words, metric_names
+from fatbench.report.numbers.measurements import EVERY, RANGE, Source, in_words, metric_names
 from fatbench.report.tables import layout, number_format
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Column, Grid, Value, varying, with_numbers
@@ -135,8 +136,7 @@ def build(
     suite: Suite, plan: Plan, rows: Any, select: Any = "last", published: bool = True, **stored: Any
 ) -> list[Grid]:
     """The tables of a suite, filled with these measurements."""
-    numbers = Numbers(plan, list(rows), select, **stored)
-    return layout.build(suite, plan, numbers, published=published)
+    return layout.build(suite, plan, measured.numbers(plan, list(rows), select, **stored), published=published)
 
 
 @pytest.fixture(scope="module")
@@ -933,7 +933,7 @@ def test_violations_become_flags_with_their_seeds(tiny: Suite) -> None:
     assert r"\textsuperscript{\textdagger{}}" in report.render(grids, "latex")
 
     paired = {"pgd20": (0b1111, 4), "autoattack": (0b1111, 4)}  # the stored outcomes are what counts
-    outcomes = lambda cell, stage: paired.get(stage.split("-")[0])  # noqa: E731
+    outcomes = lambda cell, stage: paired.get(stage.split("-")[0], (0, 0))  # noqa: E731
     assert not any(v.doubts for v in build(tiny, plan, rows_of(plan, values), outcomes=outcomes)[0].all())
 
 
@@ -1557,7 +1557,7 @@ def fill(store: Store, plan: Plan, rows: list[dict[str, Any]], record: Callable[
             numbers = [Number(r["metric"], r["value"], r["round"], r["n"], r["client"]) for r in here]
             own = [(r["value"], r["n"]) for r in here if (r["metric"], r["client"]) == (parsed(stage).metric, -1)]
             whole = [(round(value * n), n) for value, n in own if n and value * n == pytest.approx(round(value * n))]
-            bits = [(0, n, int("1" * right or "0", 2).to_bytes((n + 7) // 8)) for right, n in whole]
+            bits = [(0, n, (int("1" * right or "0", 2) << -n % 8).to_bytes((n + 7) // 8)) for right, n in whole]
             done = bits[0][1] if bits else max(r["round"] for r in here)
             store.commit(run, numbers=numbers, round=done, record=record(cell), outcomes=bits[0] if bits else None)
             store.finish(run)
@@ -1876,7 +1876,7 @@ def test_a_figure_calls_it_a_formula_too(name: str, id: str) -> None:
          "value": 0.5, "n": None, "suite": name, "preset": "paper"}
         for cell in plan.cells for heading in figure.series for client in (0, 1)
     ]  # fmt: skip
-    [plot] = series.build(suite, plan, Numbers(plan, rows), [figure])
+    [plot] = series.build(suite, plan, measured.numbers(plan, rows), [figure])
     assert [what for what, _ in plot.notes if what in ("published", "formula")] == ["formula"]
     lines = list(csv.DictReader(io.StringIO(series.render_csv([plot]))))
     assert lines and {line["published"] for line in lines} == {""} and any(line["formula"] for line in lines)

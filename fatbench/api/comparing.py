@@ -15,6 +15,7 @@ from fatbench.api.image_groups import labels_of
 from fatbench.api.reading import EMPTY, planned_suite, to_read
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.report.numbers import compare as comparing
+from fatbench.report.numbers.measurements import Measurement
 from fatbench.store.opening import Db, cell_id, may_be_cell, opened
 from fatbench.suite.files import Suite
 from fatbench.suite.folders import available
@@ -163,10 +164,10 @@ def _compare_arrays(a: Any, b: Any, groups: GroupsAsked) -> Comparison:
             raise SpecError(f"groups: a and b have {images} images: expected a label for each, got {labels}")
         image_groups = comparing.grouped(groups, images)
 
-    def numbers_of(side: Any) -> dict[str, Mapping[str, comparing.Measured]]:
+    def numbers_of(side: Any) -> dict[str, Mapping[str, Measurement]]:
         outcomes = [bits_of(row.astype(bool)) for row in side]
         return {
-            str(seed): {"accuracy-": comparing.Measured(bits.bit_count() / n, n, (bits, n), groups=image_groups)}
+            str(seed): {"accuracy-": Measurement(bits.bit_count() / n, n, (bits, n), groups=image_groups)}
             for seed, (bits, n) in enumerate(outcomes)
         }
 

@@ -38,7 +38,6 @@ def show_cell(
     from fatbench.cli import show
     from fatbench.report.numbers import cell_rows, cell_runs
     from fatbench.report.numbers.doubts import in_words
-    from fatbench.store import integrity
     from fatbench.store.schema import NUMBERS
     from fatbench.store.stage_names import parsed
 
@@ -55,15 +54,16 @@ def show_cell(
         runs = store.runs([id])
         stages = store.stages([id])
         replicate_runs = cell_runs.runs_of_cell(store, id)
-        doubts_by_stage = cell_rows.doubts_of([id], store)
+        outcomes = cell_rows.outcomes([id], store)
+        evaluated = cell_rows.numbers_of([id], store, cell_rows.EVALUATED)
+        cell_rows.check_accuracies(evaluated, store, outcomes)
+        doubts_by_stage = cell_rows.doubts_of([id], store, outcomes, evaluated)
 
         def doubted(number: Mapping[str, Any]) -> dict[str, Any]:
             accuracy = number["metric"] == parsed(number["stage"]).metric
             return {**number, "doubts": in_words(doubts_by_stage.get((id, number["stage"]), ())) if accuracy else []}
 
         if format == "json":
-            evaluated = NUMBERS.c.metric.in_({parsed(stage).metric for _, stage in stages if stage != "train"})
-            integrity.check_accuracies(cell_rows.numbers_of([id], store, evaluated), store.database)
             rows = map(doubted, store.each_measurement(id))
             number_rows = ({key: row[key] for key in row if key != "settings"} for row in rows)  # those of its stage
             of_stages = [
@@ -82,10 +82,8 @@ def show_cell(
             )
             return
         last_round, earlier_count = store.last_trained(id)
-        shown_rows = cell_rows.numbers_of([id], store, (NUMBERS.c.stage != "train") | (NUMBERS.c.round >= last_round))
-        numbers = sorted(shown_rows, key=lambda row: (row["stage"], row["round"], row["client"], row["metric"]))
-        integrity.check_accuracies(numbers, store.database)
-        numbers = [doubted(number) for number in numbers]
+        trained = cell_rows.numbers_of([id], store, (NUMBERS.c.stage == "train") & (NUMBERS.c.round >= last_round))
+        numbers = [doubted(number._asdict()) for number in (*evaluated, *trained)]
     labels, suite = name_of(id, runs)
     show.cell(id, f"{labels} ({suite})" if suite else "", spec, stages, numbers, runs, earlier_count)
     if replicate_runs:

@@ -149,9 +149,7 @@ def _rows_of_suite(plan: Plan, db: str | None) -> list[dict[str, Any]]:
         measures = NUMBERS.c.metric.in_(MEASURES) & OVERALL
         numbers = [] if store is None else numbers_of([cell.id for cell in cells], store, measures)
     # the last round's are those of all clients
-    value_by_cell = {
-        (row["cell"], row["metric"]): row["value"] for row in sorted(numbers, key=lambda row: row["round"])
-    }
+    value_by_cell = {(row.cell, row.metric): row.value for row in numbers}
     rows = []
     for cell in cells:
         if (cell.id, "psnr") in value_by_cell:

@@ -181,7 +181,7 @@ def _seconds(store: Store, cells: Sequence[str]) -> dict[str, float]:
 
     seconds = dict.fromkeys(cells, 0.0)
     for number in cell_rows.numbers_of(cells, store, (NUMBERS.c.metric == "seconds") & cell_rows.OVERALL):
-        seconds[number["cell"]] += number["value"]
+        seconds[number.cell] += number.value
     return seconds
 
 

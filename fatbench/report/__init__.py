@@ -99,8 +99,10 @@ def build_tables(
 
     suite = with_added(suite, plan)
     if store is None:
-        return build(suite, plan, Numbers(plan, select=select), published=published, digits=digits)
-    from fatbench.report.numbers import compare, declared_tests, query, shown_runs
+        return build(
+            suite, plan, Numbers(select=select, checkpoints=plan.checkpoints), published=published, digits=digits
+        )
+    from fatbench.report.numbers import declared_tests, query, shown_runs
 
     evaluated = shown_runs.shown_plan(replace(plan, cells=list(evaluated), resolved=False), store).cells
     plan = shown_runs.shown_plan(plan, store)
@@ -112,10 +114,9 @@ def build_tables(
     for grid in grids:
         if replicate_note := shown_runs.note(store, [id for _, id in grid.points]):
             grid.notes.append(("replicates", replicate_note))
-    if grids and not plan.where and any(tests.headline for tests in suite.tests):
-        numbers_of = compare.measured_numbers(store, [cell.id for cell in plan.cells], select).__getitem__
-        if (headline := declared_tests.headline(suite.tests, plan, numbers_of)) is not None:
-            grids[0].notes.append(("finding", f"{headline[1]}; fatbench compare {suite.name} --tests"))
+    headline = declared_tests.headline(suite.tests, plan, numbers.evaluated) if grids and not plan.where else None
+    if headline is not None:
+        grids[0].notes.append(("finding", f"{headline[1]}; fatbench compare {suite.name} --tests"))
     return grids
 
 
@@ -217,7 +218,7 @@ def build_figures(
         raise SpecError(f"suite '{suite.name}' has no figure '{figure_id}'{did_you_mean(figure_id, [*ids, 'forest'])}")
     figures = [figure for figure in suite.figures if figure_id in (None, figure.id)]
     if store is None:
-        return series.build(suite, plan, Numbers(plan, select=select), figures)
+        return series.build(suite, plan, Numbers(select=select, checkpoints=plan.checkpoints), figures)
     plan = shown_runs.shown_plan(plan, store)
     sources = [text for figure in figures for text in figure.series.values()]
     numbers = query.numbers_of_sources(sources, plan, store, select, curves=True)

@@ -17,7 +17,7 @@ from fatbench.errors import DatabaseError, FatbenchError
 from fatbench.settings import shown_url
 from fatbench.store import consistency, export_lines, leases, replicates
 from fatbench.store.database import Database
-from fatbench.store.rows import batches, cell_row, counted_text, fetch
+from fatbench.store.rows import batches, cell_row, counted_text
 from fatbench.store.schema import (
     ASKED,
     CELLS,
@@ -38,7 +38,6 @@ from fatbench.store.schema import (
     VIEW,
     VIEW_SQL,
 )
-from fatbench.store.stage_names import parsed
 
 Identify = Callable[[Mapping[str, Any]], str]
 Contradiction = Callable[[Mapping[str, Any]], str | None]
@@ -131,23 +130,6 @@ def _misnamed(connection: Connection) -> Iterator[str]:
     for id in sorted(ids - copies.keys()):
         if replicates.SIGN in id and id.partition(replicates.SIGN)[0] in ids:
             yield f"cell {id} is named as a replicate, but is not one"
-
-
-def check_accuracies(rows: Sequence[Mapping[str, Any]], database: Database) -> None:
-    """Raise DatabaseError for an accuracy among these measurements that is not the mean of its outcomes."""
-    chunks: dict[tuple[str, str], list[tuple[int, bytes]]] = {}
-    metrics = {stage: parsed(stage).metric for stage in {row["stage"] for row in rows} - {"train"}}
-    query = select(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage, OUTCOME_CHUNKS.c.n, OUTCOME_CHUNKS.c.bits)
-    query = query.where(OUTCOME_CHUNKS.c.stage.in_(sorted(metrics)))
-    with database.reading() as connection:
-        for cell, stage, n, bits in fetch(connection, query, OUTCOME_CHUNKS.c.cell, {row["cell"] for row in rows}):
-            chunks.setdefault((cell, stage), []).append((n, bits))
-    for row in rows:
-        cell, stage, metric = row["cell"], row["stage"], row["metric"]
-        if metric == metrics.get(stage) and row["client"] == -1:
-            correct_and_total = consistency.count_correct(chunks.get((cell, stage), ()))
-            if problem := consistency.disagreement(metric, row["value"], row["n"], *correct_and_total):
-                raise DatabaseError(f"{database.shown}: cell {cell} {stage}: {problem} (fatbench db check)")
 
 
 def _reason(error: Exception) -> str:

@@ -144,18 +144,11 @@ def check(plan: Plan, figure: Figure) -> None:
 
 def build(suite: Suite, plan: Plan, numbers: Numbers, figures: Sequence[Figure] | None = None) -> list[Plot]:
     """Build the figures of a suite (default: all) in which the plan's cells have a line. SpecError: as for `check`."""
-    values: dict[tuple[str, str], dict[int, dict[int, float]]] = {}  # (cell, metric) -> client -> round -> value
-    for (cell, stage, metric, round, client), (value, _) in numbers.by_key.items():
-        if stage == "train" and math.isfinite(value):
-            values.setdefault((cell, metric), {}).setdefault(client, {})[round] = value
-    plots = (_plot(suite, plan, figure, numbers, values) for figure in (suite.figures if figures is None else figures))
+    plots = (_plot(suite, plan, figure, numbers) for figure in (suite.figures if figures is None else figures))
     return [plot for plot in plots if plot is not None]
 
 
-Values = Mapping[tuple[str, str], Mapping[int, Mapping[int, float]]]
-
-
-def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Values) -> Plot | None:
+def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers) -> Plot | None:
     check(plan, figure)
     if figure.kind in ("bars", "matrix"):
         figure = spread(figure, plan)
@@ -178,7 +171,7 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
                 [subtracted_cells.get(point_key(cell, figure.minus)) for cell in cells] if figure.minus else None
             )
             if source.stage in ("train", "artifact"):
-                lines = list(_lines(dict(line_names), heading, source, cells, subtracted, values))
+                lines = list(_lines(dict(line_names), heading, source, cells, subtracted, numbers))
             else:
                 radii = swept.get(source.metric, {}) if figure.kind == "lines" else {source.metric: ""}
                 ids = tuple(cell.id for cell in cells)
@@ -245,7 +238,7 @@ def _lines(
     source: Source,
     cells: Sequence[Cell],
     subtracted: Sequence[Cell | None] | None,
-    values: Values,
+    numbers: Numbers,
 ) -> Iterable[Line]:
     """The lines of one heading at one place: one, or one for each client or class that was measured.
 
@@ -253,7 +246,7 @@ def _lines(
     """
     ids = tuple(cell.id for cell in cells)
     by_client = [
-        _value_differences(cell, subtracted_cell, source, values)
+        _value_differences(cell, subtracted_cell, source, numbers)
         for cell, subtracted_cell in zip(cells, subtracted or cells, strict=True)
     ]
     clients = [source.client]
@@ -311,14 +304,12 @@ def ranges(by_client: Mapping[int, Mapping[int, float]]) -> Mapping[int, float]:
     return {round: max(values) - min(values) for round, values in rounds.items()}
 
 
-def _value_differences(
-    cell: Cell, subtracted_cell: Cell | None, source: Source, values: Values
-) -> Mapping[int, Mapping[int, float]]:
+def _value_differences(cell: Cell, subtracted_cell: Cell | None, source: Source, numbers: Numbers) -> ByClient:
     """Client -> round -> value of a cell, minus that of another cell if one is given."""
-    cell_values = values.get((cell.id, source.metric), {})
+    cell_values = numbers.logged(cell.id, source.metric)
     if subtracted_cell is cell:
         return cell_values
-    subtracted_values = {} if subtracted_cell is None else values.get((subtracted_cell.id, source.metric), {})
+    subtracted_values = {} if subtracted_cell is None else numbers.logged(subtracted_cell.id, source.metric)
     return {
         client: {
             round: value - subtracted_values[client][round]

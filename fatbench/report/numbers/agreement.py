@@ -118,11 +118,10 @@ def _numbers(store: Store, cell: str) -> dict[str, Numbers]:
     """Finished stage -> its numbers."""
     finished = {name for (_, name), row in store.stages([cell]).items() if row.status == "done"}
     numbers_by_stage: dict[str, Numbers] = {}
-    rows = numbers_of([cell], store, NUMBERS.c.metric.not_in(CLOCK))
-    for row in sorted(rows, key=lambda row: (row["stage"], row["round"], row["client"], row["metric"])):
-        if row["stage"] in finished:
-            series = numbers_by_stage.setdefault(row["stage"], {}).setdefault((row["metric"], row["client"]), {})
-            series[row["round"] if row["stage"] == "train" else 0] = float(row["value"]), int(row["n"])
+    for _, stage, round, client, metric, value, n, *_ in numbers_of([cell], store, NUMBERS.c.metric.not_in(CLOCK)):
+        if stage in finished:
+            series = numbers_by_stage.setdefault(stage, {}).setdefault((metric, client), {})
+            series[round if stage == "train" else 0] = value, n
     return numbers_by_stage
 
 

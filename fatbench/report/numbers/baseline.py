@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fatbench.errors import NothingMatched
-from fatbench.report.numbers.compare import Comparison, Measured, Pair, compare, sentence
+from fatbench.report.numbers.compare import Comparison, Pair, compare, sentence
+from fatbench.report.numbers.measurements import Measurement
 from fatbench.suite import confounders
 from fatbench.suite.cells import Plan
 from fatbench.suite.model import Key
@@ -44,7 +45,7 @@ class Difference:
 
 
 def differences(
-    plan: Plan, numbers_of: Callable[[str], Mapping[str, Measured]], metrics: Sequence[str] = ()
+    plan: Plan, numbers_of: Callable[[str], Mapping[str, Measurement]], metrics: Sequence[str] = ()
 ) -> list[Difference]:
     """All labels of the baseline's axis against it, at each combination of other labels that has it.
 

@@ -1,4 +1,8 @@
-"""Read cells without their suite: numbers, outcomes of images, and every reason to doubt them."""
+"""The one reader of stored numbers and outcomes, and every reason to doubt them.
+
+numbers_of(cells, store, NUMBERS.c.stage == "train")       the numbers, a `Number` each
+doubts_of(cells, store)                                    (cell, stage) -> why its accuracy is doubtful
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,14 @@ import functools
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import select as sql
 
+from fatbench.errors import DatabaseError
 from fatbench.report.numbers.doubts import Doubt, Doubts, Outcomes, doubts
-from fatbench.store.consistency import impossible
+from fatbench.store.consistency import disagreement, impossible
 from fatbench.store.rows import batches
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
@@ -23,6 +28,42 @@ if TYPE_CHECKING:
 
 
 OVERALL = NUMBERS.c.client == -1  # numbers about no single client or class
+EVALUATED = NUMBERS.c.stage != "train"
+
+
+class Number(NamedTuple):
+    """One stored number."""
+
+    cell: str
+    stage: str  # "train", or an evaluation
+    round: int
+    client: int  # -1: about no single client or class
+    metric: str
+    value: float
+    n: int  # test images behind it; 0: none
+    run: int = 0  # the run that measured it
+    created: str = ""
+
+    @property
+    def is_accuracy(self) -> bool:
+        """Whether it is the result of an evaluation, over all images and models."""
+        return self.client == -1 and self.metric == parsed(self.stage).metric
+
+
+def rows_of(cells: Iterable[str] | None, store: Store, condition: Any = None) -> list[tuple[Any, ...]]:
+    """The fields of the stored numbers of some cells, or of all, by cell, stage, round, client and metric."""
+    query = sql(*(NUMBERS.c[name] for name in Number._fields))
+    query = query.order_by(*(NUMBERS.c[name] for name in ("cell", "stage", "round", "client", "metric")))
+    query = query if condition is None else query.where(condition)
+    with store.database.reading() as connection:
+        parts = [query] if cells is None else [query.where(NUMBERS.c.cell.in_(part)) for part in batches(cells)]
+        # the database driver's own rows take half the time of SQLAlchemy's
+        return [row for part in parts for row in connection.execute(part).cursor.fetchall()]
+
+
+def numbers_of(cells: Iterable[str], store: Store, condition: Any) -> list[Number]:
+    """The stored numbers of some cells that satisfy a condition, by cell, stage, round, client and metric."""
+    return [*map(Number._make, rows_of(cells, store, condition))]
 
 
 def fetch(store: Store, query: Any, key: Any, cells: Iterable[str]) -> Iterator[Any]:
@@ -32,20 +73,17 @@ def fetch(store: Store, query: Any, key: Any, cells: Iterable[str]) -> Iterator[
     return itertools.chain.from_iterable(row_batches)
 
 
-def outcomes(cells: Sequence[str], store: Store) -> Outcomes:
-    """The outcomes of a cell's stage: those of all cells are read when the first of a stage is asked for."""
+def outcomes(cells: Iterable[str], store: Store) -> Callable[[str, str], tuple[int, int]]:
+    """(cell, stage) -> its outcomes (bits, n), n 0 where none are stored; all are read when the first is asked for."""
 
     @functools.cache
-    def of_stage(stage: str) -> dict[str, list[tuple[int, int, bytes]]]:
-        query = sql(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.start, OUTCOME_CHUNKS.c.n, OUTCOME_CHUNKS.c.bits).where(
-            OUTCOME_CHUNKS.c.stage == stage
-        )
-        chunks_by_cell: dict[str, list[tuple[int, int, bytes]]] = {}
-        for cell, start, n, bits in fetch(store, query, OUTCOME_CHUNKS.c.cell, cells):
-            chunks_by_cell.setdefault(cell, []).append((start, n, bytes(bits)))
-        return chunks_by_cell
+    def chunks() -> dict[tuple[str, str], list[tuple[int, int, bytes]]]:
+        chunks_by_stage: dict[tuple[str, str], list[tuple[int, int, bytes]]] = {}
+        for cell, stage, start, n, bits in fetch(store, sql(OUTCOME_CHUNKS), OUTCOME_CHUNKS.c.cell, cells):
+            chunks_by_stage.setdefault((cell, stage), []).append((start, n, bits))
+        return chunks_by_stage
 
-    return functools.cache(lambda cell, stage: join_chunks(of_stage(stage).get(cell, ())))
+    return functools.cache(lambda cell, stage: join_chunks(chunks().get((cell, stage), ())))
 
 
 def join_chunks(chunks: Iterable[tuple[int, int, bytes]]) -> tuple[int, int]:
@@ -60,17 +98,33 @@ def join_chunks(chunks: Iterable[tuple[int, int, bytes]]) -> tuple[int, int]:
     return bits, total
 
 
-def doubts_of(cells: Sequence[str], store: Store, read_outcomes: Outcomes | None = None) -> Doubts:
+def check_accuracies(numbers: Iterable[Number], store: Store, outcomes: Outcomes) -> None:
+    """Raise DatabaseError for an accuracy among these numbers that is not the mean of its outcomes."""
+    for number in numbers:
+        if number.is_accuracy:
+            bits, total = outcomes(number.cell, number.stage)
+            if problem := disagreement(number.metric, number.value, number.n, bits.bit_count(), total):
+                text = f"cell {number.cell} {number.stage}: {problem}"
+                raise DatabaseError(f"{store.database.shown}: {text} (fatbench db check)")
+
+
+def doubts_of(
+    cells: Collection[str],
+    store: Store,
+    read_outcomes: Outcomes | None = None,
+    read_numbers: Sequence[Number] | None = None,
+) -> Doubts:
     """Every reason to doubt the evaluations of some cells, by (cell, stage), from all that is stored of them.
 
-    read_outcomes: the cells' outcomes, where they are at hand. What a plan asks for plays no part, so every view has
-    the same.
+    read_outcomes, read_numbers: the cells' outcomes and evaluations, where they are at hand. What a plan asks for plays
+    no part, so every view has the same.
     """
-    numbers = numbers_of(cells, store, (NUMBERS.c.stage != "train") & OVERALL)
-    evaluated = sorted({row["cell"] for row in numbers})
+    numbers = numbers_of(cells, store, EVALUATED & OVERALL) if read_numbers is None else read_numbers
+    bits_of = outcomes(cells, store) if read_outcomes is None else read_outcomes
+    evaluated = sorted({number.cell for number in numbers})
     stage_query = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings, RUNS.c.device, RUNS.c.commit)
     stage_query = stage_query.outerjoin(RUNS, RUNS.c.id == STAGES.c.run).where(STAGES.c.stage != "train")
-    texts, further_doubts = {}, _without_images(numbers, evaluated, store)  # texts: evaluation -> settings as JSON
+    texts, further_doubts = {}, _without_images(numbers, bits_of, store)  # texts: evaluation -> settings as JSON
     for cell, stage, text, device, commit in fetch(store, stage_query, STAGES.c.cell, evaluated):
         if text is None:
             further_doubts.setdefault((cell, stage), []).append(Doubt("no_settings"))
@@ -81,38 +135,23 @@ def doubts_of(cells: Sequence[str], store: Store, read_outcomes: Outcomes | None
     attacks = {evaluation: json.loads(text) for evaluation, text in texts.items()}
     specs = fetch(store, sql(CELLS.c.id, CELLS.c.spec), CELLS.c.id, evaluated)
     data = {cell: json.loads(spec).get("data", {}) for cell, spec in specs}
-    doubts_by_stage = doubts(numbers, attacks, data, outcomes(cells, store) if read_outcomes is None else read_outcomes)
+    doubts_by_stage = doubts(numbers, attacks, data, bits_of)
     return doubts_by_stage | {key: (*doubts_by_stage.get(key, ()), *reasons) for key, reasons in further_doubts.items()}
 
 
-def _without_images(
-    numbers: Iterable[Mapping[str, Any]], cells: Sequence[str], store: Store
-) -> dict[tuple[str, str], list[Doubt]]:
-    """The doubts about accuracies without stored outcomes, also where so many images cannot give the value.
-
-    An accuracy that contradicts its outcomes is refused where it is read (`fatbench.store.integrity.agree`).
-    """
-    stages = sql(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage).distinct()
-    stages_with_outcomes = {tuple(row) for row in fetch(store, stages, OUTCOME_CHUNKS.c.cell, cells)}
-    unbacked_rows = [
-        row
-        for row in numbers
-        if row["n"]
-        and row["metric"] == parsed(row["stage"]).metric
-        and (row["cell"], row["stage"]) not in stages_with_outcomes
+def _without_images(numbers: Iterable[Number], bits_of: Outcomes, store: Store) -> dict[tuple[str, str], list[Doubt]]:
+    """The doubts about accuracies without stored outcomes, also where so many images cannot give the value."""
+    unbacked = [
+        number for number in numbers if number.n and number.is_accuracy and not bits_of(number.cell, number.stage)[1]
     ]
-    client_rows = numbers_of(
-        {row["cell"] for row in unbacked_rows}, store, (NUMBERS.c.stage != "train") & (NUMBERS.c.client >= 0)
-    )
+    of_clients = numbers_of({number.cell for number in unbacked}, store, EVALUATED & (NUMBERS.c.client >= 0))
     # an accuracy over several deployed models is a multiple of 1 / (models n)
-    models = Counter((row["cell"], row["stage"], row["metric"]) for row in client_rows)
+    models = Counter((number.cell, number.stage, number.metric) for number in of_clients)
     doubts_by_stage = {}
-    for row in unbacked_rows:
-        cell, stage, metric, value, n = (row[name] for name in ("cell", "stage", "metric", "value", "n"))
+    for cell, stage, _, _, metric, value, n, *_ in unbacked:
+        doubts_by_stage[cell, stage] = [Doubt("no_outcomes")]
         if impossible(metric, value, n, models[cell, stage, metric] or 1):
-            doubts_by_stage[cell, stage] = [Doubt("no_outcomes"), Doubt("impossible", n)]
-        else:
-            doubts_by_stage[cell, stage] = [Doubt("no_outcomes")]
+            doubts_by_stage[cell, stage].append(Doubt("impossible", n))
     return doubts_by_stage
 
 
@@ -133,19 +172,10 @@ def rounds_of(specs: Mapping[str, Mapping[str, Any]], store: Store, checkpoint: 
             unrecorded.append(cell)  # its best round is found in its series
     series: dict[str, dict[int, float]] = {}
     monitored = (NUMBERS.c.metric == MONITORED[checkpoint]) & OVERALL
-    for row in numbers_of(unrecorded, store, (NUMBERS.c.stage == "train") & monitored):
-        series.setdefault(row["cell"], {})[row["round"]] = row["value"]
+    for number in numbers_of(unrecorded, store, (NUMBERS.c.stage == "train") & monitored):
+        series.setdefault(number.cell, {})[number.round] = number.value
     best = {cell: checkpoint_round(by_round) for cell, by_round in series.items()}
     return rounds | {cell: round for cell, round in best.items() if round is not None}
-
-
-_COLUMNS = ("cell", "stage", "round", "client", "metric", "value", "n")
-
-
-def numbers_of(cells: Iterable[str], store: Store, condition: Any) -> list[Mapping[str, Any]]:
-    """The numbers of some cells that satisfy `condition`, each as a mapping of its columns."""
-    query = sql(*(NUMBERS.c[name] for name in _COLUMNS)).where(condition)
-    return [dict(zip(_COLUMNS, row, strict=True)) for row in fetch(store, query, NUMBERS.c.cell, cells)]
 
 
 def accuracies(
@@ -155,7 +185,6 @@ def accuracies(
 
     stages: only these.
     """
-    condition = (NUMBERS.c.stage != "train" if stages is None else NUMBERS.c.stage.in_(list(stages))) & OVERALL
-    rows = numbers_of(cells, store, condition)
-    accuracies = (row for row in rows if row["metric"] == parsed(row["stage"]).metric)
-    return dict(sorted(((row["cell"], row["stage"]), (float(row["value"]), int(row["n"]))) for row in accuracies))
+    condition = (EVALUATED if stages is None else NUMBERS.c.stage.in_(list(stages))) & OVERALL
+    numbers = numbers_of(cells, store, condition)
+    return {(number.cell, number.stage): (number.value, number.n) for number in numbers if number.is_accuracy}

@@ -10,27 +10,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select as sql
-
-from fatbench.errors import DatabaseError, NothingMatched, SpecError, did_you_mean
+from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.report.numbers import statistics
-from fatbench.report.numbers.cell_rows import accuracies, doubts_of, fetch, outcomes, rounds_of
 from fatbench.report.numbers.doubts import NOT_ABOVE, Doubt, with_seeds
+from fatbench.report.numbers.measurements import Measurement
 from fatbench.report.numbers.provenance import attacked_in
+from fatbench.report.numbers.query import evaluations
 from fatbench.report.numbers.shown_runs import chosen_runs
-from fatbench.report.numbers.statistics import ImageOutcomes, Paired, PairedOutcomes, SeedsAndImages
-from fatbench.settings import PRECISIONS
+from fatbench.report.numbers.statistics import Paired, PairedOutcomes, SeedsAndImages
 from fatbench.store import inputs
-from fatbench.store.consistency import disagreement
 from fatbench.store.replicates import SIGN
-from fatbench.store.schema import STAGES
 from fatbench.store.selection import WORDS, Checkpoint
-from fatbench.store.stage_names import parsed
 from fatbench.suite import confounders, filters
 from fatbench.suite.standard_attacks import attack_name
 
@@ -54,20 +48,6 @@ class Pair:
     a: str
     b: str
     unlike: tuple[str, ...] = ()  # what both differ in besides their labels: their difference is not of these
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One evaluation of one cell."""
-
-    value: float  # accuracy in [0, 1]
-    n: int
-    outcomes: ImageOutcomes | None  # of every image, by each model that is deployed; None: not stored
-    precision: str = "fp32"  # of the attack
-    doubts: tuple[Doubt, ...] = ()
-    inputs: inputs.Inputs = field(default_factory=dict)  # what answered it, see `fatbench.store.inputs`
-    stage: str = ""  # the stage that it was read from
-    groups: statistics.Groups | None = field(default=None, compare=False)  # of its images; None: each is its own
 
 
 @dataclass(frozen=True)
@@ -225,48 +205,20 @@ def measured_numbers(
     cells: Collection[str],
     select: Checkpoint,
     labels_of: Callable[[Mapping[str, Any]], ArrayLike] | None = None,
-) -> dict[str, dict[str, Measured]]:
-    """Cell -> its finished evaluations at a checkpoint: "pgd20-0a1b2c3d", which stands for attack, n and batch.
+) -> dict[str, dict[str, Measurement]]:
+    """Cell -> its evaluations at a checkpoint: "pgd20-0a1b2c3d", which stands for attack, n and batch.
 
-    Of one in several precisions that in which most of the cells are, then the highest, as in tables. labels_of:
-    spec of a cell -> the group of each of its test images. DatabaseError: an accuracy is not the mean of its outcomes.
+    labels_of: spec of a cell -> the group of each of its test images. DatabaseError: an accuracy is not the mean of its
+    outcomes.
     """
     specs = store.cells(sorted(cells))
-    rounds = rounds_of(specs, store, select)
-    finished_query = sql(STAGES.c.cell, STAGES.c.stage).where(STAGES.c.status == "done", STAGES.c.stage != "train")
-    finished_stages = {
-        (cell, name): parsed(name)
-        for cell, name in fetch(store, finished_query, STAGES.c.cell, rounds)
-        if parsed(name).metric and parsed(name).round == rounds[cell]
-    }
-    bits_of = outcomes(sorted(cells), store)
-    doubts_by_stage = doubts_of(sorted(cells), store, bits_of)
-    inputs_by_stage = inputs.stored_inputs(store.database, sorted(cells))
-    numbers_by_cell: dict[str, dict[str, Measured]] = {cell: {} for cell in cells}
-    stage_counts = Counter(name for _, name in finished_stages)
-    rank = {name: (stage_counts[name], -PRECISIONS.index(parsed(name).precision)) for name in stage_counts}
-    numbers = {
-        key: number for key, number in accuracies(sorted(rounds), store, stage_counts).items() if key in finished_stages
-    }
-    for (cell, stage), (value, n) in sorted(numbers.items(), key=lambda item: rank[item[0][1]]):  # the last is read
-        key = cell, stage
-        metric, evaluation, precision, _ = finished_stages[key]
-        bits, total = bits_of(cell, stage) or (0, 0)
-        if problem := disagreement(metric, value, n, bits.bit_count(), total):
-            raise DatabaseError(f"{store.database.shown}: cell {cell} {stage}: {problem} (fatbench db check)")
-        image_outcomes = (bits, total) if n and total and total % n == 0 else None
-        image_groups = grouped(labels_of(specs[cell]), n) if labels_of is not None and n else None
-        numbers_by_cell[cell][evaluation] = Measured(
-            value,
-            n,
-            image_outcomes,
-            precision,
-            doubts_by_stage.get(key, ()),
-            inputs_by_stage.get(key, {}),
-            stage,
-            image_groups,
-        )
-    return {cell: dict(sorted(evaluations.items())) for cell, evaluations in numbers_by_cell.items()}
+    numbers = evaluations(specs, store, select)
+    numbers_by_cell = {cell: numbers.evaluated(cell) for cell in cells}
+    if labels_of is not None:
+        for cell, numbers_of_cell in numbers_by_cell.items():
+            for number in numbers_of_cell.values():
+                number.groups = grouped(labels_of(specs[cell]), number.n) if number.n else None
+    return numbers_by_cell
 
 
 def grouped(labels: ArrayLike, n: int) -> statistics.Groups:
@@ -289,8 +241,8 @@ def label(evaluation: str) -> str:
 
 def compare(
     pairs: Sequence[Pair],
-    of_a: Callable[[str], Mapping[str, Measured]],
-    of_b: Callable[[str], Mapping[str, Measured]],
+    of_a: Callable[[str], Mapping[str, Measurement]],
+    of_b: Callable[[str], Mapping[str, Measurement]],
     metrics: Sequence[str] = (),
 ) -> list[Comparison]:
     """Compare two sides: one comparison for each row and evaluation that both have.
@@ -306,7 +258,7 @@ def compare(
     for metric in metrics:
         if metric not in labels:
             raise SpecError(f"--metric: nothing is measured as '{metric}'{did_you_mean(metric, labels)}")
-    runs_by_row: dict[tuple[str, str], list[tuple[int, Measured, Measured]]] = {}
+    runs_by_row: dict[tuple[str, str], list[tuple[int, Measurement, Measurement]]] = {}
     reasons_by_row: dict[tuple[str, str], dict[inputs.Reason, None]] = {}
     for pair, a, b in numbers_by_pair:
         for evaluation in a:
@@ -345,7 +297,7 @@ def _ambiguous(evaluation: str, names: Iterable[str]) -> bool:
 def _comparison(
     row: str,
     metric: str,
-    runs: Sequence[tuple[int, Measured, Measured]],
+    runs: Sequence[tuple[int, Measurement, Measurement]],
     reasons: tuple[inputs.Reason, ...] = (),
     unlike: tuple[str, ...] = (),
 ) -> Comparison:
@@ -390,12 +342,12 @@ def _comparison(
     return compared
 
 
-def at_floor(numbers: Iterable[Measured]) -> bool:
+def at_floor(numbers: Iterable[Measurement]) -> bool:
     """Whether none of these accuracies is above that of a constant classifier."""
     return all(any(doubt.code in NOT_ABOVE for doubt in number.doubts) for number in numbers)
 
 
-def _doubts(runs: Sequence[tuple[int, Measured]]) -> tuple[str, ...]:
+def _doubts(runs: Sequence[tuple[int, Measurement]]) -> tuple[str, ...]:
     """The doubts about the numbers of one side, in the words of tables."""
     doubted: dict[Doubt, list[int]] = {}
     for seed, number in runs:

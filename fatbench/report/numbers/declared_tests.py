@@ -18,7 +18,6 @@ from fatbench.report.numbers import statistics
 from fatbench.report.numbers.compare import (
     FLOOR,
     LEVEL,
-    Measured,
     at_floor,
     drawn_at_random,
     p_text,
@@ -28,6 +27,7 @@ from fatbench.report.numbers.compare import (
     test_as_dict,
     too_few,
 )
+from fatbench.report.numbers.measurements import Measurement
 from fatbench.report.numbers.provenance import attacked_in
 from fatbench.report.numbers.statistics import SeedsAndImages
 from fatbench.store.selection import WORDS
@@ -65,7 +65,7 @@ Side = tuple[tuple[str, ...], str]  # labels of the other axes, label
 SideMetric = tuple[Side, str]  # side, metric
 
 
-def run(tests: Tests, plan: Plan, numbers_of: Callable[[str], Mapping[str, Measured]]) -> list[DeclaredComparison]:
+def run(tests: Tests, plan: Plan, numbers_of: Callable[[str], Mapping[str, Measurement]]) -> list[DeclaredComparison]:
     """Test the whole family, in the order of the suite.
 
     numbers_of: a cell's evaluations, see `compare.measured_numbers`.
@@ -136,10 +136,10 @@ def _test_declared(
     declared: DeclaredComparison,
     weights: Mapping[SideMetric, float],
     cells: Mapping[Side, Mapping[int, Cell]],
-    numbers_of: Callable[[str], Mapping[str, Measured]],
+    numbers_of: Callable[[str], Mapping[str, Measurement]],
 ) -> DeclaredComparison:
     """The comparison with its test, or with the reason why it cannot be tested."""
-    numbers_by_side: dict[SideMetric, dict[int, Measured]] = {}
+    numbers_by_side: dict[SideMetric, dict[int, Measurement]] = {}
     for side, metric in weights:
         if side not in cells:
             return replace(declared, why=f"{side[1]} is not in this preset")
@@ -198,7 +198,7 @@ def _test_declared(
 
 
 def headline(
-    families: Iterable[Tests], plan: Plan, numbers_of: Callable[[str], Mapping[str, Measured]]
+    families: Iterable[Tests], plan: Plan, numbers_of: Callable[[str], Mapping[str, Measurement]]
 ) -> tuple[DeclaredComparison, str] | None:
     """(the comparison that a suite is quoted with, its conclusion); None without one, or before it is measured."""
     quoted = (_quoted(tests, run(tests, plan, numbers_of)) for tests in families if tests.headline is not None)

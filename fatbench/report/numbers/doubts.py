@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.errors import FatbenchError
@@ -28,6 +28,9 @@ from fatbench.store.doubt_names import IN_ROUNDS, PREFIX
 from fatbench.store.stage_names import parsed
 from fatbench.suite import facts
 from fatbench.suite.types import number
+
+if TYPE_CHECKING:
+    from fatbench.report.numbers.cell_rows import Number
 
 SIGMAS = 3.0
 ZERO_GRADIENTS = 0.01  # fraction of images without any loss gradient above which attacks are not to be trusted
@@ -91,7 +94,7 @@ class Doubt(NamedTuple):
         return self.code + value + (f":{self.against}" if self.against else "")
 
 
-Outcomes = Callable[[str, str], "tuple[int, int] | None"]  # (cell, stage) -> (bits, how many); None: not stored
+Outcomes = Callable[[str, str], tuple[int, int]]  # (cell, stage) -> (bits, how many); 0: not stored
 Doubts = dict[tuple[str, str], tuple[Doubt, ...]]  # (cell, stage) -> its doubts, those that a run stored first
 
 
@@ -127,26 +130,23 @@ def with_seeds(
 
 
 def doubts(
-    numbers: Iterable[Mapping[str, Any]],
+    numbers: Iterable[Number],
     attacks: Mapping[str, Mapping[str, Any]],
     data: Mapping[str, Mapping[str, Any]],
     outcomes: Outcomes | None = None,
 ) -> Doubts:
     """Every reason to doubt the evaluations among these numbers; a stage without one is not in it.
 
-    numbers: mappings with cell, stage, round, metric, client, value, n; those of training and of single clients are
-    passed over. attacks: evaluation ("pgd20-0a1b2c3d") -> its attack with all settings. data: cell -> its data set.
+    numbers: those of training and of single clients are passed over. attacks: evaluation ("pgd20-0a1b2c3d") -> its
+    attack with all settings. data: cell -> its data set.
     """
-    models: dict[tuple[str, int], list[Mapping[str, Any]]] = {}  # (cell, round) -> its numbers
-    for row in numbers:
-        if row["stage"] != "train" and row.get("client", -1) < 0:
-            models.setdefault((row["cell"], row["round"]), []).append(row)
+    models: dict[tuple[str, int], dict[str, dict[str, tuple[float, int]]]] = {}  # (cell, round) -> stage -> metric
+    for cell, stage, round, client, metric, value, n, *_ in numbers:
+        if stage != "train" and client < 0:
+            models.setdefault((cell, round), {}).setdefault(stage, {})[metric] = value, n
     attack_facts = _Attacks(attacks)
     doubts_by_stage: Doubts = {}
-    for (cell, _), rows in models.items():
-        stages: dict[str, dict[str, tuple[float, int]]] = {}  # stage -> metric -> (value, n)
-        for row in rows:
-            stages.setdefault(row["stage"], {})[row["metric"]] = row["value"], row.get("n") or 0
+    for (cell, _), stages in models.items():
         outcomes_of_cell = None if outcomes is None else functools.partial(outcomes, cell)
         for stage, reasons in _doubts_of_model(stages, attack_facts, data.get(cell, {}), outcomes_of_cell).items():
             if reasons:
@@ -208,7 +208,7 @@ def _doubts_of_model(
     stages: Mapping[str, Mapping[str, tuple[float, int]]],
     attacks: _Attacks,
     data: Mapping[str, Any],
-    outcomes: Callable[[str], tuple[int, int] | None] | None,
+    outcomes: Callable[[str], tuple[int, int]] | None,
 ) -> dict[str, list[Doubt]]:
     """The doubts about each evaluation of one model."""
     accuracies = [
@@ -273,7 +273,7 @@ def _role(attack: Mapping[str, Any]) -> str:
 def _exceeded(
     strong: _Accuracy,
     all_of_model: Collection[_Accuracy],
-    outcomes: Callable[[str], tuple[int, int] | None] | None,
+    outcomes: Callable[[str], tuple[int, int]] | None,
 ) -> Iterable[tuple[float, str]]:
     """(excess, label) of each weaker attack that leaves fewer images right than this one."""
     for weak in all_of_model:
@@ -311,9 +311,9 @@ def weaker(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     return STRENGTH.get(a["name"], math.nan) < STRENGTH.get(b["name"], math.nan)
 
 
-def discordant(weak: tuple[int, int] | None, strong: tuple[int, int] | None) -> tuple[int, int] | None:
+def discordant(weak: tuple[int, int], strong: tuple[int, int]) -> tuple[int, int] | None:
     """(b, c): images right only under the stronger, and only under the weaker attack. None: not the same images."""
-    if weak is None or strong is None or weak[1] != strong[1] or weak[1] == 0:
+    if weak[1] != strong[1] or weak[1] == 0:
         return None
     return (strong[0] & ~weak[0]).bit_count(), (weak[0] & ~strong[0]).bit_count()
 

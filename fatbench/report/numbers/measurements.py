@@ -6,21 +6,25 @@ import functools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fatbench.report.numbers import provenance
-from fatbench.report.numbers.doubts import Doubt, Doubts, Outcomes, doubts
-from fatbench.report.numbers.statistics import wilson
-from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
+from fatbench.report.numbers.doubts import Doubt, Doubts, Outcomes
+from fatbench.report.numbers.statistics import ImageOutcomes, wilson
+from fatbench.settings import PRECISIONS
+from fatbench.store.inputs import Inputs
+from fatbench.store.selection import Checkpoint
 from fatbench.store.stage_names import parsed
 from fatbench.suite import facts
 from fatbench.suite.tables import OVER, SOURCE
 
 if TYPE_CHECKING:
-    from fatbench.suite.cells import Cell, Evaluation, Plan
+    from fatbench.report.numbers.cell_rows import Number
+    from fatbench.report.numbers.provenance import Origin
+    from fatbench.report.numbers.statistics import Groups
+    from fatbench.suite.cells import Cell, Evaluation
 
 ENDS = ("low", "high")  # of an interval, as a metric's name ends: "identification_low"
 PRIOR_STAGE = "prior"
@@ -170,130 +174,161 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-@dataclass(slots=True)
+@dataclass
 class Measurement:
-    """One seed's number for one field of a table."""
+    """One seed's number: for a field of a table, a point of a figure or a side of a comparison."""
 
     value: float
-    n: int
-    stages: tuple[str, ...]  # what was read
+    n: int  # test images
+    outcomes: ImageOutcomes | None = (
+        None  # of every image, by each model that is deployed; None: not stored, or not read
+    )
     doubts: tuple[Doubt, ...] = ()
+    stages: tuple[str, ...] = ()  # those that it was read from, the last is an evaluation's
+    inputs: Inputs = field(default_factory=dict)  # what answered it, see `fatbench.store.inputs`
+    groups: Groups | None = field(default=None, compare=False)  # of its images; None: each is its own
+
+    @property
+    def stage(self) -> str:
+        """The stage of the evaluation."""
+        return self.stages[-1] if self.stages else ""
+
+    @property
+    def precision(self) -> str:
+        """The precision of the attack."""
+        return parsed(self.stage).precision
+
+
+Series = dict[int, dict[int, tuple[float, int]]]  # client, -1: about none -> round -> (value, n)
 
 
 class Numbers:
-    """The measurements of a plan's cells that tables and figures need, by cell, stage, metric, round and client.
+    """The stored numbers that a view needs, found by cell and source.
 
-    rows: measurements (cell, stage, metric, round, client, value, n; with device, precision, commit, ... or a
-    `provenance` mapping). rounds: (cell, "best-test" or "best-val") -> round; one that it lacks is found in the rows of
-    stage "train". runs: what ran, with its provenance; None: what the rows say. failed: cells of which something
-    failed and was not run again since. trained: cells whose training is done. known_doubts: those about evaluations;
-    None: what these rows and the plan say.
+    rounds: (cell, checkpoint) -> round of its model, "last" among them. doubts: those about evaluations. outcomes: of
+    the images of a stage. inputs: reads what answered each stage. runs: (cell, stage), or (None, stage) where all cells
+    share it -> what ran. failed: cells of which something failed and was not run again since. trained: cells whose
+    training is done. checkpoints: those that are evaluated.
     """
 
     def __init__(
         self,
-        plan: Plan,
-        rows: Collection[Mapping[str, Any]] = (),
+        rows: Sequence[Number] = (),
         select: Checkpoint = "last",
         *,
         rounds: Mapping[tuple[str, str], int] = MappingProxyType({}),
-        runs: Iterable[Mapping[str, Any]] | None = None,
+        doubts: Doubts | None = None,
         outcomes: Outcomes | None = None,
+        inputs: Callable[[], Mapping[tuple[str, str], Inputs]] = dict,
+        runs: Mapping[tuple[str | None, str], Collection[Origin]] = MappingProxyType({}),
         failed: frozenset[str] = frozenset(),
         trained: frozenset[str] = frozenset(),
-        known_doubts: Doubts | None = None,
+        checkpoints: Collection[str] = (),
     ) -> None:
-        self.select, self.rounds, self.outcomes, self.failed = select, rounds, outcomes, failed
-        self.trained, self.checkpoints = trained, tuple(plan.checkpoints)
-        self.by_key: dict[tuple[str, str, str, int, int], tuple[float, int]] = {}
-        self.measured = Counter(  # stage -> cells that have its accuracy
-            row["stage"] for row in rows if row.get("client", -1) == -1 and row["metric"] == parsed(row["stage"]).metric
+        self.select, self.rounds, self.doubts, self.outcomes, self.inputs = (
+            select,
+            rounds,
+            doubts or {},
+            outcomes,
+            inputs,
         )
-        self.by_client: dict[tuple[str, str], list[float]] = {}  # (cell, metric) -> one a client, over all rounds
-        # (cell, metric, round) -> the value and n of each client, class or epoch
-        self.indexed: dict[tuple[str, str, int], list[tuple[float, int]]] = {}
-        self.series: dict[tuple[str, str], dict[int, float]] = {}
-        self.priors: dict[tuple[str, str], dict[int, float]] = {}  # (cell, stage) -> client -> accuracy
-        self.last = {cell.id: int(cell.spec["algorithm"]["rounds"]) for cell in plan.cells}
-        self.stages: dict[tuple[int, str, int], Sequence[str]] = {}  # (id of evaluations, metric, round) -> stage names
-        origins = provenance.Origins()
-        # (cell, stage), or (None, stage) where all cells share the origin -> an ordered set
-        self.provenance: dict[tuple[str | None, str], dict[provenance.Origin, None]] = {}
-        monitored = set(MONITORED.values())
-        for row in rows:
-            cell, stage, metric = row["cell"], row["stage"], row["metric"]
-            round, client = row["round"], row.get("client", -1)
-            self.by_key[cell, stage, metric, round, client] = (row["value"], row.get("n") or 0)
-            if stage == "train":
-                if metric in monitored and client == -1:
-                    self.series.setdefault((cell, metric), {})[round] = row["value"]
-                if client >= 0:
-                    self.indexed.setdefault((cell, metric, round), []).append((row["value"], row.get("n") or 0))
-                if metric.endswith("_client"):
-                    self.by_client.setdefault((cell, metric), []).append(row["value"])
-            elif metric == PRIOR:
-                self.priors.setdefault((cell, stage), {})[client] = row["value"]
-            if runs is None:
-                self.provenance.setdefault((cell, stage), {})[origins.of(row)] = None
-        self.doubts = doubts(rows, *_attacks_and_data(plan), outcomes) if known_doubts is None else known_doubts
-        for run in runs or ():
-            self.provenance.setdefault((run["cell"], run["stage"]), {})[origins.of(run)] = None
+        self.runs, self.failed, self.trained, self.checkpoints = runs, failed, trained, checkpoints
+        self.series: dict[tuple[str, str, str], Series] = {}  # of each cell, stage and metric
+        self.add(rows)
+        accuracies = [row for row in rows if row.is_accuracy]
+        self.cell_counts = Counter(row.stage for row in accuracies)  # stage -> cells that have its accuracy
+        # (cell, round of the model) -> evaluation -> its stage: in the precision of most cells, then the highest
+        self.evaluations: dict[tuple[str, int], dict[str, str]] = {}
+        for row in sorted(accuracies, key=self._preference):  # the last one stays
+            name = parsed(row.stage)
+            self.evaluations.setdefault((row.cell, name.round), {})[name.evaluation] = row.stage
 
-    def origins(self, cell: str, stage: str) -> Iterable[provenance.Origin]:
+    def add(self, rows: Iterable[Number]) -> None:
+        """Add numbers of training."""
+        for cell, stage, round, client, metric, value, n, *_ in rows:
+            self.series.setdefault((cell, stage, metric), {}).setdefault(client, {})[round] = value, n
+
+    def _preference(self, row: Number) -> tuple[int, int]:
+        return self.cell_counts[row.stage], -PRECISIONS.index(parsed(row.stage).precision)
+
+    def origins(self, cell: str, stage: str) -> Collection[Origin]:
         """The origins of a stage of a cell: the machines and code that ran it."""
-        return self.provenance.get((cell, stage)) or self.provenance.get((None, stage)) or ()
+        return self.runs.get((cell, stage)) or self.runs.get((None, stage)) or ()
 
     def images(self, cell: str, stage: str) -> set[str]:
         """The fingerprints of the data that a stage was measured on, as far as its runs say."""
         return {origin.data[2] for origin in self.origins(cell, stage) if origin.data is not None and origin.data[2]}
 
-    def round(self, cell: str, checkpoint: str) -> int | None:
-        """The round whose model a checkpoint is; None while it is unknown."""
-        if checkpoint == "last":
-            return self.last[cell]
-        if (recorded := self.rounds.get((cell, checkpoint))) is not None:
-            return recorded
-        return checkpoint_round(self.series.get((cell, MONITORED[checkpoint]), {}))
+    def logged(self, cell: str, metric: str) -> dict[int, dict[int, float]]:
+        """Client -> round -> each finite number that training has logged."""
+        return {
+            client: {round: value for round, (value, _) in by_round.items() if math.isfinite(value)}
+            for client, by_round in self.series.get((cell, "train", metric), {}).items()
+        }
+
+    def evaluated(self, cell: str) -> dict[str, Measurement]:
+        """Evaluation ("pgd20-0a1b2c3d": attack, images and batch) -> a cell's number at the checkpoint, for tests."""
+        stage_by_evaluation = self.evaluations.get((cell, self.rounds.get((cell, self.select), -1)), {})
+        numbers = {evaluation: self._accuracy(cell, stage) for evaluation, stage in sorted(stage_by_evaluation.items())}
+        for number in numbers.values():
+            bits, total = (self.outcomes and self.outcomes(cell, number.stage)) or (0, 0)
+            number.outcomes = (bits, total) if number.n and total and total % number.n == 0 else None
+            number.inputs = self.inputs().get((cell, number.stage), {})
+        return numbers
 
     def find(self, cell: Cell, source: Source) -> Measurement | None:
         """One cell's number for a column; None if it is not measured."""
         if source.stage == "train":
-            round = source.round or self.last[cell.id]
-            if source.client == RANGE:
-                client_values = self.indexed.get((cell.id, source.metric, round), [])
-                value = range_of([client_value for client_value, _ in client_values])
-                return None if value is None else Measurement(value, sum(n for _, n in client_values), ("train",))
-            row = self.by_key.get((cell.id, "train", source.metric, round, source.client))
-            if row is None:
-                return self._interval(cell.id, source.metric) if source.client == -1 else None
-            return Measurement(row[0], row[1], ("train",))
+            return self._logged_number(cell, source)
         if source.stage == "gap":
             best = self._evaluation(cell, "best-test", source.metric)
             last_evaluation = self._evaluation(cell, "last", source.metric)
             if best is None or last_evaluation is None:
                 return None
-            return Measurement(best.value - last_evaluation.value, best.n, (*best.stages, *last_evaluation.stages[1:]))
+            stages = (*best.stages, *last_evaluation.stages[1:])
+            return Measurement(best.value - last_evaluation.value, best.n, stages=stages)
         if source.stage in OVER:
             return self._combine_evaluations(cell, source)
-        if source.stage.startswith(PRIOR_STAGE):
-            overall = self._evaluation(cell, self.select, source.metric)
-            by_client = {} if overall is None else self.priors.get((cell.id, overall.stages[-1]), {})
-            value = over_clients(source, by_client)
-            return None if overall is None or value is None else Measurement(value, overall.n, overall.stages)
         overall = self._evaluation(cell, self.select, source.metric)
-        if overall is None or source.client == -1:
+        is_prior = source.stage.startswith(PRIOR_STAGE)
+        if overall is None or (source.client == -1 and not is_prior):
             return overall
-        selected_round = self.round(cell.id, self.select) or 0
-        row = self.by_key.get((cell.id, overall.stages[-1], source.metric, selected_round, source.client))
-        return None if row is None else replace(overall, value=row[0], n=row[1])
+        metric, round = PRIOR if is_prior else source.metric, self.rounds[cell.id, self.select]
+        by_client = {
+            client: by_round[round]
+            for client, by_round in self.series.get((cell.id, overall.stage, metric), {}).items()
+            if round in by_round
+        }
+        if is_prior:
+            value = over_clients(source, {client: value for client, (value, _) in by_client.items()})
+            return None if value is None else Measurement(value, overall.n, stages=overall.stages)
+        if source.client not in by_client:
+            return None
+        value, n = by_client[source.client]
+        return replace(overall, value=value, n=n)
+
+    def _logged_number(self, cell: Cell, source: Source) -> Measurement | None:
+        """A number of training in the source's round, by default the last."""
+        series = self.series.get((cell.id, "train", source.metric), {})
+        round = source.round or self.rounds.get((cell.id, "last"), 0)
+        if source.client == RANGE:
+            numbers = [by_round[round] for client, by_round in series.items() if client >= 0 and round in by_round]
+            value = range_of([value for value, _ in numbers])
+            return None if value is None else Measurement(value, sum(n for _, n in numbers), stages=("train",))
+        number = series.get(source.client, {}).get(round)
+        if number is None:
+            return self._interval(cell.id, source.metric) if source.client == -1 else None
+        return Measurement(*number, stages=("train",))
 
     def _interval(self, cell: str, metric: str) -> Measurement | None:
         """An end of Wilson's 95 % interval of a fraction over clients: "identification_low" or "..._high"."""
         base, _, end = metric.rpartition("_")
-        values = self.by_client.get((cell, f"{base}_client"))
-        if values is None or end not in ENDS or not {*values} <= {0.0, 1.0}:
+        series = self.series.get((cell, "train", f"{base}_client"), {})
+        values = [value for by_round in series.values() for value, _ in by_round.values()]  # over all rounds
+        if not values or end not in ENDS or not {*values} <= {0.0, 1.0}:
             return None
-        return Measurement(wilson(int(sum(values)), len(values))[ENDS.index(end)], len(values), ("train",))
+        end_value = wilson(int(sum(values)), len(values))[ENDS.index(end)]
+        return Measurement(end_value, len(values), stages=("train",))
 
     def _combine_evaluations(self, cell: Cell, source: Source) -> Measurement | None:
         """The mean over evaluations, or the fraction of images that are right under all of them."""
@@ -304,19 +339,17 @@ class Numbers:
             return None
         value = statistics.fmean(number.value for number in measured)
         if source.stage == "all":
-            stored_outcomes = (
-                [self.outcomes(cell.id, number.stages[-1]) for number in measured] if self.outcomes else [None]
-            )
-            outcome_bits = [bits_and_n for bits_and_n in stored_outcomes if bits_and_n is not None]
+            stored_outcomes = [self.outcomes(cell.id, number.stage) for number in measured] if self.outcomes else [None]
+            outcome_bits = [bits_and_n for bits_and_n in stored_outcomes if bits_and_n and bits_and_n[1]]
             if (
                 len(outcome_bits) < len(measured) or len({n for _, n in outcome_bits}) > 1
             ):  # not of the same images and models
                 return None
             # an image counts where its bit is set under every evaluation
             value = functools.reduce(int.__and__, (bits for bits, _ in outcome_bits)).bit_count() / outcome_bits[0][1]
-        reasons = dict.fromkeys(doubt for number in measured for doubt in number.doubts)
-        stages = dict.fromkeys(stage for number in measured for stage in number.stages)
-        return Measurement(value, min(number.n for number in measured), tuple(stages), tuple(reasons))
+        reasons = tuple(dict.fromkeys(doubt for number in measured for doubt in number.doubts))
+        stages = tuple(dict.fromkeys(stage for number in measured for stage in number.stages))
+        return Measurement(value, min(number.n for number in measured), doubts=reasons, stages=stages)
 
     def below_chance(self, cell: Cell) -> tuple[float, int, float] | None:
         """(natural accuracy, images, chance) of a cell that has not learned; None if it has or chance is unknown."""
@@ -325,38 +358,14 @@ class Numbers:
         return (natural.value, natural.n, chances[0]) if natural and chances else None
 
     def _evaluation(self, cell: Cell, checkpoint: str, metric: str) -> Measurement | None:
-        """An evaluation of a cell at a checkpoint with its doubts; None: it has not been made.
-
-        Attacked in several precisions: that in which most cells are, else the highest.
-        """
-        round = self.round(cell.id, checkpoint)
-        if round is None:
+        """An evaluation of a cell at a checkpoint with its doubts, the one that most cells have; None: not made."""
+        stages = self.evaluations.get((cell.id, self.rounds.get((cell.id, checkpoint), -1)))
+        if stages is None:
             return None
-        for stage in self._stages(cell, metric, round):
-            row = self.by_key.get((cell.id, stage, metric, round, -1))
-            if row is not None:
-                return Measurement(*row, ("train", stage), self.doubts.get((cell.id, stage), ()))
-        return None
+        stored = [stages[item.id] for item in cell.evaluations if item.label == metric and item.id in stages]
+        return self._accuracy(cell.id, max(stored, key=self.cell_counts.__getitem__)) if stored else None
 
-    def _stages(self, cell: Cell, metric: str, round: int) -> Sequence[str]:
-        """The stages that may hold an evaluation of a round, the one that most cells have first."""
-        key = id(cell.evaluations), metric, round  # the seeds of a point share one tuple of evaluations
-        if key not in self.stages:
-            evaluations = (evaluation for evaluation in cell.evaluations if evaluation.label == metric)
-            measured = [
-                stage for evaluation in evaluations for stage in evaluation.stages(round) if stage in self.measured
-            ]
-            self.stages[key] = sorted(measured, key=self.measured.__getitem__, reverse=True)
-        return self.stages[key]
-
-
-def _attacks_and_data(plan: Plan) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """(evaluation -> its attack as a run stores it, cell -> its data set)."""
-    attacks = {
-        evaluation.id: evaluation.attack
-        if evaluation.origin is None
-        else {**evaluation.attack, "origin": evaluation.origin.stored_text}
-        for evaluations in {id(cell.evaluations): cell.evaluations for cell in plan.cells}.values()
-        for evaluation in evaluations
-    }
-    return attacks, {cell.id: cell.spec["data"] for cell in plan.cells}
+    def _accuracy(self, cell: str, stage: str) -> Measurement:
+        name = parsed(stage)
+        value, n = self.series[cell, stage, name.metric][-1][name.round]
+        return Measurement(value, n, None, self.doubts.get((cell, stage), ()), ("train", stage))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from fatbench.suite import plugins
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """The machine, code and data of one run of a stage; compared by identity, since `Origins` keeps equal ones once."""
+    """The machine, code and data of one run of a stage; compared by identity, since `origin` makes equal ones once."""
 
     device: str
     precision: str
@@ -29,32 +30,24 @@ class Origin:
     plugins: str = "[]"  # JSON of the records of `fatbench.suite.plugins`
 
 
-class Origins:
-    """Every origin of a report, each once."""
+def origin(provenance: Mapping[str, Any]) -> Origin:
+    """The origin that the provenance of a run states."""
+    data, versions = provenance.get("data"), provenance.get("versions")
+    return _once(
+        str(provenance.get("device") or ""),
+        str(provenance.get("precision") or ""),
+        str(provenance.get("commit") or ""),
+        bool(provenance.get("dirty")),
+        (data["name"], data.get("variant"), data.get("fingerprint", "")) if isinstance(data, Mapping) else None,
+        str(provenance.get("attack") or ""),
+        tuple(sorted(versions.items())) if isinstance(versions, Mapping) else (),
+        str(provenance.get("not_reproducible") or ""),
+        str(provenance.get("diff") or ""),
+        json.dumps(provenance.get("plugins") or [], sort_keys=True),
+    )
 
-    def __init__(self) -> None:
-        self._known: dict[Any, Origin] = {}
 
-    def of(self, row: Mapping[str, Any]) -> Origin:
-        """The origin that a measurement or a run states, flat or under `provenance`."""
-        nested = row.get("provenance")
-        provenance: Mapping[str, Any] = nested if isinstance(nested, Mapping) else row
-        data, versions = provenance.get("data"), provenance.get("versions")
-        content = (
-            str(provenance.get("device") or ""),
-            str(provenance.get("precision") or ""),
-            str(provenance.get("commit") or ""),
-            bool(provenance.get("dirty")),
-            (data["name"], data.get("variant"), data.get("fingerprint", "")) if isinstance(data, Mapping) else None,
-            str(provenance.get("attack") or ""),
-            tuple(sorted(versions.items())) if isinstance(versions, Mapping) else (),
-            str(provenance.get("not_reproducible") or ""),
-            str(provenance.get("diff") or ""),
-            json.dumps(provenance.get("plugins") or [], sort_keys=True),
-        )
-        if content not in self._known:  # equal content must be one object, since origins compare by identity
-            self._known[content] = Origin(*content)
-        return self._known[content]
+_once = functools.cache(Origin)
 
 
 @dataclass

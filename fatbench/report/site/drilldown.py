@@ -153,9 +153,8 @@ def _fill_batch(
         if not run.get("dropped"):
             runs.setdefault(run["cell"], []).append(run)
     numbers: dict[str, dict[str, dict[str, dict[int, tuple[float, int]]]]] = {}  # cell, stage, metric, round
-    for number in numbers_of(ids, store, OVERALL):
-        metric = numbers.setdefault(number["cell"], {}).setdefault(number["stage"], {}).setdefault(number["metric"], {})
-        metric[number["round"]] = (number["value"], number["n"])
+    for cell, stage, round, _, metric, value, n, *_ in numbers_of(ids, store, OVERALL):
+        numbers.setdefault(cell, {}).setdefault(stage, {}).setdefault(metric, {})[round] = value, n
     for point in points:
         stored_cells = [cell for cell in point.cells if cell in specs]
         if not stored_cells:

@@ -15,8 +15,7 @@ from fatbench.data.catalogue import CATALOGUE
 from fatbench.errors import FatbenchError
 from fatbench.report.numbers import baseline, compare, declared_tests
 from fatbench.report.numbers.baseline import Difference
-from fatbench.report.numbers.compare import Measured
-from fatbench.report.numbers.measurements import Source
+from fatbench.report.numbers.measurements import Measurement, Source
 from fatbench.report.tables import combined
 from fatbench.report.tables.grid import Grid, Row, any_number
 from fatbench.store.selection import Checkpoint
@@ -138,7 +137,7 @@ def paper_order(suite: str) -> int:
     return [*dict.fromkeys(PAPERS.values()), OTHER].index(paper_of(suite))
 
 
-def _set_answer(plans: Sequence[Plan], board: Board, numbers_of: Callable[[str], Mapping[str, Measured]]) -> None:
+def _set_answer(plans: Sequence[Plan], board: Board, numbers_of: Callable[[str], Mapping[str, Measurement]]) -> None:
     """Compare the rows with the baselines of their suites and set the board's answer and sentence."""
     column = board.grid.columns[board.sorted_by]
     if "attacker" in board.grid.axes:

@@ -5,13 +5,12 @@ An attack takes the first n test images, so the common ones are those of the att
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fatbench.report.numbers.doubts import Doubt
 from fatbench.report.numbers.measurements import Measurement, Numbers, Source
-from fatbench.report.numbers.provenance import Origin
 from fatbench.report.tables.grid_points import TablePoints
 
 if TYPE_CHECKING:
@@ -25,11 +24,9 @@ class OnCommonImages(Numbers):
     """The numbers of a table, each attack's on the images that every attack of the table took."""
 
     def __init__(self, numbers: Numbers, cells_by_point: TablePoints, sources: Mapping[str, Source]) -> None:
-        self.all_images = numbers
-        self.select, self.failed = numbers.select, numbers.failed
-        self.trained, self.checkpoints = numbers.trained, numbers.checkpoints
-        self.outcomes = self._outcomes
-        self._cut_outcomes: dict[tuple[str, str], tuple[int, int] | None] = {}  # (cell, stage) -> (bits, count)
+        vars(self).update(vars(numbers))  # the same numbers: only what is found differs
+        self.all_outcomes, self.outcomes = numbers.outcomes, self._outcomes
+        self._cut_outcomes: dict[tuple[str, str], tuple[int, int]] = {}  # (cell, stage) -> (bits, count)
         self.shared_counts: dict[str, int] = {}  # data set -> number of images that all attacks have
         for cells_by_heading in cells_by_point.values():
             for heading, cells in cells_by_heading.items():
@@ -40,30 +37,21 @@ class OnCommonImages(Numbers):
                         self.shared_counts[data] = min(number.n, self.shared_counts.get(data, number.n))
 
     def find(self, cell: Cell, source: Source) -> Measurement | None:
-        number = self.all_images.find(cell, source)
+        number = super().find(cell, source)
         image_count = self.shared_counts.get(repr(cell.spec["data"]), 0)
         if number is None or not _of_images(source) or not 0 < image_count < number.n:
             return number
-        stage = number.stages[-1]
-        all_outcomes = None if self.all_images.outcomes is None else self.all_images.outcomes(cell.id, stage)
-        common_outcomes = (
-            None if all_outcomes is None or not all_outcomes[1] else first_outcomes(all_outcomes, number.n, image_count)
-        )
-        self._cut_outcomes[cell.id, stage] = common_outcomes
-        if common_outcomes is None:
+        bits, total = (self.all_outcomes and self.all_outcomes(cell.id, number.stage)) or (0, 0)
+        cut = first_outcomes((bits, total), number.n, image_count) if total else (0, 0)
+        self._cut_outcomes[cell.id, number.stage] = cut
+        if not total:
             return replace(number, doubts=(*number.doubts, NOT_CUT))
-        return replace(number, value=common_outcomes[0].bit_count() / common_outcomes[1], n=image_count)
+        return replace(number, value=cut[0].bit_count() / cut[1], n=image_count)
 
-    def _outcomes(self, cell: str, stage: str) -> tuple[int, int] | None:
+    def _outcomes(self, cell: str, stage: str) -> tuple[int, int]:
         if (cell, stage) in self._cut_outcomes:
             return self._cut_outcomes[cell, stage]
-        return None if self.all_images.outcomes is None else self.all_images.outcomes(cell, stage)
-
-    def below_chance(self, cell: Cell) -> tuple[float, int, float] | None:
-        return self.all_images.below_chance(cell)
-
-    def origins(self, cell: str, stage: str) -> Iterable[Origin]:
-        return self.all_images.origins(cell, stage)
+        return (self.all_outcomes and self.all_outcomes(cell, stage)) or (0, 0)
 
 
 def _of_images(source: Source) -> bool:

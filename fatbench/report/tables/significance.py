@@ -108,7 +108,8 @@ def _test(best: Value, rival: Value, outcomes: Outcomes | None, images: Callable
     if len(set().union(*(images(*stored) for value in (best, rival) for stored in value.behind))) > 1:
         return "other images or labels"
     outcomes_of_best, outcomes_of_rival = (
-        [bits_and_count for stored in value.behind if (bits_and_count := outcomes(*stored))] for value in (best, rival)
+        [bits_and_count for stored in value.behind if (bits_and_count := outcomes(*stored))[1]]
+        for value in (best, rival)
     )
     n = max(best.n, default=0)
     if {*best.n, *rival.n} != {n}:

@@ -1,0 +1,58 @@
+"""Numbers of a plan for tables and figures, without a database."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from fatbench.report.numbers import provenance
+from fatbench.report.numbers.cell_rows import Number
+from fatbench.report.numbers.doubts import Outcomes, doubts
+from fatbench.report.numbers.measurements import Numbers
+from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
+from fatbench.suite.cells import Plan
+
+
+def numbers(
+    plan: Plan,
+    rows: Collection[Mapping[str, Any]] = (),
+    select: Checkpoint = "last",
+    *,
+    rounds: Mapping[tuple[str, str], int] = MappingProxyType({}),
+    runs: Iterable[Mapping[str, Any]] = (),
+    outcomes: Outcomes | None = None,
+    **stored: Any,
+) -> Numbers:
+    """The numbers of rows, mappings of the fields of `Number`, with the provenance of each, or of `runs`.
+
+    rounds: (cell, checkpoint) -> round; one that it lacks is found in the rows of the monitor.
+    """
+    fields = ({"client": -1, **row, "n": row["n"] or 0} for row in rows)
+    known = [Number(**{name: row[name] for name in Number._fields if name in row}) for row in fields]
+    best: dict[tuple[str, str], int] = {}
+    for checkpoint, metric in MONITORED.items():
+        series: dict[str, dict[int, float]] = {}
+        for one in known:
+            if (one.stage, one.metric, one.client) == ("train", metric, -1):
+                series.setdefault(one.cell, {})[one.round] = one.value
+        best |= {(cell, checkpoint): checkpoint_round(by_round) or 0 for cell, by_round in series.items()}
+    last = {(cell.id, "last"): int(cell.spec["algorithm"]["rounds"]) for cell in plan.cells}
+    origins: dict[tuple[str | None, str], dict[provenance.Origin, None]] = {}
+    for run in runs or rows:
+        origins.setdefault((run["cell"], run["stage"]), {})[provenance.origin(run.get("provenance", run))] = None
+    attacks = {
+        one.id: one.attack if one.origin is None else {**one.attack, "origin": one.origin.stored_text}
+        for cell in plan.cells
+        for one in cell.evaluations
+    }
+    return Numbers(
+        known,
+        select,
+        rounds={**last, **best, **rounds},
+        doubts=doubts(known, attacks, {cell.id: cell.spec["data"] for cell in plan.cells}, outcomes),
+        outcomes=outcomes,
+        runs=origins,
+        checkpoints=plan.checkpoints,
+        **stored,
+    )
