@@ -35,7 +35,8 @@ from fatbench.engine.setup import Runtime, setup
 from fatbench.errors import DatabaseError, MachineError
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.report.figures import series
-from fatbench.report.numbers.measurements import Source
+from fatbench.report.numbers import cell_rows
+from fatbench.report.numbers.measurements import Numbers, Source
 from fatbench.runner import checkpoints, worker
 from fatbench.runner.jobs import Job, Machine
 from fatbench.store import export_lines, integrity, jsonl, number_text
@@ -489,8 +490,6 @@ def test_a_state_is_written_as_safetensors_writes_it_and_not_copied(tmp_path: Pa
 def test_show_reads_the_last_round_of_training_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
 ) -> None:
-    from fatbench.report.numbers import cell_rows
-
     db, read, asked = str(tmp_path / "a.db"), cell_rows.rows_of, []
     with Store.open(db, create=True) as store:
         store.finish(numbered(store, 3, 60), [Number("few", 0.5, 3)], round=3)
@@ -510,17 +509,19 @@ def test_show_reads_the_last_round_of_training_alone(
 
 def test_lines_of_many_clients_are_quantiles() -> None:
     cells = [SimpleNamespace(id="a", spec={"seed": 0}), SimpleNamespace(id="b", spec={"seed": 1})]
-    values = {
-        (cell.id, "loss"): {k: {1: float(k + more), 2: 1.0} for k in range(61)}
+    rows = [
+        cell_rows.Number(cell.id, "train", round, k, "loss", float(k + more) if round == 1 else 1.0, 0)
         for cell, more in zip(cells, (0, 2), strict=True)
-    }
+        for k in range(61)
+        for round in (1, 2)
+    ]
     source = Source.parse("train:loss[*]")
-    lines = list(series._lines(("x",), "loss", source, cells, None, values))
+    lines = list(series._lines(("x",), "loss", source, cells, None, Numbers(rows)))
     assert [line.heading for line in lines] == [
         f"loss, {name} of 61 clients" for name in ("least", "25 %", "median", "75 %", "largest")
     ]
     assert [line.points[0].mean for line in lines] == [1.0, 16.0, 31.0, 46.0, 61.0]
-    few = {key: {k: found[k] for k in range(49)} for key, found in values.items()}
+    few = Numbers([row for row in rows if row.client < 49])
     assert len(list(series._lines(("x",), "loss", source, cells, None, few))) == 49
 
 

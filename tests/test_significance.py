@@ -50,7 +50,7 @@ def decided(
     """Of each value "B" if it is bold, else its marks; and the footnotes."""
     known = {place: bits for _, of in groups for place, bits in of.items()}
     grid: Any = SimpleNamespace(footnotes=[])
-    look = known.get if outcomes is True else outcomes
+    look = (lambda place: known.get(place, (0, 0))) if outcomes is True else outcomes
     significance.mark(grid, [(values, best) for values, _ in groups], look and (lambda *p: look(p)), "column")
     shown = [["B" if v.rank == "best" else "".join(v.marks) for v in values] for values, _ in groups]
     for values, _ in groups:
