@@ -7,9 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from fatbench.report.numbers import provenance
-from fatbench.report.numbers.cell_rows import Number
 from fatbench.report.numbers.doubts import Outcomes, doubts
 from fatbench.report.numbers.measurements import Numbers
+from fatbench.report.numbers.number import Number
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
 from fatbench.suite.cells import Plan
 

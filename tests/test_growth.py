@@ -35,7 +35,7 @@ from fatbench.engine.setup import Runtime, setup
 from fatbench.errors import DatabaseError, MachineError
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.report.figures import series
-from fatbench.report.numbers import cell_rows
+from fatbench.report.numbers import cell_rows, number
 from fatbench.report.numbers.measurements import Numbers, Source
 from fatbench.runner import checkpoints, worker
 from fatbench.runner.jobs import Job, Machine
@@ -510,7 +510,7 @@ def test_show_reads_the_last_round_of_training_alone(
 def test_lines_of_many_clients_are_quantiles() -> None:
     cells = [SimpleNamespace(id="a", spec={"seed": 0}), SimpleNamespace(id="b", spec={"seed": 1})]
     rows = [
-        cell_rows.Number(cell.id, "train", round, k, "loss", float(k + more) if round == 1 else 1.0, 0)
+        number.Number(cell.id, "train", round, k, "loss", float(k + more) if round == 1 else 1.0, 0)
         for cell, more in zip(cells, (0, 2), strict=True)
         for k in range(61)
         for round in (1, 2)

@@ -11,12 +11,13 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select as sql
 
 from fatbench.errors import DatabaseError
 from fatbench.report.numbers.doubts import Doubt, Doubts, Outcomes, doubts
+from fatbench.report.numbers.number import Number
 from fatbench.store.consistency import disagreement, impossible
 from fatbench.store.rows import batches
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
@@ -29,25 +30,6 @@ if TYPE_CHECKING:
 
 OVERALL = NUMBERS.c.client == -1  # numbers about no single client or class
 EVALUATED = NUMBERS.c.stage != "train"
-
-
-class Number(NamedTuple):
-    """One stored number."""
-
-    cell: str
-    stage: str  # "train", or an evaluation
-    round: int
-    client: int  # -1: about no single client or class
-    metric: str
-    value: float
-    n: int  # test images behind it; 0: none
-    run: int = 0  # the run that measured it
-    created: str = ""
-
-    @property
-    def is_accuracy(self) -> bool:
-        """Whether it is the result of an evaluation, over all images and models."""
-        return self.client == -1 and self.metric == parsed(self.stage).metric
 
 
 def rows_of(cells: Iterable[str] | None, store: Store, condition: Any = None) -> list[tuple[Any, ...]]:

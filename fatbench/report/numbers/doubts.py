@@ -30,7 +30,7 @@ from fatbench.suite import facts
 from fatbench.suite.types import number
 
 if TYPE_CHECKING:
-    from fatbench.report.numbers.cell_rows import Number
+    from fatbench.report.numbers.number import Number
 
 SIGMAS = 3.0
 ZERO_GRADIENTS = 0.01  # fraction of images without any loss gradient above which attacks are not to be trusted

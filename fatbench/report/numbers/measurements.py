@@ -21,7 +21,7 @@ from fatbench.suite import facts
 from fatbench.suite.tables import OVER, SOURCE
 
 if TYPE_CHECKING:
-    from fatbench.report.numbers.cell_rows import Number
+    from fatbench.report.numbers.number import Number
     from fatbench.report.numbers.provenance import Origin
     from fatbench.report.numbers.statistics import Groups
     from fatbench.suite.cells import Cell, Evaluation
