@@ -229,7 +229,8 @@ def _subtracted_cells(plan: Plan, figure: Figure) -> dict[PointKey, Cell]:
 def _published(lookup: Lookup, cell: Cell, line: Line) -> tuple[float, float] | None:
     """The published range of a line, found by its cells' labels, its heading (`series`) and its `index`."""
     index = {} if line.index is None else {"index": str(line.index)}
-    return lookup.range({**cell.key, **line.key, SERIES: line.heading, **index}, line.heading)
+    least, most, *_ = lookup.find({**cell.key, **line.key, SERIES: line.heading, **index}, line.heading)
+    return None if least is None else (least, least if most is None else most)
 
 
 def _lines(

@@ -7,12 +7,19 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from fatbench.errors import SpecError
 from fatbench.suite.tables import Published, Reference
 
-Entry = tuple[float | None, float | None, str]  # value, std, flag
-NOTHING: Entry = (None, None, "")
+
+class Entry(NamedTuple):
+    """A published number."""
+
+    value: float | None = None
+    most: float | None = None  # where the paper gives a range; the value is its least
+    std: float | None = None
+    flag: str = ""
 
 
 class Lookup:
@@ -66,35 +73,26 @@ class Lookup:
                 raise SpecError(f"{published.file}:{line}: the labels of line {first_line} again: {', '.join(labels)}")
 
     def find(self, point: Mapping[str, str], heading: str) -> Entry:
-        """(value, std, flag) for a grid point and a heading; Nones where the paper has no such number."""
+        """The number of a grid point and a heading; nothing where the paper has no such number."""
         published = self.published
         if heading not in published.values:
-            return NOTHING
+            return Entry()
         labels = published.labels
         row = self._row({c: labels.get(point.get(a, ""), point.get(a, "")) for a, c in published.rows.items()})
         if row is None:
-            return NOTHING
-        column = self._column(published.values[heading], point)
-        value = _number(row.get(column, ""), self.scale)
-        if value is None:
-            return NOTHING
-        std = None
-        if heading in published.std:
-            std = _number(row.get(self._column(published.std[heading], point), ""), self.scale)
-        return value, std, self._flag(row.get("flag", ""), column)
+            return Entry()
 
-    def range(self, point: Mapping[str, str], heading: str) -> tuple[float, float] | None:
-        """(lowest, highest) number of the paper; equal where it prints one number, None where it prints none."""
-        low = self.find(point, heading)[0]
-        if low is None:
-            return None
-        published = self.published
-        if heading not in published.to:
-            return low, low
-        # the column of upper ends is read as if it were that of values
-        upper_ends = published.model_copy(update={"values": {heading: published.to[heading]}})
-        high = Lookup(upper_ends).find(point, heading)[0]
-        return low, low if high is None else high
+        def number(columns: Mapping[str, str]) -> float | None:
+            return (
+                _number(row.get(self._column(columns[heading], point), ""), self.scale) if heading in columns else None
+            )
+
+        value = number(published.values)
+        if value is None:
+            return Entry()
+        most = number(published.to)
+        flag = self._flag(row.get("flag", ""), self._column(published.values[heading], point))
+        return Entry(value, None if most == value else most, number(published.std), flag)
 
     def _row(self, labels: Mapping[str, str]) -> dict[str, str] | None:
         matching_rows = [

@@ -92,17 +92,17 @@ def numbers_of_sources(
             condition &= NUMBERS.c.client.in_(sorted(clients))
         interval_metrics = {f"{base}_client" for base, _, end in (m.rpartition("_") for m in metrics) if end in ENDS}
         numbers.add(numbers_of(specs, store, training & (condition | NUMBERS.c.metric.in_(sorted(interval_metrics)))))
-    done_query = sql(STAGES.c.cell).where((STAGES.c.stage == "train") & (STAGES.c.status == "done"))
-    failed_query = sql(STAGES.c.cell).where(STAGES.c.status == "failed").distinct()
+    columns = (STAGES.c.cell, STAGES.c.stage, STAGES.c.status, STAGES.c.settings)
+    stages = [tuple(row) for row in fetch(store, sql(*columns), STAGES.c.cell, specs)]
     numbers.checkpoints = tuple(plan.checkpoints)
     numbers.runs = _runs(specs, store, [*numbers.cell_counts])
-    numbers.failed = frozenset(row.cell for row in fetch(store, failed_query, STAGES.c.cell, specs))
-    numbers.trained = frozenset(row.cell for row in fetch(store, done_query, STAGES.c.cell, specs if metrics else ()))
-    numbers.doubts = _other_attacks(plan, specs, store, numbers.doubts)
+    numbers.failed = frozenset(cell for cell, _, status, _ in stages if status == "failed")
+    numbers.trained = frozenset(cell for cell, stage, status, _ in stages if (stage, status) == ("train", "done"))
+    numbers.doubts = _other_attacks(plan, stages, numbers.doubts)
     return numbers
 
 
-def _other_attacks(plan: Plan, cells: Iterable[str], store: Store, known_doubts: Doubts) -> Doubts:
+def _other_attacks(plan: Plan, stages: Iterable[tuple[str, str, str, str | None]], known_doubts: Doubts) -> Doubts:
     """Add a doubt about each stage whose attack has other settings than the plan's evaluation of that name."""
     by_id = {evaluation.id: evaluation for evaluation in _evaluations(plan)}
 
@@ -112,9 +112,8 @@ def _other_attacks(plan: Plan, cells: Iterable[str], store: Store, known_doubts:
         return None if evaluation is None else asked.difference(json.loads(settings), evaluation)
 
     all_doubts = dict(known_doubts)
-    query = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings).where(STAGES.c.settings.is_not(None))
-    for cell, stage, settings in fetch(store, query, STAGES.c.cell, cells):
-        if words := difference(stage, settings):
+    for cell, stage, _, settings in stages:
+        if settings is not None and (words := difference(stage, settings)):
             all_doubts[cell, stage] = (*all_doubts.get((cell, stage), ()), Doubt(words))
     return all_doubts
 

@@ -223,13 +223,11 @@ def _add_published(value: Value, heading: str, cells: Sequence[Cell], source: So
     if lookup is None:
         return
     labels = {**point, SERIES: heading}
-    value.published, value.published_std, value.published_flag = lookup.find(labels, heading)
+    value.published, value.published_most, value.published_std, value.published_flag = lookup.find(labels, heading)
     relative = request.table.sources[heading].relative  # a difference has no floor
     accuracy = None if relative else value.published
     floor = _chance_flag(cells[0], source, accuracy)
     value.published_flag = "; ".join(filter(None, (value.published_flag, floor)))
-    lowest, highest = lookup.range(labels, heading) or (None, None)
-    value.published_most = highest if highest != lowest else None  # only a range has two ends
     measured_checkpoint = source.checkpoint(request.numbers.select)
     value.published_select = lookup.select if measured_checkpoint else ""
     value.formula = lookup.formula and value.published is not None
