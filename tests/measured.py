@@ -16,7 +16,7 @@ from fatbench.suite.cells import Plan
 
 def numbers(
     plan: Plan,
-    rows: Collection[Mapping[str, Any]] = (),
+    rows: Collection[Any] = (),
     select: Checkpoint = "last",
     *,
     rounds: Mapping[tuple[str, str], int] = MappingProxyType({}),
@@ -24,17 +24,16 @@ def numbers(
     outcomes: Outcomes | None = None,
     **stored: Any,
 ) -> Numbers:
-    """The numbers of rows, mappings of the fields of `Number`, with the provenance of each, or of `runs`.
+    """The numbers of rows: each a `Number`, or a mapping of its fields and its provenance. runs: instead of that.
 
     rounds: (cell, checkpoint) -> round; one that it lacks is found in the rows of the monitor.
     """
-    fields = ({"client": -1, **row, "n": row["n"] or 0} for row in rows)
-    known = [Number(**{name: row[name] for name in Number._fields if name in row}) for row in fields]
+    known = [row if isinstance(row, Number) else _number(row) for row in rows]
     best: dict[tuple[str, str], int] = {}
     for checkpoint, metric in MONITORED.items():
         series: dict[str, dict[int, float]] = {}
         for one in known:
-            if (one.stage, one.metric, one.client) == ("train", metric, -1):
+            if one.metric == metric and (one.stage, one.client) == ("train", -1):
                 series.setdefault(one.cell, {})[one.round] = one.value
         best |= {(cell, checkpoint): checkpoint_round(by_round) or 0 for cell, by_round in series.items()}
     last = {(cell.id, "last"): int(cell.spec["algorithm"]["rounds"]) for cell in plan.cells}
@@ -43,8 +42,8 @@ def numbers(
         origins.setdefault((run["cell"], run["stage"]), {})[provenance.origin(run.get("provenance", run))] = None
     attacks = {
         one.id: one.attack if one.origin is None else {**one.attack, "origin": one.origin.stored_text}
-        for cell in plan.cells
-        for one in cell.evaluations
+        for evaluations in {id(cell.evaluations): cell.evaluations for cell in plan.cells}.values()
+        for one in evaluations
     }
     return Numbers(
         known,
@@ -56,3 +55,8 @@ def numbers(
         checkpoints=plan.checkpoints,
         **stored,
     )
+
+
+def _number(row: Mapping[str, Any]) -> Number:
+    fields = {"client": -1, **row, "n": row["n"] or 0}
+    return Number(**{name: fields[name] for name in Number._fields if name in fields})

@@ -41,6 +41,7 @@ from fatbench.report.formats import html, latex, latex_text, markdown, records, 
 from fatbench.report.numbers import cell_rows, compare, doubts, provenance
 from fatbench.report.numbers.frame import frame
 from fatbench.report.numbers.measurements import EVERY, RANGE, Source, in_words, metric_names
+from fatbench.report.numbers.number import Number as StoredNumber
 from fatbench.report.tables import layout, number_format
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Column, Grid, Value, varying, with_numbers
@@ -1733,15 +1734,13 @@ tables:
     plan = found.plan("paper")
     assert len(plan.unique()) == 10_000
     R = random.Random(0)
-    # one row object per provenance, as the database's reader shares them
-    rows: list[dict[str, Any]] = []
+    rows: list[StoredNumber] = []
     runs = [{"cell": None, "stage": "train", "provenance": PROVENANCE}]
     names = {e.label: e.stage(3) for e in plan.cells[0].evaluations}
     runs += [{"cell": None, "stage": stage, "provenance": PROVENANCE} for stage in names.values()]
     for cell in plan.cells:
         for metric, stage in names.items():
-            row = {"cell": cell.id, "stage": stage, "metric": metric, "round": 3, "client": -1}
-            rows.append({**row, "value": R.random(), "n": 10_000})
+            rows.append(StoredNumber(cell.id, stage, 3, -1, metric, R.random(), 10_000))
 
     def seconds() -> float:
         begin = time.process_time()
