@@ -39,7 +39,7 @@ def offers(on: str | None, preset: str | None, db: str | None, say: Callable[[st
     """Every preset of every suite on the published images but smoke, with its time on one worker or on one GPU `on`.
 
     preset: this one alone; of a GPU, whose time is counted network by network, it is `quick` unless another is named.
-    say: gets what is being estimated.SpecError: no suite has this preset.
+    say: gets what is being estimated. SpecError: no suite has this preset.
     NothingMatched: nothing has run here from which a time could be known.
     """
     from fatbench import settings
@@ -48,9 +48,10 @@ def offers(on: str | None, preset: str | None, db: str | None, say: Callable[[st
     from fatbench.suite import duration, files, sizes
     from fatbench.suite.papers import is_jpeg
 
-    known_presets = {known for row in sizes.listing() for known in row.get("presets", ())}
-    if preset is not None and preset not in known_presets:
-        raise SpecError(f"--preset: no suite has a preset '{preset}'{did_you_mean(preset, known_presets)}")
+    if preset is not None:
+        known_presets = {known for row in sizes.listing() for known in row.get("presets", ())}
+        if preset not in known_presets:
+            raise SpecError(f"--preset: no suite has a preset '{preset}'{did_you_mean(preset, known_presets)}")
     with opened(db, create=True) as store:
         measured_speeds = duration.speeds([] if store is None else timing.timed_runs(store))
         if on is None and measured_speeds == duration.Speeds():

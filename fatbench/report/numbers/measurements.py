@@ -174,7 +174,10 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-@dataclass
+NO_INPUTS: Inputs = {}
+
+
+@dataclass(slots=True)  # a table of ten thousand cells makes fifty thousand
 class Measurement:
     """One seed's number: for a field of a table, a point of a figure or a side of a comparison."""
 
@@ -185,7 +188,7 @@ class Measurement:
     )
     doubts: tuple[Doubt, ...] = ()
     stages: tuple[str, ...] = ()  # those that it was read from, the last is an evaluation's
-    inputs: Inputs = field(default_factory=dict)  # what answered it, see `fatbench.store.inputs`
+    inputs: Inputs = field(default_factory=lambda: NO_INPUTS)  # what answered it, see `fatbench.store.inputs`
     groups: Groups | None = field(default=None, compare=False)  # of its images; None: each is its own
 
     @property
@@ -233,9 +236,13 @@ class Numbers:
             inputs,
         )
         self.runs, self.failed, self.trained, self.checkpoints = runs, failed, trained, checkpoints
-        self.series: dict[tuple[str, str, str], Series] = {}  # of each cell, stage and metric
-        self.add(rows)
-        accuracies = [row for row in rows if row.is_accuracy]
+        accuracies: list[Number] = []
+        others: list[Number] = []
+        for row in rows:
+            (accuracies if row.is_accuracy else others).append(row)
+        self.accuracies = {(row.cell, row.stage): (row.value, row.n) for row in accuracies}
+        self.series: dict[tuple[str, str, str], Series] = {}  # of each cell, stage and metric, without accuracies
+        self.add(others)
         self.cell_counts = Counter(row.stage for row in accuracies)  # stage -> cells that have its accuracy
         # (cell, round of the model) -> evaluation -> its stage: in the precision of most cells, then the highest
         self.evaluations: dict[tuple[str, int], dict[str, str]] = {}
@@ -366,6 +373,5 @@ class Numbers:
         return self._accuracy(cell.id, max(stored, key=self.cell_counts.__getitem__)) if stored else None
 
     def _accuracy(self, cell: str, stage: str) -> Measurement:
-        name = parsed(stage)
-        value, n = self.series[cell, stage, name.metric][-1][name.round]
+        value, n = self.accuracies[cell, stage]
         return Measurement(value, n, None, self.doubts.get((cell, stage), ()), ("train", stage))
