@@ -54,9 +54,9 @@ def badnets(
     """
     if size >= min(images.shape[2:]):
         raise ValueError(f"badnets: a square of {size} pixels on images of {images.shape[2]} x {images.shape[3]}")
-    count = int(fraction * len(images) + 1e-9)
+    count = int(fraction * len(images) + 1e-9)  # 0.29 * 100 is 28.999999999999996
     patched_images = torch.randperm(len(images), generator=generator, device=images.device)[:count]
-    images, labels = images.clone(), labels.clone()
+    images, labels = images.clone(), labels.clone()  # the data set's own tensors stay as they are
     images[patched_images] = with_square(images[patched_images], size)
     labels[patched_images] = target
     return images, labels
@@ -112,6 +112,7 @@ def gaussian_upload(update: Tensor, generator: Generator, *, mean: Real = 0.0, s
 
     Knows: nothing
     """
+    # the update gives the shape alone: this adversary knows nothing
     noise = torch.empty_like(update).normal_(generator=generator)
     return mean + std * noise
 
@@ -150,6 +151,7 @@ def alie(
         honest = len(others)
         supporters = max((honest + malicious) // 2 + 1 - malicious, 1)
         quantile = (honest - supporters) / honest
+        # at a quantile of 0 the inverse is infinite; below 1/2 z would be negative, towards the other side
         z = max(statistics.NormalDist().inv_cdf(quantile), 0.0) if quantile > 0 else 0.0
     deviation = others.std(0) if len(others) > 1 else torch.zeros_like(update)
     return others.mean(0) + (z if sign == "plus" else -z) * deviation
@@ -182,6 +184,7 @@ def min_max(update: Tensor, others: Tensor, *, tolerance: Positive = 0.01) -> Te
     Knows: the honest updates of the round
     """
     mean, deviation = others.mean(0), others.std(0) if len(others) > 1 else torch.zeros_like(update)
+    # not by a matrix product, whose rounding is large beside the distance of two near updates
     largest = torch.cdist(others, others, compute_mode="donot_use_mm_for_euclid_dist").max()
 
     def fits(gamma: float) -> bool:
@@ -191,7 +194,7 @@ def min_max(update: Tensor, others: Tensor, *, tolerance: Positive = 0.01) -> Te
     while high - low > tolerance:
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return mean - low * deviation
+    return mean - low * deviation  # `low` fits, `high` may not
 
 
 def model_replacement(update: Tensor, *, factor: Positive) -> Tensor:

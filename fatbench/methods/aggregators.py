@@ -124,6 +124,7 @@ def sfat_annealed(
     Source: Zhu et al. 2023, Table 12; methods: SFAT.
     """
     start = (1 + alpha) / (1 - alpha)
+    # paper: the end points only / here: linear
     factor = start - (start - 1) * context.round / max(context.rounds - 1, 1)
     return _slack("sfat_annealed", updates, context, factor, top=top, rank_by=rank_by, first_round=first_round)
 
@@ -198,6 +199,7 @@ def _slack(
         return math.isnan(value), value, loss, updates[k].client  # a client that diverged comes last in both directions
 
     selected = tuple(sorted(sorted(range(m), key=rank)[:top]))
+    # paper: also divided by sum N_k, which read literally shrinks the model by K / here: weights that sum to 1
     emphasised = [update.n * (factor if k in selected else 1.0) for k, update in enumerate(updates)]
     return Mixing(normalised(emphasised), norm=fedavg, selected=selected)
 
@@ -251,9 +253,10 @@ def two_level(
     updates_by_group = [[updates[k] for k in group] for group in groups]
     examples = [sum(update.n for update in group) for group in updates_by_group]
     shares = normalised([float(n) for n in examples])
+    # a group that is not in the round has no examples, so no weight whatever `share` says
     if share is not None and all(groups):
         shares = [share, 1 - share]
-    selected = min(top, len(groups[0]) // 2)
+    selected = min(top, len(groups[0]) // 2)  # partial participation may leave fewer than 2 `top` of them
     trained, standard = (Mixing(normalised([float(u.n) for u in group]) if group else []) for group in updates_by_group)
     if selected:
         trained = _slack(
@@ -306,12 +309,12 @@ def sfat_released(updates: Sequence[Update], context: Context, *, r: Positive, t
     """
     m = len(updates)
     if context.round == 0:
-        uniform_weights = [1 / m] * m
+        uniform_weights = [1 / m] * m  # released: N_k is ignored
         return Mixing(uniform_weights, norm=uniform_weights, norm_match="substring")
     scores = [-update.stats.loss_released for update in updates]
     threshold = sorted(scores, reverse=True)[min(top, m) - 1]
-    selected = tuple(k for k in range(m) if scores[k] >= threshold)
-    unselected = sum(k not in selected for k in range(1, m))
+    selected = tuple(k for k in range(m) if scores[k] >= threshold)  # all that tie with the last
+    unselected = sum(k not in selected for k in range(1, m))  # released: position 0 is never counted
     divisor = unselected + (m - unselected) * r
     weights = [(r if k in selected else 1.0) / divisor for k in range(m)]
     norm = [(r if k == 0 and k in selected else 1.0) / (m - 1 + r) for k in range(m)]
@@ -359,6 +362,7 @@ def fedsoftbetter_released(updates: Sequence[Update], context: Context, *, tempe
 
     Source: alexandreduplessis/Tamaya_Federated_Learning src/soft_mergers.py; differences: fedsoftbetter-loss.
     """
+    # released: the sum of the batches' mean losses / N_k; exact for batches of equal length
     losses = [update.stats.loss * update.stats.batches / update.n for update in updates]
     return Mixing(_softmax([temperature * loss for loss in losses]))
 
@@ -404,8 +408,8 @@ def afl(
         fraction = [float(x) for x in context.memory["lambda"].tolist()]
     else:
         fraction = normalised([float(len(shard)) for shard in context.problem.shards])
-    weights = [fraction[update.client] for update in updates]
-    if math.fsum(weights) <= 0:
+    weights = [fraction[update.client] for update in updates]  # before this round's step on lambda
+    if math.fsum(weights) <= 0:  # the projection may set the lambda of every participant to 0
         weights = [float(update.n) for update in updates]
     for update, loss in zip(updates, broadcast_losses, strict=True):
         fraction[update.client] += gamma * loss
@@ -434,7 +438,7 @@ def q_ffl(updates: Sequence[Update], context: Context, broadcast_losses: Sequenc
 
     Source: Li et al. 2020 (q-FFL, Algorithm 2); differences: fedtorch-afl. Nothing published to compare with.
     """
-    losses = [max(loss, 1e-10) for loss in broadcast_losses]
+    losses = [max(loss, 1e-10) for loss in broadcast_losses]  # F_k^(q-1) needs F_k > 0
     largest = max(losses)  # both numerator and divisor are divided by largest^q, which may overflow
     steepness = 1 / context.lr
     powers = [(loss / largest) ** q for loss in losses]
@@ -444,22 +448,24 @@ def q_ffl(updates: Sequence[Update], context: Context, broadcast_losses: Sequenc
         for loss, power, update in zip(losses, powers, updates, strict=True)
     )
     weights = [steepness * power / divisor for power in powers]
-    return Mixing(weights, broadcast=max(1 - math.fsum(weights), 0.0))
+    return Mixing(weights, broadcast=max(1 - math.fsum(weights), 0.0))  # max: rounding at q = 0
 
 
 def _squared_distance(broadcast: Tensors, model: Tensors) -> float:
+    # running averages are not stepped along a gradient, so D_k lacks them
     keys = [
         key
         for key, value in broadcast.items()
         if value.is_floating_point() and not key.endswith(("running_mean", "running_var"))
     ]
+    # foreach: one kernel for all tensors, one transfer to the CPU
     norms = torch._foreach_norm(torch._foreach_sub([broadcast[key] for key in keys], [model[key] for key in keys]))
     return math.fsum(norm**2 for norm in torch.stack(norms).tolist())
 
 
 def _softmax(exponents: Sequence[float], factors: Sequence[float] | None = None) -> list[float]:
     """factors[k] * exp(exponents[k]), normalised, without overflow."""
-    largest = max(exponents)
+    largest = max(exponents)  # the largest power is then 1
     powers = [math.exp(exponent - largest) for exponent in exponents]
     return normalised([p * f for p, f in zip(powers, factors or [1.0] * len(powers), strict=True)])
 

@@ -175,7 +175,7 @@ def cw(
 
     def margin(logits: Tensor, y: Tensor) -> Tensor:
         label = y.unsqueeze(1)
-        largest_other = logits.scatter(1, label, -torch.inf).max(1).values
+        largest_other = logits.scatter(1, label, -torch.inf).max(1).values  # -inf: never the label itself
         return -(logits.gather(1, label).squeeze(1) - largest_other + kappa).clamp(min=0).sum()
 
     x_start = _uniform_start(x, eps, generator)
@@ -213,13 +213,12 @@ def exact_linear(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Genera
                 torch.eye(logits.shape[1], dtype=logits.dtype, device=x.device).unsqueeze(1).expand(-1, len(x), -1)
             )
             with gradient_asked():
-                (slopes,) = torch.autograd.grad(
-                    margins, x, class_directions, is_grads_batched=True
-                )  # (classes, B, C, H, W)
+                # (classes, B, C, H, W), in one batched pass
+                (slopes,) = torch.autograd.grad(margins, x, class_directions, is_grads_batched=True)
         x = x.detach()
         moved = (x - eps * slopes.sign()).clamp(0, 1)
         least_margins = margins.detach() + ((moved - x) * slopes).flatten(2).sum(2).T
-        target = least_margins.scatter(1, y.unsqueeze(1), torch.inf).argmin(1)
+        target = least_margins.scatter(1, y.unsqueeze(1), torch.inf).argmin(1)  # inf: never the label itself
         return (moved[target, torch.arange(len(x), device=x.device)],)
 
     (x_adv,) = in_parts(model, part_of(x, model), corners, x.detach(), y)
@@ -258,7 +257,7 @@ def dual(
 
 def _uniform_start(x: Tensor, eps: float, generator: torch.Generator, norm: str = "Linf") -> Tensor:
     if norm == "L2":
-        lengths = eps * uniform(x[:, :1, :1, :1], 0.0, 1.0, generator)
+        lengths = eps * uniform(x[:, :1, :1, :1], 0.0, 1.0, generator)  # one length an image
         return (x + lengths * _direction(normal(x, generator))).clamp(0, 1)
     return (x + uniform(x, -eps, eps, generator)).clamp(0, 1)
 

@@ -78,7 +78,7 @@ def mart(
     adversarial, clean = _adversarial_and_clean(model, x, y, generator, attack)
     p_adversarial, log_p_clean = adversarial.softmax(1), clean.log_softmax(1)
     label = y.unsqueeze(1)
-    likely_wrong = p_adversarial.scatter(1, label, -1.0).argmax(1)
+    likely_wrong = p_adversarial.scatter(1, label, -1.0).argmax(1)  # -1: the label never wins
     boosted = F.cross_entropy(adversarial, y) + F.nll_loss((1.0001 - p_adversarial + 1e-12).log(), likely_wrong)
     divergence = _kl(log_p_clean, (p_adversarial + 1e-12).log())
     weight = 1.0000001 - log_p_clean.exp().gather(1, label).squeeze(1)
@@ -208,7 +208,9 @@ def awp_at(
     NUDTPingLuo/FedLAT uses 0.005 from round 10 on, for every tensor; here from the first round.
     """
     x_adv = _adversarial(model, x, y, generator, attack)
+    # w.dim() > 1: biases and normalisation stay / FedLAT: every tensor
     weights = {name: w for name, w in model.named_parameters() if w.requires_grad and w.dim() > 1}
+    # copies: the pass that gives g must not update the running statistics
     buffer_copies = {name: buffer.clone() for name, buffer in model.named_buffers()}
     loss = F.cross_entropy(torch.func.functional_call(model, buffer_copies, (x_adv,)).float(), y)
     gradients = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
@@ -254,6 +256,7 @@ def calfat_released(
 
     Source: cc233/CalFAT utils.py:98-102, 216-245.
     """
+    # released: the attack sees f + 0.1 log n, the loss ten times that
     offset = 0.1 * (class_counts.clamp(min=1) + 1e-7).log()
     with _shifted_logits(model, offset):
         x_adv = _adversarial(model, x, y, generator, attack)
@@ -286,6 +289,7 @@ def margin_at(
 @contextlib.contextmanager
 def _shifted_logits(model: nn.Module, offset: Tensor) -> Iterator[None]:
     """A context in which `offset` (1, classes) is added to the model's logits (B, classes)."""
+    # a hook: the attack calls the model itself, and must see the offset, too
     handle = model.register_forward_hook(lambda module, inputs, logits: logits + offset)
     try:
         yield

@@ -56,6 +56,7 @@ def trimmed_mean(updates: Sequence[Update], context: Context, *, byzantine: Natu
     return _by_coordinate(
         updates,
         context,
+        # a client that was refused is trimmed already, so `trimmed_count` may be less than `byzantine`
         lambda values: values.sort(0).values[trimmed_count : len(values) - trimmed_count or None].mean(0),
     )
 
@@ -81,6 +82,7 @@ def bulyan(updates: Sequence[Update], context: Context, *, byzantine: Natural) -
 
     def near_the_median(values: Tensor) -> Tensor:
         ordered = values.sort(0).values
+        # stable, of sorted values: of two that are equally near, the smaller comes first
         order = (ordered - _middle(ordered)).abs().sort(dim=0, stable=True).indices[:nearest]
         return ordered.gather(0, order).mean(0)
 
@@ -104,6 +106,7 @@ def _by_coordinate(
     used_positions = by_number(updates) if positions is None else list(positions)
     models = [updates[k].model for k in used_positions]
     network = context.problem.model
+    # without duplicates removed: a frozen tensor that two layers share has two names
     frozen = {name for name, _ in network.named_parameters(remove_duplicate=False)} - set(trainable(network))
     combined: Tensors = {
         name: combine(torch.stack([model[name].float() for model in models])).to(value.dtype)
@@ -152,6 +155,7 @@ def _multi_krum(name: str, updates: Sequence[Update], context: Context, byzantin
 def _krum_scores(squared: Tensor, byzantine: int) -> list[float]:
     """For each upload, the sum of squared distances (m, m) to its m - byzantine - 2 nearest others, at least one."""
     neighbours = max(len(squared) - byzantine - 2, 1)
+    # from 1: an upload itself is first in its row, see `_squared_distances`
     return [float(x) for x in squared.sort(1).values[:, 1 : 1 + neighbours].sum(1).tolist()]
 
 
@@ -175,9 +179,10 @@ def geometric_median(
     alpha = torch.tensor([float(updates[k].n if by_samples else 1) for k in positions], dtype=torch.float64)
     weights = alpha = alpha / alpha.sum()
 
+    # the point is a weighted mean of the uploads, so their inner products suffice
     def distances(weights: Tensor) -> Tensor:
         squared = gram.diag() - 2 * gram @ weights + weights @ gram @ weights
-        return squared.clamp(min=0).sqrt()
+        return squared.clamp(min=0).sqrt()  # rounding may leave it slightly negative
 
     lengths = distances(weights)
     for _ in range(iterations):
@@ -194,6 +199,7 @@ def _gram(updates: Sequence[Update], positions: Sequence[int], context: Context)
     """The inner products (m, m) of the uploads at `positions`, float64 on the CPU."""
     total = torch.zeros(len(positions), len(positions), dtype=torch.float64)
     for name in trainable(context.problem.model):
+        # float64: distances are small differences of large inner products
         u = torch.stack([(updates[k].model[name] - context.broadcast[name]).flatten() for k in positions]).double()
         total += (u @ u.T).cpu()
     return total
@@ -201,9 +207,8 @@ def _gram(updates: Sequence[Update], positions: Sequence[int], context: Context)
 
 def _squared_distances(gram: Tensor) -> Tensor:
     squares = gram.diag()
-    return (
-        (squares.unsqueeze(0) + squares.unsqueeze(1) - 2 * gram).clamp(min=0).fill_diagonal_(-1)
-    )  # each upload sorts first in its own row
+    distances = (squares.unsqueeze(0) + squares.unsqueeze(1) - 2 * gram).clamp(min=0)  # against rounding
+    return distances.fill_diagonal_(-1)  # each upload sorts first in its own row, also before an equal one
 
 
 # --- clipping -----------------------------------------------------------------------------------------------------
@@ -310,7 +315,7 @@ def by_number(updates: Sequence[Update]) -> list[int]:
 
 def _tolerated_count(updates: Sequence[Update], byzantine: int, name: str, minimum: int) -> int:
     """The number of malicious clients still among the updates. Raises ValueError below `minimum` clients."""
-    refused = updates[0].refused
+    refused = updates[0].refused  # of the round, the same in every update
     if len(updates) + refused < minimum:
         clients = len(updates) + refused
         raise ValueError(f"{name}: byzantine={byzantine} needs {minimum} clients in a round, and there are {clients}")
@@ -321,7 +326,7 @@ def _weighted(
     updates: Sequence[Update], context: Context, weights: dict[int, float], selected: Sequence[int] = ()
 ) -> Mixing:
     """The weighted sum of models, float buffers included; `weights` by position sum to 1."""
-    # `mix` weighs buffers by n, an integer
+    # `mix` weighs float buffers by n, an integer: 2**52 keeps a weight's digits
     reweighted = [replace(updates[k], n=round(weight * 2**52)) for k, weight in weights.items()]
     model = mix(reweighted, Mixing(list(weights.values())), context.broadcast, context.problem.model)
     return _mixing(updates, weights, model, selected)
