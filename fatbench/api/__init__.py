@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from fatbench.api.asking import in_python, known_choice, with_argument_names
 from fatbench.api.comparing import Comparison, compare
-from fatbench.api.evaluating import CHECK, Evaluation, evaluate, judged
+from fatbench.api.evaluating import CHECK, Evaluation, attack_and_store, evaluate
 from fatbench.api.making import make_suite, register
 from fatbench.api.parts import aggregate, load_data, partition
 from fatbench.api.reading import (
@@ -55,6 +55,7 @@ __all__ = [
     "Evaluation",
     "Table",
     "aggregate",
+    "attack_and_store",
     "compare",
     "difference_table",
     "evaluate",
@@ -62,7 +63,6 @@ __all__ = [
     "grids_of",
     "import_results",
     "in_python",
-    "judged",
     "known_choice",
     "list_models",
     "load_data",

@@ -153,7 +153,7 @@ def evaluate(
                 lines.see(0, replace(event, cell="")) if event.kind != "done" else None
 
         try:
-            cell, status = judged(external, replace(task, seed=seed), options, notify, expected_natural)
+            cell, status = attack_and_store(external, replace(task, seed=seed), options, notify, expected_natural)
         finally:
             lines.close()
         with opened(url) as store:
@@ -167,7 +167,7 @@ def evaluate(
     return evaluation
 
 
-def judged(
+def attack_and_store(
     external: Any,
     task: Any,
     options: RunOptions,

@@ -105,9 +105,9 @@ def _located(value: Any) -> Any:
 def _attack(name: str, suite: Suite) -> dict[str, Any]:
     """The evaluation with the attack, and the first table that shows attacks with a column of it."""
     known_attacks = suite.contents.evaluate.attacks
-    like: Mapping[str, Any] = next((a for a in known_attacks.values() if a and a["name"] == "pgd"), {})
-    step, steps = like.get("step", "2/255"), like.get("steps", 20)
-    settings = {"name": name, **({"eps": like["eps"]} if "eps" in like else {}), "step": step, "steps": steps}
+    known_pgd: Mapping[str, Any] = next((a for a in known_attacks.values() if a and a["name"] == "pgd"), {})
+    step, steps = known_pgd.get("step", "2/255"), known_pgd.get("steps", 20)
+    settings = {"name": name, **({"eps": known_pgd["eps"]} if "eps" in known_pgd else {}), "step": step, "steps": steps}
     sections: dict[str, Any] = {"evaluate": {"attacks": {name: settings}}}
     if table := next((t for t in suite.tables if {*t.values.values()} & {*known_attacks}), None):
         sections["tables"] = [{**table.node, "values": {**table.node["values"], name: name}}]

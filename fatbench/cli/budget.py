@@ -49,7 +49,7 @@ def offers(on: str | None, preset: str | None, db: str | None, say: Callable[[st
     from fatbench.suite.papers import is_jpeg
 
     if preset is not None:
-        known_presets = {known for row in sizes.listing() for known in row.get("presets", ())}
+        known_presets = {preset_name for row in sizes.listing() for preset_name in row.get("presets", ())}
         if preset not in known_presets:
             raise SpecError(f"--preset: no suite has a preset '{preset}'{did_you_mean(preset, known_presets)}")
     with opened(db, create=True) as store:

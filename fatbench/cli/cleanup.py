@@ -26,6 +26,7 @@ def _is_suite(target: str, store: Store | None) -> bool:
         files.locate(target)
     except SpecError:
         return False
+    # "fade" may be both: deleting the wrong one could not be undone
     if store is not None and store.ids_beginning_with(target):
         raise SpecError(f"'{target}' is a suite and begins a cell's id: give its file, or more of the id")
     return True
@@ -51,6 +52,7 @@ def _cells_of(
     presets_run = (
         [] if store is None else [of_preset for suite, of_preset in progress.by_suite(store) if suite == plan.suite]
     )
+    # without --preset the plan has the first that was run, which may not be the one that is meant
     if not (preset or smoke) and len(presets_run) > 1:
         raise SpecError(
             f"'{plan.suite}' has been run with the presets {', '.join(presets_run)}: name one, --preset NAME"
@@ -111,9 +113,10 @@ def delete(
             return
         assert store is not None
         folder = settings.files_folder(settings.database(db))
-        is_our_folder = belongs(store, folder)
+        is_our_folder = belongs(store, folder)  # files of a folder without an owner may be anybody's
         for id in labels:
             counts = cleanup.delete_cell(store, id)
+            # the cell's own folder, and those of its replicates
             for path in [folder / id, *folder.glob(f"{id}~*")] if is_our_folder else []:
                 cleanup.remove(path)
             print(f"{id}: {counted_text(counts)} deleted", flush=True)

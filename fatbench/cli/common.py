@@ -113,11 +113,11 @@ def plan_of(
 
     suite = files.load(name)
     return suite.plan(
-        named_preset(preset, smoke) or "paper", _seeds(seeds), named_filter(where), listed(",".join(attacks or ()))
+        named_preset(preset, smoke) or "paper", _seeds(seeds), named_filter(where), name_list(",".join(attacks or ()))
     )
 
 
-def listed(text: str | None) -> list[str]:
+def name_list(text: str | None) -> list[str]:
     """ "suite, method" as names, each once."""
     return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
 

@@ -105,8 +105,10 @@ def _declared(
             raise NothingMatched("the database holds no results yet: fatbench run NAME")
         plan = api.to_read(suite, plan, store)
         shown_cells = {cell.id for cell in filters.select(plan, filters.join_filters(where)).cells} if where else None
-        of = measured_numbers(store, [cell.id for cell in plan.cells], select, labels_of(groups)).__getitem__
-        tested = [(tests, declared_tests.run(tests, plan, of)) for tests in families]
+        numbers_of_cell = measured_numbers(
+            store, [cell.id for cell in plan.cells], select, labels_of(groups)
+        ).__getitem__
+        tested = [(tests, declared_tests.run(tests, plan, numbers_of_cell)) for tests in families]
     if format == "json":
         print_json({
             "suite": plan.suite, "preset": plan.preset, "checkpoint": select,

@@ -86,6 +86,7 @@ def export(
         "db": db,
     }
     if format != "jsonl":
+        # stage=None: the numbers of the rounds, too
         _write_numbers(api.results(name, stage=None, **chosen), name, chosen["preset"], format, output)
         return
     with working("writing results") if output is not None else contextlib.nullcontext():
@@ -103,7 +104,7 @@ def _datasette(db: str | None, output: Path | None) -> None:
     with opened(db) as store:
         if store is None:
             raise NothingMatched("the database has no results yet: fatbench run NAME")
-        if store.database.path is None:
+        if store.database.path is None:  # of PostgreSQL
             raise SpecError(f"--format datasette: {store.database.shown} is a server's; Datasette reads SQLite files")
         text = datasette.metadata(store.database.path)
     if output is None:
@@ -154,7 +155,7 @@ def _write_numbers(
         return
     if importlib.util.find_spec("pyarrow") is None:
         raise SpecError("--format parquet: pip install 'fatbench[parquet]'")
-    assert output is not None
+    assert output is not None  # checked before anything was read
     whole_file.write(output, frame.to_parquet(index=False), f"-o {output}")
 
 
@@ -200,7 +201,7 @@ def import_(
     from fatbench import api
 
     known_format(format, ("text", "json"))
-    problems: list[str] | None = [] if skip_bad else None
+    problems: list[str] | None = [] if skip_bad else None  # None: an invalid line is an error
     with working(f"reading {', '.join(map(str, files))}"):
         file_counts, differing = api.take_in(files, db, problems)
     for message in problems or ():
@@ -270,7 +271,7 @@ def db_check(
         if outdated and repair:
             sql_tables.judge(store, sorted({cell for cell, _ in outdated}))
             print(f"fatbench: doubts of {counted_text({'evaluations': len(outdated)})} stored anew", file=sys.stderr)
-            rows = integrity.counts(url, contents=False)
+            rows = integrity.counts(url, contents=False)  # the contents were checked above
         elif outdated:
             raise integrity.Damaged(f"{settings.shown_url(url)}: {_outdated(outdated)}")
     if format == "json":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fatbench import whole_file
-from fatbench.cli.common import known_format, listed, plan_of, print_json
+from fatbench.cli.common import known_format, name_list, plan_of, print_json
 from fatbench.cli.options import DataDir, Db, Device, Format, Precision, Preset, Smoke, Where
 from fatbench.errors import Doubtful, SpecError
 from fatbench.runner.run_options import RunOptions
@@ -78,13 +78,13 @@ def evaluate(
     Example: fatbench evaluate net.pt --model net.py:Net --dataset cifar10 --eps 8/255 -n 1000
     """
     known_format(format, ("text", "json"))
-    attack = [item for text in attack or () for item in ([text] if "{" in text else listed(text))]
+    attack = [item for text in attack or () for item in ([text] if "{" in text else name_list(text))]
     file = whole_file.regular(file)  # of the hub, or a pipe
     options = RunOptions(device=device, precision=precision, db=db, data=data)
     if model is None:
-        foreign = {"--dataset": dataset, "--like": like, "--mean": mean, "--std": std, "--size": size, "--name": name,
+        invalid = {"--dataset": dataset, "--like": like, "--mean": mean, "--std": std, "--size": size, "--name": name,
                    "--entry": entry, "--expect-natural": expect_natural, "--strict": strict or None}  # fmt: skip
-        if misplaced := [option for option, value in foreign.items() if value is not None]:
+        if misplaced := [option for option, value in invalid.items() if value is not None]:
             reason = "a state dict needs --model timm/NAME or --model FILE.py:FUNCTION"
             raise SpecError(f"{', '.join(misplaced)}: {reason}; a checkpoint of a run already has these settings")
         if file.is_file() and file.suffix != ".safetensors":  # as every model of a run ends
@@ -108,7 +108,7 @@ def evaluate(
     if source.note:
         print(f"fatbench: {source.note}", file=sys.stderr)
     expected_natural = None if expect_natural is None else expect_natural / 100
-    cell, status = api.judged(source, task, options, _say, expected_natural)
+    cell, status = api.attack_and_store(source, task, options, _say, expected_natural)
     doubts = _show(cell, {stage: item.attack for item in task.evaluations for stage in item.stages(ROUND)}, db, format)
     if status != "done":
         print(f"fatbench: {cell}: {status} (fatbench logs {cell})", file=sys.stderr)

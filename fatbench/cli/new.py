@@ -181,7 +181,7 @@ def _suite(kind_name: str) -> str:
     """templates/suite.yaml with what this kind changes; the marks that are left over go."""
     text = (TEMPLATES / "suite.yaml").read_text(encoding="utf-8")
     changes = CHANGES[kind_name] if kind_name == "suite" else {**CHANGES[kind_name], "# PLUGINS": PLUGINS}
-    for mark, replacement in changes.items():
-        assert mark in text, mark
-        text = text.replace(mark, replacement)
+    for placeholder, replacement in changes.items():
+        assert placeholder in text, placeholder
+        text = text.replace(placeholder, replacement)
     return re.sub(r"^ *# [A-Z]+\n", "", text, flags=re.MULTILINE)

@@ -89,7 +89,7 @@ def _bits(chunks: Sequence[tuple[int, int, bytes]]) -> str:
     from fatbench.report.numbers.cell_rows import join_chunks
 
     bits, n = join_chunks(chunks)
-    return f"{bits:0{n}b}" if n else ""
+    return f"{bits:0{n}b}" if n else ""  # with leading zeros: the first images may be wrong
 
 
 def _rows(
@@ -108,7 +108,7 @@ def _rows(
             "metric": metric,
             "round": stage_round,
             "checkpoint": ";".join(checkpoint_names),
-            "model": position // n,
+            "model": position // n,  # bits of all images of the first model come first
             "image": position % n,
             "label": None if labels is None or position % n >= len(labels) else int(labels[position % n]),
             "correct": int(bit),
@@ -131,7 +131,7 @@ def _labels(
     try:
         image_count = first_images(spec)["data"]
         dataset = load(spec["data"], settings.data_folder(str(data) if data else None), image_count)
-    except FatbenchError:
+    except FatbenchError:  # outcomes are of use without labels, so no data set is demanded
         return {}
     current_inputs = {"data": {"": dataset.fingerprint}}
     changed_stages = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from fatbench.cli import completing
-from fatbench.cli.common import FIGURES, cell_in, known_format, listed, plan_in, print_json, write_text
+from fatbench.cli.common import FIGURES, cell_in, known_format, name_list, plan_in, print_json, write_text
 from fatbench.cli.options import Db, Format, Preset, Runs, Seeds, Select, Smoke, Where, output_folder
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.store.opening import opened
@@ -72,10 +72,10 @@ def status(
         if format == "json":
             cells = [{"id": row.cell.id, "key": row.cell.key, "status": row.status} for row in rows]
             changed = {row.cell.id: versions.as_dicts(row.changed) for row in rows if row.changed}
-            about = {"suite": plan.suite, "preset": plan.preset, "cells": progress.count(rows), "list": cells}
+            summary = {"suite": plan.suite, "preset": plan.preset, "cells": progress.count(rows), "list": cells}
             print_json(
                 {
-                    **about,
+                    **summary,
                     **({"changed": changed} if changed else {}),
                     **({"doubts": count_by_doubt} if count_by_doubt else {}),
                 }
@@ -300,6 +300,7 @@ def report(
     api.known_choice("images", images, IMAGES)
     with_published = not no_published and published != "none"
     with opened(db) as store:
+        # no suite named: all with results
         run = set() if names or store is None else {item for item, _ in progress.by_suite(store)}
         plans = [plan_in(item, preset, smoke, seeds, where, store) for item in names or _suites_with_results(run)]
         plans = [(suite, plan if store is None else api.to_read(suite, plan, store, runs)) for suite, plan in plans]
@@ -309,7 +310,7 @@ def report(
             if store is None:
                 raise NothingMatched(_no_database(db))
             compared = api.difference_table(
-                plans, store, differences, listed(columns), notes, chosen_checkpoint, digits, images
+                plans, store, differences, name_list(columns), notes, chosen_checkpoint, digits, images
             )
             text = "\n".join(of_baseline.render(item, format) for item in compared.tables)
             if output is None:
@@ -318,7 +319,7 @@ def report(
                 write_text(output, text, output)
             return
         if plans and (rows is not None or columns is not None):
-            plans = [combine(plans, listed(rows), listed(columns))]
+            plans = [combine(plans, name_list(rows), name_list(columns))]
         if table:
             plans = api.with_table(plans, table)
         table_options = {"select": chosen_checkpoint, "published": with_published, "digits": digits, "images": images}
@@ -449,13 +450,13 @@ def plot(
 
             id = cell_in(store, cell)
             assert store is not None
-            plots = adhoc_figures.curves(store, id, listed(y), chosen_checkpoint)
+            plots = adhoc_figures.curves(store, id, name_list(y), chosen_checkpoint)
         for name in names or ():
             chosen_suite, plan = plan_in(name, preset, smoke, seeds, where, store)
             if is_own:
                 from fatbench.report.figures import adhoc_figures
 
-                own_figure = adhoc_figures.figure(chosen_suite, plan, store, x, listed(y), listed(by))
+                own_figure = adhoc_figures.figure(chosen_suite, plan, store, x, name_list(y), name_list(by))
                 assert store is not None  # else nothing is measured
                 plots += adhoc_figures.series_of(chosen_suite, plan, store, [own_figure], chosen_checkpoint)
                 continue
@@ -479,8 +480,8 @@ def plot(
     files = settings.files_folder(settings.database(db))
     drawable = reporting.drawable(plots, files)
     if not drawable:
-        about = f"the figures of '{called}' show ({plots[0].preset})" if plots else f"'{called}' shows"
-        raise NothingMatched(f"nothing has been measured yet of what {about}")
+        shown_text = f"the figures of '{called}' show ({plots[0].preset})" if plots else f"'{called}' shows"
+        raise NothingMatched(f"nothing has been measured yet of what {shown_text}")
     for path in reporting.draw(drawable, output or FIGURES, format, files, inches, serif):
         print(path)
 

@@ -92,10 +92,10 @@ def _what_is_left(plans: Mapping[str, Plan], cell_filter: str, db: str | None) -
         time = durations.estimate(own_plan.to_run(), speeds, progress.cells_left(own_plan, store))
     done_count, left_count = sum(row.status == "done" for row in states[preset]), len(own_plan.to_run()) - time.done
     time_each = f", about {duration(time.seconds / left_count)} each" if left_count and not time.unknown else ""
-    nobody = len(plan.to_run()) - done_count - left_count
+    untouched_count = len(plan.to_run()) - done_count - left_count
     lines = [f"preset {preset}: {done_count} cells are there", f"yours: {_cell_count(own_plan)}{time_each}"]
-    if nobody:
-        lines.append(f"{nobody} more that nobody has run")
+    if untouched_count:
+        lines.append(f"{untouched_count} more that nobody has run")
     if not cell_filter:
         lines.append("it needs the models, which exported numbers do not hold")
     return preset, "\n".join(lines)

@@ -348,8 +348,8 @@ def cell(
     if accuracies:
         console.print(table)
     for doubt in dict.fromkeys(doubt for row in numbers for doubt in row["doubts"]):
-        about = dict.fromkeys(attack_name(row["metric"]) for _, row in accuracies if doubt in row["doubts"])
-        console.print(f"† {doubt} ({', '.join(about)})", style="red")
+        attack_names = dict.fromkeys(attack_name(row["metric"]) for _, row in accuracies if doubt in row["doubts"])
+        console.print(f"† {doubt} ({', '.join(attack_names)})", style="red")
     for setting_name, text, _ in settings_of(spec):
         console.print(f"{setting_name}: {text}", soft_wrap=True)
     table = _table("stage", "state", "done", "run", "attack", right_aligned=("done", "run"))
@@ -402,17 +402,17 @@ def evaluation(results: Sequence[Mapping[str, Any]], subject: str) -> None:
     for row in results:
         low, high = wilson(round(row["accuracy"] * row["n"]), row["n"])
         accuracy = f"{100 * row['accuracy']:.2f} %{'†' * bool(row['doubts'])}"
-        settings_of = _called(row["attack"]) if row["attack"] else ""
+        settings_of = _settings_text(row["attack"]) if row["attack"] else ""
         table.add_row(
             attack_name(row["label"]), accuracy, f"{100 * low:.1f} to {100 * high:.1f}", str(row["n"]), settings_of
         )
     console.print(table)
     for doubt in dict.fromkeys(doubt for row in results for doubt in row["doubts"]):
-        about = ", ".join(attack_name(row["label"]) for row in results if doubt in row["doubts"])
-        console.print(f"† {doubt} ({about})", style="red", soft_wrap=True)
+        attack_names = ", ".join(attack_name(row["label"]) for row in results if doubt in row["doubts"])
+        console.print(f"† {doubt} ({attack_names})", style="red", soft_wrap=True)
 
 
-def _called(attack: Mapping[str, Any]) -> str:
+def _settings_text(attack: Mapping[str, Any]) -> str:
     """An attack with its numbers; every setting where the function is not known here."""
     try:
         return format_call.brief("Attack", attack)
@@ -493,7 +493,9 @@ def _auto_choices(gpus: Sequence[str]) -> str:
     by_precision: dict[str, list[str]] = {}
     for gpu in gpus:
         by_precision.setdefault(slots.precision_for(gpu), []).append(gpu)
-    precisions = [f"--precision {bits} on {', '.join(on)}, {reasons[bits]}" for bits, on in by_precision.items()]
+    precisions = [
+        f"--precision {bits} on {', '.join(devices)}, {reasons[bits]}" for bits, devices in by_precision.items()
+    ]
     return "; ".join([*precisions, "--path graphs for cells whose kernels take longer to start than to run, else loop"])
 
 
@@ -519,12 +521,12 @@ def machine(db: str | None, data: Path | None) -> list[tuple[str, str]]:
             lines.append((f"cuda:{i}", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"))
         if torch.cuda.device_count():
             running = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS), "control").exists()
-            said = (
+            advice = (
                 "running: cells on one GPU compute side by side"
                 if running
                 else "not running: the cells on a GPU take turns"
             )
-            lines.append(("mps", f"{said} (docs/gpu.md, Several cells on one GPU)"))
+            lines.append(("mps", f"{advice} (docs/gpu.md, Several cells on one GPU)"))
         if not torch.cuda.device_count():
             lines.append(("cuda", "no GPU found"))
         lines.append(("auto", _auto_choices([f"cuda:{i}" for i in range(torch.cuda.device_count())])))

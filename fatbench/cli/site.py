@@ -85,9 +85,9 @@ def _write(
     chosen_checkpoint: Checkpoint,
     runs: str,
     db: str | None,
-    every: int,
+    refresh_seconds: int,
 ) -> bool:
-    """Write the pages once; whether a cell of them runs. every: seconds after which a browser reads them again."""
+    """Write the pages once; returns whether a cell of them runs. refresh_seconds: how often a browser reads them."""
     from fatbench import settings
     from fatbench.report.site import pages
     from fatbench.runner import provenance
@@ -112,7 +112,9 @@ def _write(
             say("index")
             return pages.boards_of(suite_parts, store, chosen_checkpoint)
 
-        written_files = pages.site(suite_parts, read, boards, output, problems, provenance.short_version(), every)
+        written_files = pages.site(
+            suite_parts, read, boards, output, problems, provenance.short_version(), refresh_seconds
+        )
     for problem in problems:
         print(f"fatbench: {problem}", file=sys.stderr)
     for file in written_files:
@@ -130,7 +132,7 @@ def _suite_parts(
     from fatbench.suite import files
     from fatbench.suite.folders import own_files
 
-    parts: list[Part] = []
+    suite_parts: list[Part] = []
     problems = []
     count_by_suite = progress.by_suite(store)
     suite_names = files.available()
@@ -158,9 +160,11 @@ def _suite_parts(
         rows = [row for row in progress.cells_of(asked_for, store) if row.cell.id in shown_cells]
         measured_cells = frozenset(row.cell.id for row in rows if row.stages_done > (row.stages > 1))
         counts = {"measured": len(measured_cells), **progress.count(rows)}
-        if grids and not (preset and any(earlier_part.file == Part(suite, plan, []).file for earlier_part in parts)):
-            parts.append(Part(suite, plan, grids, counts, measured_cells))
-    return parts, problems
+        if grids and not (
+            preset and any(earlier_part.file == Part(suite, plan, []).file for earlier_part in suite_parts)
+        ):
+            suite_parts.append(Part(suite, plan, grids, counts, measured_cells))
+    return suite_parts, problems
 
 
 @contextlib.contextmanager

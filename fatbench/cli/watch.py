@@ -72,7 +72,7 @@ class Watch:
             job.cell: float(job.spec["algorithm"]["rounds"]) for job in jobs if earlier_states[job.cell] != "done"
         }
         self.labels = {job.cell: job.label for job in jobs}
-        self.shared = _shared([job.label for job in jobs])
+        self.shared = _shared_prefix([job.label for job in jobs])
         self.total = len(jobs)
         self.done = sum(state == "done" for state in earlier_states.values())
         self.failed = sum(state == "failed" for state in earlier_states.values())
@@ -91,7 +91,7 @@ class Watch:
         current_time, self.begun = time.monotonic(), True
         if event.kind == "given":
             self.at[slot] = SlotState(event, current_time, 0)
-            if self._each("event"):
+            if self._prints_lines("event"):
                 self._line(f"{event.cell} starts: {self.labels.get(event.cell, '')}".removesuffix(": "))
             return
         if event.stage == "cell":
@@ -99,9 +99,9 @@ class Watch:
             self.failed += event.kind == "failed"
             self.rounds_left.pop(event.cell, None)
             self.at.pop(slot, None)
-            if event.kind == "elsewhere" and self._each("cell"):
+            if event.kind == "elsewhere" and self._prints_lines("cell"):
                 self._line(f"{event.cell} is being run by another process")
-            elif event.kind == "done" and self._each("cell"):
+            elif event.kind == "done" and self._prints_lines("cell"):
                 self._line(f"{event.cell} done: {self.labels.get(event.cell, '')}".removesuffix(": "))
             return
         if event.images:
@@ -128,10 +128,10 @@ class Watch:
                     Text.assemble(("failed", "red"), f" {event.cell} {event.stage}: {event.message}"), highlight=False
                 )
         lines = not self.live.is_started
-        is_line = {"failed": lines, "waiting": self._each("cell")}  # also where events are no lines
+        is_line = {"failed": lines, "waiting": self._prints_lines("cell")}  # also where events are no lines
         if event.message:  # its worker or its node is lost, which a person should know
             is_line["interrupted"] = lines
-        if is_line.get(event.kind, self._each("event")):
+        if is_line.get(event.kind, self._prints_lines("event")):
             progress_text = f"{event.round}/{event.total}" if event.kind == "progress" else event.kind
             tail = f": {event.message}" if event.message else ""
             self._line(f"{event.cell} {event.stage} {progress_text}{_numbers(event.loss, event.accuracy)}{tail}")
@@ -140,7 +140,7 @@ class Watch:
         """Something that a person should know now."""
         if self.live.is_started:
             self.console.print(text, highlight=False)
-        elif self._each("cell"):
+        elif self._prints_lines("cell"):
             self._line(text)
 
     def summary(self, end: Summary) -> None:
@@ -164,7 +164,7 @@ class Watch:
         for line in versions.lines(end.changed) if end.changed else ():
             self._line(line)
 
-    def _each(self, line_kind: str) -> bool:
+    def _prints_lines(self, line_kind: str) -> bool:
         """Whether each of these, "cell" or "event", is a plain line."""
         return not self.live.is_started and self.lines in ("event", line_kind)
 
@@ -251,7 +251,7 @@ class Watch:
 ROOMY = 110  # letters from which a line has room for loss and accuracy
 
 
-def _shared(labels: Sequence[str]) -> str:
+def _shared_prefix(labels: Sequence[str]) -> str:
     """What several labels, parts with commas between them, all begin with: "CIFAR-10, Non-IID, ", but the last two."""
     if len({*labels}) < 2:
         return ""
@@ -300,7 +300,7 @@ def duration(seconds: float) -> str:
 IDLE = 3  # looks: between two cells of a run there may be a moment without one
 
 
-def watch_plan(name: str, plan_of: Callable[[Store | None], Plan], db: str | None, every: float) -> None:
+def watch_plan(name: str, plan_of: Callable[[Store | None], Plan], db: str | None, interval: float) -> None:
     """Show how far the cells of a plan are, whoever runs them: live, or a line at a time.
 
     Ends when none is left, or when none has run for IDLE looks.
@@ -333,7 +333,7 @@ def watch_plan(name: str, plan_of: Callable[[Store | None], Plan], db: str | Non
                     command = f"fatbench run {name} --preset {plan.preset}"
                     print(f"nothing runs; {counts['todo']} cells to do: {command}", file=sys.stderr)
                 return
-            time.sleep(every)
+            time.sleep(interval)
 
 
 def _time_of_rest(plan: Plan, store: Store) -> durations.Estimate:
