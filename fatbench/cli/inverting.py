@@ -105,6 +105,7 @@ def invert(
     originals = _images(original or [], size, count)
     if like is None and (preset or smoke or where or db):
         raise SpecError("--preset, --smoke, -k and --db choose results of a suite: name it with --like SUITE")
+    # before anything is computed: a misspelt suite is an error of the first second
     beside = [] if like is None else _rows_of_suite(plan_of(like, preset, smoke, None, where), db)
     loaded = inverting.load(task)
     attack_calls = inverting.fitting(task, loaded)
@@ -119,7 +120,7 @@ def invert(
         rows.append(row | (inverting.scores(answer, originals) if originals is not None else {}))
     if originals is not None:
         pictures[output / "originals.png"] = _png(originals)
-    whole_file.write_all(pictures, f"-o {output}")
+    whole_file.write_all(pictures, f"-o {output}")  # all or none
     label_list = loaded.observed.labels[0].tolist()
     verdict = _verdict(residual, inverting.ONE_IMAGE)
     if format == "json":
@@ -144,6 +145,7 @@ def _rows_of_suite(plan: Plan, db: str | None) -> list[dict[str, Any]]:
     from fatbench.suite import threats
 
     cells = [cell for cell in plan.cells if cell.spec["algorithm"]["name"] == "gradient_inversion"]
+    # an axis that all cells share would only widen the table
     varying = [axis for axis in cells[0].key if len({cell.key.get(axis) for cell in cells}) > 1] if cells else []
     with opened(db) as store:
         measures = NUMBERS.c.metric.in_(MEASURES) & OVERALL

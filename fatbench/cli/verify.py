@@ -68,6 +68,7 @@ def verify(
     if not whole_file.regular(file).is_file():
         raise SpecError(f"{file}: no such file (give one that 'fatbench export' wrote)")
     with tempfile.TemporaryDirectory(prefix="fatbench-") as folder, contextlib.ExitStack() as stack:
+        # a database of its own: numbers of other files must not decide what is compared
         their_store = stack.enter_context(Store.open(f"{folder}/theirs.db", create=True))
         jsonl.import_(their_store, file, identify=identity, contradiction=contradiction)
         if mixed := inputs.find_mixtures(their_store.database, data_keys):
@@ -123,7 +124,7 @@ def run_again(
         _without_transfers(jobs[id]) if id in jobs else job(their_store, id, trained_only=True)
         for id in origins(their_store, cell_ids)
     ]
-    _run(their_store, origin_jobs, options, path)
+    _run(their_store, origin_jobs, options, path)  # first: their models are needed
     _run(their_store, list(jobs.values()), options, path)
     with Store.open(str(options.db)) as our_store:
         comparisons = [agreement.compared_numbers(their_store, our_store, id) for id in cell_ids]
@@ -193,7 +194,8 @@ def _causes(their_store: Store, our_store: Store, cell_ids: Sequence[str]) -> li
         for (cell, stage), answered in inputs_there.items()
         if (cell, stage) in inputs_here
         for reason in inputs.differ(answered, inputs_here[cell, stage])
-        if reason.decides and reason.code not in ("model", "origin")  # of two trainings
+        # two trainings have two models, which the numbers compare
+        if reason.decides and reason.code not in ("model", "origin")
     )
     return list(dict.fromkeys(f"cell {cell} there is of {reason.words}" for cell, reason in reasons))
 
@@ -248,11 +250,12 @@ def _run(their_store: Store, jobs: Sequence[Job], options: RunOptions, path: str
             (run["precision"] for run in their_store.runs([rerun_job.cell]) if run["stage"] != "train"), None
         )
         trained, way = earlier_run.get("precision"), path or str(earlier_run.get("path") or "loop")
-        way = "loop" if path is None and way in settings.FORMER_PATHS else way
+        way = "loop" if path is None and way in settings.FORMER_PATHS else way  # files keep paths that are gone
         asked_precision = None if options.precision == "auto" else options.precision
         jobs_by_settings.setdefault((asked_precision or trained, asked_precision or attack_precision, way), []).append(
             rerun_job
         )
+    # one run for each precision and path, as they hold for all of its cells
     for (bits, attacks, way), same_jobs in jobs_by_settings.items():
         with Watch(f"again: {bits}, path {way}") as watch:
             start.run(same_jobs, watch, replace(options, precision=bits, attack_precision=attacks, path=way))
@@ -313,6 +316,7 @@ def choose(store: Store, sample: int, seed: int | None) -> list[str]:
         )
     if not trained:
         raise NothingMatched("no cell of these results finished its training: there is nothing to verify")
+    # at chance, any training gives the same numbers: they verify nothing
     at_chance_cells = at_chance(store, trained)
     trained = [id for id in trained if id not in at_chance_cells] or trained
     if seed is not None:

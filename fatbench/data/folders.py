@@ -62,7 +62,7 @@ def load_image_folder(root: Path, path: str, size: int, first: First) -> Loaded:
     train, test = class_folders_of(folder / "train"), class_folders_of(folder / "test")
     if len(train) < 2:
         raise DamagedData(f"{folder / 'train'} has {len(train)} class folders, at least 2 are needed")
-    if unknown_classes := sorted(set(test) - set(train)):
+    if unknown_classes := sorted(set(test) - set(train)):  # the other way round: a class without test images
         raise DamagedData(
             f"{folder / 'test' / unknown_classes[0]}: '{unknown_classes[0]}' is not a class in {folder / 'train'}"
         )
@@ -124,7 +124,7 @@ def cinic_files(folder: Path, split: str) -> dict[str, list[Path]]:
     """{class: files} of one split. Raises DamagedData for other classes than the ten."""
     classes = class_folders_of(folder / split)
     if set(classes) != set(catalogue.CINIC_CLASSES):
-        unexpected = sorted(set(classes) ^ set(catalogue.CINIC_CLASSES))[0]
+        unexpected = sorted(set(classes) ^ set(catalogue.CINIC_CLASSES))[0]  # one too many, or one that is missing
         problem = "is missing" if unexpected in catalogue.CINIC_CLASSES else "is not a class of CINIC-10"
         raise DamagedData(f"{folder / split / unexpected} {problem}")
     return classes
@@ -264,8 +264,8 @@ def read_lists(base: Path) -> tuple[Celebrities, tuple[Check, ...]]:
         column = 1 + attributes[1].split().index("Smiling")
         for line in attributes[2:]:
             if fields := line.split():
-                smiles[fields[0]] = {"1": 1, "-1": 0}[fields[column]]
-        if len(smiles) != int(attributes[0]):
+                smiles[fields[0]] = {"1": 1, "-1": 0}[fields[column]]  # a KeyError is reported as damage
+        if len(smiles) != int(attributes[0]):  # the list's first line counts the others
             raise ValueError(f"{len(smiles):,} lines, its head says {int(attributes[0]):,}")
     celebrities: Celebrities = {}
     with parsing(checks[0].file, "a list of CelebA"):
@@ -300,15 +300,17 @@ def leaf_recipe(celebrities: Celebrities, sample: float, least: int, seed: int) 
             break
         shots = eligible[celebrity]
         if count + len(shots) > images_wanted:
+            # LEAF permutes the first ones, it does not draw from all of them
             shots = [shots[index] for index in rng.sample(range(images_wanted - count), images_wanted - count)]
         count += len(shots)
         drawn_celebrities[celebrity] = shots
     train: Celebrities = {}
     test: Celebrities = {}
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # another script of LEAF, with a seed of its own
     for celebrity, shots in drawn_celebrities.items():
         if len(shots) < max(least, 2):
             continue
+        # LEAF keeps an image for each side whatever the fraction
         n_train = 1 if len(shots) == 2 else max(1, int(0.9 * len(shots)))
         train_indices = set(rng.sample(range(len(shots)), n_train))
         train[celebrity] = [shot for index, shot in enumerate(shots) if index in train_indices]
@@ -336,6 +338,7 @@ def celeba_images(base: Path) -> Iterator[tuple[Path, Callable[[Path], bytes]]]:
         return
     if packed is None:
         raise DamagedData(f"{base / IMAGES} and {base / IMAGES}.zip are missing")
+    # the zip's 202,599 files are read in place, not unpacked
     with reading(packed), parsing(packed, "a zip file"):
         archive = zipfile.ZipFile(packed)
 

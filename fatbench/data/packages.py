@@ -58,7 +58,7 @@ def load_torchvision(
             f"data: do not set '{taken_settings[0]}': both parts of torchvision's {dataset} are read, {advice}"
         )
     arguments = {**settings, **({"root": str(root)} if "root" in class_parameters else {})}
-    if "loader" in class_parameters:
+    if "loader" in class_parameters:  # of ImageFolder and its kind
         arguments.setdefault("loader", _open_image)
     for key, parameter in class_parameters.items():
         if parameter.default is parameter.empty and key not in {*arguments, *choices[0]}:
@@ -69,6 +69,7 @@ def load_torchvision(
     advice = f"to fetch it: python -c \"from torchvision import datasets; datasets.{dataset}('{root}', download=True)\""
     with _errors_of_package("torchvision", dataset, f" ({advice})" if "download" in class_parameters else ""):
         examples = [dataset_class(**arguments, **choice) for choice in choices]
+        # the order that makes the first n a fair sample needs all labels
         labels = None if first == ALL else _labels_of(examples)
         if labels is not None:
             loaded = _load_first(
@@ -93,6 +94,7 @@ def _parameters(dataset_class: type) -> dict[str, inspect.Parameter]:
             },
             **parameters_by_name,
         }
+        # without **kwargs, what its bases take cannot be given
         if own_parameters and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own_parameters):
             break
     return parameters_by_name
@@ -124,7 +126,7 @@ def _labels_of(parts: Sequence[Any]) -> list[Labels] | None:
     labels_by_part = []
     for examples in parts:
         labels: Any
-        pairs = getattr(examples, "_samples", [])
+        pairs = getattr(examples, "_samples", [])  # (file, ..., label)
         attributes = [getattr(examples, name, None) for name in ("targets", "labels", "_labels")]
         for labels in (*attributes, [pair[-1] for pair in pairs if isinstance(pair, tuple)]):
             with suppress(TypeError, ValueError):
@@ -146,7 +148,7 @@ def _load_first(
         rows = np.arange(len(labels[split_name]))[order][:n]
         arrays.append(read(split_name, rows))
         if not np.array_equal(arrays[-1][1], labels[split_name][rows]):
-            return None
+            return None  # a transform of the class changes labels: its stored ones say nothing of the order
     classes = int(max(labels_known.max() for labels_known in labels)) + 1
     return Loaded(Path(source), *arrays[0], *arrays[1], classes, gaps=True)
 
@@ -219,7 +221,7 @@ def _arrays(examples: Iterable[tuple[Any, Any]], size: int, grey: bool) -> tuple
             pil_image = pil_image.resize((size, size), Image.Resampling.BICUBIC)
         pixels = np.asarray(pil_image)
         images.append(pixels[None] if grey else pixels.transpose(2, 0, 1))
-        if int(label) != label:
+        if int(label) != label:  # such as a score, or a box
             raise ValueError(f"a label is {label!r}, not the number of a class")
         labels.append(int(label))
     return np.ascontiguousarray(np.stack(images)), np.array(labels, np.int64)
@@ -247,6 +249,7 @@ def _fair_splits(labels: Sequence[Labels]) -> list[tuple[int, Any]]:
         rows: list[tuple[int, Any]] = [(0, np.flatnonzero(~test)), (0, np.flatnonzero(test))]
     else:
         rows = [(0, slice(None)), (1, slice(None))]
+    # None: the labels are mixed already
     orders = [fair_order(labels[part][chosen]) for part, chosen in rows]
     return [
         (part, chosen if order is None else order if isinstance(chosen, slice) else chosen[order])

@@ -87,9 +87,10 @@ def experiment(
     start_time = time.perf_counter()
     last_round: tuple[Round, list[Number]] | None = None
     for algorithm_round in algorithm(ready.problem, state):
+        # an update holds only what was sent; measures look at whole models
         result = replace(algorithm_round, updates=completed(algorithm_round.updates, algorithm_round.broadcast))
         for client, loss in [(update.client, update.stats.loss) for update in result.updates]:
-            if malicious is None and not math.isfinite(loss):
+            if malicious is None and not math.isfinite(loss):  # with malicious clients, see `sound` below
                 raise Diverged(f"round {result.index + 1}: training loss of client {client} is {loss}")
         count = result.index + 1
         seconds = time.perf_counter() - start_time
@@ -122,6 +123,7 @@ def experiment(
             finite(result.state.model) and all(math.isfinite(number.value) for number in numbers)
         )
         if not sound:
+            # counted as the last round, so that every evaluation of it is answered
             yield replace(result, index=rounds - 1), _diverged(ready, count, rounds, monitor is not None, monitor_n)
             return
         refused = max((update.refused for update in result.updates), default=0)
@@ -130,7 +132,7 @@ def experiment(
         yield result, numbers
         last_round = replace(result, broadcast={}, updates=[], mixing=None, artifacts={}), numbers
         del algorithm_round, result  # frees the uploads before those of the next round are made
-        start_time = time.perf_counter()
+        start_time = time.perf_counter()  # what the caller does with a round is not training
     if last_round is None and state.round < rounds:
         raise SpecError(f"the algorithm yields no round after round {state.round} of {rounds}")
     if last_round is not None and last_round[0].index + 1 < rounds:
@@ -168,15 +170,16 @@ def _numbers_after_end(
 
 def _refuse_batches_of_one(problem: Problem, batch: int | None) -> None:
     """Raise SpecError if a client's last batch has one example and the network cannot train on one."""
+    # 1 % batch: with batches of one, every batch is one
     affected_clients = [k for k, shard in enumerate(problem.shards) if batch and len(shard) % batch == 1 % batch]
     if not affected_clients:
         return
-    network = copy.deepcopy(problem.model).train()
+    network = copy.deepcopy(problem.model).train()  # the pass would change running statistics
     try:
         with torch.no_grad(), forked(0, "one", device=problem.device):
             network(pixels(problem, problem.images[problem.shards[affected_clients[0]][:1]]))
     except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
+        if "more than 1 value per channel" not in str(error):  # torch's words of batch normalisation
             raise
         clients = (
             f"client {affected_clients[0]}"

@@ -74,6 +74,7 @@ def deal(
     for adversary in malicious.acting("images"):
         for k in sorted(malicious.numbers):
             client_images, client_labels = images[shards[k]], labels[shards[k]]
+            # a stream a client: whom else the attack has does not change its draws
             noise = functools.partial(generator, seed, "adversary", k, device=images.device)
             changed = adversary(
                 client_images,
@@ -105,9 +106,8 @@ def _adversarial_objective(
     """The objective's value with the gradient of the adversary's loss."""
     loss, correct = objective(model, x, y, generator)
     (adversarial_loss,) = _like((adversary(loss),), loss)
-    return adversarial_loss + (
-        loss - adversarial_loss
-    ).detach(), correct  # the value of `loss`, so that reports look honest
+    # the value of `loss`, so that reports look honest
+    return adversarial_loss + (loss - adversarial_loss).detach(), correct
 
 
 def tolerates_one(aggregator: Callable[..., Any] | None, cohort: int) -> bool:
@@ -158,6 +158,7 @@ def accepted_updates(
         start = flat(start_models[update.client])
         change = flat(update.model) - start
         for adversary in malicious.acting("update"):
+            # without honest clients there is nothing to imitate
             if len(malicious_clients) < len(updates) or not asks(adversary, "others"):
                 (change,) = _like((adversary(change, **requested_arguments(adversary, offers(update.client))),), change)
         pieces = (start + change).split([update.model[name].numel() for name in names])
@@ -174,6 +175,7 @@ def accepted_updates(
 
 
 def _finite_updates(updates: Sequence[Update]) -> list[Update]:
+    # if none is finite, training is to diverge and not to stop
     kept_updates = [update for update in updates if finite(update.model)] or list(updates)
     return [replace(update, refused=len(updates) - len(kept_updates)) for update in kept_updates]
 

@@ -61,7 +61,7 @@ def svcca(
     """
     states = {"server": result.state.model, **{f"c{u.client}": u.model for u in result.updates}}
     side_pairs = [tuple(_model_name(side) for side in pair.split("-")) for pair in pairs.split(",")]
-    side_pairs = [(a, b) for a, b in side_pairs if a in states and b in states]
+    side_pairs = [(a, b) for a, b in side_pairs if a in states and b in states]  # who took part in this round
     block_numbers = [int(block) for block in blocks.split(",")]
     inputs: dict[str, list[Tensor]] = {"clean": [], "adv": []}
     model = load(problem, states["server"]).eval()
@@ -86,12 +86,13 @@ def svcca(
         for a, b in side_pairs
         for kind in inputs
     }
+    # no number where activations have no variance
     return {name: value for name, value in correlations.items() if math.isfinite(value)}
 
 
 def enough_images(cell: Facts, *, n: int) -> str | None:
     width = cell.model.get("dim")
-    if width is not None and n <= 2 * width:
+    if width is not None and n <= 2 * width:  # with so few images, random features correlate, too
         return f"n: {n} images are too few for a model of width {width}"
     return None
 
@@ -143,6 +144,7 @@ def leakage(
     update = result.updates[0]
     target_indices = problem.shards[update.client][:target_clients]
     x = pixels(problem, problem.images[target_indices]).contiguous()
+    # sorted, so that a target's row in the gallery can be searched for
     gallery_indices = torch.unique(
         torch.cat([target_indices, torch.arange(min(candidates, len(problem.images))).to(target_indices)])
     )
@@ -152,6 +154,7 @@ def leakage(
     if "features" in update.extra:
         public_images = pixels(problem, images)
         sent_features = update.extra["features"][: len(target_indices)]
+        # the client's extractor is a bound: it never leaves the client
         edges = {"leak": {**result.state.model, **result.own[update.client]}, "leak_initial": result.state.model}
         for name, edge in edges.items():
             extractor = load(problem, edge).get_submodule("extractor")
@@ -161,7 +164,7 @@ def leakage(
     elif update.model:
         y = problem.labels[target_indices]
         gradient = gradients(problem.model, result.broadcast, x[:, None], y[:, None])
-        observed = [Observation(result.broadcast, gradient, y[:, None])]
+        observed = [Observation(result.broadcast, gradient, y[:, None])]  # each example is a batch of one
         shape = (x.shape[1], x.shape[2], x.shape[3])
         reconstructions["leak"] = matching(observed, problem.model, shape, generator, steps=steps)[:, 0]
     reconstructions["leak_grey"] = image_measures.grey(x)
@@ -204,7 +207,7 @@ def boundaries(
     """
     steps = torch.linspace(0, 1, points, device=images.device)
     y, x = torch.meshgrid(steps.flip(0), steps, indexing="ij")
-    grid = torch.stack([x, y], -1).reshape(-1, 2, 1, 1)
+    grid = torch.stack([x, y], -1).reshape(-1, 2, 1, 1)  # each point is an image of 2 x 1 x 1
     results: dict[str, Any] = {}
     for name, state in {"server": result.state.model, **{f"c{u.client}": u.model for u in result.updates}}.items():
         model = load(problem, state).eval()
@@ -212,6 +215,7 @@ def boundaries(
             logits = model(grid).float()
         results[f"boundary_{name}"] = (logits[:, 1] - logits[:, 0]).reshape(points, points).cpu()
     signs = torch.stack([results[f"boundary_c{u.client}"] > 0 for u in result.updates])
+    # signs of a point agree with the first client's if they agree among all
     results["boundary_apart"] = float((signs != signs[0]).any(0).double().mean())
     for update in result.updates:
         shard = problem.shards[update.client]
@@ -257,7 +261,7 @@ def backdoor(
 
     Source: Gu et al. 2017 (BadNets).
     """
-    other_images = images[labels != target]
+    other_images = images[labels != target]  # those of the target's class would count as successes
     if not len(other_images):
         raise ValueError(f"backdoor: every test image is of class {target}")
     rates_by_metric: dict[str, list[float]] = {"backdoor_success": [], "backdoor_none": []}

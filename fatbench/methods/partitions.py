@@ -74,7 +74,8 @@ def classes_per_client(
     if class_perm_seed is not None:
         class_position = numpy_generator(class_perm_seed, "classes_per_client").permutation(int(labels.max()) + 1)
         labels = class_position[labels]
-    order = numpy.argsort(labels, kind="stable")
+    order = numpy.argsort(labels, kind="stable")  # stable: the same on every machine
+    # slice number c * K + k at [c, k]: client k gets column k
     slices = order[: clients * classes * size].reshape(classes, clients, size)
     return [_sorted(slices[:, k].ravel()) for k in range(clients)]
 
@@ -118,7 +119,7 @@ def shah(
     order = numpy.argsort(labels, kind="stable")
     shards: list[list[NDArray[Any]]] = [[] for _ in range(clients)]
     for j in range(clients):
-        chunk = rng.permutation(order[j * size : (j + 1) * size])
+        chunk = rng.permutation(order[j * size : (j + 1) * size])  # else the parts would be sorted by class
         for d, piece in enumerate(numpy.split(chunk, cuts)):
             shards[(j + d) % clients].append(piece)
     return [_sorted(numpy.concatenate(pieces)) for pieces in shards]
@@ -185,7 +186,7 @@ def shard_counts(rng: numpy.random.Generator, clients: int, shards: int, max_sha
         numpy.around(random_counts / random_counts.sum() * shards).astype(numpy.int64), 1
     )
     remaining = shards - int(counts.sum())
-    if remaining > 0:
+    if remaining > 0:  # as the release does
         counts[counts.argmin()] += remaining
     elif remaining < 0:  # one each, then the rest in turn until the shards are gone
         extra_counts = numpy.minimum(numpy.cumsum(counts - 1), shards - clients)
@@ -219,6 +220,7 @@ def dirichlet(
         raise ValueError(f"dirichlet: {clients} clients with at least {min_size} examples, but only {total} examples")
     classes = [numpy.flatnonzero(labels == label) for label in numpy.unique(labels)]
     for _ in range(DIRICHLET_DRAWS):
+        # positions at which each class is cut; only their sizes are needed to refuse a draw
         cuts = [
             numpy.floor(numpy.cumsum(rng.dirichlet(numpy.full(clients, alpha)))[:-1] * len(members)).astype(int)
             for members in classes
@@ -259,6 +261,7 @@ def by_writer(
     """
     if writers is None:
         raise ValueError("by_writer: this data set does not record writers (or the people on its images)")
+    # owner: for each example, the position of its writer in names
     names, owner, sizes = numpy.unique(writers, return_inverse=True, return_counts=True)
     chosen_writers = numpy.flatnonzero(sizes >= min_images)
     if len(chosen_writers) < (clients or 1):
@@ -269,7 +272,7 @@ def by_writer(
         )
     if clients is not None:
         chosen_writers = numpy.sort(rng.choice(chosen_writers, clients, replace=False))
-    order = numpy.argsort(owner)
+    order = numpy.argsort(owner)  # writer after writer; a writer's are sorted below
     starts = numpy.concatenate([[0], numpy.cumsum(sizes)])
     return [_sorted(order[starts[k] : starts[k + 1]]) for k in chosen_writers]
 
@@ -368,6 +371,7 @@ def group_skew(
     if groups == 1 and p < 1:
         raise ValueError(f"group_skew: with one group p must be 1, got {p:g}")
     own_group = labels * groups // classes
+    # a shift of 1 to groups - 1 never ends at the own group; the bound of 2 only serves a single group, whose p is 1
     other_group = (own_group + rng.integers(1, max(groups, 2), len(labels))) % groups
     group = numpy.where(rng.random(len(labels)) < p, own_group, other_group)
     owner = numpy.empty(len(labels), dtype=numpy.int64)

@@ -20,7 +20,7 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        keep = torch.rand(x.shape, device=x.device) >= self.p
+        keep = torch.rand(x.shape, device=x.device) >= self.p  # of the shape, not like x, whose memory format varies
         return x * keep / (1 - self.p)
 
     def extra_repr(self) -> str:

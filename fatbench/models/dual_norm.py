@@ -16,7 +16,7 @@ def with_dual_norm(network: nn.Module) -> nn.Module:
     Both share the layer's weight and bias. Source: illidanlab/FedRBN nets/dual_bn.py.
     """
     for name, module in list(network.named_modules()):
-        if type(module) is nn.BatchNorm2d:
+        if type(module) is nn.BatchNorm2d:  # not one that has two already
             parent, _, attribute = name.rpartition(".")
             setattr(network.get_submodule(parent), attribute, DualBatchNorm2d(module))
     return network

@@ -214,24 +214,29 @@ def shallow_edge(shape: Shape, classes: int, *, width: int, stem: int) -> tuple[
 
 def resnet8_edge(shape: Shape, classes: int, *, width: int) -> tuple[int, int]:
     """(trainable parameters, features of an image) of the edge of `edge_resnet8`."""
+    # the stem, then two bottlenecks of 18 and 17 width * width; 34: their normalisations
     return width * (9 * shape[0] + 35 * width + 34) + (4 * width + 1) * classes, width * shape[1] ** 2
 
 
 def _shallow_size(channels: int, width: int, stem: int) -> int:
-    return width * (stem * stem * channels + 36 * width + 10)
+    return width * (stem * stem * channels + 36 * width + 10)  # the stem, four of 3x3, five normalisations
 
 
 def _remaining_stages_size(width: int, classes: int) -> int:
+    # three stages: 128 + 512 + 2048 = 2688, as in `resnet18_parameters`
     return width * (2688 * width + 140) + (8 * width + 1) * classes
 
 
 def _vit_size(tokens: int, classes: int, width: int, dim: int, depth: int, patch: int) -> int:
-    blocks = depth * (12 * dim + 13)
+    blocks = depth * (12 * dim + 13)  # as in `vit_parameters` with an MLP four times as wide
+    # 7: bias of the patches, two tokens with a position each, scale and shift of the last LayerNorm
     return dim * (patch * patch * width + 7 + blocks + tokens * tokens) + 2 * (dim + 1) * classes
 
 
 def _bottlenecks_size(classes: int, width: int, planes: int, blocks: int) -> int:
+    # planes of the stages are 1, 2 and 4 times `planes`: 17 * (1 + 4 + 16) = 357, 12 * (1 + 2 + 4) = 84
     later_blocks = (blocks - 1) * (357 * planes + 84)
+    # first blocks, with a shortcut: 13 + 92 + 368 = 473 beside what takes the edge's features
     return planes * (5 * width + 473 * planes + 140 + later_blocks) + (16 * planes + 1) * classes
 
 
@@ -383,7 +388,7 @@ def _stage(channels: int, planes: int, blocks: int, stride: int) -> nn.Sequentia
 
 def _feature_shape(extractor: nn.Module, shape: Shape) -> tuple[int, ...]:
     """The shape (c, h, w) of the features of one image."""
-    extractor.eval()
+    extractor.eval()  # a pass in training mode would change the running statistics
     with torch.no_grad():
         feature_shape = tuple(extractor(torch.zeros(1, *shape)).shape[1:])
     extractor.train()

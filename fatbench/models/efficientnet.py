@@ -39,6 +39,7 @@ def efficientnet_lite0(shape: tuple[int, int, int], classes: int, *, weights: We
 
 def efficientnet_lite0_parameters(shape: tuple[int, int, int], classes: int) -> int:
     """The number of trainable parameters."""
+    # the first convolution has 32 filters of 3x3; everything between it and the classifier is fixed
     return 288 * shape[0] + 3_370_144 + (1280 + 1) * classes
 
 
@@ -74,7 +75,7 @@ def timm_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     import timm
 
     if "_conv_stem.weight" in state:
-        with torch.device("meta"):
+        with torch.device("meta"):  # only its names are needed
             names = list(timm.create_model("tf_efficientnet_lite0").state_dict())
         if [key.rpartition(".")[2] for key in state] == [name.rpartition(".")[2] for name in names]:
             state = dict(zip(names, state.values(), strict=True))

@@ -50,7 +50,7 @@ class Preprocessed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.channels == "bgr":
-            x = x.flip(1)
+            x = x.flip(1)  # before mean and std, which are in the network's order
         network_outputs: Tensor = self.network((x - self.mean) / self.std)
         return network_outputs.clamp(min=TINY).log() if self.outputs == "probabilities" else network_outputs
 
@@ -105,6 +105,7 @@ def _network_candidates(file: Path) -> list[str]:
         node for node in tree.body
         if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Module") for base in node.bases)
     ]  # fmt: skip
+    # a block that another class builds is a part of a network
     used_inside = {name_node.id for node in modules for name_node in ast.walk(node) if isinstance(name_node, ast.Name)}
     outer_modules = [node.name for node in modules if node.name not in used_inside]
     return outer_modules or [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
@@ -157,7 +158,7 @@ def _error_of_source(source: str, error: Exception) -> MachineError:
 
 def _with_neighbours(network: nn.Module, neighbours: OwnModules) -> None:
     """Let the network's functions import neighbouring files whenever it is called."""
-    open_contexts: list[contextlib.ExitStack] = []
+    open_contexts: list[contextlib.ExitStack] = []  # a stack, as a network may call itself
 
     def enter(*_: object) -> None:
         open_contexts.append(contextlib.ExitStack())
@@ -167,7 +168,7 @@ def _with_neighbours(network: nn.Module, neighbours: OwnModules) -> None:
         open_contexts.pop().close()
 
     network.register_forward_pre_hook(enter)
-    network.register_forward_hook(leave, always_call=True)
+    network.register_forward_hook(leave, always_call=True)  # also when the network raises
 
 
 def load(network: nn.Module, source: str, state: Mapping[str, Tensor]) -> None:

@@ -23,6 +23,6 @@ class FusedAttention(Attention):
 def fuse(backbone: TNT) -> TNT:
     """Fuse the backbone's attentions in place, by changing their class: names and initial weights stay."""
     for module in backbone.modules():
-        if type(module) is Attention:
+        if type(module) is Attention:  # a subclass may compute something else
             module.__class__ = FusedAttention
     return backbone

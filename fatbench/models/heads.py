@@ -83,9 +83,8 @@ class ClsVisHead(nn.Module):
         visual = tokens[:, 1:]
         a = F.relu(self.norm1(self.branch1(visual).flatten(0, 1)).unflatten(0, visual.shape[:2]))
         b = F.relu(self.norm2(self.branch2(visual).flatten(0, 1)).unflatten(0, visual.shape[:2]))
-        with torch.autocast(
-            "cuda" if tokens.is_cuda else "cpu", enabled=False
-        ):  # the products are too small for bfloat16
+        # the products are too small for bfloat16
+        with torch.autocast("cuda" if tokens.is_cuda else "cpu", enabled=False):
             covariance = cross_covariance(a.to(self.start.dtype), b.to(self.start.dtype))
             second_order = power_normalised(covariance, self.start)
         logits: Tensor = self.cls_fc(tokens[:, 0]) + self.visual_fc(self.dropout(second_order.flatten(1)))
@@ -119,6 +118,7 @@ def power_normalised(x: Tensor, start: Tensor) -> Tensor:
     u = F.normalize(torch.einsum("bij,i->bj", x, start), dim=1)
     xu = torch.einsum("bij,bj->bi", x, u)
     v = F.normalize(xu, dim=1)
+    # u' X v is at most sigma_1, and near it where one singular value dominates
     sigma = torch.einsum("bi,bi->b", v, xu).abs().clamp_min(GUARD)
     return x / sigma.sqrt()[:, None, None]
 
@@ -142,5 +142,6 @@ def cls_vis_parameters(classes: int, *, dim: int, head: str, d1: int | None, d2:
         return 0
     first_width = d1 or 48 + 16 * (dim >= 384) + 32 * (dim >= 448)
     second_width = d2 or 24 + 24 * (dim >= 384)
-    normed = dim + 2 * (head_norm != "none")
+    normed = dim + 2 * (head_norm != "none")  # a branch's map, scale and shift
+    # the first branch also has the start of the power iteration; last: the visual classifier
     return first_width * (normed + 1) + second_width * normed + classes + first_width * second_width * classes

@@ -26,7 +26,8 @@ def leaf_cnn(shape: tuple[int, int, int], classes: int, *, width: Count = 32) ->
 def leaf_cnn_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
     """The number of trainable parameters."""
     channels, side, _ = shape
-    flattened = width * ((side + 15) // 16) ** 2
+    flattened = width * ((side + 15) // 16) ** 2  # four pools that round up
+    # four convolutions of 3x3, each with a bias and normalisation: (1 + 2) * 4 = 12
     return 9 * channels * width + 27 * width * width + 12 * width + (flattened + 1) * classes
 
 

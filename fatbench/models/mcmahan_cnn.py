@@ -25,7 +25,8 @@ def mcmahan_cnn(shape: tuple[int, int, int], classes: int, *, width: Count = 32)
 def mcmahan_cnn_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
     """The number of trainable parameters."""
     channels, side, _ = shape
-    hidden = 32 * width * width * (side // 4) ** 2
+    hidden = 32 * width * width * (side // 4) ** 2  # 2 w channels, twice pooled, to 16 w units
+    # convolutions of 5x5; biases: 1 + 2 of them, 16 of the hidden layer
     return (25 * channels + 50 * width + 19) * width + hidden + (16 * width + 1) * classes
 
 

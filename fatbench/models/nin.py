@@ -37,9 +37,10 @@ def nin(
 
 def nin_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
     """The number of trainable parameters."""
-    middle = 5 * width // 6
-    first_block = width * (25 * shape[0] + 12 * width + 6)
-    return first_block + (width + 1) * (classes + middle) + width // 2 * (25 * width + 1 + middle)
+    second, third = 5 * width // 6, width // 2
+    to_width = width * (25 * shape[0] + 12 * width + 6)  # 5x5 of the images, one 3x3, three 1x1; biases of six layers
+    from_width = (width + 1) * (second + classes)  # 1x1 to the second layer, and to the logits
+    return to_width + from_width + third * (second + 1 + 25 * width)  # 1x1 to the third layer, 5x5 from it
 
 
 class NIN(nn.Module):
@@ -99,6 +100,7 @@ class _First(nn.Conv2d):
             return super().forward(x)
         k = self.kernel_size[0]
         padded = F.pad(x, (k // 2, k // 2))
+        # (B, k C, H, W): the image moved by each column of the kernel
         moved = torch.cat([padded[..., j : j + x.shape[3]] for j in range(k)], 1)
         weight = self.weight.permute(0, 3, 1, 2).reshape(self.out_channels, -1, k, 1)
         return F.conv2d(moved, weight, self.bias, padding=(k // 2, 0))

@@ -69,7 +69,7 @@ class OwnModules:
                 name: m for name, m in [*sys.modules.items()] if name.partition(".")[0] in names and _is_own_module(m)
             }
 
-        hidden, path = modules_of_folders(), [*sys.path]
+        hidden, path = modules_of_folders(), [*sys.path]  # another folder's modules of the same names
         for name in hidden:
             del sys.modules[name]
         sys.modules.update(self.neighbours)
@@ -80,7 +80,7 @@ class OwnModules:
         finally:
             sys.meta_path.remove(self._finder)
             sys.path[:] = path
-            self.neighbours |= modules_of_folders()
+            self.neighbours |= modules_of_folders()  # so that a second import gives the same objects
             for name in self.neighbours:
                 sys.modules.pop(name, None)
             sys.modules.update(hidden)

@@ -76,7 +76,7 @@ def load_pretrained(
         digest = digest_of(Path(weights))
     model.pretrained = {"source": Path(source).name, "digest": digest}
     state = renamed(state)
-    classifier = {key: state.pop(key) for key in CLASSIFIER if key in state}
+    classifier = {key: state.pop(key) for key in CLASSIFIER if key in state}  # of ImageNet's classes, as a rule
     backbone_state = model.backbone.state_dict()
     if position is not None and position in state and position in backbone_state:
         state[position] = resize_positions(state[position], backbone_state[position])
@@ -96,7 +96,7 @@ def digest_of_tensors(state: Mapping[str, Tensor]) -> str:
     """ "sha256:<hex>" of the tensors' names and contents, in the order of the names."""
     sha256 = hashlib.sha256()
     for key in sorted(state):
-        value = state[key].detach().cpu().contiguous()
+        value = state[key].detach().cpu().contiguous()  # the memory format is no part of the digest
         sha256.update(f"{key} {value.dtype} {shape(value)}\n".encode())
         sha256.update(value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
     return f"sha256:{sha256.hexdigest()}"
@@ -187,6 +187,7 @@ def read_state(
     state = content[state_entries[0]] if state_entries else content
     if not (isinstance(state, Mapping) and state and all(isinstance(value, Tensor) for value in state.values())):
         raise MachineError(f"{name}: weights: {path} holds no state of named tensors")
+    # nn.DataParallel puts "module." before every name
     return {str(key).removeprefix("module."): value for key, value in state.items()}, state_entries
 
 

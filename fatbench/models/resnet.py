@@ -33,6 +33,7 @@ def resnet18(
 
 def resnet18_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
     """The number of trainable parameters."""
+    # 3x3 and 1x1 convolutions of the four stages: 36 + 128 + 512 + 2048 = 2724; normalisation: 2 * (5 + 10 + 20 + 40)
     return 9 * shape[0] * width + 2724 * width * width + 150 * width + (8 * width + 1) * classes
 
 

@@ -44,7 +44,7 @@ def no_batch_of_one_at_32(cell: Facts) -> str | None:
 
 def _batch_of_one(cell: Facts, side: int) -> str | None:
     """Refuse batches of one for images up to this side: their last feature map is too small for batch norm."""
-    if cell.side <= side and cell.last_batch == 1:
+    if cell.side <= side and cell.last_batch == 1:  # one number a channel has no variance
         return (
             f"{cell.model.name}: a client's last batch has one example, which batch normalisation cannot train on at "
             f"{cell.side}x{cell.side}: change 'batch', 'train' or the number of clients"

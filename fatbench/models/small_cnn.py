@@ -34,7 +34,8 @@ def small_cnn(
 def small_cnn_parameters(shape: tuple[int, int, int], classes: int, *, width: int) -> int:
     """The number of trainable parameters."""
     channels, side, _ = shape
-    flattened = (12 * width + 16) * (side // 8) ** 2
+    flattened = (12 * width + 16) * (side // 8) ** 2  # of 3 * width + 4 channels, each to four times the width
+    # weights: 9 C w, 9 + 18 + 36 + 54 + 81 = 198 w w; the rest comes from the 4 of 3 w + 4, biases and normalisation
     return width * (9 * channels + 198 * width + 328 + 4 * classes + flattened) + 168 + classes
 
 

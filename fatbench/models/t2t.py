@@ -97,7 +97,9 @@ def t2t_parameters(
 ) -> int:
     """The number of trainable parameters."""
     channels = shape[0]
+    # two performers, of 49 C and of 9 token_dim channels, and the projection of the last split
     tokens = token_dim * (147 * channels + 33 * token_dim + 34) + 98 * channels + (9 * token_dim + 1) * dim
+    # three biases less than a block of ViT, as queries, keys and values have none; class token and last LayerNorm
     blocks = depth * ((2 * mlp + 4) * dim * dim + (mlp + 6) * dim) + 3 * dim
     head_layers = (dim + 1) * classes + cls_vis_parameters(
         classes, dim=dim, head=head, d1=d1, d2=d2, head_norm=head_norm
@@ -180,6 +182,7 @@ class Performer(nn.Module):
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim))
         m = dim // 2
+        # orthogonal: the estimate varies less than with independent directions
         self.w = nn.Parameter(nn.init.orthogonal_(torch.empty(m, dim)) * math.sqrt(m), requires_grad=False)
 
     def features(self, x: Tensor) -> Tensor:
@@ -189,14 +192,14 @@ class Performer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, width) -> (B, N, dim)."""
         k, q, v = self.kqv(self.norm1(x)).chunk(3, dim=-1)
-        with torch.autocast(
-            "cuda" if x.is_cuda else "cpu", enabled=False
-        ):  # exponentials of differences need more than bfloat16
+        # exponentials of differences need more than bfloat16
+        with torch.autocast("cuda" if x.is_cuda else "cpu", enabled=False):
             k, q, values = (t.to(self.w.dtype) for t in (k, q, v))
             k, q = self.features(k), self.features(q)
             total = q @ k.sum(1).unsqueeze(2)
+            # keys and values first: m x dim numbers, whatever the number of tokens
             y = q @ (k.transpose(1, 2) @ values) / (total + 1e-8)
-        x = v + self.proj(y)
+        x = v + self.proj(y)  # the input is wider than the output, so it cannot be the residual
         x = x + self.mlp(self.norm2(x))
         return x
 

@@ -112,7 +112,7 @@ def tnt_parameters(
 ) -> int:
     """The number of trainable parameters."""
     channels, side, _ = shape
-    words = pixels * pixels * inner
+    words = pixels * pixels * inner  # numbers of a patch's pixels
     embedding = (49 * channels + 1) * inner + words * (dim + 3) + dim * ((side // patch) ** 2 + 7)
     block = 12 * inner * inner + 10 * inner + words * (dim + 2) + (2 * mlp + 4) * dim * dim + (mlp + 8) * dim
     blocks = depth * (block + legacy * (2 * inner - 2 * words - dim))

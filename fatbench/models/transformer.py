@@ -31,7 +31,7 @@ class Transformer(nn.Module):
     def __init__(self, backbone: nn.Module, head: nn.Module, normalise: str, channels: int) -> None:
         super().__init__()
         mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in NORMALISATIONS[normalise])
-        if channels != 3:
+        if channels != 3:  # grey
             mean, std = mean.mean(1, keepdim=True), std.mean(1, keepdim=True)
         self.register_buffer("mean", mean, persistent=False)
         self.register_buffer("std", std, persistent=False)

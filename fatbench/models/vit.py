@@ -90,7 +90,9 @@ def vit_parameters(
 ) -> int:
     """The number of trainable parameters."""
     channels, side, _ = shape
+    # a token of each patch and its position; 5: bias, class token, its position, scale and shift of the last LayerNorm
     embedding = dim * (channels * patch * patch + (side // patch) ** 2 + 5)
+    # queries, keys, values and projection: 4 dim dim; biases of all, and two LayerNorms: mlp + 9
     blocks = depth * ((2 * mlp + 4) * dim * dim + (mlp + 9) * dim)
     head_layers = (dim + 1) * classes + cls_vis_parameters(
         classes, dim=dim, head=head, d1=d1, d2=d2, head_norm=head_norm

@@ -165,7 +165,7 @@ def flatten(tree: Mapping[str, Any]) -> Tensors:
         path = name.replace("~", "~0").replace("/", "~1")
         if isinstance(value, Mapping):
             flat |= {f"{path}/{inner_path}": inner for inner_path, inner in flatten(value).items()}
-            if not value:
+            if not value:  # an empty mapping is part of the state, too
                 flat[f"{path}/"] = torch.empty(0)
         else:
             flat[path] = value
@@ -230,7 +230,7 @@ def _serialised(tensors: Tensors, metadata: dict[str, str]) -> Iterator[Any]:
         begin, end = end, end + tensors[name].numel() * tensors[name].element_size()
         entries[name] = {"dtype": TYPES[kinds[name]], "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
     head = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    head += b" " * (-len(head) % 8)
+    head += b" " * (-len(head) % 8)  # the format's alignment, which the digest covers
     yield len(head).to_bytes(8, "little") + head
     for name in order:
         if tensors[name].numel():
@@ -273,13 +273,12 @@ def _read_tensors(
     data = _bytes(file, sha256)
     try:
         tensors = load(data)
-        length = int.from_bytes(
-            data[:8], "little"
-        )  # safetensors: 8 bytes with the length of the JSON header, the header, the tensors
+        # safetensors: 8 bytes with the length of the JSON header, the header, the tensors
+        length = int.from_bytes(data[:8], "little")
         header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["fatbench"])
         file_identity = header["cell"], int(header["round"])
     except MemoryError:
-        raise
+        raise  # the file is not at fault
     except Exception as error:  # safetensors, json and torch raise errors of their own
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise DamagedCheckpoint(f"{file}: damaged, or not a checkpoint of fatbench ({reason})") from None

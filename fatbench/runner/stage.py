@@ -85,6 +85,7 @@ def claim(
     other_plugins = sources.run_here() - (
         plugins.files(job.spec) if evaluation is None else plugins.files(job.spec, [evaluation])
     )
+    # data of a notebook are registered as a plug-in, and change nothing in other cells
     other_plugins = frozenset(file for file in other_plugins if not registered.kept_data(file))
     for file in other_plugins:
         log.warning("%s: this process has run %s, which the stage does not use", stage, file)
@@ -126,6 +127,7 @@ def demand_same_inputs(turn: Turn, run: int, stage: str, current_facts: Mapping[
     for earlier_run in turn.store.runs([turn.job.cell]):
         same_stage = earlier_run["stage"] == stage and rows[stage].round > 0 and not earlier_run.get("dropped")
         trained = stage != "train" and earlier_run["id"] == rows["train"].run
+        # the run that asks, or one whose results this stage neither continues nor attacks
         if earlier_run["id"] == run or not (same_stage or trained):
             continue
         compared = ("data", "weights") if same_stage else ("data",)  # initial weights concern only the training
@@ -195,6 +197,7 @@ def retry_nondeterministic(
         store.describe_run(run, {"not_reproducible": f"{operation} has no deterministic kernel"})
         device = torch.device(machine.device)
     assert machine.precision != "auto"
+    # the other kernels only for this stage: the worker goes on with others
     exact(device, machine.precision, strict=False)
     try:
         return stage(replace(machine, strict=False))
@@ -247,7 +250,7 @@ def record_failure(error: BaseException, run: int, turn: Turn, stage: str) -> Ce
     if isinstance(error, Unavailable) or (isinstance(error, OSError) and error.errno in whole_file.FULL):
         reason = str(error) if isinstance(error, Unavailable) else f"the disk is full: {error}"
         log.error("%s: released: %s", stage, reason)
-        store.database.patience = 0.0
+        store.database.patience = 0.0  # the disk that is full may be the database's
         with suppress(Unavailable):
             store.release(run)
         turn.notify(Event(job.cell, stage, "blocked", message=reason))
@@ -260,5 +263,5 @@ def record_failure(error: BaseException, run: int, turn: Turn, stage: str) -> Ce
     store.fail(run, text)
     last_line = f"{type(error).__name__}: {error}".splitlines()[0]
     turn.notify(Event(job.cell, stage, "failed", message=last_line))
-    free_memory()
+    free_memory()  # what the failed work held on the card
     return "failed"

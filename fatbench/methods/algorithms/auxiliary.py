@@ -106,7 +106,7 @@ def pretrain(problem: Problem, start: Tensors, epochs: int, batch: int, lr: floa
     moments: Moments = {}
     with forked(problem.seed, "simclr", device=problem.device), recorded_features(model) as layer_inputs:
         model.train()
-        with torch.no_grad():
+        with torch.no_grad():  # only to learn how wide the features are
             model(pixels(problem, problem.auxiliary[:2]))
         size = sum(layer_input.shape[1] for layer_input in layer_inputs)
         head = nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.Linear(size, PROJECTED)).to(problem.device)
@@ -133,8 +133,9 @@ def pretrain(problem: Problem, start: Tensors, epochs: int, batch: int, lr: floa
 def contrast(projected: Tensor) -> Tensor:
     """SimCLR's NT-Xent of projections (2B, d) whose row i and row B + i are two views of one image."""
     z = F.normalize(projected, dim=1)
-    similar = (z @ z.T / SIMCLR_TEMPERATURE).fill_diagonal_(-math.inf)
+    similar = (z @ z.T / SIMCLR_TEMPERATURE).fill_diagonal_(-math.inf)  # no view is to find itself
     image_count = len(z) // 2
+    # the other view is B rows further, cyclically
     return F.cross_entropy(similar, torch.arange(2 * image_count, device=z.device).roll(image_count))
 
 
@@ -153,6 +154,7 @@ def view(x: Tensor, draws: Generator) -> Tensor:
     crop_width, crop_height = (area * ratio).sqrt().clamp(max=1.0), (area / ratio).sqrt().clamp(max=1.0)
     flip = (uniform(0, 1) < 0.5).float() * 2 - 1
     zero = torch.zeros_like(crop_width)
+    # the crop's middle, so that the crop stays inside the image, whose coordinates are -1 to 1
     shift_x, shift_y = uniform(-1, 1) * (1 - crop_width), uniform(-1, 1) * (1 - crop_height)
     affine = torch.stack([crop_width * flip, zero, shift_x, zero, crop_height, shift_y], 1).reshape(b, 2, 3)
     grid = F.affine_grid(affine, list(x.shape), align_corners=False)
@@ -166,7 +168,7 @@ def view(x: Tensor, draws: Generator) -> Tensor:
     x = middle + (x - middle) * per_image(uniform(0.6, 1.4))
     if channels == 3:
         grey = x.mean(1, keepdim=True)
-        colour = uniform(0.6, 1.4) * (uniform(0, 1) >= 0.2).float()
+        colour = uniform(0.6, 1.4) * (uniform(0, 1) >= 0.2).float()  # 0 turns a fifth grey
         x = grey + (x - grey) * per_image(colour)
     return x.clamp(0, 1)
 
@@ -204,6 +206,7 @@ def certainty(
     if privacy != "none":
         deviation = 2 / (n * regularisation) * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
         weights = weights + deviation * torch.randn(len(weights), generator=draws, dtype=torch.float64)
+    # minus: negatives have label 1; 1e-8 keeps sums of scores above 0
     return torch.sigmoid(-rows(scored_features) @ weights).float() + 1e-8
 
 

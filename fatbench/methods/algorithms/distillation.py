@@ -49,6 +49,7 @@ def match(ids: Tensor, values: Tensor, example_ids: Tensor) -> Tensor:
     Raises ValueError for an example that is not among `ids`.
     """
     order = ids.argsort()
+    # an id above all others is clamped to the last row, and found unequal below
     positions = order[torch.searchsorted(ids[order], example_ids).clamp_(max=len(ids) - 1)]
     if not torch.equal(ids[positions], example_ids):
         unknown = int((ids[positions] != example_ids).sum())
@@ -117,6 +118,7 @@ def train_edge(
     knowledge = client_state.get("knowledge")
     taught = None if knowledge is None else match(knowledge["ids"], knowledge["logits"], problem.shards[k])
 
+    # the edge's last pass is the objective's, so that no further one is needed
     def distillation(batch: Batch) -> Tensor:
         assert taught is not None
         return alpha * divergence(edge.logits.float(), taught[batch.rows], temperature)
@@ -199,6 +201,7 @@ def _by_client(rows: Rows, owned: Mapping[int, slice], read_client: Callable[[in
             client_values.append(read_client(k, row_positions))
             positions.append(row_positions)
     values = torch.cat(client_values)
+    # argsort of a permutation is its inverse
     return values[torch.cat(positions).argsort().to(values.device)]
 
 
@@ -266,12 +269,13 @@ class Inputs:
                 features: Tensor = extractor(x_adv)
             return features
 
-        hook = server.register_forward_hook(self._count)
+        hook = server.register_forward_hook(self._count)  # an attack's own number of passes is not known before
         try:
             features = _by_client(rows, transferred.owned, read_client)
         finally:
             hook.remove()
         server.train()
+        # the features of the finished images; those of the attack's passes are counted by the hook
         self.up += 4 * features.numel()
         return features
 

@@ -92,12 +92,12 @@ def fedgkt(
         transferred = transfer(problem, state, edges, server.batch, features)
         inputs = Inputs(problem, edges, transferred, server_attack, t)
 
-        model = load(problem, state.model)
+        model = load(problem, state.model)  # after the edges, which were loaded into the same module
         network = model.get_submodule("server").train()
         weights = [model.get_parameter(name) for name in names]
         moments = unpacked(state.server.get("optimizer", {}), names)
         descent = server.descent(t)
-        taught = torch.empty_like(transferred.logits)
+        taught = torch.empty_like(transferred.logits)  # the last epoch visits every row
         label_weight = alpha if server_alpha == "labels" and server_distillation else 1.0
         edge_weight = (1.0 if server_alpha == "labels" else alpha) if server_distillation else 0.0
         steps, losses = 0, []

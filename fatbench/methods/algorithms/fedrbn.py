@@ -56,7 +56,7 @@ def fedrbn(
     names = normalisation(problem.model)
     if not any(name.endswith("attacked_mean") for name in names):
         raise ValueError("fedrbn: the network has no statistics of attacked images: build it with norm: dual")
-    shared = {name: value for name, value in state.model.items() if name not in names}
+    shared = {name: value for name, value in state.model.items() if name not in names}  # what crosses the wire
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
         local_t = local.at(t)
@@ -77,6 +77,7 @@ def fedrbn(
         mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, local_t.lr))
         mixed = mix(updates, mixing, state.model, problem.model)
         norm_by_client |= {update.client: {name: update.model[name] for name in names} for update in updates}
+        # clients that pause keep theirs, and are sources and receivers with it
         norm_by_client = propagate(norm_by_client, [k for k in norm_by_client if k < adversarial])
         next_state = State(
             t + 1,
@@ -115,7 +116,7 @@ def two_statistics(cell: Facts) -> str | None:
 def propagate(norm_by_client: Mapping[int, Tensors], sources: Sequence[int]) -> dict[int, Tensors]:
     """Every client's batch normalisation, where BN_n of clients not in `sources` is a mean over the sources."""
     statistics = dict(norm_by_client)
-    for k in norm_by_client.keys() - set(sources) if sources else ():
+    for k in norm_by_client.keys() - set(sources) if sources else ():  # no AT user has taken part yet
         weights = similarity(norm_by_client[k], [norm_by_client[i] for i in sources]).tolist()
         pairs = list(zip(weights, sources, strict=True))
         statistics[k] = {

@@ -83,8 +83,8 @@ def fedsgd(
         theta = {name: value.clone() for name, value in state.model.items()}
         weights = _flat(theta, names)
         moments = {
-            moment_name: _concatenate(batch_sums_list)
-            for moment_name, batch_sums_list in unpacked(state.server.get("optimizer", {}), names).items()
+            moment_name: _concatenate(tensors)
+            for moment_name, tensors in unpacked(state.server.get("optimizer", {}), names).items()
         }
         moved = torch.zeros_like(weights, dtype=torch.bool)
         sums: dict[int, list[Tensor]] = {}
@@ -92,13 +92,14 @@ def fedsgd(
         cost = Cost()
         for step in range(t * length, (t + 1) * length):
             epoch, batch_index = divmod(step, per_epoch)
-            if batch_index == 0 or step == t * length:
+            if batch_index == 0 or step == t * length:  # a new epoch, or a round that begins within one
                 batches_by_client = {k: epoch_batches(problem, k, epoch, batch, sampling) for k in clients}
             uploads = []
             model = load(problem, theta)
             for k in clients:
-                for indices in batches_by_client[k][batch_index : batch_index + 1]:
+                for indices in batches_by_client[k][batch_index : batch_index + 1]:  # none: the client pauses
                     upload_key = Upload(problem.seed, k, epoch, batch_index)
+                    # a Poisson draw's own size would tell the server something about its examples
                     expected_batch = batch if sampling == "poisson" else len(indices)
                     upload, loss, hits = _upload(
                         problem,
@@ -138,7 +139,7 @@ def fedsgd(
             "updated_fraction": dict(enumerate(fraction.tolist())),
         }
         spent = _spent(problem, defence, sampling, batch, (t + 1) * length, delta)
-        if spent is not None and math.isfinite(spent[0]):
+        if spent is not None and math.isfinite(spent[0]):  # infinite: there is no guarantee to record
             numbers["epsilon"], numbers["delta"] = spent
         mixing = Mixing([1 / len(updates)] * len(updates), artifacts={"update_counts": histogram})
         theta = {
@@ -171,11 +172,11 @@ def work(cell: Facts, *, rounds: int, batch: int, objective: Objective, steps: i
 
 def _spent(problem: Problem, defence: Any, sampling: str, batch: int, steps: int, delta: float) -> Guarantee | None:
     """The weakest guarantee of any client for one example after `steps` steps of the server."""
-    longest = max(-(-len(shard) // batch) for shard in problem.shards)
+    longest = max(-(-len(shard) // batch) for shard in problem.shards)  # steps of an epoch
     guarantees = []
     for shard in problem.shards:
         batches_per_epoch = -(-len(shard) // batch)
-        full_epochs, remaining_steps = divmod(steps, longest)
+        full_epochs, remaining_steps = divmod(steps, longest)  # a client with fewer batches pauses in each
         rate = min(1.0, batch / len(shard)) if sampling == "poisson" else None
         guarantees.append(
             guarantee(
@@ -240,7 +241,7 @@ def _upload(
             loss, gradient = loss.sum(), {name: torch.zeros_like(weight) for name, weight in parameters.items()}
 
         def example_gradients() -> Tensors:
-            with torch.enable_grad():
+            with torch.enable_grad():  # the defence that asks for them runs without
                 gradients = [compute(x[i : i + 1], y[i : i + 1], noise)[2] for i in range(len(y))]
             return {
                 name: torch.stack([p[name] for p in gradients]) if gradients else w[None][:0]
@@ -273,14 +274,14 @@ def _server_step(
         mask = upload.extra.get("mask")
         if count == "nonzero":
             contributors += gradient != 0
-        elif mask is None:
+        elif mask is None:  # the defence withholds nothing
             contributors += 1
         else:
             masks = [mask[name] if name in mask else torch.ones_like(upload.extra["gradient"][name]).bool()
                      for name in names]  # fmt: skip
             contributors += _concatenate(masks)[0]
     has_contribution = contributors > 0
-    mean = total / contributors.clamp(min=1)
+    mean = total / contributors.clamp(min=1)  # 0 where nobody contributes, so that SGD leaves the weight
     if descent.name != "adam":
         return weights - descent.lr * mean, moments, has_contribution
     new_weights = [weights.clone()]
@@ -319,7 +320,7 @@ def _add(cost: Cost, uploads: list[Update], sent_weights: Tensors, names: list[s
     """The cost after one more step: the gradient and one bit an entry of its mask up, the weights down."""
     bytes_down = sum(value.numel() * value.element_size() for value in sent_weights.values()) * len(uploads)
     gradients = sum(sent_weights[name].numel() * sent_weights[name].element_size() for name in names) * len(uploads)
-    bits = sum(m.numel() for u in uploads for m in u.extra.get("mask", {}).values())
+    bits = sum(m.numel() for u in uploads for m in u.extra.get("mask", {}).values())  # one an entry
     images = sum(u.n for u in uploads)
     return Cost(
         cost.gradient_steps + len(uploads),

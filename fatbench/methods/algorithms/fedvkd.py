@@ -87,12 +87,12 @@ def fedvkd(
         inputs = Inputs(problem, edges, transferred, server_attack, t)
         answers = transferred.logits.argmax(1)
 
-        model = load(problem, state.model)
+        model = load(problem, state.model)  # after the edges, which were loaded into the same module
         network: Any = model.get_submodule("server").train()
         weights = [model.get_parameter(name) for name in names]
         moments = unpacked(state.server.get("optimizer", {}), names)
         descent = server.descent(t)
-        taught = torch.empty_like(transferred.logits)
+        taught = torch.empty_like(transferred.logits)  # the last epoch visits every row
         steps, losses = 0, []
         with forked(problem.seed, "server", t, device=problem.device):
             for epoch, rows in server_batches(

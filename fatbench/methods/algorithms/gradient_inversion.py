@@ -104,7 +104,7 @@ def gradient_inversion(
     # The weights never change and follow from the seed, so no state carries them: 88 MB a cell for ViT-S/16.
     theta: Tensors = {name: state.model.get(name, value).clone() for name, value in model.state_dict().items()}
     shard = problem.shards[0]
-    group = target_clients * aggregate * batch
+    group = target_clients * aggregate * batch  # images of a round
     image_count = rounds * group
     if image_count > len(shard):
         raise ValueError(
@@ -112,10 +112,11 @@ def gradient_inversion(
             f"there are {len(shard)}"
         )
     client = TargetClient(problem, defence, local, wire)
+    # the server's own images come after those of all clients
     change = (
         None if manipulation is None else _bound_manipulation(problem, manipulation, shard[image_count:][:surrogates])
     )
-    bias = [name for name in logit_parameters(model) if name.endswith("bias")][-1]
+    bias = [name for name in logit_parameters(model) if name.endswith("bias")][-1]  # its gradient tells the label
     read_suffixes = reads_of(inversion)
     reads = (
         None if read_suffixes is None else (*read_suffixes, bias, *(() if labels_from == "client" else head_of(model)))
@@ -134,7 +135,8 @@ def gradient_inversion(
         x = pixels(problem, problem.images[target_indices.flatten()]).contiguous()
         x = (_bytes(x) / 255 if rounding else x).unflatten(0, target_indices.shape)
         y = problem.labels[target_indices]
-        originals, labels = x[:, 0], y[:, 0]
+        originals, labels = x[:, 0], y[:, 0]  # the target is the first of each aggregate
+        # [observed round][target]: the stream of the defence's randomness
         uploads = [
             [Upload(problem.seed, t * target_clients + v, j) for v in range(target_clients)]
             for j in range(observed_rounds)
@@ -146,7 +148,8 @@ def gradient_inversion(
             round_observations, current_weights, computed = [], theta, {}
             targets = ClientImages(target_indices[:, 0], originals, labels)
             for j in range(observed_rounds):
-                if j == 0 or weights == "moving":
+                if j == 0 or weights == "moving":  # at fixed weights only the defence's randomness is new
+                    # weights that move, and defences that look at all of it, need the whole gradient
                     names = None if weights == "moving" or client.needs_all else reads
                     computed = update(client, model, current_weights, targets, names, t)
                 observation = observed_upload(client, model, current_weights, computed, targets, uploads[j])
@@ -193,7 +196,7 @@ def gradient_inversion(
         numbers = _summary(moments, interval)
         for name in ("psnr", "correlation32", "identification"):
             numbers[f"{name}_client"] = dict(enumerate(scores[name].tolist(), start=t * target_clients))
-        state = State(t + 1, {}, moments)
+        state = State(t + 1, {}, moments)  # sums over all clients so far, from which a resumed run goes on
         sent_by_all = group * _client_passes(objective, local, observed_rounds, weights)
         spent = sent_by_all + target_clients * batch * _inversion_passes(inversion, local, observed_rounds)
         yield Round(

@@ -102,7 +102,7 @@ def _without_decay(s: Observation) -> Observation:
     """An update of SGD minus (1 - c) theta_0, where c is what T steps of pure weight decay leave of a weight of 1."""
     if s.local is None:
         return s
-    weight, velocity = 1.0, 0.0
+    weight, velocity = 1.0, 0.0  # of a parameter whose gradient is only the decay
     for _ in range(s.local.epochs * -(-s.labels.shape[1] // s.local.batch)):
         velocity = s.local.momentum * velocity + s.local.weight_decay * weight
         weight -= s.local.lr * velocity
@@ -139,10 +139,10 @@ def solve_filtered(A: Tensor, M: Tensor, solver: str, strength: float | None = N
     effective unknowns)^2 (Golub, Heath and Wahba 1979).
     """
     V, s, Uh = torch.linalg.svd(A, full_matrices=False)  # A = V s U^T, so A^T = U s V^T
-    eigen, beta = s.square(), Uh @ M
+    eigen, beta = s.square(), Uh @ M  # beta: M in the basis of the singular vectors
     top = eigen[:, :1]
     if solver == "lstsq":
-        strength, solver = (max(A.shape[1:]) * EPS) ** 2, "tsvd"
+        strength, solver = (max(A.shape[1:]) * EPS) ** 2, "tsvd"  # squared, as eigenvalues are compared
     if solver == "tsvd":
         filters = (eigen[:, None] >= torch.tensor(STRENGTHS).to(A)[:, None] * top[:, None]).to(A)
         fixed = None if strength is None else (eigen >= strength * top).to(A)
@@ -151,6 +151,7 @@ def solve_filtered(A: Tensor, M: Tensor, solver: str, strength: float | None = N
         filters = eigen[:, None] / (eigen[:, None] + grid).clamp(min=1e-300)
         fixed = None if strength is None else eigen / (eigen + strength * top).clamp(min=1e-300)
     power = beta.square().sum(2)
+    # what no X explains: the part of M outside the span of A
     residual_power = (M.square().sum((1, 2)) - power.sum(1)).clamp(min=0)
     score = (residual_power[:, None] + ((1 - filters).square() * power[:, None]).sum(2)) / (
         (A.shape[2] - filters.sum(2)).clamp(min=1e-6).square()
@@ -158,6 +159,7 @@ def solve_filtered(A: Tensor, M: Tensor, solver: str, strength: float | None = N
     best = score.argmin(1)
     filter_values = filters[torch.arange(len(A), device=A.device), best] if fixed is None else fixed
     ridge = torch.tensor(STRENGTHS).to(A)[best] * top[:, 0]
+    # 0 / 0 of a dropped direction is 0
     inverse = torch.where(filter_values > 0, filter_values / s.clamp(min=1e-300), 0)
     return V @ (inverse.unsqueeze(2) * beta), ridge
 
@@ -169,6 +171,7 @@ def latent_ls(A: Tensor, M: Tensor, u: Tensor, strength: float | None = None) ->
         eigen, Q, gamma = _latent_system(a, m, u)
         grid = torch.tensor(STRENGTHS).to(A) * eigen[-1] if strength is None else (strength * eigen[-1])[None]
         grid = grid.clamp(min=EPS * float(eigen[-1]) + 1e-300)[:, None]
+        # |M|^2 minus this is the squared residual; freedom: equations minus effective unknowns
         explained = gamma.square().sum(1) * (eigen + 2 * grid) / (eigen + grid).square()
         freedom = m.numel() - gamma.shape[1] * (eigen / (eigen + grid)).sum(1)
         score = (m.square().sum() - explained.sum(1)).clamp(min=0) / freedom.square()
@@ -207,9 +210,9 @@ def _solve_with_prior(
     """Least squares with a prior, by splitting X = W (ADMM): X fits the data, W obeys the prior."""
     start, ridge = solve_filtered(A, M, "ridge")
     mean, std = normalisation(model, A)
-    low, high = -mean / std, (1 - mean) / std
+    low, high = -mean / std, (1 - mean) / std  # black and white, normalised as the network does
     rho = ridge.clamp(min=1e-10 * float(A.square().sum((1, 2)).max()))[:, None, None]
-    eigen, Q = torch.linalg.eigh(A @ A.transpose(1, 2))
+    eigen, Q = torch.linalg.eigh(A @ A.transpose(1, 2))  # once, for the solution of every iteration
     right_side = A @ M
 
     def solve(prior: Callable[[Tensor], Tensor]) -> Tensor:
@@ -219,7 +222,7 @@ def _solve_with_prior(
             target = right_side + rho * to_patches(W - Y, embedding_geometry.patch)
             X = to_images(Q @ ((Q.transpose(1, 2) @ target) / (eigen[:, :, None] + rho)), embedding_geometry)
             W = prior(X + Y)
-            Y = Y + X - W
+            Y = Y + X - W  # the scaled dual variable
         return W
 
     def box(x: Tensor) -> Tensor:
@@ -229,6 +232,7 @@ def _solve_with_prior(
         return solve(box)
     if strength is not None:
         return solve(lambda x: box(tv_denoise(x, strength)))
+    # the least squares solution's residual, per degree of freedom that it leaves
     noise = (
         (M - A.transpose(1, 2) @ start).square().sum((1, 2))
         * A.shape[2]
@@ -250,7 +254,7 @@ def tv_denoise(x: Tensor, weight: float, iterations: int = 10) -> Tensor:
         return (p - p.roll(1, -1)) + (q - q.roll(1, -2))
 
     for _ in range(iterations):
-        slope = divergence() - x / weight
+        slope = divergence() - x / weight  # periodic differences; the border's are set to 0 below
         horizontal, vertical = slope.roll(-1, -1) - slope, slope.roll(-1, -2) - slope
         horizontal[..., -1], vertical[..., -1, :] = 0, 0
         length = 1 + 0.25 * (horizontal.square() + vertical.square()).sqrt()
