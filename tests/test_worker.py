@@ -21,6 +21,7 @@ from crew import recovering
 from safetensors.torch import load_file
 
 from fatbench import settings
+from fatbench.engine import graphs
 from fatbench.engine.rounds import Cost, Mixing, Number, Round, State, Stats, Update
 from fatbench.errors import MachineError
 from fatbench.runner import attacking, checkpoints, stage, training, worker
@@ -312,16 +313,33 @@ def test_training_out_of_memory_is_tried_again_while_its_lease_is_renewed(machin
             raise MemoryError("no more")
         return "interrupted"
 
+    machine = replace(machine, path="graphs")
     monkeypatch.setattr(stage, "renewing", renewing)
     monkeypatch.setattr(training, "_rounds", rounds)
     assert training.train(at, machine) == "interrupted"
     ((run, row),) = [(one["id"], one) for one in store.runs()]
     lease = (machine.db, run, at.heartbeat, LEASE)
-    assert did == [lease, (run, at, machine), (run, at, replace(machine, microbatch=2)), "ended"]
+    assert did == [lease, (run, at, machine), (run, at, replace(machine, microbatch=2, path="loop")), "ended"]
+    assert row["path"] == "loop"
     assert (row["microbatch"], row["out_of_memory"], store.stages()[JOB.cell, "train"].total) == (2, "no more", 5)
     assert training.train(at, machine) == "elsewhere"  # it is in our own hands
     store.fail(run, "no")
     assert training.train(at, machine) == "failed"
+
+
+def test_steps_that_cannot_be_recorded_are_trained_without_recordings(machine, store, monkeypatch) -> None:
+    """Whoever resumes the cell finds the path that it took."""
+    paths = []
+
+    def rounds(there: Turn, run: int, how: Machine) -> str:
+        paths.append(how.path)
+        if how.path == "graphs":
+            raise graphs.NotRecorded("a step waits")
+        return "interrupted"
+
+    monkeypatch.setattr(training, "_rounds", rounds)
+    assert training.train(turn(store, machine, []), replace(machine, path="graphs")) == "interrupted"
+    assert paths == ["graphs", "loop"] and [run["path"] for run in store.runs()] == ["loop"]
 
 
 STATS = Stats(loss=0.0, loss_released=0.0, accuracy=1.0, steps=1, momentum_steps=1.0, batches=1)

@@ -35,6 +35,10 @@ ROUNDING = 0.2  # bf16 kernels sum in another order each time, and an attack ste
 PLAIN_CALLS = 3  # of each shape before it is recorded: a recording costs as much as a few calls
 
 
+class NotRecorded(RuntimeError):
+    """A step cannot be recorded: it waits for the device, or does what a capture does not allow."""
+
+
 class Recordings:
     """The recorded steps of a problem's clients, and the fixed buffers that they read."""
 
@@ -144,7 +148,7 @@ def capture(function: Callable[[], Tensor], generators: Sequence[Generator], poo
     """Record the kernels of `function` without running them; (the graph, the tensor that holds its result).
 
     pool: another graph's memory to share, which is safe because the result is copied before the next replay. Raises
-    RuntimeError if `function` waits for the device, or memory runs out.
+    NotRecorded if `function` waits for the device, and RuntimeError if memory runs out.
     """
     graph = torch.cuda.CUDAGraph()
     with warnings.catch_warnings():  # from torch 2.12 on generators register themselves, and this only warns
@@ -158,5 +162,5 @@ def capture(function: Callable[[], Tensor], generators: Sequence[Generator], poo
         if out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0]
-        raise RuntimeError(f"a step cannot be recorded ({reason}): use --path loop") from error
+        raise NotRecorded(f"a step cannot be recorded ({reason})") from error
     return graph, result

@@ -52,7 +52,7 @@ def with_oom_retry(
     log.warning(
         "out of memory (%s): trying again with at most %d images in the network at once", reason, images_at_once
     )
-    describe({"microbatch": images_at_once, "out_of_memory": reason})
+    describe({"microbatch": images_at_once, "out_of_memory": reason, "path": "loop"})  # recordings take whole batches
     try:
         return attempt(replace(machine, microbatch=images_at_once, path="loop"))
     except Exception as error:

@@ -46,7 +46,8 @@ def carry_out(
     """Claim a stage and do its work by `work(run, machine)`, while its lease is renewed.
 
     If memory runs out, the work is repeated with fewer images in the network at once; if an operation has no
-    deterministic kernel, it is repeated with other kernels. A failure is stored with its traceback and returned; errors
+    deterministic kernel, it is repeated with other kernels; if a step cannot be recorded, with steps that are not. A
+    failure is stored with its traceback and returned; errors
     of the types in `raised` release the stage and are raised. batch: images of a step. The others: see `claim`.
     """
     job, store = turn.job, turn.store
@@ -57,7 +58,9 @@ def carry_out(
     try:
         with renewing(machine.db, run, turn.heartbeat, machine.recovery.lease):
             return with_oom_retry(
-                lambda smaller: retry_nondeterministic(run, smaller, store, partial(work, run)),
+                lambda smaller: retry_nondeterministic(
+                    run, smaller, store, lambda other: retry_unrecorded(run, other, store, partial(work, run))
+                ),
                 machine, batch, partial(store.describe_run, run),
             )  # fmt: skip
     except raised:
@@ -203,6 +206,20 @@ def retry_nondeterministic(
         return stage(replace(machine, strict=False))
     finally:
         exact(device, machine.precision)
+
+
+def retry_unrecorded(run: int, machine: Machine, store: Store, stage: Callable[[Machine], CellStatus]) -> CellStatus:
+    """Run a stage, and once more with --path loop if a step cannot be recorded; the run says so, and resumes keep it."""
+    try:
+        return stage(machine)
+    except Exception as error:
+        from fatbench.engine.graphs import NotRecorded
+
+        if not isinstance(error, NotRecorded):
+            raise
+        log.warning("%s: trained with --path loop", error)
+        store.describe_run(run, {"path": "loop"})
+    return stage(replace(machine, path="loop"))
 
 
 def files_of(record: Mapping[str, Any]) -> list[str]:

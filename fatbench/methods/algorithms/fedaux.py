@@ -76,7 +76,7 @@ def fedaux(
     images.
     """
     distil, negatives = divide(problem, "fedaux")
-    # The server's training leaves nodes of the weights on another stream: an H100 refused to record a client's step.
+    # an H100 refused to record a client's step, perhaps for nodes of the weights that the server's training left
     clients_problem = replace(problem, path="loop") if problem.path == "graphs" else problem
     names = trainable(problem.model)
     metrics: Metrics = {}
