@@ -209,7 +209,7 @@ def retry_nondeterministic(
 
 
 def retry_unrecorded(run: int, machine: Machine, store: Store, stage: Callable[[Machine], CellStatus]) -> CellStatus:
-    """Run a stage, and once more with --path loop if a step cannot be recorded; the run says so, and a resume keeps it."""
+    """Run a stage, and once more with --path loop if a step cannot be recorded; the run and its resumes keep it."""
     try:
         return stage(machine)
     except Exception as error:
