@@ -99,78 +99,37 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": ModelEntry(
         resnet18,
         parameters=resnet18_parameters,
-        refuse=(
-            at_least_8,
-            no_batch_of_one_at_8,
-        ),
+        refuse=(at_least_8, no_batch_of_one_at_8),
         parts=("batch normalisation",),
     ),
     "efficientnet_lite0": ModelEntry(
         efficientnet_lite0,
         parameters=efficientnet_lite0_parameters,
-        refuse=(
-            at_least_8,
-            no_batch_of_one_at_32,
-        ),
+        refuse=(at_least_8, no_batch_of_one_at_32),
         parts=("batch normalisation",),
     ),
     "leaf_cnn": ModelEntry(
         leaf_cnn,
         parameters=leaf_cnn_parameters,
-        refuse=(
-            at_least_2,
-            no_batch_of_one_at_8,
-        ),
+        refuse=(at_least_2, no_batch_of_one_at_8),
         parts=("batch normalisation",),
     ),
     "mcmahan_cnn": ModelEntry(mcmahan_cnn, parameters=mcmahan_cnn_parameters, refuse=(at_least_4,)),
     "mlp": ModelEntry(mlp, parameters=mlp_parameters),
     "linear": ModelEntry(linear, parameters=linear_parameters, parts=("linear",)),
     "constant": ModelEntry(constant, parameters=constant_parameters, parts=("linear",)),
-    "vit": ModelEntry(
-        vit,
-        parameters=vit_parameters,
-        refuse=(
-            tiled,
-            equal_heads,
-        ),
-        parts=("patches",),
-    ),
-    "tnt": ModelEntry(
-        tnt,
-        parameters=tnt_parameters,
-        refuse=(
-            tiled,
-            equal_heads,
-        ),
-    ),
-    "t2t": ModelEntry(
-        t2t,
-        parameters=t2t_parameters,
-        refuse=(
-            tiled,
-            equal_heads,
-        ),
-    ),
+    "vit": ModelEntry(vit, parameters=vit_parameters, refuse=(tiled, equal_heads), parts=("patches",)),
+    "tnt": ModelEntry(tnt, parameters=tnt_parameters, refuse=(tiled, equal_heads)),
+    "t2t": ModelEntry(t2t, parameters=t2t_parameters, refuse=(tiled, equal_heads)),
     "edge_vit": ModelEntry(
         edge_vit,
         parameters=edge_vit_parameters,
         edge=shallow_edge,
-        refuse=(
-            features_tiled,
-            equal_heads,
-            trained_by_edges,
-        ),
+        refuse=(features_tiled, equal_heads, trained_by_edges),
         parts=("edge", "server", "distillation head", "batch normalisation"),
     ),
     "whole_vit": ModelEntry(
-        whole_vit,
-        parameters=whole_vit_parameters,
-        refuse=(
-            features_tiled,
-            equal_heads,
-        ),
-        parts=("batch normalisation",),
+        whole_vit, parameters=whole_vit_parameters, refuse=(features_tiled, equal_heads), parts=("batch normalisation",)
     ),
     "edge_resnet": ModelEntry(
         edge_resnet,
