@@ -540,6 +540,9 @@ def test_what_federation_costs() -> None:
     nulls = [declared[name, "autoattack"] for name in ("SFAT", "CalFAT", "MixFAT")]
     below = f"FAT is {show(100 * strong.mean)} points below pooled training under AutoAttack"
     assert f"{below} (95 % interval {interval(strong)}; 18 seeds, 500 images)." in text
+    front = " ".join(page("../README.md").split())
+    above = f"is {show(100 * strong.mean)} points above FAT under AutoAttack ({interval(strong)}; [18 seeds]"
+    assert f"the same network, trained on all clients' images at once, {above}(results/bounds.md))." in front
     assert all(both.low < 0 < both.high for both in nulls)  # "not shown to differ"
     first, second, third = (f"{show(100 * both.mean)} ({interval(both)})" for both in nulls)
     assert f"not shown to differ from FAT: {first}, {second} and {third} points;" in text
