@@ -18,6 +18,7 @@ import math
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -245,6 +246,7 @@ def first_cell(suite: Path, folder: Path) -> tuple[float, float]:
     db = folder / "run.db"
     for file in folder.glob("run.db*"):
         file.unlink()
+    shutil.rmtree(folder / "run-files", ignore_errors=True)  # of the database that was here before
     began = time.monotonic()
     command = [sys.executable, "-m", "fatbench", "run", "suite", str(suite), "--jobs", "1", "--db", str(db)]
     nowhere = subprocess.DEVNULL

@@ -145,7 +145,7 @@ def run(
         retry_failed=retry_failed, rerun_changed=rerun_changed, fail_fast=fail_fast, time_limit=time_limit, wait=wait,
         log=log, db=None if db is None else str(db), data=data_folder,
     )  # fmt: skip
-    if executor == "local":
+    if executor == "local":  # the others' workers are started by a command, which imports no script
         _guarded()
     with plugged(plugins, options.db):
         suite_plan = suite_of(suite, override).plan(preset, seed_list(seeds), filter_text(where), names(attacks))
@@ -156,12 +156,13 @@ def run(
             start.run(start.jobs_of(suite_plan), observer, options)
     except SystemExit as exit_request:
         if exit_request.code != 1:  # 1: some cells failed, as the rows say
-            raise KeyboardInterrupt from None
+            raise KeyboardInterrupt from None  # a notebook must not end by an exit
         has_failures = True
     finally:
         lines.close()
     with opened(options.db) as store:
         rows = progress.cells_of(suite_plan, store)
+    # workers that died at once have stored nothing that a row could show
     if has_failures and lines.died and not {row.status for row in rows} & {"done", "failed"}:
         raise MachineError(
             f"no cell was computed: {lines.died} (worker processes import the program again, which must be a file)"
@@ -181,7 +182,7 @@ def _guarded() -> None:
         if frame.f_globals.get("__name__") == "__main__" and frame.f_code.co_name == "<module>":
             file, line = Path(frame.f_code.co_filename), frame.f_lineno
             tree = ast.parse(file.read_bytes() if file.is_file() else b"")  # none: typed at a prompt, or in a notebook
-            for node in tree.body:
+            for node in tree.body:  # the statement of the script in which the call stands
                 if node.lineno <= line <= (node.end_lineno or line) and not _is_guard(node):
                     raise SpecError(
                         f'{file}:{line}: call fatbench under `if __name__ == "__main__":`, because worker '

@@ -61,13 +61,14 @@ class Table:
             if name not in numbers:
                 raise SpecError(f"the frame has no column '{name}'{did_you_mean(name, map(str, numbers.columns))}")
         tidy = numbers
-        if len(headings) == 1 and numbers[headings[0]].dtype.kind not in "fiub":
+        if len(headings) == 1 and numbers[headings[0]].dtype.kind not in "fiub":  # labels, not numbers
             if "value" not in numbers:
                 raise SpecError(f"'{headings[0]}' holds no numbers, and the frame has no column 'value'")
             tidy = numbers.rename(columns={headings[0]: "heading"})
         else:
             id_columns = [*row_names, *([seed] if seed in numbers else [])]
             tidy = numbers.melt(id_vars=id_columns, value_vars=headings, var_name="heading", value_name="value")
+        # without seeds, the lines of a row are its runs, in their order
         tidy = tidy.assign(run=tidy[seed] if seed in tidy else tidy.groupby([*row_names, "heading"]).cumcount())
         duplicates = tidy[tidy.duplicated([*row_names, "heading", "run"])]
         if len(duplicates):
@@ -171,7 +172,7 @@ def _grid(tidy: pandas.DataFrame, rows: list[str], title: str, digits: int) -> G
 
     runs = {run: position for position, run in enumerate(dict.fromkeys(tidy["run"]))}
     numbered = all(isinstance(run, int) or str(run).isdecimal() for run in runs)
-    cells: dict[tuple[str, ...], dict[str, dict[int, float]]] = {}
+    cells: dict[tuple[str, ...], dict[str, dict[int, float]]] = {}  # labels of a row -> heading -> seed -> number
     for _, line in tidy.dropna(subset=["value"]).iterrows():
         row_values = cells.setdefault(tuple(str(line[name]) for name in rows), {}).setdefault(str(line["heading"]), {})
         row_values[int(line["run"]) if numbered else runs[line["run"]]] = float(line["value"])

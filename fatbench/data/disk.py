@@ -70,8 +70,9 @@ def prepare(name: str, root: Path, say: Callable[[str], None] = lambda line: Non
     row = verify(name, root)
     if row["state"] in ("complete", "variant"):
         return row
-    archive = catalogue.archive(name)
+    archive = catalogue.archive(name)  # one file for all, as of CIFAR
     to_fetch = [archive] if archive else [file for file in catalogue.files(name) if not _is_present(name, file, root)]
+    # a person's files are not overwritten; a set of which some files are absent is completed
     if row["state"] == "damaged" and (archive or not to_fetch):
         raise MachineError(f"{row['message']}; move those files away and run 'fatbench data prepare {name}'")
     for file in to_fetch:
@@ -119,6 +120,7 @@ def fetch(file: catalogue.File, root: Path) -> None:
     target = root / file.path
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        # in the target's folder, so that the move is one step
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as staging:
             problem = _download(file, Path(staging))
             if problem is None:
@@ -149,7 +151,7 @@ def _download(file: catalogue.File, folder: Path) -> str | None:
 
 @contextmanager
 def _timeout(seconds: float) -> Iterator[None]:
-    previous = socket.getdefaulttimeout()
+    previous = socket.getdefaulttimeout()  # torchvision's download takes no timeout of its own
     socket.setdefaulttimeout(seconds)
     try:
         yield
@@ -191,6 +193,7 @@ def _inspect(name: str, root: Path, *, thorough: bool) -> dict[str, Any]:
     if any(check.expected != check.found for check in checks):
         row |= {"state": "variant", "message": VARIANT}
     elif name in ("cinic10", "celeba"):
+        # folders have no checksums: only their numbers can be compared
         published = 270_000 if name == "cinic10" else catalogue.CELEBA_IMAGES
         if n == 0:
             row["message"] = "complete, to be unpacked on first use"

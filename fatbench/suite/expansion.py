@@ -55,12 +55,14 @@ def expand(
         raise SpecError(f"suite '{name}' has no preset '{preset}'{did_you_mean(preset, contents.presets)}")
     chosen_preset = contents.presets[preset]
     base = merge(contents.base, chosen_preset.base)
+    # a preset's word comes after the grid's: the last override of a setting holds
     overrides = [*contents.grid.overrides, model.Override(set=chosen_preset.set), *chosen_preset.overrides]
     axes = contents.axes
     lay = functools.partial(_with_override, file=file, axes=axes)
     evaluate = _evaluate_of_preset(contents, chosen_preset, attacks, lay, file)
     seeds = seeds if seeds is not None else chosen_preset.seeds or contents.seeds
     labels = grid.labels_of(axes, chosen_preset)
+    # before anything is expanded: a typing mistake may ask for a million cells
     input_limits.check_cells(grid.upper_bound(contents, chosen_preset) * len(seeds), f"{file}: preset '{preset}'")
     cells: list[Cell] = []
     excluded: list[tuple[Key, str]] = []
@@ -99,7 +101,7 @@ def expand(
                 if cell_perturbation is not None and _has_radius(checked_cell, evaluations)
                 else ""
             )
-            for seed in origin_seeds:
+            for seed in origin_seeds:  # checked once: cells of a point differ by their seed alone
                 if evaluate_of_point.transfer:
                     transfers_of[len(cells)] = evaluate_of_point
                 seeded = calls.Call(checked_cell.signature, {**checked_cell, "seed": seed})
@@ -126,7 +128,7 @@ def _evaluate_of_preset(
 ) -> Evaluate:
     """The preset's `evaluate`, before the overrides of points. SpecError for a limit of an unknown attack."""
     evaluate = contents.evaluate if not preset.evaluate else lay(contents.evaluate, preset.evaluate)
-    if attacks:
+    if attacks:  # of --attacks; they are added to what the preset has kept
         standard_attacks.demand_known(attacks, [*contents.evaluate.attacks, *evaluate.attacks])
         completed = standard_attacks.without_removed(contents.evaluate.node, attacks)
         base = model.read(Evaluate, completed, str(file), axes=contents.axes)
@@ -188,6 +190,7 @@ def _demand_same_network(origin_cell: Cell, spec: Mapping[str, Any], location: s
     """SpecError if an origin's weights do not fit the network; the head may differ, a new one starts at random."""
     origin_model, own_model = origin_cell.spec["model"], spec["model"]
     for key in dict.fromkeys([*origin_model, *own_model]):
+        # a head of another kind or width starts at random
         if key in ("weights", "head") or key.startswith("head_") or origin_model.get(key) == own_model.get(key):
             continue
         raise SpecError(
@@ -196,6 +199,7 @@ def _demand_same_network(origin_cell: Cell, spec: Mapping[str, Any], location: s
             f" its {key} is {origin_model.get(key)}, that of this cell {own_model.get(key)}"
         )
     origin_channels, own_channels = (facts.of_data(cell["data"]).channels for cell in (origin_cell.spec, spec))
+    # None: only reading the data tells
     if origin_channels and own_channels and origin_channels != own_channels:
         raise SpecError(
             f"{location}: model: weights: cell {origin_cell.id} was trained on images of "
@@ -252,6 +256,7 @@ def _demand_numbers(checkpoints: Sequence[str], spec: Mapping[str, Any], locatio
     """SpecError if a checkpoint is chosen by numbers that the cell does not measure."""
     if "best-val" in checkpoints and not spec["validation"]:
         raise SpecError(f"{location}: checkpoint best-val needs held-out images: set 'validation: N'")
+    # all others are the best by a monitored number
     if set(checkpoints) - {"last"} and spec["monitor"] is None:
         raise SpecError(
             f"{location}: checkpoints {', '.join(checkpoints)} need 'monitor', an attack run during training"

@@ -36,6 +36,7 @@ def select(plan: Plan, where: str) -> Plan:
     if not cells:
         text = f"-k '{where}' matches none of the {len(plan.unique())} cells of '{plan.suite}'"
         raise NothingMatched(text + _unmatched_text(facts, comparisons))
+    # a number, or "none", may be a value that only other presets have
     if misspelt := _unmatched_text(
         facts, [(name, value) for name, value in comparisons if not (value == "none" or _is_number(value))]
     ):
@@ -57,6 +58,7 @@ def _unmatched_text(facts: list[dict[str, str]], comparisons: list[tuple[str, st
     for name, value in comparisons:
         cell_values = {cell_facts[name] for cell_facts in facts if name in cell_facts}
         if value.lower() not in {cell_facts.lower() for cell_facts in cell_values}:
+            # "FAT,SFAT" or "FAT|SFAT", as other programs write alternatives
             alternatives = [text.strip() for text in re.split("[,|]", value)]
             if len(alternatives) > 1 and cell_values.issuperset(alternatives):
                 return f": {name} is never '{value}' (write {name} in [{', '.join(alternatives)}])"
@@ -84,7 +86,7 @@ def _settings(cell: Cell) -> dict[str, str]:
     def walk(node: Any, path: tuple[str, ...]) -> None:
         if isinstance(node, Mapping):
             if "name" in node:
-                facts[".".join(path)] = facts.setdefault(path[-1], str(node["name"]))
+                facts.setdefault(path[-1], str(node["name"]))
                 facts[".".join(path)] = str(node["name"])
             for key, value in node.items():
                 walk(value, (*path, key))
@@ -101,7 +103,7 @@ def join_filters(filters: list[str]) -> str:
     """One filter that holds where all of these hold; SpecError if one cannot be read by itself."""
     if len(filters) == 1:
         return filters[0]
-    for filter_text in filters:
+    for filter_text in filters:  # "a=b or" and "c=d" would be read as one
         _parse_filter(filter_text)
     return " and ".join(f"({filter_text})" for filter_text in filters)
 
@@ -117,7 +119,7 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
             raise SpecError(f"-k: cannot read '{text[position:].strip()}' in '{text}'")
         tokens.append(match.group().strip())
         position = match.end()
-    tokens.append("")
+    tokens.append("")  # the end, so that reading one token ahead needs no test
     depth = 0
 
     def fail(problem: str, hint: str = "") -> SpecError:
@@ -198,7 +200,7 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
             if name not in facts and name not in fact_names():
                 plain_names = [k for k in fact_names() if "." not in k]
                 raise SpecError(f"-k: no cell has '{name}'{did_you_mean(name, plain_names)}")
-            if name not in facts:
+            if name not in facts:  # another cell has it: what is absent differs from every value
                 return op == "!="
             return _compare(facts[name], op, value)
 

@@ -71,7 +71,7 @@ def read_table(file: Path) -> list[Row]:
     if text.lstrip().startswith("{"):
         return [_record(text, str(file))]
     head = text.partition("\n")[0]
-    separator = max(",;\t", key=head.count)
+    separator = max(",;\t", key=head.count)  # spreadsheets write ";" where the comma is the decimal point
     lines = list(csv.reader(io.StringIO(text), delimiter=separator))
     columns = [name.strip(ORNAMENT) for name in lines[0]] if lines else []
     if len(columns) < 2 or len({*columns}) < len(columns):
@@ -136,7 +136,7 @@ def match_rows(
         for axis in [*table.rows, *table.across]
         if axis in axes_of_suite
     }
-    axes = [axis for axis, axis_labels in labels.items() if len(axis_labels) > 1]
+    axes = [axis for axis, axis_labels in labels.items() if len(axis_labels) > 1]  # a single label needs no column
     columns = list(rows[0].text) if rows else []
     headings = _headings(columns, table)
     column_by_axis = {
@@ -155,7 +155,7 @@ def match_rows(
         except ValueError as error:
             paper_numbers.refused.append(f"{row.place}: {error}")
             continue
-        if point in records_by_point and "clean_acc" not in row.text:
+        if point in records_by_point and "clean_acc" not in row.text:  # only records have a row for each seed
             paper_numbers.refused.append(f"{row.place}: a second row of {', '.join(point)}")
         else:
             records_by_point.setdefault(point, []).append(numbers)
@@ -293,6 +293,7 @@ def write(paper_numbers: PaperNumbers, suite: Suite, select: str, unit: str | No
     target = suite_file.parent / name
     if target.exists():
         raise SpecError(f"{target} exists: move it away")
+    # an accuracy above 1 can only be in per cent
     largest = max(value for row in paper_numbers.rows.values() for value, _ in row.values())
     published = block(paper_numbers, name, select, unit or ("percent" if largest > 1 else "plain"))
     old_text = suite_file.read_text(encoding="utf-8")
@@ -323,7 +324,7 @@ def _with_published(text: str, id: str, published: Mapping[str, Any], suite_file
 
     _, indent, offset = load_yaml_guess_indent(text)
     yaml = YAML()
-    yaml.width, yaml.preserve_quotes = 10**6, True
+    yaml.width, yaml.preserve_quotes = 10**6, True  # no line of the person's is broken, no quotation mark lost
     yaml.indent(mapping=2, sequence=indent or 4, offset=offset or 0)
     contents = yaml.load(text)
     _keep_anchors(contents)
@@ -335,7 +336,7 @@ def _with_published(text: str, id: str, published: Mapping[str, Any], suite_file
         if isinstance(value, dict):
             published_node[key] = CommentedMap(value)
             published_node[key].fa.set_flow_style()
-    if table.fa.flow_style():
+    if table.fa.flow_style():  # a table written in one line stays in one line
         published_node.fa.set_flow_style()
     table["published"] = published_node
     stream = io.StringIO()
