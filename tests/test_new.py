@@ -16,6 +16,7 @@ import pytest
 
 from fatbench.cli import new
 from fatbench.report import build_tables, unlike
+from fatbench.store.stages import Store
 from fatbench.suite import calls, files, plugins, signatures, sources
 
 TUTORIAL = (Path(__file__).parent.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
@@ -158,6 +159,13 @@ def test_shipped_rows_are_imported_and_what_is_left_is_counted(place, run):
     assert json.loads(out)["cells"] == {"done": 46, "failed": 0, "running": 0, "todo": 59}
     out = run("report", "my_one", "--preset", "cpu", "--table", "robust")[1]
     assert re.findall(r"\| (\S+) \(own\) ", out) == ["my\\_one"]  # and no other row is marked
+    one = next(cell for cell in files.load("my_one.yaml").plan("smoke").cells if cell.key["method"] == "my_one")
+    with Store.open("results/fatbench.db") as store:  # a smoke run of the own row leaves what is left in sight
+        store.add_cell(one.id, one.spec)
+        store.claim(one.id, "train", suite="my_one", total=2, provenance={"device": "cpu", "preset": "smoke"})
+    out = run("status", "my_one")[1]
+    assert "preset cpu: 46 done, 0 failed, 0 running, 59 todo" in out and "own rows" in out and ": 5 todo" in out
+    assert "preset smoke: 0 trained" in out
 
 
 @pytest.mark.nightly

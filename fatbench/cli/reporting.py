@@ -82,6 +82,10 @@ def status(
             )
         else:
             show.status(plan, rows)
+            presets_run = {} if store is None else progress.by_suite(store)
+            for (suite_name, preset_run), states in presets_run.items():
+                if suite_name == plan.suite and preset_run != plan.preset:
+                    print(f"preset {preset_run}: {states['done']} trained (--preset {preset_run})")
             for words, cell_count in count_by_doubt.items():
                 print(f"doubtful: {words} ({cell_count} cell{'s' * (cell_count != 1)})")
             running = [row.cell.id for row in rows if row.status == "running"]

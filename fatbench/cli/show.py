@@ -293,6 +293,10 @@ def status(plan: Plan, rows: Sequence[CellProgress]) -> None:
     print_rows(console, ("cell", *axes, "seed", "state", "rounds", "stages"), status_rows, ("seed", "rounds", "stages"))
     counts = progress.count(rows).items()
     console.print(f"suite {plan.suite}, preset {plan.preset}: " + ", ".join(f"{n} {state}" for state, n in counts))
+    own_rows = [row for row in rows if plugins.files(row.cell.spec)]
+    if 0 < len(own_rows) < len(rows):
+        own_counts = ", ".join(f"{n} {state}" for state, n in progress.count(own_rows).items() if n)
+        console.print(f"own rows, of functions in a plug-in: {own_counts}")
     if changed := {row.cell.id: row.changed for row in rows if row.changed}:
         console.print("\n".join(versions.lines(changed)), style="yellow")
     cells_by_error: dict[str, list[str]] = {}

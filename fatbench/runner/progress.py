@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from sqlalchemy import select
 
@@ -172,17 +173,22 @@ def count(rows: Iterable[CellProgress]) -> dict[str, int]:
 
 
 def preset_run(suite: Suite, store: Store) -> str | None:
-    """The first preset of a suite that has been run, by this suite or by another one with the same cells; else None."""
-    query = select(SUITE_CELLS.c.preset).where(SUITE_CELLS.c.suite == suite.name).distinct()
+    """The first preset of a suite that has been run, by this suite or by another one with the same cells; else None.
+
+    What the suite that it extends has run counts as its own where cells are the same: an own row stands beside those.
+    """
+    extended = Path(str(suite.contents.extends)).stem
+    query = select(SUITE_CELLS.c.suite, SUITE_CELLS.c.preset).where(SUITE_CELLS.c.suite.in_([suite.name, extended]))
     with store.database.reading() as connection:
-        run = {row.preset for row in connection.execute(query)}
-    if own_preset := next((preset for preset in suite.presets() if preset in run), None):
-        return own_preset
-    if not store.has_cells():
-        return None
-    return next(
-        (p for p in suite.presets() if store.known_cells(cell.id for cell in suite.plan(p, refuse=False).cells)), None
-    )
+        run = {(row.suite, row.preset) for row in connection.execute(query.distinct())}
+
+    def has_cells(preset: str) -> bool:
+        return bool(store.known_cells(cell.id for cell in suite.plan(preset, refuse=False).cells))
+
+    for preset in suite.presets():
+        if (suite.name, preset) in run or ((extended, preset) in run and has_cells(preset)):
+            return preset
+    return next(filter(has_cells, suite.presets()), None) if store.has_cells() else None
 
 
 def with_stored_attacks(suite: Suite, plan: Plan, store: Store) -> Plan:
