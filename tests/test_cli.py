@@ -124,6 +124,9 @@ def test_a_plan_without_a_suite_says_what_fits(run, place, monkeypatch):
     said: list[str] = []
     assert [offer.suite for offer in budget.offers("h100", "paper", None, said.append)] == ["tiny"]
     assert said == ["estimating tiny"]  # what a terminal shows meanwhile
+    (place / "mine.yaml").write_text("name: mine\nextends: tiny.yaml\npresets:\n  night: {}\n")
+    assert [offer.suite for offer in budget.offers("h100", "paper", None, said.append)] == ["tiny", "mine.yaml"]
+    assert [offer.suite for offer in budget.offers("h100", "night", None, said.append)] == ["mine.yaml"]
     monkeypatch.setattr("fatbench.suite.files.load", lambda name: pytest.fail("nothing has run here: nothing to plan"))
     code, _, err = run("plan")
     assert code == 3 and "--on h100" in err and "--calibrate" in err

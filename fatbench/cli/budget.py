@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from fatbench.errors import FatbenchError, NothingMatched, SpecError, did_you_mean
 from fatbench.store.opening import opened
@@ -38,6 +39,7 @@ def hours(text: str) -> float:
 def offers(on: str | None, preset: str | None, db: str | None, say: Callable[[str], None]) -> Iterator[Offer]:
     """Every preset of every suite on the published images but smoke, with its time on one worker or on one GPU `on`.
 
+    Suites in the working directory come last, under their files' names.
     preset: this one alone; of a GPU, whose time is counted network by network, it is `quick` unless another is named.
     say: gets what is being estimated. SpecError: no suite has this preset.
     NothingMatched: nothing has run here from which a time could be known.
@@ -45,18 +47,23 @@ def offers(on: str | None, preset: str | None, db: str | None, say: Callable[[st
     from fatbench import settings
     from fatbench.runner import progress
     from fatbench.store import timing
-    from fatbench.suite import duration, files, sizes
+    from fatbench.suite import duration, files, folders, sizes
     from fatbench.suite.papers import is_jpeg
 
+    suite_files = files.available()
+    files_by_name = {file.resolve() for file in suite_files.values()}
+    own_names = [file for file in folders.own_files().values() if Path(file).resolve() not in files_by_name]
+    names = [*suite_files, *own_names]
     if preset is not None:
         known_presets = {preset_name for row in sizes.listing() for preset_name in row.get("presets", ())}
+        known_presets |= {preset_name for name in own_names for preset_name in _presets(name)}
         if preset not in known_presets:
             raise SpecError(f"--preset: no suite has a preset '{preset}'{did_you_mean(preset, known_presets)}")
     with opened(db, create=True) as store:
         measured_speeds = duration.speeds([] if store is None else timing.timed_runs(store))
         if on is None and measured_speeds == duration.Speeds():
             raise NothingMatched(f"nothing has run here yet, so no time is known: {OTHER_TIMES}")
-        for name in files.available():
+        for name in names:
             if is_jpeg(name):
                 continue
             say(f"estimating {name}")
@@ -81,6 +88,16 @@ def offers(on: str | None, preset: str | None, db: str | None, say: Callable[[st
                 data = tuple(sorted({cell.spec["data"]["name"] for cell in plan.cells}))
                 seconds = None if time.unknown else time.seconds
                 yield Offer(name, plan.preset, len(plan.to_run()), time.done, seconds, data, suite.title)
+
+
+def _presets(name: str) -> list[str]:
+    """The presets of a suite; none if its file is invalid."""
+    from fatbench.suite import files
+
+    try:
+        return list(files.load(name).presets())
+    except FatbenchError:
+        return []
 
 
 def show(budget: str | None, on: str | None, preset: str | None, db: str | None) -> None:

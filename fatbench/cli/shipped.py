@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fatbench import packed
+from fatbench.cli.common import working
 from fatbench.errors import FatbenchError
 from fatbench.store.opening import opened
 
@@ -22,9 +24,11 @@ PACKAGE = Path(__file__).parent.parent
 def files_of(cells: set[str]) -> list[Path]:
     """The exported files, in ./results and in the clone's, that have one of these cells."""
     folders = {folder.resolve(): folder for folder in (PACKAGE.parent / "results", Path("results"))}  # shown as named
-    return [
-        file for folder in folders.values() for file in packed.results_in(folder) if not cells.isdisjoint(_ids(file))
-    ]
+    candidates: list[Path] = []
+    for file in (file for folder in folders.values() for file in packed.results_in(folder)):
+        if not any(file.name == other.name and filecmp.cmp(file, other, shallow=False) for other in candidates):
+            candidates.append(file)  # of a clone and a copy of its files one is enough
+    return [file for file in candidates if not cells.isdisjoint(_ids(file))]
 
 
 def _ids(file: Path) -> Iterator[str]:
@@ -45,14 +49,16 @@ def take_rows(name: str, cell_filter: str, rows: Sequence[Path], db: str | None)
     suite = files.load(name)
     extended = str(suite.contents.extends)
     plans: dict[str, Plan] = {}
-    for preset in suite.presets():
-        try:
-            plans[preset] = suite.plan(preset)
-        except FatbenchError as error:
-            print(f"fatbench: preset {preset} cannot run yet: {error}", file=sys.stderr)
-    parent_suite = files.load(extended)
-    cells = {cell.id for preset in parent_suite.presets() for cell in parent_suite.plan(preset).cells}
-    if row_files := list(rows) or files_of(cells):
+    with working(f"reading which cells of {extended} have numbers"):
+        for preset in suite.presets():
+            try:
+                plans[preset] = suite.plan(preset)
+            except FatbenchError as error:
+                print(f"fatbench: preset {preset} cannot run yet: {error}", file=sys.stderr)
+        parent_suite = files.load(extended)
+        cells = {cell.id for preset in parent_suite.presets() for cell in parent_suite.plan(preset).cells}
+        row_files = list(rows) or files_of(cells)
+    if row_files:
         import_(row_files, db=db)
     else:
         similar_suites = [suite_name for suite_name in files.available() if suite_name.startswith(f"{extended}-")]
@@ -63,7 +69,8 @@ def take_rows(name: str, cell_filter: str, rows: Sequence[Path], db: str | None)
     if not plans:
         print(f"next: change {name}, then\n  fatbench suite check {name}")
         return
-    preset, left_text = _what_is_left(plans, cell_filter, db)
+    with working("estimating what is left to run"):
+        preset, left_text = _what_is_left(plans, cell_filter, db)
     quote = '"' if "'" in cell_filter else ""
     filter_option = f" -k {quote}{cell_filter}{quote}" if cell_filter else ""
     preset_option = "" if preset == "paper" else f" --preset {preset}"
