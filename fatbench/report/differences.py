@@ -74,8 +74,8 @@ class Differences:
 
     @property
     def tested(self) -> int:
-        """The number of comparisons over which p is corrected."""
-        return sum(line.difference is not None for line in self.lines)
+        """The number of comparisons over which p is corrected: with one seed there is no test."""
+        return sum(_p(line.difference) is not None for line in self.lines)
 
 
 def of_plan(
@@ -110,15 +110,14 @@ def of_plan(
         columns = [c for c in columns if any(row.values[0][c].mean is not None for row in baseline_rows)] or columns
     grid = grid.only(rows, columns)
     compared = [_difference(row, difference_by_cells) for row in grid.rows]
-    p = [1.0 if entry.comparison.p is None else entry.comparison.p for entry in compared if entry is not None]
-    corrected = iter(statistics.holm(p))
+    corrected = iter(statistics.holm([p for p in map(_p, compared) if p is not None]))
     lines = [
         Line(
             dict(row.key),
             dict(zip(grid.axes, row.labels(grid.axes), strict=True)),
             row.values[0],
             entry,
-            1.0 if entry is None else next(corrected),
+            1.0 if _p(entry) is None else next(corrected),
         )
         for row, entry in zip(grid.rows, compared, strict=True)
     ]
@@ -130,6 +129,11 @@ def of_plan(
         columns=[replace(entry, heading=headings.get(entry.metric, entry.metric)) for entry in grid.columns],
     )
     return Differences(grid, headings.get(metric, metric), label, digits, lines, marks, not_measured)
+
+
+def _p(difference: Difference | None) -> float | None:
+    """p before the correction; None: not tested."""
+    return None if difference is None else difference.comparison.p
 
 
 def _difference(row: Row, difference_by_cells: dict[frozenset[str], Difference]) -> Difference | None:
@@ -152,6 +156,8 @@ def render(table: Differences, format: str) -> str:
         notes.append(f"not measured: {'; '.join(table.not_measured)}")
     if format in ESCAPES:
         notes = [ESCAPES[format](note) for note in notes]
+    if format == "latex":
+        notes = ["\n\n".join(notes)]  # a paragraph each
     if format == "terminal":
         terminal_width = shutil.get_terminal_size().columns
         metric_columns = [c for c in columns if table.grid.columns[c].heading == table.metric]
@@ -164,7 +170,7 @@ def render(table: Differences, format: str) -> str:
         ]:
             notes.append(f"left out, as this terminal is too narrow: {', '.join(left_out_headings)}")
         notes = [line for note in notes for line in textwrap.wrap(note, terminal_width)]
-    return "\n".join([*_title(table.grid, format), text, *([""] if notes else []), *notes]) + "\n"
+    return "\n".join([*_title(table.grid, format), text, *([""] if any(notes) else []), *filter(None, notes)]) + "\n"
 
 
 def _title(grid: Grid, format: str) -> list[str]:
