@@ -495,7 +495,8 @@ def bounded(file: str) -> dict[str, dict[int, dict[str, Any]]]:
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for cell in cells(file):
         model, algorithm = cell["spec"]["model"]["name"], cell["spec"]["algorithm"]
-        objective = {"calfat": "CalFAT", "mixfat": "MixFAT"}.get(algorithm["local"]["objective"]["name"], "FAT")
+        objectives = {"calfat": "CalFAT", "mixfat": "MixFAT", "standard": "standard training"}
+        objective = objectives.get(algorithm["local"]["objective"]["name"], "FAT")
         federated = "SFAT" if algorithm.get("aggregator", {}).get("name") == "sfat" else objective
         name = "pooled" if algorithm["name"] == "centralized" else federated
         found.setdefault(name if model == "small_cnn" else model, {})[cell["spec"]["seed"]] = cell
@@ -511,7 +512,7 @@ def test_what_federation_costs() -> None:
             for stage in cell["stages"]:
                 if stage["status"] == "done" and (attack := stage["stage"].partition("-")[0]) != "train":
                     right.setdefault((name, attack), {})[seed] = outcomes(cell, attack, 12)
-    for name in ("constant", "linear", "pooled", "FAT", "SFAT", "CalFAT", "MixFAT"):
+    for name in ("constant", "linear", "pooled", "standard training", "FAT", "SFAT", "CalFAT", "MixFAT"):
         row = [spread([*right[name, a].values()]) for a in ("natural", "pgd20", "cw", "autoattack")]
         exact = spread([*right[name, "exact"].values()]) if name in ("constant", "linear") else "--"
         assert f"| {name} | {len(right[name, 'natural'])} | {' | '.join(row)} | {exact} |" in text
