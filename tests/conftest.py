@@ -29,8 +29,16 @@ KEEP = ("FATBENCH_UPDATE_GOLDEN",)  # meant for the tests themselves
 TERMINAL = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES", "TERM")
 
 
+gc.disable()  # next to nothing of what is imported and collected becomes garbage
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What was imported and collected stays until the end, and need not be looked at by every collection of garbage."""
+    gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_stays_is_not_looked_at() -> None:
+    """What was imported, collected or kept by other tests is passed over by the collection at the end of every cell."""
     gc.collect()
     gc.freeze()
 
