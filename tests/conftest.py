@@ -15,9 +15,13 @@ from collections.abc import Callable, Iterable, Iterator
 import hypothesis
 import pytest
 
+from fatbench.__main__ import GARBAGE
+
 # Before torch is imported: the arrays are small, and several processes share the cores (`make test`).
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+
+gc.set_threshold(GARBAGE)  # imports and suites make many objects and drop none, as in the program
 
 # The same examples on every run, whatever ran before; no time limit per example, for machines differ.
 hypothesis.settings.register_profile("fatbench", derandomize=True, deadline=None, database=None)
@@ -27,13 +31,6 @@ pytest_plugins = ("databases", "crew")  # fixtures: an empty database on SQLite 
 
 KEEP = ("FATBENCH_UPDATE_GOLDEN",)  # meant for the tests themselves
 TERMINAL = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES", "TERM")
-
-
-gc.disable()  # next to nothing of what is imported and collected becomes garbage
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)
