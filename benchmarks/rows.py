@@ -418,7 +418,7 @@ CELL = textwrap.dedent(
     from fatbench.suite import calls
     from fatbench.engine.precision import exact
     from fatbench.engine.rounds import Problem, State
-    memory.keep()
+    memory.keep_freed_memory()
     exact(torch.device(device), "fp32")
     pgd = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 1}  # more steps take no more memory
     algorithm = calls.build("Algorithm", calls.check("Algorithm", {

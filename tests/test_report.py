@@ -1832,6 +1832,24 @@ def test_footers_speak_the_words_of_the_headings() -> None:
     assert list(facts.mixed({"pgd20": "PGD-20"})) == ["PGD-20 test images of digits"]
 
 
+def test_footers_do_not_tell_in_which_order_files_were_imported() -> None:
+    runs = [
+        (cell, provenance.origin({"device": device, "commit": commit, "attack": attack, "versions": {"torch": torch},
+                                  "data": {"name": "digits", "variant": None, "fingerprint": commit}}))
+        for cell, device, commit, attack, torch in (
+            ("a", "cpu", "b2", "z 2", "2.9"), ("b", "cuda", "a1", "a 1", "2.10"), ("c", "cuda", "c3", "a 1", "2.10"),
+        )
+    ]  # fmt: skip
+    notes = []
+    for order in (runs, runs[::-1]):
+        facts = provenance.TableFacts()
+        for cell, origin in order:
+            facts.add(cell, "digits", "pgd20", 10, [("pgd20-1@1", [origin])])
+        notes.append([*facts.notes()])
+    assert notes[0] == notes[1]
+    assert dict(notes[0])["machine"].startswith("2 devices") and facts.mixed()["device"].startswith("cuda (")
+
+
 def test_a_call_in_words() -> None:
     """Every number is said, a choice where it is not the default; `full` says all, also of what nothing is known."""
     pgd = {"name": "pgd", "eps": "8/255", "step": 0.01, "steps": 20, "start": "none", "early_stop": False}

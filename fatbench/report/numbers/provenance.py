@@ -77,15 +77,19 @@ class TableFacts:
         for _, origin in self.origins:
             if origin.data is not None and origin.data[1:] not in versions_by_set.setdefault(origin.data[0], []):
                 versions_by_set[origin.data[0]].append(origin.data[1:])
-        return versions_by_set
+        return {name: sorted(versions, key=str) for name, versions in versions_by_set.items()}
 
     def values(self, fact_of: Callable[[Origin], str]) -> dict[str, dict[str, set[str]]]:
-        """Text of a fact -> metric or "training" -> its cells; an empty text is left out."""
+        """Text of a fact -> metric or "training" -> its cells, that of most cells first; an empty text is left out."""
         cells_by_text: dict[str, dict[str, set[str]]] = {}
         for (fact_name, origin), cells in self.origins.items():
             if text := fact_of(origin):
                 cells_by_text.setdefault(text, {}).setdefault(fact_name, set()).update(cells)
-        return cells_by_text
+
+        def rank(text: str) -> tuple[int, str]:
+            return -len(set().union(*cells_by_text[text].values())), text
+
+        return {text: cells_by_text[text] for text in sorted(cells_by_text, key=rank)}  # not as files were imported
 
     def attacks(self) -> dict[str, list[str]]:
         """Metric -> the implementations it was measured with."""
@@ -97,7 +101,7 @@ class TableFacts:
                 and origin.attack not in code_by_metric.setdefault(fact_name, [])
             ):
                 code_by_metric[fact_name].append(origin.attack)
-        return code_by_metric
+        return {metric: sorted(implementations) for metric, implementations in code_by_metric.items()}
 
     def versions(self) -> dict[str, list[str]]:
         """Package -> the versions that were used."""
@@ -106,7 +110,7 @@ class TableFacts:
             for package, version in origin.versions:
                 if version not in versions_by_package.setdefault(package, []):
                     versions_by_package[package].append(version)
-        return versions_by_package
+        return {package: sorted(versions) for package, versions in versions_by_package.items()}
 
     def plugins(self) -> list[dict[str, Any]]:
         """Each version of each plug-in behind the table once, with all names it brought and the cells that used it."""
