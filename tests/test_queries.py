@@ -24,6 +24,7 @@ from fatbench.store.points import Point
 from fatbench.store.schema import DOUBTS
 from fatbench.store.stages import Store
 from fatbench.suite import files
+from fatbench.suite.cells import Evaluation
 
 ROOT = Path(__file__).parent.parent
 QUERIES = dict(re.findall(r"\n\n([^\n]+):\n\n```sql\n(.*?)```", (ROOT / "docs" / "queries.md").read_text(), re.S))
@@ -88,6 +89,11 @@ def number(metric: str, value: float, round: int, n: int = 4) -> Number:
     return Number(metric, value, round, n)
 
 
+EVALUATIONS = {
+    name: Evaluation(name, {"name": "fgsm", "eps": "8/255"}, 4, 4) for name in ("natural", "pgd20", "autoattack")
+}
+
+
 def small(store: Store) -> None:
     """A cell that diverged and one that did not, at two points of a suite."""
     spec = {"seed": 6, "algorithm": {"rounds": 2}, "data": {"name": "mnist"}}
@@ -97,15 +103,15 @@ def small(store: Store) -> None:
         assert run is not None
         store.finish(run, [number("natural", value, 1), number("natural", value, 2)], round=2,
                      record={"best-test": {"round": 2, "value": value}})  # fmt: skip
-        for attack in ("natural", "pgd20", "autoattack"):
-            stage = f"{attack}-x.bf16@2"
-            run = store.claim(cell, stage, suite="sfat-fashion", total=4, settings={"name": "fgsm"},
+        for attack, evaluation in EVALUATIONS.items():
+            stage = evaluation.stage(2, "bf16")
+            run = store.claim(cell, stage, suite="sfat-fashion", total=4, settings=evaluation.attack,
                               provenance={"preset": "cpu", "precision": "bf16"})  # fmt: skip
             assert run is not None
             store.commit(run, round=4, outcomes=(0, 4, b"\x80" if cell == "a" else b"\xe0"))
             doubtful = [number("doubt_diverged", 2.0, 2, n=0)] if cell == "a" else []
             store.finish(run, [number(attack, 0.25 if cell == "a" else 0.75, 2), *doubtful])
-    asked = ("natural-x", "pgd20-x", "autoattack-x")
+    asked = tuple(evaluation.id for evaluation in EVALUATIONS.values())
     at = {"a": '{"split":"IID","method":"FAT"}', "b": '{"split":"IID","method":"SFAT"}'}
     store.store_points(
         Point("sfat-fashion", "cpu", cell, labels, method, "mnist", "IID", "cnn", asked)
@@ -144,8 +150,8 @@ def test_stored_doubts_that_do_not_follow_from_the_numbers_are_named_and_mended(
             connection.execute(delete(DOUBTS).where(DOUBTS.c.cell == "a", DOUBTS.c.code == "diverged"))
             connection.execute(update(DOUBTS).where(DOUBTS.c.cell == "b").values(code="diverged"))
         outdated = sql_tables.outdated(store)
-        assert outdated["a", "pgd20-x.bf16@2"] == (["bf16"], ["bf16", "diverged"])
-        assert outdated["b", "natural-x.bf16@2"] == (["diverged"], ["bf16"]) and len(outdated) == 6
+        assert outdated["a", EVALUATIONS["pgd20"].stage(2, "bf16")] == (["bf16"], ["bf16", "diverged"])
+        assert outdated["b", EVALUATIONS["natural"].stage(2, "bf16")] == (["diverged"], ["bf16"]) and len(outdated) == 6
         sql_tables.judge(store, ["a", "b"])
         assert sql_tables.outdated(store) == {}
 

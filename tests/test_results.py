@@ -17,18 +17,18 @@ import pandas
 import pytest
 import result_files
 from PIL import Image
-from sqlalchemy import select
+from sqlalchemy import func, select, update
 from typer.testing import CliRunner
 
 from fatbench import packed, report
 from fatbench.cli import submit
 from fatbench.cli.app import app
 from fatbench.report.numbers import cell_rows, compare, declared_tests, doubts, sql_tables
-from fatbench.report.numbers.doubts import NOT_LEARNED, in_words
+from fatbench.report.numbers.doubts import NOT_LEARNED, Doubt, in_words
 from fatbench.report.numbers.frame import frame
 from fatbench.report.site import drilldown, leaderboards
 from fatbench.store import jsonl, selection
-from fatbench.store.schema import DOUBTS
+from fatbench.store.schema import DOUBTS, STAGES
 from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -83,8 +83,26 @@ FILES = sorted(PAGES["files_of_rows"]())
 
 @pytest.mark.parametrize("file", FILES)
 def test_a_number_has_the_same_doubts_in_every_view(file: str, committed: Mapping[str, Store]) -> None:
+    _check_doubts_of_all_views(committed[file])
+
+
+def test_an_attack_that_its_name_does_not_stand_for_is_doubted_in_every_view(tmp_path: Path) -> None:
+    """Also where no suite is at hand: PGD-20 at 8/255 whose stored settings are those of 1/255."""
+    with Store.open(str(tmp_path / "r.db"), create=True) as store:
+        jsonl.import_(store, result_files.committed("sfat-fp32-cpu"))
+        weak = func.replace(STAGES.c.settings, '"8/255"', '"1/255"')
+        with store.database.writing() as connection:
+            weakened = update(STAGES).where(STAGES.c.stage.startswith("pgd20-")).values(settings=weak)
+            attacked = connection.execute(weakened).rowcount
+        why = _check_doubts_of_all_views(store)
+    doubted = [
+        parsed(stage).metric for (_, stage), found in why.items() if "other_attack" in {one.code for one in found}
+    ]
+    assert doubted == ["pgd20"] * attacked != []
+
+
+def _check_doubts_of_all_views(store: Store) -> Mapping[tuple[str, str], tuple[Doubt, ...]]:
     """Table, page, frame, `compare`, `show`, `submit`, `status` and SQL say what `doubts_of` decides, and no more."""
-    store = committed[file]
     why = cell_rows.doubts_of(list(store.cells()), store)
     words = {key: in_words(found) for key, found in why.items()}
     for cell, stage, text in _doubts_of_the_frame(frame(store)):
@@ -107,7 +125,7 @@ def test_a_number_has_the_same_doubts_in_every_view(file: str, committed: Mappin
             assert {text for one in shown for text in one["doubts"]} == {
                 text for g in grids for v in g.all() for text in v.doubts
             }
-    for cell, stage in sorted(words)[:2]:
+    for cell, stage in sorted(words, key=lambda key: (-len(words[key]), key))[:2]:
         said = CliRunner().invoke(app, ["show", cell, "--db", str(store.database.path), "--format", "json"])
         rows = [row for row in json.loads(said.stdout)["numbers"] if row["stage"] == stage and row["doubts"]]
         assert rows and all(row["doubts"] == words[cell, stage] for row in rows)
@@ -117,6 +135,7 @@ def test_a_number_has_the_same_doubts_in_every_view(file: str, committed: Mappin
     assert {*map(tuple, stored)} == {(*key, one.code) for key, found in why.items() for one in found}
     refused = {line for line in submit._problems(store) if "has not learned" in line}
     assert len(refused) == len({cell for (cell, _), found in why.items() if {one.code for one in found} & NOT_LEARNED})
+    return why
 
 
 def _status(name: str, preset: str, store: Store) -> str:

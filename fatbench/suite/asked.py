@@ -2,6 +2,9 @@
 
 The name of a stage holds a hash of the three. The attack is stored with the numbers; images and batch are in the hash
 alone, so they are found by trying likely values.
+
+The hash has 32 bits, so whoever tries long enough finds weak settings for a name. Of the evaluations of our suites
+listing.json has the settings themselves.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from fatbench.errors import FatbenchError
@@ -16,6 +20,7 @@ from fatbench.settings import PRECISIONS
 from fatbench.suite import calls, plugins
 from fatbench.suite.cells import Evaluation, TransferOrigin, digest
 
+LISTING = Path(__file__).with_name("listing.json")  # see `fatbench.suite.sizes`
 SIZES = (20, 32, 50, 64, 100, 128, 200, 250, 256, 500, 512, 1000, 1024, 2000, 2048, 2500, 4096, 5000, 8192, 10_000)
 LARGEST_BATCH = 2**14  # tried where one batch held all images, so that its size is unknown
 NOT_OF_ATTACK = ("implementation", "origin")  # keys of stored settings that are not settings of the attack
@@ -28,48 +33,51 @@ def evaluation(stage: str, settings: Mapping[str, Any], n: int | None, chunk: in
     unknown attack.
     """
     name, label = _names(stage)
-    attack = {key: value for key, value in settings.items() if key not in NOT_OF_ATTACK}
-    images_and_batch = _images_and_batch(name, json.dumps(_short_form(attack)), settings.get("origin"), n, chunk)
+    attack = attack_of(settings)
+    images_and_batch = _images_and_batch(name, json.dumps(_short_attack(attack)), settings.get("origin"), n, chunk)
     if images_and_batch is None:
         return None
-    return Evaluation(label, attack, *images_and_batch, origin=_origin(label, settings.get("origin")))
+    named = Evaluation(label, attack, *images_and_batch, origin=_origin(label, settings.get("origin")))
+    return named if short_form(named) == _shipped_attacks().get(name, short_form(named)) else None
 
 
 def contradiction(stage: Mapping[str, Any]) -> str | None:
     """The contradiction between a stage's name and its settings, in words; None if they agree.
 
-    stage: as in a line of an export. Attacks of plug-ins are left out: their authors may change the settings.
+    stage: as in a line of an export.
     """
     settings, (name, label) = stage.get("settings"), _names(stage["stage"])
     if settings is None or stage["stage"] == "train":
         return None
-    try:
-        if any(plugins.used_plugins(calls.call("Attack", settings))):
-            return None
-        sizes = [number[4] for number in stage["numbers"] if number[2] == label]  # [round, client, metric, value, n]
-        chunk = stage["outcomes"][0][1] if stage["outcomes"] else None
-        if evaluation(stage["stage"], settings, sizes[0] if sizes else None, chunk) is not None:
-            return None
-    except FatbenchError:  # the attack is of a plug-in that is not loaded
+    sizes = [number[4] for number in stage["numbers"] if number[2] == label]  # [round, client, metric, value, n]
+    chunk = stage["outcomes"][0][1] if stage["outcomes"] else None
+    if not is_another(stage["stage"], settings, sizes[0] if sizes else None, chunk):
         return None
     return f"the name {name} stands for another attack, number of images or batch than its settings"
 
 
-def difference(settings: Mapping[str, Any], evaluation: Evaluation) -> str | None:
-    """The difference between a stage's settings and the evaluation of its name, in words; None if they agree."""
-    origin = None if evaluation.origin is None else evaluation.origin.stored_text
-    if settings.get("origin") != origin:
-        return f"its attack was computed on {settings.get('origin') or 'the model itself'}, not as the suite says"
-    suite_settings = _short_form(evaluation.attack)
+def is_another(stage: str, settings: Mapping[str, Any], n: int | None, chunk: int | None) -> bool:
+    """Whether a stage is named after another evaluation than one with these settings; n, chunk: as for `evaluation`.
+
+    Attacks of plug-ins are left out: their authors may change the settings.
+    """
     try:
-        stored_settings = _short_form({key: value for key, value in settings.items() if key not in NOT_OF_ATTACK})
-    except FatbenchError:
-        stored_settings = {"name": settings["name"]}
-    if stored_settings == suite_settings:
-        return None
-    keys = [key for key in {**suite_settings, **stored_settings} if suite_settings.get(key) != stored_settings.get(key)]
-    differing_settings = ", ".join(f"{key} {settings.get(key, 'default')}" for key in keys)
-    return f"its attack has other settings than the suite says: {differing_settings}"
+        return not any(plugins.used_plugins(calls.call("Attack", settings))) and (
+            evaluation(stage, settings, n, chunk) is None
+        )
+    except FatbenchError:  # the attack is of a plug-in that is not loaded
+        return False
+
+
+def attack_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The attack of a stage's settings, which also say whose code computed it, and on which model."""
+    return {key: value for key, value in settings.items() if key not in NOT_OF_ATTACK}
+
+
+def short_form(evaluation: Evaluation) -> dict[str, Any]:
+    """The attack of an evaluation without defaults, and the model that it is computed on where that is another."""
+    origin = {} if evaluation.origin is None else {"origin": evaluation.origin.stored_text}
+    return {**_short_attack(evaluation.attack), **origin}
 
 
 def _names(stage: str) -> tuple[str, str]:
@@ -80,9 +88,18 @@ def _names(stage: str) -> tuple[str, str]:
     return name, name.rpartition("-")[0]
 
 
-def _short_form(attack: Mapping[str, Any]) -> dict[str, Any]:
-    short_form: dict[str, Any] = json.loads(json.dumps(calls.without_defaults(calls.call("Attack", attack))))
-    return short_form
+def _short_attack(attack: Mapping[str, Any]) -> dict[str, Any]:
+    attack_without_defaults: dict[str, Any] = json.loads(
+        json.dumps(calls.without_defaults(calls.call("Attack", attack)))
+    )
+    return attack_without_defaults
+
+
+@functools.cache
+def _shipped_attacks() -> Mapping[str, Mapping[str, Any]]:
+    """Evaluation of one of our suites -> its `short_form`."""
+    attacks: dict[str, dict[str, Any]] = json.loads(LISTING.read_text(encoding="utf-8"))["attacks"]
+    return attacks
 
 
 def _origin(metric: str, text: str | None) -> TransferOrigin | None:

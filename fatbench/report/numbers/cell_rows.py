@@ -106,19 +106,47 @@ def doubts_of(
     evaluated = sorted({number.cell for number in numbers})
     stage_query = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings, RUNS.c.device, RUNS.c.commit)
     stage_query = stage_query.outerjoin(RUNS, RUNS.c.id == STAGES.c.run).where(STAGES.c.stage != "train")
-    texts, further_doubts = {}, _without_images(numbers, bits_of, store)  # texts: evaluation -> settings as JSON
+    further_doubts = _without_images(numbers, bits_of, store)
+    stages_by_attack: dict[tuple[str, str], list[tuple[str, str]]] = {}  # (evaluation, settings as JSON) -> its stages
     for cell, stage, text, device, commit in fetch(store, stage_query, STAGES.c.cell, evaluated):
         if text is None:
             further_doubts.setdefault((cell, stage), []).append(Doubt("no_settings"))
         else:
-            texts[parsed(stage).evaluation] = text
+            stages_by_attack.setdefault((parsed(stage).evaluation, text), []).append((cell, stage))
         if device is not None and commit is None:
             further_doubts.setdefault((cell, stage), []).append(Doubt("no_commit"))
-    attacks = {evaluation: json.loads(text) for evaluation, text in texts.items()}
+    for stages, doubt in _other_attacks(stages_by_attack, numbers, store) if stages_by_attack else ():
+        for key in stages:
+            further_doubts.setdefault(key, []).append(doubt)
+    attacks = {evaluation: json.loads(text) for evaluation, text in stages_by_attack}
     specs = fetch(store, sql(CELLS.c.id, CELLS.c.spec), CELLS.c.id, evaluated)
     data = {cell: json.loads(spec).get("data", {}) for cell, spec in specs}
     doubts_by_stage = doubts(numbers, attacks, data, bits_of)
     return doubts_by_stage | {key: (*doubts_by_stage.get(key, ()), *reasons) for key, reasons in further_doubts.items()}
+
+
+def _other_attacks(
+    stages_by_attack: Mapping[tuple[str, str], Sequence[tuple[str, str]]], numbers: Iterable[Number], store: Store
+) -> Iterator[tuple[Sequence[tuple[str, str]], Doubt]]:
+    """(stages, the doubt about them) of each attack whose settings are not those that its stages are named after.
+
+    stages_by_attack: (evaluation, settings as JSON) -> (cell, stage) of its evaluations.
+    """
+    from fatbench.suite import asked, format_call  # the cells of suites, which `show` of no evaluation does not need
+
+    examples = {stages[0]: attack for attack, stages in stages_by_attack.items()}  # thousands of cells share a few
+    first_chunks = sql(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage, OUTCOME_CHUNKS.c.n)
+    first_chunks = first_chunks.where(OUTCOME_CHUNKS.c.start == 0)
+    cells = {cell for cell, _ in examples}
+    sizes = {(cell, stage): n for cell, stage, n in fetch(store, first_chunks, OUTCOME_CHUNKS.c.cell, cells)}
+    images = {
+        (number.cell, number.stage): number.n for number in numbers if number.cell in cells and number.is_accuracy
+    }
+    for key, (evaluation, text) in examples.items():
+        settings = json.loads(text)
+        if asked.is_another(key[1], settings, images.get(key), sizes.get(key)):
+            attack_text = format_call.brief("Attack", asked.attack_of(settings))
+            yield stages_by_attack[evaluation, text], Doubt("other_attack", against=attack_text)
 
 
 def _without_images(numbers: Iterable[Number], bits_of: Outcomes, store: Store) -> dict[tuple[str, str], list[Doubt]]:

@@ -22,18 +22,15 @@ from fatbench.report.numbers.cell_rows import (
     outcomes,
     rounds_of,
 )
-from fatbench.report.numbers.doubts import Doubt, Doubts
 from fatbench.report.numbers.measurements import ENDS, EVERY, PRIOR, RANGE, Numbers, Source
 from fatbench.report.numbers.provenance import Origin, origin
 from fatbench.store import inputs
 from fatbench.store.schema import NUMBERS, RUNS, STAGES
 from fatbench.store.selection import Checkpoint
-from fatbench.store.stage_names import parsed
-from fatbench.suite import asked
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
-    from fatbench.suite.cells import Evaluation, Plan
+    from fatbench.suite.cells import Plan
 
 
 def evaluations(
@@ -92,30 +89,13 @@ def numbers_of_sources(
             condition &= NUMBERS.c.client.in_(sorted(clients))
         interval_metrics = {f"{base}_client" for base, _, end in (m.rpartition("_") for m in metrics) if end in ENDS}
         numbers.add(numbers_of(specs, store, training & (condition | NUMBERS.c.metric.in_(sorted(interval_metrics)))))
-    columns = (STAGES.c.cell, STAGES.c.stage, STAGES.c.status, STAGES.c.settings)
+    columns = (STAGES.c.cell, STAGES.c.stage, STAGES.c.status)
     stages = [tuple(row) for row in fetch(store, sql(*columns), STAGES.c.cell, specs)]
     numbers.checkpoints = tuple(plan.checkpoints)
     numbers.runs = _runs(specs, store, [*numbers.cell_counts])
-    numbers.failed = frozenset(cell for cell, _, status, _ in stages if status == "failed")
-    numbers.trained = frozenset(cell for cell, stage, status, _ in stages if (stage, status) == ("train", "done"))
-    numbers.doubts = _other_attacks(plan, stages, numbers.doubts)
+    numbers.failed = frozenset(cell for cell, _, status in stages if status == "failed")
+    numbers.trained = frozenset(cell for cell, stage, status in stages if (stage, status) == ("train", "done"))
     return numbers
-
-
-def _other_attacks(plan: Plan, stages: Iterable[tuple[str, str, str, str | None]], known_doubts: Doubts) -> Doubts:
-    """Add a doubt about each stage whose attack has other settings than the plan's evaluation of that name."""
-    by_id = {evaluation.id: evaluation for evaluation in _evaluations(plan)}
-
-    @functools.cache  # thousands of cells share a few attacks
-    def difference(stage: str, settings: str) -> str | None:
-        evaluation = by_id.get(parsed(stage).evaluation)
-        return None if evaluation is None else asked.difference(json.loads(settings), evaluation)
-
-    all_doubts = dict(known_doubts)
-    for cell, stage, _, settings in stages:
-        if settings is not None and (words := difference(stage, settings)):
-            all_doubts[cell, stage] = (*all_doubts.get((cell, stage), ()), Doubt(words))
-    return all_doubts
 
 
 def _client_condition(sources: Iterable[Source]) -> Any:
@@ -131,13 +111,6 @@ def logged_clients(plan: Plan, store: Store) -> list[tuple[str, bool]]:
     query = sql(NUMBERS.c.metric, OVERALL).where(NUMBERS.c.stage == "train").distinct()
     rows = fetch(store, query, NUMBERS.c.cell, [cell.id for cell in plan.unique()])
     return sorted({(metric, bool(overall)) for metric, overall in rows})
-
-
-def _evaluations(plan: Plan) -> list[Evaluation]:
-    """Every evaluation of a plan once; the seeds of a point share theirs."""
-    by_point = {id(cell.evaluations): cell.evaluations for cell in plan.cells}
-    # by text: points may hold equal evaluations in several tuples
-    return list({repr(e): e for evaluations in by_point.values() for e in evaluations}.values())
 
 
 _PROVENANCE = (RUNS.c.device, RUNS.c.precision, RUNS.c.commit, RUNS.c.dirty, RUNS.c.versions, RUNS.c.extra)
