@@ -12,6 +12,7 @@ import runpy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas
 import pytest
@@ -40,10 +41,16 @@ FORMATS = {".md": "markdown", ".tex": "latex"}
 NAMES = sorted({table.stem for table in (RESULTS / "tables").iterdir()})
 
 
+@pytest.fixture(scope="module")
+def pages(committed: Mapping[str, Store]) -> Any:
+    """Of the committed rows; pages share plans and tests."""
+    return PAGES["Pages"](committed)
+
+
 @pytest.mark.parametrize("page", sorted(file.name.removesuffix(".md.j2") for file in PAGES["TEMPLATES"].iterdir()))
-def test_pages_are_made_of_the_rows(page: str, committed: Mapping[str, Store]) -> None:
+def test_pages_are_made_of_the_rows(page: str, pages: Any) -> None:
     """If it fails: make results; look at the difference."""
-    assert (RESULTS / f"{page}.md").read_text(encoding="utf-8") == PAGES["Pages"](committed).page(page)
+    assert (RESULTS / f"{page}.md").read_text(encoding="utf-8") == pages.page(page)
 
 
 SHARED = ("sfat-bf16-cpu", "sfat-fp32-cpu", "sfat-jpeg75-cpu")  # files with runs of the same cells
