@@ -58,7 +58,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 $(STAMP): $(INSTALLED)
 	$(call install,.[dev])
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt datasets 2> /dev/null \
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt datasets 2> /dev/null \
+	    || $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt datasets 2> /dev/null \
 	    || echo "make: without the package datasets its tests are left out" >&2
 
 demo: $(INSTALLED) ## the smoke preset of sfat-cifar10 on scikit-learn's digits, and its tables (about a minute)
@@ -72,8 +73,10 @@ site: $(INSTALLED) ## the page of the committed results: site/index.html
 
 # An environment of its own: torchattacks wants a requests that Sphinx does not. What Sphinx lacks it finds in ours.
 docs: $(STAMP) ## the documents as a site: build/docs/index.html; a warning is an error
-	@[ -e $(VENV)/docs ] || { $(BIN)/python -m venv $(VENV)/docs && \
-	    $(VENV)/docs/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt && \
+	@[ -e $(VENV)/docs ] || { $(BIN)/python -m venv --without-pip $(VENV)/docs && \
+	    { $(BIN)/uv pip install --quiet --python $(VENV)/docs/bin/python -r docs/requirements.txt 2> /dev/null || \
+	    $(BIN)/python -m pip --python $(VENV)/docs/bin/python install --quiet --disable-pip-version-check \
+	        -r docs/requirements.txt; } && \
 	    $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	        > $$($(VENV)/docs/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_fatbench.pth; } || \
 	    { rm -rf $(VENV)/docs; exit 1; }
