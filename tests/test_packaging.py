@@ -138,7 +138,7 @@ def test_a_method_of_one_s_own_from_an_empty_folder_without_a_checkout(installed
     chosen = ("mine.yaml", "--smoke", "-k", "method=mine")
     assert "1 of 1 cells done" in fatbench_("run", "suite", *chosen, "--jobs", "1")
     before = fatbench_("report", "mine.yaml")
-    assert re.search(r"^\| mine +\| +\d", before, re.M) and "mine.py (sha256 " in before
+    assert re.search(r"^\| mine \(own\) +\| +\d", before, re.M) and "mine.py (sha256 " in before
     assert "mine-curves-smoke.svg" in fatbench_("plot", "mine.yaml", "--format", "svg")
     mine = (tmp_path / "mine.py").read_text()
     (tmp_path / "mine.py").write_text(mine + "\n# a comment is no change\n")
