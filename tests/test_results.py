@@ -193,26 +193,33 @@ def test_every_committed_network_has_learned(committed: Mapping[str, Store]) -> 
     [
         ("sfat-audit-jpeg75", "cpu", "sfat"), ("sfat-fashion", "cpu", "sfat-fashion"),
         ("fat-baselines", "cpu", "baselines"), ("fat-transformers-trained-jpeg75", "cpu", "fat-transformers"),
-        ("fat-byzantine", "skew", "byzantine"),
+        ("fat-byzantine", "skew", "byzantine"), ("fat-bounds", "fmnist25", "bounds"),
+        ("fedvkd-robust", "cpu", "fedvkd-robust"), ("fedvkd-cifar10-jpeg75", None, "fedvkd"),
+        ("fedaux-imagenet-jpeg75", "cpu", "fedaux"),
     ],
 )  # fmt: skip
-def test_a_suite_is_quoted_with_one_sentence(name: str, preset: str, page: str, committed: Mapping[str, Store]) -> None:
+def test_a_suite_is_quoted_with_one_sentence(
+    name: str, preset: str | None, page: str, committed: Mapping[str, Store]
+) -> None:
     """Report, `compare --tests` and the site say the same, and its digits stand on the page and in its index."""
-    store = committed[PAGES["rows_of"](name, preset)[0]]
-    suite = files.load(name)
+    file, preset = PAGES["rows_of"](name, preset)
+    store, suite = committed[file], files.load(name)
     plan = suite.plan(preset)
     of = compare.measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
     found = declared_tests.headline(suite.tests, plan, of)
-    assert found is not None
+    assert found is not None and found[0].test is not None
     grids = report.build_tables(suite, plan, store)
     assert found[1] in dict(grids[0].notes)["finding"]
     (tests,) = [tests for tests in suite.tests if tests.headline]
     assert found[1] in declared_tests.as_text(declared_tests.run(tests, plan, of), tests, plan, "last")
     assert found[1] in {board.sentence for board in leaderboards.boards([(suite, plan)], grids, store, "last")}
-    texts = ((RESULTS / f"{file}.md").read_text(encoding="utf-8") for file in (page, "README"))
+    index = (RESULTS / "README.md").read_text(encoding="utf-8").splitlines()
+    quoted = next(line for line in index if f"]({page}.md) |" in line)
     size = re.search(r"at most ([\d.]+) points|is ([\d.]+) points", found[1])
     told = "neither FedWAvg(1) nor FedAvg is above" if size is None else f"{size[1] or size[2]} points"
-    assert all(told in " ".join(text.split()) for text in texts)
+    ends = sorted(f"{abs(100 * end):.1f}" for end in (found[0].test.low, found[0].test.high))
+    for text in (quoted, (RESULTS / f"{page}.md").read_text(encoding="utf-8")):
+        assert told in " ".join(text.split()) or all(re.search(rf"\b{end}\b", text) for end in ends)
 
 
 FIGURES = sorted(file.stem for file in (RESULTS / "figures").glob("*.png") if "-forest-" not in file.stem)

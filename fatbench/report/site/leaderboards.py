@@ -170,14 +170,14 @@ def _set_answer(plans: Sequence[Plan], board: Board, numbers_of: Callable[[str],
 
 
 def _quote_headline(board: Board, task: Task, store: Store, select: Checkpoint) -> None:
-    """Quote the headline that a suite of the task declares, if its cells are on this board."""
+    """Quote the headline that a suite of the task declares, if cells of it are on this board."""
     for suite, plan, cells in task.parts.values():
         if any(tests.headline for tests in suite.tests):
             numbers_by_cell = compare.measured_numbers(store, {cell.id for cell in plan.cells}, select)
             headline = declared_tests.headline(suite.tests, plan, numbers_by_cell.__getitem__)
             if headline is None or (test := headline[0].test) is None:
                 continue
-            if headline[0].cells <= {cell.id for cell in cells}:
+            if not headline[0].cells.isdisjoint(cell.id for cell in cells):
                 declared, board.sentence = headline
                 sides = declared_tests.sides(declared)
                 sides_text = sides if isinstance(sides, str) else " \u2212 ".join(sides)
