@@ -249,11 +249,16 @@ class SeedsAndImages:
 
     def detectable(self, alpha: float = 0.05) -> float:
         """The smallest true difference that such a comparison finds with power 0.8, at the level alpha."""
+        from scipy.special import nctdtrinc
+
         variance_parts = ((self.seeds, self.seed_variance), (self.images, self.image_variance))
+        # Student's t is not symmetric about a true difference: with few seeds t(alpha) + t(0.8) would be too small
         return math.sqrt(
             sum(
-                (_t(n - 1, alpha) + _t(n - 1, 0.4)) ** 2 * variance for n, variance in variance_parts if variance
-            )  # t at 0.8
+                float(nctdtrinc(n - 1, 0.2, _t(n - 1, alpha))) ** 2 * variance
+                for n, variance in variance_parts
+                if variance
+            )
         )
 
 
