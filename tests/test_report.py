@@ -973,16 +973,16 @@ def test_notes_say_where_numbers_come_from(paper: list[Grid]) -> None:
 
 
 MIXTURES: list[tuple[dict[str, Any], str]] = [
-    ({"device": "cpu (x)"}, "device: cpu (x) (1 cell); NVIDIA H200 (6 cells)"),
-    ({"precision": "bf16"}, "precision: bf16 (1 cell); fp32 (6 cells)"),
-    ({"dirty": True}, "code: commit 1a2b3c4d5e with uncommitted changes (1 cell); commit 1a2b3c4d5e (6 cells)"),
-    ({"commit": "release 0.2"}, "code: release 0.2 (1 cell); commit 1a2b3c4d5e (6 cells)"),
+    ({"device": "cpu (x)"}, "device: NVIDIA H200 (6 cells); cpu (x) (1 cell)"),
+    ({"precision": "bf16"}, "precision: fp32 (6 cells); bf16 (1 cell)"),
+    ({"dirty": True}, "code: commit 1a2b3c4d5e (6 cells); commit 1a2b3c4d5e with uncommitted changes (1 cell)"),
+    ({"commit": "release 0.2"}, "code: commit 1a2b3c4d5e (6 cells); release 0.2 (1 cell)"),
     (
         {"data": {"name": "cifar10", "variant": None, "fingerprint": "cd" * 32}},
         "cifar10 files: published [cdcdcdcd], jpeg75 [abababab]",
     ),
     ({"versions": {"torch": "2.11.0"}}, "torch version: 2.11.0, 2.15.0"),
-    ({"attack": "fatbench 9"}, "PGD-20 attack: fatbench 9, fatbench 0.1.0"),
+    ({"attack": "fatbench 9"}, "PGD-20 attack: fatbench 0.1.0, fatbench 9"),
 ]
 
 
@@ -1008,7 +1008,7 @@ def test_training_and_evaluation_on_other_machines(tiny: Suite) -> None:
         if row["stage"] == "train":
             row["provenance"] = {**row["provenance"], "precision": "bf16"}
     mixed = [text for what, text in build(tiny, plan, rows)[0].notes if what == "MIXED"]
-    expected = "precision: bf16 (training of 7 cells); fp32 (natural, PGD-20, AA of 7 cells)"
+    expected = "precision: fp32 (natural, PGD-20, AA of 7 cells); bf16 (training of 7 cells)"
     assert mixed == [expected]
 
 

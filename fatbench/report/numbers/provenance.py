@@ -77,17 +77,19 @@ class TableFacts:
         for _, origin in self.origins:
             if origin.data is not None and origin.data[1:] not in versions_by_set.setdefault(origin.data[0], []):
                 versions_by_set[origin.data[0]].append(origin.data[1:])
-        return {name: sorted(versions, key=str) for name, versions in versions_by_set.items()}
+        # the published files first
+        return {name: sorted(versions, key=lambda v: (v[0] or "", v[1])) for name, versions in versions_by_set.items()}
 
     def values(self, fact_of: Callable[[Origin], str]) -> dict[str, dict[str, set[str]]]:
-        """Text of a fact -> metric or "training" -> its cells, that of most cells first; an empty text is left out."""
+        """Text of a fact -> metric or "training" -> its cells, that of most cells first; without empty texts."""
         cells_by_text: dict[str, dict[str, set[str]]] = {}
         for (fact_name, origin), cells in self.origins.items():
             if text := fact_of(origin):
                 cells_by_text.setdefault(text, {}).setdefault(fact_name, set()).update(cells)
 
-        def rank(text: str) -> tuple[int, str]:
-            return -len(set().union(*cells_by_text[text].values())), text
+        def rank(text: str) -> tuple[int, int, str]:
+            cell_sets = cells_by_text[text].values()
+            return -len(set().union(*cell_sets)), -sum(map(len, cell_sets)), text
 
         return {text: cells_by_text[text] for text in sorted(cells_by_text, key=rank)}  # not as files were imported
 
