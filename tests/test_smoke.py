@@ -37,13 +37,6 @@ def smoke(name: str) -> Plan:
     return files.load(name).plan("smoke")
 
 
-@functools.cache
-def small(name: str) -> str:
-    """The suite with half of its images where smoke has 300 or more, which call the same as all."""
-    images = files.load(name).contents.presets["smoke"].set.get("train", 0)
-    return f"{name}+train={images // 2 + 10}" if images >= 300 else name
-
-
 def named(kind: str, value: Any) -> Iterator[Part]:
     """The functions that a setting calls by name, each with the key it stands at."""
     if isinstance(value, dict):
@@ -79,7 +72,7 @@ def chosen() -> dict[str, list[Cell]]:
     """
     cells = {
         cell.id: (name, cell, parts(cell), START + passes(cell, smoke(name)))
-        for name in map(small, SUITES)
+        for name in SUITES
         for cell in smoke(name).unique()
         if not {*named("cell", cell.spec)} & AT_NIGHT
     }
@@ -143,7 +136,7 @@ def run(name: str, tmp_path: Path, only: list[Cell] | None = None) -> None:
         assert "SMOKE" in text or not reached
 
 
-@pytest.mark.parametrize(("name", "cells"), chosen().items(), ids=[name.partition("+")[0] for name in chosen()])
+@pytest.mark.parametrize(("name", "cells"), chosen().items(), ids=chosen())
 def test_whatever_a_cell_can_call_works_in_smoke(name, cells, tmp_path):
     run(name, tmp_path, cells)
 
