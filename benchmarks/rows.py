@@ -489,9 +489,9 @@ def command_line(bench: Bench) -> Lines:
     largest = many.largest()
     commands = {
         "fatbench --help": (0.3, fatbench("--help")),
-        f"fatbench plan suite {largest}": (1.0, fatbench("plan", "suite", largest)),
+        f"fatbench plan suite {largest}": (3.0, fatbench("plan", "suite", largest)),
         f"fatbench report of {number:,} cells": (
-            2.0, fatbench("report", str(file), "--db", db, "--format", "markdown", "--no-published")),
+            5.0, fatbench("report", str(file), "--db", db, "--format", "markdown", "--no-published")),
     }  # fmt: skip
     lines = []
     for work, (goal, command) in commands.items():

@@ -234,6 +234,7 @@ class Pages:
             spread_interval=self.spread_interval,
             audit=self.audit, audited=self.audited, below=self.below, spread=self.spread,
             bench=json.loads((RESULTS / "bench" / "bench-cpu.json").read_text(encoding="utf-8")), number=number,
+            busy=json.loads((RESULTS / "bench" / "busy" / "bench-cpu.json").read_text(encoding="utf-8")),
         )  # fmt: skip
 
     def page(self, name: str) -> str:
