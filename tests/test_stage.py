@@ -145,7 +145,7 @@ def test_where_no_deterministic_kernel_is_any_other_is_taken_and_said(machine, s
                 raise RuntimeError(said)
             return "done"
 
-        return stage.retry_nondeterministic(run, how, store, once)
+        return stage.retry_nondeterministic(run, store, once, how)
 
     loose, before, after = replace(place, strict=False), ("cpu", "tf32", False), ("cpu", "tf32", True)
     assert ended("no put", False) == "done" and did == [place, before, loose, after]

@@ -51,9 +51,8 @@ def offers(on: str | None, preset: str | None, db: str | None, say: Callable[[st
     from fatbench.suite.papers import is_jpeg
 
     suite_files = files.available()
-    files_by_name = {file.resolve() for file in suite_files.values()}
-    own_names = [file for file in folders.own_files().values() if Path(file).resolve() not in files_by_name]
-    names = [*suite_files, *own_names]
+    known_files = {file.resolve() for file in suite_files.values()}
+    own_names = [file for file in folders.own_files().values() if Path(file).resolve() not in known_files]
     if preset is not None:
         known_presets = {preset_name for row in sizes.listing() for preset_name in row.get("presets", ())}
         known_presets |= {preset_name for name in own_names for preset_name in _presets(name)}
@@ -63,7 +62,7 @@ def offers(on: str | None, preset: str | None, db: str | None, say: Callable[[st
         measured_speeds = duration.speeds([] if store is None else timing.timed_runs(store))
         if on is None and measured_speeds == duration.Speeds():
             raise NothingMatched(f"nothing has run here yet, so no time is known: {OTHER_TIMES}")
-        for name in names:
+        for name in [*suite_files, *own_names]:
             if is_jpeg(name):
                 continue
             say(f"estimating {name}")

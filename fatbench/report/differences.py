@@ -156,8 +156,6 @@ def render(table: Differences, format: str) -> str:
         notes.append(f"not measured: {'; '.join(table.not_measured)}")
     if format in ESCAPES:
         notes = [ESCAPES[format](note) for note in notes]
-    if format == "latex":
-        notes = ["\n\n".join(notes)]  # a paragraph each
     if format == "terminal":
         terminal_width = shutil.get_terminal_size().columns
         metric_columns = [c for c in columns if table.grid.columns[c].heading == table.metric]
@@ -170,7 +168,8 @@ def render(table: Differences, format: str) -> str:
         ]:
             notes.append(f"left out, as this terminal is too narrow: {', '.join(left_out_headings)}")
         notes = [line for note in notes for line in textwrap.wrap(note, terminal_width)]
-    return "\n".join([*_title(table.grid, format), text, *([""] if any(notes) else []), *filter(None, notes)]) + "\n"
+    note_text = ("\n\n" if format == "latex" else "\n").join(notes)  # in LaTeX a paragraph each
+    return "\n".join([*_title(table.grid, format), text, *(["", note_text] if notes else [])]) + "\n"
 
 
 def _title(grid: Grid, format: str) -> list[str]:

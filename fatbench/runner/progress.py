@@ -177,7 +177,7 @@ def preset_run(suite: Suite, store: Store) -> str | None:
 
     What the suite that it extends has run counts as its own where cells are the same: an own row stands beside those.
     """
-    extended = Path(str(suite.contents.extends)).stem
+    extended = Path(suite.contents.extends or "").stem
     query = select(SUITE_CELLS.c.suite, SUITE_CELLS.c.preset).where(SUITE_CELLS.c.suite.in_([suite.name, extended]))
     with store.database.reading() as connection:
         run = {(row.suite, row.preset) for row in connection.execute(query.distinct())}

@@ -47,8 +47,8 @@ def carry_out(
 
     If memory runs out, the work is repeated with fewer images in the network at once; if an operation has no
     deterministic kernel, it is repeated with other kernels; if a step cannot be recorded, with steps that are not. A
-    failure is stored with its traceback and returned; errors
-    of the types in `raised` release the stage and are raised. batch: images of a step. The others: see `claim`.
+    failure is stored with its traceback and returned; errors of the types in `raised` release the stage and are raised.
+    batch: images of a step. The others: see `claim`.
     """
     job, store = turn.job, turn.store
     run = claim(turn, stage, machine, total, evaluation, fresh)
@@ -56,13 +56,11 @@ def carry_out(
         row = store.stages([job.cell]).get((job.cell, stage))
         return "failed" if row is not None and row.status == "failed" else "elsewhere"
     try:
+        # each retry is an attempt of the next
+        recorded = partial(retry_unrecorded, run, store, partial(work, run))
+        deterministic = partial(retry_nondeterministic, run, store, recorded)
         with renewing(machine.db, run, turn.heartbeat, machine.recovery.lease):
-            return with_oom_retry(
-                lambda smaller: retry_nondeterministic(
-                    run, smaller, store, lambda other: retry_unrecorded(run, other, store, partial(work, run))
-                ),
-                machine, batch, partial(store.describe_run, run),
-            )  # fmt: skip
+            return with_oom_retry(deterministic, machine, batch, partial(store.describe_run, run))
     except raised:
         store.release(run)
         raise
@@ -184,7 +182,7 @@ def ready_for(turn: Turn, machine: Machine, trained: Path | None) -> tuple[dict[
 
 
 def retry_nondeterministic(
-    run: int, machine: Machine, store: Store, stage: Callable[[Machine], CellStatus]
+    run: int, store: Store, stage: Callable[[Machine], CellStatus], machine: Machine
 ) -> CellStatus:
     """Run a stage, and once more without determinism if an operation has no deterministic kernel; the run says so."""
     try:
@@ -208,7 +206,7 @@ def retry_nondeterministic(
         exact(device, machine.precision)
 
 
-def retry_unrecorded(run: int, machine: Machine, store: Store, stage: Callable[[Machine], CellStatus]) -> CellStatus:
+def retry_unrecorded(run: int, store: Store, stage: Callable[[Machine], CellStatus], machine: Machine) -> CellStatus:
     """Run a stage, and once more with --path loop if a step cannot be recorded; the run and its resumes keep it."""
     try:
         return stage(machine)

@@ -116,7 +116,7 @@ def two_statistics(cell: Facts) -> str | None:
 def propagate(norm_by_client: Mapping[int, Tensors], sources: Sequence[int]) -> dict[int, Tensors]:
     """Every client's batch normalisation, where BN_n of clients not in `sources` is a mean over the sources."""
     statistics = dict(norm_by_client)
-    for k in norm_by_client.keys() - set(sources) if sources else ():  # no AT user has taken part yet
+    for k in norm_by_client.keys() - set(sources) if sources else ():  # else nothing to receive yet
         weights = similarity(norm_by_client[k], [norm_by_client[i] for i in sources]).tolist()
         pairs = list(zip(weights, sources, strict=True))
         statistics[k] = {
