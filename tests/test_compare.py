@@ -25,6 +25,7 @@ from fatbench.report.numbers.measurements import Measurement
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files
+from fatbench.suite.standard_attacks import did_you_mean_metric
 
 RESULTS = Path(__file__).parent.parent / "results"
 SUITE = ["--suite", "sfat-audit-jpeg75", "--preset", "precision"]
@@ -139,6 +140,8 @@ def test_other_attacks_are_not_compared() -> None:
         compare([Pair("", 0, "a", "b")], lambda _: sides[0], lambda _: sides[1])
     with pytest.raises(SpecError, match=r"--metric: nothing is measured as 'pdg' \(did you mean 'pgd'\?\)"):
         compare([Pair("", 0, "a", "b")], lambda _: sides[0], lambda _: sides[1], ["pdg"])
+    assert did_you_mean_metric("AA", ["pgd20", "autoattack"]) == " (did you mean 'autoattack'?)"
+    assert did_you_mean_metric("pgd-20", ["pgd20", "autoattack"]) == " (did you mean 'pgd20'?)"
 
 
 # --- which cells are paired --------------------------------------------------------------------------------------

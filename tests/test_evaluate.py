@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -25,9 +26,12 @@ from fatbench.engine import plausible
 from fatbench.engine.accuracy import unpacked
 from fatbench.errors import SpecError
 from fatbench.models import external_network as networks
+from fatbench.report.numbers.cell_rows import accuracies
 from fatbench.report.numbers.statistics import wilson
 from fatbench.runner import evaluate_external
 from fatbench.runner.checkpoints import load_model
+from fatbench.runner.evaluate_checkpoint import trained_radius
+from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
 from fatbench.suite import cells, external_models, files, signatures
 from fatbench.suite.external_models import Model
@@ -218,7 +222,7 @@ def test_no_attack_runs_on_a_model_that_is_not_as_accurate_as_its_owner_says(her
     right = round(float(re.findall(r"is ([\d.]+) %", last)[0]) * 40 / 100)
     assert (low, high) == tuple(round(100 * end, 2) for end in wilson(right, 40)) and high < accuracy
     code, _, err = run("fatbench evaluate my.pt --strict --expect-natural 98")
-    assert code == 2 and "--expect-natural, --strict: a state dict needs --model" in err
+    assert code == 2 and "my.pt is no checkpoint of a run; a state dict needs --model" in err
 
 
 def test_what_is_flagged_ends_with_its_own_code_under_strict(here: Path, run: Run) -> None:
@@ -389,7 +393,7 @@ def test_right_probabilities_are_not_doubted(here: Path, run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ("my.pt", 2, "my.pt is no checkpoint of a run; a state dict needs --model timm/NAME or FILE.py:FUNCTION"),
+        ("my.pt", 2, "my.pt is no checkpoint of a run; a state dict needs --model timm/NAME or --model FILE.py:"),
         (
             "junk.pt --model my_model.py:make --dataset digits",
             5,
@@ -400,7 +404,7 @@ def test_right_probabilities_are_not_doubted(here: Path, run: Run) -> None:
             2,
             "pickled.pt holds pickled Python objects, not a state",
         ),
-        ("my.pt --dataset digits", 2, "--dataset: a state dict needs --model timm/NAME or --model FILE.py:FUNCTION"),
+        ("my.pt --dataset digits", 2, "my.pt is no checkpoint of a run; a state dict needs --model timm/NAME or"),
         ("my.pt --model my_model.py:make", 2, "--dataset NAME"),
         ("no.pt --model my_model.py:make --dataset digits", 5, "no.pt: no such file"),
         (
@@ -528,6 +532,31 @@ def test_checkpoints_of_runs_are_evaluated_as_before(here: Path, run: Run) -> No
     )
     assert code == 0
     assert [(row["label"], row["n"]) for row in json.loads(out)["results"]] == [("natural", 20), ("fgsm", 20)]
+    assert f"{file}: without --model it is read as a checkpoint" in run(f"fatbench evaluate {file} --dataset digits")[2]
+    # like its suite: the very numbers of the run
+    code, out, _ = run(f"fatbench evaluate {file} --like crew.yaml --format json")
+    evaluated_again = {row["label"]: row["accuracy"] for row in json.loads(out)["results"]}
+    with Store.open("results/fatbench.db") as store:
+        numbers = accuracies([done["cell"][0]], store)
+    assert code == 0 and evaluated_again == {parsed(stage).metric: value for (_, stage), (value, _) in numbers.items()}
+    assert (
+        "--like sfat-cifar10: test is 64 there, and 30 of "
+        in run(f"fatbench evaluate {file} --like sfat-cifar10 --smoke")[2]
+    )
+
+
+@pytest.mark.parametrize(
+    ("objective", "monitor", "radius"),
+    [
+        ({"name": "at", "attack": {"name": "pgd", "eps": "25/255"}}, {"name": "pgd", "eps": "25/255"}, "25/255"),
+        ({"name": "standard"}, {"name": "natural"}, None),
+        ({"name": "at", "attack": {"name": "pgd", "eps": 0.1}}, {"name": "pgd", "eps": 0.2}, None),
+        ({"name": "at", "attack": {"name": "pgd", "eps": 0.5, "norm": "L2"}}, None, None),
+    ],
+)
+def test_attacks_on_a_run_s_model_have_the_radius_of_its_training(objective: Any, monitor: Any, radius: Any) -> None:
+    """A table at 25/255 and an attack of the same name at 8/255 would be two numbers under one name."""
+    assert trained_radius({"algorithm": {"local": {"objective": objective}}, "monitor": monitor}) == radius
 
 
 def test_a_network_and_an_attack_are_named_as_people_name_them(here: Path, run: Run) -> None:

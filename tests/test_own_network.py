@@ -18,8 +18,9 @@ from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
-from fatbench.suite import files, plugins, signatures, sources
+from fatbench.suite import external_models, files, plugins, signatures, sources
 
+NATURAL = external_models.evaluations([], "8/255", 10, 10)
 MODEL = """from torch import nn
 
 def mine(shape, classes):
@@ -79,13 +80,13 @@ def test_code_that_gives_another_network_is_refused(file):
     with pytest.raises(MachineError, match=words + r" \(mine\.py \(sha256 \w+\)\): the same weights give another"):
         loaded(file)
     with pytest.raises(MachineError, match=words):
-        checkpoint(file, ["natural"], 10, 10, RunOptions(device="cpu"))
+        checkpoint(file, NATURAL, RunOptions(device="cpu"))
 
 
 def test_another_text_of_the_same_network_is_not(file):
     Path("mine.py").write_text(MODEL.replace("nn.ReLU()", "nn.Threshold(0.0, 0.0)"))
     assert loaded(file)(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
-    assert checkpoint(file, ["natural"], 10, 10, RunOptions(device="cpu"))[0]["n"] == 10
+    assert checkpoint(file, NATURAL, RunOptions(device="cpu"))[0]["n"] == 10
 
 
 def test_of_a_file_without_answers_the_stored_version_decides(file):

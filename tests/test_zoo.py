@@ -79,6 +79,12 @@ def test_models_lists_numbers_and_what_is_here(place: Path, run: Callable[..., t
     code, out, _ = run("models", str(RESULTS), "--from", str(FILE.parent), "--here", "--format", "json")
     (row,) = json.loads(out)["models"]
     assert (code, row["name"], row["file"]) == (0, NAME, str(FILE)) and 0.6 < row["numbers"]["natural"] < 0.65
+    assert row["attacks"]["natural"]["name"] == "natural"
+    _, out, _ = run(
+        "models", str(ROOT / "results" / "fat-byzantine-cpu.jsonl.xz"), "--from", str(FILE.parent), "--here"
+    )
+    assert out.count(" 25/255 ") == 4 and " --like fat-byzantine --preset cpu" in out
+    assert "another version of fatbench" in run("evaluate", str(FILE))[2]
     code, out, _ = run("models", str(ROOT / "results" / "sfat-fashion-cpu.jsonl.xz"), "--format", "json")
     names = [row["name"] for row in json.loads(out)["models"]]
     first = [name for name in names if name.startswith("sfat-fashion/Non-IID/SFAT/")]

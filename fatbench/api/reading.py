@@ -23,6 +23,7 @@ from fatbench.store.stages import Store
 from fatbench.suite import external_models, files
 from fatbench.suite.files import Suite
 from fatbench.suite.model import CHECKPOINTS
+from fatbench.suite.standard_attacks import did_you_mean_metric
 
 if TYPE_CHECKING:
     import pandas
@@ -244,7 +245,7 @@ def outcomes(
         numbers_by_cell = measured_numbers(store, {cell.id for cell in plan.cells}, select)
     labels = {label(evaluation) for one_cell in numbers_by_cell.values() for evaluation in one_cell}
     if labels and attack not in labels:
-        raise SpecError(f"attack: nothing is measured as '{attack}'{did_you_mean(attack, labels)}")
+        raise SpecError(f"attack: nothing is measured as '{attack}'{did_you_mean_metric(attack, labels)}")
     varied = [axis for axis in plan.cells[0].key if len({cell.key.get(axis) for cell in plan.cells}) > 1]
     rows: dict[tuple[Any, ...], Any] = {}
     for cell in plan.cells:

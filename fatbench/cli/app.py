@@ -10,6 +10,7 @@ import difflib
 import io
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -170,9 +171,26 @@ def _of_options(error: Any) -> str:
             similar = difflib.get_close_matches(option.lstrip("-"), bare, n=1)
             words = MEANT_OPTIONS.get(option.lstrip("-"), "")
             words = words if words.split(" ")[0] in known_options else bare[similar[0]] if similar else ""
+            one_dash = [f"-{word}" for word in sys.argv if word.startswith(option) and f"-{word}" in known_options]
+            words = one_dash[0] if one_dash else words  # "-smoke" is read as "-s"
             hint = f"did you mean '{words}'?" if words else f"known: {', '.join(sorted(known_options))}"
             message = f"no such option: {option[:60]} ({hint})"
+    elif extra_words := re.match(r"Got unexpected extra argument\S* \((.*)\)$", message):
+        message += _option_of(extra_words[1].split())
     return shown_url(f"fatbench{f' {command}' if command else ''}: {message[:1].lower()}{message[1:]}")
+
+
+JOINED_BY = {"-k": " ", "--filter": " ", "--seeds": ",", "--attack": ",", "--attacks": ",", "--metric": ","}
+
+
+def _option_of(extra_words: list[str]) -> str:
+    """ " (did you mean --seeds '0,1'?)" if the words follow the value of an option that takes several."""
+    position = sys.argv.index(extra_words[0]) if extra_words[0] in sys.argv else 0
+    option, value = ["", "", *sys.argv][position : position + 2]
+    if (joined_by := JOINED_BY.get(option)) is None:
+        return ""
+    words = [value if joined_by == " " else value.rstrip(","), *extra_words]
+    return f" (did you mean {option} '{joined_by.join(words)}'?)"
 
 
 def _without_passwords(text: str) -> str:

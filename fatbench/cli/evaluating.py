@@ -19,6 +19,7 @@ from fatbench.store.stage_names import parsed
 
 if TYPE_CHECKING:
     from fatbench.report.numbers.doubts import Doubt
+    from fatbench.suite.cells import Plan
 
 
 def evaluate(
@@ -38,7 +39,12 @@ def evaluate(
         list[str] | None,
         typer.Option("--attack", "--attacks", help="fgsm,pgd20, or {name: pgd, eps: 8/255, ...}; may be repeated."),
     ] = None,
-    eps: Annotated[str, typer.Option("--eps", help="Radius of attacks that state none.")] = "8/255",
+    eps: Annotated[
+        str | None,
+        typer.Option(
+            "--eps", help="Radius of attacks that state none; default: a run's radius of training, else 8/255."
+        ),
+    ] = None,
     n: Annotated[int | None, typer.Option("-n", min=1, help="Use the first n test images.")] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 500,
     mean: Annotated[
@@ -81,26 +87,35 @@ def evaluate(
     attack = [item for text in attack or () for item in ([text] if "{" in text else name_list(text))]
     file = whole_file.regular(file)  # of the hub, or a pipe
     options = RunOptions(device=device, precision=precision, db=db, data=data)
+    if like is None and (preset or smoke or where):
+        raise SpecError("--preset, --smoke and -k choose cells of a suite: name it with --like SUITE")
     if model is None:
-        invalid = {"--dataset": dataset, "--like": like, "--mean": mean, "--std": std, "--size": size, "--name": name,
-                   "--entry": entry, "--expect-natural": expect_natural, "--strict": strict or None}  # fmt: skip
-        if misplaced := [option for option, value in invalid.items() if value is not None]:
-            reason = "a state dict needs --model timm/NAME or --model FILE.py:FUNCTION"
-            raise SpecError(f"{', '.join(misplaced)}: {reason}; a checkpoint of a run already has these settings")
         if file.is_file() and file.suffix != ".safetensors":  # as every model of a run ends
             raise SpecError(
-                f"{file} is no checkpoint of a run; a state dict needs --model timm/NAME or FILE.py:FUNCTION"
+                f"{file} is no checkpoint of a run; a state dict needs --model timm/NAME or --model FILE.py:FUNCTION"
             )
-        _checkpoint(file, attack, eps, n, batch, options, format)
+        of_a_state_dict = {
+            "--dataset": dataset, "--mean": mean, "--std": std, "--size": size, "--name": name, "--entry": entry,
+            "--expect-natural": expect_natural, "--strict": strict or None,
+        }  # fmt: skip
+        misplaced = [option for option, value in of_a_state_dict.items() if value is not None]
+        if misplaced and file.is_file():
+            raise SpecError(
+                f"{file}: without --model it is read as a checkpoint of a run, which has its own settings: leave out"
+                f" {', '.join(misplaced)}, or name a state dict's network with --model timm/NAME or FILE.py:FUNCTION"
+            )
+        plan = None if like is None else plan_of(like, preset, smoke, None, where)
+        _checkpoint(file, plan, attack, eps, n, batch, options, format)
         return
     from fatbench import api
     from fatbench.runner import evaluate_external
     from fatbench.suite.external_models import ROUND
+    from fatbench.suite.standard_attacks import DEFAULT_RADIUS
 
-    if like is None and (preset or smoke or where):
-        raise SpecError("--preset, --smoke and -k choose cells of a suite: name it with --like SUITE")
     plan = None if like is None else plan_of(like, preset, smoke, None, where)
-    task = evaluate_external.task(plan, dataset and _mapping(dataset), attack, eps=eps, n=n, batch=batch, size=size)
+    task = evaluate_external.task(
+        plan, dataset and _mapping(dataset), attack, eps=eps or DEFAULT_RADIUS, n=n, batch=batch, size=size
+    )
     preprocessing: dict[str, Any] = {
         "mean": _numbers("--mean", mean), "std": _numbers("--std", std), "outputs": outputs, "channels": channels,
     }  # fmt: skip
@@ -180,13 +195,20 @@ def advised(doubts: Iterable[Doubt]) -> list[str]:
 
 
 def _checkpoint(
-    file: Path, attack: list[str], eps: str, n: int | None, batch: int, options: RunOptions, format: str
+    file: Path,
+    plan: Plan | None,
+    attack: list[str],
+    eps: str | None,
+    n: int | None,
+    batch: int,
+    options: RunOptions,
+    format: str,
 ) -> None:
     """A model that a run has written: its settings are in it."""
     from fatbench.report.numbers.doubts import Doubt, in_words
     from fatbench.runner import evaluate_checkpoint as evaluating
 
-    results = evaluating.checkpoint(file, attack, n, batch, options, eps)
+    results = evaluating.checkpoint(file, evaluating.evaluations(file, plan, attack, eps, n, batch), options)
     for row in results:
         row["doubts"] = in_words(Doubt(kind.replace(" ", "_"), amount) for kind, amount in row["doubts"].items())
     if format == "json":

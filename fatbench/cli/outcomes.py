@@ -14,10 +14,11 @@ import typer
 
 from fatbench.cli.common import cell_in, known_format, print_json, write_text
 from fatbench.cli.options import Cell, DataDir, Db
-from fatbench.errors import FatbenchError, NothingMatched, SpecError, did_you_mean
+from fatbench.errors import FatbenchError, NothingMatched, SpecError
 from fatbench.store.inputs import differ, stored_inputs
 from fatbench.store.opening import opened
 from fatbench.store.stage_names import parsed
+from fatbench.suite.standard_attacks import did_you_mean_metric
 
 if TYPE_CHECKING:
     from fatbench.store.stages import StageRow
@@ -53,7 +54,7 @@ def outcomes(
     names = {parsed(stage).metric for stage in bits_by_stage}
     for name in metric or ():
         if name not in names:
-            raise SpecError(f"--metric: cell {id} has no outcomes of '{name}'{did_you_mean(name, names)}")
+            raise SpecError(f"--metric: cell {id} has no outcomes of '{name}'{did_you_mean_metric(name, names)}")
     labels = _labels(spec, data, answered)
     rows = [
         row

@@ -461,7 +461,7 @@ def _location(row: Mapping[str, Any]) -> str:
 
 
 def models(rows: Sequence[Mapping[str, Any]]) -> None:
-    """`models`: per cent, and the file or how its name begins."""
+    """`models`: per cent and the radii of the attacks, the file or how its name begins, and how to attack one."""
     from fatbench.suite.standard_attacks import heading
 
     known_metrics = dict.fromkeys(metric for row in rows for metric in row["numbers"])
@@ -469,11 +469,17 @@ def models(rows: Sequence[Mapping[str, Any]]) -> None:
         *known_metrics
     ][:3]
     headings = [heading(metric) for metric in shown_metrics]
-    print_rows(new_console(), ("network", *headings, GOT), [
+    radii = [dict.fromkeys(str(attack["eps"]) for attack in row["attacks"].values() if "eps" in attack) for row in rows]
+    print_rows(new_console(), ("network", *headings, "radius", GOT), [
         [row["name"], *(f"{100 * row['numbers'][m]:.2f}" if m in row["numbers"] else "" for m in shown_metrics),
-         row["file"] or f"SHA-256 {row['sha256'][:12]}"]
-        for row in rows
+         ", ".join(row_radii), row["file"] or f"SHA-256 {row['sha256'][:12]}"]
+        for row, row_radii in zip(rows, radii, strict=True)
     ], headings)  # fmt: skip
+    if example := next((row for row in rows if row["file"] and row["suite"] and row["preset"]), None):
+        print(
+            "The same attacks on one: fatbench evaluate "
+            f"{example['file']} --like {example['suite']} --preset {example['preset']}"
+        )
 
 
 MPS = "/tmp/nvidia-mps"  # where NVIDIA's daemon has its pipes unless told otherwise

@@ -104,7 +104,7 @@ class Watch:
             elif event.kind == "done" and self._prints_lines("cell"):
                 self._line(f"{event.cell} done: {self.labels.get(event.cell, '')}".removesuffix(": "))
             return
-        if event.images:
+        if event.images and event.stage == "train":  # an attack tells what it may need at most
             self.recent.append((current_time, event.images))
         if event.kind == "progress" and event.stage == "train":
             self.rounds_done += 1
@@ -174,7 +174,10 @@ class Watch:
         print(f"{time_of_day}{text}", file=sys.stderr, flush=True)
 
     def render(self) -> Any:
-        """The counts, and a line for each slot that fits the terminal: labels are cut last, numbers never."""
+        """The counts, and a line for each slot that fits the terminal.
+
+        Labels are cut last, at their beginning, so that method and seed stand; numbers never.
+        """
         cells_left = self.total - self.done - self.failed
         speed = self._speed()
         counts = f"{self.done}/{self.total} cells"
@@ -193,7 +196,7 @@ class Watch:
         lines = [head]
         for row in rows:
             cells = (
-                f"{text if len(text) <= width else text[: width - 1] + '…':{width}}"
+                f"{text if len(text) <= width else '…' + text[len(text) - width + 1 :]:{width}}"
                 for text, width in zip(row, widths, strict=True)
                 if width
             )

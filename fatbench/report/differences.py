@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from fatbench.errors import SpecError, did_you_mean
+from fatbench.errors import SpecError
 from fatbench.report.formats import latex_text, markdown, terminal
 from fatbench.report.numbers import statistics
 from fatbench.report.numbers.baseline import Difference, differences
@@ -27,6 +27,7 @@ from fatbench.report.numbers.compare import measured_numbers
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Grid, Row, Value
 from fatbench.report.tables.number_format import MISSING, rounded
+from fatbench.suite.standard_attacks import did_you_mean_metric
 
 if TYPE_CHECKING:
     from fatbench.store.selection import Checkpoint
@@ -93,7 +94,8 @@ def of_plan(
         raise SpecError(f"--differences: suite '{suite.name}' names no baseline (key 'baseline: LABEL')")
     metrics = plan.metrics()
     if metric not in metrics:
-        raise SpecError(f"--differences: suite '{suite.name}' evaluates no '{metric}'{did_you_mean(metric, metrics)}")
+        hint = did_you_mean_metric(metric, metrics)
+        raise SpecError(f"--differences: suite '{suite.name}' evaluates no '{metric}'{hint}")
     headings: dict[str, str] = {}  # those of the suite's first table that has the metric
     for heading, source in (item for table in suite.tables for item in table.values.items()):
         headings.setdefault(source, heading)

@@ -41,6 +41,7 @@ class Network:
     round: int
     sha256: str  # of its file
     numbers: Mapping[str, float]  # metric -> accuracy in [0, 1]
+    attacks: Mapping[str, Mapping[str, Any]]  # metric -> settings of its attack
     how: str = ""  # how it was trained: options of `fatbench run cell`
     trained_with: Sequence[Mapping[str, Any]] = ()  # records of the plug-ins
 
@@ -65,12 +66,13 @@ def entries(results: Iterable[Path]) -> list[Network]:
                     continue
                 key = cell["cell"], digest
                 round = int(stage["stage"].rpartition("@")[2])
-                numbers = {**network_by_key[key].numbers} if key in network_by_key else {}
-                numbers |= dict(_numbers(stage))
+                earlier_stages = network_by_key.get(key)
+                numbers = {**(earlier_stages.numbers if earlier_stages else {}), **dict(_numbers(stage))}
+                attacks = {**(earlier_stages.attacks if earlier_stages else {}), _label(stage): stage["settings"] or {}}
                 suite, preset = str(run.get("suite", "")), str(run.get("preset", ""))
                 plugin_records = (trained.get("extra") or {}).get("plugins", ())
                 network_by_key[key] = Network(
-                    cell["cell"], suite, preset, round, digest, numbers, _run_options(trained), plugin_records
+                    cell["cell"], suite, preset, round, digest, numbers, attacks, _run_options(trained), plugin_records
                 )
     return list(network_by_key.values())
 
@@ -85,7 +87,10 @@ def rows(results: Iterable[Path], folders_or_urls: Sequence[str | Path] = ()) ->
             "cell": network.cell,
             "round": network.round,
             "sha256": network.sha256,
+            "suite": network.suite,
+            "preset": network.preset,
             "numbers": dict(network.numbers),
+            "attacks": {metric: dict(settings) for metric, settings in network.attacks.items()},
             "file": None if (file := find(network, folders)) is None else str(file),
         }
         for name, network in sorted(networks.items(), key=lambda item: _sort_key(item[0]))
@@ -116,9 +121,14 @@ def _run_options(run: Mapping[str, Any]) -> str:
     return "".join(f" --{option} {value}" for option, value in options.items() if value)
 
 
+def _label(stage: Mapping[str, Any]) -> str:
+    """The metric of an attack's stage: "pgd20" of "pgd20-0a1b2c3d@7"."""
+    return str(stage["stage"]).rpartition("@")[0].rpartition("-")[0]
+
+
 def _numbers(stage: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield (metric, accuracy) of an attack's stage, over all clients."""
-    label = stage["stage"].rpartition("@")[0].rpartition("-")[0]
+    label = _label(stage)
     for _, client, metric, value, *_ in stage["numbers"]:
         if metric == label and client < 0:
             yield metric, float(value)

@@ -182,7 +182,8 @@ def locate(name: str) -> Path:
     if is_path(name):
         path = Path(name)
         if not path.is_file():
-            raise SpecError(f"{name}: no such suite file")
+            neighbours = [path.with_suffix(end) for end in (".yaml", ".yml") if path.with_suffix(end).is_file()]
+            raise SpecError(f"{name}: no such suite file{did_you_mean(name, map(str, neighbours))}")
         return path
     known_suites = available()
     if name not in known_suites:

@@ -60,9 +60,11 @@ def _unmatched_text(facts: list[dict[str, str]], comparisons: list[tuple[str, st
         if value.lower() not in {cell_facts.lower() for cell_facts in cell_values}:
             # "FAT,SFAT" or "FAT|SFAT", as other programs write alternatives
             alternatives = [text.strip() for text in re.split("[,|]", value)]
+            if len(alternatives) == 1:  # "[FAT SFAT]", a list without its comma
+                alternatives = value.split()
             if len(alternatives) > 1 and cell_values.issuperset(alternatives):
                 return f": {name} is never '{value}' (write {name} in [{', '.join(alternatives)}])"
-            return f": {name} is never '{value}'{did_you_mean(value, cell_values) if len(cell_values) <= 20 else ''}"
+            return f": {name} is never '{value}'{did_you_mean(value, cell_values)}"
     return ""
 
 

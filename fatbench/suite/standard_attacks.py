@@ -26,6 +26,13 @@ def attack_name(metric: str) -> str:
     return "AutoAttack" if metric in ("autoattack", "aa") else heading(metric)
 
 
+def did_you_mean_metric(name: str, metrics: Iterable[str]) -> str:
+    """As `errors.did_you_mean`; a heading, such as "AA" or "pgd-20", means its metric."""
+    metrics = list(metrics)
+    meant_metrics = [metric for metric in metrics if name.lower() in (heading(metric).lower(), metric.lower())]
+    return did_you_mean(meant_metrics[0] if meant_metrics else name, metrics)
+
+
 def headings(metrics: Iterable[str]) -> dict[str, str]:
     """Heading of a table -> metric: "PGD-20" of "pgd20", "AA" of "autoattack"; two alike keep their metrics' names."""
     heading_by_metric = {metric: heading(metric) for metric in metrics}

@@ -26,7 +26,7 @@ from fatbench.store import inputs
 from fatbench.store.replicates import SIGN
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.suite import confounders, filters
-from fatbench.suite.standard_attacks import attack_name
+from fatbench.suite.standard_attacks import attack_name, did_you_mean_metric
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -257,7 +257,7 @@ def compare(
     labels = {label(evaluation) for _, *sides in numbers_by_pair for side in sides for evaluation in side}
     for metric in metrics:
         if metric not in labels:
-            raise SpecError(f"--metric: nothing is measured as '{metric}'{did_you_mean(metric, labels)}")
+            raise SpecError(f"--metric: nothing is measured as '{metric}'{did_you_mean_metric(metric, labels)}")
     runs_by_row: dict[tuple[str, str], list[tuple[int, Measurement, Measurement]]] = {}
     reasons_by_row: dict[tuple[str, str], dict[inputs.Reason, None]] = {}
     for pair, a, b in numbers_by_pair:

@@ -12,7 +12,7 @@ from fatbench.suite import model
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 from fatbench.suite.located import LocatedMap
-from fatbench.suite.standard_attacks import headings
+from fatbench.suite.standard_attacks import did_you_mean_metric, headings
 from fatbench.suite.tables import SOURCE, Table
 
 SUITE = "suite"  # the axis of suite names
@@ -43,7 +43,7 @@ def combine(
         )
         if match is None or not {*metrics, *radii}.issuperset(source_metrics):
             raise SpecError(
-                f"--columns: no axis or metric is named '{source}'{did_you_mean(source, [*axes, *metrics])}"
+                f"--columns: no axis or metric is named '{source}'{did_you_mean_metric(source, [*axes, *metrics])}"
             )
     for axis in rows:
         if axis not in axes:
