@@ -346,11 +346,28 @@ def test_a_user_s_way_from_plan_to_table(run, place, forks):
     measured = rows[0]["measured"]["fgsm"]
     assert 0 <= measured["mean"] <= 1
     assert measured["n"] == 30
-    assert run("report", "tiny.yaml", "--format", "latex", "-o", "t.tex")[0] == 0
+    for format, file in (("latex", "t.tex"), ("html", "t.html")):
+        assert run("report", "tiny.yaml", "--format", format, "-o", file) == (0, "", f"fatbench: wrote {file}\n")
     assert r"\begin{table" in (place / "t.tex").read_text()
     assert run("report", "tiny.yaml", "-o", "no/such/t.tex")[0] == 2
 
-    assert run("export", "-o", "r.jsonl")[0] == 0
+    # of a suite without numbers it says which suites have some; of one with numbers, which table has none
+    other = TINY.replace("name: tiny", "name: other", 1).replace("seeds: [1]", "seeds: [9]\nbaseline: FAT")
+    (place / "other.yaml").write_text(other)
+    for options in ((), ("--format", "latex"), ("--format", "html"), ("--differences", "fgsm")):
+        code, out, err = run("report", "other.yaml", *options)
+        assert (code, "--</td>" in out, "| --" in out, err.count("\n")) == (0, False, False, 1)
+        assert "results/fatbench.db has no numbers of 'other', preset 'paper'; it has tiny (paper)" in err
+    (table,) = json.loads(run("report", "other.yaml", "--format", "json")[1])["tables"]
+    assert [row["measured"]["fgsm"]["mean"] for row in table["rows"]] == [None, None]  # programs count on every table
+    empty_table = "  - {id: B, title: Empty, rows: [method], values: {logged: 'train:never_logged'}}\n"
+    (place / "other.yaml").write_text(TINY + empty_table)
+    code, out, err = run("report", "other.yaml")
+    assert (code, "### A" in out, "### B" in out, err.count("\n")) == (0, True, False, 1) and "--table B" in err
+    assert "### B" in run("report", "other.yaml", "--table", "B")[1]
+    (place / "other.yaml").unlink()
+
+    assert run("export", "-o", "r.jsonl")[::2] == (0, "fatbench: wrote r.jsonl\n")
     assert run("import", "r.jsonl", "--db", "other.db")[0] == 0
     first = run("report", "tiny.yaml", "--format", "json")[1]
     assert run("report", "tiny.yaml", "--format", "json", "--db", "other.db")[1] == first

@@ -116,7 +116,7 @@ def test_croissant_s_own_reader_reads_the_rows(run: Run, db: str, tmp_path: Path
 
 def test_datasette_s_metadata_names_what_is_there_and_its_queries_run(run: Run, db: str, tmp_path: Path) -> None:
     file = tmp_path / "metadata.json"
-    assert run("export", "--format", "datasette", "-o", str(file), "--db", db) == (0, "", "")
+    assert run("export", "--format", "datasette", "-o", str(file), "--db", db) == (0, "", f"fatbench: wrote {file}\n")
     ((name, found),) = json.loads(file.read_text(encoding="utf-8"))["databases"].items()
     assert name == Path(db).stem
     with closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as connection:

@@ -682,7 +682,8 @@ def test_a_damaged_file_is_said(tmp_path: Path) -> None:
 def test_plot_from_the_command_line(drawn: Suite, run: Callable[..., tuple[int, str, str]]) -> None:
     assert run("plot", "drawn.yaml") == (
         NothingMatched.exit_code, "",
-        "fatbench: nothing has been measured yet of what the figures of 'drawn' show (paper)\n",
+        "fatbench: no figure of 'drawn' can be drawn: results/fatbench.db does not exist: nothing has been run here, or"
+        " --db is missing\n",
     )  # fmt: skip
     plan = drawn.plan()
     with Store.open("results/fatbench.db", create=True) as store:

@@ -43,6 +43,7 @@ from fatbench.api.reading import (
     table,
     take_in,
     to_read,
+    why_empty,
     with_table,
 )
 from fatbench.api.running import plan, run, suites
@@ -81,6 +82,7 @@ __all__ = [
     "table",
     "take_in",
     "to_read",
+    "why_empty",
     "with_argument_names",
     "with_table",
 ]  # fmt: skip

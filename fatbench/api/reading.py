@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fatbench import packed, settings
-from fatbench.api.asking import Plugins, Seeds, Where, filter_text, known_choice, names, plugged, seed_list
+from fatbench.api.asking import Plugins, Seeds, Where, filter_text, in_python, known_choice, names, plugged, seed_list
 from fatbench.api.tables import DifferenceTable, Table
 from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mean
 from fatbench.report import build_tables, left_out
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fatbench.suite.cells import Plan
 
 STAGES = ("evaluation", "train")
+LISTED = 12  # the most suites that a message names
 EMPTY = "the database has no results yet: fatbench run NAME"
 
 
@@ -86,7 +87,7 @@ def results(
         if stage is not None and len(numbers):
             numbers = numbers[(numbers["stage"] == "train") == (stage == "train")]
         if not len(numbers):
-            print(f"fatbench: {_why_empty(chosen_plan, store, db, len(all_numbers) > 0)}", file=sys.stderr)
+            print(f"fatbench: {in_python(why_empty(chosen_plan, store, db, len(all_numbers) > 0))}", file=sys.stderr)
     return numbers.reset_index(drop=True)
 
 
@@ -102,11 +103,11 @@ def _only_table_rows(numbers: pandas.DataFrame, plan: Plan) -> pandas.DataFrame:
     return numbers[[row_key in shown_keys for row_key in row_keys]]
 
 
-def _why_empty(plan: Plan | None, store: Store | None, db: Db, of_training: bool = False) -> str:
-    """The reason why there are no numbers, and what to do."""
-    database_name = ", ".join(listed_databases(db)) or settings.shown_url(settings.database(None))
+def why_empty(plan: Plan | None, store: Store | None, db: Db, of_training: bool = False) -> str:
+    """The reason why there are no numbers, and what to do, in the words of the command line."""
+    database_name = ", ".join(map(settings.shown_url, listed_databases(db) or [settings.database(None)]))
     if store is None:
-        return f"{database_name} does not exist: nothing has been run here, or db= is missing"
+        return f"{database_name} does not exist: nothing has been run here, or --db is missing"
     if of_training:
         return "there are numbers of training alone: stage=None, or stage='train'"
     if plan is None or plan.suite == external_models.SUITE:
@@ -117,11 +118,26 @@ def _why_empty(plan: Plan | None, store: Store | None, db: Db, of_training: bool
         several = len(other_seeds) > 1
         return (
             f"seed{'s' * several} {', '.join(map(str, other_seeds))} {'are' if several else 'is'} stored of preset"
-            f" '{plan.preset}', not {', '.join(map(str, planned_seeds))}: seeds={other_seeds}"
+            f" '{plan.preset}', not {', '.join(map(str, planned_seeds))}:"
+            f" --seeds '{','.join(map(str, other_seeds))}'"
         )
-    return f"{database_name} holds nothing of '{plan.suite}', preset '{plan.preset}'" + (
-        f", {plan.where}" if plan.where else ""
-    )
+    from fatbench.runner import progress
+
+    trained = [name for name, states in progress.by_suite(store).items() if states["done"]]
+    asked = f"'{plan.suite}', preset '{plan.preset}'" + (f", {plan.where}" if plan.where else "")
+    if (plan.suite, plan.preset) in trained:
+        return f"{database_name} has none of these numbers of {asked} (fatbench status {plan.suite}: what is left)"
+    return f"{database_name} has no numbers of {asked}; {_suites_in_words(trained)}"
+
+
+def _suites_in_words(trained: Iterable[tuple[str, str]]) -> str:
+    """ "it has tiny (paper, smoke), fat-baselines (cpu)"; trained: suites and presets."""
+    presets: dict[str, list[str]] = {}
+    for suite, preset in trained:
+        presets.setdefault(suite, []).append(preset)
+    listed = [f"{suite} ({', '.join(suite_presets)})" for suite, suite_presets in presets.items()]
+    more = f" and {len(listed) - LISTED} more (fatbench status)" if len(listed) > LISTED else ""
+    return f"it has {', '.join(listed[:LISTED])}{more}" if listed else "nothing in it is trained yet"
 
 
 def _stored_seeds(plan: Plan, store: Store) -> list[int]:
@@ -183,7 +199,7 @@ def table(
             if id is not None or rows:
                 raise SpecError("differences is a table by itself: without id and rows")
             if store is None:
-                raise NothingMatched(_why_empty(None, None, db))
+                raise NothingMatched(why_empty(None, None, db))
             return difference_table(plans, store, differences, names(columns), notes, select, digits, images)
         if rows or columns:
             plans = [combine(plans, names(rows), names(columns))]
@@ -193,7 +209,7 @@ def table(
         grids_by_suite = grids_of(plans, store, with_evaluated, **options)
         all_grids = [grid for _, _, grids in grids_by_suite for grid in grids]
         if store is not None and grids_by_suite and all(item.mean is None for grid in all_grids for item in grid.all()):
-            print(f"fatbench: {_why_empty(grids_by_suite[0][1], store, db)}", file=sys.stderr)
+            print(f"fatbench: {in_python(why_empty(grids_by_suite[0][1], store, db))}", file=sys.stderr)
     return Table(all_grids, notes)
 
 

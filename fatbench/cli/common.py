@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fatbench import whole_file
+from fatbench import hub, whole_file
 from fatbench.cli.options import Plugin
 from fatbench.errors import FatbenchError, SpecError, UnknownName, did_you_mean
 
@@ -178,3 +178,11 @@ def working(activity: str) -> Iterator[Callable[[str], None]]:
 def write_text(file: Path, text: str, named_path: Path) -> None:
     """Write a text whole where `-o` asked for it: `named_path` is the file, or its folder. SpecError, MachineError."""
     whole_file.write(file, text, f"-o {named_path}", make_folder=file != named_path)
+    if file == named_path:
+        say_written(file)
+
+
+def say_written(file: Path) -> None:
+    """Say on stderr which file a command has written; of stdout, a device or a pipe nothing."""
+    if hub.address(file) is not None or file.is_file():
+        print(f"fatbench: wrote {file}", file=sys.stderr)

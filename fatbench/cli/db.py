@@ -13,7 +13,16 @@ import typer
 
 from fatbench import whole_file
 from fatbench.cli import completing, publish
-from fatbench.cli.common import known_format, named_filter, named_preset, plan_in, print_json, working, write_text
+from fatbench.cli.common import (
+    known_format,
+    named_filter,
+    named_preset,
+    plan_in,
+    print_json,
+    say_written,
+    working,
+    write_text,
+)
 from fatbench.cli.options import Db, Format, Preset, Seeds, Smoke, Where, output_folder
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.opening import opened
@@ -92,6 +101,8 @@ def export(
     with working("writing results") if output is not None else contextlib.nullcontext():
         target = sys.stdout if output is None else output
         api.export_results(target, suite=name, without=without or (), **chosen)
+    if output is not None:
+        say_written(output)
 
 
 EXPORTS = ("jsonl", "csv", "parquet", "robustbench", "croissant", "datasette")
@@ -157,6 +168,7 @@ def _write_numbers(
         raise SpecError("--format parquet: pip install 'fatbench[parquet]'")
     assert output is not None  # checked before anything was read
     whole_file.write(output, frame.to_parquet(index=False), f"-o {output}")
+    say_written(output)
 
 
 def import_(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -16,9 +16,14 @@ from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
+    from fatbench.report.tables.grid import Grid
     from fatbench.store.selection import Checkpoint
+    from fatbench.store.stages import Store
+    from fatbench.suite.cells import Plan
+    from fatbench.suite.files import Suite
 
 PUBLISHED = ("none", "below", "column")
+DATA_FORMATS = ("csv", "json")  # for programs, which count on every table
 PLOT_FORMATS = ("pdf", "svg", "png", "csv")
 
 
@@ -174,10 +179,31 @@ def _render_options(
     return options
 
 
-def _no_database(db: str | None) -> str:
-    from fatbench import settings
+def _say_empty(plan: Plan | None, store: Store | None, db: str | None) -> None:
+    from fatbench import api
 
-    return f"{settings.shown_url(settings.database(db))} does not exist: nothing has been run here, or --db is missing"
+    print(f"fatbench: {api.why_empty(plan, store, db)}", file=sys.stderr)
+
+
+def _with_a_number(suite: Suite, grids: Sequence[Grid], linked_cells: Collection[str]) -> list[Grid]:
+    """The tables with a measured or published number or a failed cell; says which others are left out.
+
+    linked_cells: cells that a page has links to, whose tables stay.
+    """
+    from fatbench.report.tables.grid import any_number
+
+    kept_grids, empty_ids = [], []
+    for grid in grids:
+        is_linked = any(cell in linked_cells for _, cell in grid.points)
+        if any(map(any_number, grid.all())) or "failed" in dict(grid.notes) or is_linked:
+            kept_grids.append(grid)
+        else:
+            empty_ids.append(grid.id)
+    if kept_grids:  # else the suite as a whole is said to have no numbers
+        for id in empty_ids:
+            reason = f"nothing of it is measured yet (--table {id} shows it)"
+            print(f"fatbench: suite {suite.name}, table {id} is left out: {reason}", file=sys.stderr)
+    return kept_grids
 
 
 def report(
@@ -312,11 +338,15 @@ def report(
             if table or rows is not None:
                 raise SpecError("--differences is a table by itself: without --table and --rows")
             if store is None:
-                raise NothingMatched(_no_database(db))
+                raise NothingMatched(api.why_empty(None, None, db))
             compared = api.difference_table(
                 plans, store, differences, name_list(columns), notes, chosen_checkpoint, digits, images
             )
-            text = "\n".join(of_baseline.render(item, format) for item in compared.tables)
+            for (_, plan), item in zip(plans, compared.tables, strict=True):
+                if not item.lines:
+                    _say_empty(plan, store, db)
+            shown_tables = [item for item in compared.tables if item.lines or format in DATA_FORMATS]
+            text = "\n".join(of_baseline.render(item, format) for item in shown_tables)
             if output is None:
                 sys.stdout.write(text)
             else:
@@ -337,7 +367,16 @@ def report(
         if not grids and not names:
             raise NothingMatched("the database has no results yet: fatbench run NAME")
         if store is None:
-            print(f"fatbench: {_no_database(db)}", file=sys.stderr)
+            _say_empty(None, None, db)
+        else:
+            for _, plan, suite_grids in grids_by_suite:
+                if suite_grids and all(value.mean is None for grid in suite_grids for value in grid.all()):
+                    _say_empty(plan, store, db)
+        if not table and format not in DATA_FORMATS:
+            cells = [cell.id for _, plan in plans for cell in plan.cells] if format == "html" else []
+            linked_cells = store.known_cells(cells) if store is not None else ()
+            grids_by_suite = [(s, p, _with_a_number(s, group, linked_cells)) for s, p, group in grids_by_suite]
+            grids = [grid for _, _, suite_grids in grids_by_suite for grid in suite_grids]
         if format == "html" and store is not None:
             from fatbench.report.site import pages
             from fatbench.runner import provenance
@@ -419,8 +458,8 @@ def plot(
 
     Example: fatbench plot fat-baselines --figure forest
     """
+    from fatbench import api, settings
     from fatbench import report as reporting
-    from fatbench import settings
     from fatbench.report.figures import series
 
     known_format(format, PLOT_FORMATS)
@@ -440,7 +479,7 @@ def plot(
             for name in names or ():
                 chosen_suite, plan = plan_in(name, preset, smoke, seeds, where, store)
                 if store is None:
-                    raise NothingMatched(f"nothing has been measured yet of '{name}'")
+                    raise NothingMatched(api.why_empty(plan, store, db))
                 target_folder = output or FIGURES
                 print(
                     reporting.draw_forest(
@@ -484,8 +523,9 @@ def plot(
     files = settings.files_folder(settings.database(db))
     drawable = reporting.drawable(plots, files)
     if not drawable:
-        shown_text = f"the figures of '{called}' show ({plots[0].preset})" if plots else f"'{called}' shows"
-        raise NothingMatched(f"nothing has been measured yet of what {shown_text}")
+        with opened(db) as store:
+            reason = "nothing of it is measured yet" if cell is not None else api.why_empty(plan, store, db)
+        raise NothingMatched(f"no figure of '{called}' can be drawn: {reason}")
     for path in reporting.draw(drawable, output or FIGURES, format, files, inches, serif):
         print(path)
 
