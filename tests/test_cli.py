@@ -202,8 +202,12 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     (["run", "suite", "sfat-cifar10", "--device", "cpu"], 5, "cifar10"),
     (["run", "cell", "ab"], 2, "'ab': give at least the first 4 letters"),
     (["run", "cell", "ffffffffffff"], 3, "no suite has a cell 'ffffffffffff'"),
-    (["show", "abcd"], 3, "no cell 'abcd' in the database"),
-    (["logs", "abcd"], 3, "no cell 'abcd' in the database"),
+    (["show", "abcd"], 3, "no cell 'abcd' in results/fatbench.db, which does not exist"),
+    (["logs", "abcd"], 3, "no cell 'abcd' in results/fatbench.db, which does not exist"),
+    (["compare", "abcd", "ef01"], 3, "results/fatbench.db does not exist"),
+    (["compare", "--tests", "--suite", "sfat-mu"], 2, "fatbench compare sfat-mu --tests"),
+    (["compare"], 2, "compare takes two sides, A and B"),
+    (["verify", "tiny.yaml", "--sample", "-n"], 2, "--sample: expected a whole number, got the option '-n'"),
     (["show", "sfat-mu"], 3, "(fatbench status sfat-mu lists the cells)"),
     (["show", "tiny"], 3, "(fatbench status tiny lists the cells)"),
     (["report", "tiny.yaml", "--format", "latx"], 2, "--format: no format is named 'latx' (did you mean 'latex'?)"),
@@ -335,6 +339,12 @@ def test_a_user_s_way_from_plan_to_table(run, place, forks):
     assert "    natural\n    fgsm = fgsm(eps=8/255)\n" in run("suite", "show", "tiny.yaml")[1]
     assert "attacks*: FGSM = fgsm(eps=8/255)\n" in run("report", "tiny.yaml", "--format", "markdown")[1]
     assert "round 2" in run("logs", id)[1]
+    code, _, err = run("show", "SFAT")
+    assert code == 3 and "fatbench report tiny -k method=SFAT" in err and "results/fatbench.db" in err
+    assert [cell["id"] in err for cell in status["list"]] == [False, True]
+    assert run("show", "zzzz")[::2] == (
+        3, "fatbench: no cell 'zzzz' in results/fatbench.db (fatbench status NAME lists the cells)\n"
+    )  # fmt: skip
 
     for format in ("markdown", "latex", "csv", "json", "html", "terminal"):
         code, out, err = run("report", "tiny.yaml", "--format", format)
@@ -358,6 +368,8 @@ def test_a_user_s_way_from_plan_to_table(run, place, forks):
         code, out, err = run("report", "other.yaml", *options)
         assert (code, "--</td>" in out, "| --" in out, err.count("\n")) == (0, False, False, 1)
         assert "results/fatbench.db has no numbers of 'other', preset 'paper'; it has tiny (paper)" in err
+    code, _, err = run("compare", "SFAT", "FAT", "--suite", "other.yaml")
+    assert code == 3 and "'SFAT' and 'FAT' have no numbers yet in results/fatbench.db" in err
     (table,) = json.loads(run("report", "other.yaml", "--format", "json")[1])["tables"]
     assert [row["measured"]["fgsm"]["mean"] for row in table["rows"]] == [None, None]  # programs count on every table
     empty_table = "  - {id: B, title: Empty, rows: [method], values: {logged: 'train:never_logged'}}\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fatbench.cli import app
+from fatbench.engine.rounds import Number
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -90,13 +91,15 @@ def test_report_without_a_name_shows_own_suites(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its file is in the working directory; one whose file is elsewhere is said."""
-    plan = files.load("mine.yaml").plan()
+    (cell,) = files.load("mine.yaml").plan().cells
     with Store.open("a.db", create=True) as store:
-        for suite in ("mine", "gone"):
-            store.add_cell(plan.cells[0].id, plan.cells[0].spec)
-            run = store.claim(plan.cells[0].id, f"natural-{suite}@1", suite=suite, total=1, provenance={})
+        store.add_cell(cell.id, cell.spec)
+        for suite, stage in (("mine", "train"), ("gone", "natural-gone@1"), ("mine", f"{cell.evaluations[0].id}@1")):
+            run = store.claim(cell.id, stage, suite=suite, total=1, provenance={})
             assert run is not None
-            store.finish(run)
+            if stage == "train":
+                store.commit(run, round=1)
+            store.finish(run, [Number("natural", 0.5, 1, n=30)] if "natural" in stage else [])
     monkeypatch.setattr(sys, "argv", ["fatbench", "report", "--format", "markdown", "--db", "a.db"])
     with pytest.raises(SystemExit) as exit:
         app.main()

@@ -236,7 +236,7 @@ def test_a_replicate_is_no_further_cell(both: Store) -> None:
     (cell, *_), *_ = replicates.by_cell(both.database).values()
     assert progress.by_suite(both)["sfat-audit-jpeg75", "cpu"]["done"] == 9
     assert both.ids_beginning_with(cell) == [cell] and both.ids_beginning_with(f"{cell}~") == [f"{cell}~1"]
-    assert cell_in(both, cell[:10]) == cell and cell_in(both, f"{cell}~1") == f"{cell}~1"
+    assert cell_in(both, cell[:10], None) == cell and cell_in(both, f"{cell}~1", None) == f"{cell}~1"
 
 
 def test_one_table_of_all_options(both: Store, run: Any) -> None:

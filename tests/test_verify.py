@@ -210,6 +210,8 @@ def test_a_true_file_and_an_edited_one(results: Path, monkeypatch: Any, tmp_path
     code, out, err = run("verify", str(results), "--sample", "1", "--format", "json")
     assert code == 0, err
     assert planned["cell"] in err.splitlines()[1]  # said before it trains
+    lines = [line.split()[1:3] for line in err.splitlines()]  # after the time of day
+    assert [planned["cell"], "starts"] in lines and [planned["cell"], "done"] in lines
     said = json.loads(out)
     assert (said["apart"], said["cells"]) == (0.0, [planned["cell"]])
     assert (said["tolerance"], said["because"]) == (0.0, "same machine, torch and precision")
@@ -231,5 +233,7 @@ def test_a_true_file_and_an_edited_one(results: Path, monkeypatch: Any, tmp_path
     assert code == 1
     assert out.startswith("differs: ") and "(tolerance 0: same machine, torch and precision)" in out.splitlines()[0]
     assert f"differs: natural (last) of cell {said['cells'][0]} is 90.00 % there and " in out
+    code, _, err = run("verify", str(results), "--cell", "WRONG", "-n")
+    assert code == 3 and str(results) in err and all(cell["cell"] in err for cell in result_files.cells(results))
     code, _, err = run("verify", "nowhere.jsonl")
     assert (code, err) == (2, "fatbench: nowhere.jsonl: no such file (give one that 'fatbench export' wrote)\n")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from fatbench import hub, whole_file
 from fatbench.api.asking import Plugins, Seeds, Where, filter_text, known_choice, names, plugged, seed_list
 from fatbench.api.image_groups import labels_of
-from fatbench.api.reading import EMPTY, planned_suite, to_read
+from fatbench.api.reading import planned_suite, to_read, why_empty
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.report.numbers import compare as comparing
 from fatbench.report.numbers.measurements import Measurement
-from fatbench.store.opening import Db, cell_id, may_be_cell, opened
+from fatbench.store.opening import Db, cell_id, may_be_cell, opened, shown_databases
 from fatbench.suite.files import Suite
 from fatbench.suite.folders import available
 from fatbench.suite.model import CHECKPOINTS
@@ -189,7 +189,7 @@ def _compare_stored(
         raise SpecError(f"'{first_side}' is a file or database, but '{second_side}' is not: give two of a kind")
     with contextlib.ExitStack() as stack:
         if all(are_files):
-            store_a, store_b = (_existing_store(stack.enter_context(opened(side))) for side in (a, b))
+            store_a, store_b = (_existing_store(stack.enter_context(opened(side)), side) for side in (a, b))
             plan = None
             if suite is not None:
                 chosen_suite, plan = planned_suite(suite, preset, seeds, where, store_a)
@@ -205,9 +205,9 @@ def _compare_stored(
                 pairs, margin = comparing.rows(plan, a, b), chosen_suite.margin
             elif not (may_be_cell(a) and may_be_cell(b)):
                 raise SpecError(f"--suite: '{a}' and '{b}' are rows: name their suite with --suite")
-            store_a = store_b = _existing_store(maybe_store)
+            store_a = store_b = _existing_store(maybe_store, db)
             if suite is None:
-                first_side, second_side = (cell_id(store_a, cell, available()) for cell in (a, b))
+                first_side, second_side = (cell_id(store_a, cell, available(), db) for cell in (a, b))
                 pairs = [
                     comparing.Pair(
                         "", int(store_a.cells([first_side])[first_side].get("seed") or 0), first_side, second_side
@@ -216,13 +216,21 @@ def _compare_stored(
         image_groups = labels_of(groups)
         of_a = comparing.measured_numbers(store_a, {pair.a for pair in pairs}, select, image_groups)
         of_b = comparing.measured_numbers(store_b, {pair.b for pair in pairs}, select, image_groups)
+    empty_sides = [side for side, numbers in ((a, of_a), (b, of_b)) if not any(numbers.values())]
+    if empty_sides:
+        named_sides = " and ".join(f"'{side}'" for side in dict.fromkeys(empty_sides))
+        place = "" if all(are_files) else f" in {shown_databases(db)}"
+        name = "NAME" if suite is None else suite.name if isinstance(suite, Suite) else suite
+        verb = "have" if len(empty_sides) > 1 else "has"
+        lists = f"fatbench status {name} says what is left to run"
+        raise NothingMatched(f"{named_sides} {verb} no numbers yet{place}: {lists}")
     comparisons = comparing.compare(pairs, of_a.__getitem__, of_b.__getitem__, metrics)
     return Comparison(a, b, tuple(comparisons), select, margin)
 
 
-def _existing_store(store: Store | None) -> Store:
+def _existing_store(store: Store | None, db: Db) -> Store:
     if store is None:
-        raise NothingMatched(EMPTY)
+        raise NothingMatched(why_empty(None, None, db))
     return store
 
 

@@ -18,7 +18,7 @@ from fatbench.report.tables.combined import combine
 from fatbench.report.tables.common_images import WHICH as IMAGES
 from fatbench.report.tables.grid import Grid
 from fatbench.report.tables.notes import LEVELS
-from fatbench.store.opening import Db, listed_databases, opened
+from fatbench.store.opening import Db, listed_databases, opened, shown_databases
 from fatbench.store.stages import Store
 from fatbench.suite import external_models, files
 from fatbench.suite.files import Suite
@@ -105,7 +105,7 @@ def _only_table_rows(numbers: pandas.DataFrame, plan: Plan) -> pandas.DataFrame:
 
 def why_empty(plan: Plan | None, store: Store | None, db: Db, of_training: bool = False) -> str:
     """The reason why there are no numbers, and what to do, in the words of the command line."""
-    database_name = ", ".join(map(settings.shown_url, listed_databases(db) or [settings.database(None)]))
+    database_name = shown_databases(db)
     if store is None:
         return f"{database_name} does not exist: nothing has been run here, or --db is missing"
     if of_training:

@@ -155,17 +155,22 @@ app = _application()
 Mistake: type[Exception] = sys.modules[typer.BadParameter.__module__].ClickException
 
 
+VALUES = {"int_parsing": "expected a whole number", "float_parsing": "expected a number"}  # pydantic's type -> words
+
+
 def _of_options(error: Any) -> str:
     """What is wrong with a command line, on one line; the help of a group that was called without a command."""
     message, ctx = error.format_message(), error.ctx
     if "\n" in message:
         return str(message)
     command = ctx.command_path.removeprefix("fatbench").strip() if ctx else ""
+    parameters = ctx.command.params if ctx else []
+    known_options = {name for parameter in parameters for name in parameter.opts if name.startswith("-")}
     if isinstance(error.__cause__, ValueError) and getattr(error, "param", None) is not None:  # pydantic's, of a value
         problem = error.__cause__.errors()[0]  # type: ignore[attr-defined]
-        message = f"{error.param.opts[0]}: {problem['msg'].removeprefix('Input ')}, got {str(problem['input'])[:60]!r}"
+        expected, value = VALUES.get(problem["type"], problem["msg"].removeprefix("Input ")), str(problem["input"])[:60]
+        message = f"{error.param.opts[0]}: {expected}, got {'the option ' * (value in known_options)}{value!r}"
     elif ctx and (option := getattr(error, "option_name", None)):
-        known_options = {name for parameter in ctx.command.params for name in parameter.opts if name.startswith("-")}
         if option not in known_options:
             bare = {name.lstrip("-"): name for name in known_options}  # two dashes alone make nothing alike
             similar = difflib.get_close_matches(option.lstrip("-"), bare, n=1)

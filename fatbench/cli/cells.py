@@ -48,7 +48,7 @@ def show_cell(
         _show_artifacts(cell, round, output or FIGURES, db, format)
         return
     with opened(db) as store:
-        id = cell_in(store, cell)
+        id = cell_in(store, cell, db)
         assert store is not None
         spec = store.cells([id])[id]
         runs = store.runs([id])
@@ -114,7 +114,7 @@ def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, 
     from fatbench import settings
 
     with opened(db) as store:
-        id = cell_in(store, cell)
+        id = cell_in(store, cell, db)
         assert store is not None
         train = store.stages([id]).get((id, "train"))
         digests = {} if train is None else train.record.get("sha256", {})
@@ -151,7 +151,7 @@ def logs(cell: Cell, db: Db = None, format: Format = "text") -> None:
 
     known_format(format, ("text", "json"))
     with opened(db) as store:
-        id = cell_in(store, cell)
+        id = cell_in(store, cell, db)
         assert store is not None
         errors = {stage: row.error for (_, stage), row in store.stages([id]).items() if row.error}
     file = settings.files_folder(settings.database(db)) / id / "log.txt"

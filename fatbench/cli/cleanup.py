@@ -104,7 +104,7 @@ def delete(
             raise SpecError("--preset, --smoke, -k and --seeds choose cells of a suite: fatbench delete NAME -k FILTER")
         if too_short := [id for id in targets if len(id) < 4 and id not in suite_names]:
             raise SpecError(f"'{too_short[0]}': give at least the first 4 letters of a cell's id")
-        labels = dict.fromkeys((cell_in(store, id) for id in targets if id not in suite_names), "")
+        labels = dict.fromkeys((cell_in(store, id, db) for id in targets if id not in suite_names), "")
         for name in suite_names:
             labels |= _cells_of(name, preset, smoke, where, seeds, store, demand_choice=not (choosing or dry_run))
         if dry_run:

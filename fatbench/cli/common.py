@@ -151,15 +151,15 @@ def named_filter(filter_texts: list[str] | None) -> str | None:
     return filters.join_filters(filter_texts) if filter_texts else None
 
 
-def cell_in(store: Store | None, cell: str) -> str:
+def cell_in(store: Store | None, cell: str, db: str | None) -> str:
     """The id of the cell (or, written with "~", the replicate) whose id begins so. NothingMatched: none has.
 
-    SpecError: several have.
+    db: the option --db. SpecError: several have.
     """
     from fatbench.store.opening import cell_id
     from fatbench.suite.folders import available, own_files
 
-    return cell_id(store, cell, [*available(), *own_files()])
+    return cell_id(store, cell, [*available(), *own_files()], db)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def compare(
-    a: Annotated[str, typer.Argument(help="A filter, label, cell id, database or exported file.")],
+    a: Annotated[str | None, typer.Argument(help="A filter, label, cell id, database or exported file.")] = None,
     b: Annotated[str | None, typer.Argument(help="What to compare A with; the same kind as A.")] = None,
     *,
     name: Annotated[str | None, typer.Option("--suite", help="The suite that A and B are rows of.")] = None,
@@ -57,15 +57,21 @@ def compare(
 
     known_format(format, ("text", "json"))
     chosen_checkpoint = checkpoint(select)
+    if tests and a is None:
+        raise SpecError(f"--tests: the suite stands where A is: fatbench compare {name or 'NAME'} --tests")
     if tests:
+        assert a is not None
         if b is not None or name or metric:
             raise SpecError("--tests: the suite is A, and what it declares says the rest: no B, --suite or --metric")
         _declared(
             lambda store: plan_in(a, preset, smoke, seeds, None, store), where, chosen_checkpoint, groups, db, format
         )
         return
-    if b is None:
-        raise SpecError("compare takes two sides, A and B (or a suite and --tests)")
+    if a is None or b is None:
+        raise SpecError(
+            f"compare takes two sides, A and B: fatbench compare {a or 'A'} B --suite {name or 'NAME'} of two rows;"
+            " two cells, databases or files; or fatbench compare NAME --tests"
+        )
     comparison = api.compare(
         a, b, suite=name, metric=metric or (), preset=named_preset(preset, smoke), seeds=seeds,
         where=named_filter(where), select=chosen_checkpoint, groups=groups, db=db,
@@ -102,7 +108,7 @@ def _declared(
         if not families:
             raise SpecError(f"--tests: suite '{suite.name}' declares no contrasts (section 'tests', docs/suites.md)")
         if store is None:
-            raise NothingMatched("the database holds no results yet: fatbench run NAME")
+            raise NothingMatched(api.why_empty(None, None, db))
         plan = api.to_read(suite, plan, store)
         shown_cells = {cell.id for cell in filters.select(plan, filters.join_filters(where)).cells} if where else None
         numbers_of_cell = measured_numbers(

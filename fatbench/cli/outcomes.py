@@ -44,7 +44,7 @@ def outcomes(
 
     known_format(format, ("csv", "json"))
     with opened(db) as store:
-        id = cell_in(store, cell)
+        id = cell_in(store, cell, db)
         assert store is not None
         spec = store.cells([id])[id]
         stages = {stage: row for (_, stage), row in store.stages([id]).items()}

@@ -491,7 +491,7 @@ def plot(
         if cell is not None:
             from fatbench.report.figures import adhoc_figures
 
-            id = cell_in(store, cell)
+            id = cell_in(store, cell, db)
             assert store is not None
             plots = adhoc_figures.curves(store, id, name_list(y), chosen_checkpoint)
         for name in names or ():

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fatbench import settings, whole_file
-from fatbench.cli.common import cell_in, known_format, print_json
+from fatbench.cli.common import known_format, print_json
 from fatbench.cli.options import DataDir, Device, Format, Precision
-from fatbench.errors import NothingMatched, SpecError
+from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.runner.run_options import RunOptions
 from fatbench.store import inputs
 from fatbench.suite import weights
@@ -73,7 +73,8 @@ def verify(
         jsonl.import_(their_store, file, identify=identity, contradiction=contradiction)
         if mixed := inputs.find_mixtures(their_store.database, data_keys):
             raise SpecError(f"{file}: {'; '.join(mixed[:3])}: a file whose names mean several things is not verified")
-        sampled_cells = [cell_in(their_store, id) for id in cell] if cell else choose(their_store, sample, seed)
+        sampled_cells = [_cell_in_file(their_store, id, file) for id in cell or ()]
+        sampled_cells = sampled_cells or choose(their_store, sample, seed)
         if brought := [id for id, spec in their_store.cells(sampled_cells).items() if "evaluated" in spec]:
             raise SpecError(f"cell {brought[0]} is an external model: its training cannot be run again")
         if dry_run:
@@ -104,6 +105,17 @@ def verify(
         raise typer.Exit(1)
 
 
+def _cell_in_file(store: Store, begin: str, file: Path) -> str:
+    """The id in the file that begins so. NothingMatched: none does. SpecError: several do."""
+    from fatbench.store.opening import cell_id
+    from fatbench.store.replicates import SIGN
+
+    if not store.ids_beginning_with(begin):
+        ids = [id for id in store.cells() if SIGN not in id]
+        raise NothingMatched(f"--cell: {file} has no cell '{begin}'{did_you_mean(begin, ids)}")
+    return cell_id(store, begin, (), file)
+
+
 def run_again(
     their_store: Store,
     cell_ids: Sequence[str],
@@ -118,10 +130,14 @@ def run_again(
     from fatbench.report.numbers import agreement
     from fatbench.store.stages import Store
 
-    print(in_words(to_run_again(their_store, cell_ids)), file=sys.stderr)
-    jobs = {id: job(their_store, id) for id in cell_ids}
+    cells_again = to_run_again(their_store, cell_ids)
+    print(in_words(cells_again), file=sys.stderr)
+    label_by_cell = {cell_again.cell: cell_again.name for cell_again in cells_again}
+    jobs = {id: replace(job(their_store, id), label=label_by_cell[id]) for id in cell_ids}
     origin_jobs = [
-        _without_transfers(jobs[id]) if id in jobs else job(their_store, id, trained_only=True)
+        _without_transfers(jobs[id])
+        if id in jobs
+        else replace(job(their_store, id, trained_only=True), label=label_by_cell[id])
         for id in origins(their_store, cell_ids)
     ]
     _run(their_store, origin_jobs, options, path)  # first: their models are needed
@@ -257,7 +273,7 @@ def _run(their_store: Store, jobs: Sequence[Job], options: RunOptions, path: str
         )
     # one run for each precision and path, as they hold for all of its cells
     for (bits, attacks, way), same_jobs in jobs_by_settings.items():
-        with Watch(f"again: {bits}, path {way}") as watch:
+        with Watch(f"again: {bits}, path {way}", starts=True) as watch:
             start.run(same_jobs, watch, replace(options, precision=bits, attack_precision=attacks, path=way))
 
 

@@ -40,9 +40,12 @@ class SlotState:
 class Watch:
     """Collects the workers' events and shows them: cells done/failed/left, a slot per worker, images/s, time left."""
 
-    def __init__(self, title: str, lines: str = "cell"):
-        """lines: what is a line where no live table is: "none" but failures, a "cell", or every "event"."""
-        self.what, self.lines = title, lines
+    def __init__(self, title: str, lines: str = "cell", starts: bool = False):
+        """lines: what is a line where no live table is: "none" but failures, a "cell", or every "event".
+
+        starts: whether a cell's start is a line as well as its end.
+        """
+        self.what, self.lines, self.starts = title, lines, starts
         self.slots: list[str] = []
         self.rounds_left: dict[str, float] = {}
         self.total = self.done = self.failed = 0
@@ -91,7 +94,7 @@ class Watch:
         current_time, self.begun = time.monotonic(), True
         if event.kind == "given":
             self.at[slot] = SlotState(event, current_time, 0)
-            if self._prints_lines("event"):
+            if self._prints_lines("cell" if self.starts else "event"):
                 self._line(f"{event.cell} starts: {self.labels.get(event.cell, '')}".removesuffix(": "))
             return
         if event.stage == "cell":

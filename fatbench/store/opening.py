@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fatbench import hub, settings, whole_file
-from fatbench.errors import NothingMatched, SpecError
+from fatbench.errors import NothingMatched, SpecError, article
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -52,6 +52,11 @@ def listed_databases(db: Db) -> list[str]:
     return (
         [] if db is None else [str(db)] if isinstance(db, str | Path) else [str(database_name) for database_name in db]
     )
+
+
+def shown_databases(db: Db) -> str:
+    """The names of what `db` opens, without passwords, for messages."""
+    return ", ".join(map(settings.shown_url, listed_databases(db) or [settings.database(None)]))
 
 
 def is_export(database_name: str) -> bool:
@@ -112,17 +117,39 @@ def may_be_cell(text: str) -> bool:
     return re.fullmatch("[0-9a-f]+(~[0-9]*)?", text) is not None
 
 
-def cell_id(store: Store | None, begin: str, suites: Collection[str]) -> str:
+def cell_id(store: Store | None, begin: str, suites: Collection[str], db: Db) -> str:
     """The only id of a cell (or, with a "~", of a replicate) that begins with `begin`.
 
-    suites: names that the user may have meant. Raises NothingMatched if there is none, SpecError if there are several.
+    suites: names that the user may have meant; db: what was opened. Raises NothingMatched if there is none, SpecError
+    if there are several.
     """
     ids = [] if store is None else store.ids_beginning_with(begin)
     ids = [begin] if begin in ids else ids
     if not ids:
+        place = shown_databases(db) + (", which does not exist" if store is None else "")
+        if store is not None and (labelled := _labelled(store, begin)):
+            raise NothingMatched(f"no cell '{begin}' in {place}: {labelled}")
         suite = next(iter(difflib.get_close_matches(begin, suites, 1)), "NAME")
-        lists = f"fatbench status {suite} lists the cells"
-        raise NothingMatched(f"no cell '{begin}' in the database ({lists})")
+        raise NothingMatched(f"no cell '{begin}' in {place} (fatbench status {suite} lists the cells)")
     if len(ids) > 1:
         raise SpecError(f"'{begin}' could be any of {', '.join(sorted(ids)[:8])}")
     return ids[0]
+
+
+def _labelled(store: Store, label: str) -> str:
+    """The cells with a label, and how to see them; empty: there are none.
+
+    "this is a method (cells 01234567, 89abcdef of tiny): fatbench report tiny -k method=FAT"
+    """
+    from fatbench.store import points
+
+    with store.database.reading() as connection:
+        labelled_cells = points.labelled(connection, label)
+    if not labelled_cells:
+        return ""
+    (suite, axis), cells = max(labelled_cells.items(), key=lambda item: len(item[1]))
+    value = label if re.fullmatch(r"[\w.-]+", label) else f"'{label}'"
+    more = f" and {len(cells) - 3} more" if len(cells) > 3 else ""
+    condition = f"{axis}={value}" if value == label else f'"{axis}={value}"'
+    listed = f"cell{'s' * (len(cells) > 1)} {', '.join(cells[:3])}{more} of {suite}"
+    return f"this is {article(axis)} ({listed}): fatbench report {suite} -k {condition}"

@@ -90,6 +90,18 @@ def _store_kinds(connection: Connection, kinds: Mapping[str, Sequence[str]]) -> 
         connection.execute(insert(ASKED), rows)
 
 
+def labelled(connection: Connection, label: str) -> dict[tuple[str, str], list[str]]:
+    """(suite, axis) -> the cells with this label on the axis, in order."""
+    query = select(POINTS.c.suite, POINTS.c.cell, POINTS.c.labels).order_by(*POINTS.primary_key)
+    quoted = json.dumps(label, ensure_ascii=False)
+    cells: dict[tuple[str, str], dict[str, None]] = {}
+    for suite, cell, labels in connection.execute(query.where(POINTS.c.labels.contains(quoted, autoescape=True))):
+        for axis, cell_label in json.loads(labels).items():
+            if cell_label == label:
+                cells.setdefault((suite, axis), {})[cell] = None
+    return {place: [*ids] for place, ids in cells.items()}
+
+
 def points_of_cells(connection: Connection, cells: Iterable[str]) -> Iterator[Point]:
     """The points of some cells, in order."""
     evaluations_by_kind: dict[str, list[str]] = {}
