@@ -412,17 +412,15 @@ def baselines() -> dict[tuple[str, str], list[np.ndarray]]:
     return right
 
 
-def test_the_table_of_the_front_page() -> None:
-    text, right = page("../README.md"), baselines()
+def test_the_accuracies_of_nine_methods() -> None:
+    text, right = " ".join(page("baselines.md").split()), baselines()
     for row in dict.fromkeys(name for name, _ in right):
-        shown = [spread(right[row, attack]) for attack in ("natural", "pgd20", "autoattack")]
-        last = "| |"
+        natural, pgd20, autoattack = (spread(right[row, attack]) for attack in ("natural", "pgd20", "autoattack"))
+        assert re.search(re.escape(f"| {row} | {natural} | {pgd20} | ") + rf"\S+ ±\S+ \| {autoattack} \|", text)
         if row != "FAT":
             both = crossed(right[row, "autoattack"], right["FAT", "autoattack"])
-            last = f"{show(100 * both.mean)} ({interval(both)}) | {at_most(both)} |"
             assert both.at_most > 0.02  # not within the margin of the suite
-            assert both.low < 0 < both.high
-        assert f"| {row} | {' | '.join(shown)} | {last}" in text
+            assert both.low < 0 < both.high  # "none of eight other methods differs" on the front page
         if row == "SFAT":
             assert f"SFAT and FAT differ by at most {at_most(both)} points (95 %)" in text
 
@@ -542,8 +540,23 @@ def test_what_federation_costs() -> None:
     below = f"FAT is {show(100 * strong.mean)} points below pooled training under AutoAttack"
     assert f"{below} (95 % interval {interval(strong)}; 18 seeds, 500 images)." in text
     front = " ".join(page("../README.md").split())
-    above = f"is {show(100 * strong.mean)} points above FAT under AutoAttack ({interval(strong)}; [18 seeds]"
-    assert f"the same network, trained on all clients' images at once, {above}(results/bounds.md))." in front
+    assert f"federation costs adversarial training (FAT) {show(100 * strong.mean)} points under AutoAttack" in front
+    assert (
+        f"On natural images CalFAT gains {show(100 * unattacked.mean)} points and MixFAT {show(100 * mixed.mean)}."
+        in front
+    )
+    for name in ("pooled", "FAT", "SFAT", "CalFAT", "MixFAT"):
+        row = " | ".join(spread([*right[name, attack].values()]) for attack in ("natural", "pgd20", "autoattack"))
+        (line,) = (line for line in page("../README.md").splitlines() if line.startswith(f"| {name} | {row} | "))
+        comparison = line.removeprefix(f"| {name} | {row} | ")
+        assert name == "FAT" or f"| {name} - FAT | AutoAttack | {comparison}" in text  # p and power as on the page
+    least = spread([*right["constant", "autoattack"].values()]).split(" ")[0]
+    standard = spread([*right["standard training", "autoattack"].values()]).split(" ")[0]
+    exact = spread([*right["linear", "exact"].values()]).split(" ")[0]
+    assert (
+        f"a constant has {least} % under AutoAttack, standard training {standard} %, and a linear classifier" in front
+    )
+    assert f"{exact} % in its exact worst case" in front
     assert all(both.low < 0 < both.high for both in nulls)  # "not shown to differ"
     first, second, third = (f"{show(100 * both.mean)} ({interval(both)})" for both in nulls)
     assert f"not shown to differ from FAT: {first}, {second} and {third} points;" in text
