@@ -152,6 +152,22 @@ def _explaining(label: object) -> Iterator[None]:
         raise SpecError(f"{label}: {error.strerror or error}") from None
 
 
+def is_new_file(file: Path) -> bool:
+    """Whether what was written to `file` is a file by this name now, or on the hub: no stdout, device or pipe."""
+    if str(file) == "-" or hub.address(file) is not None:
+        return str(file) != "-"
+    return file.is_file() and _standard_stream(file.stat()) is None
+
+
+def _standard_stream(status: os.stat_result) -> int | None:
+    """1 or 2: stdout or stderr is this file; None: neither."""
+    for standard in (1, 2):
+        with suppress(OSError):
+            if os.path.samestat(status, os.fstat(standard)):
+                return standard
+    return None
+
+
 def _open_stream(file: Path) -> int | None:
     """A descriptor for stdout, stderr, a device or a pipe; None if `file` is a regular file or does not exist."""
     if str(file) == "-":
@@ -161,10 +177,8 @@ def _open_stream(file: Path) -> int | None:
         status = file.stat()
     except FileNotFoundError:
         return None
-    for standard in (1, 2):  # opening it anew would truncate the log of `>> log`
-        with suppress(OSError):
-            if os.path.samestat(status, os.fstat(standard)):
-                return os.dup(standard)
+    if (standard := _standard_stream(status)) is not None:  # opening it anew would truncate the log of `>> log`
+        return os.dup(standard)
     if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
         return None
     return os.open(file, os.O_WRONLY)

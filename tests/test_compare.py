@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,11 @@ def test_two_seeds_and_a_row_without_outcomes() -> None:
     text = as_text([first, second], "x", "y", "last")
     assert "over seeds, these images: 95 % interval" in text and "over seeds and images: 95 % interval" in text
     assert "exploratory, not corrected for 2 comparisons\n2 seeds: a claim about methods needs at least 5\n" in text
+    assert text.startswith("2 comparisons: accuracies differ in 2, significantly (p < 0.05) in 0 of 2 tested\n")
+    doubted = replace(first, b=first.a, test=None, doubts=(("at chance", "diverged"), ("at chance",)))
+    text = as_text([doubted, doubted], "x", "y", "last")
+    assert text.startswith("2 comparisons: accuracies differ in 0, none is tested\n")
+    assert text.count("  A and B: at chance\n  A: diverged\n") == 2 and text.count("at chance") == 2
     text = as_text(compare([*pairs, Pair("y", 2, "c0", "d0")], of, of), "x", "y", "last")
     assert "seeds 0, 1)\n  2 seeds: a claim" in text and "seeds 0, 1, 2)\n  3 seeds: a claim" in text
 

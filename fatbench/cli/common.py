@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fatbench import hub, whole_file
+from fatbench import whole_file
 from fatbench.cli.options import Plugin
 from fatbench.errors import FatbenchError, SpecError, UnknownName, did_you_mean
 
@@ -184,5 +184,5 @@ def write_text(file: Path, text: str, named_path: Path) -> None:
 
 def say_written(file: Path) -> None:
     """Say on stderr which file a command has written; of stdout, a device or a pipe nothing."""
-    if hub.address(file) is not None or file.is_file():
+    if whole_file.is_new_file(file):
         print(f"fatbench: wrote {file}", file=sys.stderr)

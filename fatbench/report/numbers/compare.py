@@ -421,8 +421,9 @@ def test_as_dict(test: SeedsAndImages, margin: float | None, family: int = 1, fl
 
 
 def as_text(comparisons: Sequence[Comparison], a: str, b: str, select: str, margin: float | None = None) -> str:
-    """Comparisons as text, a block for each that ends in its conclusion."""
-    lines = [f"A = {a}", f"B = {b}", f"checkpoint: {WORDS[select]}; differences are A - B, in points"]
+    """Comparisons as text, a block for each that ends in its conclusion; a summary of several comes first."""
+    lines = [summary(comparisons)] if len(comparisons) > 1 else []
+    lines += [f"A = {a}", f"B = {b}", f"checkpoint: {WORDS[select]}; differences are A - B, in points"]
     lines.append(exploratory(len(comparisons)))
     seeds = {len(comparison.seeds) for comparison in comparisons}
     lines += too_few(min(seeds)) if len(seeds) == 1 else []
@@ -431,6 +432,16 @@ def as_text(comparisons: Sequence[Comparison], a: str, b: str, select: str, marg
         seed_warning = too_few(len(comparison.seeds)) if len(seeds) > 1 else []
         lines += ["", head, *(f"  {line}" for line in seed_warning), *block_lines]
     return "\n".join(lines) + "\n"
+
+
+def summary(comparisons: Sequence[Comparison]) -> str:
+    """In how many comparisons the accuracies differ, and in how many of those tested significantly."""
+    differing = sum(comparison.a != comparison.b for comparison in comparisons)
+    p_values = [comparison.p for comparison in comparisons if comparison.p is not None]
+    significant = sum(p < LEVEL for p in p_values)
+    of_tested = f"significantly (p < {LEVEL:g}) in {significant} of {len(p_values)} tested"
+    differences = f"accuracies differ in {differing}, {of_tested if p_values else 'none is tested'}"
+    return f"{len(comparisons)} comparisons: {differences}"
 
 
 def exploratory(count: int) -> str:
@@ -451,7 +462,10 @@ def _block(comparison: Comparison, margin: float | None) -> Iterable[str]:
     means = [100 * sum(side) / len(side) for side in (comparison.a, comparison.b)]
     difference = "" if comparison.unlike else f": difference {signed(comparison.difference)}"
     yield f"  A {means[0]:.2f}, B {means[1]:.2f}{difference}"
-    yield from (f"  {side}: {doubt}" for side, doubts in zip("AB", comparison.doubts, strict=True) for doubt in doubts)
+    doubts_a, doubts_b = comparison.doubts
+    for doubt in dict.fromkeys((*doubts_a, *doubts_b)):
+        sides = [side for side, doubts in (("A", doubts_a), ("B", doubts_b)) if doubt in doubts]
+        yield f"  {' and '.join(sides)}: {doubt}"
     if (seed_test := comparison.over_seeds) is not None:
         d = "" if seed_test.d is None else f", Cohen's d {seed_test.d:.2f}"
         yield f"  over seeds, these images: paired t {_p(seed_test.t_p)}, Wilcoxon {_p(seed_test.wilcoxon_p)}{d}"
