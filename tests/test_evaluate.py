@@ -269,7 +269,7 @@ def test_a_file_s_digest_and_its_network_s_are_stored(here: Path, run: Run) -> N
     }
 
 
-def test_safetensors_and_wrapped_states_are_the_same_model(here: Path) -> None:
+def test_safetensors_and_wrapped_states_are_the_same_model(here: Path, run: Run) -> None:
     """Names with "module." (DataParallel) and a dictionary around the state, as training scripts write them."""
     state = torch.load(here / "my.pt", weights_only=True)
     save_file(state, here / "my.safetensors")
@@ -277,6 +277,9 @@ def test_safetensors_and_wrapped_states_are_the_same_model(here: Path) -> None:
     for name in ("my.safetensors", "wrapped.pth"):
         found = evaluate_external.from_file(here / name, "my_model.py:make").state
         assert found.keys() == state.keys() and all(torch.equal(found[key], state[key]) for key in state)
+    for options in ("", " --dataset digits"):  # a run's models end so, too
+        code, _, err = run(f"fatbench evaluate my.safetensors{options}")
+        assert code == 2 and "my.safetensors is no checkpoint of a run; a state dict needs --model" in err
 
 
 # --- what a network sees ------------------------------------------------------------------------------------------

@@ -90,7 +90,10 @@ def evaluate(
     if like is None and (preset or smoke or where):
         raise SpecError("--preset, --smoke and -k choose cells of a suite: name it with --like SUITE")
     if model is None:
-        if file.is_file() and file.suffix != ".safetensors":  # as every model of a run ends
+        from fatbench.runner import checkpoints
+
+        # every model of a run ends so
+        if file.is_file() and (file.suffix != ".safetensors" or checkpoints.is_state_dict(file)):
             raise SpecError(
                 f"{file} is no checkpoint of a run; a state dict needs --model timm/NAME or --model FILE.py:FUNCTION"
             )

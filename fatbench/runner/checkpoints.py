@@ -59,6 +59,17 @@ def demand_tensors(state: State) -> None:
             look(client_tree, f"state.clients[{k}]")
 
 
+def is_state_dict(file: Path) -> bool:
+    """Whether a file of tensors has no header of ours: another program wrote it. A damaged file is no such file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "np") as tensors:
+            return "fatbench" not in (tensors.metadata() or {})
+    except (OSError, SafetensorError):
+        return False
+
+
 def load_state(
     file: Path, device: str, sha256: str | None = None, cell: str | None = None, round: int | None = None
 ) -> State:
