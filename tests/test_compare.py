@@ -229,6 +229,10 @@ def test_files_databases_and_cells(db: str, run: Any) -> None:
     code, _, err = run("compare", "cce9", fp32, "--db", db)
     expected = f"fatbench: '{fp32}' is a file or database, but 'cce9' is not: give two of a kind\n"
     assert (code, err) == (2, expected)
+    other = str(RESULTS / "fat-bounds-fmnist25-large.jsonl.xz")
+    code, _, err = run("compare", db, other)
+    assert code == 3 and f"no cell in common: {db} has sfat-audit-jpeg75 (cpu)" in err
+    assert f"{other} has fat-bounds (" in err
     code, _, err = run("compare", "aggregator=sfat", "aggregator=samples", "--db", db)
     assert (code, err) == (
         2,

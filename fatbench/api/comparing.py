@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fatbench import hub, whole_file
 from fatbench.api.asking import Plugins, Seeds, Where, filter_text, known_choice, names, plugged, seed_list
 from fatbench.api.image_groups import labels_of
-from fatbench.api.reading import planned_suite, to_read, why_empty
+from fatbench.api.reading import planned_suite, to_read, trained_suites, why_empty
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.report.numbers import compare as comparing
 from fatbench.report.numbers.measurements import Measurement
@@ -196,7 +196,8 @@ def _compare_stored(
                 margin = chosen_suite.margin
             pairs = comparing.common(store_a, store_b, plan)
             if not pairs:
-                raise NothingMatched(f"{a} and {b} have no cell in common")
+                contents = f"{a} has {trained_suites(store_a)}, {b} has {trained_suites(store_b)}"
+                raise NothingMatched(f"{a} and {b} have no cell in common: {contents}")
         else:
             maybe_store = stack.enter_context(opened(db))
             if suite is not None:  # misspelt names are said first, with or without a database

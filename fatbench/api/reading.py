@@ -121,23 +121,28 @@ def why_empty(plan: Plan | None, store: Store | None, db: Db, of_training: bool 
             f" '{plan.preset}', not {', '.join(map(str, planned_seeds))}:"
             f" --seeds '{','.join(map(str, other_seeds))}'"
         )
-    from fatbench.runner import progress
-
-    trained = [name for name, states in progress.by_suite(store).items() if states["done"]]
+    trained = _trained(store)
     asked = f"'{plan.suite}', preset '{plan.preset}'" + (f", {plan.where}" if plan.where else "")
     if (plan.suite, plan.preset) in trained:
         return f"{database_name} has none of these numbers of {asked} (fatbench status {plan.suite}: what is left)"
-    return f"{database_name} has no numbers of {asked}; {_suites_in_words(trained)}"
+    return f"{database_name} has no numbers of {asked}; it has {trained_suites(store)}"
 
 
-def _suites_in_words(trained: Iterable[tuple[str, str]]) -> str:
-    """ "it has tiny (paper, smoke), fat-baselines (cpu)"; trained: suites and presets."""
+def _trained(store: Store) -> list[tuple[str, str]]:
+    """The suites and presets with a trained cell."""
+    from fatbench.runner import progress
+
+    return [name for name, states in progress.by_suite(store).items() if states["done"]]
+
+
+def trained_suites(store: Store) -> str:
+    """The suites with a trained cell in words: "tiny (paper, smoke), fat-baselines (cpu)"."""
     presets: dict[str, list[str]] = {}
-    for suite, preset in trained:
+    for suite, preset in _trained(store):
         presets.setdefault(suite, []).append(preset)
     listed = [f"{suite} ({', '.join(suite_presets)})" for suite, suite_presets in presets.items()]
     more = f" and {len(listed) - LISTED} more (fatbench status)" if len(listed) > LISTED else ""
-    return f"it has {', '.join(listed[:LISTED])}{more}" if listed else "nothing in it is trained yet"
+    return f"{', '.join(listed[:LISTED])}{more}" if listed else "no trained cell of a suite"
 
 
 def _stored_seeds(plan: Plan, store: Store) -> list[int]:
@@ -323,7 +328,9 @@ def plot(
     files_here = settings.files_folder(settings.database(next(iter(listed_databases(db)), None)))
     pages = plots.pages_of(report.drawable(plots_drawn, files_here), files_here)
     if not pages:
-        raise NothingMatched(f"nothing has been measured yet of what figures of '{chosen_suite.name}' show")
+        with opened(db) as store:
+            reason = why_empty(plan, store, db)
+        raise NothingMatched(f"no figure of '{chosen_suite.name}' can be drawn: {reason}")
     if page is None and len(pages) > 1:
         raise SpecError(f"the figure has {len(pages)} pages: say which, page=1, or choose some panels with where")
     if page is not None and not 1 <= page <= len(pages):

@@ -478,8 +478,8 @@ def plot(
         with opened(db) as store:
             for name in names or ():
                 chosen_suite, plan = plan_in(name, preset, smoke, seeds, where, store)
-                if store is None:
-                    raise NothingMatched(api.why_empty(plan, store, db))
+                if store is None or not store.known_cells(planned.id for planned in plan.cells):
+                    raise NothingMatched(f"no figure of '{plan.suite}' can be drawn: {api.why_empty(plan, store, db)}")
                 target_folder = output or FIGURES
                 print(
                     reporting.draw_forest(
