@@ -116,7 +116,10 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     If there are many names, only the three nearest are listed.
     """
     names = sorted(set(choices))
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    name_by_lower = {known_name.lower(): known_name for known_name in names}
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6) or [
+        name_by_lower[lower] for lower in difflib.get_close_matches(str(name).lower(), name_by_lower, n=1, cutoff=0.6)
+    ]
     if near:
         return f" (did you mean '{near[0]}'?)"
     if len(names) > MANY:

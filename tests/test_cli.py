@@ -175,6 +175,8 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     (["report", "tiny.yaml", "--db", "no.db"], 4, "no.db does not exist: nothing has been run yet"),
     (["show", "0123", "--db", "no.db"], 4, "no.db does not exist: nothing has been run yet"),
     (["plan", "suite", "nothere.yaml"], 2, "nothere.yaml: no such suite file"),
+    (["plan", "0123456789ab"], 2, "(fatbench show 0123456789ab shows a cell)"),
+    ([*PLAN, "--attack", "{name:", "pgd}"], 2, "(did you mean --attack '{name: pgd}'?)"),
     (["plan", "tiny.yml"], 2, "tiny.yml: no such suite file (did you mean 'tiny.yaml'?)"),
     (["plan", "-smoke", "tiny.yaml"], 2, "no such option: -s (did you mean '--smoke'?)"),
     ([*PLAN, "--seeds", "0", "1"], 2, "(did you mean --seeds '0,1'?)"),

@@ -446,6 +446,14 @@ def test_right_probabilities_are_not_doubted(here: Path, run: Run) -> None:
             "--eps: expected a part of the pixel range such as 8/255 or 0.03",
         ),
         ("my.pt --model my_model.py:make --dataset digits --attack pgd2", 2, "no attack is named 'pgd2'"),
+        ("my.pt --model my_model.py:make --dataset digits --attack PGD-20", 2, "(did you mean 'pgd20'?)"),
+        ("my.pt --model my_model.py:make --dataset digits --attack '{name:pgd}'", 2, "a space after each colon"),
+        ("my.pt --model my_model.py:make --dataset Digits", 2, "(did you mean 'digits'?)"),
+        (
+            "my.pt --model my_model.py:make --dataset digits --expect-natural 0.98",
+            2,
+            "per cent such as 95 (and not 0.95)",
+        ),
         ("my.pt --model my_model.py:make --like sfat-cifar10 --smoke -n 5", 2, "leave out --attack, -n and --size"),
         ("my.pt --model my_model.py:make --like sfat-cifar10 --dataset svhn", 2, "no cell is on svhn"),
         ("my.pt --model my_model.py:make --dataset digits --smoke", 2, "name it with --like SUITE"),
@@ -573,5 +581,7 @@ def test_a_network_and_an_attack_are_named_as_people_name_them(here: Path, run: 
     assert named("resnet18") == named("timm/resnet18") == "timm/resnet18" and named("nothing") == "nothing"
     with pytest.raises(SpecError, match="expected one network, not A, B"):
         named("two.py")
+    Path("one.py").write_text("from net import Net\nclass Normalised(Net):\n    pass\n")
+    assert named("one.py") == "one.py:Normalised"  # whose base class another file has
     pgd, fgsm = external_models.evaluations(["pgd", "{name: fgsm}"], "0.1", 10, 5)[1:]
     assert (pgd.attack["eps"], pgd.attack["step"], pgd.attack["steps"], fgsm.attack["eps"]) == (0.1, 0.025, 20, 0.1)

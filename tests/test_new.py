@@ -168,6 +168,14 @@ def test_shipped_rows_are_imported_and_what_is_left_is_counted(place, run):
     out = run("status", "my_one")[1]
     assert "preset cpu: 46 done, 0 failed, 0 running, 59 todo" in out and "own rows" in out and ": 5 todo" in out
     assert "preset smoke: 0 trained" in out
+    # what is deleted is one's own unless the preset is said
+    assert "the presets cpu (46), smoke (1): name one" in run("delete", "my_one.yaml", "-n")[2]
+    code, _, err = run("delete", "my_one.yaml", "-k", "method=SFAT")
+    assert code == 2 and "fat-baselines ran cells that are among these" in err
+    assert run("delete", "my_one.yaml", "-k", "method=my_one", "-n")[1].startswith(one.id)
+    assert run("delete", "my_one.yaml", "--preset", "cpu", "-k", "method=SFAT", "-n")[1].endswith(
+        "5 cells would be deleted\n"
+    )
 
 
 @pytest.mark.nightly

@@ -1348,6 +1348,9 @@ def test_files_that_are_no_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     Path("list.yaml").write_text("- name: s\n")
     Path("empty.yaml").write_text("")
     Path("latin.yaml").write_bytes(b"name: caf\xe9\n")
+    Path("rows.jsonl.xz").write_bytes(b"\xfd7zXZ")
+    Path("my.db").write_bytes(b"SQLite format 3\0\xfb")
+    Path("colon.yaml").write_text("title: Our group: my rule\n")
     Path("folder.yaml").mkdir()
     Path("short.yaml").write_text("name: short\n")
     for file, said in [
@@ -1355,7 +1358,17 @@ def test_files_that_are_no_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("folder.yaml", "folder.yaml: no such suite file"),
         ("list.yaml", "list.yaml: expected a mapping at the top level"),
         ("empty.yaml", "empty.yaml: expected a mapping at the top level"),
-        ("latin.yaml", "latin.yaml: 'utf-8' codec can't decode byte 0xe9 in position 9: invalid continuation byte"),
+        ("latin.yaml", "latin.yaml is no suite file: it is not UTF-8 text"),
+        (
+            "rows.jsonl.xz",
+            "rows.jsonl.xz is no suite file (results are read by fatbench import rows.jsonl.xz,"
+            " and then by the name of their suite)",
+        ),
+        ("./my.db", "./my.db is no suite file: it is not UTF-8 text (a database is named with --db ./my.db)"),
+        (
+            "colon.yaml",
+            "colon.yaml:1: invalid YAML: mapping values are not allowed here (a value with a colon needs quotes)",
+        ),
         ("short.yaml", "short.yaml: 'title' is missing"),
         ("sfat-cifar01", "no suite is named 'sfat-cifar01' (did you mean 'sfat-cifar10'?)"),
     ]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fatbench.api.asking import Plugins, Where, filter_text, in_python, known_choice, plugged, suite_of
+from fatbench.api.asking import Plugins, Where, filter_text, in_python, plugged, suite_of
 from fatbench.api.lines import Lines, in_notebook
 from fatbench.api.tables import Table
 from fatbench.errors import Doubtful, FatbenchError, SpecError
@@ -61,7 +61,10 @@ class Evaluation(Table):
         """95 % interval (Wilson) of an accuracy on other such images. SpecError: there is no such metric."""
         from fatbench.report.numbers.statistics import wilson
 
-        known_choice("metric", metric, list(self.bits))
+        if metric not in self.bits:
+            raise SpecError(
+                f"metric: nothing is measured as '{metric}'{standard_attacks.did_you_mean_metric(metric, self.bits)}"
+            )
         bits, n = self.bits[metric]
         return wilson(bits.bit_count(), n)
 

@@ -194,6 +194,7 @@ def _option_of(extra_words: list[str]) -> str:
     option, value = ["", "", *sys.argv][position : position + 2]
     if (joined_by := JOINED_BY.get(option)) is None:
         return ""
+    joined_by = " " if value.startswith(("{", "[")) else joined_by  # a mapping without quotes
     words = [value if joined_by == " " else value.rstrip(","), *extra_words]
     return f" (did you mean {option} '{joined_by.join(words)}'?)"
 

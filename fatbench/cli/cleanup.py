@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from sqlalchemy import select
 
 from fatbench.cli import completing
-from fatbench.cli.common import cell_in, plan_in
+from fatbench.cli.common import cell_in, named_preset, plan_in
 from fatbench.cli.options import Db, Preset, Seeds, Smoke, Where
-from fatbench.errors import NothingMatched, SpecError
+from fatbench.errors import FatbenchError, NothingMatched, SpecError
 from fatbench.store.opening import may_be_cell, opened
+from fatbench.store.rows import fetch
+from fatbench.store.schema import SUITE_CELLS
+from fatbench.suite import external_models, files
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -18,8 +23,6 @@ if TYPE_CHECKING:
 
 def _is_suite(target: str, store: Store | None) -> bool:
     """Whether a target is a suite, and not the beginning of a cell's id. SpecError: it is both."""
-    from fatbench.suite import files
-
     if not may_be_cell(target):
         return True
     try:
@@ -38,33 +41,56 @@ def _cells_of(
 ) -> dict[str, str]:  # fmt: skip
     """Stored cells that are chosen of a suite -> their labels. NothingMatched: there is none.
 
-    SpecError: it has been run with several presets and none is named; or nothing is chosen, though it must be.
+    SpecError: no preset is named, and there are such cells of several, or of another suite; or nothing is chosen,
+    though it must be.
     """
-    from fatbench.runner import progress
-
-    plan = plan_in(name, preset, smoke, seeds, where, store)[1]
-    stored_ids = set() if store is None else {*store.cells([cell.id for cell in plan.cells])}
-    labels = {
-        cell.id: ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"])
-        for cell in plan.cells
-        if cell.id in stored_ids
-    }
-    presets_run = (
-        [] if store is None else [of_preset for suite, of_preset in progress.by_suite(store) if suite == plan.suite]
-    )
-    # without --preset the plan has the first that was run, which may not be the one that is meant
-    if not (preset or smoke) and len(presets_run) > 1:
+    named = named_preset(preset, smoke)
+    presets = [named or plan_in(name, None, False, seeds, where, store)[1].preset]  # says what is misspelt
+    if named is None and store is not None and name != external_models.SUITE:
+        presets += [preset for preset in files.load(name).presets() if preset not in presets]
+    labels_by_preset: dict[str, dict[str, str]] = {}
+    for known_preset in presets:
+        try:
+            plan = plan_in(name, known_preset, False, seeds, where, store)[1]
+        except FatbenchError:
+            if known_preset == presets[0]:
+                raise
+            continue  # a filter may name what only other presets have
+        stored_ids = set() if store is None else {*store.cells([cell.id for cell in plan.cells])}
+        labels_by_preset[known_preset] = {
+            cell.id: ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"])
+            for cell in plan.cells
+            if cell.id in stored_ids
+        }
+    # presets may share their cells: then either is meant
+    chosen = {tuple(labels): (known_preset, labels) for known_preset, labels in labels_by_preset.items() if labels}
+    if not chosen:
+        raise NothingMatched(f"the database has no such cell of '{plan.suite}', preset {presets[0]}")
+    if len(chosen) > 1:
+        counts = ", ".join(f"{known_preset} ({len(labels)})" for known_preset, labels in chosen.values())
+        raise SpecError(f"the database has cells of '{plan.suite}' in the presets {counts}: name one, --preset NAME")
+    ((known_preset, labels),) = chosen.values()
+    assert store is not None
+    if named is None and (owners := _other_suites(labels, plan.suite, store)):
         raise SpecError(
-            f"'{plan.suite}' has been run with the presets {', '.join(presets_run)}: name one, --preset NAME"
+            f"{', '.join(owners)} ran cells that are among these, and would lose them too: choose others with -k, or"
+            f" say --preset {known_preset}"
         )
-    if not labels:
-        raise NothingMatched(f"the database has no such cell of '{plan.suite}', preset {plan.preset}")
     if demand_choice:
         raise SpecError(
-            f"this would delete all {len(labels)} cells of '{plan.suite}', preset {plan.preset}: choose some with -k,"
-            f" or say --preset {plan.preset}; -n lists them"
+            f"this would delete all {len(labels)} cells of '{plan.suite}', preset {known_preset}: choose some with -k,"
+            f" or say --preset {known_preset}; -n lists them"
         )
     return labels
+
+
+def _other_suites(cells: Collection[str], suite: str, store: Store) -> list[str]:
+    """The suites that ran those of the cells which this suite has not run."""
+    query = select(SUITE_CELLS.c.cell, SUITE_CELLS.c.suite)
+    with store.database.reading() as connection:
+        rows = [*fetch(connection, query, SUITE_CELLS.c.cell, cells)]
+    own_cells = {row.cell for row in rows if row.suite == suite}
+    return sorted({row.suite for row in rows if row.cell not in own_cells})
 
 
 def delete(

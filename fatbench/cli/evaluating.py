@@ -84,6 +84,8 @@ def evaluate(
     Example: fatbench evaluate net.pt --model net.py:Net --dataset cifar10 --eps 8/255 -n 1000
     """
     known_format(format, ("text", "json"))
+    if expect_natural is not None and 0 < expect_natural <= 1:
+        raise SpecError(f"--expect-natural: expected per cent such as 95 (and not 0.95), got {expect_natural:g}")
     attack = [item for text in attack or () for item in ([text] if "{" in text else name_list(text))]
     file = whole_file.regular(file)  # of the hub, or a pipe
     options = RunOptions(device=device, precision=precision, db=db, data=data)

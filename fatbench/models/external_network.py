@@ -96,15 +96,14 @@ def full_name(source: str) -> str:
 
 
 def _network_candidates(file: Path) -> list[str]:
-    """The module classes of a file that no other of them uses; without any, its functions."""
+    """The classes of a file that may be modules and that no other of them uses; without any, its functions."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError):
         return []
-    modules = [
-        node for node in tree.body
-        if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Module") for base in node.bases)
-    ]  # fmt: skip
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.bases]
+    modules = [node for node in classes if any(ast.unparse(base).endswith("Module") for base in node.bases)]
+    modules = modules or classes  # a class of an imported network
     # a block that another class builds is a part of a network
     used_inside = {name_node.id for node in modules for name_node in ast.walk(node) if isinstance(name_node, ast.Name)}
     outer_modules = [node.name for node in modules if node.name not in used_inside]

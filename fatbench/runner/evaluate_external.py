@@ -180,7 +180,10 @@ def _copy_module(module: Any) -> nn.Module:
     if not isinstance(module, torch.nn.Module):
         raise SpecError(f"expected a torch.nn.Module or the file of a state dict, got a {kind}")
     if isinstance(module, torch.jit.ScriptModule):
-        raise SpecError("a TorchScript program cannot be attacked: give the torch.nn.Module that it was made of")
+        raise SpecError(
+            "a TorchScript program cannot be copied: give the torch.nn.Module that it was made of, or one whose forward"
+            " calls it"
+        )
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
         raise SpecError(f"{kind} has lazy layers without weights: call it once on images")
     try:

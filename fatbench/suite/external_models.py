@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from fatbench.errors import SpecError, did_you_mean
+from fatbench.errors import SpecError
 from fatbench.suite import calls, facts, signatures, standard_attacks
 from fatbench.suite.cells import Evaluation
 from fatbench.suite.located import LocatedMap
@@ -165,7 +165,8 @@ def read_attack(text: str, eps: str | float) -> tuple[str, Any]:
     if not attack_text.lstrip().startswith("{"):
         name, attack_names = attack_text.strip(), [*settings, *signatures.names("Attack")]
         if name not in attack_names:
-            raise SpecError(f"--attack: no attack is named '{name}'{did_you_mean(name, attack_names)}")
+            hint = standard_attacks.did_you_mean_metric(name, attack_names)
+            raise SpecError(f"--attack: no attack is named '{name}'{hint}")
         return label.strip(), LocatedMap(settings.get(name, {"name": name}))
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
@@ -176,4 +177,6 @@ def read_attack(text: str, eps: str | float) -> tuple[str, Any]:
         raise SpecError(
             f"--attack: cannot read '{attack_text}' as a mapping such as {{name: fgsm, eps: 8/255}}"
         ) from None
+    if any(":" in str(key) for key in mapping):
+        raise SpecError(f"--attack: '{attack_text}' needs a space after each colon, as in {{name: fgsm, eps: 8/255}}")
     return label.strip(), LocatedMap(mapping)

@@ -192,6 +192,10 @@ def locate(name: str) -> Path:
             return Path(own_suites[name])
         neighbour = next((f"{name}{end}" for end in (".yaml", ".yml") if os.path.isfile(f"{name}{end}")), None)
         hint = f" (did you mean '{neighbour}'?)" if neighbour else did_you_mean(name, [*known_suites, *own_suites])
+        if os.path.isfile(name) and (how_to_read := _how_to_read(Path(name))):
+            raise SpecError(f"{name} is no suite file{how_to_read}")
+        if re.fullmatch("[0-9a-f]{12}", name):
+            raise SpecError(f"no suite is named '{name}' (fatbench show {name} shows a cell)")
         raise SpecError(f"no suite is named '{name}'{hint}")
     return known_suites[name]
 
@@ -363,8 +367,17 @@ def read_yaml(file: Path) -> LocatedMap:
     """A YAML 1.2 file as LocatedMaps. SpecError if it is unreadable, no mapping, or gives a key twice."""
     try:
         return parse(file.read_text(encoding="utf-8"), file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
+    except UnicodeDecodeError:
+        raise SpecError(f"{file} is no suite file: it is not UTF-8 text{_how_to_read(file)}") from None
+    except OSError as error:
+        raise SpecError(f"{file}: {error.strerror or error}") from None
+
+
+def _how_to_read(file: Path) -> str:
+    """The end of a message about a file that is no suite: what it is for, as far as its name tells."""
+    if file.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.xz")):
+        return f" (results are read by fatbench import {file}, and then by the name of their suite)"
+    return f" (a database is named with --db {file})" if file.suffix in (".db", ".sqlite") else ""
 
 
 @functools.lru_cache(maxsize=256)
@@ -416,7 +429,9 @@ def _parse(text: str, file: Path) -> LocatedMap:
     except YAMLError as error:
         error_mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line = f":{error_mark.line + 1}" if error_mark is not None else ""
-        raise SpecError(f"{file}{line}: invalid YAML: {getattr(error, 'problem', None) or error}") from None
+        problem = getattr(error, "problem", None) or error
+        hint = " (a value with a colon needs quotes)" if "mapping values are not allowed" in str(problem) else ""
+        raise SpecError(f"{file}{line}: invalid YAML: {problem}{hint}") from None
     except Exception as error:  # a number of 5000 digits, the 45th of a month, !!int x: each its own kind of exception
         raise SpecError(f"{file}: invalid YAML: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(tree, CommentedMap):

@@ -77,7 +77,8 @@ def demand_known(added_labels: Sequence[str], suite_labels: Collection[str]) -> 
     """SpecError for a name of `--attacks` that is neither in TITLES nor a label of the suite."""
     for label in added_labels:
         if label not in TITLES and label not in suite_labels:
-            raise SpecError(f"--attacks: no attack is named '{label}'{did_you_mean(label, [*TITLES, *suite_labels])}")
+            hint = did_you_mean_metric(label, [*TITLES, *suite_labels])
+            raise SpecError(f"--attacks: no attack is named '{label}'{hint}")
 
 
 def without_removed(evaluate: LocatedMap, added_labels: Collection[str]) -> LocatedMap:
