@@ -16,12 +16,15 @@ RESULTS = Path(__file__).parent.parent / "results"
 PGD = dict(calls.check("Attack", {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 20}))
 
 
-def stage(evaluation: Evaluation, n: int, chunk: int | None, **settings: Any) -> dict[str, Any]:
+def stage(
+    evaluation: Evaluation, n: int | None, chunk: int | None, record: Any = None, **settings: Any
+) -> dict[str, Any]:
     """A finished stage of an evaluation, as in a line of an export."""
     said = {**evaluation.attack, "implementation": "fatbench 0.1.0", **settings}
     chunks = [] if chunk is None else [[0, chunk, ""]]
-    numbers = [[3, -1, evaluation.label, 0.5, n, 0]]
-    return {"stage": evaluation.stage(3), "settings": said, "numbers": numbers, "outcomes": chunks}
+    numbers = [] if n is None else [[3, -1, evaluation.label, 0.5, n, 0]]
+    line = {"stage": evaluation.stage(3), "settings": said, "numbers": numbers, "outcomes": chunks}
+    return {**line, "record": record or {}}
 
 
 @pytest.mark.parametrize(
@@ -30,12 +33,18 @@ def stage(evaluation: Evaluation, n: int, chunk: int | None, **settings: Any) ->
         (None, 20, 30, 20),  # all that there are
         (1000, 128, 1000, 128),
         (1000, 128, 355, 128),  # of so many as were asked for there are fewer
+        (356, 500, 355, 355),
+        (100_000, 128, 64, 64),
         (60, 1777, 60, 60),  # all in one batch of an odd size
         (None, 37, 1000, 1000),  # the answer of a diverged network
         (60, 64, 60, None),  # no outcomes
+        (400, 128, None, 64),  # interrupted after the first of several models of 64 images
     ],
 )
-def test_images_and_batch_are_found_from_the_name(n: int | None, batch: int, images: int, chunk: int | None) -> None:
+def test_images_and_batch_are_found_from_the_name(
+    n: int | None, batch: int, images: int | None, chunk: int | None
+) -> None:
+    """As in stages of versions that did not record them."""
     one = Evaluation("pgd20", PGD, n, batch)
     found = asked.evaluation(one.stage(3), one.attack, images, chunk)
     assert found is not None and found.id == one.id and (found.n, found.batch) == (n, batch)
@@ -43,11 +52,41 @@ def test_images_and_batch_are_found_from_the_name(n: int | None, batch: int, ima
 
 
 @pytest.mark.parametrize(
+    ("n", "batch", "images", "chunk"),
+    [
+        (3_000_000, 77, 355, 77),
+        (None, 50_000, 355, 355),
+        (3_000_000, 50_000, None, 64),  # interrupted
+        (3_000_000, 77, 355, 355),  # a network that diverged
+    ],
+)
+def test_images_and_batch_that_are_recorded_need_not_be_likely(
+    n: int | None, batch: int, images: int | None, chunk: int
+) -> None:
+    one = Evaluation("pgd20", PGD, n, batch)
+    record = {"requested": {"n": n, "batch": batch}}
+    assert asked.contradiction(stage(one, images, chunk, record)) is None
+    assert asked.contradiction(stage(one, images, chunk, record, steps=1)) is not None
+
+
+@pytest.mark.parametrize(
+    ("requested", "images", "chunk"),
+    [({"n": 100, "batch": 64}, 100, 50), ({"n": 99, "batch": 50}, 100, 50), ({"n": 100, "batch": 50}, 300, 50),
+     ({"n": 100, "batch": 50}, 100, 40)],
+)  # fmt: skip
+def test_recorded_images_and_batch_are_those_of_the_name_and_of_the_outcomes(
+    requested: dict[str, int], images: int, chunk: int
+) -> None:
+    one = Evaluation("pgd20", PGD, 100, 50)
+    assert asked.contradiction(stage(one, images, chunk, {"requested": requested})) is not None
+
+
+@pytest.mark.parametrize(
     "change", [{"eps": "1/25500000"}, {"steps": 1}, {"early_stop": True}, {"name": "fgsm"}, {"origin": "cell a"}]
 )
 def test_other_settings_have_another_name(change: dict[str, Any]) -> None:
     said = asked.contradiction(stage(Evaluation("pgd20", PGD, 100, 50), 100, 50, **change))
-    assert said is not None and "pgd20-" in said and "stands for another attack" in said
+    assert said is not None and "hash in its name" in said
 
 
 def test_other_numbers_of_images_and_batches_have_another_name() -> None:

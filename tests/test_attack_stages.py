@@ -42,6 +42,7 @@ JOB = Job(
 )
 FILES = {f"{what}-00000{n}.safetensors": f"{what[0]}{n}" for what in ("model", "clients") for n in (2, 3)}
 RECORD = {"last": {"round": 3}, "best-test": {"round": 2, "value": 0.5}, "sha256": FILES}
+REQUESTED = {"requested": {"n": FGSM.n, "batch": FGSM.batch}}  # in the record of each stage of an attack
 
 
 @pytest.fixture
@@ -417,7 +418,7 @@ def test_an_attack_on_every_client_s_model_is_stopped_and_goes_on(judged, machin
     assert _attack(stage, at, loaded, run, machine) == "interrupted"
     row = store.stages()[JOB.cell, stage.name]
     assert (row.status, row.round, row.total) == ("interrupted", 14, 20)
-    assert row.record == {"model": "m3", "seen": asdict(Seen(4, 0, 0.5, 0.0))}
+    assert row.record == {"model": "m3", "seen": asdict(Seen(4, 0, 0.5, 0.0)), **REQUESTED}
     stage, run = begun(store, machine, FGSM)
     assert _attack(stage, at, loaded, run, machine) == "done"
     key = ("evaluate", FGSM.id, 3)
@@ -511,7 +512,7 @@ def test_an_attack_with_another_s_model_says_whose_and_nothing_beside(judged, ma
     assert _attack(stage, turn(store, machine, stop=lambda: False), loaded, run, machine) == "done"
     assert judged.asked[0][3:] == (4, 0, ("problem", "theirs"))
     row = store.stages()[JOB.cell, stage.name]
-    assert row.record == {"model": "m3", "origin": "theirs"} and row.round == 10
+    assert row.record == {"model": "m3", "origin": "theirs", **REQUESTED} and row.round == 10
     assert found(store, stage.name) == {("moved", -1): (0.2, 10), ("seconds", -1): (6.0, 0)}
     stage, run = begun(store, machine, NATURAL)
     assert _attack(stage, turn(store, machine, stop=lambda: True), loaded, run, machine) == "done"
@@ -539,14 +540,17 @@ def test_a_model_that_is_not_here_says_what_to_do(judged, machine, store) -> Non
     other = store.claim(JOB.cell, NATURAL.stage(2), suite="crash", total=0, provenance={})
     store.finish(other, record={"model": "of round 2"})
     at = turn(store, machine)
-    assert _attack(stage, at, loaded, run, machine) == "done" and store.stages()[JOB.cell, stage.name].record == {}
+    assert (
+        _attack(stage, at, loaded, run, machine) == "done" and store.stages()[JOB.cell, stage.name].record == REQUESTED
+    )
     assert asked == [(at, machine, file), (stage, file, None, machine)]
     theirs = store.claim(JOB.cell, NATURAL.stage(3), suite="crash", total=0, provenance={})
     store.finish(theirs, record={"model": "m3"})
     store.reopen(JOB.cell, stage.name)
     stage, run = begun(store, machine, FGSM, None)
     assert _attack(stage, at, loaded, run, machine) == "done"
-    assert asked[-1][2] == "m3" and store.stages()[JOB.cell, stage.name].record == {"model": "m3"}
+    record = store.stages()[JOB.cell, stage.name].record
+    assert asked[-1][2] == "m3" and record == {"model": "m3", **REQUESTED}
 
 
 def test_numbers_of_one_client_s_model_are_its_own() -> None:

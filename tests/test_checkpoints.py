@@ -411,7 +411,7 @@ def test_the_database_has_the_digest_of_every_file_that_counts(job, resumable, u
     with Store.open(undisturbed.db) as store:
         stages = [row for (_, stage), row in store.stages([job.cell]).items() if stage != "train"]
     known = {name.removeprefix("model-")[:6]: digest for name, digest in digests(undisturbed).items()}
-    assert all(row.record == {"model": known[f"{int(row.stage.split('@')[1]):06d}"]} for row in stages)
+    assert all(row.record["model"] == known[f"{int(row.stage.split('@')[1]):06d}"] for row in stages)
 
 
 @pytest.mark.promise("Numbers", "With undamaged checkpoints, only the remaining rounds are trained")

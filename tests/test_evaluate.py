@@ -186,6 +186,15 @@ def test_the_same_command_does_nothing_again_and_another_attack_only_itself(here
     assert re.search(r"weak .* pgd\(eps=1/255, step=1/255, steps=2\)", out)
 
 
+def test_more_images_than_there_are_are_all_of_them(here: Path, run: Run) -> None:
+    """Their number is that of the data set, without a mark; database and export are whole."""
+    code, out, err = run(f"{MINE.replace('-n 40', '-n 400')} --attack fgsm --strict")
+    assert code == 0 and "355 images" in out and "†" not in out, err
+    assert run("fatbench db check")[0] == 0
+    assert run("fatbench export -o x.jsonl")[0] == run("fatbench import x.jsonl --db other.db")[0] == 0
+    assert run("fatbench db check --db other.db")[0] == 0
+
+
 def test_a_row_is_of_one_radius_and_one_number_of_images(here: Path, run: Run) -> None:
     """What has no radius stands in each row of its images; a suite's row finds the attack that it asks for."""
     mine = MINE.replace(" -n 40", "")
@@ -378,6 +387,7 @@ def test_a_model_at_chance_is_said_to_be(here: Path, run: Run) -> None:
     torch.save({"1.weight": torch.zeros(10, 64), "1.bias": torch.arange(10.0)}, here / "my.pt")
     _, out, err = run(f"{MINE} --attack fgsm")
     assert "† natural accuracy is at chance" in out
+    assert run("fatbench db check")[0] == 0
     assert "check --mean, --std, --channels, --size and the order of classes" in err
 
 

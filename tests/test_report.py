@@ -1538,7 +1538,7 @@ def test_markdown_states_once_what_tables_have_in_common(paper: list[Grid]) -> N
     assert all(f"- *{what}*: {markdown.escape(note)}\n" in alone for what, note in grids[0].notes)
 
 
-OTHER_ATTACK = "its name stands for another attack, number of images or batch than pgd"
+OTHER_ATTACK = "may be of another attack or other images: the stored pgd{} does not give the hash in its stage's name"
 
 
 # --- from the database -------------------------------------------------------------------------------------------
@@ -1659,7 +1659,7 @@ def test_a_table_says_which_of_its_cells_failed(tiny: Suite, tmp_path: Path) -> 
     ("attack", "said"),
     [
         (lambda attack: attack, None),
-        (lambda attack: {**attack, "eps": "1/25500000"}, f"{OTHER_ATTACK}(eps=1/25500000, step=2/255, steps=20)"),
+        (lambda attack: {**attack, "eps": "1/25500000"}, OTHER_ATTACK.format("(eps=1/25500000, step=2/255, steps=20)")),
         (lambda attack: None, "the settings of its attack are not recorded"),
     ],
 )

@@ -46,7 +46,7 @@ base:
   algorithm: {name: fedavg, rounds: 2, aggregator: samples,
     local: {epochs: 2, batch: 16, lr: 0.1, momentum: 0.9, objective: standard}}
 axes: {method: {FedAvg: {}}}
-evaluate: {checkpoints: [last], attacks: {natural: natural}}
+evaluate: {checkpoints: [last], n: 1000001, attacks: {natural: natural}}  # more than there are
 presets: {paper: {}}
 """
 
@@ -226,8 +226,8 @@ def test_a_training_accuracy_that_the_evaluation_contradicts_is_refused(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"name": "pgd", "eps": "1/25500000", "step": "1/25500000", "steps": 20}, "stands for another attack"),
-        ({"name": "natural", "origin": "cell 0a1b2c3d4e5f"}, "stands for another attack"),
+        ({"name": "pgd", "eps": "1/25500000", "step": "1/25500000", "steps": 20}, "do not give the hash in its name"),
+        ({"name": "natural", "origin": "cell 0a1b2c3d4e5f"}, "do not give the hash in its name"),
         (None, "does not say what its attack was"),
     ],
 )
@@ -243,6 +243,7 @@ def test_an_attack_that_is_not_what_its_stage_is_named_after_is_refused(
     file = changed(honest, tmp_path, forge)
     code, _, err = submit(file)
     assert code == 2 and said in err and not (tmp_path / "results").exists()
+    integrity.check(str(honest.with_name("r.db")), identity, contradiction=contradiction)
     if settings is not None:
         with Store.open("new.db", create=True) as store, pytest.raises(FatbenchError, match=said):
             jsonl.check(store, file, identify=identity, contradiction=contradiction)

@@ -181,17 +181,28 @@ def attack_and_store(
 
     Doubtful: the natural accuracy here differs by more than so few images explain; no attack was run.
     """
-    from fatbench.runner import evaluate_external
-
     if expected_natural is not None:
         natural = tuple(evaluation for evaluation in task.evaluations if evaluation.label == "natural")
         if not natural:
             raise SpecError("--expect-natural: there is no evaluation named 'natural'")
         # the natural images alone: a network with wrong preprocessing shows before hours of attacks
-        cell, status = evaluate_external.evaluate(external, replace(task, evaluations=natural), options, notify)
+        cell, status = _attack_and_judge(external, replace(task, evaluations=natural), options, notify)
         if status == "done":
             _check_natural(expected_natural, cell, natural[0].stage(external_models.ROUND), options.db)
-    return evaluate_external.evaluate(external, task, options, notify)
+    return _attack_and_judge(external, task, options, notify)
+
+
+def _attack_and_judge(
+    external: Any, task: Any, options: RunOptions, notify: Callable[[Event], None]
+) -> tuple[str, CellStatus]:
+    from fatbench.report.numbers import sql_tables
+    from fatbench.runner import evaluate_external
+
+    cell, status = evaluate_external.evaluate(external, task, options, notify)
+    with opened(options.db) as store:
+        assert store is not None
+        sql_tables.judge(store, [cell])  # SQL has its doubts, too, and `db check` compares them
+    return cell, status
 
 
 def _check_natural(expected_natural: float, cell: str, stage: str, db: str | None) -> None:

@@ -183,13 +183,14 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
         digest = next((record["model"] for record in of_round if "model" in record), None)
     ready = loaded.setup(turn, machine, file)
     pairs = loaded.pairs(stage, file, digest, machine)
-    record = {} if digest is None else {"model": digest}
+    record: dict[str, Any] = {} if digest is None else {"model": digest}
     record |= {"origin": stage.source.digest} if evaluation.origin is not None and stage.source.digest else {}
     stage_row = rows[(job.cell, stage.name)]
     if stage_row.round and any(
         stage_row.record.get(record_key) != file_digest for record_key, file_digest in record.items()
     ):
         store.restart(run)  # the stored outcomes belong to another model
+    record["requested"] = {"n": evaluation.n, "batch": evaluation.batch}  # of these the stage's name has the hash alone
     images, labels = ready.test[0][: evaluation.n], ready.test[1][: evaluation.n]
     n = len(labels)
     total = n * len(pairs)

@@ -87,11 +87,17 @@ class _Best(_Open):
     value: Value | None = ABSENT
 
 
+class _Requested(_Open):
+    n: Annotated[int, Field(ge=1)] | None  # there may be fewer images
+    batch: Annotated[int, Field(ge=1)]
+
+
 class _Record(_Open):
     last: _Best | None = ABSENT
     best_val: _Best | None = Field(ABSENT, alias="best-val")
     best_test: _Best | None = Field(ABSENT, alias="best-test")
     model: str | None = ABSENT
+    requested: _Requested | None = ABSENT
 
 
 class _Data(_Open):

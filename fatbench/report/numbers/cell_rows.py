@@ -139,12 +139,15 @@ def _other_attacks(
     first_chunks = first_chunks.where(OUTCOME_CHUNKS.c.start == 0)
     cells = {cell for cell, _ in examples}
     sizes = {(cell, stage): n for cell, stage, n in fetch(store, first_chunks, OUTCOME_CHUNKS.c.cell, cells)}
+    rows = fetch(store, sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.record), STAGES.c.cell, cells)
+    records = {(cell, stage): record for cell, stage, record in rows}
     images = {
         (number.cell, number.stage): number.n for number in numbers if number.cell in cells and number.is_accuracy
     }
     for key, (evaluation, text) in examples.items():
         settings = json.loads(text)
-        if asked.is_another(key[1], settings, images.get(key), sizes.get(key)):
+        requested = json.loads(records[key]).get("requested")
+        if asked.is_another(key[1], settings, images.get(key), sizes.get(key), requested):
             attack_text = format_call.brief("Attack", asked.attack_of(settings))
             yield stages_by_attack[evaluation, text], Doubt("other_attack", against=attack_text)
 

@@ -53,7 +53,8 @@ WORDS = {  # code -> what is printed; {value}, {against} and {metric} are the do
     "order": "{metric} exceeds {against} by more than 3 standard errors",
     "gradient": f"the loss has no gradient on more than {100 * ZERO_GRADIENTS:g}% of the images:"
     " gradient attacks overstate robustness",
-    "other_attack": "its name stands for another attack, number of images or batch than {against}",
+    "other_attack": "may be of another attack or other images:"
+    " the stored {against} does not give the hash in its stage's name",
     "no_settings": "the settings of its attack are not recorded",
     "no_commit": "the commit of its code is not recorded",
     "no_outcomes": "no outcome of each image is stored",
