@@ -233,7 +233,7 @@ def test_a_stage_goes_on_where_it_was_stopped_and_begins_again_for_another_model
         ]  # fmt: skip
         assert bits(store, left.cell) == {"moved_both": MATRIX["Left"]["Both"]}
         finished = store.stages([left.cell])[left.cell, stage]
-        assert set(finished.record) == {"model", "origin"}
+        assert set(finished.record) == {"model", "origin", "requested"}
         # results that say nothing of their models, as imported ones, are kept where they are whole ...
         with store.database.writing() as connection:
             connection.execute(STAGES.update().where(STAGES.c.stage == stage).values(record="{}"))
