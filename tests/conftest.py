@@ -112,6 +112,16 @@ def _commands_made_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _plug_ins_of_a_file_go_with_it() -> Iterator[None]:
+    """Every cell's log names the plug-ins that its process has read, those of other tests too."""
+    from fatbench.suite import signatures
+
+    before = signatures.plugins()
+    yield
+    signatures.drop_plugins([file for file in signatures.plugins() if file not in before])
+
+
 @pytest.fixture(autouse=True)
 def _pipes() -> Iterator[None]:
     """A command that was run in this process lets a broken pipe end it; the next test may write to a dead worker."""

@@ -15,7 +15,6 @@ from fatbench.errors import FatbenchError, NothingMatched, SpecError
 from fatbench.store.opening import may_be_cell, opened
 from fatbench.store.rows import fetch
 from fatbench.store.schema import SUITE_CELLS
-from fatbench.suite import external_models, files
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 def _is_suite(target: str, store: Store | None) -> bool:
     """Whether a target is a suite, and not the beginning of a cell's id. SpecError: it is both."""
+    from fatbench.suite import files
+
     if not may_be_cell(target):
         return True
     try:
@@ -44,6 +45,8 @@ def _cells_of(
     SpecError: no preset is named, and there are such cells of several, or of another suite; or nothing is chosen,
     though it must be.
     """
+    from fatbench.suite import external_models, files
+
     named = named_preset(preset, smoke)
     presets = [named or plan_in(name, None, False, seeds, where, store)[1].preset]  # says what is misspelt
     if named is None and store is not None and name != external_models.SUITE:
