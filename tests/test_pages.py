@@ -595,6 +595,71 @@ def test_a_privacy_board_has_the_strongest_attacker_of_each_defence_and_explains
     assert re.search(r'"axis"[^>]*>attacker</th>\s*<th[^>]*>top-1</th>', board)  # what is identified stands first
 
 
+def measure(store: Store, preset: str, suite_file: Path, accuracies: dict[str, tuple[float, float]]) -> None:
+    """Store natural and PGD-20 accuracies on 1,000 images of a suite's methods."""
+    suite = files.load(str(suite_file))
+    for cell in suite.plan(preset).cells:
+        if cell.key["method"] not in accuracies:
+            continue
+        store.add_cell(cell.id, cell.spec)
+        rounds = int(cell.spec["algorithm"]["rounds"])
+        facts = {"preset": preset, "host": "secret-machine", "device": "a chip"}
+        run_of_training = store.claim(cell.id, "train", suite=suite.name, total=rounds, provenance=facts)
+        assert run_of_training is not None
+        store.commit(run_of_training, numbers=[Number("train_loss", 1.0, rounds, 0)], round=rounds)
+        store.finish(run_of_training)
+        for evaluation, accuracy in zip(cell.evaluations, accuracies[cell.key["method"]], strict=True):
+            stage = evaluation.stage(rounds)
+            claimed = store.claim(
+                cell.id, stage, suite=suite.name, total=1000, provenance=facts, settings=evaluation.attack
+            )
+            assert claimed is not None
+            store.commit(claimed, numbers=[Number(evaluation.label, accuracy, rounds, 1000)], round=1000)
+            store.finish(claimed)
+
+
+def test_best_is_measured_and_above_the_most_frequent_class_and_each_preset_has_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A published number is no row's own; a file of the user is kept; the page that an earlier call made is named."""
+    monkeypatch.chdir(tmp_path)
+    text = SUITE.format(hostile="other").partition("figures:")[0].replace("seeds: [0, 1]", "seeds: [0]")
+    text = text.replace("hostile", "few").replace("{paper: {}}", "{paper: {}, short: {base: {algorithm: {rounds: 2}}}}")
+    published = "    published: {file: told.csv, rows: {method: method}, values: {PGD-20: pgd20}}\n"
+    Path("few.yaml").write_text(text + published)
+    Path("told.csv").write_text("method,pgd20\nother,0.99\nbroken,0.98\n")
+    with Store.open("few.db", create=True) as store:
+        measure(store, "paper", Path("few.yaml"), {"FedAvg": (0.5, 0.3), "other": (0.8, 0.2)})
+        measure(store, "short", Path("few.yaml"), {"FedAvg": (0.5, 0.05), "other": (0.5, 0.11)})
+    arguments = ("site", "few.yaml", "--db", "few.db", "-o")
+    Path("mine").mkdir()
+    for name in ("index.html", "few-short.html"):
+        Path("mine", name).write_text("mine")
+        assert run(monkeypatch, *arguments, "mine") == 2
+        assert f"mine/{name} was not written by fatbench" in capsys.readouterr().err
+        assert [file.name for file in Path("mine").iterdir()] == [name]
+        Path("mine", name).unlink()
+    Path("mine", "earlier.html").write_text(pages.GENERATOR)
+    Path("mine", "notes.html").write_text("mine")
+    assert run(monkeypatch, *arguments, "mine") == 0
+    output = capsys.readouterr()
+    assert output.out.split() == [f"mine/{name}" for name in ("index.html", "few.html", "few-short.html", pages.SCRIPT)]
+    assert "earlier.html" in output.err and "notes.html" not in output.err and Path("mine/notes.html").exists()
+    index = Path("mine/index.html").read_text()
+    overview = re.findall(r'</th><td class="stub">(.*?)<span class="about">(.*?)</span>', index)
+    assert ("FedAvg", "30.00 % under PGD-20") in overview and len(overview) == 2
+    best, reason = next(line for line in overview if line[0] != "FedAvg")
+    assert best == "none" and "11.00 %" in reason and "not above the most frequent class" in reason
+    page = Path("mine/few.html").read_text()
+    board = re.search(r'<section class="board".*?</section>', page, re.DOTALL)[0]  # type: ignore[index]
+    assert re.findall(r'class="stub name">(.*?)<', board) == ["FedAvg", "other", "broken"]
+    assert "secret-machine" not in page and "a chip" in page
+    # what another preset holds is not denied
+    assert run(monkeypatch, "export", "few.yaml", "-k", "method=broken", "--format", "csv", "--db", "few.db") == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no results yet" not in line and "few" in line
+
+
 @pytest.mark.parametrize("minus", [{}, {"method": ["FedAvg"]}])
 def test_what_a_paper_prints_as_a_difference_stands_beside_no_accuracy(minus: dict[str, list[str]]) -> None:
     def grid(published: float | None) -> Any:

@@ -44,6 +44,7 @@ from fatbench.api.reading import (
     take_in,
     to_read,
     why_empty,
+    why_nothing,
     with_table,
 )
 from fatbench.api.running import plan, run, suites
@@ -83,6 +84,7 @@ __all__ = [
     "take_in",
     "to_read",
     "why_empty",
+    "why_nothing",
     "with_argument_names",
     "with_table",
 ]  # fmt: skip

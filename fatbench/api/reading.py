@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 STAGES = ("evaluation", "train")
 LISTED = 12  # the most suites that a message names
-EMPTY = "the database has no results yet: fatbench run NAME"
 
 
 def results(
@@ -126,6 +125,13 @@ def why_empty(plan: Plan | None, store: Store | None, db: Db, of_training: bool 
     if (plan.suite, plan.preset) in trained:
         return f"{database_name} has none of these numbers of {asked} (fatbench status {plan.suite}: what is left)"
     return f"{database_name} has no numbers of {asked}; it has {trained_suites(store)}"
+
+
+def why_nothing(store: Store | None, db: Db) -> str:
+    """The reason why there is nothing to show where no suite, or one without tables, was asked for."""
+    if store is None or not store.has_cells():
+        return "the database has no results yet: fatbench run NAME"
+    return f"{shown_databases(db)} has no numbers to show here; it has {trained_suites(store)}"
 
 
 def _trained(store: Store) -> list[tuple[str, str]]:
@@ -261,7 +267,7 @@ def outcomes(
     with plugged(plugins, db), opened(db) as store:
         chosen_suite, plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)
         if store is None:
-            raise NothingMatched(EMPTY)
+            raise NothingMatched(why_nothing(store, db))
         plan = to_read(chosen_suite, plan, store)
         numbers_by_cell = measured_numbers(store, {cell.id for cell in plan.cells}, select)
     labels = {label(evaluation) for one_cell in numbers_by_cell.values() for evaluation in one_cell}
@@ -313,7 +319,7 @@ def plot(
     with plugged(plugins, db), opened(db) as store:
         chosen_suite, plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)
         if store is None:
-            raise NothingMatched(EMPTY)
+            raise NothingMatched(why_nothing(store, db))
         if x is not None or y or by:
             figure = adhoc_figures.figure(chosen_suite, plan, store, x, names(y), names(by))
             plots_drawn = adhoc_figures.series_of(chosen_suite, plan, store, [figure], select)
@@ -430,7 +436,7 @@ def export_results(
         if suite is not None:  # before the database: a misspelt name is said first
             plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)[1]
         if store is None:
-            raise NothingMatched(EMPTY)
+            raise NothingMatched(why_nothing(store, db))
         cells = None if plan is None else [cell.id for cell in plan.to_run()]
         if plan is not None and not store.known_cells(cells or ()):
             raise NothingMatched(f"the database has no cell of '{plan.suite}', preset {plan.preset}")

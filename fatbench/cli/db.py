@@ -146,7 +146,7 @@ def _write_numbers(
     from fatbench.report.tables import tidy
 
     if frame.empty:
-        raise NothingMatched("the database has no results yet: fatbench run NAME")
+        raise typer.Exit(NothingMatched.exit_code)  # the reason is printed
     text = tidy.csv(frame)
     if format == "croissant":
         from fatbench.report.formats import croissant

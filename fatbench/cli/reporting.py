@@ -365,7 +365,7 @@ def report(
             ]
         grids = [grid for _, _, suite_grids in grids_by_suite for grid in suite_grids]
         if not grids and not names:
-            raise NothingMatched("the database has no results yet: fatbench run NAME")
+            raise NothingMatched(api.why_nothing(store, db))
         if store is None:
             _say_empty(None, None, db)
         else:

@@ -88,20 +88,21 @@ def _write(
     refresh_seconds: int,
 ) -> bool:
     """Write the pages once; returns whether a cell of them runs. refresh_seconds: how often a browser reads them."""
-    from fatbench import settings
+    from fatbench import api, settings
     from fatbench.report.site import pages
     from fatbench.runner import provenance
 
+    pages.refuse_foreign(output, ["index.html", pages.SCRIPT])
     with contextlib.ExitStack() as stack:
         say = stack.enter_context(working("reading results"))
         store = stack.enter_context(_imported(files) if files else opened(db))
         if store is None:
             for name in suites:
                 plan_in(name, None, False, None, None, None)  # a misspelt name is said first
-            raise NothingMatched("the database has no results yet: fatbench run NAME")
+            raise NothingMatched(api.why_nothing(store, db))
         suite_parts, problems = _suite_parts(store, suites, chosen_checkpoint, runs)
         if not suite_parts:
-            raise NothingMatched("; ".join(problems) or "the database has no results yet: fatbench run NAME")
+            raise NothingMatched("; ".join(problems) or api.why_nothing(store, files or db))
         folder = None if files else settings.files_folder(settings.database(db))
 
         def read(suite_part: Part) -> pages.Content:
@@ -112,11 +113,13 @@ def _write(
             say("index")
             return pages.boards_of(suite_parts, store, chosen_checkpoint)
 
-        written_files = pages.site(
+        written_files, removed_files = pages.site(
             suite_parts, read, boards, output, problems, provenance.short_version(), refresh_seconds
         )
     for problem in problems:
         print(f"fatbench: {problem}", file=sys.stderr)
+    if removed_files:
+        print(f"fatbench: removed from {output}, of an earlier call: {', '.join(removed_files)}", file=sys.stderr)
     for file in written_files:
         print(file)
     return any(suite_part.counts.get("running") for suite_part in suite_parts)
@@ -134,6 +137,7 @@ def _suite_parts(
 
     suite_parts: list[Part] = []
     problems = []
+    page_names = set()
     count_by_suite = progress.by_suite(store)
     suite_names = files.available()
     own_files_by_name = {name: file for name, file in own_files().items() if name not in suite_names}
@@ -148,22 +152,30 @@ def _suite_parts(
             base = files.split_settings(name)[0]
             suite_name = own_files_by_name[base] + name.removeprefix(base) if base in own_files_by_name else name
             suite, plan = plan_in(suite_name, preset, False, None, None, store)
+            plans = [plan] + [
+                plan_in(suite_name, other_preset, False, None, None, store)[1]
+                for other_preset in progress.presets_run(suite, store)
+                # of a whole database, each preset that this suite has run comes by itself
+                if other_preset != plan.preset and (suites or (suite.name, other_preset) not in count_by_suite)
+            ]
         except FatbenchError as error:
             if suites:
                 raise
             cells = sum(count_by_suite[name, preset or ""].values())
             problems.append(f"{cells} cells of '{name}' are not shown: {error}")
             continue
-        asked_for, plan = plan, api.to_read(suite, plan, store, runs)
-        grids = report.build_tables(suite, plan, store, select=chosen_checkpoint)
-        shown_cells = {cell.id for cell in asked_for.unique()}  # and not the networks that they begin with
-        rows = [row for row in progress.cells_of(asked_for, store) if row.cell.id in shown_cells]
-        measured_cells = frozenset(row.cell.id for row in rows if row.stages_done > (row.stages > 1))
-        counts = {"measured": len(measured_cells), **progress.count(rows)}
-        if grids and not (
-            preset and any(earlier_part.file == Part(suite, plan, []).file for earlier_part in suite_parts)
-        ):
-            suite_parts.append(Part(suite, plan, grids, counts, measured_cells))
+        for asked_for in plans:
+            if (page_name := Part(suite, asked_for, []).file) in page_names:
+                continue
+            page_names.add(page_name)
+            plan = api.to_read(suite, asked_for, store, runs)
+            grids = report.build_tables(suite, plan, store, select=chosen_checkpoint)
+            shown_cells = {cell.id for cell in asked_for.unique()}  # and not the networks that they begin with
+            rows = [row for row in progress.cells_of(asked_for, store) if row.cell.id in shown_cells]
+            measured_cells = frozenset(row.cell.id for row in rows if row.stages_done > (row.stages > 1))
+            counts = {"measured": len(measured_cells), **progress.count(rows)}
+            if grids:
+                suite_parts.append(Part(suite, plan, grids, counts, measured_cells))
     return suite_parts, problems
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -173,7 +173,12 @@ def count(rows: Iterable[CellProgress]) -> dict[str, int]:
 
 
 def preset_run(suite: Suite, store: Store) -> str | None:
-    """The first preset of a suite that has been run, by this suite or by another one with the same cells; else None.
+    """The first of `presets_run`; else None."""
+    return next(presets_run(suite, store), None)
+
+
+def presets_run(suite: Suite, store: Store) -> Iterator[str]:
+    """The presets of a suite that have been run; without one, those whose cells another suite has run.
 
     What the suite that it extends has run counts as its own where cells are the same: an own row stands beside those.
     """
@@ -185,10 +190,13 @@ def preset_run(suite: Suite, store: Store) -> str | None:
     def has_cells(preset: str) -> bool:
         return bool(store.known_cells(cell.id for cell in suite.plan(preset, refuse=False).cells))
 
+    has_run = False
     for preset in suite.presets():
         if (suite.name, preset) in run or ((extended, preset) in run and has_cells(preset)):
-            return preset
-    return next(filter(has_cells, suite.presets()), None) if store.has_cells() else None
+            has_run = True
+            yield preset
+    if not has_run and store.has_cells():
+        yield from filter(has_cells, suite.presets())
 
 
 def with_stored_attacks(suite: Suite, plan: Plan, store: Store) -> Plan:

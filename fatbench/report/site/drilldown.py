@@ -374,7 +374,6 @@ def _run_record(run: Mapping[str, Any], seed: int) -> dict[str, str]:
         "status": str(run["status"]),
         "started": str(run["started"])[:19].replace("T", " "),
         "took": _run_time(run.get("started"), run.get("ended")),
-        "host": str(run.get("host") or ""),
     }
 
 

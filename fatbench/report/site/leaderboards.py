@@ -15,9 +15,10 @@ from fatbench.data.catalogue import CATALOGUE
 from fatbench.errors import FatbenchError
 from fatbench.report.numbers import baseline, compare, declared_tests
 from fatbench.report.numbers.baseline import Difference
+from fatbench.report.numbers.doubts import above_chance
 from fatbench.report.numbers.measurements import Measurement, Source
 from fatbench.report.tables import combined
-from fatbench.report.tables.grid import Grid, Row, any_number
+from fatbench.report.tables.grid import Column, Grid, Row, Value, any_number
 from fatbench.store.selection import Checkpoint
 from fatbench.suite import facts, format_call, standard_attacks, threats
 from fatbench.suite.cells import Cell, Plan, digest
@@ -64,7 +65,7 @@ class Board:
     about: str
     grid: Grid
     axes: list[str]  # in which its rows differ
-    rows: list[Row]  # the best first
+    rows: list[Row]  # the best first; those without a measured number last
     sorted_by: int  # position of the column
     choices: list[tuple[str, list[str]]]  # axis -> labels
     differences: list[Difference] = field(default_factory=list)  # of its rows, where they were tested
@@ -72,6 +73,7 @@ class Board:
     answer: Answer | None = None  # the one that the sentence tells
     suites: list[str] = field(default_factory=list)
     preset: str = ""
+    at_floor: bool = False  # of the first row, no seed is above the most frequent class
 
 
 def tasks(suite_plans: Sequence[Part]) -> list[Task]:
@@ -289,10 +291,11 @@ def _board(task: Task, grid: Grid) -> Board | None:
         )
     sign = 1 if grid.columns[sorted_column].best == "min" else -1
 
-    def order(row: Row) -> float:
+    def order(row: Row) -> tuple[bool, bool, float]:
         value = row.values[0][sorted_column]
         accuracy = value.mean if value.mean is not None else value.published
-        return float("inf") if accuracy is None else sign * accuracy
+        unmeasured = all(value.mean is None for value in row.values[0])
+        return value.mean is None, unmeasured, float("inf") if accuracy is None else sign * accuracy
 
     spec = task.cell.spec
     data = spec["data"]
@@ -316,20 +319,30 @@ def _board(task: Task, grid: Grid) -> Board | None:
     question = _question(
         question_axis, [label for label in labels[question_axis] if label], baselines.get(question_axis, "")
     )
+    rows = sorted(grid.rows, key=order)
+    classes = CATALOGUE[data["name"]].classes if data["name"] in CATALOGUE else 0
     return Board(
         id=f"board-{digest([task.preset, data, split, task.evaluations, list(task.parts)])[:8]}",
         title=", ".join([question, title, *(label_text for axis, label_text in constant_labels if axis in task_axes)]),
         about="; ".join(remarks) + ".",
         grid=grid,
         axes=axes,
-        rows=sorted(grid.rows, key=order),
+        rows=rows,
         sorted_by=sorted_column,
         choices=[
             (axis, labels[axis]) for axis in axes if 1 < len(labels[axis]) <= LABELS and len(labels[axis]) < len(rows)
         ],
         suites=[*task.parts],
         preset=task.preset,
+        at_floor=_at_floor(rows[0].values[0][sorted_column], grid.columns[sorted_column], classes or 0),
     )
+
+
+def _at_floor(value: Value, column: Column, classes: int) -> bool:
+    """Whether no seed is above the most frequent class, whose share of any images is at least one over the classes."""
+    if value.mean is None or value.at_floor or column.source.stage != "evaluation" or not classes:
+        return value.at_floor
+    return not any(above_chance(accuracy, max(value.n), 1 / classes) for accuracy in value.values)
 
 
 def _question(axis: str, labels: Sequence[str], baseline: str) -> str:
@@ -368,11 +381,16 @@ def _strongest_attackers(grid: Grid, rows: Sequence[Row], bounds: set[str]) -> l
 
 
 def _strongest_column(grid: Grid) -> int:
-    """The column that a leaderboard is first sorted by: the strongest attack of the known order, else the last one."""
+    """The column that a leaderboard is first sorted by: the strongest attack of the known order, else the last one.
+
+    A column with published numbers alone is it only where nothing is measured.
+    """
+    measured = {p for row in grid.rows for p, value in enumerate(row.values[0]) if value.mean is not None}
     attacks = [
         position
         for position, column in enumerate(grid.columns)
         if column.source.stage == "evaluation"
+        and (position in measured or not measured)
         and all(facts.role(spec) != "corruption" for spec in grid.attacks.get(column.source.metric, ()))
     ]
     if not attacks:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench import whole_file
+from fatbench.errors import SpecError
 from fatbench.report.figures import inline, series
 from fatbench.report.figures.styles import axis_label
 from fatbench.report.formats import html, latex
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from fatbench.store.stages import Store
 
 SCRIPT = "fatbench.js"
+SCRIPT_SIGN = "fatbench-theme"  # in every version of that script
 GENERATOR = '<meta name="generator" content="fatbench">'  # in every page that this program has written
 IMAGES = 2_500_000  # characters of images on a page
 Counts = Mapping[str, int]  # "measured", "failed", ... -> cells
@@ -136,6 +138,14 @@ def keep_within(points: Iterable[GridPoint], room: int) -> None:
         point.images = kept_images
 
 
+def refuse_foreign(folder: Path, names: Iterable[str]) -> None:
+    """SpecError: a file of these names in the folder, which a site would replace, is not of this program."""
+    for name in names:
+        file, sign = folder / name, SCRIPT_SIGN if name == SCRIPT else GENERATOR
+        if file.is_file() and sign not in file.read_text(encoding="utf-8", errors="replace"):
+            raise SpecError(f"-o {folder}: {file} was not written by fatbench site and is kept: name another folder")
+
+
 # --- one file, a folder ------------------------------------------------------------------------------------------
 
 
@@ -154,12 +164,16 @@ def site(
     problems: Sequence[str],
     commit: str = "",
     refresh_seconds: int = 0,
-) -> list[Path]:
-    """Write all files of the site and return them, the index first; stale pages of an earlier site are removed.
+) -> tuple[list[Path], list[str]]:
+    """Write all files of the site, and remove stale pages of an earlier one.
+
+    Returns the files, the index first, and the names of the removed pages.
 
     read_content: `content` of a part; boards: those of all parts together; commit: of the code that writes;
-    refresh_seconds: seconds after which a browser reads a page again, or 0. SpecError: it cannot be written.
+    refresh_seconds: seconds after which a browser reads a page again, or 0. SpecError: it cannot be written, or
+    would replace a file that is not of this program.
     """
+    refuse_foreign(folder, ["index.html", SCRIPT, *(site_part.file for site_part in site_parts)])
     tag = f'<script src="{SCRIPT}"></script>'
     # a page on disk is of no origin: only the scheme can be named
     policy = "default-src 'none'; img-src data: 'self' file:; style-src 'unsafe-inline'; script-src 'self' file:"
@@ -221,23 +235,30 @@ def site(
         whole_file.write(folder / name, image, f"-o {folder}", make_folder=True)
     for name, body in files.items():
         whole_file.write(folder / name, body, f"-o {folder}", make_folder=True)
+    removed = []
     for file in sorted(folder.glob("*.html")):  # of a suite whose cells were deleted: nothing links to it any more
         if file.name not in files and GENERATOR in file.read_text(encoding="utf-8", errors="replace"):
             file.unlink()
-    return [folder / "index.html", *(folder / name for name in written_pages), folder / SCRIPT]
+            removed.append(file.name)
+    return [folder / "index.html", *(folder / name for name in written_pages), folder / SCRIPT], removed
 
 
 def _overview(board: Board) -> dict[str, Any]:
     """The fields of a board in the overview: question, conclusion, best row, and the difference that answers it."""
-    row = board.rows[0]
-    value, column = row.values[0][board.sorted_by], board.grid.columns[board.sorted_by]
-    best = ", ".join(axis_label(axis, label) for axis in board.axes if (label := row.key.get(axis, "")))
-    number = "" if value.mean is None else number_format.entry(value, column).number
+    column = board.grid.columns[board.sorted_by]
     metric_text = f"% {_under(column.metric)}" if column.source.stage == "evaluation" else column.heading
+    row = board.rows[0]
+    value = row.values[0][board.sorted_by]
+    best = ", ".join(axis_label(axis, label) for axis in board.axes if (label := row.key.get(axis, "")))
+    number = "" if value.mean is None else f"{number_format.entry(value, column).number} {metric_text}"
+    if value.mean is None:
+        best = "nothing measured"
+    elif board.at_floor:
+        best, number = "none", f"{number} ({best}) is not above the most frequent class"
     answer = board.answer
     return {
         "id": board.id, "question": board.title, "sentence": board.sentence.replace(" -", " \u2212"),
-        "best": best, "number": f"{number} {metric_text}" if number else "",
+        "best": best, "number": number,
         "difference": signed(answer.difference).replace("-", "\u2212") if answer else "",
         "who": f"{answer.who}, {attack_name(answer.metric)}" if answer else "",
         "interval": f"{signed(answer.low)} to {signed(answer.high)}".replace("-", "\u2212") if answer else "",

@@ -63,6 +63,7 @@ class Value:
     rank: str = ""  # in its group, where that was tested: "best", "second", "shared", "worse"; see `significance`
     doubts: tuple[str, ...] = ()  # in words, with the seeds that they are about
     codes: frozenset[str] = frozenset()  # of these doubts, see `doubts.WORDS`
+    at_floor: bool = False  # measured, and of no seed above a constant classifier
     marked: tuple[str, ...] = ()  # the doubts that have a footnote mark
     marks: tuple[str, ...] = ()  # footnote marks: one for each of `marked`, then that of `significance`
     published_flag: str = ""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fatbench.report.numbers import provenance
+from fatbench.report.numbers.compare import at_floor
 from fatbench.report.numbers.doubts import Doubt, with_seeds
 from fatbench.report.numbers.measurements import Measurement, Numbers, Source, mean_and_std
 from fatbench.report.numbers.statistics import over_seeds, paired, share
@@ -61,6 +62,7 @@ def value_of(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: pro
         cells=ids,
         doubts=doubts,
         codes=codes,
+        at_floor=at_floor(number for _, _, number in measured),
     )
 
 
