@@ -496,7 +496,7 @@ def bounded(file: str) -> dict[str, dict[int, dict[str, Any]]]:
         objectives = {"calfat": "CalFAT", "mixfat": "MixFAT", "standard": "standard training"}
         objective = objectives.get(algorithm["local"]["objective"]["name"], "FAT")
         federated = "SFAT" if algorithm.get("aggregator", {}).get("name") == "sfat" else objective
-        name = "pooled" if algorithm["name"] == "centralized" else federated
+        name = {"centralized": "pooled", "local_only": "local only"}.get(algorithm["name"], federated)
         found.setdefault(name if model == "small_cnn" else model, {})[cell["spec"]["seed"]] = cell
     return found
 
@@ -510,7 +510,7 @@ def test_what_federation_costs() -> None:
             for stage in cell["stages"]:
                 if stage["status"] == "done" and (attack := stage["stage"].partition("-")[0]) != "train":
                     right.setdefault((name, attack), {})[seed] = outcomes(cell, attack, 12)
-    for name in ("constant", "linear", "pooled", "standard training", "FAT", "SFAT", "CalFAT", "MixFAT"):
+    for name in ("constant", "linear", "local only", "pooled", "standard training", "FAT", "SFAT", "CalFAT", "MixFAT"):
         row = [spread([*right[name, a].values()]) for a in ("natural", "pgd20", "cw", "autoattack")]
         exact = spread([*right[name, "exact"].values()]) if name in ("constant", "linear") else "--"
         assert f"| {name} | {len(right[name, 'natural'])} | {' | '.join(row)} | {exact} |" in text
@@ -519,7 +519,8 @@ def test_what_federation_costs() -> None:
         ours, theirs = right[name, attack], right[other, exact or attack]
         seeds = sorted(ours.keys() & theirs.keys())
         assert seeds == [*range(10, 15 if exact else 28)]
-        return crossed([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+        n = len(ours[seeds[0]])  # local only has each image for five networks
+        return crossed([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], n)
 
     declared = {(name, attack): against(name, "FAT", attack)
                 for name in ("pooled", "SFAT", "CalFAT", "MixFAT")
@@ -531,14 +532,22 @@ def test_what_federation_costs() -> None:
         assert f"| {name} - FAT | {heading} | {difference(both)} | {p(corrected)} |" in text
     others = {(name, "FAT"): against(name, "FAT", "pgd20") for name in ("pooled", "CalFAT")}
     others |= {(name, "linear"): against(name, "linear", "pgd20", "exact") for name in ("pooled", "CalFAT", "FAT")}
+    others[("FAT", "local only")] = alone = against("FAT", "local only", "autoattack", "autoattack")
     for ((name, other), both), corrected in zip(others.items(), holm([b.p for b in others.values()]), strict=True):
-        heading = "PGD-20" if other == "FAT" else "PGD-20; linear: exact"
+        heading = {"FAT": "PGD-20", "linear": "PGD-20; linear: exact", "local only": "AutoAttack"}[other]
         assert f"| {name} - {other} | {heading} | {difference(both)} | {p(corrected)} |" in text
     strong, unattacked, mixed = (declared[key] for key in (
         ("pooled", "autoattack"), ("CalFAT", "natural"), ("MixFAT", "natural")))  # fmt: skip
     nulls = [declared[name, "autoattack"] for name in ("SFAT", "CalFAT", "MixFAT")]
     below = f"FAT is {show(100 * strong.mean)} points below pooled training under AutoAttack"
     assert f"{below} (95 % interval {interval(strong)}; 18 seeds, 500 images)." in text
+    above = f"{show(100 * alone.mean)} points above clients that train alone ({interval(alone)}; AutoAttack, 5 seeds)"
+    alone_mean, fat_mean, pooled_mean = (
+        np.mean([right[name, "autoattack"][seed].mean() for seed in range(10, 15)])
+        for name in ("local only", "FAT", "pooled")
+    )
+    share = (fat_mean - alone_mean) / (pooled_mean - alone_mean)
+    assert f"FAT is {above}. It covers {show(100 * share, 0)} % of the way from there to pooled training;" in text
     front = " ".join(page("../README.md").split())
     assert f"federation costs adversarial training (FAT) {show(100 * strong.mean)} points under AutoAttack" in front
     assert (
@@ -550,13 +559,15 @@ def test_what_federation_costs() -> None:
         (line,) = (line for line in page("../README.md").splitlines() if line.startswith(f"| {name} | {row} | "))
         comparison = line.removeprefix(f"| {name} | {row} | ")
         assert name == "FAT" or f"| {name} - FAT | AutoAttack | {comparison}" in text  # p and power as on the page
-    least = spread([*right["constant", "autoattack"].values()]).split(" ")[0]
-    standard = spread([*right["standard training", "autoattack"].values()]).split(" ")[0]
-    exact = spread([*right["linear", "exact"].values()]).split(" ")[0]
-    assert (
-        f"a constant has {least} % under AutoAttack, standard training {standard} %, and a linear classifier" in front
-    )
-    assert f"{exact} % in its exact worst case" in front
+    least, standard, local, exact = (
+        spread([*right[bound].values()]).split(" ")[0]
+        for bound in (
+            ("constant", "autoattack"), ("standard training", "autoattack"), ("local only", "autoattack"),
+            ("linear", "exact"),
+        )
+    )  # fmt: skip
+    assert f"a constant has {least} % under AutoAttack, standard training {standard} %, clients that train" in front
+    assert f"train alone {local} % (5 seeds), and a linear classifier {exact} % in its exact worst case" in front
     assert all(both.low < 0 < both.high for both in nulls)  # "not shown to differ"
     first, second, third = (f"{show(100 * both.mean)} ({interval(both)})" for both in nulls)
     assert f"not shown to differ from FAT: {first}, {second} and {third} points;" in text
