@@ -405,6 +405,8 @@ def test_a_user_s_way_from_plan_to_table(run, place, forks):
     assert run("run", "suite", "tiny.yaml", "-n")[1].startswith("suite tiny, preset paper: 2 cells, 0 to run")
     assert run("status", "tiny")[1] == run("status", "tiny.yaml")[1]  # as `status` lists it
     assert run("report", "tiny", "--format", "md") == run("report", "tiny.yaml", "--format", "markdown")
+    assert run("report", "tiny", "-o", "table.tex")[0] == 0 and r"\begin{tabular}" in Path("table.tex").read_text()
+    Path("table.tex").unlink()
     code, _, err = run("compare", "FAT", "SFAT")
     assert (code, "name their suite with --suite" in err) == (2, True)
     code, out, _ = run("export", "tiny", "-k", "method=FAT")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from fatbench.cli import completing
-from fatbench.cli.common import FIGURES, cell_in, known_format, name_list, plan_in, print_json, write_text
+from fatbench.cli.common import FIGURES, SHORT, cell_in, known_format, name_list, plan_in, print_json, write_text
 from fatbench.cli.options import Db, Format, Preset, Runs, Seeds, Select, Smoke, Where, output_folder
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.store.opening import opened
@@ -23,6 +23,19 @@ if TYPE_CHECKING:
     from fatbench.suite.files import Suite
 
 PUBLISHED = ("none", "below", "column")
+
+
+def _format_of(output: Path | None) -> str:
+    """The format of a table for which none is named: by the ending of its file, "latex" of table.tex."""
+    from fatbench import report as reporting
+
+    if output is None:
+        return "terminal" if sys.stdout.isatty() else "markdown"
+    ending = output.suffix.lower().removeprefix(".")
+    ending_format = SHORT.get(ending, ending)
+    return ending_format if ending_format in reporting.FORMATS else "markdown"
+
+
 DATA_FORMATS = ("csv", "json")  # for programs, which count on every table
 PLOT_FORMATS = ("pdf", "svg", "png", "csv")
 
@@ -226,7 +239,7 @@ def report(
         str | None,
         typer.Option(
             "--format",
-            help="markdown, latex, csv, json, html or terminal.",
+            help="markdown, latex, csv, json, html or terminal; default: that of -o's ending, else markdown.",
             autocompletion=completing.one_of("markdown", "latex", "csv", "json", "html", "terminal"),
         ),
     ] = None,
@@ -320,9 +333,7 @@ def report(
     from fatbench.report.tables.sorting import sorted_by
     from fatbench.runner import progress
 
-    format = known_format(
-        format or ("terminal" if sys.stdout.isatty() and output is None else "markdown"), reporting.FORMATS
-    )
+    format = known_format(format or _format_of(output), reporting.FORMATS)
     if bom and format != "csv":
         raise SpecError(f"--bom: only csv has a byte-order mark, not {format}")
     chosen_checkpoint = checkpoint(select)
