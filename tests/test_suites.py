@@ -1179,7 +1179,7 @@ BAD = [  # text of the suite, what is written in its place, where the message sa
     ("one: {}", "one: 1", "21: one", "mapping", "1"),
     ("product: [E, K]", "exclude: [{when: {}, reason: nothing left}]", " preset 'paper'", "empty"),
     ("product: [E, K]", "exclude: [{when: {E: one}}]", "27", "'reason'"),
-    ("product: [E, K]", "product: [E, k]", "27: product", "'k'", "E, K)"),
+    ("product: [E, K]", "product: [E, k]", "27: product", "'k'", "did you mean 'K'"),
     ("product: [E, K]", "overrides: [{when: {F: one}, set: {}}]", "27: F", "'F'", "E, K)"),
     ("product: [E, K]", "overrides: [{when: {E: three}, set: {}}]", "27: E", "'E'", "'three'"),
     ("product: [E, K]", "include: [{E: on, K: ten}]", "27: E", "'one'"),
@@ -1364,7 +1364,7 @@ def test_files_that_are_no_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             "rows.jsonl.xz is no suite file (results are read by fatbench import rows.jsonl.xz,"
             " and then by the name of their suite)",
         ),
-        ("./my.db", "./my.db is no suite file: it is not UTF-8 text (a database is named with --db ./my.db)"),
+        ("./my.db", "my.db is no suite file: it is not UTF-8 text (a database is named with --db my.db)"),
         (
             "colon.yaml",
             "colon.yaml:1: invalid YAML: mapping values are not allowed here (a value with a colon needs quotes)",
