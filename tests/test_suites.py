@@ -1343,6 +1343,14 @@ def test_extends_what_is_not_there(suite_from: Callable[..., Suite], tmp_path: P
     )
 
 
+def test_a_misspelt_axis_of_a_child_is_no_new_axis(tmp_path: Path) -> None:
+    """A new axis with one label would be silently in every cell, under the parent's identity or another."""
+    child = "name: s\ntitle: s\nextends: sfat-cifar10\naxes: {metod: {mine: {}}}\n"
+    (tmp_path / "s.yaml").write_text(child)
+    with pytest.raises(SpecError, match=r"s.yaml:4: metod: no axis of .*did you mean 'method'"):
+        load(str(tmp_path / "s.yaml"))
+
+
 def test_files_that_are_no_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("list.yaml").write_text("- name: s\n")

@@ -6,6 +6,7 @@ preset, against the functions that will receive their settings.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import re
@@ -302,6 +303,8 @@ def _resolve(file: Path, children: tuple[Path, ...]) -> LocatedMap:
     merged = LocatedMap(parent_map, parent_map.where, parent_map.at)  # a copy: several suites may extend the same one
     for key, value in raw.items():
         if key in ("base", "axes", "evaluate", "presets") and key in merged and isinstance(value, LocatedMap):
+            if key == "axes":
+                _refuse_misspelt_axes(value, merged[key])
             value = merge(merged[key], value)
         if key == "grid" and isinstance(value, LocatedMap) and isinstance(merged.get(key), LocatedMap):
             value = _grid(merged[key], value)
@@ -313,6 +316,16 @@ def _resolve(file: Path, children: tuple[Path, ...]) -> LocatedMap:
         if key not in raw and "name" in parent_map and isinstance(merged.get(key), list):
             merged[key] = [_with_new_rows(node, parent_map, merged) for node in merged[key]]
     return merged
+
+
+def _refuse_misspelt_axes(axes: LocatedMap, parent_axes: LocatedMap) -> None:
+    """SpecError for a new axis that is called almost as one of the parent: its label would be in every cell."""
+    for axis in axes:
+        near = difflib.get_close_matches(axis, parent_axes, n=1, cutoff=0.8)
+        if axis not in parent_axes and near:
+            raise SpecError(
+                f"{axes.place(axis)}: no axis of the suite that this one extends (did you mean '{near[0]}'?)"
+            )
 
 
 def _with_new_rows(node: Any, parent_map: LocatedMap, merged: LocatedMap) -> Any:
