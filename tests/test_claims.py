@@ -550,10 +550,8 @@ def test_what_federation_costs() -> None:
     assert f"FAT is {above}. It covers {show(100 * share, 0)} % of the way from there to pooled training;" in text
     front = " ".join(page("../README.md").split())
     assert f"federation costs adversarial training (FAT) {show(100 * strong.mean)} points under AutoAttack" in front
-    assert (
-        f"On natural images CalFAT gains {show(100 * unattacked.mean)} points and MixFAT {show(100 * mixed.mean)}."
-        in front
-    )
+    gains = f"CalFAT gains {show(100 * unattacked.mean)} points ({interval(unattacked)}) and MixFAT"
+    assert f"On natural images {gains} {show(100 * mixed.mean)} ({interval(mixed)})." in front
     for name in ("pooled", "FAT", "SFAT", "CalFAT", "MixFAT"):
         row = " | ".join(spread([*right[name, attack].values()]) for attack in ("natural", "pgd20", "autoattack"))
         (line,) = (line for line in page("../README.md").splitlines() if line.startswith(f"| {name} | {row} | "))
