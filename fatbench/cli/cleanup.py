@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,39 +46,37 @@ def _cells_of(
     SpecError: no preset is named, and there are such cells of several, or of another suite; or nothing is chosen,
     though it must be.
     """
-    from fatbench.suite import external_models, files
+    from fatbench.suite import external_models
 
-    named = named_preset(preset, smoke)
-    presets = [named or plan_in(name, None, False, seeds, where, store)[1].preset]  # says what is misspelt
-    if named is None and store is not None and name != external_models.SUITE:
-        presets += [preset for preset in files.load(name).presets() if preset not in presets]
-    labels_by_preset: dict[str, dict[str, str]] = {}
-    for known_preset in presets:
-        try:
-            plan = plan_in(name, known_preset, False, seeds, where, store)[1]
-        except FatbenchError:
-            if known_preset == presets[0]:
-                raise
-            continue  # a filter may name what only other presets have
-        stored_ids = set() if store is None else {*store.cells([cell.id for cell in plan.cells])}
-        labels_by_preset[known_preset] = {
+    suite, plan = plan_in(name, preset, smoke, seeds, where, store)
+    plans = [plan]
+    is_named = named_preset(preset, smoke) is not None
+    if not is_named and store is not None and plan.suite != external_models.SUITE:
+        for other_preset in [known_preset for known_preset in suite.presets() if known_preset != plan.preset]:
+            # a filter may name what only one preset has
+            with contextlib.suppress(FatbenchError):
+                plans.append(plan_in(name, other_preset, False, seeds, where, store)[1])
+    labels_by_preset = {}
+    for known_plan in plans:
+        stored_ids = set() if store is None else {*store.cells([cell.id for cell in known_plan.cells])}
+        labels_by_preset[known_plan.preset] = {
             cell.id: ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"])
-            for cell in plan.cells
+            for cell in known_plan.cells
             if cell.id in stored_ids
         }
     # presets may share their cells: then either is meant
     chosen = {tuple(labels): (known_preset, labels) for known_preset, labels in labels_by_preset.items() if labels}
     if not chosen:
-        raise NothingMatched(f"the database has no such cell of '{plan.suite}', preset {presets[0]}")
+        raise NothingMatched(f"the database has no such cell of '{plan.suite}', preset {plan.preset}")
     if len(chosen) > 1:
         counts = ", ".join(f"{known_preset} ({len(labels)})" for known_preset, labels in chosen.values())
         raise SpecError(f"the database has cells of '{plan.suite}' in the presets {counts}: name one, --preset NAME")
     ((known_preset, labels),) = chosen.values()
     assert store is not None
-    if named is None and (owners := _other_suites(labels, plan.suite, store)):
+    if not is_named and (other_suites := _other_suites(labels, plan.suite, store)):
         raise SpecError(
-            f"{', '.join(owners)} ran cells that are among these, and would lose them too: choose others with -k, or"
-            f" say --preset {known_preset}"
+            f"{', '.join(other_suites)} ran cells that are among these, and would lose them too: choose others with -k,"
+            f" or say --preset {known_preset}"
         )
     if demand_choice:
         raise SpecError(

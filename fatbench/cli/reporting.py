@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from fatbench.suite.files import Suite
 
 PUBLISHED = ("none", "below", "column")
+DATA_FORMATS = ("csv", "json")  # for programs, which count on every table
+PLOT_FORMATS = ("pdf", "svg", "png", "csv")
 
 
 def _format_of(output: Path | None) -> str:
@@ -34,10 +36,6 @@ def _format_of(output: Path | None) -> str:
     ending = output.suffix.lower().removeprefix(".")
     ending_format = SHORT.get(ending, ending)
     return ending_format if ending_format in reporting.FORMATS else "markdown"
-
-
-DATA_FORMATS = ("csv", "json")  # for programs, which count on every table
-PLOT_FORMATS = ("pdf", "svg", "png", "csv")
 
 
 def status(

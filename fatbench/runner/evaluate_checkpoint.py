@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +27,11 @@ def evaluations(
     eps: None is the radius of its training. MachineError: the file is unreadable. SpecError: an attack cannot be read,
     or cells of the plan are on other images.
     """
-    spec, cell = _settings_of(file)
+    header = checkpoints.load_model(file, "cpu")[2]
+    spec = _settings_of(header, file)
     if plan is None:
         return list(external_models.evaluations(attacks, eps or trained_radius(spec) or DEFAULT_RADIUS, n, batch))
-    own_cells = [other_cell for other_cell in plan.cells if other_cell.id == cell]
+    own_cells = [other_cell for other_cell in plan.cells if other_cell.id == header["cell"]]
     task = evaluate_external.task(replace(plan, cells=own_cells or plan.cells), None, attacks, n=n)
     for key, value in {"data": task.data, "test": task.test, "size": task.size}.items():
         if spec.get(key) != value:
@@ -51,16 +51,15 @@ def trained_radius(spec: Mapping[str, Any]) -> str | float | None:
     return radii.pop() if len(radii) == 1 else None
 
 
-def _settings_of(file: Path) -> tuple[dict[str, Any], str]:
-    """(settings, identity) of the cell whose model is in a file.
+def _settings_of(header: Mapping[str, str], file: Path) -> calls.Call:
+    """The settings of the cell whose model is in a file with this header.
 
     MachineError: it is no file of a run. SpecError: another version of fatbench wrote it.
     """
-    header = checkpoints.load_model(file, "cpu")[2]
     if "spec" not in header:
         raise MachineError(f"{file}: has no settings in it; give a model-*.safetensors of a run")
     try:
-        return stage.spec_of(header), header.get("cell", "")
+        return stage.spec_of(header)
     except SpecError as error:
         raise SpecError(
             f"{file}: its settings are those of another version of fatbench ({error}). Python still attacks it:"
@@ -73,11 +72,7 @@ def checkpoint(file: Path, evaluations: Sequence[Evaluation], options: RunOption
 
     options: only device, precision and data are used.
     """
-    spec, _ = _settings_of(file)
     specs = [(item, calls.call("Attack", item.attack)) for item in evaluations]
-    for _, attack in specs:
-        facts.refuse(attack, spec, "--attack")
-        foreign.check(attack, "--attack")
     device = local.slots(options.device, 1)[0]
     import torch
 
@@ -87,6 +82,11 @@ def checkpoint(file: Path, evaluations: Sequence[Evaluation], options: RunOption
     from fatbench.engine.setup import Runtime, setup
 
     model, client_tensors, header = checkpoints.load_model(file, device)
+    spec = _settings_of(header, file)
+    for _, attack in specs:
+        facts.refuse(attack, spec, "--attack")
+        foreign.check(attack, "--attack")
+    pairs = [ModelPair(client, state) for client, state in models_of(model, client_tensors).items()]
     root = settings.data_folder(str(options.data) if options.data else None)
     runtime = Runtime(root, torch.device(device), settings.evaluation_precision(options.precision, [device]))
     ready = setup(runtime, **calls.bind_cell(spec, root))
@@ -102,7 +102,7 @@ def checkpoint(file: Path, evaluations: Sequence[Evaluation], options: RunOption
                 ready.problem, pair.judged, images, labels, function,
                 ("evaluate", evaluation.id, int(header["round"]), *pair.key), batch=evaluation.batch,
             )
-            for pair in itertools.starmap(ModelPair, models_of(model, client_tensors).items())
+            for pair in pairs
         ]  # fmt: skip
         value = float(torch.cat([item.correct for item in outcomes]).double().mean())
         doubts = {

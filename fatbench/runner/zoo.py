@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from fatbench import packed, settings, whole_file
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
 from fatbench.store import export_schema
+from fatbench.store.stage_names import parsed
 from fatbench.suite import files
 from fatbench.suite.cells import Plan
 
@@ -66,9 +67,10 @@ def entries(results: Iterable[Path]) -> list[Network]:
                     continue
                 key = cell["cell"], digest
                 round = int(stage["stage"].rpartition("@")[2])
-                earlier_stages = network_by_key.get(key)
-                numbers = {**(earlier_stages.numbers if earlier_stages else {}), **dict(_numbers(stage))}
-                attacks = {**(earlier_stages.attacks if earlier_stages else {}), _label(stage): stage["settings"] or {}}
+                earlier = network_by_key.get(key)
+                numbers = {**(earlier.numbers if earlier else {}), **dict(_numbers(stage))}
+                attack = {parsed(stage["stage"]).metric: stage["settings"] or {}}
+                attacks = {**(earlier.attacks if earlier else {}), **attack}
                 suite, preset = str(run.get("suite", "")), str(run.get("preset", ""))
                 plugin_records = (trained.get("extra") or {}).get("plugins", ())
                 network_by_key[key] = Network(
@@ -121,14 +123,9 @@ def _run_options(run: Mapping[str, Any]) -> str:
     return "".join(f" --{option} {value}" for option, value in options.items() if value)
 
 
-def _label(stage: Mapping[str, Any]) -> str:
-    """The metric of an attack's stage: "pgd20" of "pgd20-0a1b2c3d@7"."""
-    return str(stage["stage"]).rpartition("@")[0].rpartition("-")[0]
-
-
 def _numbers(stage: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield (metric, accuracy) of an attack's stage, over all clients."""
-    label = _label(stage)
+    label = parsed(stage["stage"]).metric
     for _, client, metric, value, *_ in stage["numbers"]:
         if metric == label and client < 0:
             yield metric, float(value)

@@ -183,15 +183,15 @@ def locate(name: str) -> Path:
     if is_path(name):
         path = Path(name)
         if not path.is_file():
-            neighbours = [path.with_suffix(end) for end in (".yaml", ".yml") if path.with_suffix(end).is_file()]
-            raise SpecError(f"{name}: no such suite file{did_you_mean(name, map(str, neighbours))}")
+            neighbour = _suite_file(str(path.with_suffix("")))
+            raise SpecError(f"{name}: no such suite file{did_you_mean(name, [neighbour] if neighbour else [])}")
         return path
     known_suites = available()
     if name not in known_suites:
         own_suites = own_files()
         if name in own_suites:
             return Path(own_suites[name])
-        neighbour = next((f"{name}{end}" for end in (".yaml", ".yml") if os.path.isfile(f"{name}{end}")), None)
+        neighbour = _suite_file(name)
         hint = f" (did you mean '{neighbour}'?)" if neighbour else did_you_mean(name, [*known_suites, *own_suites])
         if os.path.isfile(name) and (how_to_read := _how_to_read(Path(name))):
             raise SpecError(f"{name} is no suite file{how_to_read}")
@@ -199,6 +199,11 @@ def locate(name: str) -> Path:
             raise SpecError(f"no suite is named '{name}' (fatbench show {name} shows a cell)")
         raise SpecError(f"no suite is named '{name}'{hint}")
     return known_suites[name]
+
+
+def _suite_file(stem: str) -> str | None:
+    """The file of this name, without its ending; None if there is none."""
+    return next((f"{stem}{ending}" for ending in (".yaml", ".yml") if os.path.isfile(f"{stem}{ending}")), None)
 
 
 def load(name: str) -> Suite:

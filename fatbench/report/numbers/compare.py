@@ -251,9 +251,6 @@ def compare(
     measured on both sides. SpecError: a label that neither side has.
     """
     numbers_by_pair = [(pair, of_a(pair.a), of_b(pair.b)) for pair in pairs]
-    for side, side_numbers in (("A", [a for _, a, _ in numbers_by_pair]), ("B", [b for _, _, b in numbers_by_pair])):
-        if not any(side_numbers):
-            raise NothingMatched(f"{side} has no numbers yet: fatbench status NAME says what is left to run")
     labels = {label(evaluation) for _, *sides in numbers_by_pair for side in sides for evaluation in side}
     for metric in metrics:
         if metric not in labels:
