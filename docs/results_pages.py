@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
+from statistics import variance
 
 import jinja2
 import pandas
@@ -54,6 +55,7 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "fat-transformers": ("fat-transformers-trained-jpeg75-cpu", "cpu"),
     "fat-baselines": ("fat-baselines-cpu", "cpu"),
     "fat-bounds": ("fat-bounds-fmnist25", "fmnist25"),
+    "fat-variance": ("fat-variance-fmnist25", "fmnist25"),
     "fat-byzantine": ("fat-byzantine-cpu", "cpu"),
     "fedaux-imagenet": ("fedaux-imagenet-jpeg75-cpu", "cpu"),
     "fedvkd-robust": ("fedvkd-robust-cpu", "cpu"),
@@ -228,10 +230,11 @@ class Pages:
             loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True
         )
         self.templates.globals.update(
-            tests=self.tests, accuracies=self.accuracies, values=self.values, one_seed=self.one_seed, shown=shown,
+            tests=self.tests, accuracies=self.accuracies, values=self.values, share=self.share,
+            one_seed=self.one_seed, shown=shown,
             leak=self.leak, leaks=self.leaks, kept=self.kept,
             exploratory=self.exploratory, pilot=self.pilot, seeds_needed=audit.seeds_needed,
-            spread_interval=self.spread_interval,
+            spread_interval=self.spread_interval, share_between=self.share_between,
             audit=self.audit, audited=self.audited, below=self.below, spread=self.spread,
             bench=json.loads((RESULTS / "bench" / "bench-cpu.json").read_text(encoding="utf-8")), number=number,
             busy=json.loads((RESULTS / "bench" / "busy" / "bench-cpu.json").read_text(encoding="utf-8")),
@@ -282,14 +285,25 @@ class Pages:
         return {method: shown(100 * value) for method, value in accuracies.set_index("method")["value"].items()}
 
     @functools.cache  # noqa: B019
-    def values(self, name: str, table: str) -> dict[tuple[str, ...], dict[str, float | None]]:
-        """The labels of a row -> heading -> its mean, in a table of the suite; fractions as such."""
+    def _values(self, name: str, table: str) -> dict[tuple[str, ...], dict[str, Value]]:
         suite, plan, store = self._plan(name, None, None)
         (grid,) = [grid for grid in report.build_tables(suite, plan, store, published=False) if grid.id == table]
         return {
-            tuple(row.key.values()): {c.heading: v.mean for c, v in zip(grid.columns, row.values[0], strict=True)}
+            tuple(row.key.values()): {c.heading: v for c, v in zip(grid.columns, row.values[0], strict=True)}
             for row in grid.rows
         }
+
+    def values(self, name: str, table: str) -> dict[tuple[str, ...], dict[str, float | None]]:
+        """The labels of a row -> heading -> its mean, in a table of the suite; fractions as such."""
+        rows = self._values(name, table)
+        return {labels: {heading: value.mean for heading, value in row.items()} for labels, row in rows.items()}
+
+    def share(self, name: str, table: str, row: str, heading: str) -> str:
+        """A share of the way between two rows, in per cent, with its 95 % interval: "64 % (53 to 75)"."""
+        value = self._values(name, table)[row,][heading]
+        assert value.mean is not None and value.interval is not None, f"{row}, {heading}: not measured"
+        mean, low, high = (shown(100 * part, 0) for part in (value.mean, *value.interval))
+        return f"{mean} % ({low} to {high})"
 
     def one_seed(self, name: str, pairs: list[tuple[str, str]], metric: str) -> list[dict[str, str]]:
         """A network against another, for each pair of filters: points with the interval over images, p after Holm."""
@@ -344,6 +358,22 @@ class Pages:
         accuracies = numbers[(numbers["metric"] == metric) & (numbers["client"] < 0)]
         by_method = accuracies.pivot(index="seed", columns="method", values="value")
         return float(100 * (by_method[method] - by_method[baseline]).std())
+
+    def share_between(self, name: str, where: str, axis: str, metric: str) -> dict[str, str]:
+        """Which part of an accuracy's variance over runs lies between the labels of an axis, with its 95 % interval, in
+        per cent; and the standard deviations between and within labels, in points.
+        """
+        _, plan, store = self._plan(name, None, where)
+        numbers = frame(store, plan)
+        last = (numbers["stage"] != "train") & (numbers["client"] < 0)
+        accuracies = numbers[last & (numbers["metric"] == metric)]
+        groups = [[100 * value for value in group] for _, group in accuracies.groupby(axis)["value"]]
+        estimate, interval = statistics.share_between(groups)
+        within = sum(variance(group) for group in groups) / len(groups)
+        mean, low, high = (shown(100 * part, 0) for part in (estimate, *interval))
+        between, both = within * estimate / (1 - estimate), within / (1 - estimate)
+        deviations = {"within": within, "between": between, "both": both}
+        return {"share": f"{mean} % ({low} to {high})"} | {part: shown(of**0.5) for part, of in deviations.items()}
 
     @staticmethod
     def spread_interval(sd: float, seeds: int) -> list[float]:

@@ -4,6 +4,7 @@
     contrast([(0.5, a), (0.5, b), (-1, c)])          the same of a weighted sum of methods
     mcnemar(15, 4)                                   -> 0.0192
     wilson(24, 24)                                   -> (0.862, 1.0)
+    share_between([(60, 62), (50, 51)])              -> the part of the variance between groups
 
 Outcomes are (bits, n): one bit an image, 1 where it was classified right, the first image in the highest bit. Every
 p-value is two-sided but that of `binomial_tail`. numpy and scipy.special are imported where they are needed: together
@@ -139,6 +140,32 @@ def share(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, tuple
         return part_mean / whole_mean, None
     half_width = math.sqrt(max(0.0, b * b - a * c))
     return part_mean / whole_mean, ((b - half_width) / a, (b + half_width) / a)
+
+
+def share_between(groups: Sequence[Sequence[float]]) -> tuple[float, tuple[float, float]]:
+    """(the part of the variance that lies between groups, its 95 % interval), of at least two groups of one size.
+
+    One-way analysis of variance with random, normal effects: the intraclass correlation ICC(1, 1) and the ends that
+    follow from the F distribution, 0 where they would be below it. ValueError: groups of other sizes, fewer than two
+    numbers in a group, or no variance within. Source: Shrout and Fleiss 1979.
+    """
+    import numpy as np
+    from scipy.special import fdtri
+
+    if len({len(group) for group in groups}) != 1 or min(np.shape(groups)) < 2:
+        raise ValueError("a share of the variance needs two or more groups, all of the same size of two or more")
+    numbers = np.asarray(groups, float)
+    count, size = numbers.shape
+    within = numbers.var(axis=1, ddof=1).mean()
+    if not within:
+        raise ValueError("the numbers do not vary within a group")
+    ratio = size * numbers.mean(axis=1).var(ddof=1) / within
+    freedom = count - 1, count * (size - 1)
+    estimate, low, high = (
+        max(0.0, float((f - 1) / (f - 1 + size)))
+        for f in (ratio, ratio / fdtri(*freedom, 0.975), ratio / fdtri(*freedom, 0.025))
+    )
+    return estimate, (low, high)
 
 
 def paired(own_values: Mapping[int, float], against: Mapping[int, float]) -> Paired | None:
