@@ -214,8 +214,8 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     (["show", "tiny"], 3, "(fatbench status tiny lists the cells)"),
     (["report", "tiny.yaml", "--format", "latx"], 2, "--format: no format is named 'latx' (did you mean 'latex'?)"),
     (["report", "tiny.yaml", "--select", "best"], 2, "--select: no checkpoint is named 'best'"),
-    (["report"], 3, "the database has no results yet"),
-    (["export"], 3, "the database has no results yet"),
+    (["report"], 3, "does not exist: nothing has been run here"),
+    (["export"], 3, "does not exist: nothing has been run here"),
     # without a database, a misspelt name is said and not that there are no results
     (["site", "sfat-cifar", "-o", "s"], 2, "did you mean 'sfat-cifar10'"),
     (["export", "sfat-cifar"], 2, "did you mean 'sfat-cifar10'"),

@@ -266,7 +266,10 @@ def test_images_that_would_make_the_page_too_large_are_left_out_and_named() -> N
     ("arguments", "code", "said"),
     [
         (["nowhere.jsonl"], 2, "fatbench: no such file: nowhere.jsonl\n"),
-        ([], 3, "fatbench: the database has no results yet: fatbench run NAME\n"),
+        (
+            [], 3,
+            "fatbench: results/fatbench.db does not exist: nothing has been run here, or --db is missing\n",
+        ),
         (["--images", "nowhere"], 2, "fatbench: --images nowhere: no such folder\n"),
     ],
 )  # fmt: skip

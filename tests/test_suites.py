@@ -30,7 +30,7 @@ from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.facts import cohort
 from fatbench.suite.files import Suite, load
 from fatbench.suite.located import LocatedMap
-from fatbench.suite.model import parse_seeds
+from fatbench.suite.model import parse_seeds, seeds_text
 from fatbench.suite.tables import Table
 from fatbench.suite.types import number
 
@@ -1042,6 +1042,13 @@ def test_a_preset_takes_an_attack_out(suite_from: Callable[..., Suite]) -> None:
 def test_points_that_are_one_experiment_are_run_once(suite_from: Callable[..., Suite]) -> None:
     plan = suite_from(("ten: {partition: {clients: 10}}", "ten: {}")).plan()
     assert (len(plan.cells), len(plan.unique())) == (4, 2)
+
+
+def test_many_seeds_are_said_as_ranges() -> None:
+    """More than five in a row, as `--seeds` takes them."""
+    assert seeds_text({4, 0, 1, 2, 3}) == "0, 1, 2, 3, 4" and seeds_text([]) == ""
+    assert seeds_text([*range(10, 40), 41, 43]) == "10-39, 41, 43"
+    assert parse_seeds(seeds_text([*range(6), 7, *range(9, 20)])) == [*range(6), 7, *range(9, 20)]
 
 
 def test_seeds(suite_from: Callable[..., Suite]) -> None:

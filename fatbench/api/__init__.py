@@ -31,6 +31,7 @@ from fatbench.api.making import make_suite, register
 from fatbench.api.parts import aggregate, load_data, partition
 from fatbench.api.reading import (
     difference_table,
+    existing_store,
     export_results,
     grids_of,
     import_results,
@@ -44,7 +45,6 @@ from fatbench.api.reading import (
     take_in,
     to_read,
     why_empty,
-    why_nothing,
     with_table,
 )
 from fatbench.api.running import plan, run, suites
@@ -61,6 +61,7 @@ __all__ = [
     "compare",
     "difference_table",
     "evaluate",
+    "existing_store",
     "export_results",
     "grids_of",
     "import_results",
@@ -84,7 +85,6 @@ __all__ = [
     "take_in",
     "to_read",
     "why_empty",
-    "why_nothing",
     "with_argument_names",
     "with_table",
 ]  # fmt: skip

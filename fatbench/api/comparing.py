@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fatbench import hub, whole_file
 from fatbench.api.asking import Plugins, Seeds, Where, filter_text, known_choice, names, plugged, seed_list
 from fatbench.api.image_groups import labels_of
-from fatbench.api.reading import planned_suite, to_read, trained_suites, why_empty
+from fatbench.api.reading import existing_store, planned_suite, to_read, trained_suites
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.report.numbers import compare as comparing
 from fatbench.report.numbers.measurements import Measurement
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from fatbench.api.image_groups import GroupsAsked
     from fatbench.store.selection import Checkpoint
-    from fatbench.store.stages import Store
 
 
 @dataclass(frozen=True)
@@ -189,7 +188,7 @@ def _compare_stored(
         raise SpecError(f"'{first_side}' is a file or database, but '{second_side}' is not: give two of a kind")
     with contextlib.ExitStack() as stack:
         if all(are_files):
-            store_a, store_b = (_existing_store(stack.enter_context(opened(side)), side) for side in (a, b))
+            store_a, store_b = (existing_store(stack.enter_context(opened(side)), side) for side in (a, b))
             plan = None
             if suite is not None:
                 chosen_suite, plan = planned_suite(suite, preset, seeds, where, store_a)
@@ -206,7 +205,7 @@ def _compare_stored(
                 pairs, margin = comparing.rows(plan, a, b), chosen_suite.margin
             elif not (may_be_cell(a) and may_be_cell(b)):
                 raise SpecError(f"--suite: '{a}' and '{b}' are rows: name their suite with --suite")
-            store_a = store_b = _existing_store(maybe_store, db)
+            store_a = store_b = existing_store(maybe_store, db)
             if suite is None:
                 first_side, second_side = (cell_id(store_a, cell, available(), db) for cell in (a, b))
                 pairs = [
@@ -227,12 +226,6 @@ def _compare_stored(
         raise NothingMatched(f"{named_sides} {verb} no numbers yet{place}: {lists}")
     comparisons = comparing.compare(pairs, of_a.__getitem__, of_b.__getitem__, metrics)
     return Comparison(a, b, tuple(comparisons), select, margin)
-
-
-def _existing_store(store: Store | None, db: Db) -> Store:
-    if store is None:
-        raise NothingMatched(why_empty(None, None, db))
-    return store
 
 
 def _is_results(side: str) -> bool:

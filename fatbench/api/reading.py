@@ -22,7 +22,7 @@ from fatbench.store.opening import Db, listed_databases, opened, shown_databases
 from fatbench.store.stages import Store
 from fatbench.suite import external_models, files
 from fatbench.suite.files import Suite
-from fatbench.suite.model import CHECKPOINTS
+from fatbench.suite.model import CHECKPOINTS, seeds_text
 from fatbench.suite.standard_attacks import did_you_mean_metric
 
 if TYPE_CHECKING:
@@ -107,18 +107,22 @@ def why_empty(plan: Plan | None, store: Store | None, db: Db, of_training: bool 
     database_name = shown_databases(db)
     if store is None:
         return f"{database_name} does not exist: nothing has been run here, or --db is missing"
+    if not store.has_cells():
+        return f"{database_name} has no results yet: fatbench run NAME"
     if of_training:
         return "there are numbers of training alone: stage=None, or stage='train'"
-    if plan is None or plan.suite == external_models.SUITE:
+    if plan is None:
+        return f"{database_name} has no numbers to show here; it has {trained_suites(store)}"
+    if plan.suite == external_models.SUITE:
         return f"{database_name} holds no such numbers"
     stored_seeds = _stored_seeds(plan, store)
     planned_seeds = sorted({int(cell.spec["seed"]) for cell in plan.cells})
     if other_seeds := [seed for seed in stored_seeds if seed not in planned_seeds]:
         several = len(other_seeds) > 1
         return (
-            f"seed{'s' * several} {', '.join(map(str, other_seeds))} {'are' if several else 'is'} stored of preset"
-            f" '{plan.preset}', not {', '.join(map(str, planned_seeds))}:"
-            f" --seeds '{','.join(map(str, other_seeds))}'"
+            f"seed{'s' * several} {seeds_text(other_seeds)} {'are' if several else 'is'} stored of preset"
+            f" '{plan.preset}', not {seeds_text(planned_seeds)}:"
+            f" --seeds '{seeds_text(other_seeds).replace(' ', '')}'"
         )
     trained = _trained(store)
     asked = f"'{plan.suite}', preset '{plan.preset}'" + (f", {plan.where}" if plan.where else "")
@@ -127,11 +131,11 @@ def why_empty(plan: Plan | None, store: Store | None, db: Db, of_training: bool 
     return f"{database_name} has no numbers of {asked}; it has {trained_suites(store)}"
 
 
-def why_nothing(store: Store | None, db: Db) -> str:
-    """The reason why there is nothing to show where no suite, or one without tables, was asked for."""
-    if store is None or not store.has_cells():
-        return "the database has no results yet: fatbench run NAME"
-    return f"{shown_databases(db)} has no numbers to show here; it has {trained_suites(store)}"
+def existing_store(store: Store | None, db: Db) -> Store:
+    """The store that was opened; NothingMatched: there is no database."""
+    if store is None:
+        raise NothingMatched(why_empty(None, None, db))
+    return store
 
 
 def _trained(store: Store) -> list[tuple[str, str]]:
@@ -209,9 +213,8 @@ def table(
         if differences is not None:
             if id is not None or rows:
                 raise SpecError("differences is a table by itself: without id and rows")
-            if store is None:
-                raise NothingMatched(why_empty(None, None, db))
-            return difference_table(plans, store, differences, names(columns), notes, select, digits, images)
+            stored = existing_store(store, db)
+            return difference_table(plans, stored, differences, names(columns), notes, select, digits, images)
         if rows or columns:
             plans = [combine(plans, names(rows), names(columns))]
         if id is not None:
@@ -266,8 +269,7 @@ def outcomes(
     known_choice("select", select, CHECKPOINTS)
     with plugged(plugins, db), opened(db) as store:
         chosen_suite, plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)
-        if store is None:
-            raise NothingMatched(why_nothing(store, db))
+        store = existing_store(store, db)
         plan = to_read(chosen_suite, plan, store)
         numbers_by_cell = measured_numbers(store, {cell.id for cell in plan.cells}, select)
     labels = {label(evaluation) for one_cell in numbers_by_cell.values() for evaluation in one_cell}
@@ -318,8 +320,7 @@ def plot(
     known_choice("select", select, CHECKPOINTS)
     with plugged(plugins, db), opened(db) as store:
         chosen_suite, plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)
-        if store is None:
-            raise NothingMatched(why_nothing(store, db))
+        store = existing_store(store, db)
         if x is not None or y or by:
             figure = adhoc_figures.figure(chosen_suite, plan, store, x, names(y), names(by))
             plots_drawn = adhoc_figures.series_of(chosen_suite, plan, store, [figure], select)
@@ -435,8 +436,7 @@ def export_results(
         plan = None
         if suite is not None:  # before the database: a misspelt name is said first
             plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)[1]
-        if store is None:
-            raise NothingMatched(why_nothing(store, db))
+        store = existing_store(store, db)
         cells = None if plan is None else [cell.id for cell in plan.to_run()]
         if plan is not None and not store.known_cells(cells or ()):
             raise NothingMatched(f"the database has no cell of '{plan.suite}', preset {plan.preset}")

@@ -10,7 +10,7 @@ import typer
 from fatbench.cli.common import known_format, named_filter, named_preset, plan_in, print_json
 from fatbench.cli.options import Db, Format, Preset, Seeds, Select, Smoke, Where
 from fatbench.cli.reporting import checkpoint
-from fatbench.errors import NothingMatched, SpecError
+from fatbench.errors import SpecError
 from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ def _declared(
         families = [tests for tests in suite.tests if tests.contrasts]
         if not families:
             raise SpecError(f"--tests: suite '{suite.name}' declares no contrasts (section 'tests', docs/suites.md)")
-        if store is None:
-            raise NothingMatched(api.why_empty(None, None, db))
+        store = api.existing_store(store, db)
         plan = api.to_read(suite, plan, store)
         shown_cells = {cell.id for cell in filters.select(plan, filters.join_filters(where)).cells} if where else None
         numbers_of_cell = measured_numbers(

@@ -71,6 +71,8 @@ def export(
 
     Example: fatbench export fat-baselines -k 'method in [FAT, SFAT]' -o results.jsonl
     """
+    from fatbench import api
+
     known_format(format, EXPORTS)
     if format in ("parquet", "robustbench", "croissant") and output is None:
         raise SpecError(f"--format {format}: say where with -o {'FILE' if format == 'parquet' else 'FOLDER'}")
@@ -83,10 +85,9 @@ def export(
         if name is None:
             raise SpecError("--format robustbench: name the suite, fatbench export NAME")
         with opened(db) as store:
-            _robustbench(plan_in(name, preset, smoke, seeds, where, store)[1], store, output or Path())
+            plan = plan_in(name, preset, smoke, seeds, where, store)[1]
+            _robustbench(plan, api.existing_store(store, db), output or Path())
         return
-
-    from fatbench import api
 
     chosen: dict[str, Any] = {
         "preset": named_preset(preset, smoke),
@@ -110,11 +111,11 @@ EXPORTS = ("jsonl", "csv", "parquet", "robustbench", "croissant", "datasette")
 
 def _datasette(db: str | None, output: Path | None) -> None:
     """What Datasette shows beside the tables. SpecError: a server's database, which it does not read."""
+    from fatbench import api
     from fatbench.report.formats import datasette
 
     with opened(db) as store:
-        if store is None:
-            raise NothingMatched("the database has no results yet: fatbench run NAME")
+        store = api.existing_store(store, db)
         if store.database.path is None:  # of PostgreSQL
             raise SpecError(f"--format datasette: {store.database.shown} is a server's; Datasette reads SQLite files")
         text = datasette.metadata(store.database.path)
@@ -124,13 +125,11 @@ def _datasette(db: str | None, output: Path | None) -> None:
         write_text(output, text, output)
 
 
-def _robustbench(plan: Plan, store: Store | None, output: Path) -> None:
+def _robustbench(plan: Plan, store: Store, output: Path) -> None:
     """Print the files of a plan's models."""
     from fatbench.report.formats import robustbench
 
     output_folder(output)
-    if store is None:
-        raise NothingMatched("the database has no results yet: fatbench run NAME")
     written_files = robustbench.write(plan, store, output)
     for file in written_files:
         print(output / file)

@@ -346,10 +346,15 @@ def report(
         if differences is not None:
             if table or rows is not None:
                 raise SpecError("--differences is a table by itself: without --table and --rows")
-            if store is None:
-                raise NothingMatched(api.why_empty(None, None, db))
             compared = api.difference_table(
-                plans, store, differences, name_list(columns), notes, chosen_checkpoint, digits, images
+                plans,
+                api.existing_store(store, db),
+                differences,
+                name_list(columns),
+                notes,
+                chosen_checkpoint,
+                digits,
+                images,
             )
             for (_, plan), item in zip(plans, compared.tables, strict=True):
                 if not item.lines:
@@ -374,7 +379,7 @@ def report(
             ]
         grids = [grid for _, _, suite_grids in grids_by_suite for grid in suite_grids]
         if not grids and not names:
-            raise NothingMatched(api.why_nothing(store, db))
+            raise NothingMatched(api.why_empty(None, store, db))
         if store is None:
             _say_empty(None, None, db)
         else:

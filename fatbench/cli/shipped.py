@@ -13,6 +13,7 @@ from fatbench import packed
 from fatbench.cli.common import working
 from fatbench.errors import FatbenchError
 from fatbench.store.opening import opened
+from fatbench.suite.model import seeds_text
 
 if TYPE_CHECKING:
     from fatbench.suite.cells import Plan
@@ -110,6 +111,6 @@ def _what_is_left(plans: Mapping[str, Plan], cell_filter: str, db: str | None) -
 
 def _cell_count(plan: Plan) -> str:
     """ "5 cells (seeds 0, 1, 2, 3, 4)"."""
-    seeds = ", ".join(map(str, sorted({cell.spec["seed"] for cell in plan.cells})))
+    seeds = {cell.spec["seed"] for cell in plan.cells}
     cells = len(plan.to_run())
-    return f"{cells} cell{'s' * (cells != 1)} (seed{'s' * (',' in seeds)} {seeds})"
+    return f"{cells} cell{'s' * (cells != 1)} (seed{'s' * (len(seeds) > 1)} {seeds_text(seeds)})"

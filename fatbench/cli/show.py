@@ -19,6 +19,7 @@ from fatbench import settings
 from fatbench.data import catalogue
 from fatbench.errors import SpecError
 from fatbench.suite import format_call, plugins, signatures, weights
+from fatbench.suite.model import seeds_text
 from fatbench.suite.papers import paper_of
 
 if TYPE_CHECKING:
@@ -133,8 +134,8 @@ def suite(shown_suite: Suite) -> None:
         console.print(f"  {axis}: {', '.join(labels)}")
     for preset in shown_suite.presets():
         plan = shown_suite.plan(preset, refuse=False)
-        seeds = sorted({cell.spec["seed"] for cell in plan.cells})
-        count_text = f": {len(plan.to_run())} cells, seeds {', '.join(map(str, seeds))}"
+        seeds = seeds_text({cell.spec["seed"] for cell in plan.cells})
+        count_text = f": {len(plan.to_run())} cells, seeds {seeds}"
         console.print(
             Text.assemble((f"\npreset {preset}", "bold"), count_text, f"\n  {plan.note}" if plan.note else "")
         )

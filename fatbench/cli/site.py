@@ -99,10 +99,10 @@ def _write(
         if store is None:
             for name in suites:
                 plan_in(name, None, False, None, None, None)  # a misspelt name is said first
-            raise NothingMatched(api.why_nothing(store, db))
+            raise NothingMatched(api.why_empty(None, None, db))
         suite_parts, problems = _suite_parts(store, suites, chosen_checkpoint, runs)
         if not suite_parts:
-            raise NothingMatched("; ".join(problems) or api.why_nothing(store, files or db))
+            raise NothingMatched("; ".join(problems) or api.why_empty(None, store, files or db))
         folder = None if files else settings.files_folder(settings.database(db))
 
         def read(suite_part: Part) -> pages.Content:

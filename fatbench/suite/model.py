@@ -7,7 +7,7 @@ elsewhere, against the functions that receive them (`fatbench.suite.calls`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import (
@@ -189,6 +189,17 @@ def parse_seeds(text: str, location: str = "--seeds") -> list[int]:
             raise SpecError(f"{location}: more than {input_limits.SEEDS} seeds: '{text[:60]}'")
         seeds += seed_range
     return list(dict.fromkeys(seeds))
+
+
+def seeds_text(seeds: Iterable[int]) -> str:
+    """The seeds in order, more than five in a row as a range: "0, 1, 2", "10-39, 41"."""
+    texts: list[str] = []
+    rest = sorted(seeds)
+    while rest:
+        length = next((n for n, seed in enumerate(rest) if seed != rest[0] + n), len(rest))
+        texts += [f"{rest[0]}-{rest[length - 1]}"] if length > 5 else map(str, rest[:length])
+        rest = rest[length:]
+    return ", ".join(texts)
 
 
 def _seeds(value: Any) -> list[int]:

@@ -32,7 +32,7 @@ from fatbench.store.selection import PUBLISHED, WORDS, Checkpoint
 from fatbench.suite import perturbation, plugins
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
-from fatbench.suite.model import Key
+from fatbench.suite.model import Key, seeds_text
 from fatbench.suite.tables import KEPT, SERIES, Figure
 from fatbench.suite.types import number
 
@@ -452,7 +452,7 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) ->
     spread_text = (SPREAD if has_spread else ONE_SEED)[plot.figure.kind]
     if has_spread and plot.figure.kind == "lines" and all(len(panel.lines) > BANDS for panel in plot.panels):
         spread_text = "line: mean over seeds"
-    yield "seeds", f"{', '.join(map(str, seeds))}; {spread_text}"
+    yield "seeds", f"{seeds_text(seeds)}; {spread_text}"
     if plot.figure.minus:
         detail = ", ".join(f"{axis} {axis_labels[0]}" for axis, axis_labels in plot.figure.minus.items())
         yield "differences", f"differences from {detail}, seed by seed"

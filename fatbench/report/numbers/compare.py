@@ -26,6 +26,7 @@ from fatbench.store import inputs
 from fatbench.store.replicates import SIGN
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.suite import confounders, filters
+from fatbench.suite.model import seeds_text
 from fatbench.suite.standard_attacks import attack_name, did_you_mean_metric
 
 if TYPE_CHECKING:
@@ -453,7 +454,7 @@ def too_few(seeds: int) -> list[str]:
 
 
 def _block(comparison: Comparison, margin: float | None) -> Iterable[str]:
-    seeds = f"seed{'s' * (len(comparison.seeds) > 1)} {', '.join(map(str, comparison.seeds))}"
+    seeds = f"seed{'s' * (len(comparison.seeds) > 1)} {seeds_text(comparison.seeds)}"
     seeds += attacked_in(comparison.seeds, comparison.precisions)
     yield f"{comparison.row + ': ' if comparison.row else ''}{comparison.metric} ({comparison.n} images, {seeds})"
     means = [100 * sum(side) / len(side) for side in (comparison.a, comparison.b)]

@@ -34,6 +34,7 @@ from fatbench.store.selection import WORDS
 from fatbench.suite import confounders
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.contrasts import Contrast, Tests
+from fatbench.suite.model import seeds_text
 
 
 @dataclass(frozen=True)
@@ -349,7 +350,7 @@ def _columns_of(declared: DeclaredComparison, margin: float | None, family: int)
     columns = ("points", "at most", "p (Holm)", "found", "over", "images", "seeds", "not tested")
     if test is None:
         return {**dict.fromkeys(columns, ""), "p (Holm)": "1", "not tested": declared.why}
-    seeds = ", ".join(map(str, declared.seeds)) + attacked_in(declared.seeds, declared.precisions)
+    seeds = seeds_text(declared.seeds) + attacked_in(declared.seeds, declared.precisions)
     at_most = "--" if declared.floor else f"{100 * test.at_most:.2f}"
     if margin is not None and not declared.floor and test.at_most <= margin / 100:
         at_most += f", within ±{margin:g}"

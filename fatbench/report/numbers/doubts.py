@@ -27,6 +27,7 @@ from fatbench.report.numbers.statistics import binomial_tail
 from fatbench.store.doubt_names import IN_ROUNDS, PREFIX
 from fatbench.store.stage_names import parsed
 from fatbench.suite import facts
+from fatbench.suite.model import seeds_text
 from fatbench.suite.types import number
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def with_seeds(
     return tuple(
         text
         if len(seeds) == seed_count or (measured_seeds and {*measured_seeds} <= {*seeds})
-        else f"{text} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})"
+        else f"{text} (seed{'s' * (len(seeds) > 1)} {seeds_text(seeds)})"
         for text, seeds in texts.items()
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 from fatbench.store import inputs
 from fatbench.store.stage_names import parsed
 from fatbench.suite import plugins
+from fatbench.suite.model import seeds_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,7 +241,7 @@ def attacked_in(seeds: Iterable[int], precisions: Iterable[str]) -> str:
     if len(seeds_by_precision) == 1:
         return "" if "fp32" in seeds_by_precision else f"; attacked in {next(iter(seeds_by_precision))}"
     phrases = (
-        f"{name} at seed{'s' * (len(seeds_of) > 1)} {', '.join(map(str, seeds_of))}"
+        f"{name} at seed{'s' * (len(seeds_of) > 1)} {seeds_text(seeds_of)}"
         for name, seeds_of in seeds_by_precision.items()
     )
     return f"; attacked in {', '.join(phrases)}" if seeds_by_precision else ""

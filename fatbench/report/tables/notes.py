@@ -19,6 +19,7 @@ from fatbench.suite import format_call
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.external_models import SUITE as EVALUATED
 from fatbench.suite.facts import role as role_of
+from fatbench.suite.model import seeds_text
 from fatbench.suite.tables import OVER, Table
 
 NOT_COMPARED = "no difference shown: the settings are not the paper's"
@@ -95,10 +96,9 @@ def notes(
             yield "columns", f"{_columns(derived, grid)}: {label}"
     if conditions := _conditions(grid.columns):
         yield "columns", conditions
-    seeds = ", ".join(map(str, grid.seeds))
     spread = "mean ± sample standard deviation over seeds (ddof 1)" if len(grid.seeds) > 1 else "one seed, no spread"
     if grid.seeds:
-        yield "seeds", f"{seeds}; {spread}"
+        yield "seeds", f"{seeds_text(grid.seeds)}; {spread}"
     calls_by_role: dict[str, list[str]] = {}  # "attack" -> "PGD-20: pgd(eps=8/255, ...)", ...
     for metric, specs in grid.attacks.items():
         if specs and format_call.attack(metric, specs) != metric:  # "natural" says it all
@@ -201,15 +201,21 @@ def _at_chance(
         (*table.rows, *table.across, *(axis for condition in table.conditions.values() for axis in condition))
     )
     axes = [axis for axis in table_axes if len({cell.key.get(axis) for cell in cells}) > 1]
-    accuracies_by_labels: dict[str, list[str]] = {}  # "SFAT, Non-IID" -> "seed 6: 10.0% of 10000", ...
+    accuracies: dict[str, dict[tuple[int, float], dict[int, float]]] = {}  # labels -> (images, chance) -> by seed
     chance = cells_at_chance[0][1][2]
     for cell, (value, n, fraction) in cells_at_chance:
         labels = ", ".join(cell.key[axis] for axis in axes if axis in cell.key) or "all"
-        accuracy_text = f"seed {cell.spec['seed']}: {100 * value:.1f}% of {n}"
-        accuracies_by_labels.setdefault(labels, []).append(
-            accuracy_text if fraction == chance else f"{accuracy_text}, chance {100 * fraction:.4g}%"
-        )
-    accuracy_list = "; ".join(f"{labels} ({', '.join(texts)})" for labels, texts in accuracies_by_labels.items())
+        accuracies.setdefault(labels, {}).setdefault((n, fraction), {})[cell.spec["seed"]] = 100 * value
+    texts = []
+    for labels, by_images in accuracies.items():
+        parts = []
+        for (n, fraction), by_seed in by_images.items():
+            least, most = min(by_seed.values()), max(by_seed.values())
+            values_text = f"{least:.1f}" + f" to {most:.1f}" * (f"{least:.1f}" != f"{most:.1f}")
+            other_chance = f", chance {100 * fraction:.4g}%" * (fraction != chance)
+            parts.append(f"seed{'s' * (len(by_seed) > 1)} {seeds_text(by_seed)}: {values_text}% of {n}{other_chance}")
+        texts.append(f"{labels} ({', '.join(parts)})")
+    accuracy_list = "; ".join(texts)
     return (
         f"{len(cells_at_chance)} of {len(cells)} cells {'is' if len(cells_at_chance) == 1 else 'are'} at chance; ignore"
         f" {'its' if len(cells_at_chance) == 1 else 'their'} robust accuracy;"
