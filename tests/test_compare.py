@@ -234,10 +234,8 @@ def test_files_databases_and_cells(db: str, run: Any) -> None:
     assert code == 3 and f"no cell in common: {db} has sfat-audit-jpeg75 (cpu)" in err
     assert f"{other} has fat-bounds (" in err
     code, _, err = run("compare", "aggregator=sfat", "aggregator=samples", "--db", db)
-    assert (code, err) == (
-        2,
-        "fatbench: --suite: 'aggregator=sfat' and 'aggregator=samples' are rows: name their suite with --suite\n",
-    )
+    expected = "fatbench: --suite: 'aggregator=sfat' and 'aggregator=samples' are rows: name their suite with --suite"
+    assert (code, err) == (2, f"{expected} ({db} has sfat-audit-jpeg75 (cpu))\n")
 
 
 def test_nothing_is_said_of_size_between_two_numbers_at_the_floor() -> None:

@@ -204,7 +204,8 @@ def _compare_stored(
                 plan = plan if maybe_store is None else to_read(chosen_suite, plan, maybe_store)
                 pairs, margin = comparing.rows(plan, a, b), chosen_suite.margin
             elif not (may_be_cell(a) and may_be_cell(b)):
-                raise SpecError(f"--suite: '{a}' and '{b}' are rows: name their suite with --suite")
+                contents = "" if maybe_store is None else f" ({shown_databases(db)} has {trained_suites(maybe_store)})"
+                raise SpecError(f"--suite: '{a}' and '{b}' are rows: name their suite with --suite{contents}")
             store_a = store_b = existing_store(maybe_store, db)
             if suite is None:
                 first_side, second_side = (cell_id(store_a, cell, available(), db) for cell in (a, b))
