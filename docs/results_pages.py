@@ -150,7 +150,9 @@ class Result:
         self.low, self.high = shown(100 * test.low, digits), shown(100 * test.high, digits)
         self.p = p_value(one.corrected)
         self.most = "--" if one.floor else shown(100 * test.at_most, digits)
-        self.found = compare.points_up(test.detectable(compare.LEVEL / family), digits)  # rounded as by the command
+        self.detectable = compare.points_up(
+            test.detectable(compare.LEVEL / family), digits
+        )  # rounded as by the command
         near, far = sorted(abs(end) for end in (test.low, test.high))
         self.near, self.far = shown(100 * near, digits), shown(100 * far, digits)  # ends of the interval of the size
         self.interval = f"{self.mean} ({self.low} to {self.high})"
@@ -159,29 +161,29 @@ class Result:
 class Family(Mapping[tuple[str, str], Result]):
     """A suite's declared comparisons by contrast and metric: with `where`, those at these labels of other axes."""
 
-    def __init__(self, found: list[DeclaredComparison], name: str, where: str | None, digits: int):
-        self.name, self.size = name, len(found)
-        self.found = [one for one in found if where is None or one.row == where]
+    def __init__(self, comparisons: list[DeclaredComparison], name: str, where: str | None, digits: int):
+        self.name, self.size = name, len(comparisons)
+        self.comparisons = [one for one in comparisons if where is None or one.row == where]
         self.digits = digits
-        self.rows = len({one.row for one in self.found}) > 1
+        self.rows = len({one.row for one in self.comparisons}) > 1
 
     def __getitem__(self, key: tuple[str, str]) -> Result:
-        (one,) = [one for one in self.found if (one.name, one.metric) == key]
+        (one,) = [one for one in self.comparisons if (one.name, one.metric) == key]
         return Result(one, self.digits)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        return iter((one.name, one.metric) for one in self.found)
+        return iter((one.name, one.metric) for one in self.comparisons)
 
     def __len__(self) -> int:
-        return len(self.found)
+        return len(self.comparisons)
 
     @property
     def least_p(self) -> str:
-        return p_value(min(one.corrected for one in self.found))
+        return p_value(min(one.corrected for one in self.comparisons))
 
     @property
     def values(self) -> list[Result]:  # type: ignore[override]
-        return [Result(one, self.digits) for one in self.found if one.test is not None]
+        return [Result(one, self.digits) for one in self.comparisons if one.test is not None]
 
     def table(self) -> str:
         """A row for each comparison that was tested: points with their interval, the size that the data do not exclude
@@ -189,20 +191,20 @@ class Family(Mapping[tuple[str, str], Result]):
 
         If all are of one metric or one contrast, the page names it.
         """
-        several = len({one.metric for one in self.found}) > 1
-        contrasts = len({one.name for one in self.found}) > 1
+        several = len({one.metric for one in self.comparisons}) > 1
+        contrasts = len({one.name for one in self.comparisons}) > 1
         heads = [*(["difference"] if contrasts else []), *(["where"] if self.rows else []),
                  *(["evaluated"] if several else []),
                  "points (95 % interval)", "size at most (95 %)", f"p after Holm over {self.size}",
                  "found with power 0.8"]  # fmt: skip
         lines = []
-        for one in self.found:
+        for one in self.comparisons:
             if one.test is None:
                 continue
             result = Result(one, self.digits, self.size)
             where = [one.row] if self.rows else []
             metric = [HEADINGS.get(one.metric, one.metric)] if several else []
-            numbers = [result.interval, result.most, result.p, result.found]
+            numbers = [result.interval, result.most, result.p, result.detectable]
             lines.append([*([one.name] if contrasts else []), *where, *metric, *numbers])
         return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
 
@@ -210,14 +212,14 @@ class Family(Mapping[tuple[str, str], Result]):
 class Leak:
     """An attack on privacy as a page quotes it."""
 
-    def __init__(self, cell: Cell, found: Mapping[str, float]):
+    def __init__(self, cell: Cell, metrics: Mapping[str, float]):
         algorithm = cell.spec["algorithm"]
         clients = algorithm["rounds"] * algorithm["target_clients"]
         parts = [one["name"] for one in (algorithm["manipulation"], algorithm["inversion"]) if one]
-        low, high = (shown(100 * found[f"identification_{end}"], 0) for end in ("low", "high"))
+        low, high = (shown(100 * metrics[f"identification_{end}"], 0) for end in ("low", "high"))
         self.attack, self.threat = f"`{', '.join(dict.fromkeys(parts))}`", threats.of_cell(cell.spec)["threat"]
-        self.named, self.interval = f"{round(clients * found['identification'])} of {clients}", f"{low} to {high}"
-        self.recovered = shown(100 * found["recovered"], 0)
+        self.named, self.interval = f"{round(clients * metrics['identification'])} of {clients}", f"{low} to {high}"
+        self.recovered = shown(100 * metrics["recovered"], 0)
 
 
 class Pages:

@@ -1,7 +1,7 @@
 """The comparisons that a suite declares in its section `tests`: a family, corrected as a whole.
 
-    found = run(suite.tests[0], plan, measured(store, cells, "last").__getitem__)
-    print(as_text(found, suite.tests[0], plan, "last"))
+    comparisons = run(suite.tests[0], plan, measured(store, cells, "last").__getitem__)
+    print(as_text(comparisons, suite.tests[0], plan, "last"))
 
 A comparison is one contrast under one metric at one combination of the other axes' labels. What cannot be tested counts
 in the family with p = 1, so that leaving a cell out never makes another result significant.
