@@ -649,10 +649,12 @@ ADVERSARIES = {"label_flip": "label flip", "sign_flip": "sign flip", "alie": "AL
 SHOWN = {"natural": "natural", "pgd20": "PGD-20"}
 
 
-def malicious(file: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
+def malicious(file: str, objective: str = "at") -> dict[tuple[str, str], list[dict[str, Any]]]:
     """(adversary, aggregator) -> its cells by seed, named as in the suite fat-byzantine."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for cell in sorted(cells(file), key=lambda cell: cell["spec"]["seed"]):
+        if cell["spec"]["algorithm"]["local"]["objective"]["name"] != objective:
+            continue
         attack = (cell["spec"]["malicious"] or {"attack": {"name": "none"}})["attack"]
         ipm = f"IPM {attack['epsilon']:g}" if attack["name"] == "ipm" else attack["name"]
         aggregator = AGGREGATORS[cell["spec"]["algorithm"]["aggregator"]["name"]]
@@ -660,10 +662,10 @@ def malicious(file: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
     return found
 
 
-def right(file: str) -> dict[tuple[str, str, str], list[np.ndarray]]:
+def right(file: str, objective: str = "at") -> dict[tuple[str, str, str], list[np.ndarray]]:
     """(adversary, aggregator, attack) -> outcomes by seed: five seeds of 1,000 images."""
     found = {(*key, attack): [outcomes(cell, attack, 7) for cell in of]
-             for key, of in malicious(file).items() for attack in SHOWN}  # fmt: skip
+             for key, of in malicious(file, objective).items() for attack in SHOWN}  # fmt: skip
     assert {(len(of), len(each)) for of in found.values() for each in of} == {(5, 1000)}
     return found
 
@@ -685,6 +687,48 @@ def test_what_malicious_clients_and_robust_aggregation_cost(file: str) -> None:
     for adversary, aggregator in malicious(file):
         said = " | ".join(spread(of[adversary, aggregator, attack]) for attack in SHOWN)
         assert f"| {adversary} | {aggregator} | {said} |" in text
+
+
+def lost(of: Mapping[tuple[str, str, str], list[np.ndarray]], aggregator: str, attack: str, sign: float = 1) -> Any:
+    """The weighted terms of what IPM 0.5 takes from an aggregator, of which a contrast of several is made."""
+    return [(sign, packed(of["IPM 0.5", aggregator, attack])), (-sign, packed(of["none", aggregator, attack]))]
+
+
+def test_what_a_small_ipm_takes_from_trimmed_mean_and_from_standard_training() -> None:
+    """And the two interactions: with the mean, and with adversarial training."""
+    of, standard = (right("fat-byzantine-skew.jsonl.xz", objective) for objective in ("at", "standard"))
+    table, text = (" ".join(page(name).split()) for name in ("byzantine-tables.md", "byzantine.md"))
+    trimmed = {attack: statistics.contrast(lost(of, "trimmed mean", attack)) for attack in SHOWN}
+    more = {
+        attack: statistics.contrast([*lost(of, "trimmed mean", attack), *lost(of, "mean", attack, -1)])
+        for attack in SHOWN
+    }
+    for family in (trimmed, more):
+        tests = [both for both in family.values() if both is not None]
+        for both, corrected, heading in zip(tests, holm([each.p for each in tests]), SHOWN.values(), strict=True):
+            assert f"| {heading} | {difference(both)} | {p(corrected)} |" in table
+    alone, both = trimmed["pgd20"], more["pgd20"]
+    assert alone is not None and both is not None and both.p > 0.05
+    assert f"IPM 0.5 takes {show(-100 * alone.mean)} points under PGD-20" in text
+    assert f") and {show(100 * both.mean)} ({interval(both)}; p" in text
+    aggregators = ("mean", "trimmed mean", "multi-Krum")
+    plain = [statistics.contrast(lost(standard, aggregator, "natural")) for aggregator in aggregators]
+    apart = [
+        statistics.contrast([*lost(of, aggregator, "natural"), *lost(standard, aggregator, "natural", -1)])
+        for aggregator in aggregators
+    ]
+    for family, where in ((plain, ""), (apart, ", AT - standard")):
+        tests = [both for both in family if both is not None]
+        for both, corrected, aggregator in zip(tests, holm([each.p for each in tests]), aggregators, strict=True):
+            assert f"| {aggregator}{where} | {difference(both)} | {p(corrected)} |" in text
+    for adversary, aggregator in malicious("fat-byzantine-skew.jsonl.xz", "standard"):
+        accuracies = " | ".join(spread(standard[adversary, aggregator, attack]) for attack in SHOWN)
+        assert f"| {adversary} | {aggregator} | {accuracies} |" in table
+    means = [100 * np.mean([each.mean() for each in of_seeds])
+             for (_, _, attack), of_seeds in standard.items() if attack == "pgd20"]  # fmt: skip
+    assert f"standard training has {show(min(means), 0)} to {show(max(means), 0)} % under PGD-20" in text
+    assert all(both is not None and both.high < 0 for both in plain)  # "takes something from all three"
+    assert all(both is not None and both.low < 0 < both.high for both in apart)  # "is not shown to change"
 
 
 def difference(both: statistics.SeedsAndImages) -> str:
