@@ -157,6 +157,14 @@ class Result:
         self.near, self.far = shown(100 * near, digits), shown(100 * far, digits)  # ends of the interval of the size
         self.interval = f"{self.mean} ({self.low} to {self.high})"
 
+    def corrected_interval(self, comparisons: int) -> str:
+        """The interval after Bonferroni's correction over so many comparisons: "-1.2 to 2.2"."""
+        half_width = self.test.half(1 - compare.LEVEL / comparisons)
+        low, high = (
+            shown(100 * end, self.digits) for end in (self.test.mean - half_width, self.test.mean + half_width)
+        )
+        return f"{low} to {high}"
+
 
 class Family(Mapping[tuple[str, str], Result]):
     """A suite's declared comparisons by contrast and metric: with `where`, those at these labels of other axes."""
@@ -180,6 +188,11 @@ class Family(Mapping[tuple[str, str], Result]):
     @property
     def least_p(self) -> str:
         return p_value(min(one.corrected for one in self.comparisons))
+
+    def least_detectable(self, metric: str) -> str:
+        """The smallest difference that any comparison of a metric finds with power 0.8 after the correction."""
+        tests = [one.test for one in self.comparisons if one.metric == metric and one.test is not None]
+        return compare.points_up(min(test.detectable(compare.LEVEL / self.size) for test in tests), self.digits)
 
     @property
     def values(self) -> list[Result]:  # type: ignore[override]
@@ -236,7 +249,7 @@ class Pages:
             one_seed=self.one_seed, shown=shown,
             leak=self.leak, leaks=self.leaks, kept=self.kept,
             exploratory=self.exploratory, pilot=self.pilot, seeds_needed=audit.seeds_needed,
-            spread_interval=self.spread_interval, share_between=self.share_between,
+            spread_interval=self.spread_interval, share_between=self.share_between, gaps=self.gaps,
             audit=self.audit, audited=self.audited, below=self.below, spread=self.spread,
             bench=json.loads((RESULTS / "bench" / "bench-cpu.json").read_text(encoding="utf-8")), number=number,
             busy=json.loads((RESULTS / "bench" / "busy" / "bench-cpu.json").read_text(encoding="utf-8")),
@@ -360,6 +373,14 @@ class Pages:
         accuracies = numbers[(numbers["metric"] == metric) & (numbers["client"] < 0)]
         by_method = accuracies.pivot(index="seed", columns="method", values="value")
         return float(100 * (by_method[method] - by_method[baseline]).std())
+
+    def gaps(self, name: str, method: str, other: str, rounds: list[int]) -> list[str]:
+        """By how many points the monitored accuracy of a method is above that of another after these rounds."""
+        _, plan, store = self._plan(name, None, f"method in ['{method}', '{other}']")
+        numbers = frame(store, plan)
+        monitored = numbers[(numbers["metric"] == "monitor") & (numbers["client"] < 0)]
+        means = monitored.groupby(["method", "round"])["value"].mean()
+        return [shown(float(100 * (means[method, round] - means[other, round]))) for round in rounds]
 
     def share_between(self, name: str, where: str, axis: str, metric: str) -> dict[str, str]:
         """Which part of an accuracy's variance over runs lies between the labels of an axis, with its 95 % interval, in
