@@ -30,7 +30,7 @@ from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.facts import cohort
 from fatbench.suite.files import Suite, load
 from fatbench.suite.located import LocatedMap
-from fatbench.suite.model import parse_seeds, seeds_text
+from fatbench.suite.seeds import parse_seeds, seeds_text
 from fatbench.suite.tables import Table
 from fatbench.suite.types import number
 
@@ -1045,7 +1045,7 @@ def test_points_that_are_one_experiment_are_run_once(suite_from: Callable[..., S
 
 
 def test_many_seeds_are_said_as_ranges() -> None:
-    """More than five in a row, as `--seeds` takes them."""
+    """More than ten in a row, as `--seeds` takes them."""
     assert seeds_text({4, 0, 1, 2, 3}) == "0, 1, 2, 3, 4" and seeds_text([]) == ""
     assert seeds_text([*range(10, 40), 41, 43]) == "10-39, 41, 43"
     assert parse_seeds(seeds_text([*range(6), 7, *range(9, 20)])) == [*range(6), 7, *range(9, 20)]

@@ -12,9 +12,10 @@ from typing import Any, ParamSpec, TypeVar
 
 from fatbench.errors import FatbenchError, SpecError, UnknownName, did_you_mean
 from fatbench.store.opening import Db, listed_databases
-from fatbench.suite import files, model
+from fatbench.suite import files
 from fatbench.suite import plugins as naming
 from fatbench.suite.files import Suite
+from fatbench.suite.seeds import parse_seeds
 
 Plugins = str | Path | Sequence[str | Path]
 Seeds = int | str | Sequence[int] | None
@@ -97,7 +98,7 @@ def plugged(plugins: Plugins, db: Db = None) -> Iterator[None]:
 def seed_list(seeds: Seeds) -> list[int] | None:
     """One seed, several, or a text as after `--seeds`. SpecError: anything else."""
     if seeds is None or isinstance(seeds, str):
-        return model.parse_seeds(seeds) if seeds else None
+        return parse_seeds(seeds) if seeds else None
     listed = [seeds] if isinstance(seeds, int) else list(seeds)
     # bool: True is an int, too
     if any(isinstance(seed, bool) or int(seed) != seed or seed < 0 for seed in listed):

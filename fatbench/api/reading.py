@@ -22,7 +22,8 @@ from fatbench.store.opening import Db, listed_databases, opened, shown_databases
 from fatbench.store.stages import Store
 from fatbench.suite import external_models, files
 from fatbench.suite.files import Suite
-from fatbench.suite.model import CHECKPOINTS, seeds_text
+from fatbench.suite.model import CHECKPOINTS
+from fatbench.suite.seeds import seeds_text
 from fatbench.suite.standard_attacks import did_you_mean_metric
 
 if TYPE_CHECKING:

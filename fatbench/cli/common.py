@@ -139,9 +139,9 @@ def named_preset(preset: str | None, smoke: bool) -> str | None:
 
 
 def _seeds(text: str | None) -> list[int] | None:
-    from fatbench.suite import model
+    from fatbench.suite.seeds import parse_seeds
 
-    return model.parse_seeds(text) if text else None
+    return parse_seeds(text) if text else None
 
 
 def named_filter(filter_texts: list[str] | None) -> str | None:

@@ -19,8 +19,8 @@ from fatbench import settings
 from fatbench.data import catalogue
 from fatbench.errors import SpecError
 from fatbench.suite import format_call, plugins, signatures, weights
-from fatbench.suite.model import seeds_text
 from fatbench.suite.papers import paper_of
+from fatbench.suite.seeds import seeds_text
 
 if TYPE_CHECKING:
     from fatbench.runner.progress import CellProgress

@@ -32,7 +32,8 @@ from fatbench.store.selection import PUBLISHED, WORDS, Checkpoint
 from fatbench.suite import perturbation, plugins
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
-from fatbench.suite.model import Key, seeds_text
+from fatbench.suite.model import Key
+from fatbench.suite.seeds import seeds_text
 from fatbench.suite.tables import KEPT, SERIES, Figure
 from fatbench.suite.types import number
 

@@ -26,7 +26,7 @@ from fatbench.store import inputs
 from fatbench.store.replicates import SIGN
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.suite import confounders, filters
-from fatbench.suite.model import seeds_text
+from fatbench.suite.seeds import seeds_text
 from fatbench.suite.standard_attacks import attack_name, did_you_mean_metric
 
 if TYPE_CHECKING:

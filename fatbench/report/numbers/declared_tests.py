@@ -34,7 +34,7 @@ from fatbench.store.selection import WORDS
 from fatbench.suite import confounders
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.contrasts import Contrast, Tests
-from fatbench.suite.model import seeds_text
+from fatbench.suite.seeds import seeds_text
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from fatbench.report.numbers.statistics import binomial_tail
 from fatbench.store.doubt_names import IN_ROUNDS, PREFIX
 from fatbench.store.stage_names import parsed
 from fatbench.suite import facts
-from fatbench.suite.model import seeds_text
+from fatbench.suite.seeds import seeds_text
 from fatbench.suite.types import number
 
 if TYPE_CHECKING:

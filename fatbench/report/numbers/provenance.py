@@ -12,7 +12,7 @@ from typing import Any
 from fatbench.store import inputs
 from fatbench.store.stage_names import parsed
 from fatbench.suite import plugins
-from fatbench.suite.model import seeds_text
+from fatbench.suite.seeds import seeds_text
 
 
 @dataclass(frozen=True, eq=False)
