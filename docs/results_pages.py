@@ -394,9 +394,8 @@ class Pages:
         estimate, interval = statistics.share_between(groups)
         within = sum(variance(group) for group in groups) / len(groups)
         mean, low, high = (shown(100 * part, 0) for part in (estimate, *interval))
-        between, both = within * estimate / (1 - estimate), within / (1 - estimate)
-        deviations = {"within": within, "between": between, "both": both}
-        return {"share": f"{mean} % ({low} to {high})"} | {part: shown(of**0.5) for part, of in deviations.items()}
+        between = within * estimate / (1 - estimate)
+        return {"share": f"{mean} % ({low} to {high})", "within": shown(within**0.5), "between": shown(between**0.5)}
 
     @staticmethod
     def spread_interval(sd: float, seeds: int) -> list[float]:
