@@ -6,6 +6,7 @@
     input_limits       limits on the size of what a user writes
     contents           the structure of a suite file
     model              the pydantic models of its sections
+    seeds              seeds as text: "0-4", as options and files take them and tables say them
     tables             the pydantic models of its tables and figures
     contrasts          the comparisons that a suite declares
     file_schema        the JSON Schema of suite files, for editors
