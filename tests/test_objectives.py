@@ -443,11 +443,10 @@ def test_calfat_of_equal_classes_is_at_and_scale_is_nothing() -> None:
     losses = {
         (name, scale): members.given_what_it_asks(
             calls.build("Objective", spec(name, inner)), class_counts=torch.full((1, 4), scale)
-        )(conv(), x, y, generator())[0].item()
+        )(conv().double(), x.double(), y, generator())[0].item()  # in float32 rounding turns a step at some pixel
         for name, scale in (("at", 1.0), ("calfat", 3.0), ("calfat", 300.0))
     }
-    assert losses["calfat", 3.0] == pytest.approx(losses["calfat", 300.0], abs=1e-5)
-    assert losses["at", 1.0] == pytest.approx(losses["calfat", 3.0], abs=1e-3)  # rounding turns a step at some pixel
+    assert max(losses.values()) - min(losses.values()) < 1e-5
     skewed = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
     first, second = (
         unattacked("calfat", Logits(0.3, 0.1, 0.0, 0.2), torch.tensor([0, 3]), counts).item()

@@ -346,15 +346,9 @@ def report(
         if differences is not None:
             if table or rows is not None:
                 raise SpecError("--differences is a table by itself: without --table and --rows")
+            stored = api.existing_store(store, db)
             compared = api.difference_table(
-                plans,
-                api.existing_store(store, db),
-                differences,
-                name_list(columns),
-                notes,
-                chosen_checkpoint,
-                digits,
-                images,
+                plans, stored, differences, name_list(columns), notes, chosen_checkpoint, digits, images
             )
             for (_, plan), item in zip(plans, compared.tables, strict=True):
                 if not item.lines:
