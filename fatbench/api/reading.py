@@ -510,8 +510,9 @@ def to_read(suite: Suite, plan: Plan, store: Store, runs: str = "") -> Plan:
     """
     from fatbench.report.numbers import shown_runs
 
-    # the whole plan, too: a filter must not change which run of a cell is read
-    whole_plan = None if suite.name == external_models.SUITE else functools.partial(suite.plan, plan.preset)
+    # the whole plan, too: a filter must not change which run of a cell is read; checking it would import torch
+    planned = functools.partial(suite.plan, plan.preset, refuse=False)
+    whole_plan = None if suite.name == external_models.SUITE else planned
     return shown_runs.shown_plan(plan, store, runs, whole_plan)
 
 
