@@ -175,3 +175,73 @@ def test_db_check_names_stored_doubts_that_are_none(tmp_path: Path) -> None:
 def plain(value: Any) -> Any:
     """PostgreSQL's exact numbers as Python's."""
     return float(value) if type(value).__name__ == "Decimal" else value
+
+
+EDITED = """
+name: edited
+title: One cell, whose rate is edited
+seeds: [1, 2]
+base:
+  data: digits
+  train: 60
+  test: 30
+  partition: {name: shah, clients: 2, skew: 2}
+  model: {name: nin, width: 4, init: he}
+  algorithm:
+    {name: fedavg, rounds: 1, aggregator: uniform, local: {epochs: 1, batch: 16, lr: 0.05, objective: standard}}
+  monitor: natural
+axes: {method: {A: {}, B: {algorithm: {local: {momentum: 0.5}}}}}
+evaluate: {attacks: {natural: natural}}
+presets: {paper: {}}
+tables: [{id: A, title: Edited, rows: [method], values: {natural: natural}}]
+"""
+
+
+def rates(db: Path) -> set[tuple[str, int, float]]:
+    """(method, seed, rate) of the rows that are current."""
+    rate = "json_extract(spec, '$.algorithm.local.lr')"
+    query = f"SELECT method, r.seed, {rate} FROM results r JOIN cells c ON c.id = r.cell WHERE current"
+    with sqlite3.connect(db) as connection:
+        rows = connection.execute(query).fetchall()
+    connection.close()
+    assert len(rows) == len(set(rows))
+    return set(rows)
+
+
+def test_sql_tells_what_a_suite_asks_for_from_what_it_asked_for(tmp_path: Path, monkeypatch) -> None:
+    """After an edit, a run of a part, a second suite of the name, an import: never two answers to one question."""
+    monkeypatch.chdir(tmp_path)
+    files_by_rate = {rate: tmp_path / str(rate) / "edited.yaml" for rate in (0.05, 0.02)}
+    for rate, file in files_by_rate.items():
+        file.parent.mkdir()
+        file.write_text(EDITED.replace("lr: 0.05", f"lr: {rate}"))
+    first, second = map(str, files_by_rate.values())
+
+    def fatbench(*arguments: str, db: str = "a.db") -> None:
+        result = CliRunner().invoke(app, [*arguments, "--db", db], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+
+    both = {(method, seed) for method in "AB" for seed in (1, 2)}
+    fatbench("run", "suite", first, "--device", "cpu", "--jobs", "1")
+    assert rates(Path("a.db")) == {(*place, 0.05) for place in both}
+    # one cell of the edited suite: what its file no longer gives is of the past, with or without a cell in its place
+    fatbench("run", "suite", second, "-k", "method=A", "--seeds", "1", "--device", "cpu", "--jobs", "1")
+    assert rates(Path("a.db")) == {("A", 1, 0.02)}
+    fatbench("status", first, "-k", "method=B")
+    assert rates(Path("a.db")) == {(*place, 0.05) for place in both}
+    fatbench("export", "-o", "all.jsonl")
+    fatbench("import", "all.jsonl", db="b.db")
+    assert rates(Path("b.db")) == rates(Path("a.db"))
+    fatbench("status", second)
+    fatbench("export", "-o", "second.jsonl")
+    fatbench("import", "second.jsonl", db="b.db")  # the file that came last is right where it has a cell
+    assert rates(Path("b.db")) == {("A", 1, 0.02)} | {(*place, 0.05) for place in both - {("A", 1)}}
+
+
+def test_all_that_this_repository_ships_is_current(sqlite: Path) -> None:
+    with sqlite3.connect(sqlite) as connection:
+        past = connection.execute(
+            "SELECT suite, preset, count(*) FROM points WHERE NOT current GROUP BY 1, 2"
+        ).fetchall()
+    connection.close()
+    assert past == []

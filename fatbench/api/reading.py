@@ -470,6 +470,7 @@ def take_in(sources: Sequence[Path], db: str | None, problems: list[str] | None)
             summaries.append({"file": str(file), **summary, "invalid lines": len(lines.bad)})
         for plan in labels.of_unlabelled(store):
             store.store_points(labels.points_of(plan))
+        labels.mark_shipped(store, cells)
         sql_tables.judge(store, sorted(cells))
         several = any(summary["new replicates"] for summary in summaries)
         return summaries, inputs.differing_replicates(store.database) if several else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,8 @@ def plan(
     import pandas
 
     with plugged(plugins, db):
-        suite_plan = suite_of(suite, override).plan(preset, seed_list(seeds), filter_text(where), names(attacks))
+        chosen_suite = suite_of(suite, override)
+        suite_plan = chosen_suite.plan(preset, seed_list(seeds), filter_text(where), names(attacks))
     rows = []
     for cell in suite_plan.unique():
         work = cost.cell_work(cell, suite_plan)
@@ -137,7 +139,7 @@ def run(
     import pandas
 
     from fatbench.report.numbers import sql_tables
-    from fatbench.runner import live_log, progress, start
+    from fatbench.runner import labels, live_log, progress, start
 
     options = RunOptions(
         jobs=jobs, device=device, per_gpu=per_gpu, executor=executor, precision=precision,
@@ -148,11 +150,13 @@ def run(
     if executor == "local":  # the others' workers are started by a command, which imports no script
         _guarded()
     with plugged(plugins, options.db):
-        suite_plan = suite_of(suite, override).plan(preset, seed_list(seeds), filter_text(where), names(attacks))
+        chosen_suite = suite_of(suite, override)
+        suite_plan = chosen_suite.plan(preset, seed_list(seeds), filter_text(where), names(attacks))
     lines, has_failures = Lines(f"suite {suite_plan.suite}, preset {suite_plan.preset}", quiet), False
     try:
         cells = [cell.id for cell in suite_plan.to_run()]
-        with live_log.add_writer(lines, options) as observer, sql_tables.judged(options.db, cells):
+        mark = partial(labels.mark_current, chosen_suite, suite_plan.preset)
+        with live_log.add_writer(lines, options) as observer, sql_tables.judged(options.db, cells, mark):
             start.run(start.jobs_of(suite_plan), observer, options)
     except SystemExit as exit_request:
         if exit_request.code != 1:  # 1: some cells failed, as the rows say

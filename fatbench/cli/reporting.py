@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -12,7 +13,7 @@ import typer
 from fatbench.cli import completing
 from fatbench.cli.common import FIGURES, SHORT, cell_in, known_format, name_list, plan_in, print_json, write_text
 from fatbench.cli.options import Db, Format, Preset, Runs, Seeds, Select, Smoke, Where, output_folder
-from fatbench.errors import NothingMatched, SpecError, did_you_mean
+from fatbench.errors import FatbenchError, NothingMatched, SpecError, did_you_mean
 from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def status(
     """
     from fatbench.cli import show
     from fatbench.report.numbers import cell_rows, doubts
-    from fatbench.runner import progress, versions, waiting
+    from fatbench.runner import labels, progress, versions, waiting
 
     known_format(format, ("text", "json"))
     if watch:
@@ -81,7 +82,10 @@ def status(
             else:
                 show.all_status(counts)
             return
-        _, plan = plan_in(name, preset, smoke, seeds, where, store)
+        suite, plan = plan_in(name, preset, smoke, seeds, where, store)
+        if store is not None:
+            with suppress(FatbenchError):  # one who may only read the database
+                labels.mark_current(suite, plan.preset, store)
         rows = progress.cells_of(plan, store)
         ids = [row.cell.id for row in rows]
         count_by_doubt = {} if store is None else doubts.cells_of(cell_rows.doubts_of(ids, store))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from fatbench.suite import weights
 
 if TYPE_CHECKING:
     from fatbench.runner.jobs import Job
+    from fatbench.store.stages import Store
 
 
 def _run_suite(
@@ -41,12 +43,18 @@ def _run_suite(
     with processes.started_early(options.executor == "local" and not options.dry_run):
         from fatbench.cli.watch import Watch
         from fatbench.report.numbers import sql_tables
-        from fatbench.runner import start
+        from fatbench.runner import labels, start
         from fatbench.runner.live_log import add_writer
         from fatbench.suite import files
 
-        plan = plan_of(files.name_with_settings(name, override), preset, smoke, seeds, where, attacks)
-        judged = sql_tables.judged(options.db, () if options.dry_run else [cell.id for cell in plan.to_run()])
+        whole_name = files.name_with_settings(name, override)
+        plan = plan_of(whole_name, preset, smoke, seeds, where, attacks)
+
+        def mark(store: Store) -> None:
+            labels.mark_current(files.load(whole_name), plan.preset, store)
+
+        cells = [cell.id for cell in plan.to_run()]
+        judged = nullcontext() if options.dry_run else sql_tables.judged(options.db, cells, mark)
         watching = Watch(f"suite {plan.suite}, preset {plan.preset}", lines)
         with watching as watch, add_writer(watch, options) as observer, judged:
             start.run(start.jobs_of(plan), observer, options)

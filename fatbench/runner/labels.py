@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +10,14 @@ from sqlalchemy import and_, select
 
 from fatbench.errors import FatbenchError
 from fatbench.store import replicates
-from fatbench.store.points import Point, labels_text
+from fatbench.store.points import Point, labels_text, points_of_cells, seeds_of, wrongly_marked
 from fatbench.store.schema import POINTS, RUNS
 from fatbench.suite import files
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Plan
+    from fatbench.suite.files import Suite
 
 SPLITS = ("split", "partition")  # the axes whose labels describe how data are split among clients
 
@@ -44,6 +45,30 @@ def points_of(plan: Plan) -> list[Point]:
             )
         ] = None
     return list(points)
+
+
+def mark_current(suite: Suite, preset: str, store: Store) -> None:
+    """Tell SQL which stored cells a suite's preset has today, whatever filter or seeds a run was given."""
+    cells = suite.plan(preset, refuse=False).cells
+    with store.database.reading() as connection:
+        other_seeds = seeds_of(connection, suite.name, preset) - {cell.spec["seed"] for cell in cells}
+    if other_seeds:
+        cells = [*cells, *suite.plan(preset, sorted(other_seeds), refuse=False).cells]
+    places = {(cell.id, frozenset(cell.key.items())) for cell in cells}
+    with store.database.reading() as connection:
+        if not wrongly_marked(connection, suite.name, preset, places):
+            return
+    store.mark_current(suite.name, preset, places)
+
+
+def mark_shipped(store: Store, cells: Collection[str]) -> None:
+    """Tell SQL which of these cells stand in the suites of this program today."""
+    with store.database.reading() as connection:
+        presets = {(point.suite, point.preset) for point in points_of_cells(connection, cells)}
+    for suite, preset in sorted(presets):
+        if files.split_settings(suite)[0] in files.available():
+            with suppress(FatbenchError):  # a preset or a setting of another version
+                mark_current(files.load(suite), preset, store)
 
 
 def _name(call: Mapping[str, Any] | None) -> str:

@@ -204,6 +204,7 @@ class PointLine(_Line):
     split: Label
     model: Label
     evaluations: Annotated[list[Name], Field(max_length=1000)]
+    current: bool = True
 
     def of_cell(self, cell: str) -> Point:
         """The point as it is stored."""

@@ -89,6 +89,8 @@ def lines_of(
     of_cell: dict[str, list[dict[str, Any]]] = {}
     for point in points.points_of_cells(connection, cells):
         fields = {**point._asdict(), "labels": json.loads(point.labels), "evaluations": list(point.evaluations)}
+        if fields["current"]:
+            del fields["current"]  # as in files of earlier versions
         of_cell.setdefault(fields.pop("cell"), []).append(fields)
     try:
         for line in export_lines.lines(connection, cells, copies, numbers=False):
@@ -348,9 +350,9 @@ def _known_line(connection: Connection, text: str, location: str) -> Known | Non
         except (ArithmeticError, ExchangeError, LookupError, TypeError, ValueError):
             return None  # whoever reads all of it says what is wrong
         uids = set(connection.scalars(select(RUNS.c.uid).where(RUNS.c.cell == id)))
-        of_cell = select(POINTS.c.suite, POINTS.c.preset).where(POINTS.c.cell == line["cell"])
-        stand = {(suite, preset) for suite, preset in connection.execute(of_cell)}
-        points = {(point["suite"], point["preset"]) for point in line.get("points", ())}
+        of_cell = select(POINTS.c.suite, POINTS.c.preset, POINTS.c.current).where(POINTS.c.cell == line["cell"])
+        stand = {tuple(row) for row in connection.execute(of_cell)}
+        points = {(point["suite"], point["preset"], point.get("current", True)) for point in line.get("points", ())}
         if uids.issuperset(runs) and points <= stand:
             numbers = sum(len(stage["numbers"]) for stage in line["stages"])
             return Known(_sha256(text), line["cell"], numbers, runs)

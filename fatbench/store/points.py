@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from fatbench.store.rows import dumps, fetch
-from fatbench.store.schema import ASKED, POINTS
+from fatbench.store.schema import ASKED, CELLS, POINTS
 
 
 class Point(NamedTuple):
@@ -29,6 +29,7 @@ class Point(NamedTuple):
     split: str = ""
     model: str = ""
     evaluations: tuple[str, ...] = ()  # what the suite asks of the trained model: "pgd20-0a1b2c3d"
+    current: bool = True  # False: the suite's file gives another cell, or none, with these labels and this seed
 
     @property
     def kind(self) -> str:
@@ -39,7 +40,12 @@ class Point(NamedTuple):
     @property
     def row(self) -> dict[str, Any]:
         """A row of `points`."""
-        return {**{name: getattr(self, name) for name in FIELDS}, "kind": self.kind, "shown": self.cell}
+        return {
+            **{name: getattr(self, name) for name in FIELDS},
+            "kind": self.kind,
+            "shown": self.cell,
+            "current": self.current,
+        }
 
 
 def labels_text(labels: Mapping[str, str]) -> str:
@@ -47,11 +53,16 @@ def labels_text(labels: Mapping[str, str]) -> str:
     return json.dumps(dict(labels), separators=(",", ":"), ensure_ascii=False)
 
 
+Place = tuple[str, frozenset[tuple[str, str]]]  # a cell and its labels for comparing
 FIELDS = ("suite", "preset", "cell", "labels", "method", "data", "split", "model")
 
 
 def write(connection: Connection, points: Iterable[Point], *, replace: bool) -> None:
-    """Store the points of existing cells; replace: also if the suite's preset has points of the cell already."""
+    """Store the points of existing cells; replace: also if the suite's preset has points of the cell already.
+
+    What is written last is current: another cell with the same suite, preset, labels and seed is of an earlier file.
+    """
+    points = list(points)
     points_by_key: dict[tuple[str, str, str], dict[Point, None]] = {}
     for point in points:
         points_by_key.setdefault((point.suite, point.preset, point.cell), {})[point] = None
@@ -75,6 +86,48 @@ def write(connection: Connection, points: Iterable[Point], *, replace: bool) -> 
     if new_points:
         connection.execute(insert(POINTS), [point.row for point in new_points])
         _store_kinds(connection, {point.kind: point.evaluations for point in new_points if point.kind})
+    for suite, preset in {(point.suite, point.preset): None for point in points if point.current}:
+        places = {
+            (point.cell, labels_key(point.labels))
+            for point in points
+            if (point.suite, point.preset) == (suite, preset) and point.current
+        }
+        rows = _grid(connection, suite, preset)
+        taken = {(labels, row.seed) for row, labels in rows if (row.cell, labels) in places}
+        kept = {(row.cell, labels) for row, labels in rows if row.current and (labels, row.seed) not in taken}
+        mark_current(connection, suite, preset, places | kept)
+
+
+def labels_key(labels: str) -> frozenset[tuple[str, str]]:
+    """Labels for comparing: a file has them in another order than the suite."""
+    return frozenset(json.loads(labels).items())
+
+
+def _grid(connection: Connection, suite: str, preset: str) -> list[tuple[Any, frozenset[tuple[str, str]]]]:
+    """The stored points of a suite's preset, each with its labels for comparing."""
+    query = select(*(POINTS.c[name] for name in ("cell", "labels", "current")), CELLS.c.seed)
+    query = query.join(CELLS, CELLS.c.id == POINTS.c.cell).where(POINTS.c.suite == suite, POINTS.c.preset == preset)
+    return [(row, labels_key(row.labels)) for row in connection.execute(query)]
+
+
+def wrongly_marked(connection: Connection, suite: str, preset: str, places: Collection[Place]) -> list[Any]:
+    """The points of a suite's preset that are current and not at these places, or the other way round."""
+    return [row for row, labels in _grid(connection, suite, preset) if ((row.cell, labels) in places) != row.current]
+
+
+def mark_current(connection: Connection, suite: str, preset: str, places: Collection[Place]) -> None:
+    """Make the points of a suite's preset at these places current, and its others not."""
+    condition = (POINTS.c.suite == suite) & (POINTS.c.preset == preset)
+    condition &= (POINTS.c.cell == bindparam("at")) & (POINTS.c.labels == bindparam("named"))
+    wrong_rows = wrongly_marked(connection, suite, preset, places)
+    if wrong_rows:
+        values = [{"at": row.cell, "named": row.labels, "now": not row.current} for row in wrong_rows]
+        connection.execute(update(POINTS).where(condition).values(current=bindparam("now")), values)
+
+
+def seeds_of(connection: Connection, suite: str, preset: str) -> set[int]:
+    """The seeds of the stored points of a suite's preset."""
+    return {row.seed for row, _ in _grid(connection, suite, preset) if row.seed is not None}
 
 
 def _store_kinds(connection: Connection, kinds: Mapping[str, Sequence[str]]) -> None:
@@ -107,8 +160,10 @@ def points_of_cells(connection: Connection, cells: Iterable[str]) -> Iterator[Po
     evaluations_by_kind: dict[str, list[str]] = {}
     for kind, evaluation in connection.execute(select(ASKED.c.kind, ASKED.c.evaluation).order_by(*ASKED.primary_key)):
         evaluations_by_kind.setdefault(kind, []).append(evaluation)
-    query = select(*(POINTS.c[name] for name in FIELDS), POINTS.c.kind).order_by(*POINTS.primary_key)
+    query = select(*(POINTS.c[name] for name in FIELDS), POINTS.c.kind, POINTS.c.current).order_by(*POINTS.primary_key)
     for row in fetch(connection, query, POINTS.c.cell, cells):
         yield Point(
-            **{name: getattr(row, name) for name in FIELDS}, evaluations=tuple(evaluations_by_kind.get(row.kind, ()))
+            **{name: getattr(row, name) for name in FIELDS},
+            evaluations=tuple(evaluations_by_kind.get(row.kind, ())),
+            current=row.current,
         )

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 APPLICATION_ID = 0x66617462  # "fatb", in the header of fatbench's SQLite files
-SCHEMA = "0007"  # raised with every change of the tables below; databases of another are refused
+SCHEMA = "0008"  # raised with every change of the tables below; databases of another are refused
 
 METADATA = MetaData()
 # byte order in every database, so that an export does not depend on the server's locale
@@ -91,7 +91,8 @@ POINTS = Table(  # points of suites' grids, see fatbench.store.points
     Column("model", NAME, nullable=False),
     Column("kind", String(12), nullable=False),  # key of `asked`; empty without evaluations
     Column("shown", NAME, ForeignKey("cells.id"), nullable=False),  # the cell or replicate that tables show
-    # every column but `shown`, so that a damaged value contradicts the key's index
+    Column("current", Boolean, nullable=False),  # False: the suite's file gives another cell, or none, there today
+    # every column but `shown` and `current`, so that a damaged value contradicts the key's index
     PrimaryKeyConstraint(
         "suite", "preset", "cell", "labels", "method", "data", "split", "model", "kind", name="points_key"
     ),
@@ -236,7 +237,7 @@ SELECT p.suite, p.preset, p.method, p.data, p.split, p.model, a.attack, c.seed, 
     AS doubts,
   m.round, coalesce(m.round = {rounds}, m.round = 0) AS is_last,
   coalesce(m.round = {best_test}, {false}) AS is_best_test, coalesce(m.round = {best_val}, {false}) AS is_best_val,
-  p.labels, p.cell, p.shown AS run, r.device, r."precision", r."commit", m.stage
+  p.labels, p.cell, p.shown AS run, r.device, r."precision", r."commit", m.stage, p.current
 FROM points p JOIN asked a ON a.kind = p.kind
   JOIN stages s ON s.cell = p.shown AND substr(s.stage, 1, length(a.evaluation)) = a.evaluation
     AND substr(s.stage, length(a.evaluation) + 1, 1) IN ('@', '.')

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, Protocol, Self, cast
@@ -187,6 +187,13 @@ class Store:
             lock(connection)
             known_ids = _known_ids(connection, {point.cell for point in points_wanted})
             points.write(connection, [point for point in points_wanted if point.cell in known_ids], replace=True)
+
+    @patient
+    def mark_current(self, suite: str, preset: str, places: Collection[points.Place]) -> None:
+        """Make the points of a suite's preset at these places current in SQL, and its others not."""
+        with self.database.writing() as connection:
+            lock(connection)
+            points.mark_current(connection, suite, preset, places)
 
     @patient
     def store_doubts(

@@ -21,7 +21,8 @@ QUERIES = {
     "final_accuracies": (
         "Accuracy of each evaluation, the mean over seeds",
         "SELECT suite, preset, labels, attack, round(100 * avg(value), 2) AS per_cent, count(*) AS seeds FROM results\n"
-        "WHERE is_last GROUP BY suite, preset, labels, attack ORDER BY suite, preset, attack, per_cent DESC",
+        "WHERE is_last AND current GROUP BY suite, preset, labels, attack\n"
+        "ORDER BY suite, preset, attack, per_cent DESC",
     ),
     "one_cell": (
         "Every number of a cell that is about no single client",

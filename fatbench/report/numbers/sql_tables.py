@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from sqlalchemy import select as sql
@@ -19,13 +19,18 @@ from fatbench.store.stages import Store
 
 
 @contextmanager
-def judged(db: str | None, cells: Iterable[str]) -> Iterator[None]:
-    """Judge cells after the work in the block, however it ended; a missing database is skipped."""
+def judged(db: str | None, cells: Iterable[str], mark: Callable[[Store], None] | None = None) -> Iterator[None]:
+    """Judge cells after the work in the block, however it ended; a missing database is skipped.
+
+    mark: called then, too, such as what says which points are current.
+    """
     try:
         yield
     finally:
         with suppress(FatbenchError), Store.open(settings.database(db)) as store:
             judge(store, sorted(store.known_cells(cells)))
+            if mark is not None:
+                mark(store)
 
 
 def judge(store: Store, cells: Iterable[str]) -> None:
