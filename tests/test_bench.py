@@ -15,7 +15,7 @@ import members
 import pytest
 import torch
 
-from benchmarks import many, plain, rows, table
+from benchmarks import many, own_edge, plain, rows, table
 from benchmarks.counters import flops
 from benchmarks.measure import Bench, interleaved, line, ratios
 from benchmarks.rows import ROWS
@@ -161,6 +161,26 @@ def test_a_database_of_many_cells_is_reported(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fatbench", "report", str(file), "--db", db, "--format", "csv"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.count(",last,0.5,0,0;1,2,100,") == 40
+
+
+def test_the_first_component_of_a_linear_map_is_the_image() -> None:
+    """h = w x + b of one colour: up to the sign and an affine map, which correlation does not see."""
+    x = torch.rand(5, 1, 6, 6, generator=rng.generator(0, "images"))
+    w, b = torch.tensor([0.5, -2.0, 1.0]).view(1, 3, 1, 1), torch.tensor([3.0, 0.0, -1.0]).view(1, 3, 1, 1)
+    found = own_edge.component(w * x + b)
+    along = torch.corrcoef(torch.stack([found[:, 0].flatten(), x.flatten()]))[0, 1]
+    assert abs(float(along)) == pytest.approx(1, abs=1e-5)
+    assert (float(found[:, 0].mean()), float(found[:, 0].std())) == pytest.approx((0.5, 0.2), abs=1e-5)
+
+
+def test_what_a_server_sees_with_an_edge_of_its_own_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients of eight images of noise, one round: the features of all clients are read, each image once."""
+    for name, value in (("CLIENTS", 2), ("IMAGES", 8), ("TARGETS", 4), ("ROUNDS", (1,)), ("STEPS", 2)):
+        monkeypatch.setattr(own_edge, name, value)
+    images = torch.randint(0, 256, (3016, 3, 8, 8), dtype=torch.uint8, generator=rng.generator(0, "images"))
+    found = own_edge.measure(images, torch.arange(3016) % 10)
+    assert found["rounds"].keys() == {"1"} and found["rounds"]["1"].keys() == {"component", "initial", "own edge"}
+    assert all(len(hits) == 2 and 0 <= hit <= 4 for hits in found["rounds"]["1"].values() for hit in hits)
 
 
 def test_rows_and_series_are_named_apart() -> None:
