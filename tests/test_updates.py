@@ -415,6 +415,12 @@ def test_threat_models_of_attacks(algorithm, threat, labels):
     assert threats.of_cell(cell(**algorithm)) == {"threat": threat, "labels": labels}
 
 
+def test_a_diagnostic_has_its_threat_model():
+    """Also where the algorithm has none."""
+    plan = files.load("fedvkd-cifar10").plan("smoke", where="threat=bound")
+    assert plan.cells and {tuple(threats.of_cell(cell.spec).values()) for cell in plan.cells} == {("bound", "given")}
+
+
 def test_training_has_no_threat_model():
     assert threats.of_cell(files.load("sfat-cifar10").plan("smoke").cells[0].spec) == {}
 
@@ -465,6 +471,12 @@ def test_a_suite_that_states_a_model_refuses_what_needs_more(tmp_path):
     file.write_text(SUITE.format(threat="B"))
     plan = files.load(str(file)).plan(where="threat=B and labels=given")
     assert len(plan.cells) == 1
+    diagnostic = "  monitor: {name: natural}\n  diagnostic: {name: leakage}\n  algorithm:"
+    file.write_text(SUITE.format(threat="B").replace("  algorithm:", diagnostic))
+    with pytest.raises(SpecError) as caught_:
+        files.load(str(file)).plan()
+    needs = "leakage needs what only the client has (threat model bound)"
+    assert str(caught_.value).startswith(f"{file}:10: name: {needs}")
     file.write_text(SUITE.format(threat="Z"))
     with pytest.raises(SpecError, match=f"{file}:3: threat: expected A, B, C, D, E, F, G or H, got 'Z'"):
         files.load(str(file))

@@ -2,7 +2,7 @@
 
 The entry of a function states the threat model that it assumes, `threat="B"`, or a function of its settings that gives
 one. "bound" marks what no attacker can do, such as choosing by the original image. A cell assumes everything that its
-algorithm and all nested calls assume.
+algorithm, its diagnostic and all nested calls assume.
 
 Letters: Carletti et al. 2025 (SoK: Gradient Inversion Attacks in Federated Learning, USENIX Security). Everybody sees
 the update, the architecture, the weights that were sent and the number of examples.
@@ -64,10 +64,11 @@ def uses_labels(part_call: Call) -> bool:
 
 
 def _threat_calls(spec: Mapping[str, Any]) -> list[tuple[Call, str]]:
-    """(call, letter) for the calls of a cell's algorithm that declare a threat model."""
+    """(call, letter) for the calls of a cell's algorithm and diagnostic that declare a threat model."""
     if "evaluated" in spec:  # a model that was trained elsewhere
         return []
-    all_calls = call("Algorithm", spec["algorithm"]).walk()
+    attacking = [call(kind, spec[kind.lower()]) for kind in ("Algorithm", "Diagnostic") if spec.get(kind.lower())]
+    all_calls = (part_call for attack_call in attacking for part_call in attack_call.walk())
     return [(part_call, letter_needed) for part_call in all_calls if (letter_needed := letter(part_call)) is not None]
 
 
@@ -100,15 +101,12 @@ def refuse(cell: Call, stated_letter: str, written_cell: Mapping[str, Any], loca
     written_cell: the cell as written, for the line of the attack. location: the line of the statement.
     """
     for part_call, letter in _threat_calls(cell):
-        missing_knowledge = {"the original images"} if letter == BOUND else KNOWS[letter] - KNOWS[stated_letter]
+        missing_knowledge = {"what only the client has"} if letter == BOUND else KNOWS[letter] - KNOWS[stated_letter]
         if missing_knowledge:
-            algorithm_node = written_cell.get("algorithm")
-            key = "name" if part_call.kind == "Algorithm" else part_call.kind.lower()
-            error_location = (
-                algorithm_node.place(key)
-                if isinstance(algorithm_node, LocatedMap) and key in algorithm_node
-                else location
-            )
+            outer = "Diagnostic" if part_call.kind == "Diagnostic" else "Algorithm"
+            node = written_cell.get(outer.lower())
+            key = "name" if part_call.kind == outer else part_call.kind.lower()
+            error_location = node.place(key) if isinstance(node, LocatedMap) and key in node else location
             raise SpecError(
                 f"{error_location}: {part_call.signature.name} needs {' and '.join(sorted(missing_knowledge))} "
                 f"(threat model {letter}), but the suite states {stated_letter}, the {NAMES[stated_letter]} "
