@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import pytest
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fatbench.errors import SpecError
+from fatbench.models import MODELS
 from fatbench.suite import calls, cells, facts, signatures
 from fatbench.suite.entry import Images, Unknown
 from fatbench.suite.facts import Facts
@@ -177,6 +180,15 @@ CASES = [
      "algorithm: local: objective", "ratio: 'mix: sum' has no ratio"),
     ({"model": "mlp", "algorithm": {"name": "fedbn", "rounds": 1, "local": LOCAL, "aggregator": "samples"}},
      "algorithm", "fedbn needs a network with batch normalisation, and mlp has no part 'batch normalisation'"),
+    *[
+        ({"model": {**VIT, **model} if "head" in model else model, "algorithm": algorithm}, "algorithm", reason)
+        for model in ("small_cnn", {"name": "whole_edge"}, {"head": "cls_vis"})
+        for algorithm, reason in [
+            ({"name": "fedsgd", "rounds": 1, "batch": 1, "lr": 0.1, "objective": "standard", "defence": "none"},
+                "fedsgd: clients upload gradients only, but this model has batch normalisation"),
+            ({**watched(name="matching"), "local": SGD}, "gradient_inversion takes uploads in eval mode"),
+        ]
+    ],
     *[(seen({"name": "small_cnn"}, name=name), "algorithm: inversion", f"{name} {NEEDS}") for name in READERS],
     *[
         (seen(**inversion), "algorithm: inversion", f"{inversion['name']}: {FEW}")
@@ -306,6 +318,16 @@ def test_refused(changes, place, reason):
     assert [r for r in found(cell) if r.place == place and reason in r.reason]
     with pytest.raises(SpecError, match=r"^here: "):
         facts.refuse(calls.call("Experiment", cell), cell, "here")
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_an_entry_says_whether_its_network_has_batch_normalisation(name):
+    settings = inspect.signature(MODELS[name]).parameters
+    for head in ("cls", "cls_vis") if "head" in settings else (None,):
+        chosen = {} if head is None else {"head": head}
+        network = MODELS[name]((3, 32, 32), 10, **chosen)
+        built = any(isinstance(module, _BatchNorm) for module in network.modules())
+        assert Facts({"model": {"name": name, **chosen}}).batch_norm == built
 
 
 def test_every_refusal_is_seen():

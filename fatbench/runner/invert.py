@@ -75,6 +75,8 @@ class Answer:
 def load(task: InversionTask) -> CheckedUpdate:
     """Read and check the files. SpecError: they contradict each other or the model. MachineError: unreadable."""
     import torch
+    from torch.nn.modules.batchnorm import _BatchNorm
+    from torch.nn.modules.dropout import _DropoutNd
 
     from fatbench.engine.local import LocalTraining
     from fatbench.methods.inversions.labels import head_of, restored
@@ -111,7 +113,15 @@ def load(task: InversionTask) -> CheckedUpdate:
     if half_tensor := next(
         (name for name, value in update_tensors.items() if value.dtype in (torch.float16, torch.bfloat16)), None
     ):
-        notes.append(f"{half_tensor} has 16 bits, which hide most of the information in small updates")
+        notes.append(
+            f"{half_tensor} has 16 bits: a small update loses digits, so attacks may find less than in float32; it is "
+            "not hidden"
+        )
+    if any(isinstance(module, (_BatchNorm, _DropoutNd)) for module in model.modules()):
+        notes.append(
+            "attacks take the update as one of eval mode: with batch normalisation or dropout, training in train mode "
+            "may have given away more or less than they find"
+        )
     broken = next((name for name, value in update_tensors.items() if not bool(value.isfinite().all())), None)
     if broken is not None:
         raise SpecError(f"{task.update}: {broken} has entries that are not finite")

@@ -140,6 +140,11 @@ class Facts:
         return call("Model", _or_unknown(self.spec.get("model"), "model"))
 
     @property
+    def batch_norm(self) -> bool:
+        """Whether the model is known to have batch normalisation: its entry says so, or its head has it."""
+        return "batch normalisation" in self.model.parts or self.model.get("head") == "cls_vis"
+
+    @property
     def auxiliary(self) -> Call | None:
         """The data set of the server's unlabelled images."""
         return None if self.spec.get("auxiliary") is None else call("Data", self.spec["auxiliary"])

@@ -72,7 +72,7 @@ def fedbn(
 
 def normalised_network(cell: Facts) -> str | None:
     """Refuse networks without batch normalisation."""
-    if "batch normalisation" not in cell.model.parts and cell.model.get("head") != "cls_vis":
+    if not cell.batch_norm:
         reason = f"{cell.model.name} has no part 'batch normalisation'"
         return f"fedbn needs a network with batch normalisation, and {reason}"
     return None

@@ -41,6 +41,8 @@ from fatbench.suite.entry import AlgorithmEntry, Passes, Work, passes
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Defence, Fraction, Objective, Rate
 
+NO_STATISTICS = "fedsgd: clients upload gradients only, but this model has batch normalisation"
+
 
 def fedsgd(
     problem: Problem,
@@ -74,7 +76,7 @@ def fedsgd(
     numbers of entries. Raises ValueError if the model has batch normalisation, whose statistics are no gradient.
     """
     if any(isinstance(module, _BatchNorm) for module in problem.model.modules()):
-        raise ValueError("fedsgd: clients upload gradients only, but this model has batch normalisation")
+        raise ValueError(NO_STATISTICS)
     names = trainable(problem.model)
     clients = range(len(problem.shards))
     per_epoch = max(-(-len(shard) // batch) for shard in problem.shards)
@@ -338,4 +340,15 @@ def _with_stats(k: int, sums: Tensor, wire: Memory) -> Update:
     return Update(k, int(n), {}, Stats(loss / n, loss / steps, correct / n, steps, float(steps), steps), wire)
 
 
-FEDSGD = AlgorithmEntry(fedsgd, work=work, aggregates=False, fractions=("never_updated", "updated_fraction"))
+def gradients_alone(cell: Facts) -> str | None:
+    """Refuse networks with batch normalisation."""
+    return NO_STATISTICS if cell.batch_norm else None
+
+
+FEDSGD = AlgorithmEntry(
+    fedsgd,
+    work=work,
+    refuse=(gradients_alone,),
+    aggregates=False,
+    fractions=("never_updated", "updated_fraction"),
+)

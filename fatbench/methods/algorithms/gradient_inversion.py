@@ -49,6 +49,10 @@ from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Defence, Inversion, Local, Manipulation, NonNegative, Objective
 
 SMALL = 32  # side in pixels of a second comparison, and of that with the candidates
+FROZEN_STATISTICS = (
+    "gradient_inversion takes uploads in eval mode, and local training of this model would change its batch "
+    "normalisation: leave out 'local', or take a model without it"
+)
 
 
 def gradient_inversion(
@@ -77,8 +81,9 @@ def gradient_inversion(
 ) -> Iterator[Round]:
     """An inversion against defended updates: rounds * target_clients clients of `batch` images each.
 
-    `local` null: a client sends the gradient of its images. Else it trains on them as in FedAvg, and the difference of
-    the weights is inverted. `wire`: the type of the numbers that are sent, in which the client also computes (float16:
+    `local` null: a client sends the gradient of its images, taken in eval mode: with batch normalisation or dropout, a
+    client that trains sends another one. Else it trains on them as in FedAvg, and the difference of the weights is
+    inverted. `wire`: the type of the numbers that are sent, in which the client also computes (float16:
     in float32). `labels_from`: the attacker is told the labels ("client") or restores them from the update
     (`fatbench/methods/inversions/labels.py`). `manipulation`: what a malicious server does to the model; it may use
     `surrogates` images that no target has. `aggregate`: with secure aggregation, the server sees only the mean of the
@@ -100,7 +105,7 @@ def gradient_inversion(
     """
     model = without_block0_norm(problem.model) if block0 == "bare" else problem.model
     if local is not None and any(isinstance(module, _BatchNorm) for module in model.modules()):
-        raise ValueError("gradient_inversion: local training of a model with batch normalisation changes its buffers")
+        raise ValueError(FROZEN_STATISTICS)
     # The weights never change and follow from the seed, so no state carries them: 88 MB a cell for ViT-S/16.
     theta: Tensors = {name: state.model.get(name, value).clone() for name, value in model.state_dict().items()}
     shard = problem.shards[0]
@@ -267,6 +272,11 @@ def rounding_of_gradients(*, rounding: bool, local: LocalTraining | None) -> str
     if rounding and local:
         return "rounding applies to gradients only; leave out local"
     return None
+
+
+def frozen_statistics(cell: Facts, *, local: LocalTraining | None) -> str | None:
+    """Refuse local training of networks with batch normalisation."""
+    return FROZEN_STATISTICS if local and cell.batch_norm else None
 
 
 def local_batch_of_the_client(*, local: LocalTraining | None, batch: int) -> str | None:
@@ -470,7 +480,14 @@ def _bytes(images: Tensor) -> Tensor:
 GRADIENT_INVERSION = AlgorithmEntry(
     gradient_inversion,
     work=work,
-    refuse=(window_of_ssim, moving_and_honest, rounding_of_gradients, local_batch_of_the_client, one_sum),
+    refuse=(
+        window_of_ssim,
+        moving_and_honest,
+        rounding_of_gradients,
+        frozen_statistics,
+        local_batch_of_the_client,
+        one_sum,
+    ),
     aggregates=False,
     threat=of_gradient_inversion,
     fractions=(

@@ -7,7 +7,7 @@ weights that were sent to them, their V gradients after the defence, the masks i
 `model` is the architecture; its weights do not matter, they come from `observed`. `shape` (C, H, W) is that of the
 images as the model takes them. The result is (V, P, C, H, W) in [0, 1]: one reconstruction for each upload (P = 1), or
 as many as it has examples (april_opt), or several guesses (oracle). No inversion sees an original; `image_measures`
-compares afterwards.
+compares afterwards. Uploads are taken in eval mode, and inversions simulate the same: see `upload.gradients`.
 
     upload           what the server observes; images cut into patches and back
     target_client    what target clients send

@@ -2,8 +2,8 @@
 
     min over x of  |grad(x, y) - g|^2 / |g|^2 + alpha (1 - cos(grad_pos(x, y), g_pos)) + tv TV(x)
 
-Works on an ordinary ViT and on batches. It needs second derivatives of the model, so a step costs about six forward
-passes.
+Works on an ordinary ViT and on batches. Its gradients are taken in eval mode, as `upload.gradients` are. It needs
+second derivatives of the model, so a step costs about six forward passes.
 
 Lu et al. 2022 (APRIL), section 4.2. Its optimizer, rate, alpha and number of steps are not in our sources; here: Adam.
 paper: the squared distance / here: relative to |g|^2, so that alpha means the same at any scale of the gradient.

@@ -6,7 +6,8 @@
 | G, (V, K, D) | d loss / d W | gradient of its weight |
 | n, (V, K) | n_c | images of class c; they sum to B |
 
-An update of T local steps at rate eta is divided by eta T first, which makes it the mean gradient over the steps.
+An update of T local steps at rate eta is divided by eta T first, which makes it the mean gradient over the steps. The
+network is in eval mode, as in `upload.gradients`.
 
 Ma et al. 2023 (iLRG); Wainakh et al. 2022 (LLG).
 """

@@ -3,7 +3,8 @@
     min over x in [0, 1]   1 - cos(grad L(x, y), g) + tv TV(x)
 
 This is what is usually meant by inverting a gradient, though the papers here do not compare with it. It needs neither a
-transformer nor learned positions. Geiping et al. 2020 (arXiv 2003.14053), equation 4: Adam on the signs of the
+transformer nor learned positions. Its gradients are taken in eval mode, as `upload.gradients` are. Geiping et al. 2020
+(arXiv 2003.14053), equation 4: Adam on the signs of the
 gradient, its rate divided by ten after 3/8, 5/8 and 7/8 of the steps, the image clamped to the box after each.
 """
 

@@ -60,7 +60,8 @@ def simulated(
 
     N is the number of labels of an upload. Adam from normal noise; the rate is multiplied by `lr_decay` every 20
     iterations. A gradient counts as one step. Only the first of several rounds is used. The attacker knows the client's
-    rate, epochs, batch, momentum and weight decay. Raises ValueError for Adam, or for more than 50 steps.
+    rate, epochs, batch, momentum and weight decay, and simulates the steps in eval mode. Raises ValueError for Adam, or
+    for more than 50 steps.
     """
     model.eval()
     first_observation = observed[0]

@@ -49,8 +49,9 @@ class Observation:
 def gradients(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, names: Sequence[str] | None = None) -> Tensors:
     """{name: (V, ...)}: the gradient of each of V uploads, before any defence.
 
-    x: (V, B, C, H, W) in [0, 1], y: (V, B); cross-entropy, mean over the batch, model in eval mode. `names`: only the
-    parameters whose names end in one of them: `EMBEDDING` of ViT-S/16 takes 1.5 MB an upload, all take 87 MB.
+    x: (V, B, C, H, W) in [0, 1], y: (V, B); cross-entropy, mean over the batch. The model is in eval mode: batch
+    normalisation has its running statistics and nothing is dropped out, unlike in a client that trains. `names`: only
+    the parameters whose names end in one of them: `EMBEDDING` of ViT-S/16 takes 1.5 MB an upload, all take 87 MB.
     """
     model.eval()
     parameters = {n: w.detach() for n, w in weights.items() if n in dict(model.named_parameters())}
