@@ -29,11 +29,11 @@ from tabulate import tabulate
 from benchmarks.table import number
 from fatbench import api, packed, report
 from fatbench.cli.audit import text as audit_text
-from fatbench.report import audit
-from fatbench.report.numbers import compare, declared_tests, statistics
-from fatbench.report.numbers.compare import measured_numbers
-from fatbench.report.numbers.declared_tests import DeclaredComparison
+from fatbench.report import audit, contrasts, sentences
+from fatbench.report.contrasts import Difference
+from fatbench.report.numbers import statistics
 from fatbench.report.numbers.frame import COLUMNS, frame
+from fatbench.report.pairs import measured_numbers, pairs
 from fatbench.report.tables import number_format
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Value
@@ -142,24 +142,22 @@ def _spread(value: Value, digits: int) -> str:
 class Result:
     """A declared comparison as a page quotes it, in points."""
 
-    def __init__(self, one: DeclaredComparison, digits: int = 1, family: int = 1):
+    def __init__(self, one: Difference, digits: int = 1, family: int = 1):
         assert one.test is not None, f"{one.name}, {one.metric}: {one.why}"
         test, self.seeds, self.n = one.test, len(one.seeds), f"{one.n:,}"
         self.digits, self.test = digits, test
         self.mean, self.size = shown(100 * test.mean, digits), shown(100 * abs(test.mean), digits)
         self.low, self.high = shown(100 * test.low, digits), shown(100 * test.high, digits)
-        self.p = p_value(one.corrected)
+        self.p = p_value(one.p_corrected or 0.0)
         self.most = "--" if one.floor else shown(100 * test.at_most, digits)
-        self.detectable = compare.points_up(
-            test.detectable(compare.LEVEL / family), digits
-        )  # rounded as by the command
+        self.detectable = sentences.points_up(test.detectable(contrasts.LEVEL / family), digits)
         near, far = sorted(abs(end) for end in (test.low, test.high))
         self.near, self.far = shown(100 * near, digits), shown(100 * far, digits)  # ends of the interval of the size
         self.interval = f"{self.mean} ({self.low} to {self.high})"
 
     def corrected_interval(self, comparisons: int) -> str:
         """The interval after Bonferroni's correction over so many comparisons: "-1.2 to 2.2"."""
-        half_width = self.test.half(1 - compare.LEVEL / comparisons)
+        half_width = self.test.half(1 - contrasts.LEVEL / comparisons)
         low, high = (
             shown(100 * end, self.digits) for end in (self.test.mean - half_width, self.test.mean + half_width)
         )
@@ -169,7 +167,7 @@ class Result:
 class Family(Mapping[tuple[str, str], Result]):
     """A suite's declared comparisons by contrast and metric: with `where`, those at these labels of other axes."""
 
-    def __init__(self, comparisons: list[DeclaredComparison], name: str, where: str | None, digits: int):
+    def __init__(self, comparisons: list[Difference], name: str, where: str | None, digits: int):
         self.name, self.size = name, len(comparisons)
         self.comparisons = [one for one in comparisons if where is None or one.row == where]
         self.digits = digits
@@ -187,12 +185,12 @@ class Family(Mapping[tuple[str, str], Result]):
 
     @property
     def least_p(self) -> str:
-        return p_value(min(one.corrected for one in self.comparisons))
+        return p_value(min(one.p_corrected or 0.0 for one in self.comparisons))
 
     def least_detectable(self, metric: str) -> str:
         """The smallest difference that any comparison of a metric finds with power 0.8 after the correction."""
-        tests = [one.test for one in self.comparisons if one.metric == metric and one.test is not None]
-        return compare.points_up(min(test.detectable(compare.LEVEL / self.size) for test in tests), self.digits)
+        sizes = [one.detectable for one in self.comparisons if one.metric == metric and one.detectable is not None]
+        return sentences.points_up(min(sizes), self.digits)
 
     @property
     def values(self) -> list[Result]:  # type: ignore[override]
@@ -267,10 +265,10 @@ class Pages:
         return suite, api.to_read(suite, suite.plan(preset, None, where), store), store
 
     @functools.cache  # noqa: B019
-    def _families(self, name: str, preset: str | None) -> list[tuple[str, list[DeclaredComparison]]]:
+    def _families(self, name: str, preset: str | None) -> list[tuple[str, list[Difference]]]:
         suite, plan, store = self._plan(name, preset, None)
         of = measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
-        return [(str(tests.family), declared_tests.run(tests, plan, of)) for tests in suite.tests if tests.contrasts]
+        return [(str(tests.family), contrasts.family(tests, plan, of)) for tests in suite.tests if tests.contrasts]
 
     def tests(
         self, name: str, family: str | None = None, where: str | None = None, preset: str | None = None, digits: int = 1
@@ -280,18 +278,18 @@ class Pages:
         title, declared = families[0] if family is None else next(entry for entry in families if entry[0] == family)
         return Family(declared, title, where, digits)
 
-    def exploratory(self, name: str, pairs: list[tuple[str, str]]) -> Family:
+    def exploratory(self, name: str, sides: list[tuple[str, str]]) -> Family:
         """Differences that a suite does not declare, corrected as one family: ("FAT pgd20", "linear exact") of labels
         with the metric of each.
         """
         suite, plan, store = self._plan(name, None, None)
         of = measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
-        contrasts = {}
-        for pair in pairs:
+        weighed = {}
+        for pair in sides:
             (a, of_a), (b, of_b) = (side.rsplit(" ", 1) for side in pair)
-            contrasts[f"{a} - {b}"] = Contrast(str(suite.tests[0].axis), {(a, of_a): 1.0, (b, of_b): -1.0})
-        tests = suite.tests[0].model_copy(update={"contrasts": contrasts})
-        return Family(declared_tests.run(tests, plan, of), "exploratory", None, 1)
+            weighed[f"{a} - {b}"] = Contrast(str(suite.tests[0].axis), {(a, of_a): 1.0, (b, of_b): -1.0})
+        tests = suite.tests[0].model_copy(update={"contrasts": weighed})
+        return Family(contrasts.family(tests, plan, of), "exploratory", None, 1)
 
     def pilot(self, name: str, preset: str, metric: str) -> dict[str, str]:
         """Method -> accuracy in per cent at seed 0."""
@@ -320,11 +318,11 @@ class Pages:
         mean, low, high = (shown(100 * part, 0) for part in (value.mean, *value.interval))
         return f"{mean} % ({low} to {high})"
 
-    def one_seed(self, name: str, pairs: list[tuple[str, str]], metric: str) -> list[dict[str, str]]:
+    def one_seed(self, name: str, sides: list[tuple[str, str]], metric: str) -> list[dict[str, str]]:
         """A network against another, for each pair of filters: points with the interval over images, p after Holm."""
         _, plan, store = self._plan(name, None, None)
         of = measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
-        tests = [compare.compare(compare.rows(plan, a, b), of, of, [metric])[0].images[0] for a, b in pairs]
+        tests = [contrasts.compare(pairs(plan, a, b), of, of, [metric])[0].images[0] for a, b in sides]
         lines = []
         for test, p in zip(tests, statistics.holm([test.p for test in tests]), strict=True):
             mean = (test.only_a - test.only_b) / test.n

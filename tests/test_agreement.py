@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fatbench.report.numbers.agreement import AGREEMENT, Agreement, NumberPair, compared_numbers, overall, text
+from fatbench.report.agreement import AGREEMENT, Agreement, NumberPair, compared_numbers, overall, text
 
 SAME = "same machine, torch and precision"
 OTHER = "cpu: A there, B here"

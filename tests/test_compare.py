@@ -11,18 +11,11 @@ import pytest
 from scipy import stats
 
 from fatbench.errors import NothingMatched, SpecError
-from fatbench.report.numbers.compare import (
-    FLOOR,
-    Comparison,
-    Pair,
-    as_json,
-    as_text,
-    compare,
-    conclusion,
-    points_up,
-    rows,
-)
+from fatbench.report.contrasts import Difference, compare
+from fatbench.report.numbers.doubts import Doubt
 from fatbench.report.numbers.measurements import Measurement
+from fatbench.report.pairs import Pair, pairs
+from fatbench.report.sentences import FLOOR, conclusion, exploratory, points_up, record
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -37,9 +30,9 @@ def measured(bits: str) -> dict[str, Measurement]:
     return {"e-00": Measurement(bits.count("1") / len(bits), len(bits), (int(bits, 2), len(bits)))}
 
 
-def compared(a: list[str], b: list[str], row: str = "") -> Comparison:
-    pairs = [Pair(row, seed, f"a{seed}", f"b{seed}") for seed in range(len(a))]
-    (found,) = compare(pairs, lambda id: measured(a[int(id[1:])]), lambda id: measured(b[int(id[1:])]))
+def compared(a: list[str], b: list[str]) -> Difference:
+    cells = [Pair((), seed, f"a{seed}", f"b{seed}") for seed in range(len(a))]
+    (found,) = compare(cells, lambda id: measured(a[int(id[1:])]), lambda id: measured(b[int(id[1:])]))
     return found
 
 
@@ -49,28 +42,28 @@ def compared(a: list[str], b: list[str], row: str = "") -> Comparison:
 def test_one_seed_says_nothing_of_methods() -> None:
     """A alone is right on three of six images, B on one: McNemar 0.625, about these two networks. Nothing else."""
     found = compared(["111010"], ["010001"])
-    assert (found.a, found.b, found.difference) == ((4 / 6,), (2 / 6,), pytest.approx(2 / 6))
+    assert (found.values, found.difference) == (((4 / 6,), (2 / 6,)), pytest.approx(2 / 6))
     assert (found.test, found.p, found.over_seeds) == (None, None, None)
     assert found.images[0].p == 0.625
-    text = as_text([found], "x", "y", "last")
+    text = exploratory([found], "x", "y", "last")
     assert "A 66.67, B 33.33: difference +33.33\n  => not tested: one seed\n" in text
     assert "  these two trained networks on other such images, which says nothing about the methods:\n" in text
     assert text.endswith(
         "    seed 0: agreement 33.3 %, only A right 3, only B right 1, matched odds ratio 3.00; McNemar p = 0.62\n"
     )
     assert "1 seed: a claim about methods needs at least 5\n" in text
-    assert as_json([found])[0]["test"] is None
+    assert record(found)["test"] is None
 
 
 def test_several_models_a_side() -> None:
     """Images count 1 and 1/2 with two models, and 0 with one, at both seeds: s = 0, half an image is 1/4."""
     sides = {"a": {"e-00": Measurement(0.75, 2, (0b1110, 4))}, "b": {"e-00": Measurement(0.0, 2, (0b00, 2))}}
-    pairs = [Pair("", seed, "a", "b") for seed in (0, 1)]
-    (found,) = compare(pairs, sides.__getitem__, sides.__getitem__)
+    cells = [Pair((), seed, "a", "b") for seed in (0, 1)]
+    (found,) = compare(cells, sides.__getitem__, sides.__getitem__)
     assert found.test is not None and found.images == () and found.over == "seeds and images"
     assert (found.test.mean, found.test.seed_variance) == (0.75, pytest.approx(0.25**2 / 2))
-    (alone,) = compare(pairs[:1], sides.__getitem__, sides.__getitem__)
-    assert as_text([alone], "x", "y", "last").endswith("=> not tested: one seed\n")
+    (alone,) = compare(cells[:1], sides.__getitem__, sides.__getitem__)
+    assert exploratory([alone], "x", "y", "last").endswith("=> not tested: one seed\n")
 
 
 def test_two_seeds_and_a_row_without_outcomes() -> None:
@@ -83,8 +76,9 @@ def test_two_seeds_and_a_row_without_outcomes() -> None:
     def of(id: str) -> dict[str, Measurement]:
         return measured(here[id]) if id in here else {"e-00": Measurement(bare[id], 10, None)}
 
-    pairs = [Pair(row, s, f"{a}{s}", f"{b}{s}") for row, a, b in (("x", "a", "b"), ("y", "c", "d")) for s in (0, 1)]
-    first, second = compare(pairs, of, of)
+    rows = (("x", "a", "b"), ("y", "c", "d"))
+    cells = [Pair((("row", row),), s, f"{a}{s}", f"{b}{s}") for row, a, b in rows for s in (0, 1)]
+    first, second = compare(cells, of, of)
     assert (first.over, second.over) == ("seeds and images", "seeds, these images")
     assert first.test is not None and second.test is not None
     assert (first.test.mean, second.test.image_variance) == (0.75, 0)
@@ -92,15 +86,18 @@ def test_two_seeds_and_a_row_without_outcomes() -> None:
     assert second.over_seeds is not None
     assert second.over_seeds.t_p == pytest.approx(0.12566592)  # t = 5 of one degree of freedom
     assert second.images == ()
-    text = as_text([first, second], "x", "y", "last")
+    text = exploratory([first, second], "x", "y", "last")
     assert "over seeds, these images: 95 % interval" in text and "over seeds and images: 95 % interval" in text
     assert "exploratory, not corrected for 2 comparisons\n2 seeds: a claim about methods needs at least 5\n" in text
     assert text.startswith("2 comparisons: accuracies differ in 2, significantly (p < 0.05) in 0 of 2 tested\n")
-    doubted = replace(first, b=first.a, test=None, doubts=(("at chance", "diverged"), ("at chance",)))
-    text = as_text([doubted, doubted], "x", "y", "last")
+    unlearned, above = Doubt("chance", 0.1), Doubt("ended", 2.0)
+    doubts = ((unlearned, above), (unlearned,))
+    sides = tuple(tuple(replace(n, doubts=own) for n in first.numbers[0]) for own in doubts)
+    doubted = replace(first, numbers=sides, test=None, why="x")
+    text = exploratory([doubted, doubted], "x", "y", "last")
     assert text.startswith("2 comparisons: accuracies differ in 0, none is tested\n")
-    assert text.count("  A and B: at chance\n  A: diverged\n") == 2 and text.count("at chance") == 2
-    text = as_text(compare([*pairs, Pair("y", 2, "c0", "d0")], of, of), "x", "y", "last")
+    assert text.count(f"  A and B: {unlearned.words}\n  A: {above.words}\n") == 2
+    text = exploratory(compare([*cells, Pair((("row", "y"),), 2, "c0", "d0")], of, of), "x", "y", "last")
     assert "seeds 0, 1)\n  2 seeds: a claim" in text and "seeds 0, 1, 2)\n  3 seeds: a claim" in text
 
 
@@ -112,8 +109,8 @@ def test_networks_that_agree_on_everything() -> None:
     assert "not significantly different (p >= 0.05); they differ by at most 224.62 points" in text_of(found)
 
 
-def text_of(found: Comparison, margin: float | None = None) -> str:
-    return as_text([found], "x", "y", "last", margin)
+def text_of(found: Difference, margin: float | None = None) -> str:
+    return exploratory([replace(found, margin=margin)], "x", "y", "last")
 
 
 def test_a_null_result_says_what_is_excluded() -> None:
@@ -124,7 +121,7 @@ def test_a_null_result_says_what_is_excluded() -> None:
     assert "a claim" not in text_of(found) and "equivalent" not in text_of(found)
     assert "=> equivalent within ±0.5 points, the margin that the suite declares" in text_of(found, 0.5)
     assert "equivalent" not in text_of(found, 0.4)
-    assert [as_json([found], margin)[0]["test"]["equivalent"] for margin in (None, 0.5, 0.4)] == [None, True, False]
+    assert [record(replace(found, margin=m))["test"]["equivalent"] for m in (None, 0.5, 0.4)] == [None, True, False]
 
 
 @pytest.mark.parametrize(
@@ -143,9 +140,9 @@ def test_other_attacks_are_not_compared() -> None:
     """A metric is an attack, its settings, n and batch: the name alone is not enough."""
     sides = ({"pgd-aa": Measurement(0.5, 2, None)}, {"pgd-bb": Measurement(0.5, 2, None)})
     with pytest.raises(NothingMatched, match="no evaluation in common"):
-        compare([Pair("", 0, "a", "b")], lambda _: sides[0], lambda _: sides[1])
+        compare([Pair((), 0, "a", "b")], lambda _: sides[0], lambda _: sides[1])
     with pytest.raises(SpecError, match=r"--metric: nothing is measured as 'pdg' \(did you mean 'pgd'\?\)"):
-        compare([Pair("", 0, "a", "b")], lambda _: sides[0], lambda _: sides[1], ["pdg"])
+        compare([Pair((), 0, "a", "b")], lambda _: sides[0], lambda _: sides[1], ["pdg"])
     assert did_you_mean_metric("AA", ["pgd20", "autoattack"]) == " (did you mean 'autoattack'?)"
     assert did_you_mean_metric("pgd-20", ["pgd20", "autoattack"]) == " (did you mean 'pgd20'?)"
 
@@ -155,22 +152,22 @@ def test_other_attacks_are_not_compared() -> None:
 
 def test_rows_of_a_suite() -> None:
     plan = files.load("sfat-audit-jpeg75").plan("precision")
-    by_label = rows(plan, "SFAT", "FAT")
+    by_label = pairs(plan, "SFAT", "FAT")
     specs = {cell.id: cell for cell in plan.cells}
     assert [(specs[p.a].key["method"], specs[p.b].key["method"], p.seed) for p in by_label] == [
         ("SFAT", "FAT", 6),
         ("SFAT", "FAT", 7),
     ]
-    assert rows(plan, "aggregator=sfat", "aggregator=samples") == by_label
-    assert {pair.row for pair in by_label} == {""}, "what all pairs share says nothing"
+    assert pairs(plan, "aggregator=sfat", "aggregator=samples") == by_label
+    assert {pair.labels for pair in by_label} == {()}, "what all pairs share says nothing"
     with pytest.raises(SpecError, match=r"has no label 'SFATT' \(did you mean 'SFAT'\?\)"):
-        rows(plan, "SFATT", "FAT")
+        pairs(plan, "SFATT", "FAT")
     with pytest.raises(SpecError, match="'SFAT' and 'aggregator=sfat' share 2 cells"):
-        rows(plan, "SFAT", "aggregator=sfat")
+        pairs(plan, "SFAT", "aggregator=sfat")
     with pytest.raises(SpecError, match="'aggregator!=samples' holds several cells of seed 6: name one of method"):
-        rows(plan, "aggregator!=samples", "FAT")
+        pairs(plan, "aggregator!=samples", "FAT")
     with pytest.raises(NothingMatched, match="has a partner of the same seed"):
-        rows(plan, "aggregator=sfat and seed=6", "aggregator=samples and seed=7")
+        pairs(plan, "aggregator=sfat and seed=6", "aggregator=samples and seed=7")
 
 
 # --- the command -------------------------------------------------------------------------------------------------
@@ -239,9 +236,9 @@ def test_files_databases_and_cells(db: str, run: Any) -> None:
 
 
 def test_nothing_is_said_of_size_between_two_numbers_at_the_floor() -> None:
-    test = compared(["1" * 500 + "0" * 500] * 5, ["1" * 498 + "0" * 502] * 5).test
-    assert test is not None
-    lines = list(conclusion(test, "seeds and images", 1.0))
+    found = replace(compared(["1" * 500 + "0" * 500] * 5, ["1" * 498 + "0" * 502] * 5), margin=1.0)
+    lines = list(conclusion(found))
     assert any("equivalent" in line for line in lines) and any("at most" in line for line in lines)
-    at_floor = "\n".join(conclusion(test, "seeds and images", 1.0, floor=True))
+    sides = tuple(tuple(replace(n, doubts=(Doubt("majority", 0.1),)) for n in side) for side in found.numbers)
+    at_floor = "\n".join(conclusion(replace(found, numbers=sides)))
     assert FLOOR in at_floor and "at most" not in at_floor and "equivalent" not in at_floor

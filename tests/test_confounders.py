@@ -9,8 +9,9 @@ import pytest
 from test_suites import NAMES
 
 from fatbench import report
-from fatbench.report.numbers import baseline, compare, declared_tests
+from fatbench.report import contrasts, sentences
 from fatbench.report.numbers.measurements import Measurement
+from fatbench.report.pairs import pairs
 from fatbench.suite import confounders, files
 from fatbench.suite.cells import Plan
 
@@ -126,15 +127,15 @@ def measured(cell: str) -> dict[str, Measurement]:
 def test_rows_that_differ_have_no_difference_from_the_baseline_and_no_test(own: Callable[..., files.Suite]) -> None:
     suite = own()
     plan = suite.plan()
-    assert {one.label for one in baseline.differences(plan, measured)} == {"SFAT", "RS"}
-    (one,) = compare.compare(compare.rows(plan, "own", "FAT"), measured, measured)
+    assert {one.sides[0] for one in contrasts.from_baseline(plan, measured)} == {"SFAT", "RS"}
+    (one,) = contrasts.compare(pairs(plan, "own", "FAT"), measured, measured)
     assert (one.test, one.over_seeds, one.unlike) == (None, None, ("own trains at 8/255, FAT at 25/255",))
-    text = compare.as_text([one], "own", "FAT", "last")
+    text = sentences.exploratory([one], "own", "FAT", "last")
     assert "=> not compared: own trains at 8/255, FAT at 25/255" in text and "difference +" not in text
-    assert compare.as_json([one])[0]["difference"] is None
-    (other,) = compare.compare(compare.rows(plan, "SFAT", "FAT"), measured, measured)
+    assert sentences.record(one)["difference"] is None
+    (other,) = contrasts.compare(pairs(plan, "SFAT", "FAT"), measured, measured)
     assert other.test is not None and other.unlike == ()
-    why = {one.name: one.why for one in declared_tests.run(suite.tests[0], plan, measured)}
+    why = {one.name: one.why for one in contrasts.family(suite.tests[0], plan, measured)}
     assert why["own"] == "not compared: own trains at 8/255, FAT at 25/255" and "not compared" not in why["SFAT"]
 
 

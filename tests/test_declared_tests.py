@@ -13,14 +13,13 @@ import pytest
 
 from fatbench import report
 from fatbench.errors import SpecError
-from fatbench.report.numbers import declared_tests
-from fatbench.report.numbers.compare import points_up
+from fatbench.report import contrasts, sentences
 from fatbench.report.numbers.measurements import Measurement
 from fatbench.report.numbers.statistics import contrast, holm
+from fatbench.report.sentences import points_up
 from fatbench.store.stages import Store
 from fatbench.suite import files, filters
 from fatbench.suite.cells import Cell, Plan
-from fatbench.suite.contrasts import Contrast
 from fatbench.suite.files import Suite
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -144,48 +143,48 @@ def test_a_family_is_every_contrast_row_and_metric(tmp_path: Path) -> None:
     suite = written(tmp_path, FACTORIAL)
     plan = suite.plan("paper")
     of = pretended(plan)
-    found = declared_tests.run(suite.tests[0], plan, of)
+    found = contrasts.family(suite.tests[0], plan, of)
     assert [(one.name, one.row, one.metric) for one in found] == [
         (name, row, metric)
         for name in ("first", "interaction", "plain")
         for row in ("CIFAR-10", "SVHN")
         for metric in ("natural", "fgsm")
     ]
-    assert [one.corrected for one in found] == holm([one.test.p for one in found if one.test])
+    assert [one.p_holm for one in found] == holm([one.test.p for one in found if one.test])
     one = next(one for one in found if (one.name, one.row, one.metric) == ("interaction", "SVHN", "fgsm"))
     cells = []
     for method, weight in zip("ABCD", (1.0, -1.0, -1.0, 1.0), strict=True):
         mine = [c for c in plan.cells if (c.key["dataset"], c.key["method"]) == ("SVHN", method)]
         names = [e.id for e in mine[0].evaluations if e.label == "fgsm"]
         cells.append((weight, [of(c.id)[names[0]].outcomes or (0, 0) for c in mine]))
-    assert one.test == contrast(cells) and (one.seeds, one.n, one.with_images) == ((0, 1, 2), N, True)
+    assert one.test == contrast(cells) and (one.seeds, one.n, one.unit) == ((0, 1, 2), N, "image")
 
 
 def test_what_cannot_be_tested_counts_with_one(tmp_path: Path) -> None:
     """Cells of D are not run, or not in the preset: their contrasts stay in the family."""
     suite = written(tmp_path, FACTORIAL)
     plan = suite.plan("paper")
-    found = declared_tests.run(suite.tests[0], plan, pretended(plan, lambda cell: cell.key["method"] == "D"))
+    found = contrasts.family(suite.tests[0], plan, pretended(plan, lambda cell: cell.key["method"] == "D"))
     assert len(found) == 12
     tested = [one for one in found if one.test is not None]
     assert [one.name for one in tested] == ["plain"] * 4
     ps = [1.0] * 8 + [one.test.p for one in tested if one.test]
-    assert [one.corrected for one in found] == holm(ps)
+    assert [one.p_holm for one in found] == holm(ps)
     said = {(one.why, one.seeds) for one in found if one.test is None}
     assert said == {("fewer than two seeds are measured of every cell", ())}
     few = suite.plan("few")
-    found = declared_tests.run(suite.tests[0], few, pretended(few))
+    found = contrasts.family(suite.tests[0], few, pretended(few))
     assert [one.why for one in found] == ["D is not in this preset"] * 8 + [""] * 4
     assert [one.seeds for one in found[:8]] == [()] * 8
-    text = declared_tests.as_text(found, suite.tests[0], few, "last")
+    text = sentences.family(found, suite.tests[0], few, "last")
     (line,) = [line for line in text.splitlines() if line.split()[:3] == ["interaction", "SVHN", "fgsm"]]
     assert line.endswith("D is not in this preset") and " 1 " in line
     assert (
         text.startswith("none of 12 comparisons significant")
         and "3 seeds: a claim about methods needs at least 5" in text
     )
-    found = declared_tests.run(suite.tests[0], plan, lambda _: {})
-    assert all(one.test is None and one.corrected == 1 for one in found)
+    found = contrasts.family(suite.tests[0], plan, lambda _: {})
+    assert all(one.test is None and one.p_holm == 1 for one in found)
 
 
 def test_seeds_and_outcomes_that_are_missing(tmp_path: Path) -> None:
@@ -193,13 +192,13 @@ def test_seeds_and_outcomes_that_are_missing(tmp_path: Path) -> None:
     suite = written(tmp_path, FACTORIAL)
     plan = suite.plan("paper")
     of = pretended(plan, lambda cell: cell.key["method"] == "C" and cell.spec["seed"] == 1)
-    found = declared_tests.run(suite.tests[0], plan, of)
+    found = contrasts.family(suite.tests[0], plan, of)
     assert {one.name: one.seeds for one in found} == {"first": (0, 2), "interaction": (0, 2), "plain": (0, 1, 2)}
 
     def bare(id: str) -> dict[str, Measurement]:
         return {name: Measurement(one.value, one.n, None) for name, one in of(id).items()}
 
-    found = declared_tests.run(suite.tests[0], plan, bare)
+    found = contrasts.family(suite.tests[0], plan, bare)
     assert {one.over for one in found} == {"seeds, these images"}
     first = next(one for one in found if one.name == "first").test
     assert first is not None and first.image_variance == 0
@@ -217,10 +216,10 @@ def test_a_contrast_of_methods_and_attacks(tmp_path: Path) -> None:
     tests = "tests: {family: f, contrasts: {loss: {A: {natural: 1, fgsm: -1}, B: {natural: -1, fgsm: 1}}}}\n"
     suite = written(tmp_path, tests)
     plan = suite.plan("paper")
-    found = declared_tests.run(suite.tests[0], plan, pretended(plan))
+    found = contrasts.family(suite.tests[0], plan, pretended(plan))
     assert [(one.row, one.metric) for one in found] == [("CIFAR-10", "natural, fgsm"), ("SVHN", "natural, fgsm")]
     assert all(one.test is not None for one in found)
-    text = declared_tests.as_text(found, suite.tests[0], plan, "last")
+    text = sentences.family(found, suite.tests[0], plan, "last")
     assert "loss = A under natural + B under fgsm - A under fgsm - B under natural" in text
 
     def other_images(id: str) -> dict[str, Measurement]:
@@ -228,7 +227,7 @@ def test_a_contrast_of_methods_and_attacks(tmp_path: Path) -> None:
             name: Measurement(one.value, 30 if "fgsm" in name else N, None) for name, one in pretended(plan)(id).items()
         }
 
-    found = declared_tests.run(suite.tests[0], plan, other_images)
+    found = contrasts.family(suite.tests[0], plan, other_images)
     assert {one.why for one in found} == {"the cells were not evaluated by the same attack on the same images"}
 
 
@@ -256,11 +255,11 @@ tests:
     )
     plan = suite.plan("paper")
     of = pretended(plan)
-    first, second, third = (declared_tests.run(tests, plan, of) for tests in suite.tests)
+    first, second, third = (contrasts.family(tests, plan, of) for tests in suite.tests)
     assert [one.row for one in first] == ["CIFAR-10", "SVHN", "mean over dataset"] and suite.margin == 2
     assert [(one.row, one.metric) for one in second] == [("", "natural")]
     for found in (first, second):
-        assert [one.corrected for one in found] == holm([one.test.p for one in found if one.test])
+        assert [one.p_holm for one in found] == holm([one.test.p for one in found if one.test])
     parts = []
     for dataset in ("CIFAR-10", "SVHN"):
         for method, sign in (("A", 1), ("B", -1)):
@@ -274,7 +273,7 @@ tests:
     assert third[0].test == contrast(
         [(-2 * weight if i < 2 else 2 * weight, of_it) for i, (weight, of_it) in enumerate(parts)]
     )
-    text = declared_tests.as_text(first, suite.tests[0], plan, "last")
+    text = sentences.family(first, suite.tests[0], plan, "last")
     assert "\nbefore the run\n" in text and "plain mean over dataset fgsm" in " ".join(text.split())
 
 
@@ -289,10 +288,10 @@ def test_cells_of_a_seed_in_different_precisions_are_not_tested(tmp_path: Path) 
         stage = "x-00.bf16@1" if id in lower | both else "x-00@1"
         return {name: replace(one, stages=(stage,)) for name, one in of(id).items()}
 
-    cifar, svhn = declared_tests.run(suite.tests[0], plan, measured)
+    cifar, svhn = contrasts.family(suite.tests[0], plan, measured)
     assert svhn.test is None and svhn.why == "the cells of a seed were attacked in different precisions"
     assert cifar.test is not None and cifar.precisions == ("fp32", "fp32", "bf16")
-    text = declared_tests.as_text([cifar, svhn], suite.tests[0], plan, "last")
+    text = sentences.family([cifar, svhn], suite.tests[0], plan, "last")
     assert "0, 1, 2; attacked in fp32 at seeds 0, 1, bf16 at seed 2" in text
 
 
@@ -357,11 +356,11 @@ def test_a_filter_chooses_what_is_shown_and_corrects_nothing_less(db: str, run: 
 def test_comparisons_of_a_filter_and_missing_seeds(tmp_path: Path) -> None:
     suite = written(tmp_path, "tests: {family: f, metrics: [fgsm], contrasts: {p: {A: 1, B: -1}, q: {C: 1, D: -1}}}\n")
     plan = suite.plan("paper")
-    found = declared_tests.run(suite.tests[0], plan, pretended(plan))
+    found = contrasts.family(suite.tests[0], plan, pretended(plan))
 
     def text(where: str, seeds: tuple[int, ...] = (0, 1, 2)) -> str:
         only = {cell.id for cell in filters.select(plan, where).cells}
-        return declared_tests.as_text(found, suite.tests[0], plan, "last", only, seeds)
+        return sentences.family(found, suite.tests[0], plan, "last", only, seeds)
 
     said = text("method=C and dataset=SVHN")
     assert said.startswith("none of 4 comparisons significant") and "1 of them match the filter" in said
@@ -369,10 +368,10 @@ def test_comparisons_of_a_filter_and_missing_seeds(tmp_path: Path) -> None:
     assert said.count(" 0, 1, 2") == 1 and "seeds of the preset" not in said
     assert "not all 4 seeds of the preset are tested" in text("method=C", (0, 1, 2, 3))
     some = replace(found[0], cells=frozenset())
-    assert "family 'f': none of its 1 comparison matches" in declared_tests.as_text(
+    assert "family 'f': none of its 1 comparison matches" in sentences.family(
         [some], suite.tests[0], plan, "last", {"0"}
     )
-    assert declared_tests.as_text([], suite.tests[0], plan, "last") == (
+    assert sentences.family([], suite.tests[0], plan, "last") == (
         "suite four, preset paper: family 'f' is of points of the grid that are not in this preset\n"
     )
 
@@ -392,7 +391,7 @@ def test_mistakes_on_the_command_line(db: str, arguments: tuple[str, ...], messa
 
 def test_a_formula_has_what_is_subtracted_last() -> None:
     def formula(weights: dict[tuple[str, str], float]) -> str:
-        return declared_tests._formula(Contrast(axis="method", weights=weights))
+        return sentences.formula(weights)
 
     assert formula({("A", ""): 1.0, ("B", ""): -1.0}) == "A - B"
     assert formula({("B", ""): -1.0, ("A", ""): 0.5, ("C", "pgd20"): 0.5}) == "0.5 A + 0.5 C under pgd20 - B"

@@ -26,9 +26,9 @@ from safetensors.numpy import save_file
 from fatbench import report
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, NothingMatched, SpecError
+from fatbench.report import contrasts, sentences
 from fatbench.report.figures import artifacts, forest, panel_kinds, plots, series, styles
 from fatbench.report.formats import records
-from fatbench.report.numbers import baseline
 from fatbench.report.numbers.measurements import Measurement, Source
 from fatbench.report.tables import layout
 from fatbench.store.stages import Store
@@ -823,14 +823,14 @@ def test_the_forest_plot_has_a_row_a_method_and_a_panel_an_attack(drawn: Suite, 
         value = 0.5 + (method == "Uniform") * (0.23 + 0.02 * seed)
         return {name: Measurement(value, 100, None) for name in ("natural-a", "pgd20-b")}
 
-    found = baseline.differences(plan, of)
-    assert [(one.row, one.label, one.baseline, one.comparison.metric) for one in found] == [
+    found = contrasts.from_baseline(plan, of)
+    assert [(one.row, *one.sides, one.metric) for one in found] == [
         (row, "Uniform", "FAT", metric) for row in ("skewed", "even") for metric in ("natural", "pgd20")
     ]
-    assert found[0].comparison.difference == pytest.approx(0.26)
+    assert found[0].difference == pytest.approx(0.26)
     skewed = {one.id for one in plan.cells if one.key["split"] == "skewed"}  # alone there is nothing to tell it from
-    assert {one.row for one in baseline.differences(plan, lambda cell: of(cell) if cell in skewed else {})} == {""}
-    said = found[1].sentence()
+    assert {one.row for one in contrasts.from_baseline(plan, lambda cell: of(cell) if cell in skewed else {})} == {""}
+    said = sentences.sentence(found[1])
     assert said.startswith("Uniform is 26.0 points above FAT under PGD-20 (95 % interval ") and said.endswith(
         ", 2 seeds, too few for a claim)"
     )
@@ -838,10 +838,8 @@ def test_the_forest_plot_has_a_row_a_method_and_a_panel_an_attack(drawn: Suite, 
     axes = forest.figure_of(what).axes
     assert [one.get_title() for one in axes] == ["natural", "PGD-20"]
     assert [text.get_text() for text in axes[0].get_yticklabels()] == ["skewed, Uniform", "even, Uniform"]
-    far = replace(
-        found[0], comparison=replace(found[0].comparison, a=(-8.5,), b=(0.5,), seeds=(1,), test=None)
-    )  # one seed, say
-    clipped = forest.figure_of(replace(what, differences=[*found, replace(far, label="far")])).axes[0]
+    far = replace(found[0], weights={("far", ""): 1.0, ("FAT", ""): -1.0}, by_seed=(-9.0,), test=None)  # one seed, say
+    clipped = forest.figure_of(replace(what, differences=[*found, far])).axes[0]
     assert clipped.get_xlim()[0] > -100 and [text.get_text().strip() for text in clipped.texts] == ["-900"]
     dots = [line.get_xdata()[0] for line in axes[1].get_lines() if line.get_marker() == "o"]
     assert dots == pytest.approx([26, 26])
@@ -850,13 +848,13 @@ def test_the_forest_plot_has_a_row_a_method_and_a_panel_an_attack(drawn: Suite, 
         assert image.text["Title"] == "Differences from FAT"  # type: ignore[attr-defined]
         assert image.text["Description"].startswith("suite: drawn; Differences")  # type: ignore[attr-defined]
     assert "mean over 2 seeds" in (tmp_path / "x.txt").read_text()
-    alone = [replace(one, comparison=replace(one.comparison, seeds=(1,), test=None)) for one in found]
+    alone = [replace(one, seeds=(1,), test=None) for one in found]
     assert replace(what, differences=alone).caption == "Differences in points, not tested; dot: one seed."
 
 
 def test_a_baseline_is_a_label_and_where_none_is_named_nothing_is_guessed(drawn: Suite) -> None:
     assert written(("baseline: FAT", "baseline: Uniform")).plan().baseline == ("method", "Uniform")
-    assert baseline.differences(written(("baseline: FAT\n", "")).plan(), lambda cell: {}) == []
+    assert contrasts.from_baseline(written(("baseline: FAT\n", "")).plan(), lambda cell: {}) == []
     with pytest.raises(SpecError, match=r"drawn\.yaml:\d+: baseline: no axis has the label 'FATT'"):
         written(("baseline: FAT", "baseline: FATT"))
 
@@ -877,8 +875,9 @@ def test_a_difference_in_a_sentence(seeds: int, test: tuple[float, ...] | None, 
     tested = None
     if test is not None:
         tested = SimpleNamespace(mean=test[0], low=test[1], high=test[2], p=test[3], at_most=max(-test[1], test[2]))
-    one: Any = SimpleNamespace(metric="pgd20", difference=0.003, seeds=tuple(range(seeds)), test=tested, floor=False)
-    assert baseline.Difference("", "A", "B", frozenset(), one).sentence() == said
+    weights = {("A", ""): 1.0, ("B", ""): -1.0}
+    one = contrasts.Difference("A - B", "pgd20", weights, seeds=tuple(range(seeds)), by_seed=(0.003,), test=tested)  # type: ignore[arg-type]
+    assert sentences.sentence(one) == said
 
 
 def test_what_all_panels_share_stands_above_them_and_a_heading_in_its_title_only(drawn: Suite) -> None:

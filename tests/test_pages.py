@@ -17,8 +17,10 @@ import result_files
 
 from fatbench.cli import app as cli
 from fatbench.engine.rounds import Number
+from fatbench.report import contrasts
 from fatbench.report.formats import html
-from fatbench.report.numbers import cell_facts, compare
+from fatbench.report.numbers import cell_facts
+from fatbench.report.pairs import measured_numbers, pairs
 from fatbench.report.site import drilldown, leaderboards, pages
 from fatbench.runner import provenance
 from fatbench.store import jsonl
@@ -563,9 +565,9 @@ def test_a_leaderboard_has_the_difference_of_each_row_that_compare_finds(site: P
     file = ROOT / "results" / "sfat-jpeg75-cpu.jsonl.xz"
     with Store.open(str(site.parent / "compared.db"), create=True) as store:
         jsonl.import_(store, file, identify=identity)
-        of = functools.cache(lambda cell: compare.measured_numbers(store, [cell], "last")[cell])
-        pairs = compare.rows(suite.plan("cpu"), "SFAT", "FAT")
-        (one,) = compare.compare(pairs, of, of, ["autoattack"])
+        of = functools.cache(lambda cell: measured_numbers(store, [cell], "last")[cell])
+        cells = pairs(suite.plan("cpu"), "SFAT", "FAT")
+        (one,) = contrasts.compare(cells, of, of, ["autoattack"])
     assert one.test is not None
     row = next(row for row in re.findall(r"<tr>.*?</tr>", board[0], re.DOTALL) if 'class="stub name">SFAT</th>' in row)
     said = re.search(r'<td data-measured="([^"]+)">(\S+) <span class="std">\((\S+) to (\S+)\)', row)

@@ -31,7 +31,8 @@ from fatbench.engine.rounds import Number, Problem
 from fatbench.errors import MachineError
 from fatbench.methods import attacks, packages
 from fatbench.methods.objectives import OBJECTIVES
-from fatbench.report.numbers import compare
+from fatbench.report import contrasts, sentences
+from fatbench.report.pairs import measured_numbers, pairs
 from fatbench.runner import progress, provenance, slots
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
@@ -423,16 +424,18 @@ def test_precisions_are_said_where_a_number_pools_them_and_never_compared(
     assert shown().count("‡ attacked in bf16 (seed 1)\n") == 1
     assert "PGD precision: bf16 (2 cells), fp32 (2 cells)" in shown()
     assert "attacked in another precision" not in shown()
-    pairs = compare.rows(plan, "low", "high")
+    cells = pairs(plan, "low", "high")
 
-    def compared() -> compare.Comparison:
-        of = compare.measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
-        (found,) = compare.compare(pairs, of, of, ["pgd2"])
+    def compared() -> contrasts.Difference:
+        of = measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
+        (found,) = contrasts.compare(cells, of, of, ["pgd2"])
         return found
 
     pgd = compared()
     assert (pgd.seeds, pgd.precisions) == ((0, 1), ("fp32", "bf16"))
-    assert "seeds 0, 1; attacked in fp32 at seed 0, bf16 at seed 1)" in compare.as_text([pgd], "low", "high", "last")
+    assert "seeds 0, 1; attacked in fp32 at seed 0, bf16 at seed 1)" in sentences.exploratory(
+        [pgd], "low", "high", "last"
+    )
     # the other way round in one row: its numbers are compared with none
     other = next(job for job in jobs if job.spec["seed"] == 1 and job.spec["algorithm"]["local"]["lr"] == 0.5)
     delete_cell(store, other.cell)
@@ -461,6 +464,6 @@ def test_of_an_attack_in_two_precisions_every_view_reads_that_of_most_cells(
     store.finish(run, [Number("pgd2", 0.0, 1, n=16)])
     (grid,) = report.build_tables(suite, plan, store)
     behind = {place for value in grid.all() for place in value.behind}
-    compared = compare.measured_numbers(store, [job.cell for job in jobs], "last")
+    compared = measured_numbers(store, [job.cell for job in jobs], "last")
     read = {(cell, f"{name}.{one.precision}@1") for cell, found in compared.items() for name, one in found.items()}
     assert read == behind == {(job.cell, evaluation.stage(1, "bf16")) for job in jobs}

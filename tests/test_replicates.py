@@ -15,9 +15,9 @@ from sqlalchemy import text
 from fatbench import api, report
 from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError
-from fatbench.report.numbers import compare
 from fatbench.report.numbers.cell_runs import runs_of_cell
 from fatbench.report.numbers.frame import frame
+from fatbench.report.pairs import measured_numbers
 from fatbench.store import jsonl, replicates
 from fatbench.store.points import Point
 from fatbench.store.stages import Store
@@ -168,7 +168,7 @@ def test_the_order_of_import_changes_no_number_and_every_view_reads_the_same_run
             fat = api.to_read(suite, suite.plan("precision", None, "method=FAT"), store)
             assert {cell.id for cell in fat.cells} < {cell.id for cell in plan.cells}
             (grid,) = report.build_tables(suite, plan, store)
-            of = compare.measured_numbers(store, [cell.id for cell in plan.cells], "last")
+            of = measured_numbers(store, [cell.id for cell in plan.cells], "last")
             numbers = frame(store, plan)
             natural = numbers[
                 (numbers["metric"] == "natural") & (numbers["round"] == 20) & (numbers["stage"] != "train")

@@ -24,9 +24,11 @@ from typer.testing import CliRunner
 from fatbench import packed, report
 from fatbench.cli import submit
 from fatbench.cli.app import app
-from fatbench.report.numbers import cell_rows, compare, declared_tests, doubts, sql_tables
+from fatbench.report import contrasts, sentences
+from fatbench.report.numbers import cell_rows, doubts, sql_tables
 from fatbench.report.numbers.doubts import NOT_LEARNED, Doubt, in_words
 from fatbench.report.numbers.frame import frame
+from fatbench.report.pairs import measured_numbers, pairs
 from fatbench.report.site import drilldown, leaderboards
 from fatbench.store import jsonl, selection
 from fatbench.store.schema import DOUBTS, STAGES
@@ -114,7 +116,7 @@ def _check_doubts_of_all_views(store: Store) -> Mapping[tuple[str, str], tuple[D
     words = {key: in_words(found) for key, found in why.items()}
     for cell, stage, text in _doubts_of_the_frame(frame(store)):
         assert text == "; ".join(words.get((cell, stage), []))
-    compared = compare.measured_numbers(store, list(store.cells()), "last")
+    compared = measured_numbers(store, list(store.cells()), "last")
     for cell in store.cells():
         for one in compared[cell].values():
             assert one.doubts == why.get((cell, one.stage), ())
@@ -163,12 +165,12 @@ def test_a_training_that_diverged_is_said_to_have_wherever_its_numbers_stand(com
     """The mean of updates with IPM 100 among them: 11.5 % in each of five seeds, which no test calls a method's."""
     store = committed["fat-byzantine-cpu"]
     plan = files.load("fat-byzantine").plan("cpu", None, "training=AT")
-    pairs = [one for one in compare.rows(plan, "mean", "multi-Krum") if one.row == "IPM 100"]
-    of = compare.measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
-    (natural,) = compare.compare(pairs, of, of, ["natural"])
+    cells = [one for one in pairs(plan, "mean", "multi-Krum") if dict(one.labels).get("adversary") == "IPM 100"]
+    of = measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
+    (natural,) = contrasts.compare(cells, of, of, ["natural"])
     mine, others = natural.doubts
     assert others == () and all(text.startswith("training diverged in round ") for text in mine) and mine
-    assert f"A: {mine[0]}" in compare.as_text([natural], "mean", "multi-Krum", "last")
+    assert f"A: {mine[0]}" in sentences.exploratory([natural], "mean", "multi-Krum", "last")
     numbers = frame(store, plan)
     doubted = numbers[(numbers["metric"] == "natural") & numbers["doubts"].str.contains("diverged")]
     assert len(doubted) == 5 and (numbers[numbers["metric"] == "prior_accuracy"]["doubts"] == "").all()
@@ -205,19 +207,20 @@ def test_a_suite_is_quoted_with_one_sentence(
     file, preset = PAGES["rows_of"](name, preset)
     store, suite = committed[file], files.load(name)
     plan = suite.plan(preset)
-    of = compare.measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
-    found = declared_tests.headline(suite.tests, plan, of)
-    assert found is not None and found[0].test is not None
+    of = measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
+    found = contrasts.headline(suite.tests, plan, of)
+    assert found is not None and found.test is not None
+    said = sentences.finding(found)
     grids = report.build_tables(suite, plan, store)
-    assert found[1] in dict(grids[0].notes)["finding"]
+    assert said in dict(grids[0].notes)["finding"]
     (tests,) = [tests for tests in suite.tests if tests.headline]
-    assert found[1] in declared_tests.as_text(declared_tests.run(tests, plan, of), tests, plan, "last")
-    assert found[1] in {board.sentence for board in leaderboards.boards([(suite, plan)], grids, store, "last")}
+    assert said in sentences.family(contrasts.family(tests, plan, of), tests, plan, "last")
+    assert said in {board.sentence for board in leaderboards.boards([(suite, plan)], grids, store, "last")}
     index = (RESULTS / "README.md").read_text(encoding="utf-8").splitlines()
     quoted = next(line for line in index if f"]({page}.md) |" in line)
-    size = re.search(r"at most ([\d.]+) points|is ([\d.]+) points", found[1])
+    size = re.search(r"at most ([\d.]+) points|is ([\d.]+) points", said)
     told = "neither FedWAvg(1) nor FedAvg is above" if size is None else f"{size[1] or size[2]} points"
-    ends = sorted(f"{abs(100 * end):.1f}" for end in (found[0].test.low, found[0].test.high))
+    ends = sorted(f"{abs(100 * end):.1f}" for end in (found.test.low, found.test.high))
     for text in (quoted, (RESULTS / f"{page}.md").read_text(encoding="utf-8")):
         if page in ("fedvkd", "fedvkd-robust", "fedaux"):  # these give the interval, not its larger end by itself
             assert all(re.search(rf"\b{end}\b", text) for end in ends)

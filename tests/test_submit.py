@@ -19,7 +19,7 @@ from sqlalchemy import select, update
 import fatbench
 from fatbench.cli import app, verify
 from fatbench.errors import FatbenchError, NothingMatched
-from fatbench.report.numbers.agreement import Agreement
+from fatbench.report.agreement import Agreement
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,13 @@ from fatbench.api.asking import Plugins, Seeds, Where, filter_text, known_choice
 from fatbench.api.image_groups import labels_of
 from fatbench.api.reading import existing_store, planned_suite, to_read, trained_suites
 from fatbench.errors import NothingMatched, SpecError
-from fatbench.report.numbers import compare as comparing
+from fatbench.report import contrasts, pairs, sentences
+from fatbench.report.contrasts import Difference
 from fatbench.report.numbers.measurements import Measurement
 from fatbench.store.opening import Db, cell_id, may_be_cell, opened, shown_databases
+from fatbench.suite import filters
+from fatbench.suite.cells import Plan
+from fatbench.suite.contrasts import Tests
 from fatbench.suite.files import Suite
 from fatbench.suite.folders import available
 from fatbench.suite.model import CHECKPOINTS
@@ -31,25 +35,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A against B, paired by seed and image: one part for each row and evaluation that both have.
+    """Differences A - B, paired by seed and image: a part for each row and evaluation, or those that a suite declares.
 
-    Differences are A - B, as fractions. Of a single part, `difference`, `low` and `high` of its 95 % interval, `p` and
-    `at_most` (the size that the data do not exclude) are here as well; None where nothing can be tested.
+    Of a single part, `difference` as a fraction, `low` and `high` of its 95 % interval, `p` and `at_most` (the size
+    that the data do not exclude) are here as well; None where nothing can be tested.
     """
 
-    a: str
-    b: str
-    parts: tuple[comparing.Comparison, ...]
-    select: Checkpoint | None = "last"  # None: of arrays
-    margin: float | None = None  # of equivalence, in points, where the suite declares one
+    parts: tuple[Difference, ...]
+    text: str  # what is printed of them
 
     def __repr__(self) -> str:
-        text = comparing.as_text(self.parts, self.a, self.b, self.select or "last", self.margin)
-        # arrays have no rounds
-        return text if self.select else text.replace("checkpoint: last round; ", "", 1)
+        return self.text
 
     @property
-    def _only_part(self) -> comparing.Comparison:
+    def _only_part(self) -> Difference:
         if len(self.parts) != 1:
             part_names = ", ".join(" ".join(filter(None, (part.row, part.metric))) for part in self.parts)
             raise SpecError(
@@ -58,19 +57,19 @@ class Comparison:
         return self.parts[0]
 
     @property
-    def difference(self) -> float:
+    def difference(self) -> float | None:
         """A - B, the mean over seeds."""
         return self._only_part.difference
 
     @property
     def low(self) -> float | None:
         """Lower end of the 95 % interval."""
-        return None if (test := self._only_part.test) is None else test.low
+        return self._only_part.low
 
     @property
     def high(self) -> float | None:
         """Upper end of the 95 % interval."""
-        return None if (test := self._only_part.test) is None else test.high
+        return self._only_part.high
 
     @property
     def p(self) -> float | None:
@@ -80,25 +79,11 @@ class Comparison:
     @property
     def at_most(self) -> float | None:
         """The size that the data do not exclude."""
-        return None if (test := self._only_part.test) is None else test.at_most
+        return self._only_part.at_most
 
     def frame(self) -> pandas.DataFrame:
-        """One row a part: row, metric, n, seeds, a, b, difference, low, high, p, at_most, mcnemar_p, over."""
-        import pandas
-
-        return pandas.DataFrame(
-            [
-                {
-                    "row": part.row, "metric": part.metric, "n": part.n, "seeds": list(part.seeds),
-                    "a": sum(part.a) / len(part.a), "b": sum(part.b) / len(part.b),
-                    "difference": None if part.unlike else part.difference,
-                    "low": part.test and part.test.low, "high": part.test and part.test.high, "p": part.p,
-                    "at_most": part.test and part.test.at_most, "mcnemar_p": [image.p for image in part.images],
-                    "over": part.over,
-                }
-                for part in self.parts
-            ]
-        )  # fmt: skip
+        """One row a part, with all that is printed of it: difference, low, high, at_most, p, p_holm, detectable, ..."""
+        return contrasts.frame(self.parts)
 
 
 def compare(
@@ -141,6 +126,60 @@ def compare(
         )
 
 
+def tests(
+    suite: str | Path | Suite,
+    *,
+    preset: str | None = None,
+    seeds: Seeds = None,
+    where: Where = None,
+    select: Checkpoint = "last",
+    groups: GroupsAsked = None,
+    plugins: Plugins = (),
+    db: Db = None,
+) -> Comparison:
+    """The comparisons that a suite declares, each family corrected as a whole: `fatbench compare SUITE --tests`.
+
+    where: the cells whose comparisons are shown; p stays corrected over the family. Other arguments as of `compare`.
+    SpecError: the suite declares no contrasts.
+    """
+    known_choice("select", select, CHECKPOINTS)
+    with plugged(plugins, db):
+        _, families = declared_families(
+            suite, preset, seed_list(seeds), filter_text(where), select, groups=groups, db=db
+        )
+    parts = tuple(part for _, declared, cells, _ in families for part in contrasts.of_cells(declared, cells))
+    return Comparison(parts, "\n".join(text for *_, text in families))
+
+
+Family = tuple[Tests, list[Difference], set[str] | None, str]  # of all comparisons; the cells that are shown, the text
+
+
+def declared_families(
+    suite: str | Path | Suite, preset: str | None, seeds: list[int] | None, where: str | None, select: Checkpoint, *,
+    groups: GroupsAsked, db: Db,
+) -> tuple[Plan, list[Family]]:  # fmt: skip
+    """The plan, not filtered, and each family that the suite declares. SpecError: it declares none."""
+    with opened(db) as store:
+        chosen_suite, plan = planned_suite(suite, preset, seeds, None, store)
+        declaring = [family for family in chosen_suite.tests if family.contrasts]
+        if not declaring:
+            raise SpecError(
+                f"--tests: suite '{chosen_suite.name}' declares no contrasts (section 'tests', docs/suites.md)"
+            )
+        store = existing_store(store, db)
+        plan = to_read(chosen_suite, plan, store)
+        cells = None if where is None else {cell.id for cell in filters.select(plan, where).cells}
+        numbers_of = pairs.measured_numbers(
+            store, [cell.id for cell in plan.cells], select, labels_of(groups)
+        ).__getitem__
+        tested = [(family, contrasts.family(family, plan, numbers_of)) for family in declaring]
+    asked_seeds = chosen_suite.contents.presets[plan.preset].seeds or chosen_suite.contents.seeds
+    return plan, [
+        (family, declared, cells, sentences.family(declared, family, plan, select, cells, asked_seeds))
+        for family, declared in tested
+    ]
+
+
 def _compare_arrays(a: Any, b: Any, groups: GroupsAsked) -> Comparison:
     """Compare arrays of outcomes (seeds, images)."""
     import numpy
@@ -161,7 +200,7 @@ def _compare_arrays(a: Any, b: Any, groups: GroupsAsked) -> Comparison:
         if isinstance(groups, str | Path) or numpy.shape(groups) != (images,):
             labels = repr(groups) if isinstance(groups, str | Path) else numpy.shape(groups)
             raise SpecError(f"groups: a and b have {images} images: expected a label for each, got {labels}")
-        image_groups = comparing.grouped(groups, images)
+        image_groups = pairs.grouped(groups, images)
 
     def numbers_of(side: Any) -> dict[str, Mapping[str, Measurement]]:
         outcomes = [bits_of(row.astype(bool)) for row in side]
@@ -170,9 +209,10 @@ def _compare_arrays(a: Any, b: Any, groups: GroupsAsked) -> Comparison:
             for seed, (bits, n) in enumerate(outcomes)
         }
 
-    pairs = [comparing.Pair("", seed, str(seed), str(seed)) for seed in range(len(sides[0]))]
+    cells = [pairs.Pair((), seed, str(seed), str(seed)) for seed in range(len(sides[0]))]
     of_a, of_b = (numbers_of(side).__getitem__ for side in sides)
-    return Comparison("a", "b", tuple(comparing.compare(pairs, of_a, of_b)), None)
+    compared = contrasts.compare(cells, of_a, of_b, sides=("a", "b"))
+    return Comparison(tuple(compared), sentences.exploratory(compared, "a", "b", ""))
 
 
 def _compare_stored(
@@ -181,7 +221,7 @@ def _compare_stored(
     groups: GroupsAsked, db: Db,
 ) -> Comparison:  # fmt: skip
     """Compare two rows or cells of one database, or the common cells of two databases or files."""
-    margin = None
+    margin, estimator = None, contrasts.PAIRED
     are_files = [_is_results(side) for side in (a, b)]
     if any(are_files) and not all(are_files):
         first_side, second_side = (a, b) if are_files[0] else (b, a)
@@ -193,8 +233,8 @@ def _compare_stored(
             if suite is not None:
                 chosen_suite, plan = planned_suite(suite, preset, seeds, where, store_a)
                 margin = chosen_suite.margin
-            pairs = comparing.common(store_a, store_b, plan)
-            if not pairs:
+            cells, estimator = pairs.common(store_a, store_b, plan), contrasts.TWO_DATABASES
+            if not cells:
                 contents = f"{a} has {trained_suites(store_a)}, {b} has {trained_suites(store_b)}"
                 raise NothingMatched(f"{a} and {b} have no cell in common: {contents}")
         else:
@@ -202,21 +242,17 @@ def _compare_stored(
             if suite is not None:  # misspelt names are said first, with or without a database
                 chosen_suite, plan = planned_suite(suite, preset, seeds, where, maybe_store)
                 plan = plan if maybe_store is None else to_read(chosen_suite, plan, maybe_store)
-                pairs, margin = comparing.rows(plan, a, b), chosen_suite.margin
+                cells, margin = pairs.pairs(plan, a, b), chosen_suite.margin
             elif not (may_be_cell(a) and may_be_cell(b)):
                 contents = "" if maybe_store is None else f" ({shown_databases(db)} has {trained_suites(maybe_store)})"
                 raise SpecError(f"--suite: '{a}' and '{b}' are rows: name their suite with --suite{contents}")
             store_a = store_b = existing_store(maybe_store, db)
             if suite is None:
-                first_side, second_side = (cell_id(store_a, cell, available(), db) for cell in (a, b))
-                pairs = [
-                    comparing.Pair(
-                        "", int(store_a.cells([first_side])[first_side].get("seed") or 0), first_side, second_side
-                    )
-                ]
+                ids = [cell_id(store_a, cell, available(), db) for cell in (a, b)]
+                cells = [pairs.Pair((), int(store_a.cells(ids)[ids[0]].get("seed") or 0), ids[0], ids[1])]
         image_groups = labels_of(groups)
-        of_a = comparing.measured_numbers(store_a, {pair.a for pair in pairs}, select, image_groups)
-        of_b = comparing.measured_numbers(store_b, {pair.b for pair in pairs}, select, image_groups)
+        of_a = pairs.measured_numbers(store_a, {pair.a for pair in cells}, select, image_groups)
+        of_b = pairs.measured_numbers(store_b, {pair.b for pair in cells}, select, image_groups)
     empty_sides = [side for side, numbers in ((a, of_a), (b, of_b)) if not any(numbers.values())]
     if empty_sides:
         named_sides = " and ".join(f"'{side}'" for side in dict.fromkeys(empty_sides))
@@ -225,8 +261,9 @@ def _compare_stored(
         verb = "have" if len(empty_sides) > 1 else "has"
         lists = f"fatbench status {name} says what is left to run"
         raise NothingMatched(f"{named_sides} {verb} no numbers yet{place}: {lists}")
-    comparisons = comparing.compare(pairs, of_a.__getitem__, of_b.__getitem__, metrics)
-    return Comparison(a, b, tuple(comparisons), select, margin)
+    compared = contrasts.compare(cells, of_a.__getitem__, of_b.__getitem__, metrics, sides=(a, b), estimator=estimator)
+    compared = [replace(difference, margin=margin) for difference in compared]
+    return Comparison(tuple(compared), sentences.exploratory(compared, a, b, select))
 
 
 def _is_results(side: str) -> bool:

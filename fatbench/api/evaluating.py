@@ -245,8 +245,8 @@ def answer(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _evaluation(cell: str, store: Store, asked_ids: Mapping[str, Any]) -> Evaluation:
     """The stored numbers of a cell; asked_ids: id of an evaluation -> its attack."""
-    from fatbench.report.numbers.compare import label, measured_numbers
     from fatbench.report.numbers.doubts import MEASURED_WELL, in_words
+    from fatbench.report.pairs import label, measured_numbers
 
     grids = build_tables(*reporting_evaluated.suite_and_plan(store, f"id={cell}", {*asked_ids}), store)
     numbers_by_evaluation = measured_numbers(store, [cell], "last")[cell]

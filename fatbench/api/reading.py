@@ -264,8 +264,8 @@ def outcomes(
     import numpy
     import pandas
 
-    from fatbench.report.numbers.compare import label, measured_numbers
     from fatbench.report.numbers.statistics import bits_array
+    from fatbench.report.pairs import label, measured_numbers
 
     known_choice("select", select, CHECKPOINTS)
     with plugged(plugins, db), opened(db) as store:

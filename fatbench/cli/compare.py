@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from fatbench.cli.common import known_format, named_filter, named_preset, plan_in, print_json
+from fatbench.cli.common import known_format, named_filter, named_preset, print_json
 from fatbench.cli.options import Db, Format, Preset, Seeds, Select, Smoke, Where
 from fatbench.cli.reporting import checkpoint
 from fatbench.errors import SpecError
-from fatbench.store.opening import opened
-
-if TYPE_CHECKING:
-    from fatbench.store.selection import Checkpoint
-    from fatbench.store.stages import Store
-    from fatbench.suite.cells import Plan
-    from fatbench.suite.files import Suite
 
 
 def compare(
@@ -53,19 +45,33 @@ def compare(
     Example: fatbench compare SFAT FAT --suite fat-baselines --metric pgd20
     """
     from fatbench import api
-    from fatbench.report.numbers import compare as comparing
+    from fatbench.api.comparing import declared_families
+    from fatbench.report import contrasts, sentences
+    from fatbench.suite.seeds import parse_seeds
 
     known_format(format, ("text", "json"))
     chosen_checkpoint = checkpoint(select)
-    if tests and a is None:
-        raise SpecError(f"--tests: the suite stands where A is: fatbench compare {name or 'NAME'} --tests")
+    chosen_preset, filter_text = named_preset(preset, smoke), named_filter(where)
     if tests:
-        assert a is not None
+        if a is None:
+            raise SpecError(f"--tests: the suite stands where A is: fatbench compare {name or 'NAME'} --tests")
         if b is not None or name or metric:
             raise SpecError("--tests: the suite is A, and what it declares says the rest: no B, --suite or --metric")
-        _declared(
-            lambda store: plan_in(a, preset, smoke, seeds, None, store), where, chosen_checkpoint, groups, db, format
+        chosen_seeds = parse_seeds(seeds) if seeds else None
+        plan, families = declared_families(
+            a, chosen_preset, chosen_seeds, filter_text, chosen_checkpoint, groups=groups, db=db
         )
+        if format == "json":
+            print_json({
+                "suite": plan.suite, "preset": plan.preset, "checkpoint": select,
+                "families": [
+                    {"family": family.family, "size": len(declared), "margin": family.margin, "note": family.note,
+                     "comparisons": [sentences.record(one) for one in contrasts.of_cells(declared, cells)]}
+                    for family, declared, cells, _ in families
+                ],
+            })  # fmt: skip
+        else:
+            print("\n".join(text for *_, text in families), end="")
         return
     if a is None or b is None:
         raise SpecError(
@@ -73,60 +79,11 @@ def compare(
             " two cells, databases or files; or fatbench compare NAME --tests"
         )
     comparison = api.compare(
-        a, b, suite=name, metric=metric or (), preset=named_preset(preset, smoke), seeds=seeds,
-        where=named_filter(where), select=chosen_checkpoint, groups=groups, db=db,
+        a, b, suite=name, metric=metric or (), preset=chosen_preset, seeds=seeds, where=filter_text,
+        select=chosen_checkpoint, groups=groups, db=db,
     )  # fmt: skip
     if format == "json":
-        header = {"a": a, "b": b, "checkpoint": select, "exploratory": True, "margin": comparison.margin}
-        print_json({**header, "comparisons": comparing.as_json(comparison.parts, comparison.margin)})
+        header = {"a": a, "b": b, "checkpoint": select, "exploratory": True, "margin": comparison.parts[0].margin}
+        print_json({**header, "comparisons": [sentences.record(part) for part in comparison.parts]})
     else:
         print(comparison, end="")
-
-
-def _declared(
-    suite_and_plan: Callable[[Store | None], tuple[Suite, Plan]],
-    where: list[str] | None,
-    select: Checkpoint,
-    groups: str | None,
-    db: str | None,
-    format: str,
-) -> None:
-    """Print the families of comparisons that a suite declares. SpecError: it declares none.
-
-    suite_and_plan: the plan, not filtered. A filter chooses what is shown; Holm's correction stays over the whole
-    family.
-    """
-    from fatbench import api
-    from fatbench.api.image_groups import labels_of
-    from fatbench.report.numbers import declared_tests
-    from fatbench.report.numbers.compare import measured_numbers
-    from fatbench.suite import filters
-
-    with opened(db) as store:
-        suite, plan = suite_and_plan(store)
-        families = [tests for tests in suite.tests if tests.contrasts]
-        if not families:
-            raise SpecError(f"--tests: suite '{suite.name}' declares no contrasts (section 'tests', docs/suites.md)")
-        store = api.existing_store(store, db)
-        plan = api.to_read(suite, plan, store)
-        shown_cells = {cell.id for cell in filters.select(plan, filters.join_filters(where)).cells} if where else None
-        numbers_of_cell = measured_numbers(
-            store, [cell.id for cell in plan.cells], select, labels_of(groups)
-        ).__getitem__
-        tested = [(tests, declared_tests.run(tests, plan, numbers_of_cell)) for tests in families]
-    if format == "json":
-        print_json({
-            "suite": plan.suite, "preset": plan.preset, "checkpoint": select,
-            "families": [{"family": tests.family, "size": len(results), "margin": tests.margin, "note": tests.note,
-                          "comparisons": declared_tests.as_json(
-                              declared_tests.comparisons_of(results, shown_cells), tests.margin, len(results))}
-                         for tests, results in tested],
-        })  # fmt: skip
-        return
-    seeds = suite.contents.presets[plan.preset].seeds or suite.contents.seeds
-    print(
-        "\n".join(
-            declared_tests.as_text(results, tests, plan, select, shown_cells, seeds) for tests, results in tested
-        ),
-        end="",
-    )

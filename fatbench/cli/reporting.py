@@ -355,9 +355,9 @@ def report(
                 plans, stored, differences, name_list(columns), notes, chosen_checkpoint, digits, images
             )
             for (_, plan), item in zip(plans, compared.tables, strict=True):
-                if not item.lines:
+                if not item.grid.rows:
                     _say_empty(plan, store, db)
-            shown_tables = [item for item in compared.tables if item.lines or format in DATA_FORMATS]
+            shown_tables = [item for item in compared.tables if item.grid.rows or format in DATA_FORMATS]
             text = "\n".join(of_baseline.render(item, format) for item in shown_tables)
             if output is None:
                 sys.stdout.write(text)

@@ -39,7 +39,7 @@ def submit(
     Example: fatbench submit results.jsonl
     """
     from fatbench.cli import verify
-    from fatbench.report.numbers import agreement
+    from fatbench.report import agreement
     from fatbench.store import jsonl
     from fatbench.store.stages import Store
     from fatbench.suite.asked import contradiction

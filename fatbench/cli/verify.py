@@ -22,7 +22,7 @@ from fatbench.store import inputs
 from fatbench.suite import weights
 
 if TYPE_CHECKING:
-    from fatbench.report.numbers.agreement import Agreement, NumberPair
+    from fatbench.report.agreement import Agreement, NumberPair
     from fatbench.runner.jobs import Job
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Evaluation
@@ -58,7 +58,8 @@ def verify(
     Example: fatbench verify results.jsonl --sample 2 -n
     """
     known_format(format, ("text", "json"))
-    from fatbench.report.numbers import agreement, doubts
+    from fatbench.report import agreement
+    from fatbench.report.numbers import doubts
     from fatbench.store import jsonl
     from fatbench.store.stages import Store
     from fatbench.suite.asked import contradiction
@@ -127,7 +128,7 @@ def run_again(
 
     SystemExit: one failed.
     """
-    from fatbench.report.numbers import agreement
+    from fatbench.report import agreement
     from fatbench.store.stages import Store
 
     cells_again = to_run_again(their_store, cell_ids)

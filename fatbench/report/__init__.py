@@ -1,6 +1,10 @@
 """Tables and figures: a query, then a grid or curves, then a format. Nothing here imports torch.
 
     numbers       reads numbers from the database: statistics, doubts, provenance, published values
+    pairs         which cells are compared, and what was measured of them
+    contrasts     A minus B, or a weighted sum, with interval and p: a row each
+    sentences     what is said of a difference
+    agreement     whether a repeated cell agrees with an exported one
     tables        a table before it is printed: which cell stands where, marks, notes
     formats       Markdown, LaTeX, HTML, CSV, JSON, terminal
     figures       curves, bars, matrices and images, drawn with matplotlib
@@ -102,7 +106,8 @@ def build_tables(
         return build(
             suite, plan, Numbers(select=select, checkpoints=plan.checkpoints), published=published, digits=digits
         )
-    from fatbench.report.numbers import declared_tests, query, shown_runs
+    from fatbench.report import contrasts, sentences
+    from fatbench.report.numbers import query, shown_runs
 
     evaluated = shown_runs.shown_plan(replace(plan, cells=list(evaluated), resolved=False), store).cells
     plan = shown_runs.shown_plan(plan, store)
@@ -114,9 +119,9 @@ def build_tables(
     for grid in grids:
         if replicate_note := shown_runs.note(store, [id for _, id in grid.points]):
             grid.notes.append(("replicates", replicate_note))
-    headline = declared_tests.headline(suite.tests, plan, numbers.evaluated) if grids and not plan.where else None
+    headline = contrasts.headline(suite.tests, plan, numbers.evaluated) if grids and not plan.where else None
     if headline is not None:
-        grids[0].notes.append(("finding", f"{headline[1]}; fatbench compare {suite.name} --tests"))
+        grids[0].notes.append(("finding", f"{sentences.finding(headline)}; fatbench compare {suite.name} --tests"))
     return grids
 
 
@@ -279,16 +284,16 @@ def draw_forest(
     plan: Plan, store: Store, folder: Path, format: str, *, select: Checkpoint, width: float | None, serif: bool = False
 ) -> Path:
     """Write the forest plot of a suite: its methods against the baseline. NothingMatched: no cells can be compared."""
+    from fatbench.report import contrasts, pairs
     from fatbench.report.figures import forest
-    from fatbench.report.numbers import baseline, compare, frame, shown_runs
+    from fatbench.report.numbers import frame, shown_runs
     from fatbench.report.tables.grid import label
 
     if plan.baseline is None:
         raise NothingMatched(f"'{plan.suite}' names no baseline to compare with: write 'baseline: LABEL' in its file")
     plan = shown_runs.shown_plan(plan, store)
-    differences = baseline.differences(
-        plan, compare.measured_numbers(store, [c.id for c in plan.cells], select).__getitem__
-    )
+    numbers_of = pairs.measured_numbers(store, [cell.id for cell in plan.cells], select).__getitem__
+    differences = contrasts.from_baseline(plan, numbers_of)
     if not differences:
         raise NothingMatched(f"'{plan.suite}', preset {plan.preset}, has no two methods with the same evaluation")
     preset = "" if plan.preset == "paper" else f"-{plan.preset}"

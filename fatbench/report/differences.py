@@ -13,19 +13,18 @@ import io
 import json
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
 from fatbench.errors import SpecError
+from fatbench.report.contrasts import Difference, corrected, from_baseline
 from fatbench.report.formats import latex_text, markdown, terminal
-from fatbench.report.numbers import statistics
-from fatbench.report.numbers.baseline import Difference, differences
-from fatbench.report.numbers.compare import measured_numbers
+from fatbench.report.pairs import measured_numbers
 from fatbench.report.tables.combined import combine
-from fatbench.report.tables.grid import Grid, Row, Value
+from fatbench.report.tables.grid import Grid, Value
 from fatbench.report.tables.number_format import MISSING, rounded
 from fatbench.suite.standard_attacks import did_you_mean_metric
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from fatbench.suite.files import Suite
 
 STYLES = {"markdown": "github", "terminal": "simple", "latex": "latex_booktabs", "html": "html"}
-FORMATS = (*STYLES, "csv", "json")
 ESCAPES: dict[str, Callable[[str], str]] = {
     "markdown": markdown.escape,
     "latex": latex_text.escape,
@@ -45,38 +43,21 @@ ESCAPES: dict[str, Callable[[str], str]] = {
 
 
 @dataclass(frozen=True)
-class Line:
-    """A row: its labels, its accuracies, and its difference from the baseline."""
-
-    key: dict[str, str]
-    labels: dict[str, str]  # the same, an own row marked: "my_rule (own)"
-    values: list[Value]
-    difference: Difference | None = None  # None: the baseline itself, or not to be compared
-    corrected: float = 1.0  # p after Holm's correction
-
-
-@dataclass(frozen=True)
 class Differences:
-    """A table of differences from the baseline. metric: the heading of the compared metric."""
+    """The accuracies of methods, and beside each row its difference; None: the baseline, or what is not compared."""
 
     grid: Grid
-    metric: str
+    differences: Sequence[Difference | None]
+    metric: str  # the heading of the compared metric
     baseline: str
     digits: int
-    lines: list[Line]
-    footnotes: dict[str, str] = field(default_factory=dict)  # doubt in words -> mark
-    not_measured: Sequence[str] = ()  # methods without a number
+    not_measured: Sequence[str]  # methods without a number
 
     @property
-    def axes(self) -> list[str]:
-        """The axes in which rows differ."""
-        axes = self.grid.axes
-        return [axis for axis in axes if len({line.key.get(axis) for line in self.lines}) > 1] or axes[-1:]
-
-    @property
-    def tested(self) -> int:
-        """The number of comparisons over which p is corrected: with one seed there is no test."""
-        return sum(_p(line.difference) is not None for line in self.lines)
+    def doubts(self) -> dict[str, str]:
+        """Doubt in words -> its mark."""
+        texts = dict.fromkeys(doubt for value in self.grid.all() for doubt in value.doubts)
+        return {text: "†‡§¶"[i % 4] * (1 + i // 4) for i, text in enumerate(texts)}
 
 
 def of_plan(
@@ -102,110 +83,76 @@ def of_plan(
     combined, cells = combine([(suite, plan)], [], [*(shown_metrics or metrics)])
     options = {"select": select, "published": False, "digits": digits, "images": images}
     (grid,) = build_tables(combined, cells, store, **options)  # type: ignore[arg-type]
-    numbers_of = measured_numbers(store, [cell.id for cell in plan.cells], select).__getitem__
-    difference_by_cells = {entry.cells: entry for entry in differences(plan, numbers_of, [metric])}
     axis, label = plan.baseline
     rows, columns = grid.having(lambda value: value.mean is not None)
     not_measured = grid.names_without(rows)
     if not shown_metrics:  # what a single method has would be a column of dashes
         baseline_rows = [row for row in rows if row.key.get(axis) == label]
         columns = [c for c in columns if any(row.values[0][c].mean is not None for row in baseline_rows)] or columns
-    grid = grid.only(rows, columns)
-    compared = [_difference(row, difference_by_cells) for row in grid.rows]
-    corrected = iter(statistics.holm([p for p in map(_p, compared) if p is not None]))
-    lines = [
-        Line(
-            dict(row.key),
-            dict(zip(grid.axes, row.labels(grid.axes), strict=True)),
-            row.values[0],
-            entry,
-            1.0 if _p(entry) is None else next(corrected),
-        )
-        for row, entry in zip(grid.rows, compared, strict=True)
-    ]
-    marks = {text: "†‡§¶"[i % 4] * (1 + i // 4) for i, text in enumerate(dict.fromkeys(_doubts(lines)))}
     grid = replace(
-        grid,
+        grid.only(rows, columns),
         id="differences",
         name=f"{suite.title}: differences from {label}",
-        columns=[replace(entry, heading=headings.get(entry.metric, entry.metric)) for entry in grid.columns],
-    )
-    return Differences(grid, headings.get(metric, metric), label, digits, lines, marks, not_measured)
-
-
-def _p(difference: Difference | None) -> float | None:
-    """p before the correction; None: not tested."""
-    return None if difference is None else difference.comparison.p
-
-
-def _difference(row: Row, difference_by_cells: dict[frozenset[str], Difference]) -> Difference | None:
-    cells = {cell for value in row.values[0] for cell in value.cells}
-    return next((difference for label_cells, difference in difference_by_cells.items() if label_cells <= cells), None)
-
-
-def _doubts(lines: Iterable[Line]) -> Iterable[str]:
-    return (doubt for line in lines for value in line.values for doubt in value.doubts)
+        columns=[replace(grid.columns[c], heading=headings.get(grid.columns[c].metric, grid.columns[c].metric))
+                 for c in columns],
+    )  # fmt: skip
+    numbers_of = measured_numbers(store, [cell.id for cell in plan.cells], select).__getitem__
+    differences = from_baseline(plan, numbers_of, [metric])
+    of_rows = []
+    for row in grid.rows:
+        ids = {cell for value in row.values[0] for cell in value.cells}
+        of_rows.append(next((one for one in differences if one.cells <= ids), None))
+    after = iter(corrected([one for one in of_rows if one is not None], f"differences from {label}"))
+    shown = [None if one is None else next(after) for one in of_rows]
+    return Differences(grid, shown, headings.get(metric, metric), label, digits, not_measured)
 
 
 def render(table: Differences, format: str) -> str:
-    """The table in one of FORMATS; csv and json have unrounded numbers. SpecError: another format."""
+    """The table in one of `report.FORMATS`; csv and json have unrounded numbers."""
     if format in ("csv", "json"):
         return _as_data(table, format)
-    columns = list(range(len(table.grid.columns)))
+    grid, columns = table.grid, list(range(len(table.grid.columns)))
     text = _as_text(table, columns, format)
-    notes = [f"{symbol} {words}" for words, symbol in table.footnotes.items()]
+    notes = [f"{symbol} {words}" for words, symbol in table.doubts.items()]
     if table.not_measured:
         notes.append(f"not measured: {'; '.join(table.not_measured)}")
-    if format in ESCAPES:
-        notes = [ESCAPES[format](note) for note in notes]
+    notes = [ESCAPES[format](note) for note in notes] if format in ESCAPES else notes
     if format == "terminal":
-        terminal_width = shutil.get_terminal_size().columns
-        metric_columns = [c for c in columns if table.grid.columns[c].heading == table.metric]
-        optional_columns = [c for c in columns if c not in metric_columns]
-        while optional_columns and max(map(len, text.splitlines())) > terminal_width:
-            optional_columns.pop()  # the last ones go first; that of the compared metric stays
-            text = _as_text(table, sorted([*optional_columns, *metric_columns]), format)
-        if left_out_headings := [
-            table.grid.columns[c].label for c in columns if c not in (*optional_columns, *metric_columns)
-        ]:
-            notes.append(f"left out, as this terminal is too narrow: {', '.join(left_out_headings)}")
-        notes = [line for note in notes for line in textwrap.wrap(note, terminal_width)]
+        width = shutil.get_terminal_size().columns
+        optional = [c for c in columns if grid.columns[c].heading != table.metric]
+        left_out: list[str] = []
+        while optional and max(map(len, text.splitlines())) > width:  # the last ones go first
+            left_out.insert(0, grid.columns[optional[-1]].label)
+            columns.remove(optional.pop())
+            text = _as_text(table, columns, format)
+        if left_out:
+            notes.append(f"left out, as this terminal is too narrow: {', '.join(left_out)}")
+        notes = [line for note in notes for line in textwrap.wrap(note, width)]
     note_text = ("\n\n" if format == "latex" else "\n").join(notes)  # in LaTeX a paragraph each
-    return "\n".join([*_title(table.grid, format), text, *(["", note_text] if notes else [])]) + "\n"
-
-
-def _title(grid: Grid, format: str) -> list[str]:
-    """The lines above the table: what it is, and the warning of a reduced preset, as above other tables."""
-    if format == "terminal":
-        return terminal.title(grid).splitlines()
-    if format == "markdown":
-        return [f"### {markdown.escape(f'{grid.id}: {grid.title}')}", ""]
-    if format == "latex":
-        return [latex_text.caption_title(grid.name, grid.label), ""]
-    return [f"<p>{html.escape(grid.title)}</p>"]
+    title = {
+        "terminal": lambda: terminal.title(grid).splitlines(),
+        "markdown": lambda: [f"### {markdown.escape(f'{grid.id}: {grid.title}')}", ""],
+        "latex": lambda: [latex_text.caption_title(grid.name, grid.label), ""],
+        "html": lambda: [f"<p>{html.escape(grid.title)}</p>"],
+    }[format]()
+    return "\n".join([*title, text, *(["", note_text] if notes else [])]) + "\n"
 
 
 def _as_text(table: Differences, columns: Sequence[int], format: str) -> str:
     """The table as text with these columns of the grid; on a terminal the headings take two lines."""
-    heads = [
-        f"{table.metric}: points above {table.baseline} (95 % interval)", "differs by at most",
-        f"p after Holm over {table.tested}",
-    ]  # fmt: skip
-    if format == "terminal":
-        heads = [
-            f"points above {table.baseline}\n(95 % interval)",
-            "differs by\nat most",
-            f"p, Holm\nover {table.tested}",
-        ]
-    heads = [*table.axes, *(table.grid.columns[c].label for c in columns), *heads]
-    rows = [
-        [
-            *(line.labels.get(axis, "") for axis in table.axes),
-            *(_accuracy(line.values[c], table, short=format == "terminal") for c in columns),
-            *_compared(line, table.digits),
-        ]
-        for line in table.lines
-    ]
+    grid, narrow = table.grid, format == "terminal"
+    axes = [axis for axis in grid.axes if len({row.key.get(axis) for row in grid.rows}) > 1] or grid.axes[-1:]
+    tested = sum(one is not None and one.p is not None for one in table.differences)
+    points, at_most = f"points above {table.baseline}{chr(10) if narrow else ' '}(95 % interval)", "differs by at most"
+    heads = [f"{table.metric}: {points}", at_most, f"p after Holm over {tested}"]
+    if narrow:
+        heads = [points, "differs by\nat most", f"p, Holm\nover {tested}"]
+    rows = []
+    for row, one in zip(grid.rows, table.differences, strict=True):
+        labels = dict(zip(grid.axes, row.labels(grid.axes), strict=True))
+        accuracies = [_accuracy(row.values[0][c], table, short=narrow) for c in columns]
+        rows.append([*(labels.get(axis, "") for axis in axes), *accuracies, *_compared(one, table.digits)])
+    heads = [*axes, *(grid.columns[c].label for c in columns), *heads]
     return tabulate(rows, heads, tablefmt=STYLES[format], disable_numparse=True)
 
 
@@ -214,51 +161,42 @@ def _accuracy(value: Value, table: Differences, *, short: bool) -> str:
         return MISSING
     spread = "" if value.std is None else f" ±{rounded(100 * value.std, table.digits)}"
     partial = f" [{len(value.seeds)}/{value.wanted}]" if short else f" [{value.partial}]"
-    marks = "".join(table.footnotes[words] for words in value.doubts)
+    marks = "".join(table.doubts[words] for words in value.doubts)
     return f"{rounded(100 * value.mean, table.digits)}{spread}{partial if value.partial else ''}{marks}"
 
 
-def _compared(line: Line, digits: int) -> Sequence[str]:
-    """(points with interval, size not excluded, p) of a line; empty texts where nothing is compared."""
-    if line.difference is None:
+def _compared(one: Difference | None, digits: int) -> Sequence[str]:
+    """(points with interval, size not excluded, p) of a row; empty texts where nothing is compared."""
+    if one is None or one.difference is None:
         return "", "", ""
-    comparison = line.difference.comparison
-    mean = rounded(100 * comparison.difference, digits)
-    if comparison.test is None:
+    mean = rounded(100 * one.difference, digits)
+    if one.test is None:
         return mean, MISSING, MISSING
-    low, high, at_most = (
-        rounded(100 * end, digits) for end in (comparison.test.low, comparison.test.high, comparison.test.at_most)
-    )
-    p = "< 0.001" if line.corrected < 0.001 else f"{line.corrected:.2g}"
-    return f"{mean} ({low} to {high})", MISSING if comparison.floor else at_most, p
+    low, high = (rounded(100 * end, digits) for end in (one.test.low, one.test.high))
+    at_most = MISSING if one.at_most is None else rounded(100 * one.at_most, digits)
+    p = one.p_corrected or 0.0
+    return f"{mean} ({low} to {high})", at_most, "< 0.001" if p < 0.001 else f"{p:.2g}"
 
 
-def records(table: Differences) -> list[dict[str, object]]:
+def records(table: Differences) -> list[dict[str, Any]]:
     """The rows as data, one for each method: fractions, unrounded."""
     rows = []
-    for line in table.lines:
-        row: dict[str, object] = dict(line.key)
-        for column, value in zip(table.grid.columns, line.values, strict=True):
-            seeds = len(value.seeds)
-            row |= {column.metric: value.mean, f"{column.metric}_std": value.std, f"{column.metric}_seeds": seeds}
-        comparison = None if line.difference is None else line.difference.comparison
-        test = None if comparison is None else comparison.test
-        row |= {
-            "difference": None if comparison is None else comparison.difference,
-            "low": None if test is None else test.low,
-            "high": None if test is None else test.high,
-            "at_most": None if test is None or comparison is None or comparison.floor else test.at_most,
-            "p": None if test is None else line.corrected,
-            "doubts": "; ".join(dict.fromkeys(_doubts([line]))),
-        }
-        rows.append(row)
+    for row, one in zip(table.grid.rows, table.differences, strict=True):
+        record: dict[str, Any] = dict(row.key)
+        for column, value in zip(table.grid.columns, row.values[0], strict=True):
+            record |= {column.metric: value.mean, f"{column.metric}_std": value.std}
+            record[f"{column.metric}_seeds"] = len(value.seeds)
+        doubts = dict.fromkeys(doubt for value in row.values[0] for doubt in value.doubts)
+        names = {"difference": "difference", "low": "low", "high": "high", "at_most": "at_most", "p": "p_holm"}
+        rows.append(
+            record | {name: getattr(one, key, None) for name, key in names.items()} | {"doubts": "; ".join(doubts)}
+        )
     return rows
 
 
 def _as_data(table: Differences, format: str) -> str:
-    rows = records(table)
+    rows, grid = records(table), table.grid
     if format == "json":
-        grid = table.grid
         facts = {"title": grid.title, "suite": grid.suite, "preset": grid.preset, "metric": table.metric}
         return json.dumps({**facts, "baseline": table.baseline, "rows": rows}, indent=2) + "\n"
     text = io.StringIO()

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fatbench import whole_file
+from fatbench.report.contrasts import Difference
 from fatbench.report.figures.panel_kinds import wrap_to_width
 from fatbench.report.figures.plots import FIXED, NARROW, SERIF, TEXT, metadata
 from fatbench.report.figures.styles import COLOURS, GREY
-from fatbench.report.numbers.baseline import Difference
 from fatbench.suite.standard_attacks import attack_name, heading
 
 if TYPE_CHECKING:
@@ -39,12 +39,10 @@ class Forest:
     def caption(self) -> str:
         """The caption: the meaning of dots and bars, in a sentence or two."""
         differences = self.differences
-        seeds = sorted({len(difference.comparison.seeds) for difference in differences})
+        seeds = sorted({len(difference.seeds) for difference in differences})
         seed_counts = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
         random_effects = " and ".join(
-            dict.fromkeys(
-                difference.comparison.over for difference in differences if difference.comparison.test is not None
-            )
+            dict.fromkeys(difference.over for difference in differences if difference.test is not None)
         )
         interval = f"bar: 95 % interval over {random_effects}, not corrected for several comparisons"
         label = f"{self.label}. " if self.label else ""
@@ -61,7 +59,7 @@ def draw(plot: Forest, name: str, folder: Path, serif: bool = False) -> Path:
 
     with style.context("default"), rc_context(SERIF if serif else FIXED):
         figure, buffer = figure_of(plot), io.BytesIO()
-        title = f"Differences from {', '.join(dict.fromkeys(difference.baseline for difference in plot.differences))}"
+        title = f"Differences from {', '.join(dict.fromkeys(difference.sides[1] for difference in plot.differences))}"
         description = f"{plot.origin}; {plot.caption}"
         figure.savefig(buffer, format=plot.format, metadata=metadata(title, description, plot.format))
     file = folder / f"{name}.{plot.format}"
@@ -77,24 +75,24 @@ def figure_of(plot: Forest) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
     names = list(dict.fromkeys(map(_name, plot.differences)))
-    compared_metrics = {difference.comparison.metric for difference in plot.differences}
+    compared_metrics = {difference.metric for difference in plot.differences}
     shown_metrics = [metric for metric in plot.metrics if metric in compared_metrics]
     shown_metrics = shown_metrics if len(shown_metrics) <= MOST else [shown_metrics[0], *shown_metrics[1 - MOST :]]
     width = plot.width or TEXT
-    axis_label = f"points from {', '.join(dict.fromkeys(difference.baseline for difference in plot.differences))}"
+    axis_label = f"points from {', '.join(dict.fromkeys(difference.sides[1] for difference in plot.differences))}"
     figure = Figure(figsize=(width, 0.75 + ROW * len(names) + 0.35 * (plot.width is None)), layout="constrained")
     panels = figure.subplots(1, len(shown_metrics), squeeze=False, sharey=True)[0]
     for axes, metric in zip(panels, shown_metrics, strict=True):
         axes.axvline(0, color=GREY, linewidth=0.8)
-        for difference in (difference for difference in plot.differences if difference.comparison.metric == metric):
-            row, test = names.index(_name(difference)), difference.comparison.test
+        for difference in (difference for difference in plot.differences if difference.metric == metric):
+            row, test = names.index(_name(difference)), difference.test
             excludes_zero = test is not None and not test.low <= 0 <= test.high
             if test is not None:
                 axes.plot([100 * test.low, 100 * test.high], [row, row], color=COLOURS[0], linewidth=1.2)
-            axes.plot(100 * difference.comparison.difference, row, "o", markersize=4, color=COLOURS[0],
+            axes.plot(100 * (difference.difference or 0.0), row, "o", markersize=4, color=COLOURS[0],
                       markerfacecolor=COLOURS[0] if excludes_zero else "white")  # fmt: skip
         axes.set_title(heading(metric) if width / len(shown_metrics) < 1 else attack_name(metric))
-        _clip(axes, [difference for difference in plot.differences if difference.comparison.metric == metric], names)
+        _clip(axes, [difference for difference in plot.differences if difference.metric == metric], names)
         if width / len(shown_metrics) < NARROW:
             axes.xaxis.set_major_locator(MaxNLocator(2, integer=True))  # more would run into each other
         axes.grid(axis="y", visible=False)
@@ -111,7 +109,7 @@ def _clip(axes: Axes, differences: Sequence[Difference], names: Sequence[str]) -
     ends = [
         100 * end
         for difference in differences
-        if (test := difference.comparison.test) is not None
+        if (test := difference.test) is not None
         for end in (test.low, test.high)
     ]
     if not ends:
@@ -120,7 +118,7 @@ def _clip(axes: Axes, differences: Sequence[Difference], names: Sequence[str]) -
     low, high = min(*ends, 0) - room, max(*ends, 0) + room
     axes.set_xlim(low, high)
     for difference in differences:
-        value, row = 100 * difference.comparison.difference, names.index(_name(difference))
+        value, row = 100 * (difference.difference or 0.0), names.index(_name(difference))
         if not low <= value <= high:
             edge, sign, side = (low, "<", "left") if value < low else (high, ">", "right")
             axes.plot(edge, row, sign, markersize=4, color=COLOURS[0], clip_on=False)
@@ -128,4 +126,4 @@ def _clip(axes: Axes, differences: Sequence[Difference], names: Sequence[str]) -
 
 
 def _name(difference: Difference) -> str:
-    return ", ".join(filter(None, [difference.row, difference.label]))
+    return ", ".join(filter(None, [difference.row, difference.sides[0]]))

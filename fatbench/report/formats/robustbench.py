@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.errors import NothingMatched
-from fatbench.report.numbers.compare import label, measured_numbers
+from fatbench.report.pairs import label, measured_numbers
 from fatbench.suite.cells import Plan
 from fatbench.suite.weights import CELL
 

@@ -13,9 +13,5 @@ doubts           every reason to doubt a number
 published        the paper's numbers
 provenance       what produced the numbers of a table
 statistics       tests of significance and intervals
-baseline         every method against the suite's baseline
-compare          two sides against each other
-declared_tests   the tests that a suite declares
-agreement        whether a repeated cell agrees with an exported one
 quantiles        quartiles over clients
 """

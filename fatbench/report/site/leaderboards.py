@@ -7,16 +7,18 @@ the tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.errors import FatbenchError
-from fatbench.report.numbers import baseline, compare, declared_tests
-from fatbench.report.numbers.baseline import Difference
+from fatbench.report import contrasts, sentences
+from fatbench.report.contrasts import Difference, NumbersOf
 from fatbench.report.numbers.doubts import above_chance
-from fatbench.report.numbers.measurements import Measurement, Source
+from fatbench.report.numbers.measurements import Source
+from fatbench.report.pairs import measured_numbers
 from fatbench.report.tables import combined
 from fatbench.report.tables.grid import Column, Grid, Row, Value, any_number
 from fatbench.store.selection import Checkpoint
@@ -44,18 +46,6 @@ class Task:
     parts: dict[str, tuple[Suite, Plan, list[Cell]]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The difference that answers a board's question, with its 95 % interval: fractions."""
-
-    who: str  # "SFAT \u2212 FAT"
-    metric: str
-    difference: float
-    low: float
-    high: float
-    seeds: int
-
-
 @dataclass
 class Board:
     """A leaderboard, ready to print."""
@@ -70,7 +60,7 @@ class Board:
     choices: list[tuple[str, list[str]]]  # axis -> labels
     differences: list[Difference] = field(default_factory=list)  # of its rows, where they were tested
     sentence: str = ""  # what the numbers come to
-    answer: Answer | None = None  # the one that the sentence tells
+    answer: Difference | None = None  # the one that the sentence tells
     suites: list[str] = field(default_factory=list)
     preset: str = ""
     at_floor: bool = False  # of the first row, no seed is above the most frequent class
@@ -108,7 +98,7 @@ def boards(suite_plans: Sequence[Part], grids: Sequence[Grid], store: Store, sel
             if (board := _board(task, grid)) is not None:
                 plans = [replace(plan, cells=cells) for _, plan, cells in task.parts.values()]
                 ids = {cell.id for plan in plans for cell in plan.cells}
-                numbers_of = compare.measured_numbers(store, ids, select).__getitem__
+                numbers_of = measured_numbers(store, ids, select).__getitem__
                 _set_answer(plans, board, numbers_of)
                 _quote_headline(board, task, store, select)
                 all_boards.append(board)
@@ -139,51 +129,32 @@ def paper_order(suite: str) -> int:
     return [*dict.fromkeys(PAPERS.values()), OTHER].index(paper_of(suite))
 
 
-def _set_answer(plans: Sequence[Plan], board: Board, numbers_of: Callable[[str], Mapping[str, Measurement]]) -> None:
+def _set_answer(plans: Sequence[Plan], board: Board, numbers_of: NumbersOf) -> None:
     """Compare the rows with the baselines of their suites and set the board's answer and sentence."""
     column = board.grid.columns[board.sorted_by]
     if "attacker" in board.grid.axes:
         board.sentence = _privacy_sentence(board)
     if column.source.stage != "evaluation":
         return
-    all_differences = [
-        compared_row for plan in plans for compared_row in baseline.differences(plan, numbers_of, [column.metric])
-    ]
-    board.differences = [compared_row for compared_row in all_differences if compared_row.comparison.test is not None]
+    compared = [one for plan in plans for one in contrasts.from_baseline(plan, numbers_of, [column.metric])]
+    board.differences = [one for one in compared if one.test is not None]
     if board.differences:
-        all_differences = board.differences
         # of several groups of rows, the one whose baseline is strongest: adversarial training under an attack
-        best = max(sum(compared_row.comparison.b) / len(compared_row.comparison.b) for compared_row in all_differences)
-        strongest_group = [
-            compared_row
-            for compared_row in all_differences
-            if sum(compared_row.comparison.b) / len(compared_row.comparison.b) == best
-        ]
-        compared_row = next(
-            (compared_row for compared_row in strongest_group if compared_row.label.startswith(METHODS)),
-            strongest_group[0],
-        )
-        row_text = ", ".join(f"{axis} {label}" for axis, label in compared_row.where.items() if axis in board.axes)
-        board.sentence = f"{row_text}: " * bool(row_text) + compared_row.sentence()
-        if (test := compared_row.comparison.test) is not None:
-            sides = f"{compared_row.label} \u2212 {compared_row.baseline}"
-            compared = compared_row.comparison
-            board.answer = Answer(sides, compared.metric, compared.difference, test.low, test.high, len(compared.seeds))
+        strengths = [fmean(one.values[1]) for one in board.differences]
+        strongest = [one for one, mean in zip(board.differences, strengths, strict=True) if mean == max(strengths)]
+        board.answer = next((one for one in strongest if one.sides[0].startswith(METHODS)), strongest[0])
+        row_text = ", ".join(f"{axis} {label}" for axis, label in board.answer.labels.items() if axis in board.axes)
+        board.sentence = f"{row_text}: " * bool(row_text) + sentences.sentence(board.answer)
 
 
 def _quote_headline(board: Board, task: Task, store: Store, select: Checkpoint) -> None:
     """Quote the headline that a suite of the task declares, if cells of it are on this board."""
     for suite, plan, cells in task.parts.values():
         if any(tests.headline for tests in suite.tests):
-            numbers_by_cell = compare.measured_numbers(store, {cell.id for cell in plan.cells}, select)
-            headline = declared_tests.headline(suite.tests, plan, numbers_by_cell.__getitem__)
-            if headline is None or (test := headline[0].test) is None:
-                continue
-            if not headline[0].cells.isdisjoint(cell.id for cell in cells):
-                declared, board.sentence = headline
-                sides = declared_tests.sides(declared)
-                sides_text = sides if isinstance(sides, str) else " \u2212 ".join(sides)
-                board.answer = Answer(sides_text, declared.metric, test.mean, test.low, test.high, len(declared.seeds))
+            numbers_of = measured_numbers(store, {cell.id for cell in plan.cells}, select).__getitem__
+            headline = contrasts.headline(suite.tests, plan, numbers_of)
+            if headline is not None and not headline.cells.isdisjoint(cell.id for cell in cells):
+                board.answer, board.sentence = headline, sentences.finding(headline)
                 return
 
 

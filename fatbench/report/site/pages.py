@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench import whole_file
 from fatbench.errors import SpecError
+from fatbench.report.contrasts import Difference
 from fatbench.report.figures import inline, series
 from fatbench.report.figures.styles import axis_label
 from fatbench.report.formats import html, latex
-from fatbench.report.numbers.compare import signed
+from fatbench.report.sentences import signed
 from fatbench.report.site import drilldown
 from fatbench.report.site import leaderboards as leaderboards
 from fatbench.report.site.drilldown import GridPoint
@@ -255,15 +256,19 @@ def _overview(board: Board) -> dict[str, Any]:
         best = "nothing measured"
     elif board.at_floor:
         best, number = "none", f"{number} ({best}) is not above the most frequent class"
-    answer = board.answer
+    answer, test = board.answer, board.answer and board.answer.test
     return {
         "id": board.id, "question": board.title, "sentence": board.sentence.replace(" -", " \u2212"),
         "best": best, "number": number,
-        "difference": signed(answer.difference).replace("-", "\u2212") if answer else "",
-        "who": f"{answer.who}, {attack_name(answer.metric)}" if answer else "",
-        "interval": f"{signed(answer.low)} to {signed(answer.high)}".replace("-", "\u2212") if answer else "",
-        "seeds": answer.seeds if answer else len(value.seeds),
+        "difference": signed(test.mean).replace("-", "\u2212") if test else "",
+        "who": f"{_minus(answer)}, {attack_name(answer.metric)}" if answer else "",
+        "interval": f"{signed(test.low)} to {signed(test.high)}".replace("-", "\u2212") if test else "",
+        "seeds": len((answer or value).seeds),
     }  # fmt: skip
+
+
+def _minus(answer: Difference) -> str:
+    return " \u2212 ".join(answer.sides)
 
 
 def _under(metric: str) -> str:
@@ -401,32 +406,24 @@ def _heading(board: Board) -> str:
     """The heading of the column of differences; empty without differences."""
     if not board.differences:
         return ""
-    baselines = ", ".join(dict.fromkeys(difference.baseline for difference in board.differences))
+    baselines = ", ".join(dict.fromkeys(difference.sides[1] for difference in board.differences))
     return f"{board.grid.columns[board.sorted_by].heading}: points from {baselines} (95 %, not corrected)"
 
 
 def _difference(board: Board, row: Row) -> dict[str, Any] | None:
     """The difference of a row from its baseline in points, and positions in [0, 100] of 0, its interval and itself."""
     difference = leaderboards.difference(board, row)
-    if difference is None or (test := difference.comparison.test) is None:
+    if difference is None or (test := difference.test) is None:
         return None
-    ends = [
-        end
-        for other_difference in board.differences
-        if (t := other_difference.comparison.test)
-        for end in (t.low, t.high)
-    ]
+    ends = [end for other in board.differences if other.test for end in (other.test.low, other.test.high)]
     low, high = min(0, *ends), max(0, *ends)  # one scale for all rows, with 0 in it
-    positions = [
-        round(100 * (position - low) / (high - low or 1), 1)
-        for position in (0, test.low, test.high, difference.comparison.difference)
-    ]
-    interval_text = f"({signed(test.low)} to {signed(test.high)})".replace("-", "\u2212")
     return {
-        "raw": difference.comparison.difference,
-        "number": signed(difference.comparison.difference).replace("-", "\u2212"),
-        "interval": interval_text,
-        "places": positions,
+        "raw": difference.difference,
+        "number": signed(test.mean).replace("-", "\u2212"),
+        "interval": f"({signed(test.low)} to {signed(test.high)})".replace("-", "\u2212"),
+        "places": [
+            round(100 * (position - low) / (high - low or 1), 1) for position in (0, test.low, test.high, test.mean)
+        ],
     }
 
 

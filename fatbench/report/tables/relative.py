@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from fatbench.report.contrasts import at_floor
 from fatbench.report.numbers import provenance
-from fatbench.report.numbers.compare import at_floor
 from fatbench.report.numbers.doubts import Doubt, with_seeds
 from fatbench.report.numbers.measurements import Measurement, Numbers, Source, mean_and_std
 from fatbench.report.numbers.statistics import over_seeds, paired, share

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fatbench.report.numbers.cell_rows import numbers_of
-from fatbench.report.numbers.compare import label, measured_numbers
 from fatbench.report.numbers.statistics import binomial_tail
+from fatbench.report.pairs import label, measured_numbers
 from fatbench.store.consistency import FRACTIONS
 from fatbench.store.doubt_names import PREFIX
 from fatbench.store.schema import NUMBERS
