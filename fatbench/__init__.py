@@ -17,6 +17,7 @@
     fatbench.results("sfat-cifar10")                      the same numbers as a pandas.DataFrame
     fatbench.outcomes("sfat-cifar10", "pgd20")            which images are classified right
     fatbench.compare("SFAT", "FAT", suite="sfat-cifar10") whether two rows differ; two arrays of outcomes, too
+    fatbench.tests("fat-baselines")                       what a suite declares, corrected as a whole
     fatbench.plot("sfat-cifar10", "F3")                   a figure
     fatbench.Table.from_frame(frame, "method", ["pgd20"]) a table of numbers of yours
 
@@ -77,13 +78,14 @@ if TYPE_CHECKING:
     from fatbench.api import run as run
     from fatbench.api import suites as suites
     from fatbench.api import table as table
+    from fatbench.api import tests as tests
     from fatbench.data.own import dataset as dataset
     from fatbench.engine.rounds import Mixing as Mixing
 
 _API = (
     "Comparison", "Evaluation", "Table", "aggregate", "compare", "evaluate", "export_results", "import_results",
     "list_models", "load_data", "load_model", "make_suite", "outcomes", "partition", "plan", "plot", "register",
-    "results", "run", "suites", "table",
+    "results", "run", "suites", "table", "tests",
 )  # fmt: skip
 _ELSEWHERE = {"Mixing": "fatbench.engine.rounds", "dataset": "fatbench.data.own"}
 __all__ = ["__version__", "attacks", *_ELSEWHERE, *_API]

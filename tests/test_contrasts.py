@@ -14,7 +14,11 @@ from typing import Any
 
 import pytest
 import said_differences
+from typer.testing import CliRunner
 
+import fatbench
+from fatbench.cli.app import app
+from fatbench.errors import SpecError
 from fatbench.store.stages import Store
 
 ROOT = Path(__file__).parent.parent
@@ -51,3 +55,23 @@ def write(golden: Mapping[str, Any]) -> None:
     for view in said_differences.VIEWS:
         text = text.replace(f'"{view}":', f'\n"{view}":')
     GOLDEN.write_text(f"{text}\n", encoding="utf-8")
+
+
+def test_the_families_of_a_suite_in_python(committed: Mapping[str, Store]) -> None:
+    """The frame has what the command prints: each comparison with p after Holm, and what would have been found."""
+    db = str(committed["fedvkd-robust-cpu"].database.path)
+    asked = ["compare", "fedvkd-robust", "--tests", "--preset", "cpu", "--db", db]
+    families = json.loads(CliRunner().invoke(app, [*asked, "--format", "json"]).stdout)["families"]
+    found = fatbench.tests("fedvkd-robust", preset="cpu", db=db)
+    assert f"{found}" == CliRunner().invoke(app, asked).stdout
+    frame = found.frame()
+    said = [(one["contrast"], one["metric"], one["p_holm"], one["test"]["detectable_corrected"])
+            for family in families for one in family["comparisons"]]  # fmt: skip
+    assert [*frame[["contrast", "metric", "p_holm", "detectable"]].itertuples(index=False, name=None)] == said
+    sizes = frame.groupby("family", sort=False)["size"].first()
+    assert [*sizes.items()] == [(family["family"], family["size"]) for family in families]
+    assert ((frame["low"] <= frame["difference"]) & (frame["difference"] <= frame["high"])).all()
+    some = fatbench.tests("fedvkd-robust", preset="cpu", where="method=FedVKD", db=db).frame()
+    assert 0 < len(some) < len(frame) and {*some["p_holm"]} <= {*frame["p_holm"]}
+    with pytest.raises(SpecError, match="declares no contrasts"):
+        fatbench.tests("sfat-cifar10-jpeg75", db=db)

@@ -8,7 +8,7 @@
     running        suites, plans, runs
     reading        stored results as tables, frames and figures
     tables         the class Table
-    comparing      whether two rows, cells, files or arrays differ
+    comparing      whether two rows, cells, files or arrays differ, and what a suite declares
     evaluating     attacks models that were trained anywhere
     making         methods and suites from a notebook
     parts          data, partitions and aggregation for a user's own training loop
@@ -25,7 +25,7 @@ names are there without it.
 from __future__ import annotations
 
 from fatbench.api.asking import in_python, known_choice, with_argument_names
-from fatbench.api.comparing import Comparison, compare
+from fatbench.api.comparing import Comparison, compare, tests
 from fatbench.api.evaluating import CHECK, Evaluation, attack_and_store, evaluate
 from fatbench.api.making import make_suite, register
 from fatbench.api.parts import aggregate, load_data, partition
@@ -83,6 +83,7 @@ __all__ = [
     "suites",
     "table",
     "take_in",
+    "tests",
     "to_read",
     "why_empty",
     "with_argument_names",
