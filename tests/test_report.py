@@ -38,10 +38,11 @@ from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError
 from fatbench.report.figures import series
 from fatbench.report.formats import html, latex, latex_text, markdown, records, terminal
-from fatbench.report.numbers import cell_rows, compare, doubts, provenance
+from fatbench.report.numbers import cell_rows, doubts, provenance
 from fatbench.report.numbers.frame import frame
 from fatbench.report.numbers.measurements import EVERY, RANGE, Source, in_words, metric_names
 from fatbench.report.numbers.number import Number as StoredNumber
+from fatbench.report.pairs import measured_numbers
 from fatbench.report.tables import layout, number_format
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Column, Grid, Value, varying, with_numbers
@@ -1576,7 +1577,7 @@ def test_the_database_gives_the_same_tables(tiny: Suite, tmp_path: Path, select:
         images = {"outcomes": cell_rows.outcomes([cell.id for cell in plan.unique()], store)}
         every = build(tiny, plan, store.measurements(), select, runs=store.runs(), **images)
         expected = build(tiny, plan, rows, select, **images)
-        compared = compare.measured_numbers(store, [cell.id for cell in plan.cells], select)
+        compared = measured_numbers(store, [cell.id for cell in plan.cells], select)
         framed = frame(store, plan).set_index(["cell", "stage", "metric", "client"])["value"]
         behind = [pair for grid in found for v in grid.all() for pair in zip(v.behind, v.values, strict=False)]
         for (cell, stage), value in behind:  # a table, `compare` and the frame have one number, also of the best round
@@ -1599,7 +1600,7 @@ def test_tables_and_compare_read_the_precision_of_most_cells(tiny: Suite, tmp_pa
     with Store.open(str(tmp_path / "test.db"), create=True) as store:
         fill(store, plan, rows, lambda cell: {})
         grids = report.build_tables(tiny, plan, store)
-        compared = compare.measured_numbers(store, [cell.id for cell in plan.cells], "last")
+        compared = measured_numbers(store, [cell.id for cell in plan.cells], "last")
     behind = [pair for pair in (pair for grid in grids for v in grid.all() for pair in v.behind) if "pgd20" in pair[1]]
     assert behind and all(".bf16@" in stage for _, stage in behind)
     assert all(compared[cell][parsed(stage).evaluation].stage == stage for cell, stage in behind)

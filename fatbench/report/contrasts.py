@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 LEVEL = 0.05  # a difference is called one where its p is below this
-PAIRED, TWO_DATABASES = "paired", "two databases"  # estimators
+PAIRED, SHARE, TWO_DATABASES = "paired", "share", "two databases"  # estimators
 SEED, IMAGE, GROUP = "seed", "image", "group"  # units that are drawn at random; the last two beside seeds
 
 Side = tuple[str, str]  # label, metric; "": the metric under test
@@ -55,6 +55,7 @@ class Difference:
     seeds: tuple[int, ...] = ()
     numbers: tuple[tuple[Measurement, ...], ...] = ()  # of each side, one a seed
     by_seed: tuple[float, ...] = ()  # the weighted sum of each seed
+    estimated: tuple[float, tuple[float, float] | None] | None = None  # (value, 95 % interval) of a SHARE
     estimator: str = PAIRED
     unit: str = ""  # what is drawn at random: SEED, or IMAGE or GROUP beside seeds; empty: nothing is tested
     test: SeedsAndImages | None = None
@@ -103,17 +104,28 @@ class Difference:
     @property
     def difference(self) -> float | None:
         """Its mean over seeds; None: the sides are unlike, or nothing is compared."""
+        if self.estimated is not None:
+            return self.estimated[0]
         return None if self.unlike or not self.by_seed else sum(self.by_seed) / len(self.by_seed)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval: of the test; of numbers that are no accuracies Student's, of a share Fieller's."""
+        if self.test is not None:
+            return self.test.low, self.test.high
+        if self.estimated is not None:
+            return self.estimated[1]
+        return self.over_seeds.interval if self.unit == SEED and self.over_seeds is not None else None
 
     @property
     def low(self) -> float | None:
         """Lower end of the 95 % interval."""
-        return None if self.test is None else self.test.low
+        return self.interval and self.interval[0]
 
     @property
     def high(self) -> float | None:
         """Upper end of the 95 % interval."""
-        return None if self.test is None else self.test.high
+        return self.interval and self.interval[1]
 
     @property
     def at_most(self) -> float | None:
@@ -224,6 +236,8 @@ def tested(
     if len(seeds) < 2:
         return replace(difference, why="one seed")
     n, groups = numbers[0][0].n, numbers[0][0].groups
+    if not n:  # no accuracies
+        return replace(difference, unit=SEED)
     outcomes = [[number.outcomes for number in side if number.outcomes is not None] for side in numbers]
     if any(len(side) < len(seeds) or any(count % n for _, count in side) for side in outcomes):
         test, unit = statistics.over_seeds(by_seed, n, max(map(abs, weights))), SEED
@@ -300,6 +314,27 @@ def compare(
             difference = replace(difference, why="other images or labels")
         differences.append(tested(difference, both))
     return differences
+
+
+def of_values(
+    sides: tuple[str, str], metric: str, a: Mapping[int, float], b: Mapping[int, float], *, labels: Key | None = None,
+    n: int = 0,
+) -> Difference:  # fmt: skip
+    """A - B of numbers by seed: accuracies on n images, about these images; without n numbers of any kind."""
+    weights = {(side, ""): weight for side, weight in zip(sides, (1.0, -1.0), strict=True)}
+    numbers = [{seed: Measurement(value, n) for seed, value in side.items()} for side in (a, b)]
+    return tested(Difference(" - ".join(sides), metric, weights, labels or {}), numbers)
+
+
+def share(metric: str, point: Mapping[int, float], start: Mapping[int, float], end: Mapping[int, float]) -> Difference:
+    """The share of the way from `start` to `end` at which `point` lies, of means over the seeds that all have."""
+    seeds = tuple(seed for seed in point if seed in start and seed in end)
+    parts, wholes = [point[seed] - start[seed] for seed in seeds], [end[seed] - start[seed] for seed in seeds]
+    estimated = statistics.share(parts, wholes)
+    weights = {("point", ""): 1.0, ("start", ""): -1.0}
+    return Difference(
+        "share", metric, weights, seeds=seeds if estimated else (), estimator=SHARE, unit=SEED, estimated=estimated
+    )
 
 
 def from_baseline(plan: Plan, numbers_of: NumbersOf, metrics: Sequence[str] = ()) -> list[Difference]:

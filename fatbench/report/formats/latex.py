@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fatbench.errors import SpecError, did_you_mean
+from fatbench.report.contrasts import Difference
 from fatbench.report.formats.latex_text import (
     SIUNITX,
     caption_title,
@@ -26,7 +27,7 @@ from fatbench.report.formats.latex_text import (
     superscript,
 )
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Grid, Group, PairedComparison, Row, Value, with_numbers
+from fatbench.report.tables.grid import Column, Grid, Group, Row, Value, with_numbers
 from fatbench.report.tables.notes import IN_CAPTION, p_value
 from fatbench.report.tables.number_format import Entry
 
@@ -382,7 +383,7 @@ def _paired_test_floats(grid: Grid, fits: Width) -> Iterator[str]:
     """The paired tests as floats, a line each: labels, heading, difference, p of the t test and of Wilcoxon's."""
     if sum(note_name == "paired" for note_name, _ in grid.notes) < 2:  # the notes only count the tests
         return
-    axes = list(grid.paired[0].key)
+    axes = list(grid.paired[0][1].labels)
     heads = [*(escape(axis) for axis in axes), "", "difference", r"\multicolumn{2}{c}{$p$ ($t$, Wilcoxon)}"]
     for start in range(0, len(grid.paired), MOST_TESTS):
         lines = [
@@ -390,7 +391,7 @@ def _paired_test_floats(grid: Grid, fits: Width) -> Iterator[str]:
             r"\toprule",
             " & ".join(heads) + r" \\",
             r"\midrule",
-            *(_test_line(comparison) for comparison in grid.paired[start : start + MOST_TESTS]),
+            *(_test_line(*paired) for paired in grid.paired[start : start + MOST_TESTS]),
             r"\bottomrule",
             r"\end{tabular}",
         ]
@@ -400,11 +401,12 @@ def _paired_test_floats(grid: Grid, fits: Width) -> Iterator[str]:
         yield "\n".join([rf"\begin{{{fits.environment}}}[htbp]", *body, rf"\end{{{fits.environment}}}"]) + "\n"
 
 
-def _test_line(comparison: PairedComparison) -> str:
-    test = comparison.test
-    labels = [*comparison.key.values(), f"{comparison.label} − {comparison.against}, {comparison.column.heading}"]
-    mean = signs(number_format.signed(test.mean, comparison.column))
-    difference = rf"{mean} $\pm$ {number_format.number(test.std, comparison.column)}"
+def _test_line(column: Column, one: Difference) -> str:
+    test = one.over_seeds
+    assert test is not None  # a table has no others
+    labels = [*one.labels.values(), f"{' − '.join(one.sides)}, {column.heading}"]
+    mean = signs(number_format.signed(test.mean, column))
+    difference = rf"{mean} $\pm$ {number_format.number(test.std, column)}"
     return " & ".join([*map(escape, labels), difference, p_value(test.t_p), p_value(test.wilcoxon_p)]) + r" \\"
 
 

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fatbench.report.contrasts import Difference
 from fatbench.report.numbers.provenance import Origin
 from fatbench.report.tables import tidy
-from fatbench.report.tables.grid import Column, Grid, PairedComparison, Row, Value
+from fatbench.report.tables.grid import Column, Grid, Row, Value
 from fatbench.suite.model import Key
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _table(grid: Grid) -> dict[str, Any]:
             for c in grid.columns
         ]
     if grid.paired:
-        optional["paired"] = [_paired(comparison) for comparison in grid.paired]
+        optional["paired"] = [_paired(column, one) for column, one in grid.paired]
     return {
         "id": grid.id,
         "title": grid.title,
@@ -194,19 +195,12 @@ def _measured_record(value: Value) -> dict[str, Any]:
     }
 
 
-def _paired(comparison: PairedComparison) -> dict[str, Any]:
-    test = comparison.test
+def _paired(column: Column, one: Difference) -> dict[str, Any]:
+    label, against = one.sides
+    test = one.over_seeds
+    assert test is not None  # a table has no others
     return {
-        "key": comparison.key,
-        "label": comparison.label,
-        "against": comparison.against,
-        "heading": comparison.column.heading,
-        "metric": comparison.column.metric,
-        "unit": _unit(comparison.column),
-        "mean": test.mean,
-        "std": test.std,
-        "n": len(test.seeds),
-        "seeds": list(test.seeds),
-        "t_p": test.t_p,
-        "wilcoxon_p": test.wilcoxon_p,
-    }
+        "key": one.labels, "label": label, "against": against, "heading": column.heading, "metric": column.metric,
+        "unit": _unit(column), "mean": test.mean, "std": test.std, "n": len(test.seeds), "seeds": list(test.seeds),
+        "t_p": test.t_p, "wilcoxon_p": test.wilcoxon_p,
+    }  # fmt: skip

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fatbench.report.contrasts import Difference
 from fatbench.report.numbers import provenance
 from fatbench.report.numbers.measurements import Source, in_words
-from fatbench.report.numbers.statistics import Paired
 from fatbench.store.selection import PUBLISHED
 from fatbench.suite.cells import Plan
 from fatbench.suite.files import split_settings
@@ -113,17 +113,6 @@ class Row:
 
 
 @dataclass(frozen=True)
-class PairedComparison:
-    """A label of the paired axis against another, under one heading: differences between runs of the same seed."""
-
-    key: Key  # the labels of the other axes
-    label: str
-    against: str
-    column: Column
-    test: Paired
-
-
-@dataclass(frozen=True)
 class Grid:
     """One table, ready to print."""
 
@@ -143,7 +132,7 @@ class Grid:
     notes: list[tuple[str, str]] = field(default_factory=list)  # (what, text), shown under the table
     footnotes: list[tuple[str, str]] = field(default_factory=list)  # (mark, text)
     points: list[tuple[str, str]] = field(default_factory=list)  # (labels, cell), one a point and seed
-    paired: list[PairedComparison] = field(default_factory=list)  # the tests that the table asks for
+    paired: list[tuple[Column, Difference]] = field(default_factory=list)  # the tests that the table asks for
     attacks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # metric -> its attacks, all settings
     perturbation: str = ""  # of the tasks: "Linf 25/255"
     split: bool = False  # numbers under one heading that are not compared with each other

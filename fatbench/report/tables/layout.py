@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from fatbench.data.catalogue import CATALOGUE
+from fatbench.report.contrasts import Difference, of_values
 from fatbench.report.numbers import provenance
 from fatbench.report.numbers.measurements import (
     CLIENT,
@@ -24,10 +25,9 @@ from fatbench.report.numbers.measurements import (
     metric_names,
 )
 from fatbench.report.numbers.published import Lookup
-from fatbench.report.numbers.statistics import paired
 from fatbench.report.tables import significance
 from fatbench.report.tables.common_images import OnCommonImages
-from fatbench.report.tables.grid import Column, Grid, Group, PairedComparison, Row, Value, label
+from fatbench.report.tables.grid import Column, Grid, Group, Row, Value, label
 from fatbench.report.tables.grid_points import (
     Names,
     TablePoints,
@@ -444,8 +444,8 @@ def _digits(values: Sequence[Value]) -> int:
 
 def _paired_comparisons(
     grid: Grid, axis: str, against: str, unlike_cells: frozenset[str]
-) -> Iterable[PairedComparison]:
-    """The paired test of each label of an axis against one of them, under each heading and at equal other labels.
+) -> Iterable[tuple[Column, Difference]]:
+    """(column, difference) of each label of an axis from one of them, under each heading and at equal other labels.
 
     unlike_cells: cells that are compared with none, since they differ in more than their labels.
     """
@@ -457,18 +457,16 @@ def _paired_comparisons(
                 (other_axis, other_label) for other_axis, other_label in key.items() if other_axis != axis
             )
             values |= {((other_labels, position), key[axis]): value for position, value in enumerate(row_values)}
-    for (row_and_column, compared_label), value in values.items():
-        baseline_value = values.get((row_and_column, against))
+    for ((labels, position), compared_label), value in values.items():
+        baseline_value = values.get(((labels, position), against))
         if (
             compared_label == against
             or baseline_value is None
             or not unlike_cells.isdisjoint({*value.cells, *baseline_value.cells})
         ):
             continue
-        own_values, baseline_values = (
-            dict(zip(paired_value.seeds, paired_value.values, strict=True)) for paired_value in (value, baseline_value)
-        )
-        if (test := paired(own_values, baseline_values)) is not None:
-            yield PairedComparison(
-                dict(row_and_column[0]), compared_label, against, grid.columns[row_and_column[1]], test
-            )
+        sides = (dict(zip(side.seeds, side.values, strict=True)) for side in (value, baseline_value))
+        column = grid.columns[position]
+        difference = of_values((compared_label, against), column.metric, *sides, labels=dict(labels))
+        if difference.over_seeds is not None:
+            yield column, difference

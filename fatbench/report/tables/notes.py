@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fatbench.data.catalogue import CATALOGUE
+from fatbench.report.contrasts import Difference
 from fatbench.report.numbers import provenance, statistics
 from fatbench.report.numbers.doubts import PRECISION, RULE, Doubt
 from fatbench.report.numbers.measurements import quoted
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Column, Grid, PairedComparison
+from fatbench.report.tables.grid import Column, Grid
 from fatbench.report.tables.grid_points import is_inside
 from fatbench.report.tables.significance import UNTESTED
 from fatbench.store.selection import WORDS
@@ -223,22 +224,20 @@ def _at_chance(
     )
 
 
-def _paired_tests(comparisons: Sequence[PairedComparison]) -> Iterable[tuple[str, str]]:
+def _paired_tests(paired: Sequence[tuple[Column, Difference]]) -> Iterable[tuple[str, str]]:
     """The notes on paired tests: a line about the method, then one line for each test."""
-    if comparisons:
-        count = f"{len(comparisons)} comparison{'s' * (len(comparisons) > 1)}"
+    if paired:
+        count = f"{len(paired)} comparison{'s' * (len(paired) > 1)}"
         content = "differences between runs of the same seed, mean ± sample standard deviation (ddof 1)"
         tests = "p of the paired t test and of Wilcoxon's signed-rank test, two-sided, not corrected for"
         yield "paired", f"{content}; {tests} {count}"
-    for comparison in comparisons:
-        test, column, unit = comparison.test, comparison.column, " points" * (comparison.column.unit == "percent")
-        row_labels = ", ".join(comparison.key.values())
-        contrast = (
-            f"{row_labels + ': ' if row_labels else ''}{comparison.label} - {comparison.against}, {column.heading}"
-        )
+    for column, one in paired:
+        test, unit = one.over_seeds, " points" * (column.unit == "percent")
+        assert test is not None  # a table has no others
         mean, std = number_format.signed(test.mean, column), number_format.number(test.std, column)
-        difference = f"{mean} ± {std}{unit}, n = {len(test.seeds)}"
-        yield "paired", f"{contrast}: {difference}, t test {_p(test.t_p)}, Wilcoxon {_p(test.wilcoxon_p)}"
+        contrast = f"{one.row + ': ' if one.row else ''}{one.name}, {column.heading}"
+        t_test, wilcoxon = (_p(p) for p in (test.t_p, test.wilcoxon_p))
+        yield "paired", f"{contrast}: {mean} ± {std}{unit}, n = {len(one.seeds)}, t test {t_test}, Wilcoxon {wilcoxon}"
 
 
 def _p(value: float | None) -> str:
@@ -342,21 +341,17 @@ def _brief(name: str, note: str, grid: Grid) -> str:
 PLURAL = {"device": "devices", "precision": "precisions", "code": "commits"}  # facts that `MIXED` lists with cells
 
 
-def _summary(comparisons: Sequence[PairedComparison]) -> str:
+def _summary(paired: Sequence[tuple[Column, Difference]]) -> str:
     """The paired t tests in a sentence: how many are below 0.05 after Holm's correction, and the largest difference."""
-    tested = [comparison for comparison in comparisons if comparison.test.t_p is not None]
-    corrected = statistics.holm([float(comparison.test.t_p or 0.0) for comparison in tested])
-    significant = [comparison for comparison, p in zip(tested, corrected, strict=True) if p < 0.05]
-    summary = (
-        f"{len(significant)} of {len(comparisons)} paired t tests over seeds have p < 0.05 after Holm's correction"
-    )
+    tested = [(p, column, one) for column, one in paired if one.over_seeds and (p := one.over_seeds.t_p) is not None]
+    corrected = statistics.holm([p for p, _, _ in tested])
+    significant = [(column, one) for (_, column, one), p in zip(tested, corrected, strict=True) if p < 0.05]
+    summary = f"{len(significant)} of {len(paired)} paired t tests over seeds have p < 0.05 after Holm's correction"
     if not significant:
         return summary
-    top = max(significant, key=lambda comparison: abs(comparison.test.mean))
-    location = ", ".join((*top.key.values(), top.column.heading))
-    return (
-        f"{summary}, most {location}: {top.label} - {top.against} = {number_format.signed(top.test.mean, top.column)}"
-    )
+    column, top = max(significant, key=lambda item: abs(item[1].difference or 0.0))
+    location = ", ".join((*top.labels.values(), column.heading))
+    return f"{summary}, most {location}: {top.name} = {number_format.signed(top.difference or 0.0, column)}"
 
 
 def _shares(grid: Grid) -> str:

@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fatbench.report.contrasts import at_floor
+from fatbench.report.contrasts import at_floor, of_values, share
 from fatbench.report.numbers import provenance
 from fatbench.report.numbers.doubts import Doubt, with_seeds
 from fatbench.report.numbers.measurements import Measurement, Numbers, Source, mean_and_std
-from fatbench.report.numbers.statistics import over_seeds, paired, share
 from fatbench.report.tables.grid import Value
 from fatbench.report.tables.grid_points import PointKey, baselines, point_key
 from fatbench.store.stage_names import parsed
@@ -125,13 +124,12 @@ def value_minus_baseline(
         )
     values = tuple(minuend_by_seed[seed] - subtrahend_by_seed[seed] for seed in seeds)
     mean, std = mean_and_std(values)
-    test = paired(minuend_by_seed, subtrahend_by_seed)
-    interval = None if test is None else test.interval
-    if source.fraction and len(minuend.n) == 1 and minuend.n[0] and (accuracies := over_seeds(values, minuend.n[0])):
-        interval = accuracies.low, accuracies.high  # seeds that agree to the image are no interval of no width
+    # of accuracies, seeds that agree to the image are no interval of no width
+    images = minuend.n[0] if source.fraction and len(minuend.n) == 1 else 0
+    difference = of_values(("row", "baseline"), source.metric, minuend_by_seed, subtrahend_by_seed, n=images)
     return Value(
         mean=mean, std=std, seeds=seeds, wanted=minuend.wanted, n=minuend.n, values=values, doubts=minuend.doubts,
-        codes=minuend.codes, cells=minuend.cells, interval=interval,
+        codes=minuend.codes, cells=minuend.cells, interval=difference.interval,
     )  # fmt: skip
 
 
@@ -153,19 +151,9 @@ def share_between(
         dict(zip(v.seeds, v.values, strict=True))
         for v in (value, *(_value_at(cells, end, source, numbers, facts) for end in ends))
     )
-    seeds = tuple(seed for seed in point if seed in start and seed in end)
-    fraction_and_interval = share(
-        [point[seed] - start[seed] for seed in seeds], [end[seed] - start[seed] for seed in seeds]
-    )
-    mean, interval = fraction_and_interval or (None, None)
+    found = share(source.metric, point, start, end)
     return replace(
-        value,
-        mean=mean,
-        std=None,
-        seeds=seeds if fraction_and_interval else (),
-        values=(),
-        behind=(),
-        interval=interval,
+        value, mean=found.difference, std=None, seeds=found.seeds, values=(), behind=(), interval=found.interval
     )
 
 
