@@ -114,7 +114,9 @@ def notes(
     elif attacks:
         yield "attacks", attacks
     if any(value.rank or UNTESTED in value.marks for value in grid.all()):
-        comparison_set = f"measured number of a {table.best_within}" + " under the same heading" * (
+        outside = any(value.rank for value in grid.all()) and any(UNTESTED in value.marks for value in grid.all())
+        compared = "tested" if outside else "measured"
+        comparison_set = f"{compared} number of a {table.best_within}" + " under the same heading" * (
             table.best_within == "row"
         )
         if grid.split and table.compare_across:
