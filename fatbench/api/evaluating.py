@@ -150,8 +150,8 @@ def evaluate(
         lines.labels = {"": external.model.name}
 
         def notify(event: Event) -> None:
-            if event.stage == "cell":  # the network's name differs from the one asked for
-                print(event.message, file=sys.stderr)
+            if event.stage == "cell":  # how the network is called here, or how its state was made to fit
+                print(f"fatbench: {event.message}", file=sys.stderr)
             else:
                 lines.see(0, replace(event, cell="")) if event.kind != "done" else None
 
@@ -189,7 +189,12 @@ def attack_and_store(
         cell, status = _attack_and_judge(external, replace(task, evaluations=natural), options, notify)
         if status == "done":
             _check_natural(expected_natural, cell, natural[0].stage(external_models.ROUND), options.db)
-    return _attack_and_judge(external, task, options, notify)
+
+    def notify_of_stages(event: Event) -> None:
+        if expected_natural is None or event.stage != "cell":  # else it was said above
+            notify(event)
+
+    return _attack_and_judge(external, task, options, notify_of_stages)
 
 
 def _attack_and_judge(

@@ -58,7 +58,7 @@ def evaluate(
     size: Annotated[int | None, typer.Option("--size", min=1, help="Resize images to SIZE x SIZE pixels.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Row name in tables; default: the file name.")] = None,
     entry: Annotated[
-        str | None, typer.Option("--entry", help="State of a file with several, such as state_dict_ema.")
+        str | None, typer.Option("--entry", help="State of a file with several: ema, model.student.")
     ] = None,
     expect_natural: Annotated[
         float | None,
@@ -253,7 +253,8 @@ def _mapping(dataset: str) -> Any:
 def _say(event: Any) -> None:
     """A line for each attack that begins, and what a person should know; on a terminal also how far it is."""
     if event.message and event.kind != "progress":
-        print(f"fatbench: {event.cell} {event.stage} {event.kind}: {event.message}", file=sys.stderr)
+        about = "" if event.stage == "cell" else f"{event.cell} {event.stage} {event.kind}: "
+        print(f"fatbench: {about}{event.message}", file=sys.stderr)
         return
     metric = event.stage.split("-")[0]
     if event.kind == "start":

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fatbench.errors import MachineError, SpecError, did_you_mean
 from fatbench.models.own_modules import OwnModules
-from fatbench.models.pretrained import SHOWN, first_line, mismatches
+from fatbench.models.pretrained import SHOWN, first_line, fitted, mismatches, other_numbers, prefixes
 
 TINY = 1e-30  # probabilities are clipped here before the logarithm: far below what a float32 softmax resolves
 
@@ -170,10 +170,22 @@ def _with_neighbours(network: nn.Module, neighbours: OwnModules) -> None:
     network.register_forward_hook(leave, always_call=True)  # also when the network raises
 
 
-def load(network: nn.Module, source: str, state: Mapping[str, Tensor]) -> None:
-    """Load every tensor of a state dict into a network. Raises SpecError with the tensors that do not fit."""
-    network_state = network.state_dict()
-    if differences := mismatches(state, network_state):
+def load(network: nn.Module, source: str, state: Mapping[str, Tensor]) -> str:
+    """Load every tensor of a state dict into a network; what was done to make them fit, in words, or "".
+
+    Raises SpecError with the tensors that do not fit.
+    """
+    needed = network.state_dict()
+    fitting_state, changes = fitted(state, needed)
+    if differences := mismatches(fitting_state, needed):
         remainder = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
-        raise SpecError(f"{source} holds another network's weights: {'; '.join(differences[:SHOWN])}{remainder}")
-    network.load_state_dict(dict(state))
+        starts = [start.removesuffix(".") for start in prefixes(state, [*needed]) if start]
+        hint = f" (every name is there below '{', '.join(starts)}': choose with --entry)" if starts else ""
+        how = "".join(f" ({change})" for change in changes)
+        raise SpecError(
+            f"{source} holds another network's weights{how}: {'; '.join(differences[:SHOWN])}{remainder}{hint}"
+        )
+    if other := other_numbers(fitting_state, needed):
+        raise SpecError(f"{source}: {other[0]}: whole numbers are weights with their scale only, complex ones never")
+    network.load_state_dict(fitting_state)
+    return f"{source}: {'; '.join(changes)}" if changes else ""

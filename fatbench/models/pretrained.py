@@ -10,25 +10,26 @@ where those of another ended.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import pickle
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fatbench.errors import MachineError, SpecError
+from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
+from fatbench.models import torch_files
+from fatbench.models.torch_files import Unbuilt
 from fatbench.suite import weights as naming
 from fatbench.suite.weights import digest as digest_of
 
 CLASSIFIER = ("head.weight", "head.bias")
 SHOWN = 3  # mismatching tensors named in a message
+LISTED = 8  # states of a file named in a message
 
 
 class Pretrainable(Protocol):
@@ -72,7 +73,7 @@ def load_pretrained(
         if wanted_digest not in (None, digest):
             raise MachineError(f"{name}: {source} is {digest}, not {wanted_digest} as stated in the suite")
     else:
-        source, state = weights, from_file(name, Path(weights))
+        source, state = weights, without_start(from_file(name, Path(weights)))[0]
         digest = digest_of(Path(weights))
     model.pretrained = {"source": Path(source).name, "digest": digest}
     state = renamed(state)
@@ -123,6 +124,95 @@ def mismatches(state: Mapping[str, Tensor], needed: Mapping[str, Tensor]) -> lis
     return differences + [f"{key} is {shape(value)}, none needed" for key, value in state.items() if key not in needed]
 
 
+def fitted(state: Mapping[str, Tensor], needed: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """(a state under the names that a network needs, what was changed, in words); nearly so where nothing makes it fit.
+
+    A start that all names have too many, or need, is taken off or put before them, and words of wrappers are left out.
+    Counters that are missing are taken from `needed`; numbers that count something else are left out.
+    """
+    result, changes = dict(state), list[str]()
+    for bare in (str, _unwrapped):
+        theirs, own = {bare(key): key for key in state}, {bare(key): key for key in needed}
+        wanted = [name for name in own if not name.endswith(COUNTER)]
+        if len(theirs) < len(state) or len(own) < len(needed) or not wanted:
+            continue  # two names would be one
+        starts, missing_starts = prefixes(theirs, wanted), list[str]()
+        if not starts:
+            stored = [name for name, key in theirs.items() if not _counts(state[key])]
+            missing_starts = prefixes(own, stored) if len(stored) == len(wanted) else []
+        if len(starts or missing_starts) != 1:
+            continue
+        (start,), (missing_start,) = starts or [""], missing_starts or [""]
+        words = sorted({part for key in (*state, *needed) for part in key.split(".")} & WRAPPERS)
+        changes += [f"names without '{' and '.join(words)}' in them"] if bare is _unwrapped else []
+        changes += [f"names without '{start}' before them"] if start else []
+        changes += [f"names with '{missing_start}' before them"] if missing_start else []
+        result = {}
+        for name, key in theirs.items():
+            fits = name.startswith(start) and missing_start + name.removeprefix(start) in own
+            result[own[missing_start + name.removeprefix(start)] if fits else key] = state[key]
+        break
+    else:  # so that what differs is said of names that look alike
+        inside, start = without_start(state)
+        if inside.keys() & needed.keys() and not state.keys() & needed.keys():
+            result, changes = inside, [f"names without '{start}' before them"]
+    if left := [key for key, value in result.items() if key not in needed and _counts(value)]:
+        changes.append(f"left out: {', '.join(left[:SHOWN])}")
+        result = {key: value for key, value in result.items() if key not in left}
+    if counters := {key: needed[key] for key in needed if key.endswith(COUNTER) and key not in result}:
+        changes.append(f"no {COUNTER} in it, on which no answer depends")
+        result |= counters
+    return result, changes
+
+
+def prefixes(names: Iterable[str], wanted: Sequence[str]) -> list[str]:
+    """The texts, "model." or none at all, with which every wanted name is one of the names; [""] if it needs none."""
+    starts = [name.removesuffix(wanted[0]) for name in names if name.endswith(wanted[0])] if wanted else []
+    fitting = [start for start in starts if start[-1:] in ("", ".") and {start + name for name in wanted} <= {*names}]
+    return [""] if "" in fitting else fitting
+
+
+def without_start(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
+    """(a published state without what all its names begin with, that start); a network's own names have several."""
+    start = ""
+    while len(parts := {key.partition(".")[0] for key, value in state.items() if not _counts(value)}) == 1:
+        part = f"{parts.pop()}."
+        inside = {key.removeprefix(part): value for key, value in state.items() if key.startswith(part)}
+        if not inside:
+            break
+        state, start = inside, start + part
+    return dict(state), start
+
+
+def _unwrapped(key: str) -> str:
+    return ".".join(part for part in key.split(".") if part not in WRAPPERS)
+
+
+def _counts(value: Tensor) -> bool:
+    """Whether a tensor is one whole number, which is no weight."""
+    return value.numel() == 1 and not value.is_floating_point() and not value.is_complex()
+
+
+def other_numbers(state: Mapping[str, Tensor], needed: Mapping[str, Tensor]) -> list[str]:
+    """The tensors whose numbers a network's tensors cannot hold, in words; all are there, in the right shape."""
+    differences = []
+    for key, value in needed.items():
+        given = state[key]
+        if value.is_complex() or key.endswith(COUNTER):
+            continue
+        if value.is_floating_point():
+            holds = given.is_floating_point()
+        else:
+            holds = not given.is_complex() and torch.equal(given.to(value.dtype).to(given.dtype), given)
+        if not holds:
+            differences.append(f"{key} is {_type(given)}, {_type(value)} needed")
+    return differences
+
+
+def _type(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def shape(tensor: Tensor) -> str:
     """ "768x3x16x16"."""
     return "x".join(map(str, tensor.shape)) or "a number"
@@ -143,6 +233,9 @@ def from_timm(name: str, timm_name: str) -> dict[str, Tensor]:
 
 AVERAGES = ("state_dict_ema", "model_ema", "ema")
 ENTRIES = ("state_dict", "model_state_dict", "model", "net")  # of a training script's file
+WHOLE = "."  # the entry of a file that is a state itself
+WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
+COUNTER = "num_batches_tracked"  # of batch norm, which old files have not and no answer depends on
 
 
 def from_file(name: str, path: Path) -> dict[str, Tensor]:
@@ -153,42 +246,89 @@ def from_file(name: str, path: Path) -> dict[str, Tensor]:
 def read_state(
     name: str, path: Path, entry: str | None = None, order: Sequence[str] = (*ENTRIES, *AVERAGES)
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """(the state stored in a file, the names of its entries that are states, the one that was read first).
+    """(a state stored in a file, the names of all states in it, the one that was read first).
 
-    The list is empty if the file itself is a state. entry: the one to read; None: the first of `order` that it has. The
-    tensors of fatbench's model files, which are marked as such, are renamed as they are published. Raises MachineError
-    if the file cannot be read or holds no named tensors, and SpecError if it holds code or lacks the entry.
+    The list is empty if the file is one state and nothing else. A name is the way to a mapping of tensors, such as
+    "model.state_dict", or the start of tensors' names, such as "student". entry: the one to read; None: the only one,
+    or the first of `order`. The tensors of fatbench's model files, which are marked as such, are renamed as they are
+    published. Nothing in the file is executed. Raises MachineError if it cannot be read or holds no named tensors, and
+    SpecError if it is a program, lacks the entry, or has several and none was named.
     """
     if not path.is_file():
         raise MachineError(f"{name}: weights: no file {path}")
     try:
-        if path.suffix == ".safetensors":
-            return _safetensors(path), []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a TorchScript program, which is refused below
-            with torch.serialization.safe_globals([argparse.Namespace]):  # training scripts also store their arguments
-                content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, KeyError) as error:  # KeyError: an opcode that torch does not know
-        if "GLOBAL" not in str(error):  # torch's word for a file that names code, which is not executed
-            raise MachineError(f"{name}: weights: cannot read {path}: not a file that torch.save wrote") from None
-        raise SpecError(
-            f"{path} holds pickled Python objects, not a state dict: torch.save(model.state_dict(), FILE)"
-        ) from None
-    except Exception as error:  # torch and pickle do not document what a damaged file raises
-        if "TorchScript" in str(error):
-            raise SpecError(
-                f"{path} holds a TorchScript program, not a state dict: torch.save(model.state_dict(), FILE)"
-            ) from None
-        raise MachineError(f"{name}: weights: cannot read {path}: {first_line(error)}") from error
-    state_entries = [key for key in order if isinstance(content, Mapping) and isinstance(content.get(key), Mapping)]
-    if entry is not None and entry not in state_entries:
-        raise SpecError(f"{path} has no entry '{entry}' (it has {', '.join(state_entries) or 'none'})")
-    state_entries.sort(key=lambda key: key != entry)
-    state = content[state_entries[0]] if state_entries else content
-    if not (isinstance(state, Mapping) and state and all(isinstance(value, Tensor) for value in state.values())):
+        content = _safetensors(path) if path.suffix == ".safetensors" else torch_files.read(path)
+    except FatbenchError:
+        raise
+    except Exception as error:  # of a damaged file, or one of another kind
+        kind = "" if path.suffix == ".safetensors" else "not a file that torch.save wrote, or damaged: "
+        raise MachineError(f"{name}: weights: cannot read {path}: {kind}{first_line(error)}") from error
+    states = dict(_states(content))
+    if not states and _has_unbuilt(content):
+        raise SpecError(f"{path} holds pickled Python objects, not a state dict: {torch_files.ADVICE}")
+    if not states:
         raise MachineError(f"{name}: weights: {path} holds no state of named tensors")
-    # nn.DataParallel puts "module." before every name
-    return {str(key).removeprefix("module."): value for key, value in state.items()}, state_entries
+    if entry is None:
+        chosen = next((one for word in order if len(named := _ending(states, word)) == 1 for one in named), None)
+        if chosen is None and len(states) > 1:
+            raise SpecError(f"{path} holds {len(states)} states, choose one with --entry: {_listed(states)}")
+        chosen = chosen or next(iter(states))
+        state = states[chosen]
+    else:
+        chosen, state = entry, states.get(entry) or _below(states, entry)
+    if not state:
+        raise SpecError(f"{path} has no entry '{entry}' (it has {_listed(states)}){did_you_mean(entry or '', states)}")
+    for key, value in state.items():
+        if isinstance(value, Unbuilt):
+            raise SpecError(f"{path}: {key} is {value.tensor_kind}")
+    return state, [] if [*states] == [WHOLE] else [chosen, *(other for other in states if other != chosen)]
+
+
+def _states(content: Any, way: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each mapping of tensors with the way to it. Counters, states of random generators and metrics are none."""
+    if not isinstance(content, dict | list):
+        return
+    items = content.items() if isinstance(content, dict) else enumerate(content)
+    inside = [found for key, value in items for found in _states(value, f"{way}{key}.")]
+    if isinstance(content, dict):
+        tensors = {str(key): value for key, value in content.items() if _is_tensor(value)} or {
+            str(key): torch.from_numpy(value) for key, value in content.items() if isinstance(value, np.ndarray)
+        }
+        is_state = any(isinstance(v, Unbuilt) or (v.dim() and v.dtype != torch.uint8) for v in tensors.values())
+        # tensors beside a state, such as a mean, are none by themselves; names of a network's tensors have parts
+        if is_state and (not inside or any("." in key for key in tensors)):
+            yield way.removesuffix(".") or WHOLE, tensors
+    yield from inside
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, Unbuilt) and bool(value.tensor_kind))
+
+
+def _has_unbuilt(content: Any) -> bool:
+    """Whether there are objects besides numbers, texts, tensors and lists of them."""
+    items = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    return isinstance(content, Unbuilt) or any(map(_has_unbuilt, items))
+
+
+def _ending(names: Iterable[str], word: str) -> list[str]:
+    """The name that is a word, else those whose last part it is."""
+    return [word] if word in names else [name for name in names if name.endswith(f".{word}")]
+
+
+def _below(states: Mapping[str, Mapping[str, Any]], entry: str) -> dict[str, Any]:
+    """The tensors whose names start with an entry, or with what follows a state's name in it; without that start."""
+    for name, state in states.items():
+        start = entry.removeprefix(f"{name}.") + "."
+        if found := {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}:
+            return found
+    return {}
+
+
+def _listed(states: Mapping[str, Mapping[str, Any]]) -> str:
+    """ "best (8 tensors), last (8 tensors)"."""
+    listed = [f"{name} ({len(state)} tensor{'s' * (len(state) != 1)})" for name, state in states.items()]
+    return ", ".join(listed[:LISTED]) + (f", and {len(listed) - LISTED} more" if len(listed) > LISTED else "")
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:

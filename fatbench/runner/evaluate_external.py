@@ -138,11 +138,8 @@ def from_file(
         named=name is not None,
         **preprocessing,
     )
-    note = (
-        f"{file}: read '{used_entry}', not '{', '.join(other_entries)}' (--entry, in Python entry=)"
-        if other_entries
-        else ""
-    )
+    not_read = ", ".join([*other_entries[:3], *(["..."] if len(other_entries) > 3 else [])])
+    note = f"{file}: read '{used_entry}', not '{not_read}' (--entry, in Python entry=)" if other_entries else ""
     return ExternalModel(model, lambda shape, classes: external_network.network(network, shape, classes), state, note)
 
 
@@ -231,7 +228,9 @@ def evaluate(
         # a single model: always computed with today's inputs
         recovery=Recovery(retry_failed=True, rerun_changed=True),
     )
-    ready = _setup_of(external, spec, machine)
+    ready, changes = _setup_of(external, spec, machine)
+    if changes:
+        notify(Event("", "cell", "start", message=changes))
     answers = _outputs_of(ready)
     with folder.opened(url, Path(machine.files)) as store:
         store.record_data({data_keys(spec)["data"]: ready.data["data"]["fingerprint"]})
@@ -305,18 +304,18 @@ def _other_name(cell: str, spec: Mapping[str, Any], name: str) -> str:
     )
 
 
-def _setup_of(external: ExternalModel, spec: Mapping[str, Any], machine: Machine) -> Setup:
-    """Read the data, build the network with its state, and check it on one image."""
+def _setup_of(external: ExternalModel, spec: Mapping[str, Any], machine: Machine) -> tuple[Setup, str]:
+    """Read the data, build the network with its state, and check it on one image; what made the state fit, in words."""
     import torch
 
     from fatbench.engine.setup import Runtime, setup
     from fatbench.models import external_network as networks
 
-    description = external.model
+    description, changes = external.model, list[str]()
 
     def model(shape: tuple[int, int, int], classes: int) -> nn.Module:
         network = external.build(shape, classes)
-        networks.load(network, description.name, external.state)
+        changes.append(networks.load(network, description.name, external.state))
         return networks.Preprocessed(
             network, description.mean, description.std, description.outputs, description.channels
         )
@@ -334,7 +333,7 @@ def _setup_of(external: ExternalModel, spec: Mapping[str, Any], machine: Machine
         train=1, test=spec["test"], size=spec["size"],
     )  # fmt: skip
     _check_network(ready, description)
-    return ready
+    return ready, changes[0]
 
 
 def _check_network(ready: Setup, description: Model) -> None:

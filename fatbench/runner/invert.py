@@ -96,12 +96,17 @@ def load(task: InversionTask) -> CheckedUpdate:
         if not file.is_file():
             raise MachineError(f"{file}: no such file")
     states = [pretrained.from_file("invert", file) for file in (task.before, task.update)]
+    notes = []
     model = external_network.Preprocessed(
         external_network.network(task.network, task.shape, task.classes), **task.preprocessing
     )
-    notes = []
-    external_network.load(model.network, str(task.before), states[0])
-    parameters = dict(model.network.named_parameters())
+    if changes := external_network.load(model.network, str(task.before), states[0]):
+        notes.append(changes)
+    parameters, needed = dict(model.network.named_parameters()), model.network.state_dict()
+    of_update = {  # a gradient has no buffers
+        name: value for name, value in needed.items() if any(key.endswith(name) for key in (*parameters, *states[1]))
+    }
+    states = [pretrained.fitted(states[0], needed)[0], pretrained.fitted(states[1], of_update)[0]]
     if ignored := [name for name, value in states[1].items() if name in states[0] and name not in parameters]:
         notes.append(
             f"buffers are not part of an update and ignored: {', '.join(ignored[:3])}{', ...' * (len(ignored) > 3)}"
