@@ -363,6 +363,7 @@ class Judged:
         patch.setattr("fatbench.engine.plausible.doubts", lambda *given: [])
         patch.setattr("fatbench.engine.accuracy.attack_in_chunks", self)
         patch.setattr("fatbench.engine.accuracy.zero_gradients", self.dead)
+        patch.setattr("fatbench.engine.plausible.not_followed", self.astray)
         patch.setattr(attacking, "time", SimpleNamespace(perf_counter=lambda: self.now))
         patch.setattr(attacking, "GRADIENT_IMAGES", 6)
 
@@ -377,6 +378,10 @@ class Judged:
     def dead(self, problem: Any, model: Any, images: Tensor, labels: Tensor) -> float:
         self.looked.append((problem, model, images.flatten().tolist(), labels.tolist()))
         return {"first": 0.25, "second": 0.75}[model["name"]]
+
+    def astray(self, problem: Any, model: Any, images: Tensor, labels: Tensor) -> tuple[float, int]:
+        assert images.flatten().tolist() == list(range(10)) and labels.equal(LABELS[:10])
+        return {"first": (0.25, 8), "second": (0.5, 4)}[model["name"]]
 
 
 @pytest.fixture
@@ -461,6 +466,7 @@ def test_clean_images_say_what_is_doubtful_about_a_model(judged, machine, store,
     numbers = found(store, stage.name)
     assert {key: value for key, value in numbers.items() if key[0] != "prior_accuracy"} == {
         ("natural", -1): (0.6, 10), ("seconds", -1): (2.0, 0), ("zero_gradients", -1): (0.25, 6),
+        ("directional", -1): (0.25, 8),
         ("chance", -1): (0.4, 10), ("doubt_a_b", -1): (1.0, 0), ("doubt_c_of_d", -1): (3.0, 0),
         ("doubt_uploads_refused", -1): (2.0, 0),
     }  # fmt: skip
@@ -476,6 +482,7 @@ def test_gradients_of_a_thousand_images_are_looked_at(monkeypatch) -> None:
     looked = list[int]()
     monkeypatch.setattr("fatbench.engine.accuracy.zero_gradients", lambda *given: looked.append(len(given[3])) or 0.0)
     monkeypatch.setattr("fatbench.engine.plausible.doubts", lambda *given: [])
+    monkeypatch.setattr("fatbench.engine.plausible.not_followed", lambda *given: (0.0, 0))
     labels = torch.zeros(1200, dtype=torch.int64)
     problem = SimpleNamespace(labels=labels, shards=[torch.arange(3)], malicious=None)
     ready = SimpleNamespace(problem=problem, test=(labels, labels), classes=1)
@@ -484,6 +491,7 @@ def test_gradients_of_a_thousand_images_are_looked_at(monkeypatch) -> None:
         stage, _Loaded(ready, None, 3, {-1: {}}), torch.ones(1, 1200, dtype=torch.bool), JOB
     )
     assert looked == [1000] and Number("zero_gradients", 0.0, 3, n=1000) in found
+    assert "directional" not in {number.metric for number in found}  # no image has a gradient
 
 
 def test_gradients_of_clients_models_are_a_mean(judged, machine, store) -> None:
@@ -491,6 +499,7 @@ def test_gradients_of_clients_models_are_a_mean(judged, machine, store) -> None:
     loaded = _Loaded(ready_of(), None, 3, {0: M["first"], 1: M["second"]})
     assert _attack(stage, turn(store, machine), loaded, run, machine) == "done"
     assert found(store, stage.name)["zero_gradients", -1] == (0.5, 6)
+    assert found(store, stage.name)["directional", -1] == (0.5, 4)  # of the worst
     assert [model for _, model, *_ in judged.looked] == [*M.values()]
 
 

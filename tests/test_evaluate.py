@@ -38,6 +38,7 @@ from fatbench.suite.external_models import Model
 
 ROOT = Path(__file__).parent.parent
 NETWORK = """
+import torch
 from torch import nn
 
 def make():
@@ -65,6 +66,8 @@ class Odd(nn.Sequential):
             return super().forward(x - x.mean(0))
         if self.how == "cut":
             return super().forward(x.detach())
+        if self.how == "masked":
+            return super().forward(x.detach()) + 1e-6 * x.sum((1, 2, 3))[:, None] * torch.arange(10)
         level = (x * 0.4 + 0.3) * 16
         attacked = ((level - level.round()).abs() > 0.06).flatten(1).any(1)
         return super().forward(x).masked_fill(attacked[:, None], float("nan"))
@@ -74,6 +77,9 @@ def centred():
 
 def cut():
     return Odd("cut")
+
+def masked():
+    return Odd("masked")
 
 def fragile():
     return Odd("fragile")
@@ -363,6 +369,17 @@ def test_a_network_without_a_gradient_has_its_natural_accuracy(here: Path, run: 
     code, out, err = run(f"{MINE.replace(':make', ':cut')} --attack pgd20")
     assert code == 1 and float(re.match(r"natural accuracy ([\d.]+) % \(", out)[1]) > 90 and "pgd20" not in out
     assert "the network's outputs have no gradient by the images" in err and "Traceback" not in err
+
+
+def test_a_network_whose_gradient_is_another_is_marked_under_every_attack(here: Path, run: Run) -> None:
+    """Its input is detached, and a millionth of the pixels added: FGSM and PGD cannot move it."""
+    code, out, err = run(f"{MINE.replace(':make', ':masked')} --attack fgsm --attack pgd20 --eps 0.2 --strict")
+    assert code == 6 and "† gradients do not follow the loss, on 100% of the images tried" in out
+    assert len(re.findall(r"^ *(?:FGSM|PGD-20) +[\d.]+ %†", out, re.MULTILINE)) == 2
+    assert re.search(r"^ *natural +[\d.]+ % ", out, re.MULTILINE)  # which is right
+    assert "--strict: " in err and "gradients do not follow the loss" in err
+    assert run("fatbench db check")[0] == 0
+    assert run(f"{MINE} --attack fgsm --attack pgd20 --eps 0.2 --strict")[0] == 0
 
 
 @pytest.mark.parametrize(

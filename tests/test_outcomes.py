@@ -17,6 +17,7 @@ from fatbench.engine.gradients import NoGradient
 from fatbench.engine.outcomes import NOT_FINITE, Ball, Seen, ball, is_correct, names_a_class
 from fatbench.engine.rounds import Problem
 from fatbench.methods.attacks import ATTACKS
+from fatbench.report.numbers.doubts import DIRECTIONAL
 from fatbench.suite import calls
 
 LOST, RADIUS = "attacked images are not finite", "an attack leaves its radius"
@@ -204,6 +205,119 @@ def test_a_network_that_treats_every_image_for_itself_is_not() -> None:
     noisy = nn.Sequential(nn.Flatten(), nn.Linear(1, 4))
     noisy.register_forward_hook(lambda module, given, out: out + torch.rand_like(out))
     assert plausible.doubts(*problem(noisy), COLOURS) == [plausible.RANDOM]
+
+
+# --- gradients that do not follow the loss ------------------------------------------------------------------------
+
+MANY = torch.randint(256, (16, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+MANY[:, :, 5:] = 0  # a flat background, on whose ties pooling has its kinks
+OF_MANY = torch.arange(16) % 4
+
+
+class _Backward(torch.autograd.Function):
+    """The images, with a gradient of its own."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        context.change = change
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return context.change(gradient), None
+
+
+class Led(nn.Module):
+    """A network of convolutions, batch normalisation, pooling and ReLU, called in its own way."""
+
+    def __init__(self, way: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.inner = nn.Sequential(
+                nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+                nn.Linear(72, 4),
+            )  # fmt: skip
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.way(self.inner, x)
+
+
+def rounded(x: Tensor, levels: int) -> Tensor:
+    """Rounded, with a straight-through gradient."""
+    return x + ((x * levels).round() / levels - x).detach()
+
+
+def quantised(m: nn.Module, x: Tensor) -> Tensor:
+    """Images and activations of eight bits, with the straight-through gradient of training for them."""
+    for layer in m:  # type: ignore[attr-defined]
+        low, high = min(0.0, float(x.detach().min())), float(x.detach().max())
+        scale = max(high - low, 1e-6) / 255
+        x = layer(torch.fake_quantize_per_tensor_affine(x, scale, round(-low / scale), 0, 255))
+    return x
+
+
+HONEST: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "plain": lambda m, x: m(x),
+    "sure": lambda m, x: 1e4 * m(x),
+    "unsure": lambda m, x: 1e-6 * m(x),
+    "logarithms": lambda m, x: m(x).softmax(1).clamp(min=1e-30).log(),
+    "sigmoid": lambda m, x: m(x).sigmoid(),
+    "float32": lambda m, x: m.float()(x.float()),
+    "half": lambda m, x: m.float()(x.half().float()),
+    "dropout": lambda m, x: nn.functional.dropout(m(x), 0.5, training=True),
+    "noise": lambda m, x: m(x + 0.05 * torch.randn_like(x)),
+    "clamped": lambda m, x: m(x.clamp(0, 1)),
+    "a byte": lambda m, x: m(rounded(x, 255)),
+    "five bits": lambda m, x: m(rounded(x, 31)),
+    "quantised": quantised,
+}
+LEFT = torch.ones(8).where(torch.arange(8) < 4, 0)
+ASTRAY: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "cut, and another": lambda m, x: m(x.detach()) + 1e-6 * x.sum((1, 2, 3))[:, None] * torch.arange(4),
+    "the same in float32": lambda m, x: m.float()(x.detach().float())
+    + 1e-6 * x.float().sum((1, 2, 3))[:, None] * torch.arange(4),
+    "rounded, and another": lambda m, x: m((255 * x.detach()).round() / 255) + 1e-6 * x.sum((1, 2, 3))[:, None]
+    * torch.arange(4),
+    "turned": lambda m, x: m(_Backward.apply(x, lambda g: -g)),
+    "scaled": lambda m, x: m(_Backward.apply(x, lambda g: 1e-6 * g)),
+    "shuffled": lambda m, x: m(_Backward.apply(x, lambda g: g.flip(-1))),
+    "of other images": lambda m, x: m(_Backward.apply(x, lambda g: g.roll(1, 0))),
+    "of the left half": lambda m, x: m(x * LEFT + (x * (1 - LEFT)).detach()),
+    "of one pixel in two": lambda m, x: m(torch.where(torch.arange(8) % 2 > 0, x, x.detach())),
+    "shattered": lambda m, x: m(x + 3e-3 * (1e4 * x).sin()),
+    "finely shattered": lambda m, x: m(x + 1e-3 * (1e6 * x).sin()),
+    "outputs shattered": lambda m, x: m(x) + 0.1 * (1e5 * x.flatten(1)[:, :4]).sin(),
+    "by requires_grad": lambda m, x: m(x.detach()) + 1e-3 * x.sum((1, 2, 3))[:, None] * torch.arange(4)
+    if x.requires_grad else m(x),
+    "two levels": lambda m, x: m(rounded(x, 1)),
+}  # fmt: skip
+
+
+def led(way: Callable[[Any, Tensor], Tensor]) -> tuple[float, int]:
+    model = Led(way)
+    on = Problem(model, MANY, OF_MANY, [], 4, 3, torch.device("cpu"), path="reference")
+    return plausible.not_followed(on, model.state_dict(), MANY, OF_MANY)
+
+
+@pytest.mark.parametrize("way", HONEST)
+def test_gradients_of_an_honest_network_follow_its_loss(way: str) -> None:
+    share, used = led(HONEST[way])
+    assert used == 8 and share <= (DIRECTIONAL if way == "quantised" else 1 / 8)
+
+
+@pytest.mark.parametrize("way", ASTRAY)
+def test_gradients_that_do_not_follow_the_loss_are_found(way: str) -> None:
+    share, used = led(ASTRAY[way])
+    assert used >= 7 and share >= 3 / 4
+
+
+def test_images_without_a_gradient_are_not_tried() -> None:
+    """They are counted by `zero_gradients`."""
+    assert led(lambda m, x: m(_Backward.apply(x, torch.zeros_like))) == (0, 0)
+    assert led(lambda m, x: m(x.detach())) == (0, 0)
+    assert led(lambda m, x: m(x) * torch.where(x.flatten(1)[:, :1] > 0.5, 1.0, torch.nan))[1] < 8
 
 
 # --- networks without a gradient ----------------------------------------------------------------------------------

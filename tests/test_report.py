@@ -947,13 +947,18 @@ def test_stored_flags_and_zero_gradients(tiny: Suite) -> None:
     rows.append(number(cell, pgd20.stage(3), "doubt_black_box_beats_white_box", 3, 1.0, 0))
     rows.append(number(cell, pgd20.stage(3), "doubt_not_raised", 3, 0.0, 0))
     rows.append(number(cell, natural.stage(3), "zero_gradients", 3, 0.02, 10_000))
-    grid = build(tiny, plan, rows)[0]
+    directional = number(cell, natural.stage(3), "directional", 3, 0.5, 8)  # half of the images are no doubt yet
+    grid = build(tiny, plan, [*rows, directional])[0]
     dead = f"{doubts.WORDS['gradient']} (seed 6)"
     assert at(grid, "FAT", "PGD-20", "Non-IID").doubts == ("black box beats white box (seed 6)", dead)
     assert at(grid, "FAT", "AA", "Non-IID").doubts == (dead,)
     assert at(grid, "FAT", "natural", "Non-IID").doubts == ()
     assert at(grid, "FAT", "PGD-20", "Non-IID").marks == ("†", "‡")
     assert at(grid, "FAT", "AA", "Non-IID").marks == ("‡",)
+    grid = build(tiny, plan, [*rows, number(cell, natural.stage(3), "directional", 3, 0.625, 8)])[0]
+    (_, astray) = at(grid, "FAT", "AA", "Non-IID").doubts
+    assert astray.startswith("gradients do not follow the loss, on 62% of the images tried: ")
+    assert at(grid, "FAT", "natural", "Non-IID").doubts == ()
 
 
 # --- where numbers come from -------------------------------------------------------------------------------------

@@ -1,15 +1,19 @@
-"""Checks on the outputs of a model that was trained elsewhere: is it what its owner says?
+"""Checks on a model: are its outputs what its owner says, and do its gradients say how they change?
 
 Each doubt is a few words that mark the model's numbers.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import copy
+from collections.abc import Sequence
 
-from fatbench.engine.gradients import logits_of
+import torch
+from torch import Tensor, nn
+
+from fatbench.engine.gradients import NoGradient, gradient_of, logits_of
 from fatbench.engine.local import load, pixels
+from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Tensors
 
 CLOSE = 1e-4  # of the largest output: less is rounding, also of kernels that sum in another order each time
@@ -60,3 +64,90 @@ def doubts(problem: Problem, state: Tensors, images: Tensor, outputs: str | None
     if outputs == "probabilities" and not adds_up:
         doubt_names.append(NOT_PROBABILITIES)
     return doubt_names
+
+
+# --- whether gradients follow the loss ----------------------------------------------------------------------------
+
+FOLLOWED = 8  # images whose gradients are tried
+SMALL = 8 / 255 / 512  # a step along which networks change as their gradient says, trained or not
+LARGE = (2 / 255, 4 / 255, 8 / 255)  # steps of attacks, over which rounding to 16 levels or more evens out
+NEAR = 0.1  # of the change that the gradient says: how far a small step may be off
+FAR = 0.5  # the same of a large step, over which losses bend
+BENT = 10.0  # times less than the gradient says may a large step along it bring
+NEARLY = 0.9  # of the change along random signs: the least that a large step along the gradient's must bring
+ROUNDING = 16  # units of rounding of the largest output, by which a change may be off besides
+NOISE = 2 / 255  # added to the images: flat backgrounds sit on the kinks of pooling, data on the levels of rounding
+
+
+def not_followed(problem: Problem, state: Tensors, images: Tensor, labels: Tensor) -> tuple[float, int]:
+    """(share of images whose loss does not change as its gradient says, of how many that have a gradient).
+
+    images (n, C, H, W) uint8, labels (n,); the first `FOLLOWED` are tried, in float64 where the network takes it. A
+    network that cuts its gradient and adds another, however small, withstands gradient attacks (Athalye et al. 2018).
+
+    The loss is the log odds against the label, whose gradient has the direction of the cross-entropy's and does not
+    vanish where the network is sure. A small step must change it as the gradient says, along the gradient's signs and
+    along random signs, which also find the gradient of a part of the pixels. Large steps along the gradient's signs
+    must raise it, and more than those along random signs do: it may oscillate, or jump between plateaus. A loss that is
+    no smooth function of small steps, as with rounding and a straight-through gradient, must change as the gradient
+    says over one of the large steps.
+    """
+    model, x = load(problem, state).eval(), pixels(problem, images[:FOLLOWED])
+    y, draws = labels[:FOLLOWED], generator(problem.seed, "not_followed")
+    room = LARGE[-1] + NOISE  # so that no step leaves the pixel range
+    x = x * (1 - 2 * room) + room + NOISE * (2 * torch.rand(x.shape, generator=draws).to(x) - 1)
+    model, x = _in_float64(model, x)
+
+    def losses(moved: Tensor) -> Tensor:
+        with forked(problem.seed, "not_followed", device=x.device):  # the same draws in each pass
+            return _log_odds(logits_of(model, moved), y)
+
+    try:
+        with forked(problem.seed, "not_followed", device=x.device):
+            logits, gradient = gradient_of(model, lambda logits, y: _log_odds(logits, y).sum(), x.clone(), y, None)
+    except NoGradient:
+        return 0.0, 0
+    signs = [gradient.sign(), *(2 * torch.randint(2, x.shape, generator=draws).to(x) - 1 for _ in range(2))]
+    said = torch.stack([(gradient * direction).flatten(1).sum(1) for direction in signs])  # the slopes by the gradient
+    # the slope along random signs is about as large as the gradient's length, and may itself be zero
+    sizes = torch.stack([said[0], *[gradient.flatten(1).norm(dim=1)] * 2])
+    rounding = ROUNDING * torch.finfo(x.dtype).eps * logits.detach().abs().amax(1).clamp(min=1)
+
+    def slopes(step: float, directions: Sequence[Tensor] = signs) -> Tensor:
+        """The slopes of the loss (directions, B) over a step to either side."""
+        return torch.stack([(losses(x + step * d) - losses(x - step * d)) / (2 * step) for d in directions])
+
+    def close(found: Tensor, expected: Tensor, tolerance: float, step: float) -> Tensor:
+        return ((found - expected).abs() <= tolerance * sizes + rounding / step).all(0)
+
+    fine = slopes(SMALL)
+    used = (sizes > 0).all(0) & sizes.isfinite().all(0) & fine.isfinite().all(0)
+    follows = close(fine, said, NEAR, SMALL)
+    for step in LARGE:
+        follows &= slopes(step, signs[:1])[0] >= said[0] / BENT - rounding / step
+    own, *others = slopes(LARGE[0])
+    follows &= own >= NEARLY * torch.stack(others).square().mean(0).sqrt() - rounding / LARGE[0]
+    if bool((used & ~follows).any()):
+        is_flat = (fine.abs() <= rounding / SMALL).all(0)
+        is_smooth = close(fine, slopes(SMALL / 2), NEAR, SMALL / 2) & ~is_flat
+        for step in LARGE:
+            follows |= ~is_smooth & close(slopes(step), said, FAR, step)
+    return int((used & ~follows).sum()) / max(1, int(used.sum())), int(used.sum())
+
+
+def _log_odds(logits: Tensor, y: Tensor) -> Tensor:
+    """log((1 - p) / p) of each image (B,), with p the probability of its label."""
+    label = y.unsqueeze(1)
+    return logits.scatter(1, label, -torch.inf).logsumexp(1) - logits.gather(1, label).squeeze(1)
+
+
+def _in_float64(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
+    """The model and the images x in float64, where the model computes the same in it; else as they are."""
+    try:
+        model_copy = copy.deepcopy(model).double()
+        logits, exact_logits = logits_of(model, x), logits_of(model_copy, x.double())
+        if torch.allclose(exact_logits.float(), logits.float(), rtol=0, atol=1e-2 * float(logits.abs().max())):
+            return model_copy, x.double()
+    except Exception:  # the network's own code; it may not be copied, or names a type
+        pass
+    return model, x

@@ -274,6 +274,7 @@ def _training_doubts(stage: _Stage) -> Iterator[tuple[str, float]]:
 def _side_numbers(stage: _Stage, loaded: _Loaded, outcomes: Tensor, job: Job) -> list[Number]:
     """Further numbers from the outcomes on the cell's own models; on clean images, also doubts about the models."""
     from fatbench.engine.accuracy import prior_accuracy, zero_gradients
+    from fatbench.engine.plausible import not_followed
 
     ready, models, round, n = loaded.ready, loaded.models, stage.round, outcomes.shape[1]
     assert ready is not None
@@ -292,6 +293,8 @@ def _side_numbers(stage: _Stage, loaded: _Loaded, outcomes: Tensor, job: Job) ->
         if not stage.diverged:
             zero_shares = [zero_gradients(ready.problem, model, first_images, truth) for model in models.values()]
             numbers.append(Number("zero_gradients", sum(zero_shares) / len(zero_shares), round, n=len(truth)))
+            share, used = max(not_followed(ready.problem, model, images, labels) for model in models.values())
+            numbers += [Number("directional", share, round, n=used)] if used else []
         numbers.append(Number("chance", float(labels.bincount().max()) / n, round, n=n))
     if not stage.diverged and ("evaluated" in job.spec or facts.role(stage.evaluation.attack) == "natural"):
         numbers += _doubts(job, ready.problem, next(iter(models.values())), images, round)

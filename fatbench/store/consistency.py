@@ -17,7 +17,7 @@ from fatbench.store.stage_names import parsed
 # accuracies and fractions, besides the metrics that evaluations are named after
 FRACTIONS = {"train_accuracy", "natural", "val_natural", "monitor", "val_monitor", "natural_class", "monitor_class",
              "val_natural_class", "val_monitor_class", "edge_natural", "holdout_accuracy", "prior_accuracy",
-             "zero_gradients", "chance"}  # fmt: skip
+             "zero_gradients", "directional", "chance"}  # fmt: skip
 OF_TEST_IMAGES = {"natural", "monitor", "edge_natural"}  # besides the metrics that evaluations are named after
 OF_CLIENTS = {"train_loss", "train_accuracy", "weight", "selected", "holdout_accuracy", "holdout_gap",
               "prior_accuracy"}  # fmt: skip

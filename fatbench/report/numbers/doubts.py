@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 SIGMAS = 3.0
 ZERO_GRADIENTS = 0.01  # fraction of images without any loss gradient above which attacks are not to be trusted
+DIRECTIONAL = 0.5  # fraction of images whose loss does not change as its gradient says, above which they are not, too
 LEVEL = 0.01  # of the test whether an accuracy is above a constant classifier's
 STRENGTH = {"fgsm": 0, "pgd": 1, "cw": 1, "autoattack": 2}  # of attacks in one ball, from the weakest
 
@@ -54,6 +55,7 @@ WORDS = {  # code -> what is printed; {value}, {against} and {metric} are the do
     "order": "{metric} exceeds {against} by more than 3 standard errors",
     "gradient": f"the loss has no gradient on more than {100 * ZERO_GRADIENTS:g}% of the images:"
     " gradient attacks overstate robustness",
+    "directional": "gradients do not follow the loss, on {value:.0%} of the images tried: attacks overstate robustness",
     "other_attack": "may be of another attack or other images:"
     " the stored {against} does not give the hash in its stage's name",
     "no_settings": "the settings of its attack are not recorded",
@@ -223,10 +225,10 @@ def _doubts_of_model(
     diverged = any(doubt.code == "diverged" for reasons in doubts_by_stage.values() for doubt in reasons)
     naturals = [item for item in accuracies if item.label == "natural" and item.n and math.isfinite(item.value)]
     natural = max(naturals, key=lambda accuracy: accuracy.n, default=None)
-    fraction, dead, guesses = None, 0.0, False
+    fraction, dead, astray, guesses = None, 0.0, 0.0, False
     if natural is not None:
         natural_metrics = stages[natural.stage]
-        dead = natural_metrics.get("zero_gradients", (0.0, 0))[0]
+        dead, astray = (natural_metrics.get(name, (0.0, 0))[0] for name in ("zero_gradients", "directional"))
         fraction = (
             None
             if diverged
@@ -244,8 +246,9 @@ def _doubts_of_model(
             reasons += (
                 Doubt("order", excess, weak, item.label) for excess, weak in _exceeded(item, accuracies, outcomes)
             )
-        if dead > ZERO_GRADIENTS and is_attacked and not item.evaluation.is_transferred:
-            reasons.append(Doubt("gradient", dead))
+        if is_attacked and not item.evaluation.is_transferred:
+            reasons += [Doubt("gradient", dead)] if dead > ZERO_GRADIENTS else []
+            reasons += [Doubt("directional", astray)] if astray > DIRECTIONAL else []
         if not math.isfinite(item.value):
             reasons.append(Doubt("not_finite"))
         if item.evaluation.precision != "fp32":
