@@ -10,6 +10,7 @@ import atexit
 import errno
 import functools
 import os
+import secrets
 import shutil
 import stat
 import sys
@@ -46,9 +47,11 @@ def replacing(file: Path, *, new: bool = False) -> Iterator[BinaryIO]:
                 yield handle
             return
         file = Path(os.path.realpath(file))
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
+    # not named after the process: in every container it has the same number
+    temporary = file.with_name(f".{file.name[-40:]}.{secrets.token_hex(8)}.part")
+    handle = temporary.open("xb")
     try:
-        with temporary.open("xb") as handle:
+        with handle:
             yield handle
             _sync(handle)
         if not new or not _link_new(temporary, file):

@@ -227,12 +227,33 @@ def test_a_copy_is_on_the_disk_before_it_has_its_name(store: Store, tmp_path: Pa
     monkeypatch.setattr(os, "fsync", lambda handle: (steps.append("fsync"), sync(handle)))
     monkeypatch.setattr(os, "link", lambda a, b: (steps.append("link"), link(a, b)))
     cleanup.backup(store, copy)
-    assert steps == ["fsync", "link"]
+    assert steps[:2] == ["fsync", "link"]
     copy.unlink()
     monkeypatch.setattr(os, "link", lambda a, b: (copy.write_text("somebody's"), link(a, b)))
     with pytest.raises(SpecError, match="exists: name a new file"):
         cleanup.backup(store, copy)
     assert copy.read_text() == "somebody's" and [file.name for file in tmp_path.glob(".copy*")] == []
+
+
+def test_a_copy_by_a_user_who_may_only_read_is_not_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their reading takes no lock: what is written meanwhile is noticed."""
+    path, copy = tmp_path / "x.db", tmp_path / "copy.db"
+    Store.open(str(path), create=True).close()
+    with Store.open(str(path)) as store:
+        monkeypatch.setattr(cleanup, "mode", lambda path: cleanup.IMMUTABLE)
+        connect = store.database.connect
+
+        class Slow(sqlite3.Connection):
+            def backup(self, *arguments: Any, **options: Any) -> None:
+                super().backup(*arguments, **options)
+                os.utime(path)
+
+        monkeypatch.setattr(store.database, "connect", lambda: sqlite3.connect(path, factory=Slow))
+        with pytest.raises(Unavailable, match=r"x\.db was written while it was copied: run the command again$"):
+            cleanup.backup(store, copy)
+        assert not copy.exists()
+        monkeypatch.setattr(store.database, "connect", connect)
+        assert cleanup.backup(store, copy) == copy.stat().st_size
 
 
 # --- the commands ------------------------------------------------------------------------------------------------

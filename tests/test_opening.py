@@ -5,14 +5,18 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import pwd
 import re
+import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,8 +25,9 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from test_store import CELL, SPEC, _fill, claim, row, taken
 
 from fatbench.engine.rounds import Number
-from fatbench.errors import DatabaseError, MachineError, SpecError, Unavailable
-from fatbench.store import database
+from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError, Unavailable
+from fatbench.store import database, jsonl
+from fatbench.store.cleanup import backup
 from fatbench.store.database import Locked, NoDatabase, shown_url
 from fatbench.store.integrity import check
 from fatbench.store.rows import current_time
@@ -165,22 +170,25 @@ def test_check_says_what_there_is(store: Store, url: str) -> None:
 # --- what a machine cannot do ------------------------------------------------------------------------------------
 
 
-def _as_nobody(action: Callable[[], object]) -> str:
+NOBODY, ANN = 65534, 65533  # two users
+
+
+def _as_nobody(action: Callable[[], object], uid: int = NOBODY, groups: Sequence[int] = ()) -> str:
     """What `action` raises when a user does it who may not write here: "Type: message", "" for nothing."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             if os.geteuid() == 0:
-                os.setgroups([])
-                os.setgid(65534)
-                os.setuid(65534)
+                os.setgroups(groups)
+                os.setgid(uid)
+                os.setuid(uid)
             said = ""
             try:
                 action()
             except Exception as error:
                 said = f"{type(error).__name__}: {error}"
-                if not isinstance(error, (MachineError, DatabaseError)):
+                if not isinstance(error, FatbenchError):
                     said += traceback.format_exc()
             os.write(writer, said.encode())
         finally:
@@ -221,10 +229,14 @@ def test_a_read_only_folder(locked: Path) -> None:
             claim(store)
 
     assert _as_nobody(read) == ""
-    assert _as_nobody(write) == f"Unavailable: {path} cannot be written"
-    assert _as_nobody(lambda: Store.open(str(path), create=True)) == f"MachineError: {path}: {locked} cannot be written"
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    whose = f"belongs to {me}" if me == "root" else "has permissions that forbid it (0{:o})"
+    reason = f"{path} cannot be written: it {whose.format(0o444)}"
+    assert _as_nobody(write) == f"Unavailable: {reason}"
+    assert _as_nobody(lambda: Store.open(str(path), create=True)) == f"MachineError: {reason}"
     new = locked / "y.db"
-    assert _as_nobody(lambda: Store.open(str(new), create=True)) == f"MachineError: {new}: {locked} cannot be written"
+    said = _as_nobody(lambda: Store.open(str(new), create=True))
+    assert said == f"MachineError: {new} cannot be written: its folder {locked} {whose.format(0o555)}"
     deep = locked / "deep" / "y.db"
     said = _as_nobody(lambda: Store.open(str(deep), create=True))
     assert said == f"MachineError: {deep}: cannot make its folder: Permission denied"
@@ -234,10 +246,155 @@ def test_a_read_only_folder(locked: Path) -> None:
 def test_a_read_only_file(locked: Path) -> None:
     path = locked / "x.db"
     locked.chmod(0o777)
-    assert _as_nobody(lambda: Store.open(str(path), create=True)) == f"MachineError: {path}: {path} cannot be written"
+    said = _as_nobody(lambda: Store.open(str(path), create=True))
+    assert said.startswith(f"MachineError: {path} cannot be written: it ") and said.count("x.db") == 1
     path.chmod(0o000)
     assert _as_nobody(lambda: Store.open(str(path))) == f"MachineError: {path} cannot be read: Permission denied"
     assert MachineError.exit_code == 5
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder in which every user may write, as the owner's database leaves it: umask 022."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may become two users")
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    for place in [place for place in tmp_path.parents if place.name.startswith(("pytest-", "popen-"))] + [tmp_path]:
+        place.chmod(0o755)
+    folder.chmod(0o777)
+    assert _as_nobody(lambda: Store.open(str(folder / "x.db"), create=True).add_cell(CELL, SPEC)) == ""
+    return folder
+
+
+def _write(path: Path) -> Callable[[], object]:
+    return lambda: Store.open(str(path), create=True).add_cells({"c" * 12: SPEC})
+
+
+def test_the_log_of_a_reader_locks_nobody_out(shared: Path) -> None:
+    """SQLite gives a reader who may not write an empty log of theirs, and leaves it: a run removes it."""
+    path = shared / "x.db"
+
+    def read(hold: Callable[[], object] = lambda: None) -> None:
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("SELECT count(*) FROM cells").fetchone() == (1,)
+            hold()
+
+    assert _as_nobody(read, ANN) == ""
+    left = {file.name: (file.stat().st_uid, file.stat().st_size) for file in shared.glob("x.db-*")}
+    assert left.keys() == {"x.db-wal", "x.db-shm"} and left["x.db-wal"] == (ANN, 0)
+    assert _as_nobody(lambda: Store.open(str(path)).cells()) == ""
+    assert _as_nobody(_write(path)) == ""
+    assert os.listdir(shared) == ["x.db"]
+    with Store.open(str(path)) as store:
+        assert len(store.cells()) == 2
+
+
+@pytest.mark.parametrize("kind", ["in use", "not empty", "sticky", "index alone"])
+def test_a_log_that_cannot_go_is_named_with_its_owner(kind: str, shared: Path) -> None:
+    """In use by a process; with something in it; in a folder where each may remove only their own."""
+    path, log, index = (shared / name for name in ("x.db", "x.db-wal", "x.db-shm"))
+    reader = os.fork() if kind == "in use" else 0
+    if kind == "in use" and not reader:
+        try:
+            os.setuid(ANN)
+            connection = sqlite3.connect(path)
+            connection.execute("SELECT count(*) FROM cells").fetchone()
+            time.sleep(600)
+        finally:
+            os._exit(0)
+    if kind == "in use":
+        while not index.exists() or index.stat().st_size < 32768:
+            time.sleep(0.01)
+    else:
+        for file in (index,) if kind == "index alone" else (log, index):
+            file.write_bytes(b"x" if kind == "not empty" and file == log else b"")
+            os.chown(file, ANN, ANN)
+        shared.chmod(0o1777 if kind == "sticky" else 0o777)
+        if kind == "index alone":  # which the lock lets go, unless its folder keeps it
+            shared.chmod(0o1777)
+    try:
+        before = {file.name: file.read_bytes() for file in shared.iterdir()}
+        said = _as_nobody(_write(path))
+        assert {file.name: file.read_bytes() for file in shared.iterdir()} == before
+    finally:
+        if reader:
+            os.kill(reader, signal.SIGKILL)
+            os.waitpid(reader, 0)
+    refused = f"MachineError: {path} cannot be written: "
+    empty = "x.db-wal belongs to user 65533: remove it and x.db-shm, once no program has the database open"
+    full = (
+        "x.db-wal belongs to user 65533 and is not empty: its owner must open the database (fatbench db check), which"
+    )
+    only_index = "x.db-shm belongs to user 65533: remove it, once no program has the database open"
+    by_kind = {"in use": empty, "sticky": empty, "index alone": only_index, "not empty": f"{full} writes it back"}
+    assert said == refused + by_kind[kind]
+    if kind == "in use":  # killed, the reader leaves its log, which now can go
+        assert _as_nobody(_write(path)) == "" and os.listdir(shared) == ["x.db"]
+
+
+def test_what_reads_through_us_leaves_nothing_of_a_reader(shared: Path) -> None:
+    """Reading, checking and copying by a user who may write the folder and not the file; a link is its target."""
+    path = shared / "x.db"
+    (shared / "link.db").symlink_to("x.db")
+
+    def look(name: str) -> None:
+        with Store.open(str(shared / name)) as store:
+            assert list(store.cells()) == [CELL]
+            backup(store, shared / f"copy of {name}")
+        check(str(shared / name))
+
+    for name in ("x.db", "link.db"):
+        assert _as_nobody(lambda name=name: look(name), ANN) == ""  # type: ignore[misc]
+    assert sorted(os.listdir(shared)) == ["copy of link.db", "copy of x.db", "link.db", "x.db"]
+    assert _as_nobody(_write(path), ANN) == f"MachineError: {path} cannot be written: it belongs to nobody"
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o002, 0o664), (0o022, 0o644), (0o077, 0o600)])
+def test_a_database_has_the_permissions_of_the_umask(umask: int, mode: int, tmp_path: Path) -> None:
+    """With its log, its copies and exports: a group that works in one folder may write them all."""
+    before = os.umask(umask)
+    try:
+        with Store.open(str(tmp_path / "deep" / "x.db"), create=True) as store:
+            store.add_cell(CELL, SPEC)
+            backup(store, tmp_path / "deep" / "copy.db")
+            jsonl.export(store, tmp_path / "deep" / "x.jsonl")
+            files = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "deep").iterdir()}
+    finally:
+        os.umask(before)
+    assert files == dict.fromkeys(["x.db", "x.db-wal", "x.db-shm", "copy.db", "x.jsonl"], mode)
+    assert stat.S_IMODE((tmp_path / "deep").stat().st_mode) == 0o777 & ~umask
+
+
+def test_a_group_writes_one_database(shared: Path) -> None:
+    """Umask 002: both users write, one after the other and at once; who is killed leaves nothing in the way."""
+    path = shared / "group.db"
+    os.chown(shared, 0, ANN)
+    shared.chmod(0o2775)
+
+    def as_member(uid: int, cell: str) -> str:
+        def add() -> None:
+            os.umask(0o002)
+            killed = Store.open(str(path), create=True)
+            killed.add_cell(cell, SPEC)
+            os._exit(0)  # its log stays
+
+        return _as_nobody(add, uid, groups=[ANN])
+
+    for uid, cell in ((NOBODY, "a" * 12), (ANN, "b" * 12), (NOBODY, "c" * 12)):
+        assert as_member(uid, cell) == ""
+    assert (shared / "group.db-wal").stat().st_size
+    with Store.open(str(path)) as store:
+        assert len(store.cells()) == 3
+
+
+def test_a_file_that_is_deleted_while_it_is_open(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    with Store.open(str(path), create=True) as store:
+        path.unlink()
+        with pytest.raises(Unavailable, match=r"x\.db (cannot be opened|was moved or deleted while it was open)"):
+            store.add_cell(CELL, SPEC)
+        assert not path.exists()
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
@@ -253,7 +410,7 @@ def test_a_full_database_takes_the_transaction_back(tmp_path: Path, monkeypatch:
         store.add_cell(CELL, SPEC)
         run = taken(store)
         store.commit(run, numbers=[Number("loss", 1.0, 1)], round=1, checkpoint="state-1")
-        connect = store.database._connect
+        connect = store.database.connect
 
         def cramped() -> sqlite3.Connection:
             connection = connect()

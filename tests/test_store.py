@@ -429,31 +429,37 @@ def test_a_dead_process_loses_its_stage_and_may_write_no_more(store: Store) -> N
 
 
 @pytest.mark.parametrize(
-    ("denied", "log", "create", "mode"),
+    ("denied", "log", "mode"),
     [
-        ("", None, False, "rw"),
-        ("", None, True, "rwc"),
-        ("x.db", None, True, "rwc"),
-        ("x.db", None, False, "ro&immutable=1"),
-        ("", b"", False, "rw"),
-        ("folder", None, False, "ro&immutable=1"),
-        ("folder", b"", False, "ro&immutable=1"),
-        ("folder", b"log", False, "ro"),
+        ("", None, "rw"),
+        ("", b"", "rw"),
+        ("x.db", None, "ro&immutable=1"),
+        ("x.db", b"log", "ro"),
+        ("folder", None, "ro&immutable=1"),
+        ("folder", b"", "ro&immutable=1"),
+        ("folder", b"log", "ro"),
     ],
 )
 def test_how_a_file_is_opened(
-    denied: str, log: bytes | None, create: bool, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    denied: str, log: bytes | None, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What cannot be written is only read; without a log of changes SQLite is told that nobody else writes."""
+    """What cannot be written is only read; without a log of changes SQLite is told that nobody else writes.
+
+    Each connection looks anew: a run may have begun since.
+    """
     path = tmp_path / "folder" / "x.db"
-    path.parent.mkdir()
+    Store.open(str(path), create=True).close()
+    opened: list[str] = []
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda address, **how: opened.append(address) or connect(path, **how))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(os, "access", lambda file, how: Path(file).name != denied)
+    known = database.Database(str(path))
+    known.connect().close()
     if log is not None:
         Path(f"{path}-wal").write_bytes(log)
-    modes: list[str] = []
-    monkeypatch.setattr(database, "_sqlite", lambda file, mode: modes.append(mode) or (lambda: None))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(os, "access", lambda file, how: Path(file).name != denied)
-    database.Database(str(path), create=create)
-    assert modes == [mode]
+    known.connect().close()
+    without_log = "rw" if mode == "rw" else "ro&immutable=1"
+    assert opened == [f"file:{path}?mode={without_log}", f"file:{path}?mode={mode}"]
 
 
 def test_a_reused_pid_is_not_the_old_process(store: Store) -> None:

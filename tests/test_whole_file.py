@@ -34,6 +34,29 @@ def test_on_a_full_disk_the_old_file_stays(tmp_path: Path, monkeypatch: pytest.M
     assert file.read_text() == "good" and os.listdir(tmp_path) == ["page.html"]
 
 
+def test_the_part_of_another_process_is_in_nobody_s_way_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every container the program is process 1, so a part by that number may be anybody's, of now or long ago."""
+    file, other = tmp_path / "t.md", tmp_path / f".t.md.{os.getpid()}.part"
+    other.write_text("another's")
+    with whole_file.replacing(file) as first, whole_file.replacing(file) as second:
+        first.write(b"first")
+        second.write(b"second")
+        assert len(os.listdir(tmp_path)) == 3
+    assert file.read_text() == "first" and sorted(os.listdir(tmp_path)) == [other.name, "t.md"]
+    monkeypatch.setattr(whole_file.secrets, "token_hex", lambda size: str(os.getpid()))
+    with pytest.raises(SpecError, match="File exists"):
+        whole_file.write(file, "new")
+    assert other.read_text() == "another's" and file.read_text() == "first"
+
+
+def test_a_name_may_be_as_long_as_the_disk_allows(tmp_path: Path) -> None:
+    for name in ("a" * 255, "ä" * 127):
+        whole_file.write(tmp_path / name, "table")
+    assert sorted(os.listdir(tmp_path)) == ["a" * 255, "ä" * 127]
+
+
 @pytest.mark.parametrize("fails", [1, 2, 3])
 def test_of_files_that_belong_together_none_is_changed(
     fails: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -22,6 +22,7 @@
     export_schema    checks the lines of an export
     consistency      checks that a stage's numbers fit together
     integrity        checks a whole database
+    rights           what this user may write and remove
     cleanup          deletes cells and copies databases
     folder           the folder of a database's checkpoints and logs
 

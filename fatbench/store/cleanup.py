@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sqlite3
@@ -13,9 +12,10 @@ from pathlib import Path
 
 from sqlalchemy import delete, select, update
 
-from fatbench.errors import MachineError, SpecError
+from fatbench import whole_file
+from fatbench.errors import MachineError, SpecError, Unavailable
 from fatbench.store import leases, numbers, replicates
-from fatbench.store.database import lock
+from fatbench.store.database import IMMUTABLE, lock, mode
 from fatbench.store.schema import CELLS, DOUBTS, OUTCOME_CHUNKS, POINTS, REPLICATES, ROUND_METRICS, RUNS, STAGES
 from fatbench.store.stages import Store
 
@@ -110,21 +110,20 @@ def backup(store: Store, file: Path) -> int:
         raise SpecError(f"{store.database.shown}: copy a server's database with its tools, such as pg_dump")
     if file.exists():
         raise SpecError(f"{file} exists: name a new file")
-    partial_file = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
+        # unlike rename, what makes a new file never replaces one that has appeared meanwhile
         with (
-            closing(sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True, timeout=60)) as source,
-            closing(sqlite3.connect(partial_file)) as copy,
+            whole_file.replacing(file, new=True) as handle,
+            closing(store.database.connect()) as source,
+            closing(sqlite3.connect(handle.name)) as copy,
         ):
+            unlocked, before = mode(path) == IMMUTABLE, path.stat().st_mtime_ns
             source.backup(copy)  # in one step, so that concurrent writes neither enter it nor restart it
+            if unlocked and path.stat().st_mtime_ns != before:
+                raise Unavailable(f"{store.database.shown} was written while it was copied: run the command again")
             copy.execute("PRAGMA journal_mode = delete")
-        with partial_file.open("rb+") as handle:
-            os.fsync(handle.fileno())
-        os.link(partial_file, file)  # unlike rename, link never replaces a file that has appeared meanwhile
     except FileExistsError:
         raise SpecError(f"{file} exists: name a new file") from None
     except (OSError, sqlite3.Error) as error:
         raise MachineError(f"cannot write {file}: {getattr(error, 'strerror', None) or error}") from None
-    finally:
-        partial_file.unlink(missing_ok=True)
     return file.stat().st_size

@@ -28,6 +28,7 @@ from sqlalchemy.pool import NullPool
 
 from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError, Unavailable
 from fatbench.settings import shown_url
+from fatbench.store import rights
 from fatbench.store.rows import stored_text
 from fatbench.store.schema import (
     APPLICATION_ID,
@@ -51,6 +52,7 @@ BUSY = 60.0  # seconds that SQLite waits for another process's lock
 PAUSE = 1.0  # seconds between two tries at a locked database
 # how SQLite's messages about damage begin that have no error code
 DAMAGE = ("no such ", "unknown function", "foreign key mismatch", "unsupported file format")
+IMMUTABLE = "ro&immutable=1"  # reads without locks and leaves nothing
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "afs", "glusterfs")
 
 
@@ -161,11 +163,19 @@ def on_network(path: Path) -> bool:
 # --- connections -------------------------------------------------------------------------------------------------
 
 
-def _sqlite(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:
+def mode(path: Path) -> str:
+    """How SQLite may open a file now, as a parameter of its address."""
+    if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+        return "rw"
+    log = f"{path}-wal"  # without one, SQLite would leave an empty log of this user, which locks out all others
+    return "ro" if os.path.exists(log) and os.path.getsize(log) else IMMUTABLE
+
+
+def _sqlite(path: Path) -> Callable[[], sqlite3.Connection]:
     """A function that connects to a SQLite file; `_begin` starts transactions, not the driver."""
 
     def connect() -> sqlite3.Connection:
-        address = f"file:{quote(str(path))}?mode={mode}"
+        address = f"file:{quote(str(path))}?mode={mode(path)}"
         connection = sqlite3.connect(address, uri=True, timeout=BUSY, isolation_level=None, check_same_thread=False)
         connection.text_factory = stored_text
         try:
@@ -222,11 +232,12 @@ class Database:
         """Whether the user has asked to stop waiting."""
         return False
 
-    def __init__(self, url: str, *, create: bool = False):
+    def __init__(self, url: str):
         """Use `open`; this checks only the address."""
         parsed = _parse_url(url)
         self.shown = shown_url(url)
-        self.path = Path(cast(str, parsed.database)) if parsed.drivername == "sqlite" else None
+        # of a link its target, beside which SQLite keeps its log
+        self.path = Path(os.path.realpath(cast(str, parsed.database))) if parsed.drivername == "sqlite" else None
         self._secret = parsed.password
         self._release: Callable[[], object] = lambda: None
         if self.path is None:
@@ -243,13 +254,8 @@ class Database:
                 raise SpecError(f"{self.shown}: {self._safe(str(error))}") from None
             event.listen(self._engine, "connect", _read_text)
         else:
-            mode = "rwc" if create else "rw"
-            if not create and not (os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)):
-                # in a read-only folder SQLite cannot lock, so it must be told that no other process writes
-                log = f"{self.path}-wal"
-                mode = "ro" if os.path.exists(log) and os.path.getsize(log) else "ro&immutable=1"
-            self._connect = _sqlite(self.path, mode)
-            self._engine = create_engine("sqlite://", creator=self._connect, poolclass=NullPool)
+            self.connect = _sqlite(self.path)
+            self._engine = create_engine("sqlite://", creator=self.connect, poolclass=NullPool)
             event.listen(self._engine, "begin", _begin)
         snapshot = {"isolation_level": "REPEATABLE READ"} if self._engine.dialect.name == "postgresql" else {}
         self._reader = self._engine.execution_options(**snapshot)
@@ -263,7 +269,7 @@ class Database:
         not to be created, DatabaseError if it is not fatbench's, of another version or damaged, MachineError if it
         cannot be read, written or reached, and SpecError for an unknown kind of database.
         """
-        database = cls(url, create=create)
+        database = cls(url)
         is_new = database.path is not None and not os.path.exists(database.path)  # False for a name that is too long
         database._ready_file(create)
         try:
@@ -371,8 +377,10 @@ class Database:
             code = getattr(original, "sqlite_errorcode", 0) & 0xFF
             if code == sqlite3.SQLITE_FULL:
                 return Unavailable(f"{shown_url}: the disk is full; nothing was written in this step")
+            if getattr(original, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_DBMOVED:
+                return Unavailable(f"{shown_url} was moved or deleted while it was open")
             if code == sqlite3.SQLITE_READONLY:
-                return Unavailable(f"{shown_url} cannot be written")
+                return Unavailable(self._unwritable())
             if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
                 return Unavailable(f"{shown_url} cannot be opened (does its folder exist, and is it writable?)")
             if code == sqlite3.SQLITE_IOERR:
@@ -405,28 +413,34 @@ class Database:
         path = self.path
         if path is None:
             return
+        if os.access(path, os.W_OK):
+            rights.drop_readers_log(path)
         if create:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise MachineError(f"{self.shown}: cannot make its folder: {error.strerror}") from None
-            for file in (path.parent, path):
-                if os.path.exists(file) and not os.access(file, os.W_OK):
-                    raise MachineError(f"{self.shown}: {file} cannot be written")
+            if rights.refusal_of_database(path):
+                raise MachineError(self._unwritable())
         # Open the file only through SQLite: closing any other handle would drop all locks of this process, and another
         # process, believing itself alone, would remove the log (sqlite.org/howtocorrupt.html, 2.2).
         try:
-            mode = path.stat().st_mode
-        except (FileNotFoundError, NotADirectoryError):
             if create:
-                return
+                with suppress(FileExistsError):
+                    path.touch(exist_ok=False)  # with the permissions that the user's umask leaves; SQLite's are 0644
+            file_mode = path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
             raise NoDatabase(f"{self.shown} does not exist: nothing has been run yet") from None
         except OSError as error:
             raise MachineError(f"{self.shown} cannot be read: {error.strerror}") from None
-        if stat.S_ISDIR(mode):
+        if stat.S_ISDIR(file_mode):
             raise DatabaseError(f"{self.shown} is a folder, not a fatbench database")
         if not os.access(path, os.R_OK):
             raise MachineError(f"{self.shown} cannot be read: Permission denied")
+
+    def _unwritable(self) -> str:
+        reason = rights.refusal_of_database(self.path) if self.path is not None else ""
+        return f"{self.shown} cannot be written{reason and f': {reason}'}"
 
     def _drop_empty(self) -> None:
         with suppress(OSError):
@@ -501,6 +515,6 @@ class Database:
     def _keep_open(self) -> None:
         """Keep the SQLite file open: the last connection to close writes back the log, too slow for every commit."""
         with self._explain_errors():
-            connection = self._connect()
+            connection = self.connect()
             self._release = finalize(self, connection.close)
             connection.execute("SELECT count(*) FROM cells").fetchone()
