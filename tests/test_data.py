@@ -395,11 +395,13 @@ def test_the_published_archive_is_unpacked_once_and_whole(tmp_path: Path) -> Non
     images, _ = layouts.write_cifar10(tmp_path)
     folder, archive = tmp_path / "cifar-10-batches-py", tmp_path / "cifar-10-python.tar.gz"
     layouts.tar_folder(archive, folder, folder.name)
+    before = os.umask(0o002)
     with ThreadPoolExecutor(4) as pool:  # several workers start at once
         found = list(pool.map(lambda _: DATASETS["cifar10"](tmp_path, variant="small"), range(4)))
+    os.umask(before)
     assert all(np.array_equal(data.train_images.reshape(-1, 3072), images[:50]) for data in found)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [folder.name, archive.name]
-    assert folder.stat().st_mode & 0o777 == 0o755
+    assert folder.stat().st_mode & 0o777 == 0o775  # a group shares the root
     archive.unlink()
     DATASETS["cifar10"](tmp_path, variant="small")
 
@@ -462,7 +464,7 @@ def test_a_root_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.Mo
     archive = tmp_path / "cifar-10-python.tar.gz"
     layouts.tar_folder(archive, tmp_path / "cifar-10-batches-py", "cifar-10-batches-py")
 
-    def refuse(**_: Any) -> str:
+    def refuse(*_: Any) -> str:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)

@@ -335,11 +335,12 @@ def unpack(name: str, root: Path, target_of: Callable[[tuple[str, ...]], tuple[s
     if not packed.is_file():
         raise missing_error(name, root, folder, packed)
     count = 0
-    staging: Path | None = None
     try:
-        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=root))
-        staging.chmod(0o755)  # mkdtemp's 0700 would lock out other users of a shared root
-        with tarfile.open(packed, "r|*") as tar:
+        with (
+            tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=root) as temporary,
+            tarfile.open(packed, "r|*") as tar,
+        ):
+            staging = Path(temporary, folder.name)  # with the umask's permissions: other users may share the root
             for member in tar:
                 target_parts = target_of(PurePosixPath(member.name).parts) if member.isfile() else None
                 source = tar.extractfile(member) if target_parts else None
@@ -350,20 +351,17 @@ def unpack(name: str, root: Path, target_of: Callable[[tuple[str, ...]], tuple[s
                 with target.open("wb") as handle:
                     shutil.copyfileobj(source, handle)
                 count += 1
-        if not count:
-            raise DamagedData(f"{packed} has none of the files of {catalogue.dataset_facts(name).title}")
-        try:
-            os.rename(staging, folder)
-        except OSError:
-            if not folder.is_dir():  # else another worker was first
-                raise
+            if not count:
+                raise DamagedData(f"{packed} has none of the files of {catalogue.dataset_facts(name).title}")
+            try:
+                os.rename(staging, folder)
+            except OSError:
+                if not folder.is_dir():  # else another worker was first
+                    raise
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DamagedData(f"{packed} is truncated or damaged ({error})") from None
     except OSError as error:
         raise MachineError(f"cannot unpack {packed} into {root}: {error.strerror or error}") from None
-    finally:
-        if staging is not None:
-            shutil.rmtree(staging, ignore_errors=True)
     return folder
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from fatbench import settings
+from fatbench import settings, whole_file
 from fatbench.data.common import DamagedData, Images, Labels, eight_bits, parsing, read_bytes
 from fatbench.errors import MachineError
 
@@ -66,10 +66,8 @@ class Decoded:
     def keep(self, doubts: Mapping[str, float]) -> None:
         """Store the doubts about the set beside the array, so that it need not be read again for them."""
         if self.folder is not None and self.doubts is None:
-            with contextlib.suppress(OSError):
-                partial_file = self.folder / f"doubts.{os.getpid()}"
-                partial_file.write_text(json.dumps(dict(doubts)))
-                partial_file.rename(self.folder / "doubts.json")
+            with contextlib.suppress(OSError), whole_file.replacing(self.folder / "doubts.json") as handle:
+                handle.write(json.dumps(dict(doubts)).encode())
 
 
 def decode(
@@ -101,14 +99,15 @@ def decode(
         with contextlib.suppress(OSError):
             cached.mkdir(parents=True, exist_ok=True)
             _evict(cached)
-            with tempfile.TemporaryDirectory(prefix=".decoding-", dir=cached) as new_folder:
-                array = _new_array(Path(new_folder) / "images.npy", shape)
+            with tempfile.TemporaryDirectory(prefix=".decoding-", dir=cached) as temporary:
+                new_folder = Path(temporary, "new")  # has the umask's permissions, and not those of a temporary folder
+                new_folder.mkdir()
+                array = _new_array(new_folder / "images.npy", shape)
                 _fill(array, files, size, resize, fetch)
                 array.flush()
                 del array
                 with contextlib.suppress(OSError):  # another process has finished first
-                    Path(new_folder).rename(folder)
-                    os.mkdir(new_folder)  # for TemporaryDirectory to remove
+                    new_folder.rename(folder)
             return _map_array(folder, files_by_split, sha256, size)
         if total > settings.available_memory() / 2:
             room = shutil.disk_usage(_existing_ancestor(cached)).free
