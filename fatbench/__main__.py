@@ -14,6 +14,9 @@ GARBAGE = 300_000
 def main() -> None:
     """Run the command line."""
     gc.set_threshold(GARBAGE)
+    from fatbench.cli import streams
+
+    streams.make_ready()
     from fatbench.cli.app import main as command
 
     try:

@@ -32,7 +32,8 @@ LEASE = 45  # seconds; the longest stop is twice as long
 EVERY = 9.0  # seconds between two disturbances, on average
 DISK = 48  # MB, where root may mount a file system
 CLOCKS = (0, 0, 0, 0, 960, 960, -960, -960)  # seconds that the runners' clocks are off
-ENDS = {0, 5, 130, 138, 143, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGUSR1}  # of a runner, whatever was done to it
+ASKS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # for an end after the round at hand
+ENDS = {0, 5, -signal.SIGKILL, *(128 + ask for ask in ASKS), *(-ask for ask in ASKS[1:])}  # of a runner
 TEXT = SUITE.replace("seeds: [1]", 'seeds: "0-5"').replace("rounds: 4", "rounds: 10")
 PATIENCE = 1800.0  # seconds that the runners have for the rest once nobody disturbs them any more
 
@@ -125,8 +126,8 @@ class Wave:
         self.signal(runner.pid, signal.SIGKILL)
 
     def ask(self, runner: Runner) -> None:
-        """Ctrl-C, SIGTERM or SIGUSR1; sometimes twice."""
-        which = self.rng.choice([signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+        """Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP; sometimes twice."""
+        which = self.rng.choice(ASKS)
         for _ in range(self.rng.choice([1, 1, 2])):
             self.signal(runner.pid, which)
 

@@ -33,8 +33,8 @@ DAMAGE: dict[str, tuple[str, str]] = {
     "a lost number": (f"DELETE FROM numbers WHERE {OF} 'natural' AND round = 3)", "numbers: 1 missing or other"),
     "an outcome": ("UPDATE outcome_chunks SET bits = x'00112233' WHERE stage LIKE 'fgsm%'", "outcomes: "),
     "a stage": ("UPDATE stages SET status = 'running' WHERE stage = 'train'", "stages: 1 missing or other"),
-    "a cell more": ("INSERT INTO stages SELECT cell, 'x', status, round, total, NULL, record, NULL, run, NULL, NULL "
-                    "FROM stages WHERE stage = 'train'", "stages: 1 too many or other"),
+    "a cell more": ("INSERT INTO stages SELECT cell, 'x', status, round, total, NULL, record, NULL, run, NULL, NULL, "
+                    "NULL FROM stages WHERE stage = 'train'", "stages: 1 too many or other"),
     "a failure": ("UPDATE runs SET status = 'failed' WHERE stage = 'train'", "train: 1 runs failed"),
     "a stage done twice": ("UPDATE runs SET stage = 'train'", "train: done 3 times"),
 }  # fmt: skip

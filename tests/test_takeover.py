@@ -533,10 +533,10 @@ def test_time_limits_that_are_none(text) -> None:
         time_limit(text)
 
 
-@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 @pytest.mark.promise(
     "Interrupted and shared runs",
-    "Ctrl-C, SIGTERM and SIGUSR1 checkpoint the current round and release the cell",
+    "Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal (SIGHUP) checkpoint the current round and release the cell",
 )
 def test_a_signal_ends_the_run_after_the_round_at_hand(which, jobs, machine, options, forks, monkeypatch) -> None:
     """The round is committed, the cell is given back, and the same run goes on from there."""

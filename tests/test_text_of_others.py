@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
+import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import update
 
 from fatbench import settings, whole_file
-from fatbench.cli import app
+from fatbench.cli import app, streams
 from fatbench.errors import SpecError, printable
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.tables import tidy
@@ -167,6 +167,8 @@ def test_a_suite_s_labels_are_text(tmp_path: Path, label: str) -> None:
 def test_a_terminal_of_few_letters_shows_what_it_can(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)  # what replaces it ends with the test
+    streams.make_ready()
     monkeypatch.setattr(sys, "argv", ["fatbench", "suite", "show", "april-learning"])
     monkeypatch.setattr(app, "app", lambda **_: print("Dirichlet α ≥ 0.5 ─ ü"))
     with pytest.raises(SystemExit) as ended:
@@ -177,17 +179,18 @@ def test_a_terminal_of_few_letters_shows_what_it_can(monkeypatch: pytest.MonkeyP
     assert not ended.value.code and shown.getvalue().decode(encoding) == f"{letters}\n"
 
 
-def test_a_temporary_file_is_none_that_somebody_else_made(tmp_path: Path) -> None:
-    """Whoever can guess its name could have made a link there, which would be followed."""
+def test_a_temporary_file_is_none_that_somebody_else_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever guesses its name could have made a link there, which would be followed."""
     target = tmp_path / "precious"
     target.write_text("mine")
     file = tmp_path / "out.md"
 
-    part = file.with_name(f".out.md.{os.getpid()}.part")
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "guessed")
+    part = file.with_name(".out.md.guessed.part")
     part.symlink_to(target)
     with pytest.raises(SpecError, match="File exists"):
         whole_file.write(file, "table")
-    assert target.read_text() == "mine" and not file.exists()
+    assert target.read_text() == "mine" and not file.exists() and part.is_symlink()
 
 
 EVIL = "\x1b]0;t\x07\u202ex\x9b2J\ry"

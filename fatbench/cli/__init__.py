@@ -1,6 +1,7 @@
 """The command line: what people type, and what a terminal shows.
 
     app          every command and its place
+    streams      stdin, stdout and stderr as every command finds them
     options      arguments and options that commands share
     common       what commands share: reading suites, finding cells, printing JSON
     helping      help pages, and suggestions for mistyped commands

@@ -7,7 +7,6 @@ commands: `--help`, `suite list`, `plan`, `status` and `report` never import tor
 from __future__ import annotations
 
 import difflib
-import io
 import logging
 import os
 import re
@@ -217,12 +216,11 @@ def main() -> None:
     """Entry point: run the command line, turn our errors into one message and the documented exit code."""
     logging.getLogger("fatbench").addHandler(logging.NullHandler())
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal in latin-1 shows what it can
-            stream.reconfigure(errors="replace")
     try:
         _refuse_bytes()
-        sys.exit(app(prog_name="fatbench", standalone_mode=False) or 0)
+        code = app(prog_name="fatbench", standalone_mode=False) or 0
+        sys.stdout.flush()  # here, where it can be explained that a disk is full
+        sys.exit(code)
     except FatbenchError as error:
         print(_without_passwords(f"fatbench: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
@@ -236,8 +234,3 @@ def main() -> None:
     except MemoryError:
         print("fatbench: out of memory", file=sys.stderr)
         sys.exit(MachineError.exit_code)
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    main()

@@ -19,7 +19,7 @@
     reading               which files a plug-in reads
     own_network           a plug-in's network and the code that trained it
     progress              how many stages of the cells are done
-    waiting               waits for cells that other processes hold; Ctrl-C and SIGTERM
+    waiting               waits for cells that other processes hold; signals that ask for an end
     live_log              TensorBoard, Weights & Biases and MLflow
     labels                stores the names that a suite gives to its cells
     calibrate             measures the speed of this machine

@@ -17,8 +17,14 @@ from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _EARLY: list[tuple[Any, Any]] = []  # (process, our end of its pipe)
+
+
+def heard_signals() -> list[signal.Signals]:
+    """The signals that ask for an end; not SIGHUP where `nohup` has it ignored, so that it outlives its terminal."""
+    nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [number for number in SIGNALS if not (nohup and number == signal.SIGHUP)]
 
 
 def start_process(target: Callable[..., None], *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Wait for cells that other processes hold, and handle Ctrl-C and SIGTERM."""
+"""Wait for cells that other processes hold, and handle the signals that ask for an end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from fatbench.errors import Unavailable
 from fatbench.runner import progress
 from fatbench.runner.jobs import Job
-from fatbench.runner.processes import SIGNALS
+from fatbench.runner.processes import heard_signals
 from fatbench.store.stages import Store
 
 PAUSE = 1.0  # seconds between two looks at the database, and at least ten times as long as a look takes
@@ -64,8 +64,8 @@ def holders_of(cells: Sequence[str], store: Store, maximum: int = 10) -> list[st
 class StopRequest:
     """How often the user has asked the run to stop by a signal (`times`), and its exit status (`code`).
 
-    Ctrl-C sends SIGINT; clusters send SIGTERM or SIGUSR1 before they end a job. Python delivers signals to the main
-    thread alone, so a run in another thread does not see them.
+    Ctrl-C sends SIGINT; clusters send SIGTERM or SIGUSR1 before they end a job, a terminal that is closed SIGHUP.
+    Python delivers signals to the main thread alone, so a run in another thread does not see them.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is not threading.main_thread():
             return self
-        for number in SIGNALS:
+        for number in heard_signals():
             self._before[number] = signal.signal(number, self._hear)
         # SIGPIPE ends other commands with their reader (`| head`), but a worker that died must not end a run
         self._before[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -89,6 +89,8 @@ class StopRequest:
             raise SystemExit(self.code) from error
 
     def _hear(self, number: int, _: object) -> None:
+        if number == signal.SIGHUP and self.times:  # from the shell and from the system: not the word of a person
+            return
         self.times += 1
         self.code = 128 + number
         if self.times == 1:

@@ -34,7 +34,7 @@ from fatbench.runner.executors.slurm.plan import (
 )
 from fatbench.runner.executors.slurm.table import REQUEUE_CODE
 from fatbench.runner.jobs import Event, Job
-from fatbench.runner.processes import SIGNALS
+from fatbench.runner.processes import heard_signals
 from fatbench.suite import signatures
 
 LOOK = 2.0  # seconds between two looks at the run's folder
@@ -57,7 +57,7 @@ class Work:
 
     def __call__(self) -> int:
         """Work until no cell is free or the time is up; returns the exit code."""
-        for signal_number in SIGNALS:
+        for signal_number in heard_signals():
             signal.signal(signal_number, self._hear)
         self.voice.tell("start", os.environ.get("SLURMD_NODENAME") or socket.gethostname(), os.getpid())
         self._take_over()
