@@ -36,7 +36,7 @@ from fatbench.report.numbers.frame import COLUMNS, frame
 from fatbench.report.pairs import measured_numbers, pairs
 from fatbench.report.tables import number_format
 from fatbench.report.tables.combined import combine
-from fatbench.report.tables.grid import Value
+from fatbench.report.tables.sheet import Entry
 from fatbench.store import jsonl
 from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
@@ -132,7 +132,7 @@ def p_value(value: float) -> str:
     return shown(value, 2 if value >= 0.0095 and not 0.045 <= value < 0.055 else 3)
 
 
-def _spread(value: Value, digits: int) -> str:
+def _spread(value: Entry, digits: int) -> str:
     """ "72.1 ±1.8" of a fraction; "--" where nothing is measured."""
     if value.mean is None:
         return "--"
@@ -298,7 +298,7 @@ class Pages:
         return {method: shown(100 * value) for method, value in accuracies.set_index("method")["value"].items()}
 
     @functools.cache  # noqa: B019
-    def _values(self, name: str, table: str) -> dict[tuple[str, ...], dict[str, Value]]:
+    def _values(self, name: str, table: str) -> dict[tuple[str, ...], dict[str, Entry]]:
         suite, plan, store = self._plan(name, None, None)
         (grid,) = [grid for grid in report.build_tables(suite, plan, store, published=False) if grid.id == table]
         return {

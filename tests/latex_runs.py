@@ -19,7 +19,7 @@ from pathlib import Path
 import result_files
 
 from fatbench.report import build_tables, render
-from fatbench.report.tables.grid import Grid
+from fatbench.report.tables.sheet import Sheet
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -76,7 +76,7 @@ def installed(setup: SetUp) -> bool:
     return all(subprocess.run(["kpsewhich", one], capture_output=True, check=False).returncode == 0 for one in wanted)
 
 
-def grids(folder: Path) -> Iterator[Grid]:
+def grids(folder: Path) -> Iterator[Sheet]:
     """The tables of the committed rows."""
     for rows, name in FILES.items():
         with Store.open(str(folder / f"{rows}.db"), create=True) as store:

@@ -1,4 +1,4 @@
-"""Numbers of a plan for tables and figures, without a database."""
+"""Numbers of a plan for tables and figures, and entries of a table, without a database."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from pandas import DataFrame
+
 from fatbench.report.numbers import provenance
 from fatbench.report.numbers.doubts import Outcomes, doubts
-from fatbench.report.numbers.measurements import Numbers
 from fatbench.report.numbers.number import Number
+from fatbench.report.numbers.stored import Stored
+from fatbench.report.numbers.stored import stored as stored_of
+from fatbench.report.tables.sheet import ENTRY
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
 from fatbench.suite.cells import Plan
 
@@ -23,7 +27,7 @@ def numbers(
     runs: Iterable[Mapping[str, Any]] = (),
     outcomes: Outcomes | None = None,
     **stored: Any,
-) -> Numbers:
+) -> Stored:
     """The numbers of rows: each a `Number`, or a mapping of its fields and its provenance. runs: instead of that.
 
     rounds: (cell, checkpoint) -> round; one that it lacks is found in the rows of the monitor.
@@ -45,16 +49,25 @@ def numbers(
         for evaluations in {id(cell.evaluations): cell.evaluations for cell in plan.cells}.values()
         for one in evaluations
     }
-    return Numbers(
+    by_checkpoint: dict[str, dict[str, int]] = {}
+    for (cell, checkpoint), round in {**last, **best, **rounds}.items():
+        by_checkpoint.setdefault(checkpoint, {})[cell] = round
+    return stored_of(
         known,
         select,
-        rounds={**last, **best, **rounds},
+        rounds=by_checkpoint,
         doubts=doubts(known, attacks, {cell.id: cell.spec["data"] for cell in plan.cells}, outcomes),
-        outcomes=outcomes,
         runs=origins,
         checkpoints=plan.checkpoints,
+        **({} if outcomes is None else {"outcomes": outcomes}),
         **stored,
     )
+
+
+def entries(*numbers: Mapping[str, Any], **columns: Any) -> DataFrame:
+    """Entries of one column, a row each, of what is said of them; the rest is as of a number that is not measured."""
+    records = [{"row": i, "group": 0, "column": 0, **ENTRY, **said} for i, said in enumerate(numbers)]
+    return DataFrame(records, columns=["row", "group", "column", *ENTRY], dtype=object).assign(**columns)
 
 
 def _number(row: Mapping[str, Any]) -> Number:

@@ -9,8 +9,8 @@ import pytest
 
 from fatbench import report
 from fatbench.engine.rounds import Number
-from fatbench.report.tables.common_images import NOT_CUT, first_outcomes
-from fatbench.report.tables.grid import Grid
+from fatbench.report.numbers.long import NOT_CUT, first_outcomes
+from fatbench.report.tables.sheet import Sheet
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -30,7 +30,7 @@ def test_the_first_images_of_each_model() -> None:
 
 
 @pytest.fixture
-def grids(tmp_path: Path) -> dict[str, Grid]:
+def grids(tmp_path: Path) -> dict[str, Sheet]:
     """Six images, three of them under AutoAttack; PGD-20 comes out at 33.3 % of six and 66.7 % of three."""
     suite = files.load("sfat-cifar10")
     plan = suite.plan("quick", where="optimizer=FedAvg and method=FAT and partition=Non-IID")
@@ -55,12 +55,12 @@ def grids(tmp_path: Path) -> dict[str, Grid]:
         }
 
 
-def values(grid: Grid) -> dict[str, tuple[float | None, tuple[int, ...]]]:
+def values(grid: Sheet) -> dict[str, tuple[float | None, tuple[int, ...]]]:
     found = {c.label: v for c, v in zip(grid.columns, grid.rows[0].values[0], strict=True)}
     return {heading: (value.mean, value.n) for heading, value in found.items() if value.mean is not None}
 
 
-def test_a_heading_says_that_its_attack_took_fewer_images(grids: dict[str, Grid]) -> None:
+def test_a_heading_says_that_its_attack_took_fewer_images(grids: dict[str, Sheet]) -> None:
     found = values(grids["all"])
     assert found == {"natural": (5 / 6, (6,)), "PGD-20": (2 / 6, (6,)), "AA, n = 3": (1 / 3, (3,))}
     for name in ("markdown", "terminal", "html"):
@@ -69,7 +69,7 @@ def test_a_heading_says_that_its_attack_took_fewer_images(grids: dict[str, Grid]
     assert '"heading": "AA"' in report.render([grids["all"]], "json")  # the number of images has a key of its own
 
 
-def test_common_images_show_that_autoattack_is_the_strongest(grids: dict[str, Grid]) -> None:
+def test_common_images_show_that_autoattack_is_the_strongest(grids: dict[str, Sheet]) -> None:
     assert values(grids["common"]) == {"natural": (2 / 3, (3,)), "PGD-20": (2 / 3, (3,)), "AA": (1 / 3, (3,))}
     assert ("images", "every attack on the first 3 test images, which all of them have") in grids["common"].notes
     assert NOT_CUT.words not in report.render([grids["common"]], "markdown")

@@ -29,8 +29,9 @@ from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.report import contrasts, sentences
 from fatbench.report.figures import artifacts, forest, panel_kinds, plots, series, styles
 from fatbench.report.formats import records
-from fatbench.report.numbers.measurements import Measurement, Source
-from fatbench.report.tables import layout
+from fatbench.report.numbers.measurements import Measurement
+from fatbench.report.numbers.sources import Source
+from fatbench.report.tables.entries import sheets
 from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.cells import Cell, Plan
@@ -229,7 +230,7 @@ def test_a_line_without_a_number_is_named_and_ones_own_is_marked(drawn: Suite, m
     name, _, legend = styles.styles_of(plot, plot.panels)
     assert {label for label in legend if "(own)" in label} == {"Uniform (own)"}
     assert "(own)" not in name(line(plot, "clean", split="even", method="FAT"))
-    (table,) = layout.build(drawn, plan, measured.numbers(plan, rows_of(plan)))
+    (table,) = sheets(drawn, plan, measured.numbers(plan, rows_of(plan)))
     marked = json.loads(records.render_json([table]))["tables"][0]["rows"]
     assert {row["key"]["method"]: row["own"] for row in marked} == {"FAT": False, "Uniform": True}
 

@@ -37,7 +37,8 @@ from fatbench.errors import DatabaseError, MachineError
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.report.figures import series
 from fatbench.report.numbers import cell_rows, number
-from fatbench.report.numbers.measurements import Numbers, Source
+from fatbench.report.numbers.sources import Source
+from fatbench.report.numbers.stored import stored
 from fatbench.runner import checkpoints, worker
 from fatbench.runner.jobs import Job, Machine
 from fatbench.store import export_lines, integrity, jsonl, number_text
@@ -519,12 +520,12 @@ def test_lines_of_many_clients_are_quantiles() -> None:
         for round in (1, 2)
     ]
     source = Source.parse("train:loss[*]")
-    lines = list(series._lines(("x",), "loss", source, cells, None, Numbers(rows)))
+    lines = list(series._lines(("x",), "loss", source, cells, None, stored(rows)))
     assert [line.heading for line in lines] == [
         f"loss, {name} of 61 clients" for name in ("least", "25 %", "median", "75 %", "largest")
     ]
     assert [line.points[0].mean for line in lines] == [1.0, 16.0, 31.0, 46.0, 61.0]
-    few = Numbers([row for row in rows if row.client < 49])
+    few = stored([row for row in rows if row.client < 49])
     assert len(list(series._lines(("x",), "loss", source, cells, None, few))) == 49
 
 

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import measured
 import pytest
 import result_files
 
@@ -20,8 +20,12 @@ from fatbench.engine.rounds import Number
 from fatbench.report import contrasts
 from fatbench.report.formats import html
 from fatbench.report.numbers import cell_facts
+from fatbench.report.numbers.provenance import TableFacts
+from fatbench.report.numbers.sources import Source
 from fatbench.report.pairs import measured_numbers, pairs
 from fatbench.report.site import drilldown, leaderboards, pages
+from fatbench.report.tables.number_format import with_texts
+from fatbench.report.tables.sheet import Column, Sheet
 from fatbench.runner import provenance
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
@@ -667,17 +671,15 @@ def test_best_is_measured_and_above_the_most_frequent_class_and_each_preset_has_
 
 @pytest.mark.parametrize("minus", [{}, {"method": ["FedAvg"]}])
 def test_what_a_paper_prints_as_a_difference_stands_beside_no_accuracy(minus: dict[str, list[str]]) -> None:
-    def grid(published: float | None) -> Any:
-        value = SimpleNamespace(
-            cells=("a",), published=published, published_std=None, published_flag="", published_select=None,
-            formula=False, comparable=False,
-        )  # fmt: skip
-        column = SimpleNamespace(minus=minus, source=SimpleNamespace(text="natural"))
-        return SimpleNamespace(columns=[column], rows=[SimpleNamespace(values=[[value]])])
+    def grid(published: float | None) -> Sheet:
+        column = Column("natural", Source.parse("natural"), "natural", "max", "percent", 2, minus=minus)
+        entries = measured.entries({"cells": ("a",), "mean": 0.5, "published": published}, own=False)
+        return Sheet(
+            "s", "paper", "T", "T", "", [], [], [column], with_texts(entries, [column]), "last", "", [0], TableFacts()
+        )
 
-    board = grid(None)
-    leaderboards.add_published(board, [grid(0.015)])
-    assert board.rows[0].values[0][0].published == (None if minus else 0.015)
+    board = leaderboards.with_published(grid(None), [grid(0.015)])
+    assert board.all()[0].published == (None if minus else 0.015)
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ FATBENCH_UPDATE_GOLDEN=1 pytest tests/test_report.py writes the golden files ane
 
 from __future__ import annotations
 
-import copy
 import csv
 import gc
 import io
@@ -40,14 +39,14 @@ from fatbench.report.figures import series
 from fatbench.report.formats import html, latex, latex_text, markdown, records, terminal
 from fatbench.report.numbers import cell_rows, doubts, provenance
 from fatbench.report.numbers.frame import frame
-from fatbench.report.numbers.measurements import EVERY, RANGE, Source, in_words, metric_names
 from fatbench.report.numbers.number import Number as StoredNumber
+from fatbench.report.numbers.sources import EVERY, RANGE, Source, in_words, metric_names
 from fatbench.report.pairs import measured_numbers
-from fatbench.report.tables import layout, number_format
+from fatbench.report.tables import number_format
 from fatbench.report.tables.combined import combine
-from fatbench.report.tables.grid import Column, Grid, Value, varying, with_numbers
+from fatbench.report.tables.entries import sheets
 from fatbench.report.tables.notes import shortened
-from fatbench.report.tables.sorting import sorted_by
+from fatbench.report.tables.sheet import Column, Entry, Sheet, sorted_by, varying, with_numbers
 from fatbench.runner import progress
 from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
@@ -136,9 +135,9 @@ ODD = "SFAT_2 & 50% #1"
 
 def build(
     suite: Suite, plan: Plan, rows: Any, select: Any = "last", published: bool = True, **stored: Any
-) -> list[Grid]:
+) -> list[Sheet]:
     """The tables of a suite, filled with these measurements."""
-    return layout.build(suite, plan, measured.numbers(plan, list(rows), select, **stored), published=published)
+    return sheets(suite, plan, measured.numbers(plan, list(rows), select, **stored), published=published)
 
 
 @pytest.fixture(scope="module")
@@ -215,26 +214,26 @@ VALUES: Values = {
 
 
 @pytest.fixture(scope="module")
-def paper(tiny: Suite) -> list[Grid]:
+def paper(tiny: Suite) -> list[Sheet]:
     plan = tiny.plan("paper")
     return build(tiny, plan, rows_of(plan, VALUES))
 
 
-def at(grid: Grid, method: str, heading: str, split: str = "") -> Value:
+def at(grid: Sheet, method: str, heading: str, split: str = "") -> Entry:
     row = next(row for row in grid.rows if row.key["method"] == method)
     group = next(i for i, group in enumerate(grid.groups) if group.label == split)
     column = next(i for i, column in enumerate(grid.columns) if column.heading == heading)
     return row.values[group][column]
 
 
-def notes(grid: Grid) -> dict[str, str]:
+def notes(grid: Sheet) -> dict[str, str]:
     return dict(grid.notes)
 
 
 # --- the grid ----------------------------------------------------------------------------------------------------
 
 
-def test_mean_spread_and_difference(paper: list[Grid]) -> None:
+def test_mean_spread_and_difference(paper: list[Sheet]) -> None:
     """By hand: (0.58 + 0.59)/2 = 0.585; deviations 0.005, ddof 1: sqrt(2 * 0.005^2 / 1); published 57.45 %."""
     value = at(paper[0], "FAT", "natural", "Non-IID")
     assert value.mean == pytest.approx(0.585, abs=1e-12)
@@ -245,12 +244,12 @@ def test_mean_spread_and_difference(paper: list[Grid]) -> None:
     assert at(paper[0], "FAT", "PGD-20", "Non-IID").published_std == pytest.approx(0.0001)
 
 
-def test_one_seed_has_no_spread_and_says_what_is_missing(paper: list[Grid]) -> None:
+def test_one_seed_has_no_spread_and_says_what_is_missing(paper: list[Sheet]) -> None:
     value = at(paper[0], "FAT", "natural", "IID")
     assert (value.mean, value.std, value.seeds, value.partial) == (0.70, None, (6,), "1 of 2 seeds")
 
 
-def test_missing_and_not_planned(paper: list[Grid]) -> None:
+def test_missing_and_not_planned(paper: list[Sheet]) -> None:
     missing, excluded = at(paper[0], ODD, "natural", "IID"), at(paper[0], "Uniform", "natural", "IID")
     assert (missing.planned, missing.mean) == (True, None)
     assert missing.published == pytest.approx(0.6743)
@@ -263,7 +262,7 @@ def test_missing_and_not_planned(paper: list[Grid]) -> None:
     )
 
 
-def marks(grid: Grid, column: int = 0) -> list[str]:
+def marks(grid: Sheet, column: int = 0) -> list[str]:
     """The marks of the first group's values under a heading. No outcomes are stored here: ° is at the best, not tested;
     what is decided where they are: test_significance.py.
     """
@@ -271,7 +270,7 @@ def marks(grid: Grid, column: int = 0) -> list[str]:
     return ["".join(mark for mark in row.values[0][column].marks if mark == "°") for row in grid.rows]
 
 
-def test_equal_numbers_are_both_the_best(paper: list[Grid]) -> None:
+def test_equal_numbers_are_both_the_best(paper: list[Sheet]) -> None:
     """natural: SFAT and Uniform both 0.63, FAT 0.585; PGD-20: 0.365, 0.325, 0.31; AA is not compared."""
     assert marks(paper[0], 0) == ["", "°", "°"]
     assert marks(paper[0], 1) == ["", "°", ""]
@@ -289,7 +288,7 @@ def test_best_is_the_largest_or_the_smallest(tmp_path: Path, best: str, expected
     assert marks(grid, 1) == expected
 
 
-def test_sources(paper: list[Grid]) -> None:
+def test_sources(paper: list[Sheet]) -> None:
     """Drift is 10 + round: 12 after round 2, 13 after the last of 3. PGD-20 is 0.01 higher at the best round."""
     grid = paper[1]
     assert [row.key["method"] for row in grid.rows] == ["FAT", "Uniform"]
@@ -383,7 +382,7 @@ def test_published_mistakes(tmp_path: Path) -> None:
         build(bad, bad.plan("paper"), [])
 
 
-def test_a_published_flag_marks_the_column_it_names(paper: list[Grid]) -> None:
+def test_a_published_flag_marks_the_column_it_names(paper: list[Sheet]) -> None:
     assert at(paper[0], ODD, "natural", "IID").published_mark == "a"
     assert at(paper[0], ODD, "natural", "Non-IID").published_mark == ""
     assert paper[0].footnotes == [
@@ -747,7 +746,7 @@ CONDITIONED = """\
 """
 
 
-def conditioned(folder: Path, more: str = "", preset: str = "paper") -> Grid:
+def conditioned(folder: Path, more: str = "", preset: str = "paper") -> Sheet:
     """The table C of the tiny suite, with these lines more."""
     found = written(folder, SUITE[: SUITE.index("  - id: T1")] + CONDITIONED + more)
     plan = found.plan(preset)
@@ -772,12 +771,9 @@ def test_a_heading_shows_the_points_of_its_condition(tmp_path: Path) -> None:
 def test_rows_without_numbers_are_named_once_and_a_mark_stays_with_its_label() -> None:
     runs = [{"data": data, "method": method, "pgd20": 0.5} for data in "AB" for method in ("FAT", "SFAT", "mine")]
     (grid,) = OwnTable.from_frame(pandas.DataFrame(runs), ["data", "method"], "pgd20").grids
-    own = [row.key["method"] == "mine" for row in grid.rows]
-    rows = [
-        replace(row, own=is_own, values=row.values if is_own else [[Value(wanted=1)]])
-        for row, is_own in zip(grid.rows, own, strict=True)
-    ]
-    shown, missing = with_numbers(replace(grid, rows=rows))
+    own = grid.entries["axis:method"] == "mine"
+    entries = grid.entries.assign(own=own, mean=grid.entries["mean"].where(own, None))
+    shown, missing = with_numbers(replace(grid, entries=entries))
     assert missing == ["A and B: FAT; SFAT"]
     shown, constant = varying(shown)
     assert constant == ["mine (own)"] and [row.labels(shown.axes) for row in shown.rows] == [["A"], ["B"]]
@@ -964,7 +960,7 @@ def test_stored_flags_and_zero_gradients(tiny: Suite) -> None:
 # --- where numbers come from -------------------------------------------------------------------------------------
 
 
-def test_notes_say_where_numbers_come_from(paper: list[Grid]) -> None:
+def test_notes_say_where_numbers_come_from(paper: list[Sheet]) -> None:
     said = notes(paper[0])
     assert said["suite"] == "tiny, preset paper"
     assert said["data"] == "CIFAR-10, variant jpeg75: not the published files; n = 10000 test images"
@@ -1125,7 +1121,7 @@ def test_a_round_that_the_preset_does_not_reach_is_left_out_and_said(tiny: Suite
     assert report.left_out(only, only.plan("paper")) == []
 
 
-def test_json_is_as_promised(paper: list[Grid]) -> None:
+def test_json_is_as_promised(paper: list[Sheet]) -> None:
     content = json.loads(report.render(paper, "json"))
     assert content["schema_version"] == 1
     table = content["tables"][0]
@@ -1145,7 +1141,7 @@ def test_json_is_as_promised(paper: list[Grid]) -> None:
     assert set(drift) == {"drift_post@2", "drift_post", "train_accuracy[1]", "gap:pgd20"}
 
 
-def test_csv_has_a_line_a_number(paper: list[Grid]) -> None:
+def test_csv_has_a_line_a_number(paper: list[Sheet]) -> None:
     rows = list(csv.DictReader(io.StringIO(report.render(paper, "csv"))))
     assert len(rows) == 5 * 3 + 2 * 4
     line = next(r for r in rows if (r["method"], r["split"], r["metric"]) == ("FAT", "Non-IID", "natural"))
@@ -1160,7 +1156,7 @@ def test_csv_has_a_line_a_number(paper: list[Grid]) -> None:
     assert (missing["mean"], missing["seeds"], missing["published"]) == ("", "", "0.6743")
 
 
-def test_csv_asks_once_a_table_where_its_numbers_are_from(paper: list[Grid], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_csv_asks_once_a_table_where_its_numbers_are_from(paper: list[Sheet], monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked for each number, a table of 10,000 rows took minutes."""
     asked: list[str] = []
     of_table = records._shared_fields
@@ -1169,7 +1165,7 @@ def test_csv_asks_once_a_table_where_its_numbers_are_from(paper: list[Grid], mon
     assert asked == [grid.id for grid in paper]
 
 
-def test_csv_has_the_shortest_number_of_15_digits(paper: list[Grid]) -> None:
+def test_csv_has_the_shortest_number_of_15_digits(paper: list[Sheet]) -> None:
     """0.325 - 0.3258 is -0.0007999999999999674 in binary; JSON keeps it."""
     text = report.render(paper, "csv")
     assert ",0.3258,0.0001,last,-0.0008," in text and not re.search(r"\d\.\d*00000\d|\d\.\d*99999", text)
@@ -1185,7 +1181,7 @@ def test_csv_has_the_shortest_number_of_15_digits(paper: list[Grid]) -> None:
     ],
 )  # fmt: skip
 def test_counts_have_no_digits_after_the_point(values: list[tuple[float, float | None]], digits: int) -> None:
-    assert layout._digits([Value(mean=mean, std=std) for mean, std in values] + [Value(planned=False)]) == digits
+    assert number_format.decimals(*zip(*values, (None, None), strict=True)) == digits
 
 
 def test_an_axis_with_the_name_of_a_column(tmp_path: Path) -> None:
@@ -1200,7 +1196,7 @@ def test_an_unknown_format() -> None:
     assert str(error.value) == "no format is named 'latx' (did you mean 'latex'?)"
 
 
-def printable(grids: list[Grid]) -> set[str]:
+def printable(grids: list[Sheet]) -> set[str]:
     """Every decimal that may stand in a table: means, spreads, published, differences, as printed."""
     allowed = set()
     for grid in grids:
@@ -1274,21 +1270,18 @@ def test_escaping() -> None:
     assert markdown.escape("a_b | *c* <i> & #1") == r"a\_b \| \*c\* \<i\> &amp; \#1"
 
 
-def awkward(tmp_path: Path) -> list[Grid]:
+def awkward(tmp_path: Path) -> list[Sheet]:
     """The paper grids with every text replaced by one full of special characters."""
     text = without_published(SUITE).replace(ODD, "odd").replace("Accuracy of FAT & co. (100%)", "TITLE")
     plain = written(tmp_path, text)
     plan = plain.plan("smoke")
-    grids = build(plain, plan, rows_of(plan, VALUES))
-    for grid in grids:
-        object.__setattr__(grid, "name", AWKWARD)
-        object.__setattr__(grid, "axes", [AWKWARD])
-        for row in grid.rows:
-            row.key.clear()
-            row.key[AWKWARD] = AWKWARD
-        grid.notes.append((AWKWARD, AWKWARD))
-        grid.footnotes.append(("†", AWKWARD))
-    return grids
+    return [
+        replace(
+            grid, name=AWKWARD, axes=[AWKWARD], entries=grid.entries.assign(**{f"axis:{AWKWARD}": AWKWARD}),
+            notes=[*grid.notes, (AWKWARD, AWKWARD)], footnotes=[*grid.footnotes, ("†", AWKWARD)],
+        )
+        for grid in build(plain, plan, rows_of(plan, VALUES))
+    ]  # fmt: skip
 
 
 def test_special_characters_in_every_format(tmp_path: Path) -> None:
@@ -1359,7 +1352,7 @@ def test_latex_of_a_hundred_tables_compiles(tiny: Suite, tmp_path: Path, documen
     compiled(text, tmp_path, document)
 
 
-def big(folder: Path, rows: int, headings: int) -> list[Grid]:
+def big(folder: Path, rows: int, headings: int) -> list[Sheet]:
     """A table with so many rows and headings, each with a published number, in two groups."""
     text = SUITE[: SUITE.index("tables:")].replace(
         f'    "{ODD}": {{algorithm: {{aggregator: {{name: sfat, alpha: 1/6, top: 1}}}}}}\n', ""
@@ -1422,12 +1415,12 @@ def test_latex_layouts(
         assert "Overfull" not in said and "too large" not in said
 
 
-def test_latex_with_siunitx(paper: list[Grid], tmp_path: Path) -> None:
+def test_latex_with_siunitx(paper: list[Sheet], tmp_path: Path) -> None:
     """S columns as wide as their numbers; the best and the second keep their style; it compiles in every layout."""
-    paper = copy.deepcopy(paper)  # others look at it too
-    ours = paper[0].rows[0].values[0]
-    ours[0] = replace(ours[0], mean=0.6682, std=0.037, rank="best")
-    ours[1] = replace(ours[1], mean=0.5, std=0.123, rank="")
+    entries = paper[0].entries.copy()
+    for i, (mean, std, rank) in enumerate([(0.6682, 0.037, "best"), (0.5, 0.123, "")]):
+        entries.loc[i, ["mean", "std", "rank"]] = mean, std, rank
+    paper = [replace(paper[0], entries=number_format.with_texts(entries, paper[0].columns)), *paper[1:]]
     for options in ({}, {"published": "column"}, {"spread": "below"}, {"spread": "none"}):
         text = report.render(paper, "latex", numbers="siunitx", **options)
         assert text.startswith("% width: article; needs \\usepackage{booktabs,graphicx,siunitx}\n")
@@ -1449,7 +1442,7 @@ def test_latex_says_in_the_caption_what_no_column_needs(tiny: Suite) -> None:
     text = report.render([grid], "latex")
     assert "Without numbers and left out: " in text and latex.escape(ODD) in text.split(r"\label")[0]
     assert latex.escape(ODD) not in body_of("latex", text)
-    order = sorted_by([grid], grid.columns[0].heading)[id(grid)]
+    (order,) = sorted_by([grid], grid.columns[0].heading)
     assert [row.values[0][0].mean for row in order.rows][:2] == [0.6, 0.4]
     with pytest.raises(SpecError, match="no table has a column 'pgd2O'"):
         sorted_by([grid], "pgd2O")
@@ -1473,7 +1466,7 @@ def test_terminal_fits_and_keeps_every_number(
         assert block.width() == Measurement.get(wide, wide.options, block.table(0)).maximum
 
 
-def test_terminal_colours_on_request(paper: list[Grid], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_colours_on_request(paper: list[Sheet], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     assert "\x1b" not in report.render(paper, "terminal")
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -1486,7 +1479,7 @@ def test_terminal_colours_on_request(paper: list[Grid], monkeypatch: pytest.Monk
     assert "\x1b[32m" not in report.render(paper, "terminal")
 
 
-def test_terminal_points_stand_under_points(paper: list[Grid], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_points_stand_under_points(paper: list[Sheet], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     lines = report.render(paper, "terminal").splitlines()
     table = [line for line in lines if re.match(r" (FAT|SFAT|Uniform)", line)][:3]
@@ -1513,7 +1506,7 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_html_is_one_well_formed_page_that_fetches_nothing(paper: list[Grid]) -> None:
+def test_html_is_one_well_formed_page_that_fetches_nothing(paper: list[Sheet]) -> None:
     text = report.render(paper, "html")
     tags = Tags()
     tags.feed(text)
@@ -1522,12 +1515,12 @@ def test_html_is_one_well_formed_page_that_fetches_nothing(paper: list[Grid]) ->
     assert "prefers-color-scheme: dark" in text
 
 
-def test_markdown_columns_agree(paper: list[Grid]) -> None:
+def test_markdown_columns_agree(paper: list[Sheet]) -> None:
     for block in report.render(paper, "markdown").split("###")[1:-1]:  # the last has no table
         assert len({line.count("|") for line in block.splitlines() if line.startswith("|")}) == 1
 
 
-def test_markdown_states_once_what_tables_have_in_common(paper: list[Grid]) -> None:
+def test_markdown_states_once_what_tables_have_in_common(paper: list[Sheet]) -> None:
     """A fact of several tables follows them; a note of one table and all doubts and keys of marks stay at theirs."""
     doubt = ("MIXED", "device: NVIDIA H200 (2 cells); cpu (1 cell)")
     grids = [replace(grid, notes=[*grid.notes, doubt]) for grid in paper]
@@ -1924,7 +1917,7 @@ UNIFORM = {  # 0.02 and 0.04 above FAT of the same seed
 }  # fmt: skip
 
 
-def gains(tmp_path: Path, values: Values, where: str | None = None) -> Grid:
+def gains(tmp_path: Path, values: Values, where: str | None = None) -> Sheet:
     (tmp_path / "published").mkdir(exist_ok=True)
     (tmp_path / "published" / "gains.csv").write_text("who,what,low,high\nUniform,gain,1.5,2\nUniform,natural,9,9\n")
     suite = written(tmp_path, SUITE + GAINS)
@@ -2041,5 +2034,5 @@ def test_long_counts_are_printed_in_thousands(
 ) -> None:
     """Bytes, gradient steps and passes: nobody counts the digits of 50272000."""
     column = Column("bytes up", Source.parse("train:bytes_up"), "bytes_up", best="min", unit="plain", digits=0)
-    entry = number_format.entry(Value(mean=value, published=published), column)
-    assert (entry.number, entry.difference, entry.direction) == (number, difference, direction)
+    entry = number_format.with_texts(measured.entries({"mean": value, "published": published}), [column]).iloc[0]
+    assert (entry.number, entry.delta, entry.direction) == (number, difference, direction)

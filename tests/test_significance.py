@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import measured
 import numpy as np
 import pytest
 
@@ -15,13 +16,12 @@ from fatbench import report
 from fatbench.report.numbers import statistics
 from fatbench.report.site import drilldown
 from fatbench.report.tables import significance
-from fatbench.report.tables.grid import Value
+from fatbench.report.tables.sheet import as_tuples
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
 RESULTS = Path(__file__).parent.parent / "results"
 N = 500
-Bits = dict[tuple[str, str], tuple[int, int]]
 
 
 def first(right: int, n: int = N) -> tuple[int, int]:
@@ -29,33 +29,37 @@ def first(right: int, n: int = N) -> tuple[int, int]:
     return ((1 << right) - 1) << (n - right), n
 
 
-def group(rights: list[list[int]], n: int = N) -> tuple[list[Value], Bits]:
-    """A value a method, with so many right images at each seed, and the outcomes behind it."""
-    bits = {(f"m{m}-{s}", "e"): first(right, n) for m, row in enumerate(rights) for s, right in enumerate(row)}
-    values = [
-        Value(
-            mean=float(np.mean(row)) / n,
-            seeds=tuple(range(len(row))),
-            n=(n,),
-            behind=tuple((f"m{m}-{s}", "e") for s in range(len(row))),
-        )
+def group(rights: list[list[int]], n: int = N) -> list[dict[str, Any]]:
+    """An entry a method, with so many right images at each seed, and the outcomes behind it."""
+    return [
+        {
+            "mean": float(np.mean(row)) / n,
+            "seeds": tuple(range(len(row))),
+            "n": (n,),
+            "behind": tuple((f"m{m}-{s}", "e") for s in range(len(row))),
+            "outcomes": tuple(first(right, n) for right in row),
+        }
         for m, row in enumerate(rights)
     ]
-    return values, bits
 
 
-def decided(
-    *groups: tuple[list[Value], Bits], best: str = "max", outcomes: Any = True
-) -> tuple[list[list[str]], list[tuple[str, str]]]:
-    """Of each value "B" if it is bold, else its marks; and the footnotes."""
-    known = {place: bits for _, of in groups for place, bits in of.items()}
-    grid: Any = SimpleNamespace(footnotes=[])
-    look = (lambda place: known.get(place, (0, 0))) if outcomes is True else outcomes
-    significance.mark(grid, [(values, best) for values, _ in groups], look and (lambda *p: look(p)), "column")
-    shown = [["B" if v.rank == "best" else "".join(v.marks) for v in values] for values, _ in groups]
-    for values, _ in groups:
-        assert all((v.rank in ("worse", "second")) == ("↓" in v.marks) for v in values)
-    return shown, grid.footnotes
+def decided(*groups: list[dict[str, Any]], best: str = "max") -> tuple[list[list[str]], list[tuple[str, str]]]:
+    """Of each entry "B" if it is bold, else its marks; and the footnotes."""
+    marked, footnotes = marked_of(*groups, best=best)
+    assert all((entry.rank in ("worse", "second")) == ("↓" in entry.marks) for entries in marked for entry in entries)
+    shown = [["B" if entry.rank == "best" else "".join(entry.marks) for entry in entries] for entries in marked]
+    return shown, footnotes
+
+
+def marked_of(
+    *groups: list[dict[str, Any]], best: str = "max", **how: Any
+) -> tuple[list[list[Any]], list[tuple[str, str]]]:
+    """The entries of each group with rank and marks; and the footnotes."""
+    ends = [*itertools.accumulate(map(len, groups))]
+    places = [(range(end - len(group), end), best) for end, group in zip(ends, groups, strict=True)]
+    entries, footnotes = significance.mark(measured.entries(*itertools.chain(*groups)), places, "column", **how)
+    rows = as_tuples(entries)
+    return [[rows[i] for i in at] for at, _ in places], footnotes
 
 
 CLEAR, CLOSE = [400, 405, 398], [395, 402, 401]
@@ -65,7 +69,8 @@ LOW = [100, 104, 99]
 def test_bold_only_where_all_others_are_significantly_below() -> None:
     three = group([LOW, CLEAR, [200, 206, 197]])
     shown, notes = decided(three)
-    assert shown == [["↓", "B", "↓"]] and [value.rank for value in three[0]] == ["worse", "best", "second"]
+    assert shown == [["↓", "B", "↓"]]
+    assert [entry.rank for entry in marked_of(three)[0][0]] == ["worse", "best", "second"]
     assert decided(group([LOW, CLEAR, CLOSE])) == ([["↓", "", ""]], notes)
     ((mark, said),) = notes
     assert mark == "↓" and "worse than the best of the column (p < 0.05, Holm over its K - 1" in said
@@ -74,12 +79,9 @@ def test_bold_only_where_all_others_are_significantly_below() -> None:
 
 
 def test_numbers_of_other_images_or_labels_are_not_tested() -> None:
-    values, bits = group([LOW, CLEAR])
-    grid: Any = SimpleNamespace(footnotes=[])
-    look = lambda *place: bits.get(place)  # noqa: E731
-    significance.mark(grid, [(values, "max")], look, "column", lambda cell, stage: {cell.partition("-")[0]})
-    assert [value.rank for value in values] == ["", ""] and values[1].marks == ("°",)
-    assert grid.footnotes == [("°", "the best of its column, not tested: other images or labels")]
+    (entries,), notes = marked_of(group([LOW, CLEAR]), images=lambda cell, stage: {cell.partition("-")[0]})
+    assert [entry.rank for entry in entries] == ["", ""] and entries[1].marks == ("°",)
+    assert notes == [("°", "the best of its column, not tested: other images or labels")]
 
 
 def test_equal_numbers() -> None:
@@ -99,14 +101,11 @@ def test_holm_is_within_a_column() -> None:
     hold changes nothing.
     """
     best, other = [400, 400, 400], [373, 380, 365]
-    values, bits = group([best, other])
-    a, b = ([bits[place] for place in value.behind] for value in values)
-    test = statistics.seeds_and_images(a, b)
+    test = statistics.seeds_and_images(*([first(right) for right in rights] for rights in (best, other)))
     assert test is not None and 0.025 < test.p < 0.05
     assert decided(group([best, other]))[0] == [["B", "↓"]]
     assert decided(group([best, other, other])) == ([["", "", ""]], [])
-    many = [group([best, other])[0] for _ in range(8)]
-    assert decided(*((values, bits) for values in many))[0] == [["B", "↓"]] * 8
+    assert decided(*(group([best, other]) for _ in range(8)))[0] == [["B", "↓"]] * 8
 
 
 @pytest.mark.parametrize(
@@ -117,40 +116,30 @@ def test_holm_is_within_a_column() -> None:
         ("other test images", {"n": (N, 2 * N)}),
         ("no per-image outcomes", {"behind": ()}),
         ("attacked in another precision", {"behind": (("low", "pgd20-0a1b2c3d.bf16@3"),) * 3}),
-        ("no per-image outcomes", {"behind": (("nowhere", "e"),) * 3}),
-        ("no per-image outcomes", {"behind": (("empty", "e"),) * 3}),
-        ("no per-image outcomes", {"behind": (("short", "e"),) * 3}),
+        ("no per-image outcomes", {"outcomes": ((0, 0),) * 3}),
+        ("no per-image outcomes", {"outcomes": (first(9, N - 1),) * 3}),
     ],
 )
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_number_that_cannot_be_tested_stands_outside(why: str, change: dict[str, Any], place: int) -> None:
     """Of three methods far apart one cannot be tested, be it the best: it carries °, the others their marks."""
-    values, bits = group([CLEAR, [300, 303, 299], LOW])
-    bits |= {("empty", "e"): (0, 0), ("short", "e"): first(9, N - 1), ("low", "pgd20-0a1b2c3d.bf16@3"): first(100)}
-    for key, value in change.items():
-        setattr(values[place], key, value)
-    shown, notes = decided((values, bits))
+    entries = group([CLEAR, [300, 303, 299], LOW])
+    entries[place] |= change
+    shown, notes = decided(entries)
     rest = ["B", "↓"]
     assert shown == [[*rest[:place], "°", *rest[place:]]]
     assert notes[-1] == ("°", f"not tested and compared with none (1 of 3 numbers): {why}") and notes[0][0] == "↓"
-    two, more = group([CLEAR, LOW])  # of two there are no others
-    for key, value in change.items():
-        setattr(two[1], key, value)
-    assert decided((two, more | bits)) == ([["°", ""]], [("°", f"the best of its column, not tested: {why}")])
+    two = group([CLEAR, LOW])  # of two there are no others
+    two[1] |= change
+    assert decided(two) == ([["°", ""]], [("°", f"the best of its column, not tested: {why}")])
 
 
 def test_what_is_tested_is_the_most_numbers_of_one_kind() -> None:
     """Two own rows of two seeds take no mark from three of three; of as many rows those with more seeds count."""
-    values, bits = group([CLEAR, LOW, [200, 206, 197]])
-    own, more = group([[450, 452], [440, 441]])
-    for value in own:
-        value.behind = tuple((f"own-{cell}", stage) for cell, stage in value.behind)
-    bits |= {(f"own-{cell}", stage): outcomes for (cell, stage), outcomes in more.items()}
-    shown, notes = decided(([*values, *own], bits))
+    entries, own = group([CLEAR, LOW, [200, 206, 197]]), group([[450, 452], [440, 441]])
+    shown, notes = decided([*entries, *own])
     assert shown == [["B", "↓", "↓", "°", "°"]] and "(2 of 5 numbers): other seeds" in notes[-1][1]
-    for value in (*values[:2], *own):
-        value.rank, value.marks = "", ()
-    assert decided(([*own, *values[:2]], bits))[0] == [["°", "°", "B", "↓"]]
+    assert decided([*own, *entries[:2]])[0] == [["°", "°", "B", "↓"]]
 
 
 def test_the_level_of_the_others_is_unchanged() -> None:
@@ -162,40 +151,33 @@ def test_the_level_of_the_others_is_unchanged() -> None:
     for _ in range(200):
         rows = [[int(right) for right in draw.binomial(N, draw.normal(0.5, 0.03, 3).clip(0, 1))] for _ in range(4)]
         rows[draw.integers(4)].pop()
-        values, bits = group(rows)
-        (shown,), _ = decided((values, bits))
-        (lacking,) = (i for i, value in enumerate(values) if len(value.seeds) == 2)
-        others, _ = group(rows)
-        del others[lacking]
-        (alone,), _ = decided((others, bits))
+        entries = group(rows)
+        (shown,), _ = decided(entries)
+        (lacking,) = (i for i, entry in enumerate(entries) if len(entry["seeds"]) == 2)
+        (alone,), _ = decided([*entries[:lacking], *entries[lacking + 1 :]])
         assert shown == [*alone[:lacking], "°", *alone[lacking:]]
         marked += any(alone)
     assert marked <= 18  # P(more | 5 %) is below 0.5 %
 
 
 def test_values_over_no_image_are_not_tested() -> None:
-    values, bits = group([CLEAR, LOW])
-    for value in values:
-        value.n = (0,)
-    assert decided((values, bits))[0] == [["°", ""]]
-    values, bits = group([[1, 1], [0, 0]], n=1)
-    assert decided((values, bits)) == ([["°", ""]], [("°", "the best of its column, not tested: one image")])
+    assert decided([{**entry, "n": (0,)} for entry in group([CLEAR, LOW])])[0] == [["°", ""]]
+    one_image = group([[1, 1], [0, 0]], n=1)
+    assert decided(one_image) == ([["°", ""]], [("°", "the best of its column, not tested: one image")])
 
 
 def test_without_outcomes_or_with_numbers_missing() -> None:
-    assert decided(group([CLEAR, LOW]), outcomes=None)[0] == [["°", ""]]
-    values, bits = group([CLEAR, LOW, CLOSE])
-    values[2].mean = None  # not measured yet
-    assert decided((values, bits))[0] == [["B", "↓", ""]]
+    assert decided([{**entry, "behind": (), "outcomes": ()} for entry in group([CLEAR, LOW])])[0] == [["°", ""]]
+    entries = group([CLEAR, LOW, CLOSE])
+    entries[2]["mean"] = None  # not measured yet
+    assert decided(entries)[0] == [["B", "↓", ""]]
 
 
 def test_several_models_judge_an_image() -> None:
     """Two models a seed on one side: outcomes of both, one after the other."""
-    values, bits = group([CLEAR, LOW])
-    for s, right in enumerate(CLEAR):
-        (one, n) = first(right)
-        bits[f"m0-{s}", "e"] = (one << n) | one, 2 * n
-    assert decided((values, bits))[0] == [["B", "↓"]]
+    entries = group([CLEAR, LOW])
+    entries[0]["outcomes"] = tuple(((one << n) | one, 2 * n) for one, n in map(first, CLEAR))
+    assert decided(entries)[0] == [["B", "↓"]]
 
 
 # --- the same decision in every format ---------------------------------------------------------------------------
@@ -267,8 +249,7 @@ def test_accuracies_by_class_are_not_tested(committed: Mapping[str, Store]) -> N
 
 def test_the_best_has_as_many_seeds_as_the_others() -> None:
     """One lucky seed above all is no best: what stands highest of those with every seed is."""
-    (lucky,), bits = group([[490]])
-    values, more = group([CLEAR, LOW])
-    assert (lucky.mean or 0) > max(value.mean or 0 for value in values)
-    shown, notes = decided(([lucky, *values], bits | more))
+    entries = group([[490], CLEAR, LOW])
+    assert entries[0]["mean"] > max(entry["mean"] for entry in entries[1:])
+    shown, notes = decided(entries)
     assert shown == [["°", "B", "↓"]] and "one seed" in notes[-1][1]

@@ -24,7 +24,7 @@ import pytest
 
 from fatbench import report
 from fatbench.errors import NothingMatched, SpecError
-from fatbench.report.numbers.measurements import Source
+from fatbench.report.numbers.sources import Source
 from fatbench.suite import calls, cost, files, tables, threats
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.facts import cohort

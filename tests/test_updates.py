@@ -483,7 +483,7 @@ def test_a_suite_that_states_a_model_refuses_what_needs_more(tmp_path):
 
 
 def test_threat_and_labels_are_columns_of_a_table(tmp_path):
-    from fatbench.report.tables.grid_points import points_of_table
+    from fatbench.report.numbers.points import points_of_table
 
     file = tmp_path / "mine.yaml"
     file.write_text(SUITE.format(threat="B"))

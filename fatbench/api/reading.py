@@ -15,9 +15,9 @@ from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mea
 from fatbench.report import build_tables, left_out
 from fatbench.report.tables import external_suite as reporting_evaluated
 from fatbench.report.tables.combined import combine
-from fatbench.report.tables.common_images import WHICH as IMAGES
-from fatbench.report.tables.grid import Grid
+from fatbench.report.tables.entries import IMAGES
 from fatbench.report.tables.notes import LEVELS
+from fatbench.report.tables.sheet import Sheet
 from fatbench.store.opening import Db, listed_databases, opened, shown_databases
 from fatbench.store.stages import Store
 from fatbench.suite import external_models, files
@@ -487,7 +487,7 @@ def with_table(plans: Sequence[tuple[Suite, Plan]], ids: Sequence[str]) -> list[
 
 def grids_of(
     plans: Sequence[tuple[Suite, Plan]], store: Store | None, with_evaluated: bool, **options: Any
-) -> list[tuple[Suite, Plan, list[Grid]]]:
+) -> list[tuple[Suite, Plan, list[Sheet]]]:
     """The tables of each suite, with the options of `build_tables`; prints what is missing on stderr."""
     results = []
     for suite, suite_plan in plans:

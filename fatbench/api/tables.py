@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fatbench.api.asking import known_choice, names, with_argument_names
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.report import render
-from fatbench.report.tables.grid import Column, Grid, Group, Row, Value
 from fatbench.report.tables.notes import shortened
+from fatbench.report.tables.sheet import LABEL, Column, Sheet
 
 if TYPE_CHECKING:
     import pandas
@@ -25,11 +25,11 @@ ENDINGS = {".md": "markdown", ".tex": "latex", ".html": "html", ".csv": "csv", "
 class Table:
     """Tables, ready to be shown: a notebook shows them as HTML."""
 
-    grids: list[Grid]
+    grids: list[Sheet]
     notes: str | None = None  # "none", "short" or "full"; None: what the format has by itself
 
     def __post_init__(self) -> None:
-        if not all(isinstance(grid, Grid) for grid in self.grids):
+        if not all(isinstance(grid, Sheet) for grid in self.grids):
             raise SpecError("a Table of numbers of one's own is made by Table.from_frame(frame, rows=, columns=)")
 
     @classmethod
@@ -74,7 +74,7 @@ class Table:
         if len(duplicates):
             duplicate_key = ", ".join(str(value) for value in duplicates.iloc[0][[*row_names, "heading", "run"]])
             raise SpecError(f"two numbers of {duplicate_key}: name what tells them apart in rows, or choose some")
-        return cls([_grid(tidy, row_names, title, digits)])
+        return cls([_sheet(tidy, row_names, title, digits)])
 
     def __repr__(self) -> str:
         return self.markdown()
@@ -165,38 +165,42 @@ class DifferenceTable(Table):
         return pandas.DataFrame([row for table in self.tables for row in differences.records(table)])
 
 
-def _grid(tidy: pandas.DataFrame, rows: list[str], title: str, digits: int) -> Grid:
+def _sheet(tidy: pandas.DataFrame, rows: list[str], title: str, digits: int) -> Sheet:
     """The table of numbers with the columns of `rows`, heading, run and value."""
-    from fatbench.report.numbers.measurements import Source, mean_and_std
-    from fatbench.report.numbers.provenance import TableFacts
+    import pandas
 
+    from fatbench.report.numbers.long import OWN
+    from fatbench.report.numbers.provenance import TableFacts
+    from fatbench.report.numbers.sources import Source
+    from fatbench.report.tables.entries import entries_of
+    from fatbench.report.tables.number_format import with_texts
+
+    headings = list(dict.fromkeys(tidy["heading"].astype(str)))
+    sources = [Source(heading, "evaluation", heading, -1, None) for heading in headings]
     runs = {run: position for position, run in enumerate(dict.fromkeys(tidy["run"]))}
     numbered = all(isinstance(run, int) or str(run).isdecimal() for run in runs)
-    cells: dict[tuple[str, ...], dict[str, dict[int, float]]] = {}  # labels of a row -> heading -> seed -> number
-    for _, line in tidy.dropna(subset=["value"]).iterrows():
-        row_values = cells.setdefault(tuple(str(line[name]) for name in rows), {}).setdefault(str(line["heading"]), {})
-        row_values[int(line["run"]) if numbered else runs[line["run"]]] = float(line["value"])
-    headings = list(dict.fromkeys(tidy["heading"].astype(str)))
-
-    def value(value_by_seed: dict[int, float]) -> Value:
-        if not value_by_seed:
-            return Value(wanted=len(runs))
-        seeds = tuple(sorted(value_by_seed))
-        values = tuple(value_by_seed[seed] for seed in seeds)
-        mean, std = mean_and_std(values)
-        return Value(mean=mean, std=std, seeds=seeds, wanted=len(seeds), values=values)
-
+    tidy = tidy.dropna(subset=["value"])
+    keys = [*zip(*(tidy[name].astype(str) for name in rows), strict=True)]
+    row_keys = list(dict.fromkeys(keys))
+    at = [headings.index(heading) for heading in tidy["heading"].astype(str)]
+    numbers = pandas.DataFrame(
+        {
+            "row": [row_keys.index(key) for key in keys], "group": 0, "column": at, "side": OWN, "cell": None,
+            "source": [sources[i] for i in at], "seed": [int(run) if numbered else runs[run] for run in tidy["run"]],
+            "value": tidy["value"].astype(float).tolist(), "n": 0, "stages": [()] * len(at), "doubts": [()] * len(at),
+            "outcomes": [(0, 0)] * len(at), "never": False,
+        }
+    ).sort_values("seed", kind="stable")  # fmt: skip
+    entries = entries_of(numbers, len(row_keys), 1, [None] * len(headings))
+    entries.loc[~entries["planned"].astype(bool), "wanted"] = len(runs)
+    labels = {LABEL + name: [row_keys[i][at] for i in entries["row"]] for at, name in enumerate(rows)}
+    entries = entries.assign(planned=True, own=False, **labels)
     columns = []
-    for heading in headings:
-        fractions = all(0 <= number <= 1 for row in cells.values() for number in row.get(heading, {}).values())
-        source = Source(heading, "evaluation", heading, -1, None)
-        columns.append(Column(heading, source, heading, "none", "percent" if fractions else "plain", digits))
-    filled = [
-        Row(dict(zip(rows, key, strict=True)), [[value(row_values.get(heading, {})) for heading in headings]])
-        for key, row_values in cells.items()
-    ]
-    seeds = sorted({seed for row in cells.values() for number in row.values() for seed in number})
-    return Grid(
-        suite="own", preset="paper", id="own", name=title or "Own numbers", label="", axes=rows, groups=[Group({})],
-        columns=columns, rows=filled, select="last", checkpoint="", seeds=seeds, facts=TableFacts(),
+    for i, source in enumerate(sources):
+        fractions = numbers.loc[numbers["column"] == i, "value"].between(0, 1).all()
+        columns.append(Column(headings[i], source, headings[i], "none", "percent" if fractions else "plain", digits))
+    return Sheet(
+        suite="own", preset="paper", id="own", name=title or "Own numbers", label="", axes=rows, across=[],
+        columns=columns, entries=with_texts(entries, columns), select="last", checkpoint="",
+        seeds=sorted({*numbers["seed"].tolist()}), facts=TableFacts(),
     )  # fmt: skip

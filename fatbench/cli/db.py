@@ -142,11 +142,11 @@ def _write_numbers(
     frame: pandas.DataFrame, name: str | None, preset: str | None, format: str, output: Path | None
 ) -> None:
     """Every number as a row. SpecError: pyarrow is not installed."""
-    from fatbench.report.tables import tidy
+    from fatbench.report.formats.records import csv_text
 
     if frame.empty:
         raise typer.Exit(NothingMatched.exit_code)  # the reason is printed
-    text = tidy.csv(frame)
+    text = csv_text(frame)
     if format == "croissant":
         from fatbench.report.formats import croissant
 

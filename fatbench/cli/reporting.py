@@ -17,7 +17,7 @@ from fatbench.errors import FatbenchError, NothingMatched, SpecError, did_you_me
 from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
-    from fatbench.report.tables.grid import Grid
+    from fatbench.report.tables.sheet import Sheet
     from fatbench.store.selection import Checkpoint
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Plan
@@ -200,12 +200,12 @@ def _say_empty(plan: Plan | None, store: Store | None, db: str | None) -> None:
     print(f"fatbench: {api.why_empty(plan, store, db)}", file=sys.stderr)
 
 
-def _with_a_number(suite: Suite, grids: Sequence[Grid], linked_cells: Collection[str]) -> list[Grid]:
+def _with_a_number(suite: Suite, grids: Sequence[Sheet], linked_cells: Collection[str]) -> list[Sheet]:
     """The tables with a measured or published number or a failed cell; says which others are left out.
 
     linked_cells: cells that a page has links to, whose tables stay.
     """
-    from fatbench.report.tables.grid import any_number
+    from fatbench.report.tables.sheet import any_number
 
     kept_grids, empty_ids = [], []
     for grid in grids:
@@ -330,9 +330,9 @@ def report(
     from fatbench import report as reporting
     from fatbench.report import differences as of_baseline
     from fatbench.report.tables.combined import combine
-    from fatbench.report.tables.common_images import WHICH as IMAGES
+    from fatbench.report.tables.entries import IMAGES
     from fatbench.report.tables.notes import shortened
-    from fatbench.report.tables.sorting import sorted_by
+    from fatbench.report.tables.sheet import sorted_by
     from fatbench.runner import progress
 
     format = known_format(format or _format_of(output), reporting.FORMATS)
@@ -371,9 +371,9 @@ def report(
         table_options = {"select": chosen_checkpoint, "published": with_published, "digits": digits, "images": images}
         grids_by_suite = api.grids_of(plans, store, with_evaluated, **table_options)
         if sort is not None:
-            order = sorted_by([grid for _, _, suite_grids in grids_by_suite for grid in suite_grids], sort)
+            in_order = iter(sorted_by([grid for _, _, suite_grids in grids_by_suite for grid in suite_grids], sort))
             grids_by_suite = [
-                (suite, plan, [order[id(grid)] for grid in suite_grids]) for suite, plan, suite_grids in grids_by_suite
+                (suite, plan, [next(in_order) for _ in suite_grids]) for suite, plan, suite_grids in grids_by_suite
             ]
         grids = [grid for _, _, suite_grids in grids_by_suite for grid in suite_grids]
         if not grids and not names:

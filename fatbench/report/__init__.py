@@ -33,7 +33,7 @@ from fatbench.store.selection import Checkpoint
 
 if TYPE_CHECKING:
     from fatbench.report.figures.series import Plot
-    from fatbench.report.tables.grid import Grid
+    from fatbench.report.tables.sheet import Sheet
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Cell, Plan
     from fatbench.suite.files import Suite
@@ -64,7 +64,7 @@ _RENDERERS = {
 FORMATS = tuple(_RENDERERS)
 
 
-def render(grids: Sequence[Grid], format: str, notes: str | None = None, **options: Any) -> str:
+def render(grids: Sequence[Sheet], format: str, notes: str | None = None, **options: Any) -> str:
     """Render grids in one of FORMATS; the text ends in a line break. options: see `latex.render`.
 
     notes: one of `notes.LEVELS`; None: short on a terminal and in LaTeX, else full. SpecError: an unknown format.
@@ -91,31 +91,29 @@ def build_tables(
     evaluated: Sequence[Cell] = (),
     digits: int = 2,
     images: str = "all",
-) -> list[Grid]:
+) -> list[Sheet]:
     """Build the tables of a suite with the database's numbers of the plan's cells; without a database none is filled.
 
     evaluated: models that were not trained here (`evaluated.beside`), as further rows of each table. digits:
     after the point of percentages; images: "all" of each attack, or those in "common".
     """
-    from fatbench.report.numbers.measurements import Numbers
-    from fatbench.report.tables.grid_points import with_added
-    from fatbench.report.tables.layout import build
+    from fatbench.report import contrasts, sentences
+    from fatbench.report.numbers import shown_runs
+    from fatbench.report.numbers.points import with_added
+    from fatbench.report.numbers.stored import read, stored
+    from fatbench.report.tables.entries import sheets
 
     suite = with_added(suite, plan)
     if store is None:
-        return build(
-            suite, plan, Numbers(select=select, checkpoints=plan.checkpoints), published=published, digits=digits
-        )
-    from fatbench.report import contrasts, sentences
-    from fatbench.report.numbers import query, shown_runs
-
+        nothing = stored([], select, checkpoints=plan.checkpoints)
+        return sheets(suite, plan, nothing, published=published, digits=digits)
     evaluated = shown_runs.shown_plan(replace(plan, cells=list(evaluated), resolved=False), store).cells
     plan = shown_runs.shown_plan(plan, store)
     # the numbers of external models are read together with those of the plan
     plan_with_evaluated = replace(plan, cells=[*plan.cells, *evaluated])
     sources = [text for table in suite.tables for text in table.values.values()]
-    numbers = query.numbers_of_sources(sources, plan_with_evaluated, store, select)
-    grids = build(suite, plan, numbers, published=published, evaluated=evaluated, digits=digits, images=images)
+    numbers = read(sources, plan_with_evaluated, store, select)
+    grids = sheets(suite, plan, numbers, published=published, evaluated=evaluated, digits=digits, images=images)
     for grid in grids:
         if replicate_note := shown_runs.note(store, [id for _, id in grid.points]):
             grid.notes.append(("replicates", replicate_note))
@@ -131,22 +129,22 @@ def check(suite: Suite, plan: Plan) -> None:
     No numbers could fill a field that holds several points of the grid, for example.
     """
     from fatbench.report.figures import series
+    from fatbench.report.numbers import points
     from fatbench.report.numbers.published import Lookup
-    from fatbench.report.tables import grid_points
 
     for display in (*suite.tables, *suite.figures):
         if display.reference is not None:
             Lookup(display.reference)
     for table in suite.tables:
-        grid_points.points_of_table(plan, table)
+        points.points_of_table(plan, table)
     for figure in suite.figures:
         series.check(plan, figure)
 
 
 def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
     """Refuse a heading that no cell of any preset can fill, and a declared metric that none has (SpecError)."""
-    from fatbench.report.numbers.measurements import Source
-    from fatbench.report.tables import grid_points
+    from fatbench.report.numbers import points
+    from fatbench.report.numbers.sources import Source
 
     metrics = dict.fromkeys(metric for plan in plans for metric in plan.metrics())
     taken_out = {label for label, attack in suite.contents.evaluate.attacks.items() if attack is None}
@@ -157,9 +155,7 @@ def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
             raise SpecError(f"{location}: no preset evaluates '{metric}'{did_you_mean(metric, metrics)}")
     for table in suite.tables:
         reasons_by_preset = [
-            (plan.preset, grid_points.unfilled(plan, table))
-            for plan in plans
-            if grid_points.points_of_table(plan, table)
+            (plan.preset, points.unfilled(plan, table)) for plan in plans if points.points_of_table(plan, table)
         ]
         for heading in table.values:
             preset_reasons = [
@@ -174,8 +170,8 @@ def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
 
 def unlike(suite: Suite, plans: Sequence[Plan]) -> list[tuple[str, str]]:
     """(presets, sentence) of each confounder: settings besides the labels in which compared rows differ."""
-    from fatbench.report.tables import grid_points
-    from fatbench.report.tables.layout import find_confounders
+    from fatbench.report.numbers import points
+    from fatbench.report.tables.significance import find_confounders
     from fatbench.suite import confounders
 
     presets: dict[str, list[str]] = {}  # sentence -> presets
@@ -185,7 +181,7 @@ def unlike(suite: Suite, plans: Sequence[Plan]) -> list[tuple[str, str]]:
                 confounder
                 for table in suite.tables
                 for confounder in find_confounders(
-                    plan, grid_points.spread(table, plan), grid_points.points_of_table(plan, table)
+                    plan, points.spread(table, plan), points.points_of_table(plan, table)
                 )
             ),
             *confounders.against(plan.cells, plan.baseline),
@@ -197,14 +193,12 @@ def unlike(suite: Suite, plans: Sequence[Plan]) -> list[tuple[str, str]]:
 
 def left_out(suite: Suite, plan: Plan) -> list[str]:
     """One line for each table that is not shown because no cell of this preset can fill any of its headings."""
-    from fatbench.report.tables import grid_points
+    from fatbench.report.numbers import points
 
     lines = []
     for table in suite.tables:
-        reasons_by_heading = grid_points.unfilled(plan, table)
-        if reasons_by_heading and all(
-            heading in reasons_by_heading for heading in grid_points.spread(table, plan).values
-        ):
+        reasons_by_heading = points.unfilled(plan, table)
+        if reasons_by_heading and all(heading in reasons_by_heading for heading in points.spread(table, plan).values):
             reasons = "; ".join(dict.fromkeys(reasons_by_heading.values()))
             lines.append(f"suite {suite.name}, table {table.id} is left out of preset {plan.preset}: {reasons}")
     return lines
@@ -215,18 +209,18 @@ def build_figures(
 ) -> list[Plot]:
     """Build the figures of a suite, or the one with an id, from the database. SpecError: an unknown id."""
     from fatbench.report.figures import series
-    from fatbench.report.numbers import query, shown_runs
-    from fatbench.report.numbers.measurements import Numbers
+    from fatbench.report.numbers import shown_runs
+    from fatbench.report.numbers.stored import read, stored
 
     ids = [figure.id for figure in suite.figures]
     if figure_id is not None and figure_id not in ids:
         raise SpecError(f"suite '{suite.name}' has no figure '{figure_id}'{did_you_mean(figure_id, [*ids, 'forest'])}")
     figures = [figure for figure in suite.figures if figure_id in (None, figure.id)]
     if store is None:
-        return series.build(suite, plan, Numbers(select=select, checkpoints=plan.checkpoints), figures)
+        return series.build(suite, plan, stored([], select, checkpoints=plan.checkpoints), figures)
     plan = shown_runs.shown_plan(plan, store)
     sources = [text for figure in figures for text in figure.series.values()]
-    numbers = query.numbers_of_sources(sources, plan, store, select, curves=True)
+    numbers = read(sources, plan, store, select, curves=True)
     return series.build(suite, plan, numbers, figures)
 
 
@@ -247,7 +241,7 @@ def drawable(plots: Sequence[Plot], files: Path) -> list[Plot]:
 
 def unknown(plots: Sequence[Plot], plan: Plan, store: Store | None) -> list[str]:
     """One line for each number of a figure that training never logged, although it has logged others."""
-    from fatbench.report.numbers import query
+    from fatbench.report.numbers.stored import logged_clients
 
     missing_series = {
         (plot.figure.id, heading, text.removeprefix("train:").split("[")[0])
@@ -257,7 +251,7 @@ def unknown(plots: Sequence[Plot], plan: Plan, store: Store | None) -> list[str]
         and not any(line.points for panel in plot.panels for line in panel.lines if line.heading == heading)
     }
     logged_metrics = (
-        [metric for metric, _ in query.logged_clients(plan, store)] if missing_series and store is not None else []
+        [metric for metric, _ in logged_clients(plan, store)] if missing_series and store is not None else []
     )
     return [
         f"figure {id}: {heading}: nothing is logged as '{metric}'{did_you_mean(metric, logged_metrics)}"
@@ -287,7 +281,7 @@ def draw_forest(
     from fatbench.report import contrasts, pairs
     from fatbench.report.figures import forest
     from fatbench.report.numbers import frame, shown_runs
-    from fatbench.report.tables.grid import label
+    from fatbench.report.tables.sheet import label
 
     if plan.baseline is None:
         raise NothingMatched(f"'{plan.suite}' names no baseline to compare with: write 'baseline: LABEL' in its file")

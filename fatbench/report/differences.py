@@ -24,8 +24,8 @@ from fatbench.report.contrasts import Difference, corrected, from_baseline
 from fatbench.report.formats import latex_text, markdown, terminal
 from fatbench.report.pairs import measured_numbers
 from fatbench.report.tables.combined import combine
-from fatbench.report.tables.grid import Grid, Value
 from fatbench.report.tables.number_format import MISSING, rounded
+from fatbench.report.tables.sheet import Entry, Sheet
 from fatbench.suite.standard_attacks import did_you_mean_metric
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ ESCAPES: dict[str, Callable[[str], str]] = {
 class Differences:
     """The accuracies of methods, and beside each row its difference; None: the baseline, or what is not compared."""
 
-    grid: Grid
+    grid: Sheet
     differences: Sequence[Difference | None]
     metric: str  # the heading of the compared metric
     baseline: str
@@ -156,7 +156,7 @@ def _as_text(table: Differences, columns: Sequence[int], format: str) -> str:
     return tabulate(rows, heads, tablefmt=STYLES[format], disable_numparse=True)
 
 
-def _accuracy(value: Value, table: Differences, *, short: bool) -> str:
+def _accuracy(value: Entry, table: Differences, *, short: bool) -> str:
     if value.mean is None:
         return MISSING
     spread = "" if value.std is None else f" ±{rounded(100 * value.std, table.digits)}"

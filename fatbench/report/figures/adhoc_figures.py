@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.report.figures import series
-from fatbench.report.numbers import query
-from fatbench.report.tables.grid_points import sweeps
+from fatbench.report.numbers.points import sweeps
+from fatbench.report.numbers.stored import logged_clients, read
 from fatbench.store.selection import Checkpoint
 from fatbench.suite import model
 from fatbench.suite.cells import Cell, Plan
@@ -52,7 +52,7 @@ class AvailableMetrics:
 def available_metrics(plan: Plan, store: Store | None) -> AvailableMetrics:
     """The metrics that training has logged of the plan's cells, and those of its suite's evaluations."""
     clients: dict[str, set[bool]] = {}  # metric -> whether it is logged overall, and by client
-    for metric, overall in query.logged_clients(plan, store) if store is not None else ():
+    for metric, overall in logged_clients(plan, store) if store is not None else ():
         clients.setdefault(metric, set()).add(overall)
     swept = sweeps(plan)
     radii = {metric for metrics in swept.values() for metric in metrics}
@@ -216,7 +216,7 @@ def curves(store: Store, cell: str, y: Sequence[str], select: Checkpoint = "last
 def series_of(suite: Suite, plan: Plan, store: Store, figures: Sequence[Figure], select: Checkpoint) -> list[Plot]:
     """`series.build` with what the database has for these figures."""
     sources = [text for figure in figures for text in figure.series.values()]
-    numbers = query.numbers_of_sources(sources, plan, store, select, curves=True)
+    numbers = read(sources, plan, store, select, curves=True)
     return series.build(suite, plan, numbers, figures)
 
 

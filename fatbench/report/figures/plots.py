@@ -17,7 +17,7 @@ from fatbench import whole_file
 from fatbench.report.figures import panel_kinds
 from fatbench.report.figures.series import Line, Panel, Plot
 from fatbench.report.figures.styles import GREY, Names, Style, axis_label, handle, styles_of
-from fatbench.report.numbers.measurements import RANGE
+from fatbench.report.numbers.sources import RANGE
 from fatbench.suite.model import Key
 from fatbench.suite.tables import SERIES
 

@@ -12,12 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fatbench.errors import SpecError
+from fatbench.report.formats import records
 from fatbench.report.numbers import provenance, quantiles
-from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, clients, in_words, mean_and_std
-from fatbench.report.numbers.published import Lookup
-from fatbench.report.tables import tidy
-from fatbench.report.tables.grid import label
-from fatbench.report.tables.grid_points import (
+from fatbench.report.numbers.long import finder
+from fatbench.report.numbers.points import (
     PointKey,
     TablePoints,
     baselines,
@@ -27,7 +25,11 @@ from fatbench.report.tables.grid_points import (
     spread,
     sweeps,
 )
+from fatbench.report.numbers.published import Lookup
+from fatbench.report.numbers.sources import EVERY, RANGE, Source, clients, in_words, mean_and_std
+from fatbench.report.numbers.stored import Stored
 from fatbench.report.tables.notes import data_note
+from fatbench.report.tables.sheet import label
 from fatbench.store.selection import PUBLISHED, WORDS, Checkpoint
 from fatbench.suite import perturbation, plugins
 from fatbench.suite.cells import Cell, Plan
@@ -143,13 +145,13 @@ def check(plan: Plan, figure: Figure) -> None:
         )
 
 
-def build(suite: Suite, plan: Plan, numbers: Numbers, figures: Sequence[Figure] | None = None) -> list[Plot]:
+def build(suite: Suite, plan: Plan, numbers: Stored, figures: Sequence[Figure] | None = None) -> list[Plot]:
     """Build the figures of a suite (default: all) in which the plan's cells have a line. SpecError: as for `check`."""
     plots = (_plot(suite, plan, figure, numbers) for figure in (suite.figures if figures is None else figures))
     return [plot for plot in plots if plot is not None]
 
 
-def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers) -> Plot | None:
+def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Stored) -> Plot | None:
     check(plan, figure)
     if figure.kind in ("bars", "matrix"):
         figure = spread(figure, plan)
@@ -240,7 +242,7 @@ def _lines(
     source: Source,
     cells: Sequence[Cell],
     subtracted: Sequence[Cell | None] | None,
-    numbers: Numbers,
+    numbers: Stored,
 ) -> Iterable[Line]:
     """The lines of one heading at one place: one, or one for each client or class that was measured.
 
@@ -306,7 +308,7 @@ def ranges(by_client: Mapping[int, Mapping[int, float]]) -> Mapping[int, float]:
     return {round: max(values) - min(values) for round, values in rounds.items()}
 
 
-def _value_differences(cell: Cell, subtracted_cell: Cell | None, source: Source, numbers: Numbers) -> ByClient:
+def _value_differences(cell: Cell, subtracted_cell: Cell | None, source: Source, numbers: Stored) -> ByClient:
     """Client -> round -> value of a cell, minus that of another cell if one is given."""
     cell_values = numbers.logged(cell.id, source.metric)
     if subtracted_cell is cell:
@@ -334,36 +336,29 @@ def _with_evaluations(
     line: Line,
     cells: Sequence[Cell],
     subtracted: Sequence[Cell | None] | None,
-    numbers: Numbers,
+    numbers: Stored,
     radii: Mapping[str, str],
     facts: provenance.TableFacts,
 ) -> Line:
     """Add the points of a line: its evaluation at each radius. radii: metric -> radius of the attack."""
     points = []
     source = line.source
+    every_cell = [*cells, *(cell for cell in subtracted or () if cell is not None)]
+    find = {metric: finder(every_cell, replace(source, metric=metric), numbers) for metric in radii}
     swept = next(
         (evaluation.swept for cell in cells for evaluation in cell.evaluations if evaluation.sweep == source.metric),
         "eps",
     )
     for position, (metric, radius) in enumerate(radii.items()):
         value_by_seed: dict[int, float] = {}
+        found = find[metric]
         for cell, subtracted_cell in zip(cells, subtracted or cells, strict=True):
-            number = numbers.find(cell, replace(source, metric=metric))
-            subtracted_number = (
-                None
-                if subtracted_cell in (None, cell)
-                else numbers.find(subtracted_cell, replace(source, metric=metric))
-            )
-            if (
-                number is not None
-                and math.isfinite(number.value)
-                and (subtracted_cell is cell or subtracted_number is not None)
-            ):
-                value_by_seed[int(cell.spec["seed"])] = number.value - (
-                    0 if subtracted_number is None else subtracted_number.value
-                )
-                origins = [(stage, numbers.origins(cell.id, stage)) for stage in number.stages]
-                facts.add(cell.id, cell.spec["data"]["name"], source.metric, number.n, origins)  # of all radii
+            value, n, stages = found(cell)
+            subtracted_value = None if subtracted_cell is None else found(subtracted_cell)[0]
+            if value is not None and math.isfinite(value) and subtracted_value is not None:
+                value_by_seed[int(cell.spec["seed"])] = value - (0 if subtracted_cell is cell else subtracted_value)
+                origins = [(stage, numbers.origins(cell.id, stage)) for stage in stages]
+                facts.add(cell.id, cell.spec["data"]["name"], source.metric, n, origins)  # of all radii
         if value_by_seed:
             point = _point({seed: {0: value} for seed, value in value_by_seed.items()}, 0)
             points.append(replace(point, round=_position(radius, position), radius=radius, swept=swept))
@@ -501,8 +496,8 @@ FIRST = ("suite", "figure")
 
 
 def render_csv(plots: Sequence[Plot]) -> str:
-    """One line for each point of each line, see `tidy.frame`. Fractions in [0, 1]."""
-    return tidy.csv(tidy.frame(_points(plots), FIRST, FIELDS))
+    """One line for each point of each line, see `records.tidy`. Fractions in [0, 1]."""
+    return records.csv_text(records.tidy(_points(plots), FIRST, FIELDS))
 
 
 def _points(plots: Sequence[Plot]) -> Iterable[tuple[Key, dict[str, Any]]]:
@@ -522,7 +517,7 @@ def _points(plots: Sequence[Plot]) -> Iterable[tuple[Key, dict[str, Any]]]:
                         "index": line.place, "round": point.round if line.source.stage == "train" else None,
                         "radius": point.radius, "mean": point.mean, "std": point.std,
                         "seeds": ";".join(map(str, point.seeds)), "seeds_planned": line.wanted,
-                        "values": ";".join(map(tidy.number, point.values)), "published": low, "published_most": high,
+                        "values": ";".join(map(records.number, point.values)), "published": low, "published_most": high,
                         "formula": computed,
                         "preset": plot.preset, "label": plot.label,
                     },

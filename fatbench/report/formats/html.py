@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.report.tables import number_format, significance
-from fatbench.report.tables.grid import Column, Grid, Value, varying, with_numbers
+from fatbench.report.tables.sheet import Entry, Sheet, varying, with_numbers
 
 if TYPE_CHECKING:
     import jinja2
@@ -50,7 +49,7 @@ WORDS = {  # metrics that their headings do not explain
 }
 
 
-def words(grid: Grid) -> list[tuple[str, str]]:
+def words(grid: Sheet) -> list[tuple[str, str]]:
     """(heading, meaning) of the columns whose metrics need an explanation."""
     return [(column.heading, WORDS[column.metric]) for column in grid.columns if column.metric in WORDS]
 
@@ -71,7 +70,7 @@ def file(name: str) -> str:
     return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
 
 
-def render(grids: Sequence[Grid]) -> str:
+def render(grids: Sequence[Sheet]) -> str:
     """A page of tables alone, without a script, for grids without a database."""
     suites = ", ".join(dict.fromkeys(grid.suite for grid in grids))
     views = [table(grid, {}, f"table-{i}") for i, grid in enumerate(grids)]
@@ -103,18 +102,18 @@ INSIDE = """\
 """
 
 
-def fragment(grids: Sequence[Grid]) -> str:
+def fragment(grids: Sequence[Sheet]) -> str:
     """The tables, for a page that has others: a notebook."""
     section = environment().get_template("table.html").make_module().section  # type: ignore[attr-defined]
     body = "".join(section(table(grid, {}, ""), 2) for grid in grids)
     return f'<div class="fatbench">{INSIDE}{body}</div>'
 
 
-def table(grid: Grid, links: Links, id: str, latex: str = "") -> dict[str, Any]:
+def table(grid: Sheet, links: Links, id: str, latex: str = "") -> dict[str, Any]:
     """The fields of a table for its template. latex: its LaTeX source, for readers to copy."""
     grid, empty_rows = with_numbers(grid, links)
-    if not any(value.mean is not None or value.published is not None or value.cells in links for value in grid.all()):
-        grid = replace(grid, rows=[])
+    if not any(entry.mean is not None or entry.published is not None or entry.cells in links for entry in grid.all()):
+        grid = grid.only([], range(len(grid.columns)))
     grid, constant_labels = varying(grid)
     rows = []
     axes = [[row.key.get(axis, "") for axis in grid.axes] for row in grid.rows]
@@ -125,7 +124,7 @@ def table(grid: Grid, links: Links, id: str, latex: str = "") -> dict[str, Any]:
             {"label": label, "again": "" if label else full_label}
             for label, full_label in zip(labels, full_labels, strict=True)
         ]  # a label that repeats the row above is left out for the eye alone
-        cells = [[cell(v, c, links) for v, c in zip(values, grid.columns, strict=True)] for values in row.values]
+        cells = [[cell(entry, links) for entry in entries] for entries in row.values]
         rows.append({"labels": stubs, "block": block, "groups": cells})
     groups = [group.label for group in grid.groups]
     groups = groups if any(groups) else []
@@ -140,25 +139,24 @@ def table(grid: Grid, links: Links, id: str, latex: str = "") -> dict[str, Any]:
     }
 
 
-def cell(value: Value, column: Column, links: Links) -> dict[str, Any]:
+def cell(entry: Entry, links: Links) -> dict[str, Any]:
     """The fields of a number for the templates; rows are sorted by `raw` and `raw_published`."""
-    entry = number_format.entry(value, column)
     return {
-        "planned": value.planned,
-        "link": links.get(value.cells, ""),
-        "number": "" if value.mean is None else entry.number,
-        "missing": entry.number if value.mean is None else "",
-        "raw": value.mean,
-        "rank": value.rank,
+        "planned": entry.planned,
+        "link": links.get(entry.cells, ""),
+        "number": "" if entry.mean is None else entry.number,
+        "missing": entry.number if entry.mean is None else "",
+        "raw": entry.mean,
+        "rank": entry.rank,
         "spread": entry.spread,
-        "seeds": entry.seeds,
-        "partial": value.partial,
-        "marks": significance.marks(value),
+        "seeds": entry.lacking,
+        "partial": entry.partial,
+        "marks": significance.marks(entry),
         "published": entry.paper,
-        "word": "formula" if value.formula else "paper",
-        "raw_published": value.published,
-        "published_mark": value.published_mark,
-        "published_flag": value.published_flag,
-        "difference": entry.difference.replace("-", "\u2212"),
+        "word": "formula" if entry.formula else "paper",
+        "raw_published": entry.published,
+        "published_mark": entry.published_mark,
+        "published_flag": entry.published_flag,
+        "difference": entry.delta.replace("-", "\u2212"),
         "direction": {"better": "up", "worse": "down", "": ""}[entry.direction],
     }

@@ -27,9 +27,8 @@ from fatbench.report.formats.latex_text import (
     superscript,
 )
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Column, Grid, Group, Row, Value, with_numbers
 from fatbench.report.tables.notes import IN_CAPTION, p_value
-from fatbench.report.tables.number_format import Entry
+from fatbench.report.tables.sheet import LABEL, Column, Entry, Row, Sheet, with_numbers
 
 NUMBERS = ("text", "siunitx")  # numbers are set as text, or by siunitx in its S columns
 SPREADS = ("beside", "below", "none")  # where the spread over seeds stands
@@ -80,7 +79,7 @@ def width_of(width: str) -> Width:
 
 
 def render(
-    grids: Sequence[Grid],
+    grids: Sequence[Sheet],
     width: str = DEFAULT,
     published: str | None = None,
     spread: str | None = None,
@@ -109,7 +108,7 @@ def render(
 class _FloatContent:
     """A grid as one float shows it."""
 
-    grid: Grid
+    grid: Sheet
     same: list[str]  # labels that all rows share, for the caption
     axes: list[str]  # whose labels stand beside the numbers
     paper: str  # the paper's numbers "beside" ours or "under" them
@@ -128,7 +127,7 @@ class _FloatContent:
     def has_paper_column(self, group_column: GroupColumn) -> bool:
         return self.paper == "beside" and any(v.published is not None for v in self.column_values(group_column))
 
-    def column_values(self, group_column: GroupColumn) -> list[Value]:
+    def column_values(self, group_column: GroupColumn) -> list[Entry]:
         return [row.values[group_column[0]][group_column[1]] for row in self.grid.rows]
 
     def small_lines(self) -> int:
@@ -137,7 +136,7 @@ class _FloatContent:
 
 
 def _floats(
-    grid: Grid, width: str, fits: Width, published: str | None, spread: str | None, numbers: str
+    grid: Sheet, width: str, fits: Width, published: str | None, spread: str | None, numbers: str
 ) -> Iterator[str]:
     grid, left_out = with_numbers(grid)
     if len(grid.groups) > 1 and _letters(grid, "under", spread) > SMALLEST * fits.letters:
@@ -172,26 +171,25 @@ def _floats(
             yield from _paired_test_floats(grid, fits)
 
 
-def _command(grid: Grid, width: str) -> str:
+def _command(grid: Sheet, width: str) -> str:
     table = f"--rows {','.join(grid.axes)}" if grid.id == "combined" else f"--table {grid.id}"
     select = "" if grid.select == "last" else f" --select {grid.select}"
     suites = grid.suite.replace(" + ", " ")
     return f"fatbench report {suites} --preset {grid.preset} {table}{select} --format latex --width {width}"
 
 
-def _stack_groups(grid: Grid) -> Grid:
+def _stack_groups(grid: Sheet) -> Sheet:
     """Put the groups of columns one below the other; their labels become those of a first axis."""
     axis = ", ".join(dict.fromkeys(axis for group in grid.groups for axis in group.key))
-    rows = [
-        Row({axis: group.label, **row.key}, [row.values[g]], row.own)
-        for g, group in enumerate(grid.groups)
-        for row in grid.rows
-        if any(value.planned for value in row.values[g])
-    ]
-    return replace(grid, axes=[axis, *grid.axes], groups=[Group({})], rows=rows)
+    names = {g: group.label for g, group in enumerate(grid.groups)}
+    entries = grid.entries.assign(**{LABEL + axis: grid.entries["group"].map(names)})
+    entries = entries[entries.groupby(["row", "group"])["planned"].transform("any")]
+    entries = entries.sort_values(["group", "row", "column"], kind="stable", ignore_index=True)
+    rows = entries.groupby(["group", "row"], sort=False).ngroup()
+    return replace(grid, axes=[axis, *grid.axes], across=[], entries=entries.assign(row=rows, group=0))
 
 
-def _split_rows(grid: Grid, row_limit: int) -> Iterator[tuple[str, Grid]]:
+def _split_rows(grid: Sheet, row_limit: int) -> Iterator[tuple[str, Sheet]]:
     """Split a grid of more than `row_limit` rows by the labels of its first axis, into parts that fit."""
     if len(grid.rows) <= row_limit:
         yield "", grid
@@ -207,10 +205,10 @@ def _split_rows(grid: Grid, row_limit: int) -> Iterator[tuple[str, Grid]]:
                 if count > 1
                 else ""
             )
-            yield name, replace(grid, rows=grid.rows[first_row:end])
+            yield name, grid.only(grid.rows[first_row:end], range(len(grid.columns)))
 
 
-def _letters(grid: Grid, paper: str, spread: str | None) -> int:
+def _letters(grid: Sheet, paper: str, spread: str | None) -> int:
     """An estimate of the letters in a line of the tabular."""
     small_letters = 0.7 * (spread in (None, "beside"))  # of the letters of a spread, which are small
     total: float = sum(
@@ -218,7 +216,7 @@ def _letters(grid: Grid, paper: str, spread: str | None) -> int:
     )
     for g in range(len(grid.groups)):
         for c, column in enumerate(grid.columns):
-            entries = number_format.entries(grid, g, c)
+            entries = number_format.column_of(grid, g, c)
             measured_letters, paper_letters = (
                 max(
                     (
@@ -228,8 +226,8 @@ def _letters(grid: Grid, paper: str, spread: str | None) -> int:
                     default=0,
                 )
                 for texts in (
-                    [(e.number, e.spread, 0.7 * len(e.seeds)) for e in entries],
-                    [(e.published, e.published_spread, len(e.difference)) for e in entries],
+                    [(e.number, e.spread, 0.7 * len(e.lacking)) for e in entries],
+                    [(e.paper_number, e.paper_spread, len(e.delta)) for e in entries],
                 )
             )
             column_letters = (
@@ -344,13 +342,13 @@ def _caption(content: _FloatContent, left_out: Sequence[str]) -> str:
     return " ".join([_title(content), *(prose(sentence) for sentence in sentences if sentence)])
 
 
-def _bold_sentences(grid: Grid) -> list[str]:
+def _bold_sentences(grid: Sheet) -> list[str]:
     ranks = {value.rank for value in grid.all()}
     bold = ["Bold: significantly better than all others."] * ("best" in ranks)
     return bold + ["Underlined: significantly better than the rest."] * ("second" in ranks)
 
 
-def _what_it_averages(grid: Grid, spread: str) -> str:
+def _what_it_averages(grid: Sheet, spread: str) -> str:
     """ "Mean ± sample standard deviation over seeds 6, 7 and 8, on 10,000 test images." """
     sizes = {n for value in grid.all() for n in value.n if n}
     images = f" on {next(iter(sizes)):,} test images" if len(sizes) == 1 else ""
@@ -375,11 +373,11 @@ def _note(note_name: str, note: str) -> str:
     return rf"\textit{{{escape(name)}}}: {prose(note)}"
 
 
-def _slug(grid: Grid) -> str:
+def _slug(grid: Sheet) -> str:
     return re.sub("[^A-Za-z0-9.:-]", "-", f"{grid.suite}-{grid.id}")
 
 
-def _paired_test_floats(grid: Grid, fits: Width) -> Iterator[str]:
+def _paired_test_floats(grid: Sheet, fits: Width) -> Iterator[str]:
     """The paired tests as floats, a line each: labels, heading, difference, p of the t test and of Wilcoxon's."""
     if sum(note_name == "paired" for note_name, _ in grid.notes) < 2:  # the notes only count the tests
         return
@@ -468,7 +466,7 @@ def _tabular(content: _FloatContent) -> str:
         small: list[list[str]] = []  # lines in small type below
         if content.spread == "below" and any(entry.spread for entry in entries.values()):
             small.append([_spread_below(entry, spans[group_column]) for group_column, entry in entries.items()])
-        if content.paper == "under" and any(entry.published for entry in entries.values()):
+        if content.paper == "under" and any(entry.paper for entry in entries.values()):
             small.append([_paper_below(entry, content.spread != "none") for entry in entries.values()])
         lines += [" & ".join([*[""] * stub, *small_line]) + r" \\" for small_line in small]
         if small and index != len(grid.rows) - 1 and not begins[index + 1]:
@@ -518,10 +516,10 @@ def _row_seeds(row: Row) -> str:
     return f"[{seeds}/{seeds_planned}]" if seeds < seeds_planned else ""
 
 
-def _entry(row: Row, group_column: GroupColumn, grid: Grid) -> Entry:
+def _entry(row: Row, group_column: GroupColumn, grid: Sheet) -> Entry:
     """The entry of one value, without the count of seeds where the row's label has it."""
-    entry = number_format.entry(row.values[group_column[0]][group_column[1]], grid.columns[group_column[1]])
-    return replace(entry, seeds="") if _row_seeds(row) else entry
+    entry = row.values[group_column[0]][group_column[1]]
+    return entry._replace(lacking="") if _row_seeds(row) else entry
 
 
 def _formats(content: _FloatContent, entries: Sequence[Entry]) -> tuple[str, str]:
@@ -531,28 +529,27 @@ def _formats(content: _FloatContent, entries: Sequence[Entry]) -> tuple[str, str
     spread_beside = content.spread == "beside"
     measured_numbers = [(entry.number, entry.spread * spread_beside) for entry in entries]
     return decimal_column(measured_numbers), decimal_column(
-        [(entry.published, entry.published_spread * spread_beside) for entry in entries]
+        [(entry.paper_number, entry.paper_spread * spread_beside) for entry in entries]
     )
 
 
 def _cell(entry: Entry, columns: int, content: _FloatContent, formats: tuple[str, str]) -> str:
     """Our number with its spread (two TeX columns), in four also the paper's (two), in five the difference (one)."""
-    value = entry.value
-    if not value.planned:
+    if not entry.planned:
         return " & ".join([""] * columns)
-    marks = "".join(map(superscript, value.marks))
-    seeds = rf"\,{entry.seeds}" if entry.seeds else ""
-    if value.mean is None:
+    marks = "".join(map(superscript, entry.marks))
+    seeds = rf"\,{entry.lacking}" if entry.lacking else ""
+    if entry.mean is None:
         measured_cell = rf"\multicolumn{{2}}{{c}}{{{entry.number}{marks}}}"
     else:
-        style = {"best": r"\textbf", "second": r"\underline"}.get(value.rank, "")
+        style = {"best": r"\textbf", "second": r"\underline"}.get(entry.rank, "")
         number, spread_text = _number(entry.number, entry.spread, style, content, formats[0])
         measured_cell = f"{number} & {small_type(signs(spread_text) + seeds)}{marks}"
-    if columns == 2 or not entry.published:
+    if columns == 2 or not entry.paper:
         return measured_cell + " &" * (columns - 2)
-    number, spread_text = _number(entry.published, entry.published_spread, "", content, formats[1])
-    paper_cell = small_type(signs(spread_text)) + superscript(value.published_mark)
-    return f"{measured_cell} & {number} & {paper_cell}" + f" & {signs(entry.difference)}" * (columns == 5)
+    number, spread_text = _number(entry.paper_number, entry.paper_spread, "", content, formats[1])
+    paper_cell = small_type(signs(spread_text)) + superscript(entry.published_mark)
+    return f"{measured_cell} & {number} & {paper_cell}" + f" & {signs(entry.delta)}" * (columns == 5)
 
 
 def _number(number: str, spread: str, style: str, content: _FloatContent, format: str) -> tuple[str, str]:
@@ -566,17 +563,17 @@ def _number(number: str, spread: str, style: str, content: _FloatContent, format
 
 def _spread_below(entry: Entry, columns: int) -> str:
     """The spreads of our number and, in four TeX columns or five, the paper's, for the line below them."""
-    spreads = [entry.spread, entry.published_spread][: columns // 2]
+    spreads = [entry.spread, entry.paper_spread][: columns // 2]
     cells = [rf"{{\scriptsize {signs(spread_text)}}} &" if spread_text else " & " for spread_text in spreads]
     return " & ".join([*cells, *[""] * (columns == 5)])
 
 
 def _paper_below(entry: Entry, with_spread: bool) -> str:
     """The paper's number, named, and the difference, for the line under ours."""
-    if not entry.published:
+    if not entry.paper:
         return " & "
-    word = "formula" if entry.value.formula else "paper"
-    paper_text = f"{word} {entry.published}" + f" {entry.published_spread}" * with_spread
-    paper_text += f" ({entry.difference})" * bool(entry.difference)
-    footnote_mark = superscript(entry.value.published_mark)
+    word = "formula" if entry.formula else "paper"
+    paper_text = f"{word} {entry.paper_number}" + f" {entry.paper_spread}" * with_spread
+    paper_text += f" ({entry.delta})" * bool(entry.delta)
+    footnote_mark = superscript(entry.published_mark)
     return rf"\multicolumn{{2}}{{r}}{{\scriptsize {signs(paper_text.rstrip())}{footnote_mark}}}"

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Grid
 from fatbench.report.tables.notes import share_notes
-from fatbench.report.tables.number_format import Entry
+from fatbench.report.tables.sheet import Entry, Sheet
 
 
-def render(grids: Sequence[Grid]) -> str:
+def render(grids: Sequence[Sheet]) -> str:
     """A heading, a table and a list of notes for each grid, then the notes that tables of a suite share."""
     sections: list[str] = []
     for _, suite_grids in itertools.groupby(grids, key=lambda grid: (grid.suite, grid.preset)):
@@ -31,16 +30,16 @@ def escape(words: str) -> str:
     return re.sub(r"([\\`*_|<>#~]|(?<=\])\()", r"\\\1", words.replace("&", "&amp;")).replace("\n", " ")
 
 
-def _section(grid: Grid) -> str:
+def _section(grid: Sheet) -> str:
     heads = [escape(axis) for axis in grid.axes]
     rows = [[escape(label) for label in row.labels(grid.axes)] for row in grid.rows]
     for g, group in enumerate(grid.groups):
         for c, column in enumerate(grid.columns):
             heading = f"{group.label}: {column.label}" if group.label else column.label
-            entries = number_format.entries(grid, g, c)
+            entries = number_format.column_of(grid, g, c)
             heads.append(escape(heading))
             columns = [[_own_number(entry) for entry in entries]]  # ours, then the published ones if any
-            if any(entry.published for entry in entries):
+            if any(entry.paper for entry in entries):
                 heads.append(escape(f"{heading}, {grid.by}"))
                 columns.append([_published(entry) for entry in entries])
             rows = [[*row, *cells] for row, *cells in zip(rows, *columns, strict=True)]
@@ -58,17 +57,16 @@ def _note(named_note: tuple[str, str]) -> str:
 
 
 def _own_number(entry: Entry) -> str:
-    value = entry.value
-    if not value.planned:
+    if not entry.planned:
         return ""
-    number = f"**{entry.number}**" if value.rank == "best" else entry.number
-    number_text = " ".join(filter(None, [number, entry.spread, f"[{value.partial}]" * bool(value.partial)]))
-    return number_text + "".join(value.marks)
+    number = f"**{entry.number}**" if entry.rank == "best" else entry.number
+    number_text = " ".join(filter(None, [number, entry.spread, f"[{entry.partial}]" * bool(entry.partial)]))
+    return number_text + "".join(entry.marks)
 
 
 def _published(entry: Entry) -> str:
     """The paper's number and, in brackets, ours minus it."""
-    if not entry.published:
+    if not entry.paper:
         return ""
-    mark_html = f"<sup>{entry.value.published_mark}</sup>" if entry.value.published_mark else ""
-    return f"{entry.paper}{mark_html}" + f" ({entry.difference})" * bool(entry.difference)
+    mark_html = f"<sup>{entry.published_mark}</sup>" if entry.published_mark else ""
+    return f"{entry.paper}{mark_html}" + f" ({entry.delta})" * bool(entry.delta)

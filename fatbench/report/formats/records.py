@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas
 
 from fatbench.report.contrasts import Difference
 from fatbench.report.numbers.provenance import Origin
-from fatbench.report.tables import tidy
-from fatbench.report.tables.grid import Column, Grid, Row, Value
+from fatbench.report.tables.sheet import Column, Entry, Row, Sheet
 from fatbench.suite.model import Key
 
-if TYPE_CHECKING:
-    import pandas
+DIGITS = ".15g"
+COMPUTED = ("=", "@", "+", "-")  # first letters of text that a spreadsheet computes
 
 SCHEMA_VERSION = 1
 BEFORE = ("suite", "table")
@@ -25,13 +26,13 @@ AFTER = (
 )  # fmt: skip
 
 
-def render_csv(grids: Sequence[Grid]) -> str:
+def render_csv(grids: Sequence[Sheet]) -> str:
     """The numbers of `frame` as CSV."""
-    return tidy.csv(frame(grids))
+    return csv_text(frame(grids))
 
 
-def frame(grids: Sequence[Grid]) -> pandas.DataFrame:
-    """One line for each number of each table, see `tidy.frame`; several seeds, n or doubts are separated by ";"."""
+def frame(grids: Sequence[Sheet]) -> pandas.DataFrame:
+    """One line for each number of each table, see `tidy`; several seeds, n or doubts are separated by ";"."""
     numbers = (
         (key, shared | _line(column, value))
         for grid in grids
@@ -39,10 +40,10 @@ def frame(grids: Sequence[Grid]) -> pandas.DataFrame:
         for row in grid.rows
         for key, column, value in _planned_values(grid, row)
     )
-    return tidy.frame(numbers, BEFORE, AFTER)
+    return tidy(numbers, BEFORE, AFTER)
 
 
-def _planned_values(grid: Grid, row: Row) -> Iterable[tuple[Key, Column, Value]]:
+def _planned_values(grid: Sheet, row: Row) -> Iterable[tuple[Key, Column, Entry]]:
     """(labels of row, group and heading; column; value) of each number that the suite plans."""
     for group, values in zip(grid.groups, row.values, strict=True):
         for column, value in zip(grid.columns, values, strict=True):
@@ -50,7 +51,7 @@ def _planned_values(grid: Grid, row: Row) -> Iterable[tuple[Key, Column, Value]]
                 yield {**row.key, **group.key, **value.labels}, column, value
 
 
-def _shared_fields(grid: Grid) -> dict[str, str]:
+def _shared_fields(grid: Sheet) -> dict[str, str]:
     """The fields that all numbers of a table share."""
     facts = grid.facts
     return {
@@ -66,7 +67,7 @@ def _shared_fields(grid: Grid) -> dict[str, str]:
     }
 
 
-def _line(column: Column, value: Value) -> dict[str, Any]:
+def _line(column: Column, value: Entry) -> dict[str, Any]:
     difference = value.difference
     if difference is not None and column.unit == "percent":
         difference = round(difference, 12)  # of two numbers below 1: what is left of their last bits is no digit
@@ -101,16 +102,16 @@ def _join(items: Any) -> str:
     return ";".join(str(item) for item in items)
 
 
-def render_json(grids: Sequence[Grid]) -> str:
+def render_json(grids: Sequence[Sheet]) -> str:
     """{"schema_version", "tables": [...]}; scripts may rely on what is there, more keys may come."""
     content = {"schema_version": SCHEMA_VERSION, "tables": [_table(grid) for grid in grids]}
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _table(grid: Grid) -> dict[str, Any]:
+def _table(grid: Sheet) -> dict[str, Any]:
     """One table; each point of the grid is a row, its key holding the labels of row, group and heading."""
     has_own = any(row.own for row in grid.rows)
-    points: dict[tuple[int, tuple[tuple[str, str], ...]], list[tuple[Column, Value]]] = {}
+    points: dict[tuple[int, tuple[tuple[str, str], ...]], list[tuple[Column, Entry]]] = {}
     for position, row in enumerate(grid.rows):  # two models that were not trained here may have one name
         for key, column, value in _planned_values(grid, row):
             points.setdefault((position, tuple(key.items())), []).append((column, value))
@@ -180,7 +181,7 @@ def _unit(column: Column) -> str:
     return "fraction" if column.unit == "percent" else "plain"
 
 
-def _measured_record(value: Value) -> dict[str, Any]:
+def _measured_record(value: Entry) -> dict[str, Any]:
     n = [n for n in value.n if n]
     return {
         "mean": value.mean,
@@ -204,3 +205,52 @@ def _paired(column: Column, one: Difference) -> dict[str, Any]:
         "unit": _unit(column), "mean": test.mean, "std": test.std, "n": len(test.seeds), "seeds": list(test.seeds),
         "t_p": test.t_p, "wilcoxon_p": test.wilcoxon_p,
     }  # fmt: skip
+
+
+# --- data frames and their CSV ---------------------------------------------------------------------------------------
+
+
+def tidy(
+    lines: Iterable[tuple[Mapping[str, str], Mapping[str, Any]]],
+    leading_columns: Sequence[str],
+    trailing_columns: Sequence[str],
+) -> pandas.DataFrame:
+    """A data frame of lines (label of each axis, other fields), its axes between the leading and the trailing columns.
+
+    An axis that a line lacks is None there; an axis with the name of another column is called "axis:NAME".
+    """
+    lines = list(lines)
+    fixed = {*leading_columns, *trailing_columns}
+    names = {axis: f"axis:{axis}" if axis in fixed else axis for key, _ in lines for axis in key}
+    rows = [{**{names[axis]: label for axis, label in key.items()}, **fields} for key, fields in lines]
+    return pandas.DataFrame(rows, columns=[*leading_columns, *names.values(), *trailing_columns])
+
+
+def csv_text(data: pandas.DataFrame) -> str:
+    """A data frame as CSV, numbers with 15 significant digits (0.1 + 0.2 prints as 0.3), empty where missing.
+
+    Text that a spreadsheet would compute begins with an apostrophe.
+    """
+    data = data.map(uncomputed)
+    text: str = data.to_csv(index=False, lineterminator="\n", float_format=f"%{DIGITS}")
+    return text
+
+
+def uncomputed(cell: Any) -> Any:
+    """A cell of a CSV, with an apostrophe before text that a spreadsheet would compute; numbers stay as they are."""
+    if not isinstance(cell, str) or cell[:1] not in COMPUTED or cell == "-":
+        return cell
+    return cell if cell[0] in "+-" and _is_number(cell) else f"'{cell}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def number(value: float) -> str:
+    """A number with 15 significant digits: "0.3256"; a whole number has no point."""
+    return f"{value:{DIGITS}}"

@@ -75,7 +75,7 @@ def records(plan: Plan, store: Store) -> dict[Path, dict[str, Any]]:
 
 def _accuracy_of_first(value: float, outcomes: tuple[int, int] | None, n: int, limit: int) -> float:
     """The accuracy on the first `limit` of n images; on all images where no outcomes are stored."""
-    from fatbench.report.tables.common_images import first_outcomes
+    from fatbench.report.numbers.long import first_outcomes
 
     if outcomes is None or limit == n:
         return value

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Grid, varying, with_numbers
-from fatbench.report.tables.number_format import Entry
+from fatbench.report.tables.sheet import Entry, Sheet, varying, with_numbers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 GroupColumn = tuple[int, int]  # indices into grid.groups and grid.columns
 
 
-def render(grids: Sequence[Grid], published: str | None = None) -> str:
+def render(grids: Sequence[Sheet], published: str | None = None) -> str:
     """Text with ANSI colours where stdout is a terminal or FORCE_COLOR asks for them; as wide as the terminal.
 
     published: the paper's numbers in a separate "column" or "below" ours; None: beside ours where that fits.
@@ -36,7 +35,7 @@ def render(grids: Sequence[Grid], published: str | None = None) -> str:
     return _text(console)
 
 
-def title(grid: Grid) -> str:
+def title(grid: Sheet) -> str:
     """The lines above a table: its name, and the warning of a reduced preset."""
     console = _console()
     _print_title(console, grid)
@@ -54,7 +53,7 @@ def _text(console: Console) -> str:
     return "".join(f"{line.rstrip(' ')}\n" for line in console.file.getvalue().splitlines())
 
 
-def _print_title(console: Console, grid: Grid) -> None:
+def _print_title(console: Console, grid: Sheet) -> None:
     from rich.text import Text
 
     console.print(Text.assemble((grid.id, "bold cyan"), "  ", (grid.name, "bold")))
@@ -62,7 +61,7 @@ def _print_title(console: Console, grid: Grid) -> None:
         console.print(Text(grid.label, "bold black on yellow"))
 
 
-def _print(console: Console, grid: Grid, published: str | None) -> None:
+def _print(console: Console, grid: Sheet, published: str | None) -> None:
     from rich.text import Text
 
     _print_title(console, grid)
@@ -94,7 +93,7 @@ def _print(console: Console, grid: Grid, published: str | None) -> None:
 class TableBlock:
     """A part of a grid's columns, the row labels before them."""
 
-    grid: Grid
+    grid: Sheet
     labels: list[list[Text]]  # [axis][row]
     places: Sequence[GroupColumn]
     cells: dict[GroupColumn, list[Text]]  # [place][row]
@@ -142,7 +141,7 @@ class TableBlock:
         return table
 
 
-def _layout(grid: Grid, width: int, published: str | None = None) -> tuple[bool, list[TableBlock]]:
+def _layout(grid: Sheet, width: int, published: str | None = None) -> tuple[bool, list[TableBlock]]:
     """(whether the paper's numbers stand beside ours, the blocks of columns); one block where that fits."""
     from rich.text import Text
 
@@ -153,7 +152,7 @@ def _layout(grid: Grid, width: int, published: str | None = None) -> tuple[bool,
     block = None
     for is_beside in {"column": (True,), "below": (False,), None: arrangements}[published]:
         cells = {
-            (g, c): _cells(number_format.entries(grid, g, c), grid.columns[c].label, is_beside)
+            (g, c): _cells(number_format.column_of(grid, g, c), grid.columns[c].label, is_beside)
             for g, c in group_columns
         }
         widest: dict[GroupColumn | int, int] = {axis: _widest(column) for axis, column in enumerate(labels)}
@@ -221,22 +220,21 @@ Part = list[tuple[str, str]]  # words with their styles
 
 def _entry_parts(entry: Entry) -> tuple[Part, Part, Part, Part, Part]:
     """(our number; its spread, seeds and marks; the paper's number; its mark; the difference), each in styled words."""
-    value = entry.value
-    if not value.planned:
+    if not entry.planned:
         return [], [], [], [], []
-    rank = "bold" if value.rank == "best" else ""
-    measured_number = [(entry.number, "dim" if value.mean is None else rank)]
-    small = ((entry.spread, "dim"), (entry.seeds, "yellow"))
+    rank = "bold" if entry.rank == "best" else ""
+    measured_number = [(entry.number, "dim" if entry.mean is None else rank)]
+    small = ((entry.spread, "dim"), (entry.lacking, "yellow"))
     spread_and_marks = [(f" {words}", style) for words, style in small if words] + [
-        (symbol, "red") for symbol in value.marks
+        (symbol, "red") for symbol in entry.marks
     ]
-    if not entry.published:
+    if not entry.paper:
         return measured_number, spread_and_marks, [], [], []
     colour = {"better": "green", "worse": "red", "": "dim"}[entry.direction]
     return (
         measured_number,
         spread_and_marks,
         [(entry.paper, "dim")],
-        [(value.published_mark, "dim italic")],
-        [(entry.difference, colour)],
+        [(entry.published_mark, "dim italic")],
+        [(entry.delta, colour)],
     )

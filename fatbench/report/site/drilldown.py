@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.report.numbers import cell_facts
 from fatbench.report.numbers.cell_rows import OVERALL, numbers_of
-from fatbench.report.numbers.measurements import Source
-from fatbench.report.tables import number_format, significance
-from fatbench.report.tables.grid import Grid
+from fatbench.report.numbers.sources import Source
+from fatbench.report.tables import significance
+from fatbench.report.tables.sheet import Sheet
 from fatbench.store import replicates
 from fatbench.store.selection import PUBLISHED
 from fatbench.store.stage_names import parsed
@@ -73,7 +73,7 @@ class GridPoint:
         return any(entry["difference"] for entry in self.shown)
 
 
-def points_of(grids: Iterable[Grid], boards: Iterable[Grid] = ()) -> dict[tuple[str, ...], GridPoint]:
+def points_of(grids: Iterable[Sheet], boards: Iterable[Sheet] = ()) -> dict[tuple[str, ...], GridPoint]:
     """The points behind the numbers of tables and leaderboards, each with the entries that tables show of it."""
     point_by_cells: dict[tuple[str, ...], GridPoint] = {}
     anchors: set[str] = set()  # an anchor may stand once on a page
@@ -91,19 +91,18 @@ def points_of(grids: Iterable[Grid], boards: Iterable[Grid] = ()) -> dict[tuple[
                         point_by_cells[value.cells] = point
                     if not is_table or (value.mean is None and value.published is None):
                         continue
-                    entry = number_format.entry(value, column)
                     point.shown.append(
                         {
                             "table": grid.id,
                             "heading": column.heading,
-                            "number": entry.number,
-                            "spread": entry.spread,
+                            "number": value.number,
+                            "spread": value.spread,
                             "rank": value.rank,
                             "marks": significance.marks(value)[len(value.marked) :],  # doubts stand below in full
-                            "published": f"formula: {entry.paper}" if value.formula else entry.paper,
-                            "published_at": PUBLISHED.get(value.published_select, "") * bool(entry.paper),
+                            "published": f"formula: {value.paper}" if value.formula else value.paper,
+                            "published_at": PUBLISHED.get(value.published_select, "") * bool(value.paper),
                             "published_flag": value.published_flag,
-                            "difference": entry.difference.replace("-", "\u2212"),
+                            "difference": value.delta.replace("-", "\u2212"),
                             "doubts": value.doubts,
                         }
                     )

@@ -17,10 +17,11 @@ from fatbench.errors import FatbenchError
 from fatbench.report import contrasts, sentences
 from fatbench.report.contrasts import Difference, NumbersOf
 from fatbench.report.numbers.doubts import above_chance
-from fatbench.report.numbers.measurements import Source
+from fatbench.report.numbers.sources import Source
 from fatbench.report.pairs import measured_numbers
 from fatbench.report.tables import combined
-from fatbench.report.tables.grid import Column, Grid, Row, Value, any_number
+from fatbench.report.tables.number_format import with_texts
+from fatbench.report.tables.sheet import Column, Entry, Row, Sheet, any_number
 from fatbench.store.selection import Checkpoint
 from fatbench.suite import facts, format_call, standard_attacks, threats
 from fatbench.suite.cells import Cell, Plan, digest
@@ -53,7 +54,7 @@ class Board:
     id: str
     title: str
     about: str
-    grid: Grid
+    grid: Sheet
     axes: list[str]  # in which its rows differ
     rows: list[Row]  # the best first; those without a measured number last
     sorted_by: int  # position of the column
@@ -88,13 +89,13 @@ def tasks(suite_plans: Sequence[Part]) -> list[Task]:
     return [task for same_content in tasks_by_content.values() for task in same_content]
 
 
-def boards(suite_plans: Sequence[Part], grids: Sequence[Grid], store: Store, select: Checkpoint) -> list[Board]:
+def boards(suite_plans: Sequence[Part], grids: Sequence[Sheet], store: Store, select: Checkpoint) -> list[Board]:
     """The leaderboards of some suites; grids: their tables, which know the published numbers."""
     all_boards = []
     for task in sorted(tasks(suite_plans), key=lambda task: paper_order(next(iter(task.parts)))):
         grid = _grid(task, store, select)
         if grid is not None:
-            add_published(grid, grids)
+            grid = with_published(grid, grids)
             if (board := _board(task, grid)) is not None:
                 plans = [replace(plan, cells=cells) for _, plan, cells in task.parts.values()]
                 ids = {cell.id for plan in plans for cell in plan.cells}
@@ -175,7 +176,7 @@ def _privacy_sentence(board: Board) -> str:
     return f"{statement}, and {100 * share:.0f} % with {row.key['defence']} ({row.key['attacker']})"
 
 
-def _grid(task: Task, store: Store, select: Checkpoint) -> Grid | None:
+def _grid(task: Task, store: Store, select: Checkpoint) -> Sheet | None:
     """One table of all cells of a task, in which every row is compared with every other; None without numbers."""
     from fatbench.report import build_tables
 
@@ -214,28 +215,25 @@ def _grid(task: Task, store: Store, select: Checkpoint) -> Grid | None:
     return grids[0] if grids else None
 
 
-def add_published(board: Grid, grids: Sequence[Grid]) -> None:
-    """Put the published numbers of the suites' tables beside the same cells and metrics."""
-    published_values = {
-        (value.cells, column.source.text): value
+def with_published(board: Sheet, grids: Sequence[Sheet]) -> Sheet:
+    """The board with the published numbers of the suites' tables beside the same cells and metrics."""
+    fields = ["published", "published_std", "published_flag", "published_select", "comparable"]
+    published = {
+        (entry.cells, column.source.text): [getattr(entry, name) for name in fields]
         for grid in grids
-        for row in grid.rows
-        for values in row.values
-        for column, value in zip(grid.columns, values, strict=True)
-        if value.published is not None and not value.formula and not column.minus
+        for entry in grid.all()
+        for column in [grid.columns[entry.column]]
+        if entry.published is not None and not entry.formula and not column.minus
     }
-    for row in board.rows:
-        for column, value in zip(board.columns, row.values[0], strict=True):
-            if (published_value := published_values.get((value.cells, column.source.text))) is not None:
-                value.published, value.published_std = published_value.published, published_value.published_std
-                value.published_flag, value.published_select = (
-                    published_value.published_flag,
-                    published_value.published_select,
-                )
-                value.comparable = published_value.comparable
+    entries = board.entries.copy()
+    for i, entry in enumerate(board.all()):
+        if (beside := published.get((entry.cells, board.columns[entry.column].source.text))) is not None:
+            for name, value in zip(fields, beside, strict=True):
+                entries.at[i, name] = value
+    return replace(board, entries=with_texts(entries, board.columns))
 
 
-def _board(task: Task, grid: Grid) -> Board | None:
+def _board(task: Task, grid: Sheet) -> Board | None:
     rows, positions = grid.having(any_number)
     if len(rows) < LEAST or not positions:
         return None
@@ -309,7 +307,7 @@ def _board(task: Task, grid: Grid) -> Board | None:
     )
 
 
-def _at_floor(value: Value, column: Column, classes: int) -> bool:
+def _at_floor(value: Entry, column: Column, classes: int) -> bool:
     """Whether no seed is above the most frequent class, whose share of any images is at least one over the classes."""
     if value.mean is None or value.at_floor or column.source.stage != "evaluation" or not classes:
         return value.at_floor
@@ -332,7 +330,7 @@ def _bounds(task: Task) -> list[Mapping[str, str]]:
     return [cell.key for cell in cells if threats.of_cell(cell.spec).get("threat") == threats.BOUND]
 
 
-def _strongest_attackers(grid: Grid, rows: Sequence[Row], bounds: set[str]) -> list[Row]:
+def _strongest_attackers(grid: Sheet, rows: Sequence[Row], bounds: set[str]) -> list[Row]:
     """For each defence, network and suite the attacker who identifies most; an upper bound is no attacker."""
     metrics = [column.metric for column in grid.columns]
     ranking_columns = [metrics.index(metric) for metric in ("identification", "psnr") if metric in metrics]
@@ -351,7 +349,7 @@ def _strongest_attackers(grid: Grid, rows: Sequence[Row], bounds: set[str]) -> l
     return [*strongest.values()]
 
 
-def _strongest_column(grid: Grid) -> int:
+def _strongest_column(grid: Sheet) -> int:
     """The column that a leaderboard is first sorted by: the strongest attack of the known order, else the last one.
 
     A column with published numbers alone is it only where nothing is measured.

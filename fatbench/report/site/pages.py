@@ -13,7 +13,7 @@ import hashlib
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,7 @@ from fatbench.report.site import drilldown
 from fatbench.report.site import leaderboards as leaderboards
 from fatbench.report.site.drilldown import GridPoint
 from fatbench.report.site.leaderboards import Board
-from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Grid, Row
+from fatbench.report.tables.sheet import Row, Sheet
 from fatbench.store.replicates import SIGN
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.suite.cells import Plan
@@ -55,7 +54,7 @@ class Part:
 
     suite: Suite
     plan: Plan
-    grids: list[Grid]
+    grids: list[Sheet]
     counts: Counts = field(default_factory=dict)
     measured: frozenset[str] = frozenset()  # ids of the cells that have run
 
@@ -251,7 +250,7 @@ def _overview(board: Board) -> dict[str, Any]:
     row = board.rows[0]
     value = row.values[0][board.sorted_by]
     best = ", ".join(axis_label(axis, label) for axis in board.axes if (label := row.key.get(axis, "")))
-    number = "" if value.mean is None else f"{number_format.entry(value, column).number} {metric_text}"
+    number = "" if value.mean is None else f"{value.number} {metric_text}"
     if value.mean is None:
         best = "nothing measured"
     elif board.at_floor:
@@ -291,7 +290,7 @@ def _move_images(page: str, image_files: dict[str, bytes]) -> str:
     return re.sub(r'src="data:image/png;base64,([A-Za-z0-9+/=]+)"', file_source, page)
 
 
-def _shared_label(grids: Iterable[Grid]) -> str:
+def _shared_label(grids: Iterable[Sheet]) -> str:
     """The label that all tables of a page share and the page shows once; empty where they differ."""
     labels = {grid.label for grid in grids}
     return labels.pop() if len(labels) == 1 else ""
@@ -376,9 +375,7 @@ def _board(board: Board, links: html.Links) -> dict[str, Any]:
     rows = [
         {
             "labels": [row.key.get(axis, "") for axis in board.axes],
-            "numbers": [
-                html.cell(value, column, links) for value, column in zip(row.values[0], grid.columns, strict=True)
-            ],
+            "numbers": [html.cell(entry, links) for entry in row.values[0]],
             "difference": _difference(board, row),
         }
         for row in board.rows
@@ -397,7 +394,7 @@ def _board(board: Board, links: html.Links) -> dict[str, Any]:
         "label": grid.label, "region": f"{board.title} ({', '.join(board.suites)}, {board.preset})",
         "axes": board.axes, "choices": board.choices, "columns": columns, "rows": rows, "grid": grid,
         "published": grid.has_published,
-        "latex": latex.render([replace(grid, rows=board.rows)]),
+        "latex": latex.render([grid.only(board.rows, range(len(grid.columns)))]),
         "sentence": board.sentence.replace(" -", " \u2212"), "against": _heading(board),
     }  # fmt: skip
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.report.tables.grid_points import sweeps
+from fatbench.report.numbers.points import sweeps
 from fatbench.store.replicates import SIGN
 from fatbench.suite import model
 from fatbench.suite.cells import Cell, Plan

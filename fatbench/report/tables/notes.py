@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from pandas import DataFrame
+
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.report.contrasts import Difference
 from fatbench.report.numbers import provenance, statistics
 from fatbench.report.numbers.doubts import PRECISION, RULE, Doubt
-from fatbench.report.numbers.measurements import quoted
+from fatbench.report.numbers.long import columns
+from fatbench.report.numbers.points import is_inside
 from fatbench.report.numbers.published import Lookup
+from fatbench.report.numbers.sources import quoted
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Column, Grid
-from fatbench.report.tables.grid_points import is_inside
+from fatbench.report.tables.sheet import Column, Sheet
 from fatbench.report.tables.significance import UNTESTED
 from fatbench.store.selection import WORDS
 from fatbench.suite import format_call
@@ -36,35 +39,38 @@ PRECISIONS_IN_WORDS = [Doubt(code).words for code in sorted(PRECISION)]
 SYMBOLS = ("†", "‡", "§", "¶")
 
 
-def footnotes(grid: Grid) -> None:
+def footnotes(entries: DataFrame) -> tuple[DataFrame, list[tuple[str, str]]]:
     """Number the doubts: symbols for measured numbers, letters for published ones; the same words share a mark.
 
-    A precision that all numbers of a column have is said by a note alone.
+    Returns the entries with `marked`, `marks` and `published_mark`, and the footnotes. A precision that all numbers of
+    a column have is said by a note alone.
     """
-    mark_by_doubt: dict[str, str] = {}
-    mark_by_flag: dict[str, str] = {}
-    columns = [[group[position] for row in grid.rows for group in row.values] for position in range(len(grid.columns))]
-    for values in columns:
-        doubts_by_value = [value.doubts for value in values if value.mean is not None]
-        # a doubt that every number of the column has would mark them all and say nothing
-        everywhere = {text for text in PRECISIONS_IN_WORDS if all(text in doubts for doubts in doubts_by_value)}
-        for value in values:
-            value.marked = tuple(doubt for doubt in value.doubts if doubt not in everywhere)
-    for value in grid.all():
-        for doubt in value.marked:
-            index = len(mark_by_doubt)
-            mark_by_doubt.setdefault(doubt, SYMBOLS[index % 4] * (index // 4 + 1))
-        value.marks = tuple(mark_by_doubt[doubt] for doubt in value.marked)
-        if value.published_flag and value.published is not None:
-            index = len(mark_by_flag)  # after z comes aa, as after ¶ comes ††
-            letters = chr(ord("a") + index % 26) * (index // 26 + 1)
-            value.published_mark = mark_by_flag.setdefault(value.published_flag, letters)
-    grid.footnotes.extend((letters, doubt) for doubt, letters in mark_by_doubt.items())
-    grid.footnotes.extend((letters, f"as published: {flag}") for flag, letters in mark_by_flag.items())
+    measured = entries[entries["mean"].notna()]
+    # a doubt that every number of the column has would mark them all and say nothing
+    everywhere = {
+        column: {text for text in PRECISIONS_IN_WORDS if all(text in doubts for doubts in of_column)}
+        for column, of_column in measured.groupby("column")["doubts"]
+    }
+    marked = [
+        tuple(doubt for doubt in doubts if doubt not in everywhere.get(column, PRECISIONS_IN_WORDS))
+        for column, doubts in zip(entries["column"], entries["doubts"], strict=True)
+    ]
+    symbols = [SYMBOLS[i % 4] * (i // 4 + 1) for i in range(sum(map(len, marked)))]
+    mark_by_doubt = dict(zip(dict.fromkeys(doubt for doubts in marked for doubt in doubts), symbols, strict=False))
+    flags = entries["published_flag"].where(entries["published"].notna(), "")
+    # after z comes aa, as after ¶ comes ††
+    letters = [chr(ord("a") + i % 26) * (i // 26 + 1) for i in range(len(flags))]
+    mark_by_flag = dict(zip(dict.fromkeys(filter(None, flags)), letters, strict=False))
+    marks = [tuple(mark_by_doubt[doubt] for doubt in doubts) for doubts in marked]
+    paper_marks = [mark_by_flag.get(flag, "") for flag in flags]
+    rows = [*zip(marked, marks, paper_marks, strict=True)]
+    entries = entries.assign(**columns(("marked", "marks", "published_mark"), rows))
+    keys = [(mark, doubt) for doubt, mark in mark_by_doubt.items()]
+    return entries, keys + [(mark, f"as published: {flag}") for flag, mark in mark_by_flag.items()]
 
 
 def notes(
-    grid: Grid,
+    grid: Sheet,
     plan: Plan,
     table: Table,
     cells: Sequence[Cell],
@@ -171,7 +177,7 @@ def as_published(plan: Plan, cells: Iterable[Cell]) -> bool:
     return plan.preset == "paper" and not any(cell.spec["data"].get("variant") for cell in cells)
 
 
-def _published_note(grid: Grid, plan: Plan, cells: Sequence[Cell], lookup: Lookup) -> str:
+def _published_note(grid: Sheet, plan: Plan, cells: Sequence[Cell], lookup: Lookup) -> str:
     """The note on published numbers: their round, and whether differences from them are shown."""
     text = ", ".join(filter(None, (lookup.name, grid.published_at)))
     if not as_published(plan, cells):
@@ -271,7 +277,7 @@ SHORT = {  # the lines of "short", and the notes that each is made of
 }  # fmt: skip
 
 
-def shortened(grid: Grid, level: str, captioned: Collection[str] = ()) -> Grid:
+def shortened(grid: Sheet, level: str, captioned: Collection[str] = ()) -> Sheet:
     """The grid with fewer notes: "short" keeps a line each on its numbers, its attacks and its doubts;
     "none" keeps what is mixed and what the marks mean.
 
@@ -303,7 +309,7 @@ OF_REPORT = (  # notes that several tables of a suite have in common; a doubt or
 )  # fmt: skip
 
 
-def share_notes(grids: Sequence[Grid]) -> tuple[list[Grid], list[tuple[str, str]]]:
+def share_notes(grids: Sequence[Sheet]) -> tuple[list[Sheet], list[tuple[str, str]]]:
     """(the grids without the facts that several of them state in the same words, these facts once).
 
     A fact that not all of them state names its tables: ("seeds (T1, T2)", "6, 7").
@@ -320,7 +326,7 @@ def share_notes(grids: Sequence[Grid]) -> tuple[list[Grid], list[tuple[str, str]
     return grids_without, [(note[0] + table_suffix[note], note[1]) for note in order]
 
 
-def _brief(name: str, note: str, grid: Grid) -> str:
+def _brief(name: str, note: str, grid: Sheet) -> str:
     """A note in a few words; empty where the short form leaves it out."""
     if name == "MIXED":
         mixed = grid.facts.mixed(grid.words).items()
@@ -356,7 +362,7 @@ def _summary(paired: Sequence[tuple[Column, Difference]]) -> str:
     return f"{summary}, most {location}: {top.name} = {number_format.signed(top.difference or 0.0, column)}"
 
 
-def _shares(grid: Grid) -> str:
+def _shares(grid: Sheet) -> str:
     """The note on shares: the two labels between which each heading places its numbers."""
     headings_by_way: dict[str, list[str]] = {}  # "from A (0 %) to B (100 %)" -> headings
     for column in grid.columns:
@@ -367,7 +373,7 @@ def _shares(grid: Grid) -> str:
     return f"{text}, of means over the same seeds" + "; in brackets Fieller's 95 % interval over seeds" * interval
 
 
-def _differences(grid: Grid) -> str:
+def _differences(grid: Sheet) -> str:
     """The note on differences: the baseline that each heading subtracts."""
     headings_by_baseline: dict[str, list[str]] = {}
     for column in grid.columns:
@@ -411,12 +417,12 @@ def _checkpoint(columns: Sequence[Column], select: str, plan: Plan, cells: Seque
         yield f"training numbers: after the {last_round if ends else 'round that the column names'}"
 
 
-def _columns(headings: Sequence[str], grid: Grid) -> str:
+def _columns(headings: Sequence[str], grid: Sheet) -> str:
     """The headings, or "all columns" where these are several."""
     return "all columns" if 1 < len(headings) == len(grid.columns) else _enumeration(headings)
 
 
-def _points(grid: Grid) -> str:
+def _points(grid: Sheet) -> str:
     return ", in points" if all(column.unit == "percent" for column in grid.columns) else ""
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
 
-from fatbench.report.tables.grid import Column, Grid, Value
+from pandas import DataFrame
+
+from fatbench.report.numbers.long import columns
+from fatbench.report.tables.sheet import Column, Entry, Sheet, as_tuples
 
 MISSING = "--"  # not measured yet
 NEVER = "n/a"  # and will not be
@@ -32,42 +36,49 @@ def signed(value: float, column: Column) -> str:
     return text if text.startswith("-") else f"+{text}"
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A value as plain text, the same in every format; a format adds marks, styles and separators."""
-
-    value: Value
-    number: str  # "57.01"; "--" where nothing is measured
-    spread: str  # "±0.31", of a difference its interval "(+0.10 to +0.52)"; empty for one seed
-    seeds: str  # "[2/3]" where seeds are missing
-    published: str  # the paper's number; empty where it has none
-    published_spread: str  # "±0.30"
-    difference: str  # "+0.04"; empty where the two are not comparable
-    direction: str  # "better" or "worse" than the paper; empty where the heading has no best or both print the same
-
-    @property
-    def paper(self) -> str:
-        """The paper's number with its spread, or nothing."""
-        return f"{self.published} {self.published_spread}".rstrip()
+TEXTS = (
+    "number",  # "57.01"; "--" where nothing is measured
+    "spread",  # "±0.31", of a difference its interval "(+0.10 to +0.52)"; empty for one seed
+    "lacking",  # "[2/3]" where seeds are missing
+    "partial",  # the same in words: "2 of 3 seeds"
+    "paper_number",  # empty where the paper has none
+    "paper_spread",  # "±0.30"
+    "paper",  # both
+    "difference",  # measured - published, both unrounded; None where one is missing or they are not comparable
+    "delta",  # the same as text, "+0.04"
+    "direction",  # "better" or "worse" than the paper; empty where the heading has no best or both print the same
+)
 
 
-def entry(value: Value, column: Column) -> Entry:
-    """Format one value of a column: its number, spread and seeds, and the published number beside it."""
-    mean, paper, most, difference = value.mean, value.published, value.published_most, value.difference
+def with_texts(entries: DataFrame, headed: Sequence[Column]) -> DataFrame:
+    """The entries with TEXTS, the same in every format; a format adds marks, styles and separators."""
+    texts = [_texts(entry, headed[entry.column]) for entry in as_tuples(entries)]
+    return entries.assign(**columns(TEXTS, texts))
+
+
+def _texts(entry: Entry, column: Column) -> tuple[Any, ...]:
+    mean, paper, most = entry.mean, entry.published, entry.published_most
+    known = mean is not None and paper is not None and most is None and entry.comparable
+    difference = mean - paper if known else None
+    delta = "" if difference is None else signed(difference, column)
     format_value = signed if column.minus else number
-    difference_text = "" if difference is None else signed(difference, column)
     better = ((difference or 0.0) > 0) != (column.best == "min")  # a smaller number is better in a "min" column
-    return Entry(
-        value,
-        number=(NEVER if value.never else MISSING) if mean is None else format_value(mean, column),
-        spread=_interval(value.interval, column) if column.minus or column.share else _spread(value.std, column),
-        seeds=f"[{len(value.seeds)}/{value.wanted}]" if value.partial else "",
-        published=""
-        if paper is None
-        else format_value(paper, column) + (f" to {format_value(most, column)}" if most is not None else ""),
-        published_spread=_spread(value.published_std, column),
-        difference=difference_text,
-        direction="" if column.best == "none" or not difference_text.strip("+-0.") else "better" if better else "worse",
+    measured = (NEVER if entry.never else MISSING) if mean is None else format_value(mean, column)
+    is_partial = mean is not None and len(entry.seeds) < entry.wanted
+    paper_number = "" if paper is None else format_value(paper, column)
+    paper_number += f" to {format_value(most, column)}" if paper_number and most is not None else ""
+    paper_spread = _spread(entry.published_std, column)
+    return (
+        measured,
+        _interval(entry.interval, column) if column.minus or column.share else _spread(entry.std, column),
+        f"[{len(entry.seeds)}/{entry.wanted}]" if is_partial else "",
+        f"{len(entry.seeds)} of {entry.wanted} seeds" if is_partial else "",
+        paper_number,
+        paper_spread,
+        f"{paper_number} {paper_spread}".rstrip(),
+        difference,
+        delta,
+        "" if column.best == "none" or not delta.strip("+-0.") else "better" if better else "worse",
     )
 
 
@@ -80,12 +91,24 @@ def _interval(interval: tuple[float, float] | None, column: Column) -> str:
     return "" if interval is None else f"({format_end(interval[0], column)} to {format_end(interval[1], column)})"
 
 
-def entries(grid: Grid, group: int, column: int) -> list[Entry]:
+def decimals(means: Iterable[float | None], spreads: Iterable[float | None]) -> int:
+    """Decimals of a column of plain numbers: none for counts, else enough for about four significant digits."""
+    numbers = [x for x in means if x is not None]
+    largest = max(map(abs, numbers), default=0.0)
+    if largest and all(x == round(x) for x in (*numbers, *(x for x in spreads if x is not None))):
+        return 0
+    for bound, digits in ((1000, 0), (10, 2), (1, 3), (0.1, 4)):
+        if largest >= bound:
+            return digits
+    return 6 if largest else 2
+
+
+def column_of(grid: Sheet, group: int, column: int) -> list[Entry]:
     """The entries of one column of one group, from the first row to the last."""
-    return [entry(row.values[group][column], grid.columns[column]) for row in grid.rows]
+    return [row.values[group][column] for row in grid.rows]
 
 
-def row_labels(grid: Grid) -> list[list[str]]:
+def row_labels(grid: Sheet) -> list[list[str]]:
     """The labels of each row, empty where they repeat the row above, so that blocks of rows are seen."""
     printed_labels: list[list[str]] = []
     labels_above: list[str] = []
@@ -100,7 +123,7 @@ def row_labels(grid: Grid) -> list[list[str]]:
     return printed_labels
 
 
-def blocks(grid: Grid) -> list[bool]:
+def blocks(grid: Sheet) -> list[bool]:
     """Whether each row begins a new block: its first label differs from the row above (only with several axes)."""
     first_labels = [row.key.get(grid.axes[0], "") if grid.axes else "" for row in grid.rows]
     return [len(grid.axes) > 1 and i > 0 and first_labels[i] != first_labels[i - 1] for i in range(len(first_labels))]

@@ -13,17 +13,31 @@ A truly best method is marked, and a bold is wrong, in at most 5 % of columns ea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from pandas import DataFrame
+
+from fatbench.report.contrasts import Difference, of_values
 from fatbench.report.numbers import statistics
-from fatbench.report.numbers.doubts import Outcomes
-from fatbench.report.tables.grid import Grid, Value
+from fatbench.report.numbers.long import columns
+from fatbench.report.numbers.points import Names, Points, TablePoints, baselines, point_key
+from fatbench.report.numbers.sources import Source
+from fatbench.report.tables.sheet import Column, Entry, Sheet, as_tuples
+from fatbench.store import inputs
+from fatbench.store.inputs import Inputs
 from fatbench.store.stage_names import parsed
+from fatbench.suite import confounders, cost
+from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.confounders import Confounder
+from fatbench.suite.tables import Table
 
 MARK, UNTESTED = "↓", "°"
 TITLES = {MARK: "significantly worse than the best", UNTESTED: "not tested"}  # of the marks
 LEVEL = 0.05
+Images = Callable[[str, str], set[str]]  # (cell, stage) -> the fingerprints of the data that it was measured on
+Answered = Mapping[tuple[str, str], Inputs]  # (cell, stage) -> what answered it
 
 
 class _Kind(NamedTuple):
@@ -33,143 +47,256 @@ class _Kind(NamedTuple):
     n: tuple[int, ...]
     precisions: tuple[str, ...]  # of the attacks, one a seed
     images: frozenset[str]  # fingerprints of their data; empty: not known
+    versions: tuple[Collection[str], ...] = ()  # of what plug-ins bring and read, where the group has several
 
 
 WHY = {"seeds": "other seeds", "n": "other test images", "precisions": "attacked in another precision",
-       "images": "other images or labels"}  # fmt: skip
+       "images": "other images or labels", "versions": "another version of a function or of what it reads"}  # fmt: skip
 
 
 def mark(
-    grid: Grid,
-    groups: Iterable[tuple[Sequence[Value], str]],
-    outcomes: Outcomes | None,
+    entries: DataFrame,
+    groups: Iterable[tuple[Sequence[int], str]],
     group_name: str,
-    images: Callable[[str, str], set[str]] = lambda cell, stage: set(),
-) -> None:
-    """Set rank and marks of the values of each comparison group, and explain the marks in footnotes.
+    images: Images = lambda cell, stage: set(),
+    answered: Answered = MappingProxyType({}),
+) -> tuple[DataFrame, list[tuple[str, str]]]:
+    """(the entries with rank and marks of each comparison group, the footnotes that explain the marks).
 
-    groups: values with what is best of them, "max", "min" or "none". group_name: "column", say. images: the
-    fingerprints of the data that a stage was measured on; numbers of several are not tested. Nothing is marked in a
-    group of which fewer than two values are measured, or all are the same.
+    groups: positions among the entries with what is best of them, "max", "min" or "none". group_name: "column", say.
+    Numbers of other data, or of other versions of what a plug-in brings or reads, are not tested. Nothing is marked in
+    a group of which fewer than two values are measured, or all are the same.
     """
+    rows = as_tuples(entries)
+    ranks, marks = [*entries["rank"]], [*entries["marks"]]
     any_marked = False
     alone: dict[str, None] = {}  # why nothing is tested in a group, in the order they are met
     outside: dict[str, int] = {}  # why a number is no part of its group -> how many are not
     beside = 0  # numbers of the groups that have such
     for group, best in groups:
-        values = [value for value in group if value.mean is not None]
-        if best == "none" or len({value.mean for value in values}) < 2:
+        members = [i for i in group if rows[i].mean is not None]
+        if best == "none" or len({rows[i].mean for i in members}) < 2:
             continue
-        tested, reasons = _testable(values, outcomes, images)
+        tested, reasons = _testable(rows, members, images, answered)
         if not tested:
-            top, _ = _best_of(values, best)
-            for value in values:
-                if value.mean == top.mean:
-                    value.marks = (*value.marks, UNTESTED)
-            alone |= dict.fromkeys(why for value, why in reasons if value is not top)
+            top, _ = _best_of(rows, members, best)
+            for i in members:
+                if rows[i].mean == rows[top].mean:
+                    marks[i] = (*marks[i], UNTESTED)
+            alone |= dict.fromkeys(why for i, why in reasons if i != top)
             continue
-        for value, why in reasons:
-            value.marks = (*value.marks, UNTESTED)
+        for i, why in reasons:
+            marks[i] = (*marks[i], UNTESTED)
             outside[why] = outside.get(why, 0) + 1
-        beside += len(values) * bool(reasons)
-        if len({value.mean for value in tested}) < 2:
+        beside += len(members) * bool(reasons)
+        if len({rows[i].mean for i in tested}) < 2:
             continue
-        top, others = _best_of(tested, best)
-        worse = _worse(top, others, outcomes)
-        for value in worse:
-            value.rank, value.marks = "worse", (*value.marks, MARK)
+        top, others = _best_of(rows, tested, best)
+        worse = _worse(rows, top, others)
+        for i in worse:
+            ranks[i], marks[i] = "worse", (*marks[i], MARK)
         any_marked |= bool(worse)
         if len(worse) < len(others):  # some number is not worse, so the best is not alone
-            for value in tested:
-                value.rank = value.rank or "shared"
+            for i in tested:
+                ranks[i] = ranks[i] or "shared"
             continue
-        top.rank = "best"
+        ranks[top] = "best"
         if len(others) > 1:
-            second, beaten = _best_of(others, best)
-            if len(_worse(second, beaten, outcomes)) == len(beaten):
-                second.rank = "second"
+            second, beaten = _best_of(rows, others, best)
+            if len(_worse(rows, second, beaten)) == len(beaten):
+                ranks[second] = "second"
+    footnotes = []
     if any_marked:
         meaning = f"{TITLES[MARK]} of the {group_name} (p < {LEVEL:g}, Holm over its K - 1 comparisons)"
-        grid.footnotes.append((MARK, f"{meaning}; a number without it is not shown to be worse"))
+        footnotes.append((MARK, f"{meaning}; a number without it is not shown to be worse"))
     texts = [f"the best of its {group_name}, {TITLES[UNTESTED]}: {', '.join(alone)}"] if alone else []
     if outside:
         count = f"{sum(outside.values())} of {beside} numbers"
         texts.append(f"{TITLES[UNTESTED]} and compared with none ({count}): {', '.join(outside)}")
     if texts:
-        grid.footnotes.append((UNTESTED, "; ".join(texts)))
+        footnotes.append((UNTESTED, "; ".join(texts)))
+    return entries.assign(**columns(("rank", "marks"), [*zip(ranks, marks, strict=True)])), footnotes
 
 
 def _testable(
-    values: Sequence[Value], outcomes: Outcomes | None, images: Callable[[str, str], set[str]]
-) -> tuple[list[Value], list[tuple[Value, str]]]:
-    """(the most values that can be tested against each other, of equally many those with most seeds; the others, each
-    with why it is none of them); no values where no two can be.
+    rows: Sequence[Entry], members: Sequence[int], images: Images, answered: Answered
+) -> tuple[list[int], list[tuple[int, str]]]:
+    """(the most entries that can be tested against each other, of equally many those with most seeds; the others, each
+    with why it is none of them); no entries where no two can be.
     """
-    kinds: list[_Kind | str] = [_kind(value, outcomes, images) for value in values]
-    known = Counter(kind.images for kind in kinds if isinstance(kind, _Kind) and kind.images)
-    if known:  # what is not known is taken for what most are
-        kinds = [
-            kind if isinstance(kind, str) or kind.images else kind._replace(images=known.most_common(1)[0][0])
-            for kind in kinds
-        ]
-    counts = Counter(kind for kind in kinds if isinstance(kind, _Kind))
+    kinds = {i: _kind(rows[i], images) for i in members}
+    known = Counter(kind.images for kind in kinds.values() if isinstance(kind, _Kind) and kind.images)
+    versions = {i: _versions(rows[i], answered) for i in members}
+    digests: dict[str, Counter[frozenset[str]]] = {}  # what a plug-in brings or reads -> its digests
+    for of_entry in versions.values():
+        for name, found in of_entry.items():
+            digests.setdefault(name, Counter())[frozenset(found)] += 1
+    several = {name: found.most_common(1)[0][0] for name, found in sorted(digests.items()) if len(found) > 1}
+    for i, kind in kinds.items():
+        if isinstance(kind, _Kind):  # what is not known is taken for what most are
+            own_images = kind.images or (known.most_common(1)[0][0] if known else kind.images)
+            own = tuple(frozenset(versions[i].get(name, usual)) for name, usual in several.items())
+            kinds[i] = kind._replace(images=own_images, versions=own)
+    counts = Counter(kind for kind in kinds.values() if isinstance(kind, _Kind))
     chosen = max(counts, key=lambda kind: (counts[kind], len(kind.seeds)), default=None)
     reasons = [
-        (value, kind if isinstance(kind, str) else _difference(kind, chosen))
-        for value, kind in zip(values, kinds, strict=True)
-        if kind != chosen
+        (i, kind if isinstance(kind, str) else _difference(kind, chosen)) for i, kind in kinds.items() if kind != chosen
     ]
     if chosen is None or counts[chosen] < 2:
-        others = [kind for kind in kinds if kind != chosen and isinstance(kind, _Kind)]
-        own = _difference(chosen, others[0]) if chosen is not None and others else ""
-        return [], [
-            *reasons,
-            *((value, own) for value, kind in zip(values, kinds, strict=True) if own and kind == chosen),
-        ]
-    return [value for value, kind in zip(values, kinds, strict=True) if kind == chosen], reasons
+        others = [kind for kind in kinds.values() if kind != chosen and isinstance(kind, _Kind)]
+        own_reason = _difference(chosen, others[0]) if chosen is not None and others else ""
+        return [], [*reasons, *((i, own_reason) for i, kind in kinds.items() if own_reason and kind == chosen)]
+    return [i for i, kind in kinds.items() if kind == chosen], reasons
 
 
 def _difference(kind: _Kind, chosen: _Kind | None) -> str:
     return next((why for name, why in WHY.items() if getattr(kind, name) != getattr(chosen, name, None)), "")
 
 
-def _kind(value: Value, outcomes: Outcomes | None, images: Callable[[str, str], set[str]]) -> _Kind | str:
-    """What a value must share with others to be tested, or the reason why it can be tested with none."""
-    if len(value.seeds) < 2:
+def _kind(entry: Entry, images: Images) -> _Kind | str:
+    """What an entry must share with others to be tested, or the reason why it can be tested with none."""
+    if len(entry.seeds) < 2:
         return "one seed"
-    if outcomes is None or len(value.behind) != len(value.seeds):
+    if len(entry.behind) != len(entry.seeds):
         return "no per-image outcomes"
-    fingerprints = frozenset().union(*(images(*stored) for stored in value.behind))
+    fingerprints = frozenset().union(*(images(*stored) for stored in entry.behind))
     if len(fingerprints) > 1:
         return "other images or labels"
-    if len(value.n) > 1:
+    if len(entry.n) > 1:
         return "other test images"
-    n = max(value.n, default=0)
-    counts = [outcomes(*stored)[1] for stored in value.behind]
-    if n == 0 or any(count < n or count % n for count in counts):  # several deployed models answer each image
+    n = max(entry.n, default=0)
+    # several deployed models answer each image
+    if n == 0 or any(count < n or count % n for _, count in entry.outcomes):
         return "no per-image outcomes"
-    precisions = tuple(parsed(stage).precision for _, stage in value.behind)
-    return "one image" if n == 1 else _Kind(value.seeds, value.n, precisions, fingerprints)
+    precisions = tuple(parsed(stage).precision for _, stage in entry.behind)
+    return "one image" if n == 1 else _Kind(entry.seeds, entry.n, precisions, fingerprints)
 
 
-def _best_of(values: Sequence[Value], best: str) -> tuple[Value, list[Value]]:
+def _versions(entry: Entry, answered: Answered) -> dict[str, set[str]]:
+    """Function of a plug-in, or what it reads -> the digests behind an entry."""
+    digests: dict[str, set[str]] = {}
+    for stored in entry.behind:
+        known = answered.get(stored, {})
+        for record in known.get("functions") or ():
+            for name in record.get("names", ()):
+                digests.setdefault(name, set()).add(record.get("reached", {}).get(name) or inputs.describe(record))
+        for name, digest in (known.get("read") or {}).items():
+            digests.setdefault(name, set()).add(digest)
+    return digests
+
+
+def _best_of(rows: Sequence[Entry], members: Sequence[int], best: str) -> tuple[int, list[int]]:
     """(the best of those with the most seeds, the others)."""
-    most_seeds = max(len(value.seeds) for value in values)
-    candidates = [value for value in values if len(value.seeds) == most_seeds]  # one seed may be the luckiest
-    top = (min if best == "min" else max)(candidates, key=lambda value: value.mean or 0.0)
-    return top, [value for value in values if value is not top]
+    most_seeds = max(len(rows[i].seeds) for i in members)
+    candidates = [i for i in members if len(rows[i].seeds) == most_seeds]  # one seed may be the luckiest
+    top = (min if best == "min" else max)(candidates, key=lambda i: rows[i].mean)
+    return top, [i for i in members if i != top]
 
 
-def _worse(top: Value, others: Sequence[Value], outcomes: Outcomes | None) -> list[Value]:
+def _worse(rows: Sequence[Entry], top: int, others: Sequence[int]) -> list[int]:
     """Those that are significantly worse than the best, after Holm's correction."""
-    assert outcomes is not None  # or nothing could be tested
-    bits = [[outcomes(*stored) for stored in value.behind] for value in (top, *others)]
-    tests = [statistics.seeds_and_images(bits[0], of_other, top.n[0]) for of_other in bits[1:]]
+    n = rows[top].n[0]
+    tests = [statistics.seeds_and_images(rows[top].outcomes, rows[i].outcomes, n) for i in others]
     p_values = statistics.holm([1.0 if test is None else test.p for test in tests])
-    return [other for other, p in zip(others, p_values, strict=True) if p < LEVEL]
+    return [i for i, p in zip(others, p_values, strict=True) if p < LEVEL]
 
 
-def marks(value: Value) -> list[tuple[str, str]]:
+def marks(entry: Entry) -> list[tuple[str, str]]:
     """(mark, meaning) for each mark beside a number: those of its doubts, then that of its test."""
-    meanings = [*value.marked, *(TITLES[symbol] for symbol in value.marks[len(value.marked) :])]
-    return list(zip(value.marks, meanings, strict=True))
+    meanings = [*entry.marked, *(TITLES[symbol] for symbol in entry.marks[len(entry.marked) :])]
+    return list(zip(entry.marks, meanings, strict=True))
+
+
+# --- what is compared ---------------------------------------------------------------------------------------------
+
+
+def find_confounders(plan: Plan, table: Table, cells_by_point: TablePoints) -> list[Confounder]:
+    """The confounders of a table: settings besides the labels in which rows differ that it compares or subtracts."""
+    groups: dict[tuple[Any, ...], dict[str, Cell]] = {}
+    pairs: dict[tuple[str, str], list[Cell]] = {}
+    for heading, text in table.values.items():
+        source, minus = Source.parse(text), table.sources[heading].minus
+        baseline_cells = baselines(plan, minus)
+        for (row, group), cells_by_heading in cells_by_point.items():
+            for cell in cells_by_heading.get(heading, ())[:1]:  # seeds differ in nothing else
+                if baseline_cells and (baseline_cell := baseline_cells.get(point_key(cell, minus))) is not None:
+                    pairs[baseline_cell.id, cell.id] = [baseline_cell, cell]
+                elif table.best[heading] != "none" or table.paired:
+                    side = row if table.best_within == "row" else group
+                    key = (side, *_comparison_key(cell, source, table))
+                    groups.setdefault(key, {})[cell.id] = cell
+    compared = {tuple(cells): [*cells.values()] for cells in groups.values()}
+    baseline = table.paired or plan.baseline
+    return [
+        *(confounder for cells in compared.values() for confounder in confounders.confounders(cells, baseline)),
+        *(confounder for pair in pairs.values() for confounder in confounders.confounders(pair)),
+    ]
+
+
+def comparison_groups(
+    points: Points, columns: Sequence[Column], entries: DataFrame, unlike_cells: Collection[str]
+) -> tuple[list[tuple[list[int], str]], bool, dict[str, None]]:
+    """Split the entries of each column into groups that are ranked.
+
+    Returns (groups of positions among the entries with "max", "min" or "none"; whether one column holds several groups;
+    the rows that are compared with nothing because their training objective differs).
+    """
+    groups: dict[tuple[int, Names, str, str], list[int]] = {}  # column, side, data set and attack, objective
+    row_names: dict[tuple[int, Names, str, str], str] = {}
+    places = zip(*(entries[name] for name in ("row", "group", "column")), strict=True)
+    for i, (row, group, column) in enumerate(places):
+        cell = next(iter(points.cells_at(row, group, column)), None)  # seeds differ in nothing else
+        if cell is None or cell.id in unlike_cells:  # it differs in more than the row's labels
+            continue
+        side = points.rows[row] if points.table.best_within == "row" else points.groups[group]
+        group_id = (column, side, *_comparison_key(cell, columns[column].source, points.table))
+        groups.setdefault(group_id, []).append(i)
+        row_names[group_id] = ", ".join(label for _, label in points.rows[row])
+    groups = dict(sorted(groups.items(), key=lambda item: item[0][0]))
+    sizes = Counter(group_id[:3] for group_id, members in groups.items() for _ in members)
+    uncompared = {
+        row_names[group_id]: None
+        for group_id, members in groups.items()
+        if columns[group_id[0]].best != "none" and len(members) == 1 < sizes[group_id[:3]]
+    }
+    ranked = [(members, columns[group_id[0]].best) for group_id, members in groups.items()]
+    return ranked, len(groups) > len({group_id[:2] for group_id in groups}), uncompared
+
+
+def _comparison_key(cell: Cell, source: Source, table: Table) -> tuple[str, str]:
+    """A key that two cells share if their numbers can be ranked: (data set, attack and partition; training objective).
+
+    With `compare_across` the labels of all other axes of the table stand in place of partition and objective.
+    """
+    attack = next((evaluation.attack for evaluation in cell.evaluations if source.shows(evaluation)), None)
+    data_and_attack = repr((cell.spec["data"], attack if source.stage != "train" else None))
+    if table.compare_across:
+        shown_axes = (*table.rows, *table.across)
+        return data_and_attack + repr(
+            [cell.key.get(axis) for axis in shown_axes if axis not in table.compare_across]
+        ), ""
+    return data_and_attack + repr(cell.spec["partition"]), repr(cost.local(cell.spec["algorithm"]).get("objective"))
+
+
+def paired_comparisons(
+    sheet: Sheet, axis: str, against: str, unlike_cells: frozenset[str]
+) -> Iterable[tuple[Column, Difference]]:
+    """(column, difference) of each label of an axis from one of them, under each heading and at equal other labels.
+
+    unlike_cells: cells that are compared with none, since they differ in more than their labels.
+    """
+    entries: dict[tuple[Names, int, str], Entry] = {}  # (other labels, column, label) -> entry
+    for row in sheet.rows:
+        for group, values in zip(sheet.groups, row.values, strict=True):
+            key = {**row.key, **group.key}
+            other_labels = tuple((name, label) for name, label in key.items() if name != axis)
+            entries |= {(other_labels, entry.column, key[axis]): entry for entry in values}
+    for (other_labels, column, label), entry in entries.items():
+        baseline = entries.get((other_labels, column, against))
+        if label == against or baseline is None or not unlike_cells.isdisjoint({*entry.cells, *baseline.cells}):
+            continue
+        sides = (dict(zip(one.seeds, one.values, strict=True)) for one in (entry, baseline))
+        headed = sheet.columns[column]
+        difference = of_values((label, against), headed.metric, *sides, labels=dict(other_labels))
+        if difference.over_seeds is not None:
+            yield headed, difference

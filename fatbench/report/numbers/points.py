@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from fatbench.errors import SpecError
-from fatbench.report.numbers.measurements import Source
+from fatbench.report.numbers.sources import CLIENT, EVERY, Source, clients
 from fatbench.suite import standard_attacks, threats
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
@@ -197,3 +197,58 @@ def point_key(cell: Cell, labels: Mapping[str, Sequence[str]]) -> PointKey:
 def baselines(plan: Plan, minus: Condition) -> dict[PointKey, Cell]:
     """The cells whose numbers `minus` subtracts, by their points; empty without `minus`."""
     return {point_key(cell, {}): cell for cell in plan.cells if minus and is_inside(cell.key, minus)}
+
+
+@dataclass(frozen=True)
+class Points:
+    """What a table shows before anything is measured: its points of the grid and its headings."""
+
+    table: Table
+    cells: TablePoints  # (row, group) -> heading -> cells
+    sources: Mapping[str, Source]
+    headings: list[str]  # those for which some point can have a number
+    rows: list[Names]
+    groups: list[Names]
+    axes: list[str]  # that label the rows
+    client: Mapping[str, int]  # the index of a row's client, by its label
+
+    @classmethod
+    def of(cls, plan: Plan, table: Table) -> tuple[Points | None, dict[str, str]]:
+        """(the points of a table, heading -> why none of them has such a number); None where nothing can be shown."""
+        cells = points_of_table(plan, table)
+        if not cells:
+            return None, {}
+        sources = {heading: Source.parse(text) for heading, text in table.values.items()}
+        cells, axes, client = _split_by_client(cells, sources, table)
+        absent_reasons = absent_headings(sources, cells)
+        headings = [heading for heading in sources if heading not in absent_reasons]
+        rows, groups = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
+        points = cls(table, cells, sources, headings, rows, groups, axes, client)
+        return points if headings else None, absent_reasons  # the report says why, see `unfilled`
+
+    def cells_at(self, row: int, group: int, column: int) -> list[Cell]:
+        if row >= len(self.rows):  # of an external model
+            return []
+        return self.cells.get((self.rows[row], self.groups[group]), {}).get(self.headings[column], [])
+
+    def all_cells(self) -> list[Cell]:
+        return [cell for by_heading in self.cells.values() for cells in by_heading.values() for cell in cells]
+
+
+def _split_by_client(
+    cells_by_point: TablePoints, sources: Mapping[str, Source], table: Table
+) -> tuple[TablePoints, list[str], Mapping[str, int]]:
+    """Split rows by client where a source is "metric[*]": (points, axes of the rows, label -> index)."""
+    client_headings = [heading for heading, source in sources.items() if source.client == EVERY]
+    if not client_headings:
+        return cells_by_point, table.rows, {}
+    client_points: TablePoints = {}
+    index_by_label: dict[str, int] = {}
+    for (row, group), cells_by_heading in cells_by_point.items():
+        for k in range(
+            max(clients(cells_by_heading.get(heading, ()), sources[heading]) for heading in client_headings)
+        ):
+            label = sources[client_headings[0]].index_text(k)
+            client_points[(*row, (CLIENT, label)), group] = cells_by_heading
+            index_by_label[label] = k
+    return client_points, [*table.rows, CLIENT], index_by_label

@@ -1,0 +1,322 @@
+"""The numbers behind a table or figure as one frame: a row for each number of one seed.
+
+    numbers, _ = long(plan, points, stored)     those of a table
+    numbers = found(asked, stored)              the asked cells and sources with their value, n, stages and doubts
+
+What tables and figures print is a query over such a frame (`fatbench.report.tables.entries`).
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas
+from pandas import DataFrame, Series
+
+from fatbench.report.numbers.doubts import Doubt
+from fatbench.report.numbers.points import Points, baselines, measures, point_key
+from fatbench.report.numbers.sources import CLIENT, ENDS, EVERY, PRIOR, PRIOR_STAGE, RANGE, Source, over_clients
+from fatbench.report.numbers.statistics import wilson
+from fatbench.report.numbers.stored import Stored
+from fatbench.suite import confounders
+from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.tables import OVER
+
+FOUND = ("value", "n", "stages", "doubts")
+NOT_CUT = Doubt("not_cut")
+CUT = ("value", "n", "doubts", "outcomes")
+
+
+def found(asked: DataFrame, stored: Stored) -> DataFrame:
+    """The asked rows with value, n, stages (those that it was read from, the last an evaluation's) and doubts.
+
+    asked: cell (a `Cell`) and source (a `Source`), perhaps others. A number that is not measured has the value None.
+    """
+    asked = asked.reset_index(drop=True)
+    of_training = asked["source"].map(lambda source: source.stage == "train").astype(bool)
+    parts = [_logged(asked[of_training], stored), _evaluated(asked[~of_training], stored)]
+    rows: dict[int, tuple[Any, ...]] = {}
+    for part in parts:
+        rows.update(part)
+    none = (None, 0, (), ())
+    return asked.assign(**columns(FOUND, [rows.get(i, none) for i in asked.index]))
+
+
+def columns(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> dict[str, Series[Any]]:
+    """Columns of anything: texts, tuples, and integers of a thousand bits, which no array holds."""
+    return {name: Series([row[i] for row in rows], dtype=object) for i, name in enumerate(names)}
+
+
+Found = dict[int, tuple[Any, ...]]  # row -> value, n, stages, doubts
+
+
+def finder(cells: Sequence[Cell], source: Source, stored: Stored) -> Callable[[Cell], tuple[float | None, int, Any]]:
+    """(value, n, stages) of each of these cells under one source."""
+    asked = DataFrame({"cell": cells, "source": [source] * len(cells)}, dtype=object)
+    numbers = found(asked, stored)
+    columns = zip(numbers["value"], numbers["n"], numbers["stages"], strict=True)
+    by_cell = dict(zip(map(id, cells), columns, strict=True))
+    return lambda cell: by_cell[id(cell)]
+
+
+def _logged(asked: DataFrame, stored: Stored) -> Found:
+    """Numbers of training in the round of their source, by default the last."""
+    if asked.empty:
+        return {}
+    training = stored.series[stored.series["stage"] == "train"]
+    last = stored.rounds.get("last", {})
+    pairs = [*zip(asked["cell"], asked["source"], strict=True)]
+    wanted = DataFrame(
+        {
+            "row": asked.index,
+            "cell": [cell.id for cell, _ in pairs],
+            "metric": [source.metric for _, source in pairs],
+            "client": [source.client for _, source in pairs],
+            "round": [source.round or last.get(cell.id, 0) for cell, source in pairs],
+        }
+    )
+    of_one = wanted.merge(training, on=["cell", "metric", "client", "round"])
+    numbers = {row: (value, n, ("train",), ()) for row, value, n in _rows(of_one, "row", "value", "n")}
+    if (wanted["client"] == RANGE).any():
+        by_client = training[training["client"] >= 0].drop(columns="client")
+        clients = wanted[wanted["client"] == RANGE].merge(by_client, on=["cell", "metric", "round"]).groupby("row")
+        ranges = DataFrame({"value": clients["value"].max() - clients["value"].min(), "n": clients["n"].sum()})
+        of_all = _rows(ranges.reset_index(), "row", "value", "n")
+        numbers |= {row: (value, n, ("train",), ()) for row, value, n in of_all}
+    for row, cell, metric, client in _rows(wanted, "row", "cell", "metric", "client"):
+        base, _, end = metric.rpartition("_")
+        if client == -1 and end in ENDS and row not in numbers:  # of a fraction over clients
+            of_clients = training[(training["cell"] == cell) & (training["metric"] == f"{base}_client")]
+            values = [*of_clients["value"]]  # over all rounds
+            if values and {*values} <= {0.0, 1.0}:
+                end_value = wilson(int(sum(values)), len(values))[ENDS.index(end)]
+                numbers[row] = end_value, len(values), ("train",), ()
+    return numbers
+
+
+def _rows(frame: DataFrame, *columns: str) -> Any:
+    """The rows of some columns as tuples of Python's own numbers."""
+    return zip(*(frame[name].tolist() for name in columns), strict=True)
+
+
+def _parts(source: Source, cell: Cell, select: str) -> list[tuple[str, list[str]]]:
+    """(checkpoint, ids of the evaluations that may be it) of each evaluation that a number is computed from."""
+
+    def named(label: str) -> list[str]:
+        return [evaluation.id for evaluation in cell.evaluations if evaluation.label == label]
+
+    if source.stage == "gap":
+        return [("best-test", named(source.metric)), ("last", named(source.metric))]
+    if source.stage in OVER:
+        return [(select, named(e.label)) for e in cell.evaluations if source.shows(e)]
+    return [(select, named(source.metric))]
+
+
+def _evaluated(asked: DataFrame, stored: Stored) -> Found:
+    """Numbers of evaluations, of several under one name that of most cells, and what is computed from them."""
+    kinds: dict[tuple[str, int], int] = {}  # (source, evaluations of a cell), which thousands of cells share
+    wanted, counts = [], {}  # one row for each evaluation that may be it
+    codes = []
+    for cell, source in zip(asked["cell"], asked["source"], strict=True):
+        code = kinds.get(key := (source.text, id(cell.evaluations)))
+        if code is None:
+            code = kinds[key] = len(kinds)
+            possible_parts = _parts(source, cell, stored.select)
+            counts[code] = len(possible_parts)
+            wanted += [(code, i, at, id) for i, (at, ids) in enumerate(possible_parts) for id in ids]
+        codes.append(code)
+    rows = DataFrame({"row": asked.index, "kind": codes, "cell": [cell.id for cell in asked["cell"]]})
+    if not wanted:
+        return {}
+    possible = rows.merge(DataFrame(wanted, columns=["kind", "part", "checkpoint", "evaluation"]), on="kind")
+    at = [stored.at(name).assign(checkpoint=name) for name in possible["checkpoint"].unique()]
+    measured = pandas.concat(at)
+    measured = possible.merge(measured, on=["cell", "evaluation", "checkpoint"])
+    measured = measured.sort_values("most", ascending=False, kind="stable").drop_duplicates(["row", "part"])
+    measured = measured.sort_values(["row", "part"], kind="stable")
+    parts_of: dict[int, list[tuple[str, float, int]]] = {}  # row -> stage, value, n of each part
+    for row, stage, value, n in _rows(measured, "row", "stage", "value", "n"):
+        parts_of.setdefault(row, []).append((stage, value, n))
+    by_client = _by_client(asked, stored)
+    numbers = {}
+    for row, kind, cell, source in zip(rows["row"].tolist(), codes, rows["cell"], asked["source"], strict=True):
+        parts = parts_of.get(row, [])
+        if not parts or len(parts) < counts[kind]:
+            continue
+        stage, value, n = parts[0]
+        doubts = stored.doubts.get((cell, stage), ())
+        stages: tuple[str, ...] = ("train", *dict.fromkeys(stage for stage, _, _ in parts))
+        if source.stage == "gap":
+            value, doubts = value - parts[1][1], ()
+        elif source.stage in OVER:
+            n = min(n for _, _, n in parts)
+            every = (doubt for stage, _, _ in parts for doubt in stored.doubts.get((cell, stage), ()))
+            doubts = tuple(dict.fromkeys(every))
+            value = statistics.fmean(value for _, value, _ in parts)
+            if source.stage == "all":
+                answers = [stored.outcomes(cell, stage) for stage, _, _ in parts]
+                if {total for _, total in answers} != {answers[0][1]} or not answers[0][1]:
+                    continue  # not of the same images and models
+                # an image counts where its bit is set under every evaluation
+                value = functools.reduce(int.__and__, (bits for bits, _ in answers)).bit_count() / answers[0][1]
+        elif source.stage.startswith(PRIOR_STAGE):
+            of_clients = by_client.get((cell, stage, PRIOR), {})
+            prior = over_clients(source, {client: value for client, (value, _) in of_clients.items()})
+            if prior is None:
+                continue
+            value, doubts = prior, ()
+        elif source.client != -1:
+            of_clients = by_client.get((cell, stage, source.metric), {})
+            if source.client not in of_clients:
+                continue
+            value, n = of_clients[source.client]
+        numbers[row] = value, n, stages, doubts
+    return numbers
+
+
+def _by_client(asked: DataFrame, stored: Stored) -> dict[tuple[str, str, str], dict[int, tuple[float, int]]]:
+    """(cell, stage, metric) -> client -> (value, n), of the selected model under attacks; empty where none is asked."""
+    if not any(source.client != -1 or source.stage.startswith(PRIOR_STAGE) for source in asked["source"]):
+        return {}
+    series = stored.series[stored.series["stage"] != "train"]
+    series = series[series["round"] == series["cell"].map(stored.rounds.get(stored.select, {}))]
+    numbers: dict[tuple[str, str, str], dict[int, tuple[float, int]]] = {}
+    for cell, stage, metric, client, value, n in _rows(series, "cell", "stage", "metric", "client", "value", "n"):
+        numbers.setdefault((cell, stage, metric), {})[client] = value, n
+    return numbers
+
+
+def on_common_images(numbers: DataFrame, counted: Series) -> tuple[DataFrame, dict[str, int]]:
+    """(the numbers, each attack's on the images that all attacks on its data took, from `outcomes`; data -> how many).
+
+    An attack takes the first n test images, so the common ones are those of the attack with the fewest. counted:
+    whether a number counts among these attacks.
+    """
+    rows = [*zip(*(numbers[name] for name in ("cell", "source", *CUT)), counted, strict=True)]
+    shared: dict[str, int] = {}
+    for cell, source, value, n, *_, counts in rows:
+        if counts and value is not None and n and source.of_images:
+            data = repr(cell.spec["data"])
+            shared[data] = min(n, shared.get(data, n))
+    cut = []
+    for cell, source, value, n, doubts, (bits, total), _ in rows:
+        count = shared.get(repr(cell.spec["data"]), 0)
+        if value is not None and source.of_images and 0 < count < n and total:
+            bits, total = first_outcomes((bits, total), n, count)
+            value, n = bits.bit_count() / total, count
+        elif value is not None and source.of_images and 0 < count < n:
+            doubts = (*doubts, NOT_CUT)
+        cut.append((value, n, doubts, (bits, total)))
+    return numbers.assign(**columns(CUT, cut)), shared
+
+
+def first_outcomes(outcomes: tuple[int, int], n: int, image_count: int) -> tuple[int, int]:
+    """Cut outcomes (bits, count) of several deployed models to the first `image_count` of their n images."""
+    bits, total = outcomes
+    first_bits = 0
+    for end in range(total - n, -1, -n):  # the first model's images are in the highest bits
+        first_bits = first_bits << image_count | (bits >> end + n - image_count) & (1 << image_count) - 1
+    return first_bits, total // n * image_count
+
+
+# --- a row for each number of a seed ------------------------------------------------------------------------------
+
+OWN, MINUS, FROM, TO = "", "minus", "from", "to"  # whose number it is: the point's, or one that it is compared with
+
+
+def long(
+    plan: Plan, points: Points, stored: Stored, evaluated: Sequence[Cell] = (), images: str = "all"
+) -> tuple[DataFrame, dict[str, int]]:
+    """(a row for each number of one seed of a table; data -> images that all its attacks have, where these are asked).
+
+    Columns: row, group, column (positions in the table), side, cell, source, seed, value (None: not measured), n,
+    stages, doubts, outcomes (bits, how many: of an evaluation), never (it will not be measured).
+    """
+    asked = DataFrame(
+        _asked(plan, points, evaluated), columns=["row", "group", "column", "side", "cell", "source"], dtype=object
+    )
+    numbers = found(asked, stored)
+    numbers["seed"] = [int(cell.spec["seed"]) for cell in numbers["cell"]]
+    pairs = [*zip(numbers["cell"], numbers["source"], numbers["stages"], strict=True)]
+    known = [
+        (
+            stored.outcomes(cell.id, stages[-1]) if stages and source.of_images else (0, 0),
+            not stages and _never(cell, source, stored),
+        )
+        for cell, source, stages in pairs
+    ]
+    numbers = numbers.assign(**columns(("outcomes", "never"), known))
+    if images != "common":
+        return numbers, {}
+    return on_common_images(numbers, numbers["side"].eq(OWN) & numbers["row"].lt(len(points.rows)))
+
+
+def _asked(plan: Plan, points: Points, evaluated: Sequence[Cell]) -> Iterable[tuple[Any, ...]]:
+    """(row, group, column, side, cell, source) of each number, in the order in which a table is read."""
+    of_headings = [points.table.sources[heading] for heading in points.headings]
+    minus = [baselines(plan, spec.minus) for spec in of_headings]
+    ends: list[list[tuple[str, Any, Any]]] = [
+        [(side, {axis: [name]}, baselines(plan, {axis: [name]})) for axis, names in spec.share.items()
+         for side, name in zip((FROM, TO), names, strict=True)]
+        for spec in of_headings
+    ]  # fmt: skip
+    known: dict[tuple[int, str], bool] = {}
+    for row, row_key in enumerate(points.rows):
+        # rows of clients have one axis more than the table
+        client = dict(row_key).get(CLIENT, "") if points.axes != points.table.rows else ""
+        for group, group_key in enumerate(points.groups):
+            by_heading = points.cells.get((row_key, group_key), {})
+            for column, (heading, spec) in enumerate(zip(points.headings, of_headings, strict=True)):
+                source = points.sources[heading]
+                cells = []
+                for cell in by_heading.get(heading, ()):
+                    key = (id(cell.evaluations), heading)
+                    if key not in known:
+                        known[key] = measures(cell, source)
+                    if known[key]:
+                        cells.append(cell)
+                if source.client == EVERY:  # "weight[*]": each row shows its own client
+                    source = replace(source, client=points.client[client])
+                place = (row, group, column)
+                if spec.minus:
+                    baseline = {id(cell): minus[column].get(point_key(cell, spec.minus)) for cell in cells}
+                    # a cell that differs from the baseline in more than its labels is not compared with it
+                    pairs = [
+                        (cell, other) for cell in cells
+                        if (other := baseline[id(cell)]) not in (None, cell)
+                        and other is not None and not confounders.confounders([other, cell])
+                    ]  # fmt: skip
+                    cells = [cell for cell, _ in pairs]
+                    others = [(MINUS, cell) for _, cell in pairs]
+                else:
+                    others = [
+                        (side, other) for side, labels, by_point in ends[column] for cell in cells
+                        if (other := by_point.get(point_key(cell, labels))) is not None
+                    ]  # fmt: skip
+                for side, cell in (*((OWN, cell) for cell in cells), *others):
+                    yield *place, side, cell, source
+    for row, cell in enumerate(evaluated, len(points.rows)):
+        for group, group_key in enumerate(points.groups):
+            same_data = any(
+                planned.spec["data"] == cell.spec["data"]
+                for (_, key), by_heading in points.cells.items()
+                if key == group_key
+                for cells in by_heading.values()
+                for planned in cells
+            )
+            for column, (heading, spec) in enumerate(zip(points.headings, of_headings, strict=True)):
+                source = points.sources[heading]
+                if same_data and not spec.relative and source.stage == "evaluation":
+                    yield row, group, column, OWN, cell, source
+
+
+def _never(cell: Cell, source: Source, stored: Stored) -> bool:
+    """Whether a missing number will stay missing: its checkpoint is not evaluated, or training does not log it."""
+    if source.stage == "train":
+        return (source.round or 0) > int(cell.spec["algorithm"]["rounds"]) or cell.id in stored.trained
+    checkpoints_read = ("last", "best-test") if source.stage == "gap" else (stored.select,)
+    return not set(checkpoints_read) <= {*stored.checkpoints}

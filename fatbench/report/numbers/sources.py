@@ -1,0 +1,167 @@
+"""Sources of a suite file ("pgd20", "train:drift_post@10"): what they name, and what their numbers are called."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fatbench.suite import facts
+from fatbench.suite.tables import OVER, SOURCE
+
+if TYPE_CHECKING:
+    from fatbench.suite.cells import Cell, Evaluation
+
+ENDS = ("low", "high")  # of an interval, as a metric's name ends: "identification_low"
+PRIOR_STAGE = "prior"
+PRIOR = "prior_accuracy"  # per client, in the stage of an evaluation
+EVERY = -2  # the client of a source "metric[*]": a line each
+RANGE = -3  # of "metric[range]": the largest of all clients less the smallest
+INDICES = {None: -1, "*": EVERY, "range": RANGE}
+
+
+@dataclass(frozen=True)
+class Source:
+    """The parsed form of a source: "pgd20", "train:drift_post@10", "gap:pgd20" or "train:weight[*]"."""
+
+    text: str
+    stage: str  # "evaluation", "train", "gap", "artifact", "prior..." of the clients' own accuracies, or one of OVER
+    metric: str
+    client: int  # -1: not about one client; EVERY: of each; RANGE: the largest less the smallest
+    round: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> Source:
+        match = SOURCE.match(text)
+        assert match is not None, text  # checked when the suite was read
+        client, round = match["client"], match["round"]
+        return cls(
+            text,
+            match["stage"] or match["over"] or "evaluation",
+            match["metric"] or match["metrics"],
+            INDICES[client] if client in INDICES else int(client),
+            None if round is None else int(round),
+        )
+
+    def shows(self, evaluation: Evaluation) -> bool:
+        """Whether its number is that of this evaluation, or is computed from it and others."""
+        if self.stage in OVER:
+            return not {evaluation.label, evaluation.sweep}.isdisjoint(self.metric.split("+"))
+        return evaluation.label == self.metric
+
+    def checkpoint(self, select: str) -> str:
+        """The checkpoint of a number, `select` for evaluations; empty where the source names its rounds."""
+        if self.stage == "gap" or self.round is not None:
+            return ""
+        return "last" if self.stage in ("train", "artifact") else select
+
+    @property
+    def index_noun(self) -> str:
+        """The noun that the index of "metric[*]" counts: "client", "class" or "epochs"."""
+        if self.metric == "updated_fraction":
+            return "epochs"
+        return "class" if self.metric.endswith("_class") or self.metric.startswith("label_") else "client"
+
+    def index_text(self, index: int) -> str:
+        """An index as tables and figures print it: clients count from 1, as in the papers, all else from 0."""
+        return str(index + (self.index_noun == "client"))
+
+    @property
+    def of_images(self) -> bool:
+        """Whether a number is the mean of stored outcomes: of an evaluation over all clients."""
+        return self.stage == "evaluation" and self.client == -1
+
+    @property
+    def fraction(self) -> bool:
+        """Whether its numbers are fractions in [0, 1], printed as per cent: accuracies and metrics declared so."""
+        return self.stage != "train" or self.metric in facts.fractions()
+
+
+def metric_names(sources: Iterable[Source]) -> dict[str, str]:
+    """Source -> the name of its number in JSON and CSV: that of the metric, "psnr", "weight[3]", "gap:pgd20".
+
+    Numbers of one table that would share a name are kept apart by their round: "natural@10"; and a training number
+    after the last round from an evaluation: "natural@last".
+    """
+    by_name: dict[str, dict[str, Source]] = {}
+    for source in sources:
+        base_name = source.metric if source.stage in ("evaluation", "train") else f"{source.stage}:{source.metric}"
+        client = f"[{source.client}]" if source.client >= 0 else "[range]" * (source.client == RANGE)
+        by_name.setdefault(base_name + client, {})[source.text] = source
+    names = {}
+    for name, same_name in by_name.items():
+        evaluated = any(source.stage == "evaluation" for source in same_name.values())
+        for text, source in same_name.items():
+            round_or_last = source.round or ("last" if evaluated else None)
+            needs_round = len(same_name) > 1 and source.stage == "train" and round_or_last is not None
+            names[text] = f"{name}@{round_or_last}" if needs_round else name
+    return names
+
+
+def quoted(heading: str) -> str:
+    """A heading as footers list it: one with a comma stands in quotes, since they list with commas."""
+    return f"'{heading}'" if "," in heading else heading
+
+
+def in_words(headings: Iterable[tuple[str, Source]]) -> dict[str, str]:
+    """Metric of an evaluation -> the heading that shows it, as a footer says it; several: "'NT' and 'AT'".
+
+    headings: (heading, source) pairs. A heading of the accuracy itself goes before those of what is
+    derived from it.
+    """
+    headings_by_metric: dict[str, dict[bool, list[str]]] = {}  # metric -> derived -> headings
+    for heading, source in headings:
+        if source.stage not in ("train", "artifact", *OVER):
+            headings_by_metric.setdefault(source.metric, {}).setdefault(source.stage != "evaluation", []).append(
+                quoted(heading)
+            )
+    return {
+        metric: " and ".join(dict.fromkeys(by_derived.get(False) or by_derived[True]))
+        for metric, by_derived in headings_by_metric.items()
+    }
+
+
+CLIENT = "client"  # the axis of rows that a source "metric[*]" makes
+
+
+def clients(cells: Iterable[Cell], source: Source) -> int:
+    """The number of clients of "metric[*]": those of the transfer, else those of the partition."""
+    count = 0
+    for cell in cells:
+        origins = [evaluation.origin for evaluation in cell.evaluations if evaluation.label == source.metric]
+        transfer_clients = next((origin.clients for origin in origins if origin is not None and not origin.cell), None)
+        count = max(count, transfer_clients or int(cell.spec["partition"].get("clients") or 0))
+    return count
+
+
+def range_of(values: Sequence[float]) -> float | None:
+    """The largest value minus the smallest; None without values."""
+    return max(values) - min(values) if values else None
+
+
+def over_clients(source: Source, by_client: Mapping[int, float]) -> float | None:
+    """The statistic of the clients' accuracies that a source "prior..." names; None without accuracies of them.
+
+    A tenth is the mean of the ceil(K / 10) smallest, or largest; the standard deviation is that of the population.
+    """
+    values = sorted(by_client.values())
+    if source.stage == PRIOR_STAGE or not values:
+        return by_client.get(source.client)
+    if source.stage == "prior_mean":
+        return statistics.fmean(values)
+    if source.stage == "prior_std":
+        return statistics.pstdev(values)
+    if source.stage == "prior_worst":
+        return values[0]
+    tenth = math.ceil(len(values) / 10)
+    return statistics.fmean(values[-tenth:] if source.stage == "prior_best_tenth" else values[:tenth])
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean and the sample standard deviation (ddof 1), None of one value."""
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return mean, None
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
