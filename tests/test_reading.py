@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from fatbench.runner import progress, reading, versions
+from fatbench.runner import progress, versions
 from fatbench.runner.jobs import Machine, Recovery
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store.stages import Store
-from fatbench.suite import files, plugins, signatures, sources
+from fatbench.suite import files, plugin_reads, plugins, signatures, sources
 
 AGGREGATOR = """import importlib
 import json
@@ -79,7 +79,7 @@ READ |= {"variable HOMEWORK"}
 def delete() -> None:
     sources.delete(*signatures.plugins())
     signatures.drop_plugins(list(signatures.plugins()))
-    reading._reads.clear(), reading._importer.clear()
+    plugin_reads._reads.clear(), plugin_reads._importer.clear()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("mylab", "late", "helper")]:
         del sys.modules[name]
 
@@ -132,7 +132,7 @@ def test_what_was_read_is_stored_and_decides(place, monkeypatch):
                            ("late.py", "# other\n"), ("maybe.json", "")):  # fmt: skip
             old = (place / name).read_text() if (place / name).exists() else None
             (place / name).write_text(text)
-            assert reading.changed_files(read, signatures.plugins()) == [f"{name} of mine.py"]
+            assert plugin_reads.changed_files(read, signatures.plugins()) == [f"{name} of mine.py"]
             ((reason,),) = {tuple(reasons) for reasons in versions.changed([job()], store)[job().cell].values()}
             assert (reason.code, reason.subject) == ("read", f"{name} of mine.py")
             (place / name).unlink() if old is None else (place / name).write_text(old)
@@ -141,14 +141,14 @@ def test_what_was_read_is_stored_and_decides(place, monkeypatch):
         assert progress.states_of([job()], store) == {job().cell: "changed"}
         monkeypatch.setenv("FIRST", "0.125")
         (place / "cfg.json").unlink()
-        assert reading.changed_files(read, signatures.plugins()) == ["cfg.json of mine.py"]
+        assert plugin_reads.changed_files(read, signatures.plugins()) == ["cfg.json of mine.py"]
 
 
 def test_what_is_elsewhere_and_not_here_is_unknown(place):
     plugins.load([Path("mine.py")])
     read = {"../lib/none.json of mine.py": "1", "cfg.json of other.py": "1", "cfg.json of mine.py": "1"}
-    assert reading.changed_files(read, signatures.plugins()) == ["cfg.json of mine.py"]
-    assert reading.changed_files(read, []) == []
+    assert plugin_reads.changed_files(read, signatures.plugins()) == ["cfg.json of mine.py"]
+    assert plugin_reads.changed_files(read, []) == []
 
 
 def test_what_was_begun_is_not_gone_on_with_after_an_edit_of_what_it_read(place):
@@ -170,7 +170,7 @@ def test_a_run_that_goes_on_keeps_what_the_one_before_it_has_read(place):
         first = job()
         assert work(first, machine(place), store, stop=lambda: True) == "interrupted"
         delete()  # as in another process, which need not read all of it again
-        reader = reading.Reader(store, -1, first.cell, "train", [place / "mine.py"])
+        reader = plugin_reads.Reader(store, -1, first.cell, "train", [place / "mine.py"])
         assert set(reader.earlier) == {f"{name} of mine.py" for name in READ}
 
 
@@ -185,9 +185,9 @@ def test_a_function_of_a_helper_reads_for_its_plug_in(place):
         assert work(job(), machine(place), store) == "done"
         read = read_by(store, "train")
         assert set(read) == {f"{name} of mine.py" for name in ("cfg.json", "../lib/mylab/__init__.py")}
-        reading.recorded(signatures.plugins())
+        plugin_reads.recorded(signatures.plugins())
         sys.modules["mylab"].read()  # as the network of a library would
-        assert "late.py of mine.py" in reading.recorded(signatures.plugins())
+        assert "late.py of mine.py" in plugin_reads.recorded(signatures.plugins())
 
 
 def test_a_cell_without_a_plug_in_has_read_nothing(place):
@@ -200,7 +200,7 @@ def test_a_cell_without_a_plug_in_has_read_nothing(place):
 def test_others_read_the_environment_as_before(place):
     """In another process: the class of `os.environ` stays changed."""
     script = (
-        "import os, subprocess\nfrom fatbench.runner import reading\nreading.watch(); reading.watch()\n"
+        "import os, subprocess\nfrom fatbench.suite import plugin_reads\nplugin_reads.watch(); plugin_reads.watch()\n"
         "os.environ['A'] = '1'\nassert os.environ.get('A') == os.getenv('A') == dict(os.environ)['A'] == '1'\n"
         "assert 'B' not in os.environ and os.environ.get('B', '2') == '2' and {**os.environ}['A'] == '1'\n"
         "assert subprocess.run(['printenv', 'A'], capture_output=True).stdout == b'1\\n'\n"

@@ -53,6 +53,7 @@ from fatbench.store.stages import Store
 from fatbench.suite import files, format_call
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
+from fatbench.suite.first_images import data_keys
 
 GOLDEN = Path(__file__).parent / "golden"
 EXTENSIONS = {"markdown": "md", "latex": "tex"}
@@ -1686,6 +1687,30 @@ def test_paired_outcomes_are_read_from_the_database(
         grid = report.build_tables(tiny, plan, store)[0]
     value = at(grid, "FAT", "PGD-20", "Non-IID")
     assert (value.mean, value.doubts) == (0.75, () if said is None else (said,))
+
+
+def test_what_was_computed_with_other_images_says_so_in_every_view(tiny: Suite, tmp_path: Path) -> None:
+    """The newest run has read other images: no image is hashed for that, and an unknown fingerprint is no change."""
+    plan = tiny.plan("paper")
+    db = str(tmp_path / "test.db")
+    known = "computed with other images or labels [abababab], now [cdcdcdcd]"
+    with Store.open(db, create=True) as store:
+        fill(store, plan, rows_of(plan, VALUES), lambda cell: {})
+        assert "changed" not in {
+            code for grid in report.build_tables(tiny, plan, store) for v in grid.all() for code in v.codes
+        }
+        keys = {key for cell in plan.cells for key in data_keys(cell.spec).values()}
+        store.record_data(dict.fromkeys(keys, "cd" * 32))
+        grids = report.build_tables(tiny, plan, store)
+        numbers = frame(store, plan)
+    measured_entries = [v for grid in grids for v in grid.all() if v.mean is not None]
+    assert measured_entries and all(known in v.doubts for v in measured_entries if v.behind)
+    assert all("changed" in v.codes for grid in grids[:1] for v in grid.all() if v.mean is not None)
+    for name in ("markdown", "csv", "json", "latex", "html", "terminal"):
+        text = report.render(grids, name).replace("{}", "").replace("\n", " ")
+        assert "other images or labels" in " ".join(text.split()), name
+    accuracies_of = numbers[numbers["stage"] != "train"]
+    assert len(accuracies_of) and accuracies_of["doubts"].str.contains("now [cdcdcdcd]", regex=False).all()
 
 
 def test_numbers_of_a_database_that_cannot_be_are_marked(tiny: Suite, tmp_path: Path) -> None:

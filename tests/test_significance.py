@@ -84,6 +84,17 @@ def test_numbers_of_other_images_or_labels_are_not_tested() -> None:
     assert notes == [("°", "the best of its column, not tested: other images or labels")]
 
 
+def test_numbers_of_two_versions_of_what_a_function_reads_are_not_tested() -> None:
+    """Half a table was computed again after an edit: the best of it is not marked."""
+    entries = group([LOW, CLEAR])
+    answered = {place: {"read": {"cfg.json of mine.py": place[0][:2] * 16}} for e in entries for place in e["behind"]}
+    (marked,), notes = marked_of(entries, answered=answered)
+    assert [entry.rank for entry in marked] == ["", ""] and marked[1].marks == ("°",)
+    assert notes == [("°", "the best of its column, not tested: another version of a function or of what it reads")]
+    same = {place: {"read": {"cfg.json of mine.py": "aa"}} for place in answered}
+    assert [entry.rank for entry in marked_of(entries, answered=same)[0][0]] == ["worse", "best"]
+
+
 def test_equal_numbers() -> None:
     """Two of the highest are never bold; where all are the same there is no best, and of one number neither."""
     assert decided(group([LOW, CLEAR, CLEAR]))[0] == [["↓", "", ""]]

@@ -16,7 +16,6 @@
     checkpoints           states and models on disk
     provenance            the commit, versions and machine that produce a number
     versions              which results were produced by inputs that have changed since
-    reading               which files a plug-in reads
     own_network           a plug-in's network and the code that trained it
     progress              how many stages of the cells are done
     waiting               waits for cells that other processes hold; signals that ask for an end

@@ -17,7 +17,7 @@ from sqlalchemy import select
 from fatbench import settings
 from fatbench.data.own import load
 from fatbench.errors import MachineError, SpecError
-from fatbench.runner import reading, worker
+from fatbench.runner import worker
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Recovery
 from fatbench.runner.run_options import RunOptions
@@ -25,7 +25,7 @@ from fatbench.store import folder
 from fatbench.store.answers import same_answers
 from fatbench.store.replicates import SIGN
 from fatbench.store.schema import CELLS
-from fatbench.suite import calls, cells, external_models, facts, foreign, standard_attacks
+from fatbench.suite import calls, cells, external_models, facts, foreign, plugin_reads, standard_attacks
 from fatbench.suite.cells import Evaluation, Plan
 from fatbench.suite.external_models import Model
 from fatbench.suite.first_images import data_keys
@@ -210,7 +210,7 @@ def evaluate(
     SpecError: the file belongs to another network, or the network does not fit the images or classes. MachineError: no
     such device, data missing, file unreadable.
     """
-    reading.watch()
+    plugin_reads.watch()
     spec = external_models.cell(external.model, task.data, task.test, task.size, task.seed)
     for evaluation in task.evaluations:
         attack = calls.call("Attack", evaluation.attack)

@@ -18,7 +18,7 @@ from fatbench.data import decoded
 from fatbench.data.own import load
 from fatbench.engine.splits import split
 from fatbench.errors import MachineError, NothingMatched, SpecError, Unavailable, did_you_mean
-from fatbench.runner import labels, progress, provenance, reading, slots, transfer, versions, waiting
+from fatbench.runner import labels, progress, provenance, slots, transfer, versions, waiting
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import Event, Job, Machine, Recovery, Summary
 from fatbench.runner.run_options import RunOptions
@@ -32,7 +32,7 @@ from fatbench.store.points import Point
 from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory, timed_runs
-from fatbench.suite import calls, duration, foreign, memory_need, plugins, signatures, weights
+from fatbench.suite import calls, duration, foreign, memory_need, plugin_reads, plugins, signatures, weights
 from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.first_images import data_key, first_images
 from fatbench.suite.types import number
@@ -127,7 +127,7 @@ def run(
         memory_line = memory_need.line((job.spec for job in jobs), min(len(slots), len(jobs)), LARGE)
     if local_cpu and memory_line:
         watch.note(memory_line)
-    reading.watch()
+    plugin_reads.watch()
     with decoded.progress(_decoding_progress(watch)):
         fingerprints = check_data(jobs, root)
     files, checkpoint_seconds = settings.files_folder(url).absolute(), settings.checkpoint_seconds()

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 
 from fatbench.errors import FatbenchError, UnknownName
-from fatbench.runner import reading, transfer
+from fatbench.runner import transfer
 from fatbench.runner.jobs import Job
 from fatbench.store import inputs
 from fatbench.store.inputs import Reason
 from fatbench.store.rows import fetch
 from fatbench.store.schema import RUNS, STAGES
 from fatbench.store.stage_names import parsed
-from fatbench.suite import plugins, weights
+from fatbench.suite import plugin_reads, plugins, weights
 from fatbench.suite.first_images import data_keys
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def changed(jobs: Sequence[Job], store: Store, fingerprints: Mapping[str, str] |
             if current is None:
                 continue
             stage_inputs = inputs_by_stage[job.cell, stage]
-            current["read"] = reading.current_digests(stage_inputs["read"], current_inputs.files(stage))
+            current["read"] = plugin_reads.current_digests(stage_inputs["read"], current_inputs.files(stage))
             reasons = [item for item in inputs.differ(stage_inputs, current) if item.decides]
             if reasons:
                 result.setdefault(job.cell, {})[stage] = reasons

@@ -16,7 +16,7 @@ from typing import Any
 
 from fatbench.data import decoded
 from fatbench.errors import MachineError, Unavailable
-from fatbench.runner import checkpoints, reading, slots, versions
+from fatbench.runner import checkpoints, slots, versions
 from fatbench.runner.attacking import attack_models
 from fatbench.runner.checkpoints import model_file
 from fatbench.runner.heartbeat import Heartbeat
@@ -26,7 +26,7 @@ from fatbench.runner.stage import claim
 from fatbench.runner.training import train
 from fatbench.settings import FORMER_PATHS, LocalPath, data_in
 from fatbench.store.stages import Store
-from fatbench.suite import signatures
+from fatbench.suite import plugin_reads, signatures
 
 log = logging.getLogger("fatbench")
 
@@ -42,7 +42,7 @@ def work(
 
     `stop` is called after every round and every chunk of an evaluation; if it is True, the work is committed and ends.
     """
-    reading.watch()
+    plugin_reads.watch()
     signatures.add_described(machine.plugins)
     job = resolved(job)
     store.add_cell(job.cell, job.spec)

@@ -217,6 +217,12 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Stored) -> Plot | N
                 facts.add(id, cells_by_id[id].spec["data"]["name"], "", 0, [("train", numbers.origins(id, "train"))])
     plot = Plot(suite.name, plan.preset, figure, label(plan), list(panels.values()), facts)
     plot.notes.extend(_notes(plot, plan, list(cells_by_id.values()), numbers.select))
+    changed: dict[str, set[str]] = {}
+    for (cell, _), doubts in numbers.doubts.items():
+        for doubt in doubts if cell in cells_by_id else ():
+            if doubt.code == "changed":
+                changed.setdefault(doubt.words, set()).add(cell)
+    plot.notes.extend(("changed", f"{words} ({len(ids)} cell{'s' * (len(ids) > 1)})") for words, ids in changed.items())
     return plot
 
 

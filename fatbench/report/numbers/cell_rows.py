@@ -18,7 +18,10 @@ from sqlalchemy import select as sql
 from fatbench.errors import DatabaseError
 from fatbench.report.numbers.doubts import Doubt, Doubts, Outcomes, doubts
 from fatbench.report.numbers.number import Number
+from fatbench.report.numbers.shown_runs import changed_since
+from fatbench.store import inputs
 from fatbench.store.consistency import disagreement, impossible
+from fatbench.store.inputs import Inputs
 from fatbench.store.rows import batches
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
@@ -95,11 +98,12 @@ def doubts_of(
     store: Store,
     read_outcomes: Outcomes | None = None,
     read_numbers: Sequence[Number] | None = None,
+    answered: Mapping[tuple[str, str], Inputs] | None = None,
 ) -> Doubts:
     """Every reason to doubt the evaluations of some cells, by (cell, stage), from all that is stored of them.
 
-    read_outcomes, read_numbers: the cells' outcomes and evaluations, where they are at hand. What a plan asks for plays
-    no part, so every view has the same.
+    read_outcomes, read_numbers, answered: the cells' outcomes, evaluations and inputs, where they are at hand. What a
+    plan asks for plays no part, so every view has the same. A changed training is a doubt about ("train").
     """
     numbers = numbers_of(cells, store, EVALUATED & OVERALL) if read_numbers is None else read_numbers
     bits_of = outcomes(cells, store) if read_outcomes is None else read_outcomes
@@ -118,6 +122,9 @@ def doubts_of(
     for stages, doubt in _other_attacks(stages_by_attack, numbers, store) if stages_by_attack else ():
         for key in stages:
             further_doubts.setdefault(key, []).append(doubt)
+    answered = inputs.stored_inputs(store.database, cells) if answered is None else answered
+    for key, reasons in changed_since(store, cells, answered).items():
+        further_doubts.setdefault(key, []).extend(Doubt("changed", against=reason.words) for reason in reasons)
     attacks = {evaluation: json.loads(text) for evaluation, text in stages_by_attack}
     specs = fetch(store, sql(CELLS.c.id, CELLS.c.spec), CELLS.c.id, evaluated)
     data = {cell: json.loads(spec).get("data", {}) for cell, spec in specs}

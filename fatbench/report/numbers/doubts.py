@@ -58,6 +58,7 @@ WORDS = {  # code -> what is printed; {value}, {against} and {metric} are the do
     "directional": "gradients do not follow the loss, on {value:.0%} of the images tried: attacks overstate robustness",
     "other_attack": "may be of another attack or other images:"
     " the stored {against} does not give the hash in its stage's name",
+    "changed": "computed with {against}",
     "no_settings": "the settings of its attack are not recorded",
     "no_commit": "the commit of its code is not recorded",
     "no_outcomes": "no outcome of each image is stored",

@@ -80,13 +80,14 @@ def _logged(asked: DataFrame, stored: Stored) -> Found:
         }
     )
     of_one = wanted.merge(training, on=["cell", "metric", "client", "round"])
-    numbers = {row: (value, n, ("train",), ()) for row, value, n in _rows(of_one, "row", "value", "n")}
+    doubts = {row: stored.doubts.get((cell, "train"), ()) for row, cell in _rows(wanted, "row", "cell")}
+    numbers = {row: (value, n, ("train",), doubts[row]) for row, value, n in _rows(of_one, "row", "value", "n")}
     if (wanted["client"] == RANGE).any():
         by_client = training[training["client"] >= 0].drop(columns="client")
         clients = wanted[wanted["client"] == RANGE].merge(by_client, on=["cell", "metric", "round"]).groupby("row")
         ranges = DataFrame({"value": clients["value"].max() - clients["value"].min(), "n": clients["n"].sum()})
         of_all = _rows(ranges.reset_index(), "row", "value", "n")
-        numbers |= {row: (value, n, ("train",), ()) for row, value, n in of_all}
+        numbers |= {row: (value, n, ("train",), doubts[row]) for row, value, n in of_all}
     for row, cell, metric, client in _rows(wanted, "row", "cell", "metric", "client"):
         base, _, end = metric.rpartition("_")
         if client == -1 and end in ENDS and row not in numbers:  # of a fraction over clients
@@ -94,7 +95,7 @@ def _logged(asked: DataFrame, stored: Stored) -> Found:
             values = [*of_clients["value"]]  # over all rounds
             if values and {*values} <= {0.0, 1.0}:
                 end_value = wilson(int(sum(values)), len(values))[ENDS.index(end)]
-                numbers[row] = end_value, len(values), ("train",), ()
+                numbers[row] = end_value, len(values), ("train",), doubts[row]
     return numbers
 
 

@@ -29,6 +29,7 @@ class Origin:
     not_reproducible: str = ""  # why not, bit for bit
     diff: str = ""  # SHA-256 of what is not committed
     plugins: str = "[]"  # JSON of the records of `fatbench.suite.plugins`
+    read: tuple[tuple[str, str], ...] = ()  # what these have read beside their code, with its digest
 
 
 def origin(provenance: Mapping[str, Any]) -> Origin:
@@ -45,6 +46,7 @@ def origin(provenance: Mapping[str, Any]) -> Origin:
         str(provenance.get("not_reproducible") or ""),
         str(provenance.get("diff") or ""),
         json.dumps(provenance.get("plugins") or [], sort_keys=True),
+        tuple(sorted((provenance.get("read") or {}).items())),
     )
 
 
@@ -197,6 +199,11 @@ class TableFacts:
         for name, records in by_plugin.items():
             if inputs.versions_differ(records):
                 mixed_facts[f"versions of {name}"] = ", ".join(map(inputs.describe, records))
+        digests_read: dict[str, dict[str, None]] = {}
+        for _, origin in self.origins:
+            for name, digest in origin.read:
+                digests_read.setdefault(name, {})[f"[{inputs.short_digest(digest)}]"] = None
+        mixed_facts |= {name: ", ".join(digests) for name, digests in digests_read.items() if len(digests) > 1}
         for metric, implementations in self.attacks().items():
             if len(implementations) > 1:
                 mixed_facts[f"{words.get(metric, metric)} attack"] = ", ".join(implementations)

@@ -9,9 +9,12 @@ the evaluations that the plan asks for; then the newest. Numbers of one cell nev
 
 from __future__ import annotations
 
+import functools
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select as sql
@@ -19,10 +22,11 @@ from sqlalchemy import select as sql
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.settings import PRECISIONS
 from fatbench.store import inputs, replicates
+from fatbench.store.inputs import Inputs, Reason
 from fatbench.store.rows import fetch
 from fatbench.store.schema import RUNS, STAGES
 from fatbench.store.stage_names import parsed
-from fatbench.suite import plugins
+from fatbench.suite import plugin_reads, plugins, signatures
 from fatbench.suite.first_images import data_keys
 
 if TYPE_CHECKING:
@@ -148,15 +152,57 @@ def _runs(store: Store, ids: Collection[str]) -> dict[str, _Run]:
         for cell, _, precision, device, commit, end_time, uid in fetch(connection, sql(*columns), RUNS.c.cell, ids):
             run_by_id[cell].made_by.append((precision or "", device or "", commit or ""))
             run_by_id[cell].newest = max(run_by_id[cell].newest, (end_time or "", uid))
-    fingerprints = store.seen_data()
-    data_of = {id: _fingerprints(spec, fingerprints) for id, spec in store.cells(sorted(ids)).items()}
-    for (cell, _), answered in inputs.stored_inputs(store.database, ids).items():
-        loaded = [plugins.loaded_version(record) for record in answered["functions"]]
-        known_records = [record for record in loaded if record is not None]
-        functions = known_records if len(known_records) == len(loaded) else answered["functions"]
-        current_inputs = {"data": data_of[cell], "functions": functions}
-        run_by_id[cell].current &= not any(reason.decides for reason in inputs.differ(answered, current_inputs))
+    for cell, _ in changed_since(store, ids, inputs.stored_inputs(store.database, ids)):
+        run_by_id[cell].current = False
     return run_by_id
+
+
+def changed_since(
+    store: Store, cells: Collection[str], answered: Mapping[tuple[str, str], Inputs]
+) -> dict[tuple[str, str], list[Reason]]:
+    """(cell, stage) -> the inputs that are known to be others now than when its numbers were computed.
+
+    answered: those of the stages of these cells, see `inputs.stored_inputs`. Digests that were taken already are
+    compared, and those of files that a loaded plug-in has read: no image is hashed. What this machine cannot know is
+    unknown, and no change. The evaluations of a model whose training has changed have changed, too.
+    """
+    fingerprints = store.seen_data()
+    subjects = {subject for found in answered.values() for subject in (*found["origin"], *found["weights"])}
+    models = _last_models(store, {subject.removeprefix("cell ") for subject in subjects})
+    if not (fingerprints or models or signatures.plugins()):
+        return {}
+    specs, files = store.cells(sorted(cells)), [*map(Path, signatures.plugins())]
+    data_of = functools.cache(lambda cell: _fingerprints(specs[cell], fingerprints))
+    changed: dict[tuple[str, str], list[Reason]] = {}
+    for (cell, stage), earlier in answered.items():
+        loaded = [plugins.loaded_version(record) for record in earlier["functions"]]
+        known_records = [record for record in loaded if record is not None]
+        current = {
+            "data": data_of(cell),
+            "functions": known_records if len(known_records) == len(loaded) else earlier["functions"],
+            "read": plugin_reads.current_digests(earlier["read"], files) if earlier["read"] else {},
+            "origin": {subject: models[subject] for subject in earlier["origin"] if subject in models},
+            "weights": {s: f"sha256:{models[s]}" for s in earlier["weights"] if s in models},
+        }
+        if reasons := [reason for reason in inputs.differ(earlier, current) if reason.decides]:
+            changed[cell, stage] = reasons
+    for cell, stage in answered:
+        if stage != "train" and (cell, "train") in changed:
+            changed[cell, stage] = list(dict.fromkeys([*changed[cell, "train"], *changed.get((cell, stage), ())]))
+    return changed
+
+
+def _last_models(store: Store, cells: Collection[str]) -> dict[str, str]:
+    """ "cell ID" -> SHA-256 of the last model of each of these cells, as far as it is trained here."""
+    query = sql(STAGES.c.cell, STAGES.c.record).where(STAGES.c.stage == "train", STAGES.c.status == "done")
+    models = {}
+    with store.database.reading() as connection:
+        for cell, text in fetch(connection, query, STAGES.c.cell, cells):
+            digests = json.loads(text).get("sha256", {})
+            files = [file for file in digests if file.startswith("model-")]
+            if files:  # their rounds have leading zeros
+                models[f"cell {cell}"] = digests[max(files)]
+    return models
 
 
 def _fingerprints(spec: Mapping[str, Any], fingerprints: Mapping[str, str]) -> dict[str, str]:

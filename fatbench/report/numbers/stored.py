@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +62,7 @@ class Stored:
     rounds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     doubts: Doubts = field(default_factory=dict)
     outcomes: Outcomes = lambda cell, stage: (0, 0)
-    inputs: Callable[[], Mapping[tuple[str, str], Inputs]] = dict
+    inputs: Mapping[tuple[str, str], Inputs] = field(default_factory=dict)  # what answered each stage
     runs: Mapping[tuple[str | None, str], Collection[Origin]] = field(default_factory=dict)
     failed: frozenset[str] = frozenset()
     trained: frozenset[str] = frozenset()
@@ -107,7 +107,7 @@ class Stored:
             bits, total = self.outcomes(cell, stage)
             answers = (bits, total) if n and total and total % n == 0 else None
             numbers.setdefault(cell, {})[evaluation] = Measurement(
-                value, n, answers, self.doubts.get((cell, stage), ()), stage, self.inputs().get((cell, stage), {})
+                value, n, answers, self.doubts.get((cell, stage), ()), stage, self.inputs.get((cell, stage), {})
             )
         return numbers
 
@@ -154,13 +154,14 @@ def evaluations(
     evaluated = {(cell, round) for checkpoint in checkpoints for cell, round in rounds[checkpoint].items()}
     check_accuracies((number for number in numbers if (number.cell, number.round) in evaluated), store, bits_of)
     trained = [] if training is None else numbers_of(specs, store, _TRAINING & training)
+    answered = inputs.stored_inputs(store.database, specs)
     return stored(
         [*numbers, *trained],
         select,
         rounds=rounds,
-        doubts=doubts_of(specs, store, bits_of, numbers),
+        doubts=doubts_of(specs, store, bits_of, numbers, answered),
         outcomes=bits_of,
-        inputs=functools.cache(lambda: inputs.stored_inputs(store.database, specs)),
+        inputs=answered,
         **known,
     )
 

@@ -88,7 +88,7 @@ def _sheet(
     entries, keys = footnotes(entries)
     if table.ties:
         name = "comparison group" if has_subgroups else table.best_within
-        entries, test_keys = significance.mark(entries, groups_ranked, name, stored.images)
+        entries, test_keys = significance.mark(entries, groups_ranked, name, stored.images, stored.inputs)
         keys += test_keys
     sheet = Sheet(
         suite=plan.suite,
