@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,17 @@ def test_several_suites_are_one_image(suite: Suite, run: Callable[..., tuple[int
     ]  # fmt: skip
     assert dict(plot.notes)["suite"] == "drawn, preset paper; other, preset paper"
     assert series.merge_plots(plots[:1]) == plots[:1]
+
+
+def test_panels_of_suites_with_other_axes_are_one_figure(suite: Suite, tmp_path: Path) -> None:
+    with Store.open("results/fatbench.db") as store:
+        [plot] = report.build_figures(suite, suite.plan(), store, "curves")
+    narrower = replace(plot, suite="other", panels=[replace(plot.panels[0], key={"data": "digits"})])
+    [merged] = series.merge_plots([plot, narrower])
+    assert [panel.key for panel in merged.panels[-2:]] == [
+        {"split": "even", "data": ""}, {"split": "", "data": "digits"},
+    ]  # fmt: skip
+    assert report.draw([merged], tmp_path, "svg")
 
 
 def test_the_learning_curves_of_a_cell(suite: Suite, run: Callable[..., tuple[int, str, str]]) -> None:

@@ -1689,6 +1689,17 @@ def test_paired_outcomes_are_read_from_the_database(
     assert (value.mean, value.doubts) == (0.75, () if said is None else (said,))
 
 
+def test_the_preset_with_most_cells_is_shown(tiny: Suite, tmp_path: Path) -> None:
+    """A pilot of one cell in the first preset hides nothing; of as many cells the first is shown."""
+    paper, smoke = tiny.plan("paper").unique(), tiny.plan("smoke").unique()
+    assert 1 < len(smoke) < len(paper)
+    with Store.open(str(tmp_path / "test.db"), create=True) as store:
+        for stored_cells, shown in ((paper[:1], "paper"), (smoke, "smoke"), (paper, "paper")):
+            for cell in stored_cells:
+                store.add_cell(cell.id, cell.spec)
+            assert progress.preset_run(tiny, store) == shown
+
+
 def test_what_was_computed_with_other_images_says_so_in_every_view(tiny: Suite, tmp_path: Path) -> None:
     """The newest run has read other images: no image is hashed for that, and an unknown fingerprint is no change."""
     plan = tiny.plan("paper")

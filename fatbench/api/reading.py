@@ -56,7 +56,7 @@ def results(
     the tables, separated by "; "). Values are fractions, not per cent. An axis with the name of another column is
     called "axis:NAME". An experiment that stands at several points of the grid has a row for each.
 
-    preset: default the first that was run. seeds: default those of the preset. stage: "evaluation"; "train": the
+    preset: default the one with most cells in the database. seeds: default those of the preset. stage: "evaluation"; "train": the
     numbers of its rounds; None: both. db: a database, a file of `export_results`, or several of them, which are read
     together; default results/fatbench.db below the working directory. If nothing is returned, the reason is printed.
     SpecError: no such suite. DatabaseError: an accuracy is not the mean of its outcomes.
@@ -191,8 +191,8 @@ def table(
     """The tables of one or several suites, or the one called `id`: measured beside published numbers.
 
     rows, columns: one table of all these suites, as `fatbench report --rows --columns` makes it. preset: default the
-    first that was run. select: the checkpoint, "last", "best-val" or "best-test". published: whether the papers'
-    numbers are shown. where, seeds, db: as of `results`. with_evaluated: also rows of models that `evaluate(...,
+    one with most cells in the database. select: the checkpoint, "last", "best-val" or "best-test". published: whether
+    the papers' numbers are shown. where, seeds, db: as of `results`. with_evaluated: also rows of models that `evaluate(...,
     like=NAME)` attacked. runs: which run of a cell with several, such as "precision=fp32". notes: "none", "short" or
     "full"; default: short in LaTeX, else full. digits: after the point of percentages. images: "common" takes every
     attack on the images that all attacks of a table have. The name "evaluate" is the table of all evaluated models.
@@ -520,7 +520,7 @@ def to_read(suite: Suite, plan: Plan, store: Store, runs: str = "") -> Plan:
 def planned_suite(
     name: str | Path | Suite, preset: str | None, seeds: Sequence[int] | None, where: str | None, store: Store | None
 ) -> tuple[Suite, Plan]:
-    """A suite and its plan in the given preset, else in the first that was run, else in "paper"."""
+    """A suite and its plan in the given preset, else in that with most cells in the database, else in "paper"."""
     from fatbench.runner import progress
 
     if name == external_models.SUITE and name not in files.available():

@@ -173,8 +173,12 @@ def count(rows: Iterable[CellProgress]) -> dict[str, int]:
 
 
 def preset_run(suite: Suite, store: Store) -> str | None:
-    """The first of `presets_run`; else None."""
-    return next(presets_run(suite, store), None)
+    """The preset of `presets_run` of which the database has most cells, of several the first; else None."""
+    presets = [*presets_run(suite, store)]
+    if len(presets) < 2:
+        return next(iter(presets), None)
+    plans = {preset: [cell.id for cell in suite.plan(preset, refuse=False).cells] for preset in presets}
+    return max(presets, key=lambda preset: len(store.known_cells(plans[preset])))
 
 
 def presets_run(suite: Suite, store: Store) -> Iterator[str]:

@@ -403,6 +403,8 @@ def _merge_same_id(plots: Sequence[Plot]) -> Plot:
         for panel in plot.panels
     ]
     axes = list(dict.fromkeys(axis for panel in panels for axis in panel.key))
+    # a suite may lack an axis of another's panels
+    panels = [replace(panel, key={axis: panel.key.get(axis, "") for axis in axes}) for panel in panels]
     texts_by_note: dict[str, list[str]] = {}
     for plot in plots:
         for note_name, text in plot.notes:
