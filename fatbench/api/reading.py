@@ -56,9 +56,10 @@ def results(
     the tables, separated by "; "). Values are fractions, not per cent. An axis with the name of another column is
     called "axis:NAME". An experiment that stands at several points of the grid has a row for each.
 
-    preset: default the one with most cells in the database. seeds: default those of the preset. stage: "evaluation"; "train": the
-    numbers of its rounds; None: both. db: a database, a file of `export_results`, or several of them, which are read
-    together; default results/fatbench.db below the working directory. If nothing is returned, the reason is printed.
+    preset: default the one with most cells in the database. seeds: default those of the preset. stage: "evaluation";
+    "train": the numbers of its rounds; None: both. db: a database, a file of `export_results`, or several of them,
+    which are read together; default results/fatbench.db below the working directory. If nothing is returned, the reason
+    is printed.
     SpecError: no such suite. DatabaseError: an accuracy is not the mean of its outcomes.
 
     >>> import fatbench
@@ -192,10 +193,11 @@ def table(
 
     rows, columns: one table of all these suites, as `fatbench report --rows --columns` makes it. preset: default the
     one with most cells in the database. select: the checkpoint, "last", "best-val" or "best-test". published: whether
-    the papers' numbers are shown. where, seeds, db: as of `results`. with_evaluated: also rows of models that `evaluate(...,
-    like=NAME)` attacked. runs: which run of a cell with several, such as "precision=fp32". notes: "none", "short" or
-    "full"; default: short in LaTeX, else full. digits: after the point of percentages. images: "common" takes every
-    attack on the images that all attacks of a table have. The name "evaluate" is the table of all evaluated models.
+    the papers' numbers are shown. where, seeds, db: as of `results`. with_evaluated: also rows of models that
+    `evaluate(..., like=NAME)` attacked. runs: which run of a cell with several, such as "precision=fp32". notes:
+    "none", "short" or "full"; default: short in LaTeX, else full. digits: after the point of percentages. images:
+    "common" takes every attack on the images that all attacks of a table have. The name "evaluate" is the table of all
+    evaluated models.
     SpecError: no such suite, preset, table, axis or choice.
 
     >>> import fatbench
