@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fatbench.runner import progress, versions
+from fatbench.runner import progress, reading, versions
 from fatbench.runner.jobs import Machine, Recovery
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
@@ -170,7 +170,7 @@ def test_a_run_that_goes_on_keeps_what_the_one_before_it_has_read(place):
         first = job()
         assert work(first, machine(place), store, stop=lambda: True) == "interrupted"
         delete()  # as in another process, which need not read all of it again
-        reader = plugin_reads.Reader(store, -1, first.cell, "train", [place / "mine.py"])
+        reader = reading.Reader(store, -1, first.cell, "train", [place / "mine.py"])
         assert set(reader.earlier) == {f"{name} of mine.py" for name in READ}
 
 

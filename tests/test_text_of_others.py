@@ -17,8 +17,8 @@ from sqlalchemy import update
 from fatbench import settings, whole_file
 from fatbench.cli import app, streams
 from fatbench.errors import SpecError, printable
-from fatbench.report.formats import records
 from fatbench.report.numbers.published import Lookup
+from fatbench.report.tables import number_format
 from fatbench.runner import executors
 from fatbench.store.export_schema import ExchangeError, parsed
 from fatbench.store.rows import stored_text
@@ -126,7 +126,7 @@ def test_text_of_any_language_is_taken_in() -> None:
 
 def test_a_cell_of_a_csv_is_never_a_formula() -> None:
     texts = ["=1+1", "@SUM(1)", "+cmd", "-1+1", "a=b", "-", "-0.5", "+1e3"]
-    lines = records.csv_text(pandas.DataFrame({"label": texts, "value": [-1.5] * len(texts)})).splitlines()
+    lines = number_format.csv_text(pandas.DataFrame({"label": texts, "value": [-1.5] * len(texts)})).splitlines()
     assert lines == ["label,value", *(f"{t},-1.5" for t in ["'=1+1", "'@SUM(1)", "'+cmd", "'-1+1", *texts[4:]])]
 
 

@@ -142,7 +142,7 @@ def _write_numbers(
     frame: pandas.DataFrame, name: str | None, preset: str | None, format: str, output: Path | None
 ) -> None:
     """Every number as a row. SpecError: pyarrow is not installed."""
-    from fatbench.report.formats.records import csv_text
+    from fatbench.report.tables.number_format import csv_text
 
     if frame.empty:
         raise typer.Exit(NothingMatched.exit_code)  # the reason is printed

@@ -70,7 +70,7 @@ def outcomes(
     if format == "json":
         text = json.dumps({"schema_version": 1, "cell": id, "outcomes": rows}) + "\n"
     else:
-        from fatbench.report.formats.records import uncomputed
+        from fatbench.report.tables.number_format import uncomputed
 
         stream = io.StringIO()
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")

@@ -15,6 +15,7 @@
     oom_retry             retries with smaller parts when memory runs out
     checkpoints           states and models on disk
     provenance            the commit, versions and machine that produce a number
+    reading               writes down what a plug-in reads
     versions              which results were produced by inputs that have changed since
     own_network           a plug-in's network and the code that trained it
     progress              how many stages of the cells are done

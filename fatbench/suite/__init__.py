@@ -35,6 +35,7 @@
     asked              what a stored stage was asked to do
     sources            reads Python files without running them
     plugins            plug-ins: where they are named, which version a cell uses
+    plugin_reads       what plug-ins read beside their own code
     reached            the digest of a plug-in's function
     registered         functions of a running program as plug-ins
     weights            published weights

@@ -31,7 +31,6 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from fatbench.store.stages import Store
 from fatbench.suite import signatures, sources
 
 OURS = str(Path(__file__).parent.parent) + os.sep
@@ -127,26 +126,6 @@ def current_digests(recorded_digests: Mapping[str, str], files: Iterable[Path]) 
 def changed_files(recorded_digests: Mapping[str, str], files: Iterable[Path]) -> list[str]:
     """The names in `recorded_digests` whose content has changed since `recorded` gave it. files: today's plug-ins."""
     return [name for name, value in current_digests(recorded_digests, files).items() if value != recorded_digests[name]]
-
-
-class Reader:
-    """Writes to a stage's run what its plug-ins have read, whenever there is something new."""
-
-    def __init__(self, store: Store, run: int, cell: str, stage: str, files: Iterable[Path]) -> None:
-        self.store, self.run, self.files = store, run, sorted(files)
-        self.earlier: dict[str, str] = {}  # what earlier runs of this stage have read
-        for earlier_run in store.runs([cell]) if self.files else ():
-            if earlier_run["stage"] == stage and earlier_run["id"] != run and not earlier_run.get("dropped"):
-                self.earlier |= earlier_run.get("read") or {}
-        self.told: dict[str, str] = {}
-        recorded(self.files)  # so that modules are recorded as they are now, before the work
-
-    def tell(self) -> None:
-        """Write the digests to the run's provenance. Raises the errors of `Store.describe_run`."""
-        digests = {**self.earlier, **recorded(self.files)}
-        if digests != self.told:
-            self.store.describe_run(self.run, {"read": digests})
-            self.told = digests
 
 
 # --- digests ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fatbench.errors import SpecError
-from fatbench.report.formats import records
 from fatbench.report.numbers import provenance, quantiles
 from fatbench.report.numbers.long import finder
 from fatbench.report.numbers.points import (
@@ -28,6 +27,7 @@ from fatbench.report.numbers.points import (
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.numbers.sources import EVERY, RANGE, Source, clients, in_words, mean_and_std
 from fatbench.report.numbers.stored import Stored
+from fatbench.report.tables import number_format
 from fatbench.report.tables.notes import data_note
 from fatbench.report.tables.sheet import label
 from fatbench.store.selection import PUBLISHED, WORDS, Checkpoint
@@ -504,8 +504,8 @@ FIRST = ("suite", "figure")
 
 
 def render_csv(plots: Sequence[Plot]) -> str:
-    """One line for each point of each line, see `records.tidy`. Fractions in [0, 1]."""
-    return records.csv_text(records.tidy(_points(plots), FIRST, FIELDS))
+    """One line for each point of each line, see `number_format.tidy`. Fractions in [0, 1]."""
+    return number_format.csv_text(number_format.tidy(_points(plots), FIRST, FIELDS))
 
 
 def _points(plots: Sequence[Plot]) -> Iterable[tuple[Key, dict[str, Any]]]:
@@ -525,7 +525,8 @@ def _points(plots: Sequence[Plot]) -> Iterable[tuple[Key, dict[str, Any]]]:
                         "index": line.place, "round": point.round if line.source.stage == "train" else None,
                         "radius": point.radius, "mean": point.mean, "std": point.std,
                         "seeds": ";".join(map(str, point.seeds)), "seeds_planned": line.wanted,
-                        "values": ";".join(map(records.number, point.values)), "published": low, "published_most": high,
+                        "values": ";".join(map(number_format.csv_number, point.values)),
+                        "published": low, "published_most": high,
                         "formula": computed,
                         "preset": plot.preset, "label": plot.label,
                     },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
@@ -13,6 +13,8 @@ from fatbench.report.tables.sheet import Column, Entry, Sheet, as_tuples
 
 MISSING = "--"  # not measured yet
 NEVER = "n/a"  # and will not be
+DIGITS = ".15g"  # of CSV
+COMPUTED = ("=", "@", "+", "-")  # first letters of text that a spreadsheet computes
 
 
 def rounded(value: float, digits: int) -> str:
@@ -127,3 +129,52 @@ def blocks(grid: Sheet) -> list[bool]:
     """Whether each row begins a new block: its first label differs from the row above (only with several axes)."""
     first_labels = [row.key.get(grid.axes[0], "") if grid.axes else "" for row in grid.rows]
     return [len(grid.axes) > 1 and i > 0 and first_labels[i] != first_labels[i - 1] for i in range(len(first_labels))]
+
+
+# --- data frames and their CSV ---------------------------------------------------------------------------------------
+
+
+def tidy(
+    lines: Iterable[tuple[Mapping[str, str], Mapping[str, Any]]],
+    leading_columns: Sequence[str],
+    trailing_columns: Sequence[str],
+) -> DataFrame:
+    """A data frame of lines (label of each axis, other fields), its axes between the leading and the trailing columns.
+
+    An axis that a line lacks is None there; an axis with the name of another column is called "axis:NAME".
+    """
+    lines = list(lines)
+    fixed = {*leading_columns, *trailing_columns}
+    names = {axis: f"axis:{axis}" if axis in fixed else axis for key, _ in lines for axis in key}
+    rows = [{**{names[axis]: label for axis, label in key.items()}, **fields} for key, fields in lines]
+    return DataFrame(rows, columns=[*leading_columns, *names.values(), *trailing_columns])
+
+
+def csv_text(data: DataFrame) -> str:
+    """A data frame as CSV, numbers with 15 significant digits (0.1 + 0.2 prints as 0.3), empty where missing.
+
+    Text that a spreadsheet would compute begins with an apostrophe.
+    """
+    data = data.map(uncomputed)
+    text: str = data.to_csv(index=False, lineterminator="\n", float_format=f"%{DIGITS}")
+    return text
+
+
+def uncomputed(cell: Any) -> Any:
+    """A cell of a CSV, with an apostrophe before text that a spreadsheet would compute; numbers stay as they are."""
+    if not isinstance(cell, str) or cell[:1] not in COMPUTED or cell == "-":
+        return cell
+    return cell if cell[0] in "+-" and _is_number(cell) else f"'{cell}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def csv_number(value: float) -> str:
+    """A number with 15 significant digits: "0.3256"; a whole number has no point."""
+    return f"{value:{DIGITS}}"
