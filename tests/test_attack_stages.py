@@ -360,10 +360,12 @@ class Judged:
 
     def __init__(self, patch: pytest.MonkeyPatch):
         self.asked, self.looked, self.now, self.seen = list[Any](), list[Any](), 50.0, Seen()
+        self.answered, self.others = list[tuple[str | None, str]](), 0
         patch.setattr("fatbench.engine.plausible.doubts", lambda *given: [])
         patch.setattr("fatbench.engine.accuracy.attack_in_chunks", self)
         patch.setattr("fatbench.engine.accuracy.zero_gradients", self.dead)
         patch.setattr("fatbench.engine.plausible.not_followed", self.astray)
+        patch.setattr("fatbench.engine.plausible.changed_answers", self.changed)
         patch.setattr(attacking, "time", SimpleNamespace(perf_counter=lambda: self.now))
         patch.setattr(attacking, "GRADIENT_IMAGES", 6)
 
@@ -378,6 +380,10 @@ class Judged:
     def dead(self, problem: Any, model: Any, images: Tensor, labels: Tensor) -> float:
         self.looked.append((problem, model, images.flatten().tolist(), labels.tolist()))
         return {"first": 0.25, "second": 0.75}[model["name"]]
+
+    def changed(self, problem: Any, model: Any, images: Tensor, labels: Tensor, right: Tensor) -> int:
+        self.answered.append((model and model["name"], "".join("01"[bit] for bit in right.int())))
+        return self.others
 
     def astray(self, problem: Any, model: Any, images: Tensor, labels: Tensor) -> tuple[float, int]:
         assert images.flatten().tolist() == list(range(10)) and labels.equal(LABELS[:10])
@@ -476,6 +482,21 @@ def test_clean_images_say_what_is_doubtful_about_a_model(judged, machine, store,
     assert (problem, model, outputs) == (ready.problem, M["first"], "logits") and len(images) == 10
     assert judged.asked[0][2:] == (("evaluate", NATURAL.id, 3), 20, 0, None)
     assert "microbatch" not in store.runs()[-1]
+
+
+def test_a_network_must_answer_as_it_did_before_and_after_an_attack(judged, machine, store) -> None:
+    """The last client's model, as it is stored and as the attack left it; natural accuracy has no earlier answers."""
+    loaded = _Loaded(ready_of(), None, 3, {0: M["first"], 1: M["second"]})
+    at = turn(store, machine)
+    at = replace(at, job=replace(JOB, evaluations=[FGSM, NATURAL]))
+    for one in (NATURAL, FGSM):
+        stage, run = begun(store, machine, one)
+        assert _attack(stage, at, loaded, run, machine) == "done"
+        judged.others = 3
+    assert judged.answered == [(None, RIGHT["second"]), ("second", RIGHT["second"]), (None, RIGHT["second"])]
+    assert found(store, stage.name)["doubt_clean_images_are_answered_otherwise", -1] == (3.0, 0)
+    numbers = found(store, NATURAL.stage(3))
+    assert ("doubt_clean_images_are_answered_otherwise", -1) not in numbers
 
 
 def test_gradients_of_a_thousand_images_are_looked_at(monkeypatch) -> None:

@@ -207,6 +207,57 @@ def test_a_network_that_treats_every_image_for_itself_is_not() -> None:
     assert plausible.doubts(*problem(noisy), COLOURS) == [plausible.RANDOM]
 
 
+# --- a network that answers otherwise under attack ----------------------------------------------------------------
+
+
+class Turns(Fragile):
+    """Fragile, which turns its answers round from some call on, or where a gradient is asked for."""
+
+    def __init__(self, when: str) -> None:
+        super().__init__()
+        self.when, self.calls = when, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        asked = {"requires_grad": x.requires_grad, "grad": torch.is_grad_enabled()}.get(self.when, False)
+        if asked or (self.when.isdigit() and self.calls > int(self.when)):
+            return super().forward(x).flip(1)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(("when", "changed"), [("no", 0), ("requires_grad", 12), ("grad", 12), ("0", 12), ("1", 12)])
+def test_a_network_must_answer_clean_images_as_before(when: str, changed: int) -> None:
+    on, state = problem(Turns(when))
+    right = torch.ones(12, dtype=torch.bool)
+    assert plausible.changed_answers(on, state, COLOURS, CLASSES, right) == changed
+    assert plausible.changed_answers(on, state, COLOURS, CLASSES, right[:5]) == min(changed, 5)
+
+
+def test_what_an_attack_does_to_the_weights_is_seen() -> None:
+    on, state = problem(Fragile())
+    on.model.scale.data.neg_()  # type: ignore[union-attr]
+    right = torch.ones(12, dtype=torch.bool)
+    assert plausible.changed_answers(on, None, COLOURS, CLASSES, right) == 12
+    assert plausible.changed_answers(on, state, COLOURS, CLASSES, right) == 0
+
+
+def test_rounding_and_draws_change_no_answer() -> None:
+    on, state = problem(Fragile())
+    on.model.register_forward_hook(lambda module, given, out: torch.tensor([[3.0, 3 + 1e-6, 0, 0]]).expand_as(out))
+    second = CLASSES == 1
+    assert plausible.changed_answers(on, state, COLOURS, CLASSES, second) == 0
+    assert plausible.changed_answers(on, state, COLOURS, CLASSES, CLASSES == 0) == 0  # the first by rounding
+    assert plausible.changed_answers(on, state, COLOURS, CLASSES, second | (CLASSES == 3)) == 0
+    noisy = nn.Sequential(nn.Flatten(), nn.Linear(1, 4))
+    noisy.register_forward_hook(lambda module, given, out: 9 * torch.rand_like(out))
+    assert plausible.changed_answers(*problem(noisy), COLOURS, CLASSES, torch.ones(12, dtype=torch.bool)) == 0
+
+
+@pytest.mark.parametrize("when", ["requires_grad", "grad"])
+def test_outputs_that_a_gradient_changes_are_doubted(when: str) -> None:
+    assert plausible.doubts(*problem(Turns(when)), COLOURS) == [plausible.ASKED]
+
+
 # --- gradients that do not follow the loss ------------------------------------------------------------------------
 
 MANY = torch.randint(256, (16, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)

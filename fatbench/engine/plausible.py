@@ -11,22 +11,27 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fatbench.engine.gradients import NoGradient, gradient_of, logits_of
+from fatbench.engine.gradients import NoGradient, gradient_of, in_parts, logits_of, part_of
 from fatbench.engine.local import load, pixels
+from fatbench.engine.outcomes import is_correct
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Tensors
 
 CLOSE = 1e-4  # of the largest output: less is rounding, also of kernels that sum in another order each time
+CLEAN = 100  # images that must be answered as before
 APART = 1e-3  # of the largest output: batches of other sizes use other kernels
 
 NOT_FINITE = "outputs on clean images are not finite"
 RANDOM = "outputs are random"
 BATCH = "outputs depend on the other images of the batch"
+ASKED = "outputs are others where a gradient is asked for"
+CHANGED = "clean images are answered otherwise"
 PROBABILITIES = "outputs are probabilities"
 NOT_PROBABILITIES = "outputs are no probabilities"
 ADVICE = {
     RANDOM: "two passes over the same images differ; an attack needs the expectation over them (Athalye et al. 2018)",
     BATCH: "the same images in another order and in smaller batches give other outputs",
+    ASKED: "gradient attacks see another network than the one that is judged",
     PROBABILITIES: "they are not negative and add up to 1; say --outputs probabilities",
     NOT_PROBABILITIES: "they are negative or do not add up to 1; say --outputs logits",
     NOT_FINITE: "gradient attacks cannot follow them",
@@ -56,6 +61,10 @@ def doubts(problem: Problem, state: Tensors, images: Tensor, outputs: str | None
         doubt_names.append(RANDOM)
     elif float((first_outputs - reordered_outputs).abs().max()) > APART * largest:
         doubt_names.append(BATCH)
+    elif (asked_outputs := _asked(model, x)) is not None and float((first_outputs - asked_outputs).abs().max()) > (
+        APART * largest
+    ):
+        doubt_names.append(ASKED)
     # a model that outputs probabilities was wrapped to return their logarithms
     probabilities = first_outputs.exp() if outputs == "probabilities" else first_outputs
     adds_up = bool((probabilities >= -CLOSE).all() and ((probabilities.sum(1) - 1).abs() < 1e-3).all())
@@ -64,6 +73,42 @@ def doubts(problem: Problem, state: Tensors, images: Tensor, outputs: str | None
     if outputs == "probabilities" and not adds_up:
         doubt_names.append(NOT_PROBABILITIES)
     return doubt_names
+
+
+def changed_answers(problem: Problem, state: Tensors | None, images: Tensor, labels: Tensor, right: Tensor) -> int:
+    """How many of the first images are classified otherwise than `right` says, beyond rounding.
+
+    images (n, C, H, W) uint8, labels (n,), right (n,) bool: whether each was classified right. state: None for the
+    network as an attack left it. Also looked at with a gradient asked for, as an attack does. 0 for a network that
+    draws, which has its own doubt.
+    """
+    model = (problem.model if state is None else load(problem, state)).eval()
+    count = min(len(right), len(labels), CLEAN)
+    x, y, right = pixels(problem, images[:count]), labels[:count], right[:count].to(labels.device)
+    changed = torch.zeros_like(right)
+    for logits in (logits_of(model, x), _asked(model, x)):
+        if logits is not None:
+            first, second = logits.topk(2, dim=1).values.T
+            is_close = first - second <= APART * logits.abs().amax()  # NaN is not
+            changed |= (is_correct(logits, y) != right) & ~is_close
+    if bool(changed.any()):
+        one, two = logits_of(model, x), logits_of(model, x)
+        if not torch.allclose(one, two, rtol=0, atol=CLOSE * max(1.0, float(one.abs().max())), equal_nan=True):
+            return 0
+    return int(changed.sum())
+
+
+def _asked(model: nn.Module, x: Tensor) -> Tensor | None:
+    """The outputs where a gradient by the images x is asked for; None if the network's code then raises."""
+
+    def at_once(part: Tensor) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            return (model(part.requires_grad_()).detach(),)
+
+    try:
+        return in_parts(model, part_of(x, model), at_once, x.detach().clone())[0]
+    except Exception:  # an attack will say so
+        return None
 
 
 # --- whether gradients follow the loss ----------------------------------------------------------------------------

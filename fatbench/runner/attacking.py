@@ -166,6 +166,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
 
     from fatbench.engine.accuracy import attack_in_chunks, most_frequent, packed, unpacked
     from fatbench.engine.outcomes import Seen, ball
+    from fatbench.engine.plausible import CHANGED, changed_answers
     from fatbench.methods.packages import implementation, stage_observer
 
     evaluation, job, store = stage.evaluation, turn.job, turn.store
@@ -205,12 +206,15 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
     attack = calls.build("Attack", evaluation.attack)
     attack_ball, observations = ball(attack), Seen(**stage_row.record.get("seen", {}) if position else {})
     passes_per_image = cost.attack_passes(evaluation.attack).total + 1
-    begin = time.perf_counter()
 
     def tell(name: str, standing: int) -> None:
         progress_text = f"{name} on {standing} of {min(evaluation.batch, n)}"
         turn.notify(Event(job.cell, stage.name, "progress", position, total, message=progress_text))
 
+    right = _natural_outcomes(stage, turn, loaded, digest)
+    look = partial(changed_answers, ready.problem, images=images, labels=labels)
+    changed = [] if right is None else [look(pairs[-1].judged, right=right)]
+    begin = time.perf_counter()
     stage_observer.set(tell)
     for number, pair in enumerate(pairs):  # all images on one model, then on the next
         offset = number * n
@@ -238,9 +242,13 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
     stage_observer.set(None)
     correct_by_model = torch.cat(bits).reshape(len(pairs), n)
     seconds = time.perf_counter() - begin
+    if right is None and facts.role(evaluation.attack) == "natural" and not stage.diverged:
+        right = correct_by_model[-1]
+    changed += [] if right is None else [look(None, right=right)]
     numbers = [*_numbers(stage, pairs, correct_by_model), Number("seconds", seconds, stage.round)]
     numbers += [Number(PREFIX + code, value, stage.round) for code, value in _training_doubts(stage)]
     doubts = {**ready.doubts, **observations.doubts(attack_ball)}
+    doubts |= {CHANGED: float(max(changed))} if any(changed) else {}
     numbers += [Number(doubt_names.name(words), amount, stage.round) for words, amount in doubts.items()]
     if evaluation.origin is None:
         numbers += _side_numbers(stage, loaded, correct_by_model, job)
@@ -248,6 +256,24 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
     log.info("%s: %s=%.6f on %d images", stage.name, numbers[0].metric, numbers[0].value, numbers[0].n)
     turn.notify(Event(job.cell, stage.name, "done", total, total))
     return "done"
+
+
+def _natural_outcomes(stage: _Stage, turn: Turn, loaded: _Loaded, digest: str | None) -> Tensor | None:
+    """Which test images the last of the models classifies right, (n,) bool, as stored; None where nothing is."""
+    import torch
+
+    from fatbench.engine.accuracy import unpacked
+
+    if stage.diverged or stage.evaluation.origin is not None:
+        return None
+    rows, cell = turn.store.stages([turn.job.cell]), turn.job.cell
+    naturals = [item for item in turn.job.evaluations if facts.role(item.attack) == "natural" and item.origin is None]
+    for name in (name for item in naturals for name in item.stages(stage.round) if name != stage.name):
+        row = rows.get((cell, name))
+        if row is not None and row.status == "done" and row.record.get("model") == digest:
+            bits = [torch.from_numpy(unpacked(data, n)) for _, n, data in turn.store.outcomes(cell, name)]
+            return torch.cat(bits).reshape(len(loaded.models), -1)[-1] if bits else None
+    return None
 
 
 def _numbers(stage: _Stage, pairs: list[transfer.ModelPair], outcomes: Tensor) -> list[Number]:

@@ -46,6 +46,8 @@ WORDS = {  # code -> what is printed; {value}, {against} and {metric} are the do
     "uploads_refused": "{value:.0f} uploads were not finite and were left out",
     "not_finite": "not a number",
     "outputs_are_not_finite": "outputs of {value:.0f} images are not finite: they count as wrong",
+    "clean_images_are_answered_otherwise": "{value:.0f} clean images are answered otherwise before or after the attack,"
+    " or where it asks for a gradient, than they were for the natural accuracy",
     "attacked_images_are_not_finite": "{value:.0f} attacked images are not finite",
     "an_attack_leaves_its_radius": "an attack moves an image by {value:.4g}, beyond its radius",
     "an_attack_leaves_the_pixel_range": "an attack leaves the pixel range by {value:.4g}",
