@@ -251,6 +251,8 @@ class Pages:
             audit=self.audit, audited=self.audited, below=self.below, spread=self.spread,
             bench=json.loads((RESULTS / "bench" / "bench-cpu.json").read_text(encoding="utf-8")), number=number,
             busy=json.loads((RESULTS / "bench" / "busy" / "bench-cpu.json").read_text(encoding="utf-8")),
+            own_edge=json.loads((RESULTS / "bench" / "own-edge.json").read_text(encoding="utf-8")),
+            wilson=statistics.wilson,
         )  # fmt: skip
 
     def page(self, name: str) -> str:

@@ -1,7 +1,8 @@
 """What an uploaded feature map reveals: a decoder from features to images, trained on the attacker's images.
 
-The honest-but-curious server is given the client's extractor and unlabelled images like the client's. FedVKD and FedGKT
-never send the extractor, so this is an upper bound on what a feature map reveals to such a decoder.
+The honest-but-curious server has an extractor and unlabelled images like the client's. FedVKD and FedGKT do not send
+the client's own extractor: with it, this is a bound. That protects nothing: an edge that the server trains itself, from
+the same start and in the same way, can take its place (results/fedvkd.md).
 """
 
 from __future__ import annotations
