@@ -231,6 +231,7 @@ class Leak:
         self.attack, self.threat = f"`{', '.join(dict.fromkeys(parts))}`", threats.of_cell(cell.spec)["threat"]
         self.named, self.interval = f"{round(clients * metrics['identification'])} of {clients}", f"{low} to {high}"
         self.recovered = shown(100 * metrics["recovered"], 0)
+        self.chance = f"{100 * metrics['identification_chance']:.2g}"
 
 
 class Pages:
@@ -436,8 +437,9 @@ class Pages:
         lines = []
         for sent, name, where in rows:
             leak = self.leak(name, where)
-            lines.append([sent, leak.attack, leak.threat, f"{leak.named} ({leak.interval})", leak.recovered])
-        heads = ["what is sent", "attack", "threat", "identified (95 %, in %)", "recovered, %"]
+            named = f"{leak.named} ({leak.interval})"
+            lines.append([sent, leak.attack, leak.threat, named, leak.chance, leak.recovered])
+        heads = ["what is sent", "attack", "threat", "identified (95 %, in %)", "chance, %", "recovered, %"]
         return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
 
 

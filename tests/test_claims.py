@@ -213,6 +213,41 @@ def test_april_attack_names_every_masked_image():
     assert named == {rate: [1.0] * 24 for rate in (0.2, 0.5, 0.8)}
 
 
+A_BATCH = ("april_opt", "matching", "simulated", "imprint")  # reconstructions of an upload; of the others one
+OF_ORACLE = {"patch_ls": 21, "april": 7}
+
+
+def test_identification_stands_beside_chance() -> None:
+    """Each cell that attacks: how many candidates it has, from its settings, and what random guesses would reach. Of a
+    client with one image, its first image is any image; of several, old rows do not tell.
+    """
+    attacking = 0
+    for file in sorted(RESULTS.glob("*.jsonl.xz")):
+        for cell in result_files.cells(file):
+            spec = cell["spec"]
+            algorithm, found = spec["algorithm"], numbers(cell, "identification")
+            leaked = numbers(cell, "leak_identification")
+            if leaked:
+                assert set(numbers(cell, "leak_candidates_used").values()) == {1000.0}
+                assert {*numbers(cell, "leak_identification_chance").values()} == {1 / 1000}
+            if not found:
+                continue
+            attacking += 1
+            assert spec["partition"] == {"name": "iid", "clients": 1}  # which has the images in their order
+            batch, inversion = algorithm["batch"], algorithm["inversion"]
+            images = algorithm["rounds"] * algorithm["target_clients"] * (algorithm.get("aggregate") or 1) * batch
+            candidates = max(images, algorithm["candidates"])
+            guesses = batch if inversion["name"] in A_BATCH else OF_ORACLE.get(inversion.get("of"), 1)
+            assert numbers(cell, "candidates_used") == dict.fromkeys(found, candidates)
+            for name, right in (("identification", batch), ("identified_first", 1)):
+                chance = 1 - (1 - right / candidates) ** guesses
+                assert numbers(cell, f"{name}_chance") == pytest.approx(dict.fromkeys(found, chance))
+            for end in ("", "_ci", "_low", "_high", "_client"):
+                first = numbers(cell, f"identified_first{end}")
+                assert first == (numbers(cell, f"identification{end}") if batch == 1 else {})
+    assert attacking > 200
+
+
 ATTACKERS = {"APRIL": ("april", 1), "patch_ls": ("patch_ls", 1), "patch_ls, upsampling": ("upsample", 1),
              "masked": ("masked", 1), "masked, 5 rounds": ("masked", 5)}  # fmt: skip
 RATES = (0.0, 0.2, 0.5, 0.8)

@@ -6,16 +6,19 @@ import functools
 
 import pytest
 import torch
+from torch import Tensor
 
 from fatbench.engine import randomness as rng
 from fatbench.engine.rounds import Problem, Round, State
 from fatbench.errors import SpecError
+from fatbench.methods.algorithms import gradient_inversion as module
 from fatbench.methods.algorithms.gradient_inversion import gradient_inversion
 from fatbench.methods.defences import DEFENCES
-from fatbench.methods.inversions import INVERSIONS
+from fatbench.methods.inversions import INVERSIONS, image_measures
 from fatbench.methods.manipulations import MANIPULATIONS
 from fatbench.methods.objectives import standard
 from fatbench.models import MODELS
+from fatbench.report.numbers import statistics
 from fatbench.suite import cells, cost, files
 
 
@@ -59,6 +62,73 @@ def test_a_reconstruction_stands_beside_the_image_that_it_is_of() -> None:
     last = watch("none", "patch_ls", batch=4, target_clients=1, rounds=3, manipulation=fishing)[-1]
     assert last.metrics["psnr"] > 60
     assert torch.equal(last.artifacts["original"], last.artifacts["reconstruction"])
+
+
+@pytest.mark.parametrize(("shown", "first"), [([1, 5], 0.0), ([7, 1], 0.0), ([0, 9], 1.0), ([9, 0], 1.0)])
+def test_the_first_image_of_a_batch_is_another_question_than_any_image(shown: list[int], first: float) -> None:
+    """An attacker who returns two images of the set, at a client that has images 0 to 3, of which they hit one."""
+
+    def guess(observed: object, model: object, shape: object, generator: object) -> Tensor:
+        return problem().images[shown].float()[None] / 255
+
+    on = problem()
+    start = State(0, {name: value.clone() for name, value in on.model.state_dict().items()})
+    (last,) = gradient_inversion(
+        on, start, rounds=1, objective=standard, defence=DEFENCES["none"], inversion=guess, batch=4, target_clients=1,
+        candidates=20,
+    )  # fmt: skip
+    found = last.metrics
+    assert (found["identification"], found["identified_first"]) == (1.0, first)
+    assert (found["identification_client"], found["identified_first_client"]) == ({0: 1.0}, {0: first})
+    assert found["candidates_used"] == 20
+    assert (found["identification_chance"], found["identified_first_chance"]) == pytest.approx((0.36, 0.0975))
+    interval = statistics.wilson(int(first), 1)
+    assert (found["identified_first_low"], found["identified_first_high"]) == pytest.approx(interval)
+
+
+def test_candidates_are_the_first_images_and_all_that_are_attacked() -> None:
+    used = {n: watch("none", "patch_ls", candidates=n)[-1].metrics["candidates_used"] for n in (1, 4, 12, 20, 50)}
+    assert used == {1: 4, 4: 4, 12: 12, 20: 20, 50: 20}
+    of_batches = watch("none", "patch_ls", candidates=2, batch=4, target_clients=1)[-1].metrics
+    assert of_batches["candidates_used"] == 8
+
+
+def test_random_guesses_are_right_as_often_as_chance_says() -> None:
+    """Three images of 20, drawn at random for each of 1,500 clients with four: 48.8 % name any, 14.3 % the first."""
+    clients, batch, guesses = 1500, 4, 3
+    images = torch.rand(20, 1, 12, 12, generator=rng.generator(0, "images"))
+    draws = rng.generator(0, "guesses")
+    truth = torch.stack([torch.randperm(20, generator=draws)[:batch] for _ in range(clients)])
+    drawn = images[torch.randint(20, (clients, guesses), generator=draws)]
+    gallery = image_measures.shrink(images, 32)
+    small, flat = image_measures.shrink(drawn.flatten(0, 1), 32), truth.repeat_interleave(guesses, 0)
+    hits = torch.stack([image_measures.identified(small, gallery, flat[:, b]) for b in range(batch)], 1)
+    named = hits.view(clients, guesses, batch).any(1)
+    chance = module._chances(20, guesses, batch)
+    for name, found in (("identification", named.any(1)), ("identified_first", named[:, 0])):
+        expected = chance[f"{name}_chance"]
+        assert abs(float(found.double().mean()) - expected) < 4 * (expected * (1 - expected) / clients) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("candidates", "guesses", "batch", "any_", "first"),
+    [(1000, 1, 1, 0.1, 0.1), (1000, 16, 16, 22.7, 1.6), (1000, 1, 16, 1.6, 0.1), (2560, 1, 64, 2.5, 0.04),
+     (1024, 64, 64, 98.4, 6.1), (2560, 64, 64, 80.2, 2.5)],
+)  # fmt: skip
+def test_chance_of_the_sizes_that_suites_have(
+    candidates: int, guesses: int, batch: int, any_: float, first: float
+) -> None:
+    found = module._chances(candidates, guesses, batch)
+    assert 100 * found["identification_chance"] == pytest.approx(any_, abs=0.05)
+    assert 100 * found["identified_first_chance"] == pytest.approx(first, abs=0.05)
+
+
+def test_a_run_that_an_earlier_version_began_has_no_mean_over_its_later_clients_alone() -> None:
+    first, last = watch("none", "patch_ls")
+    earlier = State(1, {}, {name: sums for name, sums in first.state.server.items() if name != "identified_first"})
+    (resumed,) = watch("none", "patch_ls", State(1, first.state.model, earlier.server))
+    assert not any(name.startswith("identified_first") and "chance" not in name for name in resumed.metrics)
+    assert resumed.metrics["identification"] == last.metrics["identification"]
 
 
 def test_nothing_is_left_where_the_positions_are_withheld() -> None:

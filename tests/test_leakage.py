@@ -78,7 +78,8 @@ def test_a_model_is_attacked_through_its_gradient() -> None:
     assert found["leak_correlation"] > 0.98
     assert found["leak_identification"] == 1
     assert found["leak_psnr"] > found["leak_grey_psnr"] + 5
-    assert "leak_initial_psnr" not in found
+    assert not any(name.startswith("leak_initial") for name in found)
+    assert (found["leak_candidates_used"], found["leak_identification_chance"]) == (20, 1 / 20)
 
 
 def test_features_are_inverted_through_the_right_extractor() -> None:
@@ -93,3 +94,5 @@ def test_features_are_inverted_through_the_right_extractor() -> None:
     assert found["leak_psnr"] > found["leak_grey_psnr"] + 3
     assert found["leak_psnr"] > found["leak_initial_psnr"] + 3
     assert found["leak_identification"] == 1
+    chances = [found[f"{name}_identification_chance"] for name in ("leak", "leak_initial")]
+    assert chances == [1 / found["leak_candidates_used"]] * 2

@@ -131,13 +131,15 @@ def leakage(
 
     Uploaded feature maps are inverted by a decoder (`fatbench.methods.inversions.decoder`, `steps` steps, `width`
     channels). The attacker trains it on images of its own, here the test images, through the client's extractor
-    (leak_*) and through the initial extractor, which the server knows (leak_initial_*). If the client uploads its
-    model, gradient matching (`steps` steps) inverts the gradient of one example at the broadcast weights, its label
-    given (leak_*). Such a gradient is never sent, so this is no attack but a bound on what gradient matching finds
-    after one local step; an update of many steps over many examples reveals less to it.
+    (leak_*: threat "bound", since it is not sent) and through the initial extractor, which the server knows
+    (leak_initial_*: threat D). A server that trains an edge of its own is not among them, and finds more than the
+    second (results/fedvkd.md). If the client uploads its model, gradient matching (`steps` steps) inverts the gradient
+    of one example at the broadcast weights, in eval mode, its label given (leak_*: "bound"). No client sends such a
+    gradient; what an update of many steps gives away is measured by `gradient_inversion`.
 
-    Means over these examples: psnr (dB), ssim, correlation, identification (is the example the likeliest of the first
-    `candidates` training images?); and leak_grey_psnr, leak_grey_ssim of a flat grey reconstruction.
+    Means over these examples: psnr (dB), ssim, correlation, identification (is the example the likeliest of the
+    candidates, the first `candidates` training images and the examples themselves?) with identification_chance; and
+    leak_grey_psnr, leak_grey_ssim of a flat grey reconstruction. leak_candidates_used: how many candidates there are.
 
     Source: ours; Tao et al. 2022 name the question as a limitation. Geiping et al. 2020 for the gradient.
     """
@@ -154,7 +156,7 @@ def leakage(
     if "features" in update.extra:
         public_images = pixels(problem, images)
         sent_features = update.extra["features"][: len(target_indices)]
-        # the client's extractor is a bound: it never leaves the client
+        # the client's extractor is a bound: it is not sent
         edges = {"leak": {**result.state.model, **result.own[update.client]}, "leak_initial": result.state.model}
         for name, edge in edges.items():
             extractor = load(problem, edge).get_submodule("extractor")
@@ -168,7 +170,7 @@ def leakage(
         shape = (x.shape[1], x.shape[2], x.shape[3])
         reconstructions["leak"] = matching(observed, problem.model, shape, generator, steps=steps)[:, 0]
     reconstructions["leak_grey"] = image_measures.grey(x)
-    metrics: Metrics = {}
+    metrics: Metrics = {"leak_candidates_used": float(len(gallery))}
     for name, reconstruction in reconstructions.items():
         metrics[f"{name}_psnr"] = float(image_measures.psnr(reconstruction, x).mean())
         metrics[f"{name}_ssim"] = float(image_measures.ssim(reconstruction, x).mean())
@@ -177,6 +179,7 @@ def leakage(
             metrics[f"{name}_identification"] = float(
                 image_measures.identified(reconstruction, gallery, truth).double().mean()
             )
+            metrics[f"{name}_identification_chance"] = 1 / len(gallery)
     return metrics
 
 
@@ -293,7 +296,7 @@ DIAGNOSTICS: dict[str, Callable[..., Any]] = {
         threat="bound",
         labels=True,
         refuse=(window_of_ssim,),
-        fractions=("leak_identification", "leak_initial_identification"),
+        fractions=tuple(f"{name}_identification{end}" for name in ("leak", "leak_initial") for end in ("", "_chance")),
         example={"target_clients": 2, "steps": 2, "width": 2, "candidates": 4},
     ),
     "boundaries": Entry(boundaries, refuse=(points_in_the_plane, two_points_a_side), fractions=("boundary_apart",)),

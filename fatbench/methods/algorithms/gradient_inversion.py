@@ -49,6 +49,7 @@ from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Defence, Inversion, Local, Manipulation, NonNegative, Objective
 
 SMALL = 32  # side in pixels of a second comparison, and of that with the candidates
+IDENTIFIED = ("identification", "identified_first")  # of a batch: any image, the first one
 FROZEN_STATISTICS = (
     "gradient_inversion takes uploads in eval mode, and local training of this model would change its batch "
     "normalisation: leave out 'local', or take a model without it"
@@ -92,9 +93,11 @@ def gradient_inversion(
     Numbers are means over the clients so far, with the half width of their 95 % interval (`psnr_ci`, ...; `interval`:
     from the normal or from Student's t distribution): psnr (dB), ssim and mse at the images' size, ssim32 and
     correlation32 at 32 x 32, lpips if its weights are installed, identification (is the original the likeliest of the
-    first `candidates` training images, by correlation at 32 x 32? identification_low and identification_high are
-    Wilson's interval), label_recovery (batch of 1) and label_counts (the fraction of correct counts, if labels are not
-    told); psnr, correlation32 and identification also per target. For a batch, they describe the best pair.
+    candidates, by correlation at 32 x 32?), label_recovery (batch of 1) and label_counts (the fraction of correct
+    counts, if labels are not told); psnr, correlation32 and identification also per target. For a batch, they describe
+    the best pair. identified_first: does any reconstruction name the client's first image? It compares batches of other
+    sizes. Both have Wilson's interval (..._low, ..._high) and ..._chance, that of as many random guesses. The
+    candidates are the first `candidates` training images and those of all clients; candidates_used is their number.
     matched_psnr, matched_ssim and recovered cover all pairs: reconstructions assigned to originals one to one, and the
     fraction of originals above 19 dB. grey_psnr, another_psnr, ... are baselines: scores of a flat grey reconstruction
     and of another image. Only the gradients that the inversion reads are computed. `rounding`: the resized images have
@@ -197,9 +200,14 @@ def gradient_inversion(
         if labels_from != "client":
             attacker_labels = torch.cat([unit[0].labels for unit in observed])
             scores["label_counts"] = label_counts(attacker_labels, y.flatten(1), problem.classes)
-        moments = {name: _accumulated(state.server.get(name), values) for name, values in scores.items()}
+        moments = {
+            name: _accumulated(state.server.get(name), values)
+            for name, values in scores.items()
+            if not state.server or name in state.server  # else of later clients alone: an earlier version began the run
+        }
         numbers = _summary(moments, interval)
-        for name in ("psnr", "correlation32", "identification"):
+        numbers |= _chances(len(gallery), reconstructions.shape[1], batch) | {"candidates_used": float(len(gallery))}
+        for name in ("psnr", "correlation32", *(one for one in IDENTIFIED if one in moments)):
             numbers[f"{name}_client"] = dict(enumerate(scores[name].tolist(), start=t * target_clients))
         state = State(t + 1, {}, moments)  # sums over all clients so far, from which a resumed run goes on
         sent_by_all = group * _client_passes(objective, local, observed_rounds, weights)
@@ -394,13 +402,15 @@ def _scores(reconstructions: Tensor, originals: Tensor, truth: Tensor, gallery: 
         image_measures.identified(small[:, p].repeat_interleave(truth.shape[1], 0), gallery, truth.flatten())
         for p in range(reconstructions.shape[1])
     ]
+    named = torch.stack(hits).any(0).view(truth.shape)  # (V, B): by any reconstruction
     scores = {
         "psnr": image_measures.best_of(image_measures.psnr, reconstructions, originals),
         "ssim": image_measures.best_of(image_measures.ssim, reconstructions, originals),
         "mse": image_measures.least_of(image_measures.mse, reconstructions, originals),
         "ssim32": image_measures.best_of(image_measures.ssim, small, small_originals),
         "correlation32": image_measures.best_of(image_measures.correlation, small, small_originals),
-        "identification": torch.stack(hits).any(0).view(truth.shape).any(1),
+        "identification": named.any(1),
+        "identified_first": named[:, 0],
     }
     if perceptual := lpips.measure(originals.shape[-1]):
         scores["lpips"] = image_measures.least_of(perceptual, reconstructions, originals)
@@ -441,7 +451,7 @@ def _best_pair(reconstructions: Tensor, originals: Tensor) -> Tensors:
 
 
 def _summary(moments: Tensors, interval: str) -> Metrics:
-    """Mean and half width of the 95 % interval of each measure; for identification also Wilson's interval."""
+    """Mean and half width of the 95 % interval of each measure; for identified clients also Wilson's interval."""
     numbers: Metrics = {}
     # moments: {measure: (3,)}, as `_accumulated` sums them
     for name, (count, total, squares) in ((name, s.tolist()) for name, s in moments.items()):
@@ -454,15 +464,21 @@ def _summary(moments: Tensors, interval: str) -> Metrics:
 
                 quantile = float(stdtrit(count - 1, 0.975))
             numbers[f"{name}_ci"] = quantile * math.sqrt(variance / count)
-    count, hits = moments["identification"][:2].tolist()
-    centre, z = hits / count, 1.959964
-    middle = (centre + z * z / (2 * count)) / (1 + z * z / count)
-    half_width = z * math.sqrt(centre * (1 - centre) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-    numbers |= {
-        "identification_low": max(0.0, middle - half_width),
-        "identification_high": min(1.0, middle + half_width),
-    }
+    for name in (name for name in IDENTIFIED if name in moments):
+        count, hits = moments[name][:2].tolist()
+        centre, z = hits / count, 1.959964
+        middle = (centre + z * z / (2 * count)) / (1 + z * z / count)
+        half_width = z * math.sqrt(centre * (1 - centre) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+        numbers |= {f"{name}_low": max(0.0, middle - half_width), f"{name}_high": min(1.0, middle + half_width)}
     return numbers
+
+
+def _chances(candidates: int, guesses: int, batch: int) -> Metrics:
+    """The chance that one of so many random guesses names an image of the batch, and its first image."""
+    return {
+        f"{name}_chance": 1 - (1 - named / candidates) ** guesses
+        for name, named in zip(IDENTIFIED, (batch, 1), strict=True)
+    }
 
 
 def _accumulated(earlier_sums: Tensor | None, values: Tensor) -> Tensor:
@@ -491,10 +507,7 @@ GRADIENT_INVERSION = AlgorithmEntry(
     aggregates=False,
     threat=of_gradient_inversion,
     fractions=(
-        "identification",
-        "identification_ci",
-        "identification_low",
-        "identification_high",
+        *(f"{name}{end}" for name in IDENTIFIED for end in ("", "_ci", "_low", "_high", "_chance")),
         "label_recovery",
         "label_counts",
         "recovered",

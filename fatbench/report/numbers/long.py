@@ -235,7 +235,8 @@ def long(
     """(a row for each number of one seed of a table; data -> images that all its attacks have, where these are asked).
 
     Columns: row, group, column (positions in the table), side, cell, source, seed, value (None: not measured), n,
-    stages, doubts, outcomes (bits, how many: of an evaluation), never (it will not be measured).
+    stages, doubts, outcomes (bits, how many: of an evaluation), never (it will not be measured), chance (what random
+    guesses would reach, where training logs it).
     """
     asked = DataFrame(
         _asked(plan, points, evaluated), columns=["row", "group", "column", "side", "cell", "source"], dtype=object
@@ -250,7 +251,10 @@ def long(
         )
         for cell, source, stages in pairs
     ]
-    numbers = numbers.assign(**columns(("outcomes", "never"), known))
+    logged = numbers.loc[numbers["source"].map(lambda source: source.stage == "train"), ["cell", "source"]]
+    chances = found(logged.assign(source=[source.chance for source in logged["source"]]), stored)["value"]
+    numbers = numbers.assign(**columns(("outcomes", "never"), known), chance=None)
+    numbers.loc[logged.index, "chance"] = [*chances]
     if images != "common":
         return numbers, {}
     return on_common_images(numbers, numbers["side"].eq(OWN) & numbers["row"].lt(len(points.rows)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fatbench.suite import facts
@@ -67,6 +67,11 @@ class Source:
     def index_text(self, index: int) -> str:
         """An index as tables and figures print it: clients count from 1, as in the papers, all else from 0."""
         return str(index + (self.index_noun == "client"))
+
+    @property
+    def chance(self) -> Source:
+        """The source of what random guesses would reach in its place, where training logs that."""
+        return replace(self, metric=f"{self.metric}_chance", client=-1)
 
     @property
     def of_images(self) -> bool:

@@ -175,7 +175,7 @@ def read(texts: Iterable[str], plan: Plan, store: Store, select: Checkpoint, *, 
     further: tuple[Checkpoint, ...] = ("best-test", "last") if any(source.stage == "gap" for source in sources) else ()
     specs = {cell.id: cell.spec for cell in plan.cells}
     trained = [source for source in sources if source.stage == "train"]
-    metrics = {source.metric for source in trained}
+    metrics = {metric for source in trained for metric in (source.metric, source.chance.metric)}
     condition: Any = None
     if metrics:
         condition = NUMBERS.c.metric.in_(sorted(metrics))

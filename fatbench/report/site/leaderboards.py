@@ -165,15 +165,17 @@ def _privacy_sentence(board: Board) -> str:
     if column_index is None or "defence" not in board.axes:
         return ""
     identified = [(mean, row) for row in board.rows if (mean := row.values[0][column_index].mean) is not None]
+    chances = [chance for _, row in identified if (chance := row.values[0][column_index].chance) is not None]
     undefended = [share for share, row in identified if row.key.get("defence") == "none"]
     defended = [(share, row) for share, row in identified if row.key.get("defence") != "none"]
     if not undefended or not defended:
         return ""
     share, row = min(defended, key=lambda share_and_row: share_and_row[0])
-    statement = f"The strongest attacker identifies {100 * max(undefended):.0f} % of the images without a defence"
+    statement = f"The strongest attacker identifies {100 * max(undefended):.0f} % of the clients without a defence"
+    guesses = f"; random guesses, at most {100 * max(chances):.2g} %" if chances else ""
     if share >= max(undefended):
-        return f"{statement}, and as many with each defence"
-    return f"{statement}, and {100 * share:.0f} % with {row.key['defence']} ({row.key['attacker']})"
+        return f"{statement}, and as many with each defence{guesses}"
+    return f"{statement}, and {100 * share:.0f} % with {row.key['defence']} ({row.key['attacker']}){guesses}"
 
 
 def _grid(task: Task, store: Store, select: Checkpoint) -> Sheet | None:

@@ -193,6 +193,7 @@ def over_seeds(numbers: Sequence[Any]) -> dict[str, Any]:
     values = tuple(number.value for number in measured)
     mean, std = mean_and_std(values)
     behind = [number for number in measured if number.source.of_images and number.stages]
+    chances = [number.chance for number in measured if number.chance is not None]
     return {
         **common,
         "mean": mean,
@@ -201,6 +202,7 @@ def over_seeds(numbers: Sequence[Any]) -> dict[str, Any]:
         "wanted": len(numbers),
         "n": tuple(sorted({number.n for number in measured})),
         "values": values,
+        "chance": math.fsum(chances) / len(chances) if chances else None,
         "behind": tuple((number.cell.id, number.stages[-1]) for number in behind),
         "outcomes": tuple(number.outcomes for number in behind),
         "at_floor": all(any(doubt.code in NOT_ABOVE for doubt in number.doubts) for number in measured),
@@ -231,7 +233,7 @@ def _share(metric: str, entry: dict[str, Any], start: dict[str, Any], end: dict[
     """The share of the way between two points at which a point lies, by means over the seeds that all three have."""
     found = share(metric, *map(_by_seed, (entry, start, end)))
     over = {"mean": found.difference, "std": None, "seeds": found.seeds, "values": (), "behind": (), "outcomes": ()}
-    return {**entry, **over, "interval": found.interval}
+    return {**entry, **over, "chance": None, "interval": found.interval}
 
 
 def _with_labels(entries: DataFrame, points: Points, evaluated: Sequence[Cell]) -> DataFrame:

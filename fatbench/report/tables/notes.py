@@ -16,7 +16,7 @@ from fatbench.report.numbers.points import is_inside
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.numbers.sources import quoted
 from fatbench.report.tables import number_format
-from fatbench.report.tables.sheet import Column, Sheet
+from fatbench.report.tables.sheet import Column, Group, Sheet
 from fatbench.report.tables.significance import UNTESTED
 from fatbench.store.selection import WORDS
 from fatbench.suite import format_call
@@ -103,6 +103,8 @@ def notes(
             yield "columns", f"{_columns(derived, grid)}: {label}"
     if conditions := _conditions(grid.columns):
         yield "columns", conditions
+    if chance := _chance(grid):
+        yield "chance", f"random guesses reach {chance}"
     spread = "mean ± sample standard deviation over seeds (ddof 1)" if len(grid.seeds) > 1 else "one seed, no spread"
     if grid.seeds:
         yield "seeds", f"{seeds_text(grid.seeds)}; {spread}"
@@ -267,7 +269,8 @@ IN_CAPTION = (
 )  # notes whose words the caption of a LaTeX table says
 SHORT = {  # the lines of "short", and the notes that each is made of
     "numbers": (
-        "filter", "data", "images", "checkpoint", "seeds", "differences", "columns", "marks", "published", "formula",
+        "filter", "data", "images", "checkpoint", "seeds", "differences", "columns", "chance", "marks", "published",
+        "formula",
     ),
     "attacks": ("attacks", "attack precision"),
     "doubt": (
@@ -384,6 +387,41 @@ def _differences(grid: Sheet) -> str:
     )
     interval = any(value.interval for value in grid.all())
     return f"{text}, seed by seed" + "; in brackets the 95 % interval of the mean, Student's t" * interval
+
+
+def _chance(grid: Sheet) -> str:
+    """ "0.1 % (top-1), 0.8 % (first: images 8)": the chance of each heading without a column of it, and the labels on
+    which it depends.
+    """
+    with_column = {(column.source.metric, str(column.where)) for column in grid.columns}
+    headings_by_chance: dict[tuple[str, str], list[str]] = {}  # (chance, labels) -> headings
+    for position, column in enumerate(grid.columns):
+        chance_by_point = [
+            ({**row.key, **group.key}, f"{100 * value.chance:.2g} %")
+            for row in grid.rows
+            for group, values in zip(grid.groups, row.values, strict=True)
+            if (value := values[position]).chance is not None
+        ]
+        if not chance_by_point or (column.source.chance.metric, str(column.where)) in with_column:
+            continue
+        axes = [*grid.axes, *(axis for group in grid.groups[:1] for axis in group.key)]
+        for axis in tuple(axes):
+            others = [other for other in axes if other != axis]
+            labelled = {(tuple(key.get(other) for other in others), chance) for key, chance in chance_by_point}
+            if len({labels for labels, _ in labelled}) == len(labelled):  # the axis makes no difference
+                axes = others
+        names: dict[str, dict[str, None]] = {}
+        for key, chance in chance_by_point:
+            names.setdefault(chance, {})[Group({axis: key[axis] for axis in axes if key.get(axis)}).label] = None
+        most = max(names, key=lambda chance: len(names[chance]))
+        for chance, labels in names.items():
+            others_too = len(names) > 1 and chance == most and len(labels) > 3
+            text = "all others" if others_too else "; ".join(labels)
+            headings_by_chance.setdefault((chance, text), []).append(quoted(column.heading))
+    return ", ".join(
+        f"{chance} ({_enumeration(headings)}{f': {labels}' if labels else ''})"
+        for (chance, labels), headings in headings_by_chance.items()
+    )
 
 
 def _conditions(columns: Iterable[Column]) -> str:

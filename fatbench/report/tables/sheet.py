@@ -66,6 +66,7 @@ ENTRY: dict[str, Any] = {
     "wanted": 0,  # how many the plan asks for
     "n": (),  # examples behind each measurement; more than one number = mixed
     "values": (),  # one a seed
+    "chance": None,  # what random guesses would reach, where training logs it
     "interval": None,  # of a difference or share: 95 % confidence interval over seeds
     "behind": (),  # (cell, stage) of the outcomes, one a seed; none of training
     "outcomes": (),  # (bits, how many) of each of these
