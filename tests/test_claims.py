@@ -636,6 +636,19 @@ def test_what_federation_costs() -> None:
     assert max(map(abs, narrow)) < 0.02 < max(map(abs, wide))
     ends = [f"({show(100 * low)} to {show(100 * high)})" for low, high in (narrow, wide)]
     assert f"Corrected for five comparisons MixFAT still is {ends[0]}, SFAT is not {ends[1]}." in text
+    most = [show(100 * max(map(abs, ends))) for ends in (narrow, wide)]
+    assert (
+        f"Corrected for five comparisons, MixFAT gets back at most {most[0]} points of it and SFAT {most[1]};" in front
+    )
+    assert trades.high < 0 < trades.mean + trades.half(1 - 0.05 / 5)  # its dot is full; corrected, it is not
+    assert f"FedTRADES is not shown to differ under AutoAttack, and SFAT may gain up to {most[1]} points." in front
+    images = {attack: {len(each) for (_, on), of in right.items() if on == attack for each in of.values()}
+              for attack in ("autoattack", "pgd20")}  # fmt: skip
+    of_clients = {5 * n for n in (500, 2000)}  # local only has each image for five networks
+    assert images["autoattack"] - of_clients == {500} and images["pgd20"] - of_clients == {2000}
+    assert "AutoAttack takes 500 of the other attacks' 2,000 images." in front
+    looks = "This is the third look at these comparisons" in text and "radius was chosen by a pilot" in text
+    assert looks and "This is the third look at declared comparisons, a pilot chose the radius, and" in front
     first, second = (p(corrections[name, "autoattack"]) for name in ("CalFAT", "FedTRADES"))
     assert f"not shown to differ from FAT: {other[0]} and {other[1]}, p {first} and {second} after Holm." in text
     gain = f"CalFAT gains {show(100 * unattacked.mean)} points ({interval(unattacked)})"
