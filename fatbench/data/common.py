@@ -294,6 +294,8 @@ def eight_bits(image: Image.Image, mode: str) -> Image.Image:
     """An image in `mode`, "RGB" or "L"; 16 bits of grey are scaled. Raises ValueError for an unknown range."""
     from PIL import Image
 
+    if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
+        image = image.convert("RGBA")  # Pillow warns of another way
     # Pillow's convert() clips 16 bits at 255. A PGM, and in older versions a PNG, has its 16 bits in mode I.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         image = Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fatbench.data import Dataset
-from fatbench.data.common import Images, Labels, Loaded, find_doubts, finish, reason
+from fatbench.data.common import Images, Labels, Loaded, eight_bits, find_doubts, finish, reason
 from fatbench.errors import FatbenchError, MachineError, SpecError
 from fatbench.suite import calls, facts
 from fatbench.suite.first_images import First
 
+PALETTES = ("P", "PA")
+GREY = ("1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # Pillow's modes without colour
 ROUNDINGS = 8  # units of rounding that floats may leave [0, 1] by, after normalising and back
 
 
@@ -68,9 +70,43 @@ def dataset(
     return finish(name, None, loaded)
 
 
+def as_array(name: str, axis: str, values: Any) -> NDArray[Any]:
+    """Tensors on any device, images of Pillow, anything like an array, or a list of these, as a numpy array.
+
+    An image of Pillow becomes uint8 (H, W) or (H, W, 3). Raises SpecError for what is no array.
+    """
+    try:
+        if hasattr(values, "detach"):
+            tensor = values.detach().cpu()
+            return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()  # numpy has none
+        if hasattr(values, "getbands"):
+            pixels = np.asarray(eight_bits(values, "L" if values.mode in GREY else "RGB"))
+            is_grey = values.mode in PALETTES and (pixels == pixels[..., :1]).all()
+            return pixels[..., 0] if is_grey else pixels
+        if isinstance(values, list | tuple) and values and {"shape", "getbands"} & {*dir(values[0])}:
+            return join(name, axis, [as_array(name, axis, value)[None] for value in values])
+        return np.asarray(values)
+    except (TypeError, ValueError) as error:  # such as nested lists of several lengths
+        raise SpecError(f"{name}: {axis}: {reason(error)}") from None
+
+
+def join(name: str, axis: str, batches: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Batches as one array; grey images among coloured ones (H, W, 3) get three channels.
+
+    Raises SpecError for several shapes.
+    """
+    if any(batch.ndim == 4 and batch.shape[3] == 3 for batch in batches):
+        batches = [np.repeat(batch[..., None], 3, axis=3) if batch.ndim == 3 else batch for batch in batches]
+    try:
+        return np.concatenate(batches)
+    except ValueError:
+        shapes = ", ".join(map(str, sorted({batch.shape[1:] for batch in batches})[:3]))
+        raise SpecError(f"{name}: {axis} of several shapes, {shapes}: give all the same") from None
+
+
 def images(name: str, axis: str, values: Any) -> Images:
     """Images as uint8 (N, C, H, W). Raises SpecError for what `dataset` does not accept."""
-    array = np.asarray(values)
+    array = as_array(name, axis, values)
     if array.ndim == 3:
         array = array[:, None]
     if array.ndim != 4:
@@ -90,9 +126,10 @@ def images(name: str, axis: str, values: Any) -> Images:
 
 
 def _labels(name: str, axis: str, labels: Any) -> Labels:
-    array = np.asarray(labels)
+    array = as_array(name, axis, labels)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise SpecError(f"{name}: {axis}: expected integers (N,), got {array.dtype} {array.shape}")
+        advice = " (of one-hot labels, give the argmax)" if array.ndim == 2 and array.shape[1] > 1 else ""
+        raise SpecError(f"{name}: {axis}: expected integers (N,), got {array.dtype} {array.shape}{advice}")
     return array.astype(np.int64)
 
 
@@ -106,10 +143,11 @@ def load(spec: Mapping[str, Any], root: Path, first: First = (None, None)) -> Da
     first: the number of training and test images wanted; a reader that cannot read fewer returns all. Raises SpecError,
     with the line, for an error in a plug-in's function or a wrong result.
     """
-    plugin = calls.call("Data", spec).signature.plugin
+    signature = calls.call("Data", spec).signature
+    plugin = signature.plugin
     try:
         reader = calls.build("Data", spec)
-        loaded = reader(root, first=first) if "first" in inspect.signature(reader).parameters else reader(root)
+        loaded = reader(root, first) if "first" in signature.asks else reader(root)
     except FatbenchError:
         raise
     except MemoryError as error:
