@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import data_layouts as layouts
 import numpy
 import pytest
 import torch
@@ -602,6 +603,19 @@ def test_rows_of_hugging_face_are_images_and_labels() -> None:
     ):  # fmt: skip
         with pytest.raises(SpecError, match=said):
             fatbench.evaluate(zeros(), wrong, "fgsm")
+
+
+def test_the_files_of_a_folder_that_are_not_read_are_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = layouts.write_image_folder(tmp_path / "mine")
+    (folder / "test" / "ant" / "more.tga").write_bytes(b"\0")
+    (folder / "train" / "ant" / "more.tga").write_bytes(b"\0")  # an external model is only attacked
+    net = nn.Sequential(nn.Flatten(), nn.Linear(432, 2))
+    data = {"name": "image_folder", "path": str(folder), "size": 12}
+    found = fatbench.evaluate(net, data, ["fgsm"])
+    assert "files in the folders of its classes that are not read: 1" in found.doubts
+    assert capsys.readouterr().err.count(f"{folder / 'test' / 'ant'}: 1 file is not read") == 1
 
 
 def test_attacks_as_objects_do_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

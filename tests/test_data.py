@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import gzip
 import io
 import json
@@ -13,7 +14,7 @@ import shutil
 import struct
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -1481,3 +1482,117 @@ def test_a_set_is_sorted_where_neighbours_have_the_same_label() -> None:
     assert common.fair_order(np.tile(labels, 2)) is not None  # sorted twice, as two folders behind each other
     for short in ([], [1], [3] * 9):
         assert common.fair_order(np.array(short, np.int64)) is None
+
+
+# --- data that are not what they seem ------------------------------------------------------------------------------
+
+DIFFER = "training and test images differ in brightness"
+FULL = layouts.pixels(40, 1, 8, 8, seed=5)
+DARK = FULL // 16
+HOT = np.where(np.arange(FULL.size).reshape(FULL.shape) == 77, 255, DARK + 1).astype(np.uint8)  # one bright pixel
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "said"),
+    [
+        (DARK, DARK + 1, {"training images have few grey levels": 16, "test images have few grey levels": 16}),
+        (255 - DARK, 253 - DARK, {"training images have few grey levels": 16, "test images have few grey levels": 16}),
+        (FULL, FULL // 10, {"test images have few grey levels": 26, DIFFER: 255 / 25}),
+        (FULL, FULL // 2, {DIFFER: 255 / 127}),
+        (FULL, 128 + FULL // 2, {DIFFER: 255 / 127}),  # as bright, of half the contrast
+        (FULL, (255 - np.sqrt(FULL) * 8).clip(0).astype(np.uint8), {}),
+        (np.where(FULL > 200, FULL, 0), 255 - np.where(FULL > 200, FULL, 1), {DIFFER: ...}),  # a few lines, inverted
+        (DARK.copy(), HOT, {"training images have few grey levels": 16, "test images have few grey levels": 16}),
+        (FULL, np.full_like(FULL, 128), {"test images have few grey levels": 1, "test images are in two classes": 20,
+                                         DIFFER: 255}),
+        (FULL, FULL[::-1] // 3 * 3, {}),
+    ],
+)  # fmt: skip
+def test_images_that_use_little_of_the_pixel_range(train: Any, test: Any, said: dict[str, Any]) -> None:
+    """A radius of 8/255 is then a large part of their contrast; one bright pixel changes nothing."""
+    data = own.dataset(train, [0, 1] * 20, test, [0, 1] * 20, name="mine")
+    expected = {
+        doubt: data.doubts.get(doubt) if value is ... else pytest.approx(value, rel=0.03)
+        for doubt, value in said.items()
+    }
+    assert data.doubts == expected
+
+
+def test_floats_of_a_tenth_of_the_range_are_dark() -> None:
+    data = own.dataset(FULL / 255, [0, 1] * 20, FULL / 2550, [0, 1] * 20, name="mine")
+    assert data.doubts["test images have few grey levels"] == 27
+
+
+def test_published_sets_are_not_dark() -> None:
+    for name in ("digits", "plane"):
+        assert DATASETS[name](Path()).doubts == {}
+
+
+@pytest.mark.skipif(not FASHION.is_dir(), reason="the Debian package dataset-fashion-mnist is not installed")
+def test_the_whole_of_fashion_mnist_is_not_doubtful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system(monkeypatch, FASHION)
+    assert DATASETS["fashion_mnist"](tmp_path).doubts == {}
+
+
+def test_an_image_in_two_classes_is_counted_in_each_part() -> None:
+    """Of equal images, those that are not of their most frequent class are wrong whatever a network answers."""
+    x, other = random_images(20), random_images(20, seed=1)
+    y = np.arange(20) % 2
+    twice, labels = np.concatenate([x, x[:4]]), np.concatenate([y, 1 - y[:4]])
+    assert own.dataset(other, y, twice, labels, name="mine").doubts == {"test images are in two classes": 4}
+    assert own.dataset(twice, labels, other, y, name="mine").doubts == {"training images are in two classes": 4}
+    same = np.concatenate([y, y[:4]])
+    assert not own.dataset(other, y, twice, same, name="mine").doubts  # doubled within a class
+    thrice = np.concatenate([x, x[:1], x[:1]])
+    assert own.dataset(other, y, thrice, [*y, 0, 1], name="mine").doubts == {"test images are in two classes": 1}
+    nearly = twice.copy()
+    nearly[20:, 0, 5, 5] ^= 1
+    assert not own.dataset(other, y, nearly, labels, name="mine").doubts
+    many, count = random_images(200), [*np.arange(200) % 2, 1]  # one image in 201 moves no per cent
+    assert not own.dataset(other, y, np.concatenate([many, many[:1]]), count, name="mine").doubts
+
+
+def test_the_doubts_of_a_large_folder_are_those_of_its_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decoded images are kept for the next time, and what is doubtful about them with these labels."""
+    monkeypatch.setattr(decoded, "SMALL", 1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = layouts.write_image_folder(tmp_path / "mine", n=40)
+
+    def read() -> Mapping[str, float]:
+        return DATASETS["image_folder"](tmp_path, path="mine", size=12).doubts
+
+    assert read() == read() == {}
+    monkeypatch.setattr(common, "contradicted", lambda *_: pytest.fail("it was determined again"))
+    assert read() == {}
+    monkeypatch.undo()
+    monkeypatch.setattr(decoded, "SMALL", 1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shutil.copy(folder / "test" / "ant" / "t.png", folder / "test" / "bee" / "u.png")
+    assert read() == read() == {"test images are in two classes": 1}
+
+
+def test_files_of_a_folder_that_are_not_read_are_counted_and_named(tmp_path: Path) -> None:
+    folder = layouts.write_image_folder(tmp_path / "mine", n=40)
+    read = functools.partial(DATASETS["image_folder"], tmp_path, path="mine", size=12)
+    assert read().doubts == {} and read().note == ""
+    for number, (suffix, form) in enumerate({".jfif": "JPEG", ".JPE": "JPEG"}.items()):
+        Image.new("RGB", (12, 12), (7, number, 9)).save(folder / "test" / "ant" / f"more{suffix}", form)
+    assert len(read().test_labels) == 4 and not read().doubts
+    for place in ("test/ant/.DS_Store", "test/ant/Thumbs.db", "test/ant/._t.png", "train/.cache/a.png"):
+        (folder / place).parent.mkdir(exist_ok=True)
+        (folder / place).write_bytes(b"\0")
+    for place in ("test/ant/readme.md", "train/LICENSE", "train/bee/boxes.csv"):
+        (folder / place).write_text("Ümlaut")
+    (folder / "test" / "ant" / "nothing").symlink_to("nowhere")
+    assert not read().doubts
+    for place in ("test/ant/a.tga", "test/ant/b", "test/bee/c.npy", "test/stray.png", "test/bee/sub/t.png"):
+        (folder / place).parent.mkdir(exist_ok=True)
+        shutil.copy(folder / "test" / "ant" / "t.png", folder / place)
+    (folder / "train" / "cats.zip").write_bytes(b"PK\0")
+    data = read()
+    assert len(data.test_labels) == 4 and data.doubts == {"files are not read": 6}
+    assert data.note == (
+        f"{folder}: 6 files are not read, because of suffix or folder:"
+        " test/ant/a.tga, test/ant/b, test/bee/c.npy, test/bee/sub/t.png, test/stray.png and 1 more"
+    )
+    assert read(first=(1, None)).doubts == {"files are not read": 5}  # no word of training images

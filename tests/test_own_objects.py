@@ -227,3 +227,7 @@ def test_rows_with_integers_beyond_a_byte_are_no_bytes() -> None:
     rows[3]["image"][0, 0] = 256
     with pytest.raises(SpecError, match="got int64"):
         read(itertools.chain(rows))
+
+
+def test_the_image_that_stands_in_for_training_makes_no_doubt() -> None:
+    assert read((X // 3, Y)).doubts == {} and list(read((X // 5, Y)).doubts) == ["test images have few grey levels"]

@@ -19,11 +19,13 @@ first reader that is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fatbench import settings
+from fatbench.data.catalogue import class_folders
 from fatbench.data.disk import prepare, status, verify, weights_status
 from fatbench.errors import SpecError
 from fatbench.suite.entry import DataEntry, Images
@@ -43,7 +45,7 @@ class Dataset:
 
     `writers` and `test_writers` (N,) int64 are the person behind each example (CelebA: the celebrity's number), or
     None. `fingerprint` is the SHA-256 over all arrays, `variant` the suite's name for files that are not the published
-    ones, and `doubts` is {doubt about the arrays: how many}.
+    ones, `doubts` is {doubt about the arrays: how many}, and `note` names the files of a folder that were not read.
     """
 
     train_images: NDArray[np.uint8]
@@ -57,6 +59,7 @@ class Dataset:
     variant: str | None
     fingerprint: str
     doubts: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -178,7 +181,8 @@ def image_folder(
 
     Classes are the folders of train in the order of their names. Every image becomes RGB (16 bits of grey are scaled)
     and is resized to `size` x `size` if necessary (bicubic, without cropping). Images are ordered by a hash of class
-    and file name, so that the first n are a fair sample.
+    and file name, so that the first n are a fair sample. Files of other suffixes and in subfolders are not read, but
+    counted.
     """
     from fatbench.data import common, folders
 
@@ -189,10 +193,12 @@ def counted_files(*, path: str, size: int) -> Images:
     """The images that are in the folder now."""
     folder = settings.data_folder() / Path(path).expanduser()
 
-    def count(pattern: str) -> int | None:
-        return sum(not file.name.startswith(".") for file in folder.glob(pattern)) or None
-
-    return Images(count("train/*/*"), count("test/*/*"), count("train/*/"), size, 3, about=True)
+    classes: dict[str, dict[str, list[Path]]] = {"train": {}, "test": {}}
+    for split in classes:
+        with suppress(OSError):
+            classes[split] = class_folders(folder / split)
+    train, test = (sum(map(len, files.values())) or None for files in classes.values())
+    return Images(train, test, len(classes["train"]) or None, size, 3, about=True)
 
 
 def torchvision(

@@ -9,7 +9,9 @@ compares with torchvision's; CINIC-10 and the checksums of uncompressed MNIST fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import codecs
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -97,7 +99,10 @@ CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog",
 CELEBA_IMAGES = 202_599
 _LEAF_IMAGES, _LEAF_CELEBRITIES = 200_288, 9_343  # of celebrities with at least 5 images (LEAF's statistics)
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
+IMAGE_SUFFIXES = (
+    ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif",
+)  # fmt: skip
+SYSTEM_FILES = ("thumbs.db", "desktop.ini")  # which Windows puts beside images
 
 
 def dataset_facts(name: str) -> DatasetFacts:
@@ -147,6 +152,33 @@ def class_folders(folder: Path) -> dict[str, list[Path]]:
         )
         for class_folder in classes
     }
+
+
+def unread_files(folder: Path, read: Iterable[Path]) -> list[Path]:
+    """The files below a folder of class folders, at any depth, without those `read`, hidden ones and text."""
+    names_read, found = {os.fspath(file) for file in read}, []
+    for entry in sorted(folder.iterdir()):
+        places = os.walk(entry) if entry.is_dir() else [(os.fspath(folder), [], [entry.name])]
+        for place, folders, names in places if not entry.name.startswith(".") else ():
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            found += [
+                Path(place, name)
+                for name in sorted(names)
+                if not name.startswith(".")
+                and name.lower() not in SYSTEM_FILES
+                and os.path.join(place, name) not in names_read
+            ]
+    return [file for file in found if file.is_file() and not _is_text(file)]
+
+
+def _is_text(file: Path) -> bool:
+    try:
+        with file.open("rb") as handle:
+            head = handle.read(512)
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # its last character may be cut
+    except (OSError, UnicodeDecodeError):
+        return False
+    return b"\0" not in head
 
 
 # --- published files and their checksums --------------------------------------------------------------------------

@@ -9,7 +9,8 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
+
+NAMED = 5  # files that a message names
 
 
 class Missing(MachineError):
@@ -72,6 +75,7 @@ class Loaded:
     counts: tuple[int, int] | None = None  # all training and test images, if not all were read
     sha256: str | None = None  # the fingerprint, if it is not that of the arrays
     decoded: Any = None  # the `decoded.Decoded` that holds its images
+    unread: Sequence[Path] = ()  # files of its class folders that are not read
 
     @property
     def mismatches(self) -> list[Check]:
@@ -149,10 +153,12 @@ def finish(name: str, variant: str | None, loaded: Loaded, counts: tuple[int, in
     if variant is not None and not variant.strip():
         raise SpecError("variant: expected a name, got an empty string")
     published = catalogue.CATALOGUE.get(name)  # a plug-in's data set is in no catalogue
-    earlier_doubts = None if loaded.decoded is None else loaded.decoded.doubts
+    earlier_doubts = None if loaded.decoded is None else loaded.decoded.doubts(loaded.sha256)
     doubts = find_doubts(loaded.where, loaded, published.shape if published else None, loaded.gaps, earlier_doubts)
     if loaded.decoded is not None:
-        loaded.decoded.keep(doubts)
+        loaded.decoded.keep(loaded.sha256, doubts)
+    if loaded.unread:
+        doubts = {**doubts, "files are not read": float(len(loaded.unread))}
     advice = f"to use them under another name: data: {{name: {name}, variant: NAME}}"
     if variant is None:
         if differing := loaded.mismatches:
@@ -184,7 +190,24 @@ def finish(name: str, variant: str | None, loaded: Loaded, counts: tuple[int, in
         variant=variant,
         fingerprint=loaded.sha256 or fingerprint(loaded),
         doubts=doubts,
+        note=_unread_note(loaded),
     )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Some names in words: "a, b and 3 more"."""
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _unread_note(loaded: Loaded) -> str:
+    """The files that were not read, by name, in a sentence; empty if all were."""
+    if not loaded.unread:
+        return ""
+    folder = os.path.commonpath([file.parent for file in loaded.unread])
+    names = listed([str(file.relative_to(folder)) for file in loaded.unread])
+    files = "1 file is" if len(loaded.unread) == 1 else f"{len(loaded.unread)} files are"
+    return f"{folder}: {files} not read, because of suffix or folder: {names}"
 
 
 def fingerprint(loaded: Loaded) -> str:
@@ -211,6 +234,10 @@ def fingerprint(loaded: Loaded) -> str:
 LEAKED = 0.5  # of the test images: with more of them among the training images, there is no test set
 SHARED = 0.01  # of the test images: more can move an accuracy by a percentage point
 SAMPLED = 256  # bytes of an image that are compared first
+CONTRAST = 0.25  # of the pixel range: in less, a radius of 8/255 is an eighth of the contrast or more
+FACTOR = 2.0  # between the brightness of training and of test images
+FEW = 30  # images whose mean may differ by chance
+RANGED = 1 << 22  # pixels of a part that tell its range
 
 
 def find_doubts(
@@ -231,7 +258,7 @@ def find_doubts(
         ("test", data.test_images, data.test_labels, data.test_writers),
     )
     for split, images, labels, writers in splits:
-        if not len(images):
+        if not images.size:
             raise DamagedData(f"{source} holds no {split} images")
         if images.dtype != np.uint8 or images.ndim != 4:
             raise DamagedData(f"{source}: {split} images are {images.dtype} {images.shape}, not uint8 (N, C, H, W)")
@@ -261,7 +288,35 @@ def find_doubts(
     count, n = shared_images(data.train_images, data.test_images), len(data.test_images)
     if count >= LEAKED * n:
         raise DamagedData(f"{source}: {count:,} of {n:,} test images are training images, so there is no test set")
-    return {"test images are training images": float(count)} if count > SHARED * n else {}
+    doubts = {"test images are training images": float(count)} if count > SHARED * n else {}
+    # a single training image stands in for a set that is not read
+    whole_splits = [split for split in splits if split[0] == "test" or len(split[1]) > 1]
+    for split, images, labels, _ in whole_splits:
+        if (count := contradicted(images, labels)) > SHARED * len(images):
+            doubts[f"{split} images are in two classes"] = float(count)
+    ranges = {split: _ranges(images) for split, images, _, _ in whole_splits}
+    doubts |= {
+        f"{split} images have few grey levels": found["contrast"] + 1
+        for split, found in ranges.items()
+        if found["contrast"] < CONTRAST * 255
+    }
+    if len(ranges) == 2:
+        a, b = ranges.values()
+        factor = max(max(a[key], b[key]) / max(min(a[key], b[key]), 1) for key in a.keys() & b.keys())
+        if factor >= FACTOR:
+            doubts["training and test images differ in brightness"] = factor
+    return doubts
+
+
+def _ranges(images: Images) -> dict[str, float]:
+    """The brightest pixel and the contrast of images, both without the outermost 0.1 % of the pixels, and the mean.
+
+    Of few images there is no mean. Of many, enough are taken, at equal distances.
+    """
+    sample = images[:: -(-images.size // RANGED)]
+    low, high = (float(value) for value in np.quantile(sample, (0.001, 0.999), method="nearest"))
+    mean = {"mean": float(sample.mean())} if len(sample) >= FEW else {}
+    return {"brightest": high, "contrast": high - low, **mean}
 
 
 def _layout_problem(images: Images) -> str | None:
@@ -285,6 +340,23 @@ def shared_images(train: Images, test: Images) -> int:
     candidates = [i for i, row in enumerate(train[:, ::stride]) if row.tobytes() in test_samples]
     train_images = {train[i].tobytes() for i in candidates}
     return sum(row.tobytes() in train_images for row in test) if train_images else 0
+
+
+def contradicted(images: Images, labels: NDArray[Any]) -> int:
+    """The number of images that no network can have right: others, byte for byte the same, have another label.
+
+    Of each group of equal images, those of its most frequent class are not counted.
+    """
+    flat = images.reshape(len(images), -1)
+    rows_by_sample: dict[bytes, list[int]] = {}
+    for i, row in enumerate(flat[:, :: -(-flat.shape[1] // SAMPLED)]):
+        rows_by_sample.setdefault(row.tobytes(), []).append(i)
+    classes_by_image: dict[bytes, Counter[int]] = {}
+    for rows in rows_by_sample.values():
+        if len(rows) > 1 and (labels[rows] != labels[rows[0]]).any():
+            for i in rows:
+                classes_by_image.setdefault(flat[i].tobytes(), Counter())[int(labels[i])] += 1
+    return sum(classes.total() - max(classes.values()) for classes in classes_by_image.values())
 
 
 # --- images of other programs -------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from fatbench.errors import MachineError
 CHUNK = 64  # images that a thread takes at a time
 SMALL = 64 << 20  # bytes of decoded images that each process decodes for itself
 VERSION = b"1"  # of the decoding
+DOUBTS = 2  # version of the checks of a set
 NAMED = 10  # damaged files named in a message
 UNUSED = 30 * 86400  # seconds after which an unused entry is removed
 
@@ -60,14 +61,24 @@ class Decoded:
 
     parts: tuple[Images, ...]
     sha256: str  # over the files, in order, and how they were decoded
-    doubts: Mapping[str, float] | None  # as stored beside the array; None: not determined yet
     folder: Path | None  # that holds the array; None: it is in memory
 
-    def keep(self, doubts: Mapping[str, float]) -> None:
+    def doubts(self, fingerprint: str) -> Mapping[str, float] | None:
+        """The doubts about the set of this `fingerprint`, as stored beside the array; None: not determined yet."""
+        if self.folder is not None:
+            with contextlib.suppress(OSError, ValueError):
+                return dict(json.loads(self._doubts_file(fingerprint).read_text()))
+        return None
+
+    def keep(self, fingerprint: str, doubts: Mapping[str, float]) -> None:
         """Store the doubts about the set beside the array, so that it need not be read again for them."""
-        if self.folder is not None and self.doubts is None:
-            with contextlib.suppress(OSError), whole_file.replacing(self.folder / "doubts.json") as handle:
+        if self.folder is not None and not self._doubts_file(fingerprint).is_file():
+            with contextlib.suppress(OSError), whole_file.replacing(self._doubts_file(fingerprint)) as handle:
                 handle.write(json.dumps(dict(doubts)).encode())
+
+    def _doubts_file(self, fingerprint: str) -> Path:
+        assert self.folder is not None
+        return self.folder / f"doubts-{DOUBTS}-{fingerprint[:32]}.json"  # the same images may get other labels
 
 
 def decode(
@@ -118,7 +129,7 @@ def decode(
             )
     array = np.empty(shape, np.uint8)
     _fill(array, files, size, resize, fetch)
-    return Decoded(_split_parts(array, files_by_split), sha256, None, None)
+    return Decoded(_split_parts(array, files_by_split), sha256, None)
 
 
 def fingerprint(decoded: Decoded, classes: int, *labels: Labels | None) -> str:
@@ -136,9 +147,7 @@ def _map_array(folder: Path, files_by_split: Sequence[Sequence[Path]], sha256: s
         os.utime(folder)  # the time of its last use
     if array.shape != (sum(map(len, files_by_split)), 3, size, size) or array.dtype != np.uint8:
         raise ValueError(f"{folder}: holds another array")
-    doubts_file = folder / "doubts.json"
-    doubts = dict(json.loads(doubts_file.read_text())) if doubts_file.is_file() else None
-    return Decoded(_split_parts(array, files_by_split), sha256, doubts, folder)
+    return Decoded(_split_parts(array, files_by_split), sha256, folder)
 
 
 def _evict(cached: Path) -> None:

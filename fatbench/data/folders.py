@@ -9,6 +9,7 @@ import random
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,11 @@ def load_image_folder(root: Path, path: str, size: int, first: First) -> Loaded:
     test_files, test_labels = hash_order(test, list(train))
     if not test_files:
         raise DamagedData(f"{folder / 'test'} holds no images")
-    return _decode_first(folder, (train_files, test_files), (train_labels, test_labels), len(train), first, size)
+    loaded = _decode_first(folder, (train_files, test_files), (train_labels, test_labels), len(train), first, size)
+    unread = catalogue.unread_files(folder / "test", test_files)
+    if first[0] != 1:  # else the image stands in for a set that is not read
+        unread += catalogue.unread_files(folder / "train", train_files)
+    return replace(loaded, unread=unread)
 
 
 def _decode_first(

@@ -51,6 +51,7 @@ class Setup:
     data: dict[str, Any]  # {"data" or "auxiliary": {"name", "variant", "fingerprint"}}: goes into the provenance
     weights: dict[str, str] | None = None  # of the initial model: {"source", "digest"}; goes there, too
     doubts: Mapping[str, float] = field(default_factory=dict)  # about the data: {doubt: how many}
+    note: str = ""  # the same, with names of files
 
 
 def setup(
@@ -126,6 +127,7 @@ def setup(
         data=data_facts,
         weights=getattr(network, "pretrained", None),
         doubts=dataset.doubts,
+        note=dataset.note,
     )
 
 

@@ -205,7 +205,8 @@ def evaluate(
 
     A model is identified by its weights and its network's outputs: another network with the same weights is another
     cell, but the same network with edited code is not. options: only device, precision, db and data are used.
-    notify: also receives an event if the model is stored under another name than the one chosen.
+    notify: also receives an event if the model is stored under another name than the one chosen, or files of the data
+    set were not read.
 
     SpecError: the file belongs to another network, or the network does not fit the images or classes. MachineError: no
     such device, data missing, file unreadable.
@@ -239,6 +240,8 @@ def evaluate(
             cells.identity(spec), spec, list(task.evaluations), ["last"], external_models.SUITE, "paper",
             answers=answers,
         )  # fmt: skip
+        if ready.note:
+            notify(Event(job.cell, "cell", "start", message=ready.note))
         if external.model.named and spec["evaluated"]["name"] != external.model.name:
             notify(Event(job.cell, "cell", "start", message=_other_name(job.cell, spec, external.model.name)))
         with settings.data_in(Path(machine.data)):

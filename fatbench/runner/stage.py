@@ -177,6 +177,8 @@ def ready_for(turn: Turn, machine: Machine, trained: Path | None) -> tuple[dict[
         log.warning(
             "dropout draws a mask for each microbatch: not the masks of the whole batch, but equally likely ones"
         )
+    if ready.note:
+        log.warning("%s", ready.note)
     turn.heartbeat.watch(ready.problem.model)
     return bound, ready
 

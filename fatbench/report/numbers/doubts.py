@@ -40,6 +40,7 @@ LEVEL = 0.01  # of the test whether an accuracy is above a constant classifier's
 STRENGTH = {"fgsm": 0, "pgd": 1, "cw": 1, "autoattack": 2}  # of attacks in one ball, from the weakest
 
 _TEST = f"(one-sided binomial test, p >= {LEVEL:g})"
+_LEVELS = "images lie in {value:.0f} of 256 grey levels: a radius is a larger part of their contrast"
 WORDS = {  # code -> what is printed; {value}, {against} and {metric} are the doubt's
     "diverged": "training diverged in round {value:.0f}, so accuracy is that of the most frequent class",
     "ended": "training ended in round {value:.0f}, as its algorithm says",
@@ -52,6 +53,13 @@ WORDS = {  # code -> what is printed; {value}, {against} and {metric} are the do
     "an_attack_leaves_its_radius": "an attack moves an image by {value:.4g}, beyond its radius",
     "an_attack_leaves_the_pixel_range": "an attack leaves the pixel range by {value:.4g}",
     "test_images_are_training_images": "{value:.0f} test images are training images",
+    "test_images_are_in_two_classes": "{value:.0f} test images are also in another class: no network has them right",
+    "training_images_are_in_two_classes": "{value:.0f} training images are also in another class",
+    "test_images_have_few_grey_levels": f"nearly all pixels of the test {_LEVELS}",
+    "training_images_have_few_grey_levels": f"nearly all pixels of the training {_LEVELS}",
+    "training_and_test_images_differ_in_brightness": "training and test images differ in brightness or contrast by a"
+    " factor of {value:.2g}",
+    "files_are_not_read": "files in the folders of its classes that are not read: {value:.0f}",
     "chance": f"natural accuracy is at chance {_TEST}",
     "majority": f"not above the most frequent class {_TEST}",
     "order": "{metric} exceeds {against} by more than 3 standard errors",
