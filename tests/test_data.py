@@ -437,7 +437,9 @@ def test_an_archive_writes_nothing_but_the_files_of_the_set(tmp_path: Path) -> N
         for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"):
             layouts.tar_add(tar, f"cifar-10-batches-py/{name}", batch)
     found = message(common.DamagedData, lambda: DATASETS["cifar10"](root, variant="small"))
-    assert found == f"{root / 'cifar-10-batches-py' / 'test_batch'} is missing"
+    folder = root / "cifar-10-batches-py"
+    held = "holds data_batch_1, data_batch_2, data_batch_3, data_batch_4, data_batch_5"
+    assert found == f"{folder / 'test_batch'} is missing; {folder} {held}"
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert {file.name for file in files} == {"cifar-10-python.tar.gz", *(f"data_batch_{i}" for i in range(1, 6))}
     assert not Path("/tmp/fatbench-escape").exists()
@@ -451,7 +453,7 @@ def test_a_damaged_archive_leaves_nothing_behind(tmp_path: Path) -> None:
     for content in (whole[: len(whole) // 2], b"no archive", b"", gzip.compress(b"no tar")):
         archive.write_bytes(content)
         found = message(common.DamagedData, lambda: DATASETS["cifar10"](tmp_path, variant="small"))
-        assert found.startswith(f"{archive} is truncated or damaged (")
+        assert found.startswith(f"{archive} is truncated or damaged, not a tar archive (")
         assert [entry.name for entry in tmp_path.iterdir()] == [archive.name]
     with tarfile.open(archive, "w:gz") as tar:
         layouts.tar_add(tar, "readme", b"hello")
@@ -561,7 +563,7 @@ def test_a_system_package_is_found_where_the_root_has_no_whole_set(
     shutil.rmtree(root)
     (package / "train-labels-idx1-ubyte.gz").unlink()
     found = message(common.DamagedData, lambda: DATASETS["fashion_mnist"](root))
-    assert found == f"{package / 'train-labels-idx1-ubyte.gz'} is missing"
+    assert found.startswith(f"{package / 'train-labels-idx1-ubyte.gz'} is missing; {package} holds t10k-images-idx3")
 
 
 def test_prepare_fetches_what_a_broken_system_package_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -642,7 +644,9 @@ def test_svhn_files_may_lie_apart_and_the_missing_one_is_fetched(
     test = tmp_path / "svhn" / "test_32x32.mat"
     content = test.read_bytes()
     test.unlink()
-    assert message(common.DamagedData, lambda: DATASETS["svhn"](tmp_path)) == f"{test} is missing"
+    assert (
+        message(common.DamagedData, lambda: DATASETS["svhn"](tmp_path)) == f"{test} is missing; {test.parent} is empty"
+    )
     downloads(monkeypatch, lambda url, folder, name, md5: Path(folder, name).write_bytes(content) and None)
     row = disk.prepare("svhn", tmp_path)
     assert (row["state"], row["n"], row["fingerprint"]) == ("complete", 40, before)
@@ -749,8 +753,9 @@ def test_image_folders_that_cannot_be_used(tmp_path: Path) -> None:
     (folder / "test" / "cow" / "1.png").unlink()
     (folder / "test" / "cow").rmdir()
     (folder / "train" / "cow").mkdir()
-    assert message(common.DamagedData, read) == f"{folder / 'train' / 'cow'} holds no images"
-    (folder / "train" / "cow").rmdir()
+    cow = folder / "train" / "cow"
+    assert message(common.DamagedData, read) == f"{cow} has no image files; {cow} is empty"
+    cow.rmdir()
     (folder / "train" / "bee" / "0.png").write_text("text")
     assert message(common.DamagedData, read).startswith(f"{folder / 'train' / 'bee' / '0.png'} is truncated or damaged")
     (folder / "train" / "bee").rename(tmp_path / "bee")
@@ -763,7 +768,7 @@ def test_image_folders_that_cannot_be_used(tmp_path: Path) -> None:
     assert message(common.DamagedData, read) == f"{folder / 'test'} holds no images"
     (folder / "test" / "ant").rmdir()
     (folder / "test").rmdir()
-    assert message(common.DamagedData, read) == f"{folder / 'test'} is missing"
+    assert message(common.DamagedData, read) == f"{folder / 'test'} is missing; {folder} holds train"
 
 
 def test_cinic10_splits_and_classes(tmp_path: Path) -> None:
@@ -1596,3 +1601,103 @@ def test_files_of_a_folder_that_are_not_read_are_counted_and_named(tmp_path: Pat
         " test/ant/a.tga, test/ant/b, test/bee/c.npy, test/bee/sub/t.png, test/stray.png and 1 more"
     )
     assert read(first=(1, None)).doubts == {"files are not read": 5}  # no word of training images
+    shutil.rmtree(folder / "train" / ".cache")  # for torchvision it is a class
+    given = {"dataset": "ImageFolder", "size": 12, "root": "mine/train"}
+    assert DATASETS["torchvision"](tmp_path, **given).doubts == {"files are not read": 1}
+
+
+def test_what_lies_in_the_place_of_a_file_is_said(tmp_path: Path) -> None:
+    """No sentence has an address of memory."""
+    folder, archive = layouts.write_image_folder(tmp_path / "mine"), tmp_path / "cifar-10-python.tar.gz"
+    given: dict[str, dict[str, Any]] = {
+        "image_folder": {"path": "mine", "size": 12},
+        "torchvision": {"dataset": "ImageFolder", "size": 12, "root": "mine/train"},
+    }
+    pointer = "is a pointer of Git LFS ('git lfs pull' fetches the file)"
+    for content, kind in (
+        (b"\n<!DOCTYPE html><p>", "is an HTML page"), (b"<HTML>", "is an HTML page"), (b"PK\x03\x04", "is a zip file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid 1", pointer),
+        (b"<?xml version='1.0'?><Error>", "is an XML document"), (b"", "is truncated or damaged"),
+        (b"a text", "is truncated or damaged"),
+    ):  # fmt: skip
+        (folder / "train" / "ant" / "0.png").write_bytes(content)
+        archive.write_bytes(content)
+        for name, settings in given.items():
+            found = message(MachineError, lambda: DATASETS[name](tmp_path, **settings))  # noqa: B023
+            assert found.startswith(f"{folder / 'train' / 'ant' / '0.png'} {kind}, not an image"), found
+            assert "0x" not in found
+        assert f"{archive} {kind}, not a tar archive" in message(MachineError, lambda: DATASETS["cifar10"](tmp_path))
+    assert common.reason(ValueError("<function f at 0x7fae62737f60> of 0x10\nmore")) == "<function f> of 0x10"
+
+
+def test_what_lies_in_the_place_of_a_set_is_said(tmp_path: Path) -> None:
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    found = message(common.Missing, lambda: DATASETS["cifar10"](tmp_path))
+    assert f"{tmp_path} holds cifar-10-batches-bin)" in found and "(cifar-10-python.tar.gz)" in found
+    (tmp_path / "cifar-10-batches-bin").rename(tmp_path / "cifar-10-batches-py")
+    (tmp_path / "cifar-10-batches-py" / "data_batch_1.bin").write_bytes(b"0")
+    assert "data_batch_1 is missing; " in message(common.DamagedData, lambda: DATASETS["cifar10"](tmp_path))
+    layouts.write_mnist(tmp_path)
+    (tmp_path / "MNIST" / "raw").rename(tmp_path / "MNIST" / "mine")
+    assert f"{tmp_path / 'MNIST'} holds mine)" in message(common.Missing, lambda: DATASETS["mnist"](tmp_path))
+    gone = tmp_path / "gone"
+    assert f"{gone} does not exist)" in message(common.Missing, lambda: DATASETS["mnist"](gone))
+    for number in range(common.FULL):
+        (tmp_path / str(number)).touch()
+    assert "holds" not in message(common.Missing, lambda: DATASETS["cifar100"](tmp_path))
+
+
+def test_tiny_imagenet_as_published_is_explained(tmp_path: Path) -> None:
+    for name in ("n1", "n2"):
+        layouts.save(tmp_path / "tiny" / "train" / name / "images" / f"{name}_0.JPEG", (12, 12), 0)
+    layouts.save(tmp_path / "tiny" / "test" / "images" / "test_0.JPEG", (12, 12), 0)
+    (tmp_path / "tiny" / "val").mkdir()
+    (tmp_path / "tiny" / "val" / "val_annotations.txt").touch()
+    found = message(common.DamagedData, lambda: DATASETS["image_folder"](tmp_path, path="tiny", size=12))
+    place = tmp_path / "tiny" / "train" / "n1"
+    assert found.startswith(
+        f"{place} has no image files; {place} holds images; Tiny ImageNet as published: move train/"
+    )
+
+
+def test_idx_files_are_read_under_the_names_that_programs_give_them(tmp_path: Path) -> None:
+    layouts.write_mnist(tmp_path)
+    raw = tmp_path / "MNIST" / "raw"
+    read = functools.partial(DATASETS["mnist"], tmp_path, variant="small")
+    right = read().fingerprint
+    packed = {file.name.removesuffix(".gz"): file.read_bytes() for file in raw.iterdir()}
+    for name_of, content_of in (
+        (lambda name: name.replace("-idx", ".idx"), gzip.decompress),
+        (lambda name: name.replace("-idx", ".idx") + ".gz", bytes),
+        (lambda name: f"{name}/{name}", gzip.decompress),
+        (lambda name: f"{name}.gz", gzip.decompress),  # named as packed, and is not
+        (lambda name: name, bytes),  # packed, and not named so
+        (lambda name: f"{name}.gz", lambda data: lzma.compress(gzip.decompress(data))),
+    ):
+        shutil.rmtree(raw)
+        for name, data in packed.items():
+            (raw / name_of(name)).parent.mkdir(parents=True, exist_ok=True)
+            (raw / name_of(name)).write_bytes(content_of(data))
+        assert read().fingerprint == right
+
+
+def test_torchvision_reads_a_folder_of_the_suite(tmp_path: Path) -> None:
+    folder = layouts.write_image_folder(tmp_path / "mine", n=5)
+    read = functools.partial(DATASETS["torchvision"], tmp_path, dataset="ImageFolder", size=12)
+    spec = calls.check("Data", {"name": "torchvision", "dataset": "ImageFolder", "size": 12, "root": "mine/train"})
+    for data in (
+        read(root="mine/train"),
+        read(root=str(folder / "train")),
+        own.load(spec, Path("elsewhere", tmp_path)),
+    ):
+        assert (len(data.train_labels), len(data.test_labels), data.classes) == (8, 2, 2)
+    assert len(own.load(spec, tmp_path, (3, None)).train_labels) == 3
+    found = message(SpecError, lambda: read(root="mine"))
+    assert (
+        "would take the parts test, train of" in found and f"{{name: image_folder, path: {folder}, size: 12}}" in found
+    )
+    assert f"no such folder: {tmp_path / 'more'}" in message(common.Missing, lambda: read(root="more"))
+    (folder / "train" / "ant" / "0.png").unlink()
+    (folder / "train" / "bee" / "0.png").unlink()
+    assert "no class has 5" in message(MachineError, lambda: read(root="mine/train"))
+    assert "has no setting 'first'" in message(SpecError, lambda: read(**{"first": 3}))

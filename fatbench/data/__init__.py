@@ -202,8 +202,9 @@ def counted_files(*, path: str, size: int) -> Images:
 
 
 def torchvision(
-    root: Path,
+    data_folder: Path,
     first: First = (None, None),
+    /,
     *,
     dataset: str,
     size: Count,
@@ -218,11 +219,12 @@ def torchvision(
     Images become RGB, or grey, and are resized (bicubic) to `size` x `size` without cropping. The class's own argument
     `train`, else `split`, gives both parts; without either, every fifth image of each class is a test image. Parts
     that are sorted by class are reordered by a hash, so that the first n are a fair sample. Other settings go to the
-    class: {name: torchvision, dataset: EMNIST, split: letters, ...}. It reads its files in `root`, and fetches nothing.
+    class: {name: torchvision, dataset: EMNIST, split: letters, ...}. It reads its files in the data folder, or in
+    `root` below it, and fetches nothing.
     """
     from fatbench.data import common, packages
 
-    loaded = packages.load_torchvision(root, dataset, size, grey, (train_split, test_split), settings, first)
+    loaded = packages.load_torchvision(data_folder, dataset, size, grey, (train_split, test_split), settings, first)
     return common.finish("torchvision", variant, loaded)
 
 

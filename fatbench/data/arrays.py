@@ -30,13 +30,22 @@ from fatbench.errors import MachineError
 IDX_IMAGES, IDX_LABELS = 0x00000803, 0x00000801  # unsigned bytes, 3 and 1 dimensions
 
 
-PACKED = {".gz": ("a gzip file", gzip.decompress), ".xz": ("an xz file", lzma.decompress)}
+# first bytes -> what packs a file, whatever its name says
+PACKED = {b"\x1f\x8b": ("a gzip file", gzip.decompress), b"\xfd7zXZ\0": ("an xz file", lzma.decompress)}
 
 
 def idx_file(published: Path) -> Path:
-    """The file to read for a published .gz: itself, a .xz, or the uncompressed file."""
-    uncompressed = published.with_suffix("")
-    choices = (published, published.with_suffix(".xz"), uncompressed)
+    """The file to read for a published .gz: itself, a .xz, or the uncompressed file.
+
+    Some programs unpack train-images-idx3-ubyte.gz as train-images.idx3-ubyte, or into a folder of that name.
+    """
+    name = published.stem
+    choices = [
+        published.parent / folder / f"{stem}{suffix}"
+        for stem in (name, name.replace("-idx", ".idx"))
+        for folder in ("", stem)
+        for suffix in (".gz", ".xz", "")
+    ]
     return next((path for path in choices if path.is_file()), published)
 
 
@@ -63,10 +72,11 @@ def load_idx(name: str, root: Path) -> Loaded:
     contents, checks = [], []
     for path, file in zip(paths, catalogue.files(name), strict=True):
         data = read_bytes(path)
-        if path.suffix in PACKED:
-            kind, decompress = PACKED[path.suffix]
-            with parsing(path, kind):
-                data = decompress(data)
+        for start, (kind, decompress) in PACKED.items():
+            if data.startswith(start):
+                with parsing(path, kind):
+                    data = decompress(data)
+                break
         assert file.content is not None
         checks.append(Check(path, file.content, md5(data)))
         contents.append(data)

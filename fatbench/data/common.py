@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import os
+import re
 import shutil
 import tarfile
 import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,13 @@ Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 
 NAMED = 5  # files that a message names
+FULL = 100  # entries of a folder that is not listed
+OTHERS = {  # beginning of a file, in small letters -> what it is, where data were meant
+    (b"<!doctype html", b"<html", b"\xef\xbb\xbf<!doctype html"): "an HTML page",
+    (b"<?xml", b"\xef\xbb\xbf<?xml"): "an XML document",
+    (b"version https://git-lfs",): "a pointer of Git LFS ('git lfs pull' fetches the file)",
+    (b"pk\x03\x04",): "a zip file",
+}
 
 
 class Missing(MachineError):
@@ -103,7 +112,9 @@ def reading(file: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise DamagedData(f"{file} is missing") from None
+        if file.is_symlink():
+            raise DamagedData(f"{file} is a link to {file.readlink()}, which is missing") from None
+        raise DamagedData("; ".join([f"{file} is missing", *holdings(file.parent)])) from None
     except OSError as error:
         raise MachineError(f"cannot read {file}: {error.strerror or error}") from None
 
@@ -125,20 +136,49 @@ def parsing(file: Path, format_name: str) -> Iterator[None]:
     except FatbenchError:
         raise
     except Exception as error:
-        raise DamagedData(f"{file} is truncated or damaged, not {format_name} ({reason(error)})") from None
+        raise damage(file, format_name, error) from None
+
+
+def damage(file: Path, format_name: str, error: Exception) -> DamagedData:
+    """The error for a file that its parser refuses, with what lies there in its place."""
+    head = b""
+    with suppress(OSError), file.open("rb") as handle:  # a member of an archive is no file
+        head = handle.read(512).lstrip().lower()
+    for starts, kind in OTHERS.items():
+        if head.startswith(starts) and kind != format_name:
+            return DamagedData(f"{file} is {kind}, not {format_name}")
+    return DamagedData(f"{file} is truncated or damaged, not {format_name} ({reason(error)})")
+
+
+def holdings(*folders: Path) -> list[str]:
+    """What lies in each of the folders, in words; nothing of one that is full, not there or cannot be read."""
+    found = []
+    for folder in dict.fromkeys(folders):
+        with suppress(OSError), os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in itertools.islice(entries, FULL) if not entry.name.startswith("."))
+            if len(names) < FULL:
+                found.append(f"{folder} holds {listed(names)}" if names else f"{folder} is empty")
+    return found
 
 
 def reason(error: Exception) -> str:
-    """The first line of an exception's message, or its type without one."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of an exception's message, or its type without one; without addresses of memory."""
+    text = re.sub(r" <_io\.\w+ object at 0x\w+>| at 0x[0-9a-fA-F]{6,}", "", str(error)).strip()
+    return (text.splitlines() or [type(error).__name__])[0]
 
 
 def missing_error(name: str, root: Path, *searched: Path) -> Missing:
-    """The error for a data set that is not there."""
+    """The error for a data set that is not there, with what lies there in its place."""
     folder_names = " or ".join(str(place) for place in searched)
+    # of each place, the lowest folder that exists, not above the root
+    nearest = [next((p for p in (place, *place.parents) if p.is_dir()), root) for place in searched]
+    found = holdings(*(folder for folder in nearest if folder.is_relative_to(root) or folder in searched))
+    found += [] if root.is_dir() else [f"{root} does not exist"]
+    published = catalogue.archive(name) or catalogue.files(name)[0]
     return Missing(
-        f"{catalogue.dataset_facts(name).title} is not in {root} (searched {folder_names}): "
-        f"run 'fatbench data prepare {name}', or put the published files there"
+        f"{catalogue.dataset_facts(name).title} is not in {root} ({'; '.join([f'searched {folder_names}', *found])}): "
+        f"run 'fatbench data prepare {name}', or put the published files there ({Path(published.path).name}"
+        f"{'' if catalogue.archive(name) else ', ...'})"
     )
 
 
@@ -433,7 +473,7 @@ def unpack(name: str, root: Path, target_of: Callable[[tuple[str, ...]], tuple[s
                 if not folder.is_dir():  # else another worker was first
                     raise
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DamagedData(f"{packed} is truncated or damaged ({error})") from None
+        raise damage(packed, "a tar archive", error) from None
     except OSError as error:
         raise MachineError(f"cannot unpack {packed} into {root}: {error.strerror or error}") from None
     return folder

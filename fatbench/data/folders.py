@@ -22,6 +22,8 @@ from fatbench.data.common import (
     Labels,
     Loaded,
     Missing,
+    holdings,
+    listed,
     md5,
     missing_error,
     parsing,
@@ -54,22 +56,32 @@ def class_folders_of(folder: Path) -> dict[str, list[Path]]:
 
 # --- any image folder ---------------------------------------------------------------------------------------------
 
+TINY = (
+    "Tiny ImageNet as published: move train/CLASS/images/* to train/CLASS, and val/images/* to test/CLASS by the list"
+    " val/val_annotations.txt"
+)
+
 
 def load_image_folder(root: Path, path: str, size: int, first: First) -> Loaded:
     """path/train/<class>/* and path/test/<class>/*, `path` absolute or below the root; first: as in `_decode_first`."""
     folder = Path(root, Path(path).expanduser())
     if not folder.is_dir():
-        raise Missing(f"data: {{name: image_folder, path: {path}}}: no such folder: {folder} (below --data)")
+        found = "; ".join(["", *holdings(folder.parent)])
+        raise Missing(f"data: {{name: image_folder, path: {path}}}: no such folder: {folder} (below --data){found}")
     train, test = class_folders_of(folder / "train"), class_folders_of(folder / "test")
     if len(train) < 2:
-        raise DamagedData(f"{folder / 'train'} has {len(train)} class folders, at least 2 are needed")
-    if unknown_classes := sorted(set(test) - set(train)):  # the other way round: a class without test images
-        raise DamagedData(
-            f"{folder / 'test' / unknown_classes[0]}: '{unknown_classes[0]}' is not a class in {folder / 'train'}"
-        )
+        found = "; ".join(["", *holdings(folder / "train")])
+        raise DamagedData(f"{folder / 'train'} has {len(train)} class folders, at least 2 are needed{found}")
     for name, files in train.items():
         if not files:
-            raise DamagedData(f"{folder / 'train' / name} holds no images")
+            found = "; ".join(["", *holdings(folder / "train" / name)])
+            tiny = (folder / "val" / "val_annotations.txt").is_file()
+            raise DamagedData(f"{folder / 'train' / name} has no image files{found}{f'; {TINY}' if tiny else ''}")
+    if unknown_classes := sorted(set(test) - set(train)):  # the other way round: a class without test images
+        raise DamagedData(
+            f"{folder / 'test' / unknown_classes[0]}: '{unknown_classes[0]}' is not a class in {folder / 'train'},"
+            f" which has {listed(list(train))}"
+        )
     train_files, train_labels = hash_order(train, list(train))
     test_files, test_labels = hash_order(test, list(train))
     if not test_files:

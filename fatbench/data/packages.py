@@ -5,18 +5,32 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fatbench.data.common import Images, Labels, Loaded, as_labels, eight_bits, fair_order, reason
+from fatbench.data import catalogue
+from fatbench.data.common import (
+    Images,
+    Labels,
+    Loaded,
+    Missing,
+    as_labels,
+    eight_bits,
+    fair_order,
+    holdings,
+    parsing,
+    reason,
+)
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
 from fatbench.suite.first_images import First
 
 if TYPE_CHECKING:
     from PIL import Image
 
+PARTS = {"train", "training", "test", "testing", "val", "valid", "validation"}  # folders that are no classes
 EVERY = 5  # without published splits, every fifth image of a class is a test image, as in `digits`
 
 
@@ -52,12 +66,18 @@ def load_torchvision(
         choices = ({"train": True}, {"train": False})
     elif "split" in class_parameters:
         choices = ({"split": splits[0]}, {"split": splits[1]})
+    folder = Path(root, Path(str(settings.get("root", ""))).expanduser())
+    if "root" in settings and not folder.is_dir():
+        found = "; ".join(["", *holdings(folder.parent)])
+        raise Missing(
+            f"data: torchvision's {dataset}: no such folder: {folder} (a relative root is below --data){found}"
+        )
     if taken_settings := [key for key in settings if key in choices[0]]:
         advice = "by train_split and test_split" if taken_settings == ["split"] else "as training and test images"
         raise SpecError(
             f"data: do not set '{taken_settings[0]}': both parts of torchvision's {dataset} are read, {advice}"
         )
-    arguments = {**settings, **({"root": str(root)} if "root" in class_parameters else {})}
+    arguments = {**settings, **({"root": str(folder)} if "root" in class_parameters else {})}
     if "loader" in class_parameters:  # of ImageFolder and its kind
         arguments.setdefault("loader", _open_image)
     for key, parameter in class_parameters.items():
@@ -66,19 +86,30 @@ def load_torchvision(
                 f" ({', '.join(dataset_class.splits)})" if key == "split" and hasattr(dataset_class, "splits") else ""
             )
             raise SpecError(f"data: torchvision's {dataset} needs the setting '{key}'{choices_text}")
-    advice = f"to fetch it: python -c \"from torchvision import datasets; datasets.{dataset}('{root}', download=True)\""
+    advice = (
+        f"to fetch it: python -c \"from torchvision import datasets; datasets.{dataset}('{folder}', download=True)\""
+    )
     with _errors_of_package("torchvision", dataset, f" ({advice})" if "download" in class_parameters else ""):
         examples = [dataset_class(**arguments, **choice) for choice in choices]
+        unread: list[Path] = []
+        if dataset in ("ImageFolder", "DatasetFolder"):  # it reads all of one folder
+            if {*map(str.lower, examples[0].classes)} <= PARTS:
+                raise SpecError(
+                    f"data: torchvision's {dataset} would take the parts {', '.join(examples[0].classes)} of {folder}"
+                    f" as classes: {{name: image_folder, path: {folder}, size: {size}}} reads train and test"
+                )
+            unread = catalogue.unread_files(folder, [Path(file) for file, _ in examples[0].samples])
         # the order that makes the first n a fair sample needs all labels
         labels = None if first == ALL else _labels_of(examples)
+        loaded = None
         if labels is not None:
             loaded = _load_first(
                 dataset, labels, first, lambda part, rows: _class_arrays(examples[part], size, grey, rows)
             )
-            if loaded is not None:
-                return loaded
-        splits_read = [_class_arrays(split_examples, size, grey) for split_examples in examples]
-    return _load_all(f"torchvision's {dataset}", splits_read)
+        if loaded is None:
+            splits_read = [_class_arrays(split_examples, size, grey) for split_examples in examples]
+            loaded = _load_all(f"torchvision's {dataset}", splits_read)
+    return replace(loaded, unread=unread)
 
 
 def _parameters(dataset_class: type) -> dict[str, inspect.Parameter]:
@@ -104,7 +135,7 @@ def _open_image(path: str) -> Image.Image:
     """A file's image in its own mode; torchvision's loader would turn 16 bits into black and white."""
     from PIL import Image
 
-    with Image.open(path) as image:
+    with parsing(Path(path), "an image"), Image.open(path) as image:
         image.load()
     return image
 
@@ -246,6 +277,8 @@ def _fair_splits(labels: Sequence[Labels]) -> list[tuple[int, Any]]:
         test = np.zeros(len(labels[0]), bool)
         for label in np.unique(labels[0]):
             test[np.flatnonzero(labels[0] == label)[EVERY - 1 :: EVERY]] = True
+        if not test.any():
+            raise ValueError(f"every {EVERY}th image of a class is a test image, and no class has {EVERY}")
         rows: list[tuple[int, Any]] = [(0, np.flatnonzero(~test)), (0, np.flatnonzero(test))]
     else:
         rows = [(0, slice(None)), (1, slice(None))]
