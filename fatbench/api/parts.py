@@ -71,6 +71,7 @@ def partition(
     import numpy
 
     from fatbench.engine.randomness import numpy_generator
+    from fatbench.engine.splits import dealt
 
     label_array = numpy.asarray(labels)
     if label_array.ndim != 1 or label_array.dtype.kind not in "iu":
@@ -79,10 +80,8 @@ def partition(
         spec = calls.check("Partition", LocatedMap({"name": how, "clients": clients, **settings}, at="partition"))
         deal = calls.build("Partition", spec)
     writer_array = None if writers is None else numpy.asarray(writers)
-    return [
-        numpy.asarray(shard)
-        for shard in deal(label_array.astype(numpy.int64), numpy_generator(seed, "partition"), writer_array)
-    ]
+    shards = deal(label_array.astype(numpy.int64), numpy_generator(seed, "partition"), writer_array)
+    return dealt(shards, len(label_array))
 
 
 def aggregate(

@@ -50,7 +50,7 @@ class Setup:
     classes: int
     data: dict[str, Any]  # {"data" or "auxiliary": {"name", "variant", "fingerprint"}}: goes into the provenance
     weights: dict[str, str] | None = None  # of the initial model: {"source", "digest"}; goes there, too
-    doubts: Mapping[str, float] = field(default_factory=dict)  # about the data: {doubt: how many}
+    doubts: Mapping[str, float] = field(default_factory=dict)  # about data and partition: {doubt: how many}
     note: str = ""  # the same, with names of files
 
 
@@ -126,7 +126,7 @@ def setup(
         classes=dataset.classes,
         data=data_facts,
         weights=getattr(network, "pretrained", None),
-        doubts=dataset.doubts,
+        doubts={**dataset.doubts, **parts.doubts},
         note=dataset.note,
     )
 

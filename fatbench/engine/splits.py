@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy
 
 from fatbench.engine.randomness import numpy_generator
 from fatbench.errors import SpecError
@@ -24,6 +26,7 @@ class Split:
     validation: NDArray[int64]
     shards: list[NDArray[int64]]  # per client, positions in `train`
     held: list[NDArray[int64]]  # per client, positions in `train` held out from its shard
+    doubts: Mapping[str, float] = field(default_factory=dict)  # about the partition: {doubt: how many images}
 
 
 def split(
@@ -39,15 +42,19 @@ def split(
     """Take the first `train` images after `train_from`, hold `validation` of them out, deal the rest to clients.
 
     The validation images are the same for every seed and method of a data set; the partition depends on the seed.
-    Raises ValueError if these labels cannot be partitioned, or if a client gets no examples.
+    Raises ValueError if these labels cannot be partitioned, or if the partition gives what `dealt` refuses or a client
+    no examples.
     """
     labels = dataset.train_labels[train_from:][:train]
     writers = None if dataset.writers is None else dataset.writers[train_from:][:train]
     order = numpy_generator(0, "validation", len(labels)).permutation(len(labels))
     remaining = order[validation:]
     remaining.sort()  # in place; `order[:validation]` is not touched
-    shards = partition(
-        labels[remaining], numpy_generator(seed, "partition"), None if writers is None else writers[remaining]
+    shards = dealt(
+        partition(
+            labels[remaining], numpy_generator(seed, "partition"), None if writers is None else writers[remaining]
+        ),
+        len(remaining),
     )
     shards_kept, held_out = [], []
     for k, shard in enumerate(shards):
@@ -57,7 +64,45 @@ def split(
         held_out.append(shuffled[:held_count])
     if empty_clients := [k for k, shard in enumerate(shards_kept) if len(shard) == 0]:
         raise ValueError(f"partition: clients {empty_clients} have no training examples")
-    return Split(remaining + train_from, order[:validation] + train_from, shards_kept, held_out)
+    doubts = {doubt: float(count) for doubt, count in repeated(shards).items() if count}
+    return Split(remaining + train_from, order[:validation] + train_from, shards_kept, held_out, doubts)
+
+
+def dealt(shards: Any, examples: int) -> list[NDArray[int64]]:
+    """What a partition returned, as an int64 array of indices a client; lists, tensors and whole floats are taken.
+
+    Raises ValueError for an index that is no whole number from 0 to `examples` - 1.
+    """
+    if isinstance(shards, Mapping) or not hasattr(shards, "__iter__"):
+        raise ValueError(f"partition: expected a list with the indices of each client, got a {type(shards).__name__}")
+    indices_by_client = []
+    for k, shard in enumerate(shards):
+        try:
+            indices = numpy.asarray(shard)
+        except ValueError:  # lists of unequal length
+            raise ValueError(f"partition: client {k}: expected a list of indices, got a list of lists") from None
+        if indices.ndim != 1 or indices.dtype.kind not in "iuf":  # of an empty list, numpy makes floats
+            raise ValueError(f"partition: client {k}: expected a list of indices, got {indices.dtype} {indices.shape}")
+        exists = (indices >= 0) & (indices < examples) & (indices == numpy.floor(indices))
+        if not exists.all():
+            raise ValueError(
+                f"partition: client {k}: index {indices[~exists][0]} is none of the {examples} training examples, 0 to "
+                f"{examples - 1}"
+            )
+        indices_by_client.append(indices.astype(numpy.int64))
+    if not indices_by_client:
+        raise ValueError("partition: there is no client")
+    return indices_by_client
+
+
+def repeated(shards: Sequence[NDArray[int64]]) -> dict[str, int]:
+    """How many images a partition deals twice, in words: to one client, and to several."""
+    distinct = [numpy.unique(shard, return_counts=True) for shard in shards]
+    of_clients = numpy.unique(numpy.concatenate([images for images, _ in distinct]), return_counts=True)[1]
+    return {
+        "training images are dealt to a client twice": sum(int((counts > 1).sum()) for _, counts in distinct),
+        "training images are dealt to several clients": int((of_clients > 1).sum()),
+    }
 
 
 def auxiliary_images(
