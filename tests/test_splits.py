@@ -1,4 +1,4 @@
-"""Splits: what a partition may return, and what is said of images that are dealt twice."""
+"""Splits: what a partition may return, what is said of images that are dealt twice, how many a fraction is."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fatbench
+from fatbench.engine.cohort import draw_cohort
 from fatbench.engine.splits import split
 from fatbench.errors import SpecError
+from fatbench.methods.adversaries import badnets
+from fatbench.methods.defences import DEFENCES, Upload
+from fatbench.methods.objectives import OBJECTIVES
 from fatbench.report.numbers import doubts
+from fatbench.suite import facts
+from fatbench.suite.cost import epochs_in_round
+from fatbench.suite.types import rounded_down
+from fatbench.testing import small_problem
 
 
 def of(shards: Any, n: int = 12, **settings: Any) -> Any:
@@ -146,3 +155,63 @@ def test_from_python_the_same_is_refused(tmp_path: Path, own_plugins: None) -> N
     plugin.write_text(PLUGIN.replace("SHARDS", "[[0], [len(labels)]]"))
     with pytest.raises(ValueError, match="client 1: index 4 is none of the 4 training examples, 0 to 3"):
         fatbench.partition([0, 1, 0, 1], "mine", clients=2, plugins=[plugin])
+
+
+# --- how many a fraction is ---------------------------------------------------------------------------------------
+
+
+def test_a_fraction_of_a_number_is_a_whole_number_where_decimals_say_so() -> None:
+    """0.29 * 100 is 28.999999999999996 in floating point; of a hundred, 7 of 100 hundredths round below."""
+    assert [rounded_down(k / 100 * 100) for k in range(101)] == list(range(101))
+    assert int(0.29 * 100) == 28 and int(0.57 * 100) == 56 and int(0.58 * 100) == 57
+    for n in (1, 3, 7, 1000, 65_536, 10**8, 10**9):
+        assert [rounded_down(float(f"0.{k:02d}") * n) for k in range(100)] == [k * n // 100 for k in range(100)]
+    assert rounded_down(1 / 3 * 3) == 1 and rounded_down(0.2999 * 10) == 2 and rounded_down(1e-8) == 0
+
+
+@pytest.mark.parametrize(("fraction", "right"), [(0.29, 29), (0.57, 57), (0.58, 58), (0.289, 28), (0.0, 0)])
+def test_every_fraction_of_a_hundred_is_rounded_alike(fraction: float, right: int) -> None:
+    """Held-out examples, cohorts, pruned entries and columns, patched and attacked images."""
+    hundred = torch.arange(1.0, 101.0)
+    assert len(of([np.arange(100)], 100, client_holdout=fraction).held[0]) == right
+    assert int((DEFENCES["pruning"]({"w": hundred}, Upload(0, 0, 0, 0), fraction=fraction)[0]["w"] == 0).sum()) == right
+    images, labels = torch.zeros(100, 1, 2, 2, dtype=torch.uint8), torch.zeros(100, dtype=torch.int64)
+    draws = torch.Generator().manual_seed(0)
+    assert int(badnets(images, labels, draws, target=1, fraction=fraction, size=1)[1].sum()) == right
+    spec = {"partition": {"clients": 100}, "algorithm": {"participation": fraction}}
+    on = small_problem(clients=100, images_per_client=1)
+    assert len(draw_cohort(on, 0, fraction)) == facts.cohort(spec) == max(right, 1)
+
+
+def test_soterias_columns_are_rounded_alike() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 100), nn.Linear(100, 3))
+    x, y = torch.rand(2, 1, 2, 2, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1])
+    weights = dict(network.named_parameters())
+    part = {name: torch.ones_like(value) for name, value in weights.items()}
+    examples: Any = SimpleNamespace(model=network, weights={k: v.detach() for k, v in weights.items()}, x=x, y=y)
+    sent, _ = DEFENCES["soteria"](part, Upload(0, 0, 0, 0), examples, fraction=0.29)
+    assert int((sent["2.weight"] == 0).all(0).sum()) == 29
+
+
+@pytest.mark.parametrize("name", ["mixed_at", "mixfat"])
+def test_attacked_images_are_rounded_alike(name: str) -> None:
+    seen: list[int] = []
+
+    def attack(model: nn.Module, x: torch.Tensor, y: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        seen.append(len(x))
+        return x
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    settings = {"mix": "append"} if name == "mixfat" else {}
+    x, y = torch.rand(100, 1, 2, 2), torch.zeros(100, dtype=torch.int64)
+    OBJECTIVES[name](model, x, y, torch.Generator(), attack=attack, ratio=0.29, **settings)
+    assert seen == [29]
+
+
+def test_epochs_and_the_last_batch_are_rounded_alike() -> None:
+    assert [epochs_in_round(100, 0.29, 1, t) for t in (0, 1)] == [100, 29]
+    spec = {
+        "partition": {"name": "iid", "clients": 1}, "client_holdout": 0.29,
+        "algorithm": {"local": {"batch": 70}}, "data": "digits",
+    }  # fmt: skip
+    assert facts.last_batch(spec, 100) == 1  # 71 are left, and one is in the last batch

@@ -13,12 +13,13 @@ from fatbench.engine.local import Client, LocalTraining, broadcast_loss, train_c
 from fatbench.engine.randomness import numpy_generator
 from fatbench.engine.rounds import Cost, Problem, Tensors, Update
 from fatbench.suite.entry import Passes, passes
+from fatbench.suite.types import rounded_down
 
 
 def draw_cohort(problem: Problem, round: int, participation: float) -> list[int]:
-    """m = max(1, int(C K)) clients in random order; the released SFAT depends on the order, so it is always drawn."""
+    """m = max(1, floor(C K)) clients in random order; the released SFAT depends on the order, so it is always drawn."""
     clients = len(problem.shards)
-    m = max(1, int(participation * clients + 1e-9))  # 0.29 * 100 is 28.999... in floating point
+    m = max(1, rounded_down(participation * clients))
     return numpy_generator(problem.seed, "cohort", round).permutation(clients)[:m].tolist()
 
 

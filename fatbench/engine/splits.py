@@ -10,6 +10,7 @@ import numpy
 
 from fatbench.engine.randomness import numpy_generator
 from fatbench.errors import SpecError
+from fatbench.suite.types import rounded_down
 
 if TYPE_CHECKING:
     from numpy import int64, uint8
@@ -58,7 +59,7 @@ def split(
     )
     shards_kept, held_out = [], []
     for k, shard in enumerate(shards):
-        held_count = int(client_holdout * len(shard))
+        held_count = rounded_down(client_holdout * len(shard))
         shuffled = numpy_generator(seed, "client_holdout", k).permutation(shard) if held_count else shard
         shards_kept.append(shuffled[held_count:])
         held_out.append(shuffled[:held_count])

@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from fatbench.suite.entry import Entry
 from fatbench.suite.facts import Facts
-from fatbench.suite.types import Count, Natural, NonNegative, Positive, Probability, Real
+from fatbench.suite.types import Count, Natural, NonNegative, Positive, Probability, Real, rounded_down
 
 # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -54,7 +54,7 @@ def badnets(
     """
     if size >= min(images.shape[2:]):
         raise ValueError(f"badnets: a square of {size} pixels on images of {images.shape[2]} x {images.shape[3]}")
-    count = int(fraction * len(images) + 1e-9)  # 0.29 * 100 is 28.999999999999996
+    count = rounded_down(fraction * len(images))
     patched_images = torch.randperm(len(images), generator=generator, device=images.device)[:count]
     images, labels = images.clone(), labels.clone()  # the data set's own tensors stay as they are
     images[patched_images] = with_square(images[patched_images], size)

@@ -34,7 +34,7 @@ from fatbench.engine.randomness import generator
 from fatbench.methods.accountants import gaussian_epsilon, laplace_epsilon, sampled_gaussian_epsilon
 from fatbench.suite.entry import Entry, entry_of
 from fatbench.suite.facts import Facts
-from fatbench.suite.types import Momentum, NonNegative, Positive
+from fatbench.suite.types import Momentum, NonNegative, Positive, rounded_down
 
 Gradient = dict[str, Tensor]
 Mask = dict[str, Tensor] | None
@@ -153,14 +153,14 @@ def laplace(gradient: Gradient, upload: Upload, *, noise: NonNegative, clip: Pos
 def pruning(part: Gradient, upload: Upload, *, fraction: Momentum) -> tuple[Gradient, Mask]:
     """Send zero in place of the `fraction` of entries that are smallest in magnitude, tensor by tensor.
 
-    Exactly int(fraction * entries) of them; of equal ones the first. There is no mask: the zeros count in the server's
+    Exactly floor(fraction entries) of them; of equal ones the first. There is no mask: the zeros count in the server's
     mean, as when gradients are pruned to save bytes.
     Source: Zhu, Liu and Han 2019 (Deep leakage from gradients), section 5.
     """
     _check_fraction("pruning", fraction)
 
     def prune(g: Tensor) -> Tensor:
-        dropped_count = int(fraction * g.numel())
+        dropped_count = rounded_down(fraction * g.numel())
         if dropped_count == 0:
             return g
         smallest = g.abs().flatten().argsort(stable=True)[:dropped_count]  # kthvalue has no deterministic kernel
@@ -221,7 +221,7 @@ def soteria(part: Gradient, upload: Upload, examples: Examples, *, fraction: Mom
         handle.remove()
     lengths = torch.stack([slope.flatten(1).norm(dim=1) for slope in slopes], 1)
     score = (lengths / (r.detach().abs() + 0.1)).sum(0)
-    dropped_columns = score.argsort()[: int(fraction * len(score))]
+    dropped_columns = score.argsort()[: rounded_down(fraction * len(score))]
     sent_weight = part[layer].clone()
     sent_weight[:, dropped_columns] = 0
     return {**part, layer: sent_weight}, None

@@ -12,7 +12,6 @@ running batch-norm statistics, which it does not update), the loss in train mode
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -25,7 +24,7 @@ from fatbench.engine.randomness import uniform
 from fatbench.methods.attacks import pgd
 from fatbench.models.dual_norm import on_attacked_images
 from fatbench.suite.entry import Entry, Passes, ProximalEntry, passes
-from fatbench.suite.types import Attack, NonNegative, Positive, Probability, Radius
+from fatbench.suite.types import Attack, NonNegative, Positive, Probability, Radius, rounded_down
 
 
 def standard(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -99,7 +98,7 @@ def mixed_at(
     Aldahdooh et al. 2022 (FAT with transformers): ratio 0.5, B 24, pgd with 7 steps. One forward pass over the mixed
     batch, so that batch normalisation sees both kinds together. The counted passes are exact if ratio B is an integer.
     """
-    count = _attacked_count(ratio, x)
+    count = rounded_down(ratio * len(x))
     if count:
         attacked_index = torch.randperm(len(x), generator=generator, device=x.device)[:count]
         x_adv = _adversarial(model, x[attacked_index], y[attacked_index], generator, attack)
@@ -134,7 +133,7 @@ def mixfat(
         adversarial, clean = _adversarial_and_clean(model, x, y, generator, attack)
         loss = clean_weight * F.cross_entropy(clean, y) + weight * F.cross_entropy(adversarial, y)
         return loss, _correct(adversarial, y)
-    count = _attacked_count(ratio, x)
+    count = rounded_down(ratio * len(x))
     x_adv = _adversarial(model, x[:count], y[:count], generator, attack) if count else x[:0]
     model.train()
     loss, correct = _cross_entropy(model, torch.cat([x, x_adv]), torch.cat([y, y[:count]]))
@@ -310,10 +309,6 @@ def _adversarial_and_clean(
     # Two forward passes, adversarial first: each normalises by its own batch and updates the running statistics.
     x_adv = _adversarial(model, x, y, generator, attack)
     return predict(model, x_adv), predict(model, x)
-
-
-def _attacked_count(ratio: float, x: Tensor) -> int:
-    return math.floor(ratio * len(x) + 1e-9)  # 0.29 * 100 is 28.999999999999996 in floating point, and means 29
 
 
 def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:

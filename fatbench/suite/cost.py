@@ -14,7 +14,7 @@ from fatbench.suite import calls, facts
 from fatbench.suite.calls import call
 from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.entry import AlgorithmEntry, Passes, Unknown, Work, ask, passes
-from fatbench.suite.types import number
+from fatbench.suite.types import number, rounded_down
 
 
 def local(algorithm: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -41,8 +41,7 @@ def images_at_once(spec: Mapping[str, Any]) -> int:
 
 def epochs_in_round(start: int, factor: float, period: int, round: int) -> int:
     """Local epochs of a round, counted from 0: max(1, floor(start factor^floor(round / period)))."""
-    # 1e-9: a rounding error must not cost an epoch
-    return max(1, int(start * factor ** (round // period) + 1e-9))
+    return max(1, rounded_down(start * factor ** (round // period)))
 
 
 def attack_passes(attack: Mapping[str, Any]) -> Passes:

@@ -19,7 +19,7 @@ from fatbench.suite import calls
 from fatbench.suite.calls import Call, call
 from fatbench.suite.entry import AggregatorEntry, DataEntry, Images, ModelEntry, PartitionEntry, Role, Unknown, ask
 from fatbench.suite.signatures import known_functions, place_of
-from fatbench.suite.types import number
+from fatbench.suite.types import number, rounded_down
 
 
 def of_data(spec: Mapping[str, Any]) -> Images:
@@ -56,10 +56,9 @@ def role(attack: Mapping[str, Any]) -> str:
 
 
 def cohort(spec: Mapping[str, Any]) -> int:
-    """m = max(1, int(C * K)): how many of the K training clients take part in a round."""
+    """m = max(1, floor(C K)): how many of the K training clients take part in a round."""
     clients = int(spec["partition"].get("clients") or 1) - spec["algorithm"].get("validators", 0)
-    # 1e-9: 0.29 * 100 is 28.999999999999996
-    return max(1, int(float(number(spec["algorithm"].get("participation", 1.0))) * clients + 1e-9))
+    return max(1, rounded_down(float(number(spec["algorithm"].get("participation", 1.0))) * clients))
 
 
 def malicious(spec: Mapping[str, Any]) -> set[int]:
@@ -203,7 +202,7 @@ def last_batch(cell: Mapping[str, Any], images: int) -> int | None:
     client_images = ask(entry.each, partition.bound, images)
     if not client_images:
         return None
-    training_left = int(client_images) - int(float(number(cell["client_holdout"])) * int(client_images))
+    training_left = int(client_images) - rounded_down(float(number(cell["client_holdout"])) * int(client_images))
     return (training_left - 1) % int(batch) + 1
 
 

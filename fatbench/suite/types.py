@@ -5,6 +5,7 @@ A function's keyword-only arguments are its settings; their annotations name the
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,11 @@ def number_of(value: Any) -> Any:
     if isinstance(value, str) and DECIMAL.match(value):
         return int(value) if re.fullmatch(r"\s*-?\d+\s*", value) else float(value)
     return number(value)
+
+
+def rounded_down(value: float) -> int:
+    """A number >= 0 rounded down, a rounding error below a whole number to that: 0.29 * 100 is 28.999999999999996."""
+    return math.floor(value + max(1e-9, 1e-12 * value))
 
 
 _read = BeforeValidator(number_of)
