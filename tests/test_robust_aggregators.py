@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import members
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,13 +20,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from updates import Net, client, cohort, context, frozen_net, problem
 
+import fatbench
+from fatbench.engine.malicious import finite
 from fatbench.engine.mixing import mix
 from fatbench.engine.rounds import Context, Mixing, Update
 from fatbench.errors import SpecError
 from fatbench.methods import robust_aggregators
 from fatbench.methods.aggregators import AGGREGATORS
+from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.methods.algorithms.fltrust import trust
+from fatbench.methods.objectives import standard
 from fatbench.suite import calls, facts
+from fatbench.testing import initial_state, local, small_problem
 
 NAMES = [name for name, function in AGGREGATORS.items() if hasattr(robust_aggregators, name) and function]
 
@@ -135,16 +142,41 @@ def test_bulyan_of_seven_scalars(uploads: list[float], expected: float, chosen: 
     assert [uploads[k] for k in mixing.selected] == chosen
 
 
-def test_geometric_median() -> None:
+def test_geometric_median_begins_at_the_median() -> None:
+    """From 0 the distances of three uploads along the axes are 3, 4 and 12: weights 4, 3 and 1 of 8."""
+    axes = [[3, 0, 0], [0, 4, 0], [0, 0, 12]]
+    updates, at = vectors(axes)
+    weights = AGGREGATORS["geometric_median"](updates, at, iterations=1).weights
+    assert weights == pytest.approx([1 / 2, 3 / 8, 1 / 8])
+    assert result("geometric_median", axes, iterations=1).tolist() == pytest.approx([1.5, 1.5, 1.5])
+
+
+@pytest.mark.parametrize("far", [10.0, 1e3, 1e10, 1e18, 1e30, 3e38])
+def test_geometric_median_of_four_corners_is_where_the_diagonals_cross(far: float) -> None:
+    """Whatever the length of one of them: y = x and y = 4 - 2 x / 3 meet at 2.4."""
+    corners = [[0, 0], [0, 4], [far, far], [6, 0]]
+    assert result("geometric_median", corners).tolist() == pytest.approx([2.4, 2.4], abs=1e-4)
+
+
+def test_rfa_begins_at_the_mean() -> None:
     """From the mean 2 the distances of 0, 0, 0, 8 are 2, 2, 2, 6: (8 / 6) / (3 / 2 + 1 / 6) = 0.8."""
-    assert scalar("geometric_median", [0, 0, 0, 8], iterations=1) == pytest.approx(0.8)
-    assert scalar("geometric_median", [0, 0, 0, 8], iterations=100) == pytest.approx(0, abs=1e-4)
+    assert scalar("rfa", [0, 0, 0, 8], iterations=1) == pytest.approx(0.8)
+    assert scalar("rfa", [0, 0, 0, 8], iterations=100) == pytest.approx(0, abs=1e-4)
     corners = [[math.cos(a), math.sin(a)] for a in (0, 2 * math.pi / 3, 4 * math.pi / 3)]
-    assert result("geometric_median", [[x + 5, y] for x, y in corners]).tolist() == pytest.approx([5, 0], abs=1e-6)
+    assert result("rfa", [[x + 5, y] for x, y in corners]).tolist() == pytest.approx([5, 0], abs=1e-6)
     updates, at = vectors([[0.0], [1.0]])
     updates[1] = client(1, 3, model={"w": torch.ones(1)})
-    weights = AGGREGATORS["geometric_median"](updates, at, iterations=1, by_samples=True).weights
+    weights = AGGREGATORS["rfa"](updates, at, iterations=1, by_samples=True).weights
     assert weights == pytest.approx([0.1, 0.9])  # 1/4 / (3/4) and 3/4 / (1/4): 1/3 and 3
+    weights = AGGREGATORS["geometric_median"](updates, at, iterations=2, by_samples=True).weights
+    assert weights == pytest.approx([0.1, 0.9])  # the first step, from 1/2, ends at 3/4
+
+
+def test_rfa_returns_by_less_than_it_was_moved() -> None:
+    """One of ten uploads is R away: from R / 10 each step leaves about a ninth, four of them 1.4e-5 R."""
+    uploads = [[float(k)] for k in range(9)] + [[1e12]]
+    assert float(result("rfa", uploads)) == pytest.approx(1e12 / 10 / 9**4, rel=0.2)
+    assert float(result("geometric_median", uploads)) == pytest.approx(4.5, abs=0.51)
 
 
 def test_centred_clipping_and_its_memory() -> None:
@@ -209,7 +241,7 @@ def test_against_torch_functions(m: int) -> None:
 
 ARGUMENTS: dict[str, dict[str, object]] = {  # beside the examples of their types
     "centred_clipping": {"radius": 2.0, "iterations": 3},
-    "geometric_median": {"iterations": 8},
+    "rfa": {"iterations": 8},
 }
 
 
@@ -261,6 +293,144 @@ def test_a_refused_upload_was_a_malicious_one(name: str) -> None:
     found = mix(refused, bound(name)(refused, at), at.broadcast, at.problem.model)["w"]
     expected = AGGREGATORS[name](rest, at, byzantine=0)
     assert torch.equal(found, mix(rest, expected, at.broadcast, at.problem.model)["w"])
+
+
+# --- uploads of every length --------------------------------------------------------------------------------------
+
+ROBUST: dict[str, dict[str, Any]] = {  # those that bear malicious clients, here two of eleven
+    name: {"byzantine": 2} if members.takes("Aggregator", name, "byzantine") else ARGUMENTS.get(name, {})
+    for name in NAMES
+    if getattr(AGGREGATORS[name], "bears", None) is not None
+}
+LENGTHS = (1e6, 1e10, 1e15, 1e18, 1e20, 1e30, 3e38)
+SHAPES = ("all entries", "one entry", "opposite")
+
+
+def honest(dtype: torch.dtype = torch.float64) -> Tensor:
+    return (1 + 0.1 * torch.randn(9, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(5))).to(dtype)
+
+
+def among(shape: str, size: float, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Two malicious clients with entries of this size, then nine honest ones."""
+    sent = torch.ones(2, 40, dtype=dtype)
+    if shape == "all entries":
+        sent[:] = size
+    elif shape == "one entry":
+        sent[:, 3] = size
+    else:
+        sent[0], sent[1] = size, -size
+    return [*sent, *honest(dtype)]
+
+
+def test_these_are_the_aggregators_that_say_so() -> None:
+    assert set(NAMES) - set(ROBUST) == {"rfa"} and len(ROBUST) == 7
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ROBUST)
+def test_the_length_of_an_upload_decides_nothing(name: str, shape: str, dtype: torch.dtype) -> None:
+    """From 1e3 to the end of float32 the result is that at 1e3, near the honest ones, with and without `broadcast`."""
+    for start in (torch.zeros(40, dtype=dtype), None):
+        near = fatbench.aggregate(name, among(shape, 1e3, dtype), broadcast=start, **ROBUST[name])
+        assert near.dtype == dtype and float((near - 1).norm()) < 1.5
+        for size in (*LENGTHS, *((1e100, 1e150) if dtype == torch.float64 else ())):
+            found = fatbench.aggregate(name, among(shape, size, dtype), broadcast=start, **ROBUST[name])
+            torch.testing.assert_close(found, near, rtol=0, atol=2e-3, msg=f"{name}, {shape}, {size}")
+
+
+@pytest.mark.parametrize("size", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_uploads_that_are_not_finite_are_left_out(name: str, shape: str, size: float) -> None:
+    """The result is that of the nine others, of whom none is malicious any more; so for RFA, too."""
+    arguments = ROBUST.get(name, {})
+    for start in (torch.zeros(40, dtype=torch.float64), None):
+        found = fatbench.aggregate(name, among(shape, size), broadcast=start, **arguments)
+        rest = {**arguments, **({"byzantine": 0} if "byzantine" in arguments else {})}
+        assert torch.equal(found, fatbench.aggregate(name, list(honest()), broadcast=start, **rest))
+    for one in (among(shape, size)[:1], among("all entries", 1e300)[:1]):  # beyond 1e154 no length is known
+        found = fatbench.aggregate(name, [*one, *honest()], broadcast=torch.zeros(40).double(), **bound(name).keywords)
+        assert float((found - 1).norm()) < 1.5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_uploads_of_which_none_is_finite_give_no_number(name: str) -> None:
+    found = fatbench.aggregate(name, [torch.full((3,), math.nan)] * 11, **ROBUST.get(name, {}))
+    assert not found.isfinite().any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_upload_of_another_shape_is_refused(name: str) -> None:
+    for other in (torch.ones(39), torch.ones(2, 20), torch.tensor(1.0)):
+        with pytest.raises(SpecError, match=r"has shape .* at client 1, .* at client 0"):
+            fatbench.aggregate(name, [torch.ones(40), other, *[torch.ones(40)] * 9], **ROBUST.get(name, {}))
+
+
+@pytest.mark.parametrize("size", [1e3, *LENGTHS])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_beside_byzfl(shape: str, size: float) -> None:
+    """On the same uploads in float64; its Krum has m - f - 1 neighbours, the paper's m - f - 2: so f is 3 there."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of packages that it imports
+        byzfl = pytest.importorskip("byzfl")
+    uploads, zeros = [upload.numpy() for upload in among(shape, size)], numpy.zeros(40)
+    pairs = [
+        ("coordinate_median", {}, byzfl.Median()),
+        ("trimmed_mean", {"byzantine": 2}, byzfl.TrMean(2)),
+        ("krum", {"byzantine": 2}, byzfl.Krum(3)),
+        ("multi_krum", {"byzantine": 2, "keep": 8}, byzfl.MultiKrum(3)),
+        ("geometric_median", {}, byzfl.GeometricMedian(nu=1e-5, T=3000)),
+        ("centred_clipping", {"radius": 2.0, "iterations": 3}, byzfl.CenteredClipping(L=3, tau=2.0)),
+    ]
+    for name, arguments, theirs in pairs:
+        ours = fatbench.aggregate(name, uploads, broadcast=zeros, **arguments)
+        numpy.testing.assert_allclose(ours, theirs(uploads), rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_one_client_does_not_undo_fltrust() -> None:
+    """Its running averages are plain means: of those uploads that are finite, whether or not clients are malicious."""
+    on = small_problem("small_cnn", clients=4, images_per_client=8)
+    on = replace(on, held_out=(on.images[:8], on.labels[:8]))
+    broken = functools.partial(standard_or_nan, breaks=1)
+    rule = functools.partial(ALGORITHMS["fltrust"], rounds=1, root=8, local=local(objective=broken))
+    (done,) = rule(on, initial_state(on))
+    assert [update.client for update in done.updates if update.client != 1] == [u.client for u in done.updates]
+    assert finite(done.state.model) and {update.refused for update in done.updates} == {1}
+
+
+def standard_or_nan(model: nn.Module, x: Tensor, y: Tensor, generator: Any, client: int, *, breaks: int) -> Any:
+    """Cross-entropy, or for one client NaN."""
+    loss, correct = standard(model, x, y, generator)
+    return loss * (math.nan if client == breaks else 1.0), correct
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ([0, 0, 0], "got 0 at client 0"),
+        ([1, 0, 2], "got 0 at client 1"),
+        ([1, 2, -3], "got -3 at client 2"),
+        ([1, 2.5, 3], "got 2.5 at client 1"),
+        ([1, math.nan, 3], "got nan at client 1"),
+        ([math.inf, 2, 3], "got inf at client 0"),
+        ([1, "2", 3], "got 2 at client 1"),
+        ([1, None, 3], "got None at client 1"),
+    ],
+)
+@pytest.mark.parametrize("name", ["samples", "geometric_median"])
+def test_a_client_has_a_whole_number_of_examples(name: str, sizes: list[Any], message: str) -> None:
+    with pytest.raises(SpecError, match=f"sizes: expected whole numbers of at least 1, {message}"):
+        fatbench.aggregate(name, [torch.ones(2)] * 3, sizes=sizes)
+
+
+def test_sizes_of_other_types_are_taken() -> None:
+    uploads = [torch.zeros(2), torch.full((2,), 4.0)]
+    for sizes in ([3, 1], [3.0, 1.0], numpy.array([3, 1]), torch.tensor([3, 1]), (numpy.float32(3), True)):
+        assert fatbench.aggregate("samples", uploads, sizes=sizes).tolist() == [1.0, 1.0]
+
+
+# --- how many malicious clients -----------------------------------------------------------------------------------
 
 
 def test_more_malicious_clients_than_an_aggregator_is_made_for_are_refused() -> None:

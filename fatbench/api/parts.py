@@ -102,12 +102,13 @@ def aggregate(
 
     how: any aggregator of a suite file: "samples" (FedAvg), "sfat", "trimmed_mean", "krum", ...; settings as there.
     uploads: for each client a vector (a tensor or an array, of any shape), or its state dict after training.
-    sizes: examples of each client; default: equal. losses: mean training loss of each, by which SFAT ranks them.
-    broadcast: the model that the round began with; default: the mean of the uploads. round, rounds: this round's
-    number, from 0, and how many there are; some aggregators are plain FedAvg in round 0. memory: for aggregators that
-    remember, the same dictionary in every round, which they change. model: the network of the state dicts, which tells
-    parameters from buffers; default: by names. SpecError: no such aggregator or setting, or uploads that do not fit
-    each other; ValueError: the aggregator needs an argument that is missing.
+    sizes: examples of each client, at least 1; default: equal. losses: mean training loss of each, by which SFAT ranks
+    them. broadcast: the model that the round began with; default: the mean of the uploads, for aggregators that bear
+    malicious clients their median. These leave uploads out that are not finite. round, rounds: this round's number,
+    from 0, and how many there are; some aggregators are plain FedAvg in round 0. memory: for aggregators that remember,
+    the same dictionary in every round, which they change. model: the network of the state dicts, which tells parameters
+    from buffers; default: by names. SpecError: no such aggregator or setting, or uploads that do not fit each other;
+    ValueError: the aggregator needs an argument that is missing.
 
     >>> import torch, fatbench
     >>> fatbench.aggregate("trimmed_mean", [torch.tensor([value]) for value in (1.0, 2.0, 3.0, 90.0)], byzantine=1)

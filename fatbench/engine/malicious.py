@@ -133,7 +133,7 @@ def accepted_updates(
     """
     malicious, names = problem.malicious, trainable(problem.model)
     if malicious is None:
-        return _finite_updates(updates) if robust else list(updates)
+        return finite_updates(updates) if robust else list(updates)
     malicious_clients = malicious.numbers & {update.client for update in updates}
 
     def flat(tensors: Tensors) -> Tensor:
@@ -171,13 +171,13 @@ def accepted_updates(
     if malicious.acting("update"):
         with torch.no_grad():
             updates = [tampered(update) if update.client in malicious_clients else update for update in updates]
-    return _finite_updates(updates)
+    return finite_updates(updates)
 
 
-def _finite_updates(updates: Sequence[Update]) -> list[Update]:
-    # if none is finite, training is to diverge and not to stop
+def finite_updates(updates: Sequence[Update]) -> list[Update]:
+    """The updates that are finite, each with the number of the others; all if none is, so that training diverges."""
     kept_updates = [update for update in updates if finite(update.model)] or list(updates)
-    return [replace(update, refused=len(updates) - len(kept_updates)) for update in kept_updates]
+    return [replace(update, refused=update.refused + len(updates) - len(kept_updates)) for update in kept_updates]
 
 
 def _like(result: Any, *expected: Tensor) -> Sequence[Tensor]:

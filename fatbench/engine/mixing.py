@@ -151,6 +151,12 @@ def normalised(values: Sequence[float]) -> list[float]:
     return [value / total for value in values]
 
 
+def middle(ordered: Tensor) -> Tensor:
+    """The median over the first dimension of sorted values; torch.median returns the lower of the middle two."""
+    low, high = (len(ordered) - 1) // 2, len(ordered) // 2
+    return (ordered[low] + ordered[high]) / 2
+
+
 def last_layer_cosines(updates: Sequence[Update], broadcast: Tensors, names: Sequence[str]) -> list[float]:
     """For each update, the cosine between theta^t and theta_k in the tensors `names`, flattened together.
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from fatbench.engine.malicious import finite, tolerates_one
 from fatbench.engine.mixing import aggregate as mixing_of
-from fatbench.engine.mixing import mix
+from fatbench.engine.mixing import middle, mix
 from fatbench.engine.rounds import Context, Mixing, Problem, Stats, Tensors, Update
 from fatbench.errors import SpecError
 
@@ -44,20 +45,20 @@ def aggregate(
             raise SpecError(
                 f"uploads: '{key}' has shape {shape.get(key)} at client {client}, {shapes[0].get(key)} at client 0"
             )
-    counts = _one_per_client("sizes", sizes, [1] * len(states))
+    counts = [_size(client, n) for client, n in enumerate(_one_per_client("sizes", sizes, [1] * len(states)))]
     stats = (
         [_MissingStats()] * len(states)
         if losses is None
         else [_stats(client_stats) for client_stats in _one_per_client("losses", losses, counts)]
     )
-    start_state = _mean(states) if broadcast is None else _state(broadcast)
+    start_state = _centre(states, tolerates_one(aggregator, len(states))) if broadcast is None else _state(broadcast)
     network = _network(states[0]) if model is None else model
     updates = [
-        Update(client, int(n), state, client_stats)  # type: ignore[arg-type]
+        Update(client, n, state, client_stats)  # type: ignore[arg-type]
         for client, (n, state, client_stats) in enumerate(zip(counts, states, stats, strict=True))
     ]
     no_labels = torch.zeros(1, dtype=torch.int64)
-    shards = [no_labels.expand(int(n)) for n in counts]
+    shards = [no_labels.expand(n) for n in counts]
     problem = Problem(
         model=network, images=torch.zeros(0, 1, 1, 1, dtype=torch.uint8), labels=no_labels[:0], shards=shards,
         classes=0, seed=0, device=next(iter(start_state.values())).device,
@@ -106,10 +107,25 @@ def _one_per_client(name: str, values: Sequence[Any] | None, default: list[Any])
     return list(values)
 
 
-def _mean(states: Sequence[Tensors]) -> Tensors:
-    """The unweighted mean of float tensors; integer tensors are the first client's."""
+def _size(client: int, n: Any) -> int:
+    """A client's number of examples. Raises SpecError unless it is a whole number of at least 1."""
+    if not isinstance(n, SupportsFloat) or not float(n) >= 1 or float(n) % 1:
+        raise SpecError(f"sizes: expected whole numbers of at least 1, got {n} at client {client}")
+    return int(float(n))
+
+
+def _centre(states: Sequence[Tensors], robust: bool) -> Tensors:
+    """The mean of float tensors over the finite states, or with `robust` their median, which no far upload moves.
+
+    Integer tensors are the first one's.
+    """
+    states = [state for state in states if finite(state)] or states
+
+    def of(values: Tensor) -> Tensor:
+        return middle(values.sort(0).values) if robust else values.mean(0)
+
     return {
-        key: torch.stack([state[key] for state in states]).mean(0) if value.is_floating_point() else value
+        key: of(torch.stack([state[key] for state in states])) if value.is_floating_point() else value
         for key, value in states[0].items()
     }
 

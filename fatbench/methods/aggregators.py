@@ -38,6 +38,7 @@ from fatbench.methods.robust_aggregators import (
     krum,
     leaves_some_values,
     multi_krum,
+    rfa,
     tolerates_any_minority,
     tolerates_byzantine,
     trimmed_mean,
@@ -460,7 +461,7 @@ def _squared_distance(broadcast: Tensors, model: Tensors) -> float:
     ]
     # foreach: one kernel for all tensors, one transfer to the CPU
     norms = torch._foreach_norm(torch._foreach_sub([broadcast[key] for key in keys], [model[key] for key in keys]))
-    return math.fsum(norm**2 for norm in torch.stack(norms).tolist())
+    return math.fsum(norm * norm for norm in torch.stack(norms).tolist())  # ** raises where it overflows
 
 
 def _softmax(exponents: Sequence[float], factors: Sequence[float] | None = None) -> list[float]:
@@ -496,5 +497,6 @@ AGGREGATORS: dict[str, Callable[..., Mixing]] = {
     ),
     "bulyan": AggregatorEntry(bulyan, refuse=(enough_for_bulyan,), bears=tolerates_byzantine, example={"byzantine": 0}),
     "geometric_median": AggregatorEntry(geometric_median, bears=tolerates_any_minority),
+    "rfa": rfa,
     "centred_clipping": AggregatorEntry(centred_clipping, bears=tolerates_any_minority, fractions=("clipped",)),
 }

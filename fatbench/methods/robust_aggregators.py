@@ -7,7 +7,8 @@ are those of all trainable tensors together. Each returns the next model itself:
 batch normalisation) are combined as the uploads are, or as plain means if a variance could become negative. Clients are
 taken in the order of their numbers, so that ties go to the smaller number.
 
-A client whose upload was refused because it was not finite (`Update.refused`) counts as one of the `byzantine`.
+An upload that is not finite is left out, whoever calls; unless none is. Its client, and one that was refused before
+(`Update.refused`), counts as one of the `byzantine`.
 
 | here | papers | what |
 |---|---|---|
@@ -20,6 +21,7 @@ A client whose upload was refused because it was not finite (`Update.refused`) c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -27,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fatbench.engine.local import trainable
-from fatbench.engine.mixing import mix
+from fatbench.engine.mixing import middle, mix
 from fatbench.engine.rounds import Context, Mixing, Tensors, Update
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Natural, Positive
@@ -42,7 +44,7 @@ def coordinate_median(updates: Sequence[Update], context: Context) -> Mixing:
 
     Source: Yin et al. 2018 (ICML).
     """
-    return _by_coordinate(updates, context, lambda values: _middle(values.sort(0).values))
+    return _by_coordinate(updates, context, by_number(updates), lambda values: middle(values.sort(0).values))
 
 
 def trimmed_mean(updates: Sequence[Update], context: Context, *, byzantine: Natural) -> Mixing:
@@ -52,10 +54,12 @@ def trimmed_mean(updates: Sequence[Update], context: Context, *, byzantine: Natu
 
     Source: Yin et al. 2018 (ICML).
     """
-    trimmed_count = _tolerated_count(updates, byzantine, "trimmed_mean", 2 * byzantine + 1)
+    positions = by_number(updates)
+    trimmed_count = _tolerated_count(updates, positions, byzantine, "trimmed_mean", 2 * byzantine + 1)
     return _by_coordinate(
         updates,
         context,
+        positions,
         # a client that was refused is trimmed already, so `trimmed_count` may be less than `byzantine`
         lambda values: values.sort(0).values[trimmed_count : len(values) - trimmed_count or None].mean(0),
     )
@@ -70,8 +74,8 @@ def bulyan(updates: Sequence[Update], context: Context, *, byzantine: Natural) -
 
     Source: El Mhamdi et al. 2018 (arXiv 1802.07927).
     """
-    f = _tolerated_count(updates, byzantine, "bulyan", 4 * byzantine + 3)
     positions_by_client = by_number(updates)
+    f = _tolerated_count(updates, positions_by_client, byzantine, "bulyan", 4 * byzantine + 3)
     squared = _squared_distances(_gram(updates, positions_by_client, context))
     chosen_rows: list[int] = []
     while len(chosen_rows) < len(positions_by_client) - 2 * f:
@@ -83,43 +87,37 @@ def bulyan(updates: Sequence[Update], context: Context, *, byzantine: Natural) -
     def near_the_median(values: Tensor) -> Tensor:
         ordered = values.sort(0).values
         # stable, of sorted values: of two that are equally near, the smaller comes first
-        order = (ordered - _middle(ordered)).abs().sort(dim=0, stable=True).indices[:nearest]
+        order = (ordered - middle(ordered)).abs().sort(dim=0, stable=True).indices[:nearest]
         return ordered.gather(0, order).mean(0)
 
-    positions = [positions_by_client[k] for k in chosen_rows]
-    return _by_coordinate(updates, context, near_the_median, positions)
-
-
-def _middle(ordered: Tensor) -> Tensor:
-    """The median over the first dimension of sorted values; torch.median returns the lower of the middle two."""
-    low, high = (len(ordered) - 1) // 2, len(ordered) // 2
-    return (ordered[low] + ordered[high]) / 2
+    chosen_positions = [positions_by_client[k] for k in chosen_rows]
+    mixing = _by_coordinate(updates, context, chosen_positions, near_the_median)
+    return replace(mixing, selected=tuple(chosen_positions))
 
 
 def _by_coordinate(
     updates: Sequence[Update],
     context: Context,
+    positions: Sequence[int],
     combine: Callable[[Tensor], Tensor],
-    positions: Sequence[int] | None = None,
 ) -> Mixing:
-    """The model whose tensors are `combine` of the clients' (m, ...); only of those at `positions` if given."""
-    used_positions = by_number(updates) if positions is None else list(positions)
-    models = [updates[k].model for k in used_positions]
+    """The model whose tensors are `combine` of those (m, ...) of the clients at `positions`."""
+    models = [updates[k].model for k in positions]
     network = context.problem.model
     # without duplicates removed: a frozen tensor that two layers share has two names
     frozen = {name for name, _ in network.named_parameters(remove_duplicate=False)} - set(trainable(network))
     combined: Tensors = {
-        name: combine(torch.stack([model[name].float() for model in models])).to(value.dtype)
+        name: combine(torch.stack([_wide(model[name]) for model in models])).to(value.dtype)
         if value.is_floating_point() and name not in frozen
         else models[0][name]
         for name, value in context.broadcast.items()
     }
-    return _mixing(
-        updates,
-        dict.fromkeys(used_positions, 1 / len(used_positions)),
-        combined,
-        () if positions is None else used_positions,
-    )
+    return _mixing(updates, dict.fromkeys(positions, 1 / len(positions)), combined, ())
+
+
+def _wide(value: Tensor) -> Tensor:
+    """The tensor in float32, or in float64 if that is its type."""
+    return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
 # --- by distance --------------------------------------------------------------------------------------------------
@@ -144,8 +142,8 @@ def multi_krum(updates: Sequence[Update], context: Context, *, byzantine: Natura
 
 
 def _multi_krum(name: str, updates: Sequence[Update], context: Context, byzantine: int, keep: int | None) -> Mixing:
-    f = _tolerated_count(updates, byzantine, name, 2 * byzantine + 3)
     positions = by_number(updates)
+    f = _tolerated_count(updates, positions, byzantine, name, 2 * byzantine + 3)
     scores = _krum_scores(_squared_distances(_gram(updates, positions, context)), f)
     best = sorted(range(len(positions)), key=scores.__getitem__)[: keep or len(positions) - f]
     chosen_positions = [positions[k] for k in best]
@@ -163,36 +161,86 @@ def geometric_median(
     updates: Sequence[Update],
     context: Context,
     *,
+    iterations: Count = 100,
+    smoothing: Positive = 0.00001,
+    by_samples: bool = False,
+) -> Mixing:
+    """The point with the least sum of distances to the uploads, by smoothed Weiszfeld steps from their median.
+
+    A step weighs each upload by 1 / max(smoothing, its distance from the point); with `by_samples` also by N_k, which
+    trusts the client's word. The first point is the median of each coordinate, which no minority moves far, however
+    long its uploads are. Steps end where they move the point by less than a millionth of the uploads' median distance
+    from it, at the latest after `iterations`.
+
+    Source: Pillutla et al. 2019 (arXiv 1912.13445), who begin at the mean: `rfa`.
+    """
+    positions = by_number(updates)
+    gram, alpha = _gram(updates, positions, context), _votes(updates, positions, by_samples)
+    weights = _nearness(alpha, _distances_from_median(updates, positions, context), smoothing)
+    for _ in range(iterations - 1):
+        lengths, last_weights = _distances(gram, weights), weights
+        weights = _nearness(alpha, lengths, smoothing)
+        step = weights - last_weights
+        # of the distances the median: the far uploads' would hide that the others still have a way to go
+        if float(step @ gram @ step) < (1e-6 * float(lengths.median())) ** 2:
+            break
+    return _weighted(updates, context, dict(zip(positions, weights.tolist(), strict=True)))
+
+
+def rfa(
+    updates: Sequence[Update],
+    context: Context,
+    *,
     iterations: Count = 4,
     smoothing: Positive = 0.00001,
     by_samples: bool = False,
 ) -> Mixing:
-    """The point with the least sum of distances to the uploads, by smoothed Weiszfeld steps from their mean (RFA).
+    """RFA: `iterations` Weiszfeld steps towards the `geometric_median`, from the uploads' mean and not their median.
 
-    A step weighs each upload by 1 / max(smoothing, its distance from the point); with `by_samples` also by N_k, as RFA
-    does, which trusts the client's word. Steps end early if the sum falls by less than a millionth.
+    A long upload moves the mean, and a few steps do not return from there: one of m uploads at a distance R moves the
+    result by about R / m^5 after four. So it bears no malicious client whatever that sends. Settings as in
+    `geometric_median`; with `by_samples` it is the mean by N_k, as in the paper. Steps end early if the sum of
+    distances falls by less than a millionth.
 
     Source: Pillutla et al. 2019 (arXiv 1912.13445).
     """
     positions = by_number(updates)
-    gram = _gram(updates, positions, context)
-    alpha = torch.tensor([float(updates[k].n if by_samples else 1) for k in positions], dtype=torch.float64)
-    weights = alpha = alpha / alpha.sum()
-
-    # the point is a weighted mean of the uploads, so their inner products suffice
-    def distances(weights: Tensor) -> Tensor:
-        squared = gram.diag() - 2 * gram @ weights + weights @ gram @ weights
-        return squared.clamp(min=0).sqrt()  # rounding may leave it slightly negative
-
-    lengths = distances(weights)
+    gram, alpha = _gram(updates, positions, context), _votes(updates, positions, by_samples)
+    weights, lengths = alpha, _distances(gram, alpha)
     for _ in range(iterations):
         old_objective = float(alpha @ lengths)
-        weights = alpha / lengths.clamp(min=smoothing)
-        weights = weights / weights.sum()
-        lengths = distances(weights)
+        weights = _nearness(alpha, lengths, smoothing)
+        lengths = _distances(gram, weights)
         if old_objective - float(alpha @ lengths) < 1e-6 * old_objective:
             break
     return _weighted(updates, context, dict(zip(positions, weights.tolist(), strict=True)))
+
+
+def _votes(updates: Sequence[Update], positions: Sequence[int], by_samples: bool) -> Tensor:
+    """The share (m,) of each client in the sum of distances: equal, or by N_k."""
+    alpha = torch.tensor([float(updates[k].n if by_samples else 1) for k in positions], dtype=torch.float64)
+    return alpha / alpha.sum()
+
+
+def _nearness(alpha: Tensor, lengths: Tensor, smoothing: float) -> Tensor:
+    """The weights (m,) of a Weiszfeld step from a point at these distances from the uploads."""
+    weights = alpha / lengths.clamp(min=smoothing)
+    return weights / weights.sum()
+
+
+def _distances(gram: Tensor, weights: Tensor) -> Tensor:
+    """The distances (m,) of the uploads from their mean with these weights; their inner products suffice."""
+    squared = gram.diag() - 2 * gram @ weights + weights @ gram @ weights
+    return squared.clamp(min=0).sqrt()  # rounding may leave it slightly negative
+
+
+def _distances_from_median(updates: Sequence[Update], positions: Sequence[int], context: Context) -> Tensor:
+    """The distances (m,) of the uploads from the median of each coordinate, float64 on the CPU."""
+    squared = torch.zeros(len(positions), dtype=torch.float64)
+    for name in trainable(context.problem.model):
+        values = torch.stack([_wide(updates[k].model[name]).flatten() for k in positions])
+        squared += (values - middle(values.sort(0).values)).double().square().sum(1).cpu()
+    return squared.sqrt()
 
 
 def _gram(updates: Sequence[Update], positions: Sequence[int], context: Context) -> Tensor:
@@ -231,8 +279,10 @@ def centred_clipping(
     centre: Tensor = context.memory["centre"].to(u) if "centre" in context.memory else torch.zeros_like(u[0])
     for _ in range(iterations):
         difference = u - centre
-        norms = torch.linalg.vector_norm(difference, dim=1, keepdim=True)
-        centre = centre + (difference * _at_most(radius, norms)).mean(0)
+        # float64: the square of a long upload's norm overflows, and a vote of 0 is not one of length `radius`
+        norms = torch.linalg.vector_norm(difference, dim=1, dtype=torch.float64)
+        votes = zip(difference, _at_most(radius, norms), strict=True)
+        centre = centre + sum(row.double() * factor for row, factor in votes).to(u.dtype) / len(u)
     mixing = _moved(updates, context, positions, centre, float((norms > radius).double().mean()))
     return replace(mixing, memory={"centre": centre})
 
@@ -309,25 +359,36 @@ def keeps_at_most_all(cell: Facts, *, keep: int | None) -> str | None:
 
 
 def by_number(updates: Sequence[Update]) -> list[int]:
-    """Positions of the updates in the order of the clients' numbers."""
-    return sorted(range(len(updates)), key=lambda k: updates[k].client)
+    """Positions of the uploads that are finite, or of all if none is, in the order of the clients' numbers."""
+    positions = sorted(range(len(updates)), key=lambda k: updates[k].client)
+    return [k for k in positions if _has_a_length(updates[k].model)] or positions
 
 
-def _tolerated_count(updates: Sequence[Update], byzantine: int, name: str, minimum: int) -> int:
-    """The number of malicious clients still among the updates. Raises ValueError below `minimum` clients."""
-    refused = updates[0].refused  # of the round, the same in every update
-    if len(updates) + refused < minimum:
-        clients = len(updates) + refused
+def _has_a_length(model: Tensors) -> bool:
+    """Whether float64 holds the lengths of all tensors: neither NaN nor infinite, nor beyond 1e154."""
+    floats = [value for value in model.values() if value.is_floating_point()]
+    lengths = [torch.linalg.vector_norm(value, dtype=torch.float64) for value in floats]
+    return bool(torch.stack(lengths).isfinite().all())
+
+
+def _tolerated_count(
+    updates: Sequence[Update], positions: Sequence[int], byzantine: int, name: str, minimum: int
+) -> int:
+    """The number of malicious clients still among those at `positions`. Raises ValueError below `minimum` clients."""
+    clients = len(updates) + updates[0].refused  # of the round, the same in every update
+    if clients < minimum:
         raise ValueError(f"{name}: byzantine={byzantine} needs {minimum} clients in a round, and there are {clients}")
-    return max(byzantine - refused, 0)
+    return max(byzantine - (clients - len(positions)), 0)
 
 
 def _weighted(
     updates: Sequence[Update], context: Context, weights: dict[int, float], selected: Sequence[int] = ()
 ) -> Mixing:
     """The weighted sum of models, float buffers included; `weights` by position sum to 1."""
-    # `mix` weighs float buffers by n, an integer: 2**52 keeps a weight's digits
-    reweighted = [replace(updates[k], n=round(weight * 2**52)) for k, weight in weights.items()]
+    # `mix` weighs float buffers by n, an integer: 2**52 keeps a weight's digits; of uploads of NaN none has any
+    reweighted = [
+        replace(updates[k], n=round(weight * 2**52) if math.isfinite(weight) else 1) for k, weight in weights.items()
+    ]
     model = mix(reweighted, Mixing(list(weights.values())), context.broadcast, context.problem.model)
     return _mixing(updates, weights, model, selected)
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fatbench.engine.cohort import cost, draw_cohort, train_cohort
 from fatbench.engine.local import LocalTraining, trainable
+from fatbench.engine.malicious import finite_updates
 from fatbench.engine.mixing import mix
 from fatbench.engine.rounds import Metrics, Mixing, Problem, Round, State, Tensors
 from fatbench.methods.algorithms.work import clients_train, models_cross
@@ -61,7 +62,7 @@ def fltrust(
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
         local_t = local.at(t)
-        updates = train_cohort(problem, state.model, cohort, t, local_t)
+        updates = finite_updates(train_cohort(problem, state.model, cohort, t, local_t))
         (server_update,) = train_cohort(server, state.model, [clients], t, local_t)
         mixing = trust([update.model for update in updates], server_update.model, state.model, trainable(problem.model))
         trusted = sum(mixing.weights) > 0
