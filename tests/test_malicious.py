@@ -17,19 +17,23 @@ from test_inject import one_pixel, towards_the_pixel
 from torch import nn
 
 import fatbench
+from fatbench.engine.accuracy import natural
 from fatbench.engine.cohort import train_cohort
+from fatbench.engine.experiment import Diverged
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.malicious import Malicious, deal, finite
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.randomness import generator
-from fatbench.engine.rounds import Context, Problem, State
+from fatbench.engine.rounds import Context, Cost, Problem, Round, State
 from fatbench.errors import SpecError
 from fatbench.methods.adversaries import ADVERSARIES, with_square
 from fatbench.methods.aggregators import AGGREGATORS, uniform
 from fatbench.methods.algorithms import ALGORITHMS
+from fatbench.methods.objectives import standard
 from fatbench.report import render
+from fatbench.report.numbers.doubts import Doubt
 from fatbench.suite import cells, signatures
-from fatbench.testing import equal, initial_state, local, small_problem
+from fatbench.testing import equal, initial_state, local, rounds, small_problem
 
 U = torch.tensor([1.0, -2.0])
 OTHERS = torch.tensor([[1.0, 0.0], [3.0, 2.0], [2.0, 4.0]])
@@ -249,6 +253,126 @@ def test_data_are_changed_where_they_are_dealt_and_nobody_elses() -> None:
     assert draws == [torch.rand(1, generator=generator(9, "adversary", k)).item() for k in (0, 2)]
     with pytest.raises(ValueError, match="client 3 does not exist"):
         deal(Malicious("3", adversary("label_flip")), on.shards, on.images, on.labels, 4, 0)
+
+
+# --- what makes a training diverge --------------------------------------------------------------------------------
+
+
+def everywhere(update: torch.Tensor, *, size: float) -> torch.Tensor:
+    return torch.full_like(update, size)
+
+
+def trained_among(
+    size: float,
+    aggregator: Any,
+    *,
+    algorithm: str = "fedavg",
+    rounds_: int = 2,
+    monitor: Any = natural,
+    **settings: Any,
+) -> tuple[list[Any], dict[Any, float]]:
+    """The rounds of five clients of whom client 0 sends `size` everywhere, and the numbers of the last."""
+    liar = Malicious("0", functools.partial(everywhere, size=size))
+    on = replace(small_problem(clients=5, images_per_client=8), malicious=liar)
+    settings = {
+        "rounds": rounds_,
+        "local": local(),
+        **settings,
+        **({} if aggregator is None else {"aggregator": aggregator}),
+    }
+    done = rounds(on, functools.partial(ALGORITHMS[algorithm], **settings), monitor=monitor, malicious=liar)
+    return [result for result, _ in done], done[-1][1]
+
+
+@pytest.mark.parametrize(("name", "settings"), ROBUST.items())
+def test_one_long_upload_changes_no_number_of_the_model(name: str, settings: dict[str, Any]) -> None:
+    """From 1e15 to 1e30 the model stays the same, and drift is |u| / m: its squares do not fit into float32."""
+    aggregator = functools.partial(AGGREGATORS[name], **settings)
+    found = {size: trained_among(size, aggregator) for size in (1e15, 1e18, 1e20, 1e30, 3e38)}
+    for size, (results, numbers) in found.items():
+        assert len(results) == 2 and ("diverged", -1) not in numbers
+        assert numbers["natural", -1] == found[1e15][1]["natural", -1]
+        assert all(math.isfinite(value) for value in numbers.values())
+        assert not [metric for metric, _ in numbers if metric.startswith("doubt_")]
+        sent = size * math.sqrt(sum(weight.numel() for weight in small_problem().model.parameters()))
+        assert numbers["drift_pre", -1] == pytest.approx(sent / 5, rel=1e-5)
+        assert numbers["drift_post", -1] == pytest.approx(sent / 5, rel=1e-5)
+        assert numbers["grad_var", -1] == pytest.approx(0.16 * sent**2, rel=1e-5)  # (16 + 4) / 25 of five
+
+
+def test_a_mean_of_long_uploads_has_diverged() -> None:
+    """Its model is finite, and its loss on clean images not a number, whether or not a monitor looks."""
+    for monitor in (natural, None):
+        for size in (1e18, 1e30):
+            results, numbers = trained_among(size, AGGREGATORS["uniform"], rounds_=1, monitor=monitor)
+            assert finite(results[-1].state.model) and numbers["diverged", -1] == 1
+
+
+def test_the_loss_of_one_client_decides_nothing() -> None:
+    """Client 0 reports NaN and trains on 0: the number is left out, with a mark, and training goes on."""
+
+    def nan(model, x, y, generator, client):  # type: ignore[no-untyped-def]
+        loss, correct = standard(model, x, y, generator)
+        return loss if client else 0 * loss + math.nan, correct
+
+    for liar in (None, Malicious("0", functools.partial(everywhere, size=0.0))):
+        on = replace(small_problem(clients=3), malicious=liar)
+        how = functools.partial(ALGORITHMS["fedavg"], rounds=2, aggregator=uniform, local=local(objective=nan))
+        done = rounds(on, how, monitor=natural, malicious=liar)
+        assert len(done) == 2 and finite(done[-1][0].state.model)
+        for _, numbers in done:
+            assert {name for name, _ in numbers if name.startswith("doubt_")} == {
+                "doubt_train_loss_is_not_finite", "doubt_mixed_loss_is_not_finite"
+            }  # fmt: skip
+            assert ("train_loss", 0) not in numbers and ("train_loss", 1) in numbers
+
+
+def test_a_long_upload_of_a_client_that_nobody_calls_malicious() -> None:
+    """A rate of 1e20 in a single step: the upload is finite, and a median bears it."""
+    liar = replace(local(epochs=1, batch=64), lr=1e20)
+
+    def one_wild(problem: Problem, state: State, *, rounds: int, local: LocalTraining) -> Any:
+        for t in range(state.round, rounds):
+            updates = train_cohort(problem, state.model, [0, 1, 2], t, local, locals={0: liar})
+            mixing = aggregate(
+                AGGREGATORS["coordinate_median"], updates, Context(t, rounds, problem, state.model, {}, 0.1)
+            )
+            state = State(t + 1, mix(updates, mixing, state.model, problem.model))
+            yield Round(t, updates[0].model, updates, mixing, state, Cost())
+
+    done = rounds(small_problem(), functools.partial(one_wild, rounds=2, local=local()), monitor=natural)
+    for _, numbers in done:
+        assert 1e15 < numbers["drift_post", -1] < math.inf and numbers["grad_var", -1] > 1e30
+        assert not [name for name, _ in numbers if name.startswith("doubt_")]
+
+
+def test_a_training_without_malicious_clients_still_fails_where_its_model_is_not_finite() -> None:
+    how = functools.partial(ALGORITHMS["fedavg"], rounds=3, aggregator=uniform, local=local(lr=1e30, epochs=2))
+    with pytest.raises(Diverged, match=r"round 1: training loss of client \d is "):
+        rounds(small_problem(), how)
+
+
+@pytest.mark.parametrize("size", [1e18, 1e30, math.nan])
+def test_one_clients_own_model_does_not_end_the_others(size: float) -> None:
+    """FedBN deploys a model a client; that of the malicious one answers nothing, the others do."""
+    results, numbers = trained_among(size, AGGREGATORS["coordinate_median"], algorithm="fedbn")
+    assert len(results) == 2 and ("diverged", -1) not in numbers
+    for k in (1, 2, 3, 4):
+        assert numbers["natural", k] > 0
+    results, numbers = trained_among(1e30, AGGREGATORS["uniform"], algorithm="fedbn", rounds_=1)
+    assert numbers["diverged", -1] == 1  # here the shared weights of all are broken
+
+
+def test_a_number_that_is_not_finite_is_left_out_with_a_mark() -> None:
+    def odd(updates, context):  # type: ignore[no-untyped-def]
+        return replace(uniform(updates, context), metrics={"odd": math.inf, "even": {0: math.nan, 1: 2.0}})
+
+    how = functools.partial(ALGORITHMS["fedavg"], rounds=1, aggregator=odd, local=local())
+    for liar in (None, malicious("sign_flip")):
+        ((_, numbers),) = rounds(replace(small_problem(), malicious=liar), how, malicious=liar)
+        assert ("odd", -1) not in numbers and ("even", 0) not in numbers and numbers["even", 1] == 2.0
+        assert numbers["doubt_odd_is_not_finite", -1] == numbers["doubt_even_is_not_finite", -1] == 1.0
+    assert Doubt("odd_is_not_finite_in_rounds", 1.0).words == "odd is not finite in 1 rounds"
 
 
 # --- in a suite ---------------------------------------------------------------------------------------------------

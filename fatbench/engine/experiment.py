@@ -5,19 +5,19 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fatbench.engine import measures
-from fatbench.engine.accuracy import most_frequent
+from fatbench.engine.accuracy import accuracy, models_of, most_frequent, natural
 from fatbench.engine.local import pixels
 from fatbench.engine.malicious import finite
 from fatbench.engine.mixing import completed
 from fatbench.engine.randomness import forked, generator
-from fatbench.engine.rounds import Number, Problem, Round, State
+from fatbench.engine.rounds import Number, Problem, Round, State, Tensors
 from fatbench.engine.setup import Setup
 from fatbench.errors import SpecError
 from fatbench.suite.entry import Entry
@@ -37,7 +37,7 @@ from fatbench.suite.types import (
 
 
 class Diverged(ArithmeticError):
-    """Training produced a loss that is not a number."""
+    """Training gave a model that is not finite."""
 
 
 def experiment(
@@ -77,7 +77,8 @@ def experiment(
     when the monitor runs; diagnostic_every: only in multiples of this round, and in the last; malicious: clients that
     deviate.
 
-    Raises Diverged if a training loss is not finite. With malicious clients, divergence is a result: see `_diverged`.
+    A number that is not finite is left out; the metric `doubt_..._is_not_finite` says so. Raises Diverged if a training
+    loss is not finite and no more is the model. With malicious clients, divergence is a result: see `_is_broken`.
     """
     settings = algorithm.keywords  # type: ignore[attr-defined]
     rounds = settings["rounds"]
@@ -89,10 +90,9 @@ def experiment(
     for algorithm_round in algorithm(ready.problem, state):
         # an update holds only what was sent; measures look at whole models
         result = replace(algorithm_round, updates=completed(algorithm_round.updates, algorithm_round.broadcast))
-        for client, loss in [(update.client, update.stats.loss) for update in result.updates]:
-            if malicious is None and not math.isfinite(loss):  # with malicious clients, see `sound` below
-                raise Diverged(f"round {result.index + 1}: training loss of client {client} is {loss}")
         count = result.index + 1
+        if malicious is None:
+            _demand_finite(result)
         seconds = time.perf_counter() - start_time
         numbers = [
             *measures.training(result, ready.problem),
@@ -119,13 +119,11 @@ def experiment(
                     count, {name: diagnostics[name] for name in diagnostics if name not in tensors}
                 )
                 result = replace(result, artifacts={**result.artifacts, **tensors})
-        sound = malicious is None or (
-            finite(result.state.model) and all(math.isfinite(number.value) for number in numbers)
-        )
-        if not sound:
+        if malicious is not None and _is_broken(ready, result, numbers, count == rounds, malicious.numbers, monitor_n):
             # counted as the last round, so that every evaluation of it is answered
             yield replace(result, index=rounds - 1), _diverged(ready, count, rounds, monitor is not None, monitor_n)
             return
+        numbers = _left_out(numbers, count)
         refused = max((update.refused for update in result.updates), default=0)
         if refused or malicious is not None:
             numbers.append(Number("uploads_refused", refused, count))
@@ -192,10 +190,48 @@ def _refuse_batches_of_one(problem: Problem, batch: int | None) -> None:
         ) from None
 
 
+def _demand_finite(result: Round) -> None:
+    """Raise Diverged if a client's training loss is not finite, and neither is a model of the round."""
+    losses = {update.client: update.stats.loss for update in result.updates}
+    client = next((client for client, loss in losses.items() if not math.isfinite(loss)), None)
+    if client is not None and not all(map(finite, models_of(result.state.model, result.own).values())):
+        raise Diverged(f"round {result.index + 1}: training loss of client {client} is {losses[client]}")
+
+
+def _is_broken(
+    ready: Setup, result: Round, numbers: list[Number], last: bool, malicious: Collection[int], n: int | None
+) -> bool:
+    """Whether training among `malicious` clients has diverged: the model is not finite, or its loss is not a number.
+
+    The loss is that on the first `n` clean test images. With models of clients, all of honest ones must be so. What one
+    client sends, or measures, decides nothing.
+    """
+    models = models_of(result.state.model, result.own)
+    honest_models = [model for k, model in models.items() if k not in malicious] or list(models.values())
+    metrics = {number.metric for number in numbers}
+    is_unknown = "natural_loss" not in metrics and (last or "natural" in metrics)
+    images, labels = ready.test[0][:n], ready.test[1][:n]
+
+    def breaks(model: Tensors) -> bool:
+        if not finite(model):
+            return True
+        key = ("diverged", result.index)
+        return is_unknown and math.isnan(accuracy(ready.problem, model, images, labels, natural, key)[1])
+
+    return all(map(breaks, honest_models))
+
+
+def _left_out(numbers: Sequence[Number], count: int) -> list[Number]:
+    """The numbers of round `count` without those that are not finite, and a doubt for each metric of these."""
+    finite_numbers = [number for number in numbers if math.isfinite(number.value)]
+    metrics = dict.fromkeys(number.metric for number in numbers if not math.isfinite(number.value))
+    return [*finite_numbers, *(Number(f"doubt_{metric}_is_not_finite", 1.0, count) for metric in metrics)]
+
+
 def _diverged(ready: Setup, round: int, rounds: int, monitored: bool, n: int | None) -> list[Number]:
     """The numbers of the last round of a training that malicious clients made diverge in `round`: chance.
 
-    Its model is not finite. Under every attack it is taken to answer with the most frequent class of the test images
+    Under every attack its model is taken to answer with the most frequent class of the test images
     (`accuracy.most_frequent`). The metric `diverged` holds the round.
     """
     numbers = [*(Number(name, 0.0, rounds) for name in COSTS), Number("diverged", round, rounds)]

@@ -32,7 +32,7 @@ are means over the clients' models, and also per client.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -96,27 +96,29 @@ def training(result: Round, problem: Problem) -> Iterator[Number]:
     for update, cosine, exponent in zip(updates, cosines, exponents, strict=True):
         yield Number("last_layer_cosine", cosine, count, client=update.client)
         yield Number("fedwavg_weight", exponent / sum(exponents), count, client=update.client)
-    norms: dict[str, list[Sequence[Tensor]]] = {"post": [], "pre": [], "mean": []}
+    lengths = []
     for name in trainable(problem.model):  # one at a time: a model of each client may not fit into memory
-        client_values = [update.model[name] for update in updates]
-        references = {
-            "post": result.state.model[name],
-            "pre": result.broadcast[name],
-            "mean": torch.stack(client_values).mean(0),
-        }
-        for reference, tensor in references.items():
-            norms[reference].append(
-                torch._foreach_norm(torch._foreach_sub(client_values, [tensor] * len(client_values)))
-            )
-    distances = {
-        reference: [
-            float(torch.stack(client_tensors).double().norm()) for client_tensors in zip(*of_tensors, strict=True)
-        ]
-        for reference, of_tensors in norms.items()
-    }
-    yield Number("drift_post", sum(distances["post"]) / len(updates), count)
-    yield Number("drift_pre", sum(distances["pre"]) / len(updates), count)
-    yield Number("grad_var", sum(distance**2 for distance in distances["mean"]) / len(updates), count)
+        values = [update.model[name] for update in updates]
+        references = [result.state.model[name], result.broadcast[name]]
+        of_tensor = _distances(values, references)
+        if not bool(of_tensor.isfinite().all()):  # the squares of a long upload overflow in float32
+            of_tensor = _distances([value.double() for value in values], [value.double() for value in references])
+        lengths.append(of_tensor.double())
+    post, pre, mean = (
+        [float(of_client.norm()) for of_client in of_reference] for of_reference in torch.stack(lengths, 2)
+    )
+    yield Number("drift_post", sum(post) / len(updates), count)
+    yield Number("drift_pre", sum(pre) / len(updates), count)
+    squares = [distance**2 if distance < 1e150 else math.inf for distance in mean]  # Python raises on overflow
+    yield Number("grad_var", sum(squares) / len(updates), count)
+
+
+def _distances(values: list[Tensor], references: list[Tensor]) -> Tensor:
+    """The distances of the clients' tensors from each reference and from their own mean, (references + 1, m)."""
+    centres = [*references, torch.stack(values).mean(0)]
+    return torch.stack(
+        [torch.stack(torch._foreach_norm(torch._foreach_sub(values, [centre] * len(values)))) for centre in centres]
+    )
 
 
 def monitored(
@@ -145,9 +147,7 @@ def monitored(
             doubt_kinds |= {kind: None for judgement in results for kind in judgement.seen.doubts(attack_ball)}
             yield Number(prefix + metric, float(bits.mean()), count, n=len(labels))
             loss = sum(float(judgement.losses.mean()) for judgement in results) / len(results)
-            if (
-                math.isfinite(loss) or problem.malicious is not None
-            ):  # with malicious clients, an infinite loss ends the training and is its result
+            if math.isfinite(loss):
                 yield Number(f"{prefix}{metric}_loss", loss, count, n=len(labels))
             if result.own:
                 yield from (

@@ -28,13 +28,14 @@ class LearningCheck:
 
 
 def check_learning(plan: Plan, data: Path, device: str) -> Iterator[LearningCheck]:
-    """Train the plan's first cell and yield its natural accuracy after each round, until the loss is not finite.
+    """Train the plan's first cell and yield its natural accuracy after each round, until no model is finite.
 
     MachineError: data is missing or damaged. SpecError: the data cannot be split as the cell asks.
     """
     import torch
 
     from fatbench.engine.accuracy import accuracy, models_of, natural, of_client
+    from fatbench.engine.malicious import finite
     from fatbench.engine.setup import Runtime, setup
 
     job = jobs_of(plan)[0]
@@ -50,11 +51,12 @@ def check_learning(plan: Plan, data: Path, device: str) -> Iterator[LearningChec
         client_steps = [update.stats.steps for update in updates]
         steps += sum(client_steps) / len(client_steps) if client_steps else result.cost.gradient_steps
         loss = sum(u.n * u.stats.loss for u in updates) / sum(u.n for u in updates) if updates else math.nan
+        models = models_of(result.state.model, result.own)
         correct = [
             accuracy(ready.problem, model, images, labels, natural, ("learn", count, *of_client(k)))[0]
-            for k, model in models_of(result.state.model, result.own).items()
+            for k, model in models.items()
         ]
         value = float(torch.stack(correct).double().mean())
         yield LearningCheck(count, rounds, round(steps), loss, value, n, fraction)
-        if math.isinf(loss) or (updates and math.isnan(loss)):
+        if not any(map(finite, models.values())):
             return
