@@ -14,8 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -23,9 +22,10 @@ import pytest
 from sqlalchemy import insert, text, update
 from sqlalchemy.exc import DBAPIError, OperationalError
 from test_store import CELL, SPEC, _fill, claim, row, taken
+from users import ANN, NOBODY, done_as
 
 from fatbench.engine.rounds import Number
-from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError, Unavailable
+from fatbench.errors import DatabaseError, MachineError, SpecError, Unavailable
 from fatbench.store import database, jsonl
 from fatbench.store.cleanup import backup
 from fatbench.store.database import Locked, NoDatabase, shown_url
@@ -33,8 +33,6 @@ from fatbench.store.integrity import check
 from fatbench.store.rows import current_time
 from fatbench.store.schema import CELLS, SCHEMA, VERSION
 from fatbench.store.stages import Store
-
-pytest_plugins = ("databases",)
 
 
 @pytest.fixture
@@ -170,45 +168,12 @@ def test_check_says_what_there_is(store: Store, url: str) -> None:
 # --- what a machine cannot do ------------------------------------------------------------------------------------
 
 
-NOBODY, ANN = 65534, 65533  # two users
-
-
-def _as_nobody(action: Callable[[], object], uid: int = NOBODY, groups: Sequence[int] = ()) -> str:
-    """What `action` raises when a user does it who may not write here: "Type: message", "" for nothing."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            if os.geteuid() == 0:
-                os.setgroups(groups)
-                os.setgid(uid)
-                os.setuid(uid)
-            said = ""
-            try:
-                action()
-            except Exception as error:
-                said = f"{type(error).__name__}: {error}"
-                if not isinstance(error, FatbenchError):
-                    said += traceback.format_exc()
-            os.write(writer, said.encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as stream:
-        said = stream.read()
-    os.waitpid(child, 0)
-    return said
-
-
 @pytest.fixture
-def locked(tmp_path: Path) -> Iterator[Path]:
+def locked(reachable: Path) -> Iterator[Path]:
     """A folder with a database that may be read but not written."""
-    folder = tmp_path / "locked"
+    folder = reachable / "locked"
     with Store.open(str(folder / "x.db"), create=True) as store:
         store.add_cell(CELL, SPEC)
-    mine = [place for place in tmp_path.parents if place.name.startswith(("pytest-", "popen-"))]
-    for place in (*mine, tmp_path, folder):  # pytest's folders are for one user only
-        place.chmod(0o755)
     folder.chmod(0o555)
     (folder / "x.db").chmod(0o444)
     yield folder
@@ -228,17 +193,17 @@ def test_a_read_only_folder(locked: Path) -> None:
         with Store.open(str(path)) as store:
             claim(store)
 
-    assert _as_nobody(read) == ""
+    assert done_as(NOBODY, read) == ""
     me = pwd.getpwuid(os.geteuid()).pw_name
     whose = f"belongs to {me}" if me == "root" else "has permissions that forbid it (0{:o})"
     reason = f"{path} cannot be written: it {whose.format(0o444)}"
-    assert _as_nobody(write) == f"Unavailable: {reason}"
-    assert _as_nobody(lambda: Store.open(str(path), create=True)) == f"MachineError: {reason}"
+    assert done_as(NOBODY, write) == f"Unavailable: {reason}"
+    assert done_as(NOBODY, lambda: Store.open(str(path), create=True)) == f"MachineError: {reason}"
     new = locked / "y.db"
-    said = _as_nobody(lambda: Store.open(str(new), create=True))
+    said = done_as(NOBODY, lambda: Store.open(str(new), create=True))
     assert said == f"MachineError: {new} cannot be written: its folder {locked} {whose.format(0o555)}"
     deep = locked / "deep" / "y.db"
-    said = _as_nobody(lambda: Store.open(str(deep), create=True))
+    said = done_as(NOBODY, lambda: Store.open(str(deep), create=True))
     assert said == f"MachineError: {deep}: cannot make its folder: Permission denied"
     assert sorted(p.name for p in locked.iterdir()) == ["x.db"]
 
@@ -246,54 +211,47 @@ def test_a_read_only_folder(locked: Path) -> None:
 def test_a_read_only_file(locked: Path) -> None:
     path = locked / "x.db"
     locked.chmod(0o777)
-    said = _as_nobody(lambda: Store.open(str(path), create=True))
+    said = done_as(NOBODY, lambda: Store.open(str(path), create=True))
     assert said.startswith(f"MachineError: {path} cannot be written: it ") and said.count("x.db") == 1
     path.chmod(0o000)
-    assert _as_nobody(lambda: Store.open(str(path))) == f"MachineError: {path} cannot be read: Permission denied"
+    assert done_as(NOBODY, lambda: Store.open(str(path))) == f"MachineError: {path} cannot be read: Permission denied"
     assert MachineError.exit_code == 5
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """A folder in which every user may write, as the owner's database leaves it: umask 022."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may become two users")
-    folder = tmp_path / "shared"
-    folder.mkdir()
-    for place in [place for place in tmp_path.parents if place.name.startswith(("pytest-", "popen-"))] + [tmp_path]:
-        place.chmod(0o755)
-    folder.chmod(0o777)
-    assert _as_nobody(lambda: Store.open(str(folder / "x.db"), create=True).add_cell(CELL, SPEC)) == ""
-    return folder
+def of_nobody(shared: Path) -> Path:
+    """A database in a folder that all share, as its owner's umask 022 leaves it."""
+    assert done_as(NOBODY, lambda: Store.open(str(shared / "x.db"), create=True).add_cell(CELL, SPEC)) == ""
+    return shared
 
 
 def _write(path: Path) -> Callable[[], object]:
     return lambda: Store.open(str(path), create=True).add_cells({"c" * 12: SPEC})
 
 
-def test_the_log_of_a_reader_locks_nobody_out(shared: Path) -> None:
+def test_the_log_of_a_reader_locks_nobody_out(of_nobody: Path) -> None:
     """SQLite gives a reader who may not write an empty log of theirs, and leaves it: a run removes it."""
-    path = shared / "x.db"
+    path = of_nobody / "x.db"
 
     def read(hold: Callable[[], object] = lambda: None) -> None:
         with closing(sqlite3.connect(path)) as connection:
             assert connection.execute("SELECT count(*) FROM cells").fetchone() == (1,)
             hold()
 
-    assert _as_nobody(read, ANN) == ""
-    left = {file.name: (file.stat().st_uid, file.stat().st_size) for file in shared.glob("x.db-*")}
+    assert done_as(ANN, read) == ""
+    left = {file.name: (file.stat().st_uid, file.stat().st_size) for file in of_nobody.glob("x.db-*")}
     assert left.keys() == {"x.db-wal", "x.db-shm"} and left["x.db-wal"] == (ANN, 0)
-    assert _as_nobody(lambda: Store.open(str(path)).cells()) == ""
-    assert _as_nobody(_write(path)) == ""
-    assert os.listdir(shared) == ["x.db"]
+    assert done_as(NOBODY, lambda: Store.open(str(path)).cells()) == ""
+    assert done_as(NOBODY, _write(path)) == ""
+    assert os.listdir(of_nobody) == ["x.db"]
     with Store.open(str(path)) as store:
         assert len(store.cells()) == 2
 
 
 @pytest.mark.parametrize("kind", ["in use", "not empty", "sticky", "index alone"])
-def test_a_log_that_cannot_go_is_named_with_its_owner(kind: str, shared: Path) -> None:
+def test_a_log_that_cannot_go_is_named_with_its_owner(kind: str, of_nobody: Path) -> None:
     """In use by a process; with something in it; in a folder where each may remove only their own."""
-    path, log, index = (shared / name for name in ("x.db", "x.db-wal", "x.db-shm"))
+    path, log, index = (of_nobody / name for name in ("x.db", "x.db-wal", "x.db-shm"))
     reader = os.fork() if kind == "in use" else 0
     if kind == "in use" and not reader:
         try:
@@ -310,13 +268,13 @@ def test_a_log_that_cannot_go_is_named_with_its_owner(kind: str, shared: Path) -
         for file in (index,) if kind == "index alone" else (log, index):
             file.write_bytes(b"x" if kind == "not empty" and file == log else b"")
             os.chown(file, ANN, ANN)
-        shared.chmod(0o1777 if kind == "sticky" else 0o777)
+        of_nobody.chmod(0o1777 if kind == "sticky" else 0o777)
         if kind == "index alone":  # which the lock lets go, unless its folder keeps it
-            shared.chmod(0o1777)
+            of_nobody.chmod(0o1777)
     try:
-        before = {file.name: file.read_bytes() for file in shared.iterdir()}
-        said = _as_nobody(_write(path))
-        assert {file.name: file.read_bytes() for file in shared.iterdir()} == before
+        before = {file.name: file.read_bytes() for file in of_nobody.iterdir()}
+        said = done_as(NOBODY, _write(path))
+        assert {file.name: file.read_bytes() for file in of_nobody.iterdir()} == before
     finally:
         if reader:
             os.kill(reader, signal.SIGKILL)
@@ -330,24 +288,24 @@ def test_a_log_that_cannot_go_is_named_with_its_owner(kind: str, shared: Path) -
     by_kind = {"in use": empty, "sticky": empty, "index alone": only_index, "not empty": f"{full} writes it back"}
     assert said == refused + by_kind[kind]
     if kind == "in use":  # killed, the reader leaves its log, which now can go
-        assert _as_nobody(_write(path)) == "" and os.listdir(shared) == ["x.db"]
+        assert done_as(NOBODY, _write(path)) == "" and os.listdir(of_nobody) == ["x.db"]
 
 
-def test_what_reads_through_us_leaves_nothing_of_a_reader(shared: Path) -> None:
+def test_what_reads_through_us_leaves_nothing_of_a_reader(of_nobody: Path) -> None:
     """Reading, checking and copying by a user who may write the folder and not the file; a link is its target."""
-    path = shared / "x.db"
-    (shared / "link.db").symlink_to("x.db")
+    path = of_nobody / "x.db"
+    (of_nobody / "link.db").symlink_to("x.db")
 
     def look(name: str) -> None:
-        with Store.open(str(shared / name)) as store:
+        with Store.open(str(of_nobody / name)) as store:
             assert list(store.cells()) == [CELL]
-            backup(store, shared / f"copy of {name}")
-        check(str(shared / name))
+            backup(store, of_nobody / f"copy of {name}")
+        check(str(of_nobody / name))
 
     for name in ("x.db", "link.db"):
-        assert _as_nobody(lambda name=name: look(name), ANN) == ""  # type: ignore[misc]
-    assert sorted(os.listdir(shared)) == ["copy of link.db", "copy of x.db", "link.db", "x.db"]
-    assert _as_nobody(_write(path), ANN) == f"MachineError: {path} cannot be written: it belongs to nobody"
+        assert done_as(ANN, lambda name=name: look(name)) == ""  # type: ignore[misc]
+    assert sorted(os.listdir(of_nobody)) == ["copy of link.db", "copy of x.db", "link.db", "x.db"]
+    assert done_as(ANN, _write(path)) == f"MachineError: {path} cannot be written: it belongs to nobody"
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o002, 0o664), (0o022, 0o644), (0o077, 0o600)])
@@ -379,7 +337,7 @@ def test_a_group_writes_one_database(shared: Path) -> None:
             killed.add_cell(cell, SPEC)
             os._exit(0)  # its log stays
 
-        return _as_nobody(add, uid, groups=[ANN])
+        return done_as(uid, add, [ANN])
 
     for uid, cell in ((NOBODY, "a" * 12), (ANN, "b" * 12), (NOBODY, "c" * 12)):
         assert as_member(uid, cell) == ""
@@ -515,6 +473,8 @@ def test_what_sqlite_says_in_words(code: int, kind: type[Exception], message: st
         ("53100", Unavailable, "{}: the server's disk is full; nothing of this step was written"),
         ("25006", MachineError, "{} cannot be written: no ***"),
         ("42501", MachineError, "{} cannot be written: no ***"),
+        ("42501 SELECT x", MachineError, "{} cannot be read: no ***"),
+        ("42501 SELECT x FOR UPDATE", MachineError, "{} cannot be written: no ***"),
         ("57P01", Locked, "{}: no ***"),  # it is being stopped
         ("53200", Locked, "{}: no ***"),  # it has no memory
         ("42703", None, ""),  # no such column: ours
@@ -523,8 +483,9 @@ def test_what_sqlite_says_in_words(code: int, kind: type[Exception], message: st
 def test_what_a_server_says_in_words(code: str, kind: type[Exception] | None, message: str) -> None:
     psycopg = pytest.importorskip("psycopg")
     opened = database.Database("postgresql://me:secret@host/x")
-    error = psycopg.errors.lookup(code)("no\nsecret")
-    wrapped = DBAPIError.instance("SELECT", None, error, psycopg.Error, dialect=opened._engine.dialect)
+    state, _, statement = code.partition(" ")
+    error = psycopg.errors.lookup(state)("no\nsecret")
+    wrapped = DBAPIError.instance(statement or "INSERT", None, error, psycopg.Error, dialect=opened._engine.dialect)
     found = opened._explanation(wrapped)
     assert (None if found is None else type(found)) == kind
     assert found is None or str(found) == message.replace("{}", "postgresql://me:***@host/x")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,9 +11,9 @@ import typer
 from sqlalchemy import select
 
 from fatbench.cli import completing
-from fatbench.cli.common import cell_in, named_preset, plan_in
-from fatbench.cli.options import Db, Preset, Seeds, Smoke, Where
-from fatbench.errors import FatbenchError, NothingMatched, SpecError
+from fatbench.cli.common import cell_in, demand_consent, named_preset, plan_in
+from fatbench.cli.options import Db, Preset, Seeds, Smoke, Where, Yes
+from fatbench.errors import FatbenchError, MachineError, NothingMatched, SpecError
 from fatbench.store.opening import may_be_cell, opened
 from fatbench.store.rows import fetch
 from fatbench.store.schema import SUITE_CELLS
@@ -110,17 +111,19 @@ def delete(
     where: Where = None,
     seeds: Seeds = None,
     dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Only list what would be deleted.")] = False,
+    yes: Yes = False,
     db: Db = None,
 ) -> None:
     """Delete cells: numbers, outcomes, runs, replicates, checkpoints and logs. This cannot be undone.
 
-    Other suites that have the same cells lose them too.
+    Other suites that have the same cells lose them too, and whoever ran them. It asks on a terminal. If you may not
+    delete all of it, nothing is deleted.
 
     Example: fatbench delete my_rule.yaml --smoke -k method=my_rule -n
     """
     from fatbench import settings
     from fatbench.store import cleanup
-    from fatbench.store.folder import belongs
+    from fatbench.store.folder import belongs, trained
     from fatbench.store.rows import counted_text
 
     if not targets:
@@ -140,26 +143,32 @@ def delete(
             print(f"{len(labels)} cell{'s' * (len(labels) != 1)} would be deleted")
             return
         assert store is not None
-        folder = settings.files_folder(settings.database(db))
-        is_our_folder = belongs(store, folder)  # files of a folder without an owner may be anybody's
+        counts = cleanup.would_delete(store, labels)
+        files = settings.files_folder(settings.database(db))
+        is_ours = belongs(store, files)  # files of a folder without an owner may be anybody's
+        folders = {id: cleanup.folders_of(id, files) if is_ours else [] for id in labels}
+        if missing := [id for id in trained(store, [*labels]) if files / id not in folders[id]]:
+            listed = f"{', '.join(missing[:8])}{', ...' * (len(missing) > 8)}"
+            print(f"fatbench: {files} has no files of {listed}: models elsewhere stay there", file=sys.stderr)
+        counts["folders"] = sum(map(len, folders.values()))
+        demand_consent(f"Delete {counted_text(counts)} of {store.database.shown} and {files}?", yes)
         for id in labels:
-            counts = cleanup.delete_cell(store, id)
-            # the cell's own folder, and those of its replicates
-            for path in [folder / id, *folder.glob(f"{id}~*")] if is_our_folder else []:
-                cleanup.remove(path)
-            print(f"{id}: {counted_text(counts)} deleted", flush=True)
+            print(f"{id}: {counted_text(cleanup.delete_cell(store, id))} deleted", flush=True)
+            for folder in folders[id]:
+                cleanup.remove(folder)
 
 
 def clean(
     dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Only list what would be removed.")] = False,
+    yes: Yes = False,
     db: Db = None,
 ) -> None:
-    """Remove files of deleted cells, and checkpoints that no cell refers to.
+    """Remove files of deleted cells, and checkpoints that no cell refers to. It asks on a terminal.
 
     Example: fatbench clean -n
     """
     from fatbench import settings
-    from fatbench.store import cleanup
+    from fatbench.store import cleanup, rights
     from fatbench.store.folder import belongs
 
     with opened(db) as store:
@@ -168,10 +177,15 @@ def clean(
         folder = settings.files_folder(settings.database(db))
         if folder.is_dir() and not belongs(store, folder):
             raise SpecError(f"{folder} does not say whose files these are: no run of this database has used it")
-        freed = number = 0
-        for path, size in cleanup.unneeded_files(store, folder):
-            print(path)
-            if not dry_run:
-                cleanup.remove(path)
-            freed, number = freed + size, number + 1
-    print(f"{number} {'would be ' if dry_run else ''}removed, {freed / 1e6:.1f} MB in {folder}")
+        sizes = dict(cleanup.unneeded_files(store, folder))
+    kept = {path: reason for path in sizes if (reason := rights.refusal_to_remove(path))}
+    removable = [path for path in sizes if path not in kept]
+    print(*removable, sep="\n", end="\n" * bool(removable))
+    summary = f"{len(removable)} {{}}removed, {sum(sizes[path] for path in removable) / 1e6:.1f} MB in {folder}"
+    if removable and not dry_run:
+        demand_consent(summary.format("files and folders will be ") + "?", yes)
+        for path in removable:
+            cleanup.remove(path)
+    print(summary.format("would be " if dry_run else ""))
+    if kept:
+        raise MachineError(f"{len(kept)} you may not remove: {next(iter(kept.values()))}")

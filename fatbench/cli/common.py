@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from fatbench import whole_file
 from fatbench.cli.options import Plugin
 from fatbench.errors import FatbenchError, SpecError, UnknownName, did_you_mean
@@ -160,6 +162,13 @@ def cell_in(store: Store | None, cell: str, db: str | None) -> str:
     from fatbench.suite.folders import available, own_files
 
     return cell_id(store, cell, [*available(), *own_files()], db)
+
+
+def demand_consent(question: str, yes: bool) -> None:
+    """Ask on a terminal whether to go on; elsewhere, and with --yes, nobody is asked. typer.Exit: no."""
+    if not yes and sys.stdin.isatty() and sys.stderr.isatty() and not typer.confirm(question, err=True):
+        print("fatbench: nothing was deleted", file=sys.stderr)
+        raise typer.Exit(130)
 
 
 @contextlib.contextmanager

@@ -57,6 +57,7 @@ Runs = Annotated[
     ),
 ]
 Db = Annotated[str | None, typer.Option("--db", metavar="URL", help="Database: path or SQLAlchemy URL.")]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask on a terminal.")]
 DataDir = Annotated[Path | None, typer.Option("--data", help="Folder with the data sets.")]
 Plugin = Annotated[
     list[Path] | None, typer.Option("--plugin", metavar="FILE", help="Python file with functions of your own.")

@@ -233,7 +233,9 @@ def evaluate(
     if changes:
         notify(Event("", "cell", "start", message=changes))
     answers = _outputs_of(ready)
-    with folder.opened(url, Path(machine.files)) as store:
+    with folder.opened(
+        url, Path(machine.files), lambda text: notify(Event("", "cell", "start", message=text))
+    ) as store:
         store.record_data({data_keys(spec)["data"]: ready.data["data"]["fingerprint"]})
         spec = _stored_spec(spec, answers, ready.data["data"]["fingerprint"], store)
         job = Job(

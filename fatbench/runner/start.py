@@ -24,7 +24,7 @@ from fatbench.runner.jobs import Event, Job, Machine, Recovery, Summary
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.slots import gpu_name
 from fatbench.runner.waiting import StopRequest
-from fatbench.store import folder, inputs
+from fatbench.store import folder, inputs, rights
 from fatbench.store.database import NoDatabase
 from fatbench.store.leases import LEASE
 from fatbench.store.opening import opened
@@ -144,7 +144,8 @@ def run(
                 watch.note(_describe_rerun(remaining, repeated, known_store))
     following = [job for job in remaining if versions.only_follows(changed.get(job.cell, {}))]
     remaining = [job for job in remaining if job not in following]
-    with folder.opened(url, files) as store:
+    with folder.opened(url, files, watch.note) as store:
+        _check_rights([*remaining, *following], files)
         store.record_data(fingerprints)
         store.store_points(point for job in jobs for point in job.points)
         address = str(store.database.path or url)
@@ -405,6 +406,14 @@ def _check_origins(jobs: Sequence[Job], store: Store | None, files: Path) -> Non
                 "it from where it"
                 f" was trained; or, to train it here, fatbench delete {origin} and run this again"
             )
+
+
+def _check_rights(jobs: Sequence[Job], files: Path) -> None:
+    """Raise MachineError if this user may not write the files of a cell, which another may have begun."""
+    for job in jobs:
+        for file in (files / job.cell, files / job.cell / "log.txt"):
+            if reason := rights.refusal(file):
+                raise MachineError(f"cell {job.cell} cannot be run: {file} {reason}")
 
 
 AUXILIARY = ("data", "train", "test", "train_from", "auxiliary", "auxiliary_n")

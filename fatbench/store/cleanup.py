@@ -6,15 +6,16 @@ import re
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import Connection, delete, select, update
 
 from fatbench import whole_file
 from fatbench.errors import MachineError, SpecError, Unavailable
-from fatbench.store import leases, numbers, replicates
+from fatbench.store import leases, numbers, replicates, rights
 from fatbench.store.database import IMMUTABLE, lock, mode
 from fatbench.store.schema import CELLS, DOUBTS, OUTCOME_CHUNKS, POINTS, REPLICATES, ROUND_METRICS, RUNS, STAGES
 from fatbench.store.stages import Store
@@ -30,26 +31,44 @@ def delete_cell(store: Store, cell: str) -> dict[str, int]:
     change, if a process is working on it.
     """
     with store.database.writing() as connection:
-        lock(connection)
-        cell_ids = replicates.ids_here(connection, cell) or [cell]
-        locked = select(CELLS.c.id).where(CELLS.c.id.in_(cell_ids)).with_for_update()  # the lock that `claim` takes
-        connection.execute(locked).all()
-        running = (
-            select(STAGES, RUNS.c.host, RUNS.c.pid, RUNS.c.process, RUNS.c.extra)
-            .join(RUNS, RUNS.c.id == STAGES.c.run)
-            .where(STAGES.c.cell.in_(cell_ids), STAGES.c.status == "running")
-        )
-        for row in connection.execute(running).all():
-            if leases.is_held(row, leases.clock(connection, store.database.path)):
-                raise SpecError(f"cell {row.cell}: a process is working on {row.stage}; stop it first")
-        counts = {"numbers": numbers.remove(connection, ROUND_METRICS.c.cell.in_(cell_ids))}
-        connection.execute(delete(DOUBTS).where(DOUBTS.c.cell.in_(cell_ids)))
-        for table in (OUTCOME_CHUNKS, STAGES, RUNS):
-            counts[table.name] = connection.execute(delete(table).where(table.c.cell.in_(cell_ids))).rowcount
-        connection.execute(delete(POINTS).where(POINTS.c.cell.in_(cell_ids)))
-        connection.execute(update(POINTS).where(POINTS.c.shown.in_(cell_ids)).values(shown=POINTS.c.cell))
-        connection.execute(delete(REPLICATES).where(REPLICATES.c.id.in_(cell_ids)))
-        counts["cells"] = connection.execute(delete(CELLS).where(CELLS.c.id.in_(cell_ids))).rowcount
+        return _delete(store, connection, cell)
+
+
+class _Undone(Exception):
+    """A transaction has shown what it was begun for."""
+
+
+def would_delete(store: Store, cells: Iterable[str]) -> dict[str, int]:
+    """How much `delete_cell` would delete of these cells, found by doing it and taking it back. Raises the same."""
+    counts: Counter[str] = Counter()
+    with suppress(_Undone), store.database.writing() as connection:
+        for cell in cells:
+            counts.update(_delete(store, connection, cell))
+        raise _Undone
+    return counts
+
+
+def _delete(store: Store, connection: Connection, cell: str) -> dict[str, int]:
+    lock(connection)
+    cell_ids = replicates.ids_here(connection, cell) or [cell]
+    locked = select(CELLS.c.id).where(CELLS.c.id.in_(cell_ids)).with_for_update()  # the lock that `claim` takes
+    connection.execute(locked).all()
+    running = (
+        select(STAGES, RUNS.c.host, RUNS.c.pid, RUNS.c.process, RUNS.c.extra)
+        .join(RUNS, RUNS.c.id == STAGES.c.run)
+        .where(STAGES.c.cell.in_(cell_ids), STAGES.c.status == "running")
+    )
+    for row in connection.execute(running).all():
+        if leases.is_held(row, leases.clock(connection, store.database.path)):
+            raise SpecError(f"cell {row.cell}: a process is working on {row.stage}; stop it first")
+    counts = {"numbers": numbers.remove(connection, ROUND_METRICS.c.cell.in_(cell_ids))}
+    connection.execute(delete(DOUBTS).where(DOUBTS.c.cell.in_(cell_ids)))
+    for table in (OUTCOME_CHUNKS, STAGES, RUNS):
+        counts[table.name] = connection.execute(delete(table).where(table.c.cell.in_(cell_ids))).rowcount
+    connection.execute(delete(POINTS).where(POINTS.c.cell.in_(cell_ids)))
+    connection.execute(update(POINTS).where(POINTS.c.shown.in_(cell_ids)).values(shown=POINTS.c.cell))
+    connection.execute(delete(REPLICATES).where(REPLICATES.c.id.in_(cell_ids)))
+    counts["cells"] = connection.execute(delete(CELLS).where(CELLS.c.id.in_(cell_ids))).rowcount
     counts["outcomes"] = counts.pop(OUTCOME_CHUNKS.name)
     return {name: counts[name] for name in ("cells", "runs", "stages", "numbers", "outcomes")}
 
@@ -63,7 +82,11 @@ def unneeded_files(store: Store, files: Path) -> Iterator[tuple[Path, int]]:
     current_time = time.time()
     if not files.is_dir():
         return
-    for folder in sorted(folder for folder in files.iterdir() if folder.is_dir() and FOLDER.fullmatch(folder.name)):
+    try:
+        folders = sorted(folder for folder in files.iterdir() if folder.is_dir() and FOLDER.fullmatch(folder.name))
+    except OSError as error:
+        raise MachineError(f"cannot read {files}: {error.strerror}") from None
+    for folder in folders:
         cell_files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
         if not store.known_cells([folder.name]):
             if all(_age(file, current_time) > YOUNG for file in [folder, *cell_files]):
@@ -85,6 +108,15 @@ def _age(file: Path, current_time: float) -> float:
         return current_time - file.stat().st_mtime
     except OSError:  # gone in the meantime
         return 0.0
+
+
+def folders_of(cell: str, files: Path) -> list[Path]:
+    """The folders of a cell and of its replicates below `files`. MachineError: this user may not remove one of them."""
+    folders = [path for path in (files / cell, *sorted(files.glob(f"{cell}~*"))) if path.is_dir()]
+    for folder in folders:
+        if reason := rights.refusal_to_remove(folder):
+            raise MachineError(f"{reason}: nothing was deleted")
+    return folders
 
 
 def remove(path: Path) -> None:

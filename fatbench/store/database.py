@@ -277,6 +277,8 @@ class Database:
                 number = database._schema(connection)
             if number is not None:
                 database._demand_schema(number)
+                if create and database.path is None:
+                    database._demand_grants()
             elif create:
                 with database.writing() as connection:
                     database._create(connection)
@@ -397,11 +399,17 @@ class Database:
                 return DatabaseError(f"{shown_url} is damaged: {context} (fatbench db check)")
             return None
         state = getattr(original, "sqlstate", None)  # None if the server was not reached
-        reason = " ".join(self._safe(str(original)).split())
+        primary = getattr(getattr(original, "diag", None), "message_primary", None)
+        reason = " ".join(self._safe(str(primary or original)).split())
         if state == "53100":
             return Unavailable(f"{shown_url}: the server's disk is full; nothing of this step was written")
         if state in ("25006", "42501"):
-            return MachineError(f"{shown_url} cannot be written: {reason}")
+            statement = getattr(error, "statement", None) or ""
+            # FOR UPDATE needs the right to write
+            is_read = (
+                state == "42501" and statement.lstrip().startswith(("SELECT", "WITH")) and " FOR " not in statement
+            )
+            return MachineError(f"{shown_url} cannot be {'read' if is_read else 'written'}: {reason}")
         if isinstance(error, OperationalError):  # not reached, shut down, out of memory or connections
             return Locked(f"{shown_url}: {reason}")
         return None
@@ -459,6 +467,10 @@ class Database:
         if VERSION.name in tables:
             return connection.scalar(select(VERSION.c.version_num)) or ""
         if self.path is None:
+            if connection.scalar(select(func.current_schema())) is None:
+                raise MachineError(
+                    f"{self.shown} cannot be read: this user may use no schema there (GRANT USAGE ON SCHEMA)"
+                )
             if name_clashes := sorted(
                 tables & {*METADATA.tables, VIEW.name, SUITE_CELLS.name, OUTCOMES_VIEW, RESULTS_VIEW}
             ):
@@ -473,6 +485,24 @@ class Database:
             raise DatabaseError(
                 f"{self.shown} has schema {number or 'none'}, this fatbench has {SCHEMA}: export it with the fatbench"
                 " that wrote it (fatbench export -o FILE), and import FILE into a new database with this one"
+            )
+
+    def _demand_grants(self) -> None:
+        """Raise MachineError if a server does not let this user do all that a run does."""
+        query = text(
+            "SELECT place, right_ FROM unnest(CAST(:tables AS text[])) AS place,"
+            " unnest(ARRAY['INSERT', 'UPDATE', 'DELETE']) AS right_ WHERE NOT has_table_privilege(place, right_) UNION"
+            " SELECT place, 'USAGE' FROM unnest(ARRAY['runs_id_seq', 'round_metrics_id_seq']) AS place"
+            " WHERE NOT has_sequence_privilege(place, 'USAGE')"
+        )
+        with self.reading() as connection:
+            missing = connection.execute(query, {"tables": [*METADATA.tables]}).all()
+        if missing:
+            (first, *others), rights_ = (sorted({row[i] for row in missing}) for i in (0, 1))
+            more = f" and {len(others)} more" if others else ""
+            raise MachineError(
+                f"{self.shown} cannot be written: this user has no {', '.join(rights_)} on {first}{more}"
+                " (docs/clusters.md lists the grants)"
             )
 
     def _create(self, connection: Connection) -> None:

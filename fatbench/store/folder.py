@@ -6,7 +6,7 @@ Two databases in one folder would sweep each other's checkpoints, and `clean` on
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from fatbench import whole_file
 from fatbench.errors import SpecError, Unavailable
 from fatbench.settings import shown_url
 from fatbench.store.database import NoDatabase
+from fatbench.store.rows import counted_text
 from fatbench.store.schema import IDENTITY
 from fatbench.store.stages import Store
 
@@ -23,10 +24,11 @@ MARK = ".fatbench-database"  # a file with the identity and, for people, the add
 
 
 @contextmanager
-def opened(url: str, folder: Path) -> Iterator[Store]:
+def opened(url: str, folder: Path, note: Callable[[str], None] = lambda text: None) -> Iterator[Store]:
     """The database at `url` with its folder, both created if they are missing.
 
-    Raises as `Store.open` and `claim` do; the database is not created if it cannot get its folder.
+    note: is told when the folder is new to a database that has models elsewhere. Raises as `Store.open` and `claim` do;
+    the database is not created if it cannot get its folder.
     """
     try:
         Store.open(url).close()
@@ -35,8 +37,20 @@ def opened(url: str, folder: Path) -> Iterator[Store]:
             raise _wrong_owner(folder, owner, shown_url(url)) from None
         _make_folder(folder)
     with Store.open(url, create=True) as store:
-        claim(store, folder)
+        if not belongs(store, folder):
+            claim(store, folder)
+            if cells := [cell for cell in trained(store) if not (folder / cell).is_dir()]:
+                note(
+                    f"{folder} is new and has no models of the {counted_text({'trained cells': len(cells)})} of"
+                    f" {store.database.shown}: if another user or machine has them, name one folder for all in"
+                    " FATBENCH_FILES"
+                )
         yield store
+
+
+def trained(store: Store, cells: Sequence[str] | None = None) -> list[str]:
+    """Those of the cells (None: of all) that have a model, here or where they were imported from."""
+    return [cell for (cell, stage), row in store.stages(cells).items() if stage == "train" and "sha256" in row.record]
 
 
 def claim(store: Store, folder: Path) -> None:

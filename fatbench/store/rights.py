@@ -33,17 +33,16 @@ def _owned(status: os.stat_result) -> str:
 
 def refusal_to_remove(path: Path) -> str:
     """Why this user may not remove a file, or a folder and what is in it: "FILE belongs to ann"; "" if they may."""
-    for folder in [path.parent, *(Path(name) for name, folders, files in os.walk(path) if folders or files)]:
-        if reason := refusal(folder):
-            return f"{folder} {reason}"
-        status = folder.stat()
-        if not os.access(folder, os.X_OK):
-            return f"{folder} {_owned(status)}"
-        if status.st_mode & stat.S_ISVTX and os.geteuid() not in (0, status.st_uid):  # each may remove their own
-            for entry in [path] if folder == path.parent else folder.iterdir():
-                if entry.lstat().st_uid != os.geteuid():
-                    return f"{entry} {_owned(entry.lstat())}"
-    return ""
+    folder, status = path.parent.stat(), path.lstat()
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        return f"{path.parent} {refusal(path.parent) or _owned(folder)}"
+    if folder.st_mode & stat.S_ISVTX and os.geteuid() not in (0, folder.st_uid, status.st_uid):
+        return f"{path} {_owned(status)}"  # in such a folder each may remove only their own
+    if not stat.S_ISDIR(status.st_mode):
+        return ""
+    if not os.access(path, os.R_OK):
+        return f"{path} {_owned(status)}"
+    return next((reason for entry in path.iterdir() if (reason := refusal_to_remove(entry))), "")
 
 
 # --- the files of SQLite ------------------------------------------------------------------------------------------
