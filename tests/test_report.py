@@ -1700,6 +1700,14 @@ def test_the_preset_with_most_cells_is_shown(tiny: Suite, tmp_path: Path) -> Non
             assert progress.preset_run(tiny, store) == shown
 
 
+def test_rows_stand_in_blocks_of_the_first_axis_of_rows(tmp_path: Path) -> None:
+    """The suite's axes are split, then method: of a table by method, then split, every method's rows stand together."""
+    text = without_published(SUITE).replace("rows: [method]\n    across: [split]\n", "rows: [method, split]\n")
+    grid = build(suite := written(tmp_path, text), suite.plan("paper"), [])[0]
+    methods = [row.key["method"] for row in grid.rows]
+    assert methods == sorted(methods, key=methods.index) and len({*methods}) < len(methods)
+
+
 def test_what_was_computed_with_other_images_says_so_in_every_view(tiny: Suite, tmp_path: Path) -> None:
     """The newest run has read other images: no image is hashed for that, and an unknown fingerprint is no change."""
     plan = tiny.plan("paper")

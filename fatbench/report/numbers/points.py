@@ -223,6 +223,10 @@ class Points:
         absent_reasons = absent_headings(sources, cells)
         headings = [heading for heading in sources if heading not in absent_reasons]
         rows, groups = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
+        # blocks of the first axis of `rows`, in them blocks of the second, whatever the order of the suite's axes
+        prefixes = (row[:k] for row in rows for k in range(1, len(row) + 1))
+        first = {prefix: i for i, prefix in enumerate(dict.fromkeys(prefixes))}
+        rows.sort(key=lambda row: [first[row[:k]] for k in range(1, len(row) + 1)])
         points = cls(table, cells, sources, headings, rows, groups, axes, client)
         return points if headings else None, absent_reasons  # the report says why, see `unfilled`
 
