@@ -317,4 +317,4 @@ def test_a_table_needs_no_library_of_figures_or_pages(tmp_path: Path) -> None:
     heavy = {"torch", "statsmodels", "jinja2", "matplotlib", "garbage"}
     for command in (["status"], ["report"], ["report", "--runs", "precision=bf16"]):  # the last one chooses among runs
         found = imported(tmp_path, *command, "sfat-fashion", "--preset", "cpu", "--db", "fatbench.db")
-        assert "sqlalchemy" in found and not found & (heavy if command[0] == "report" else {*heavy, "pandas"}), command
+        assert "sqlalchemy" in found and not found & heavy, command
