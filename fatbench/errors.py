@@ -105,6 +105,12 @@ class Doubtful(FatbenchError):
     exit_code = 6
 
 
+def reason(error: BaseException, file: Path) -> str:
+    """Why a file could not be read or written, without the file's name, which the message has already."""
+    text = str(getattr(error, "strerror", None) or error)
+    return re.sub(rf""":? ['"]?{re.escape(str(file))}['"]?""", "", text)
+
+
 def article(noun: str) -> str:
     """The noun with its article: "an attack", "a model"."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

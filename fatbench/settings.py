@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal, get_args
 
-from fatbench.errors import SECRET, MachineError, SpecError, did_you_mean
+from fatbench.errors import SECRET, MachineError, SpecError, did_you_mean, reason
 
 KEYS = (
     "db",
@@ -53,7 +53,7 @@ def _file() -> dict[str, object]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SpecError(f"{path}: {error}") from None
+        raise SpecError(f"{path}: {reason(error, path)}") from None
     for key, value in content.items():
         if key not in KEYS + TABLES:
             raise SpecError(f"{path}: unknown setting '{key}'{did_you_mean(key, KEYS + TABLES)}")

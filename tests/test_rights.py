@@ -8,15 +8,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fuzzing
 import pytest
 from sqlalchemy import text
 from users import ANN, NOBODY, done_as
 
+from fatbench import settings
 from fatbench.engine.rounds import Number
-from fatbench.errors import FatbenchError, MachineError
-from fatbench.runner import start
+from fatbench.errors import FatbenchError, MachineError, SpecError
+from fatbench.methods import corruptions
+from fatbench.report.figures import artifacts
+from fatbench.runner import start, zoo
 from fatbench.runner.jobs import Job
 from fatbench.store import folder, rights
 from fatbench.store.database import Database
@@ -188,6 +192,30 @@ def test_why_something_cannot_be_written(shared: Path) -> None:
 
     assert done_as(ANN, say) == "FatbenchError: has permissions that forbid it (0400); "
     assert done_as(NOBODY, say) == "FatbenchError: belongs to user 65533; "
+
+
+def test_a_message_names_its_file_once(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the system, numpy and safetensors say of a file has its name, too."""
+    monkeypatch.chdir(shared)
+    monkeypatch.setattr(corruptions, "data_folder", lambda: shared)
+    (shared / "fatbench.toml").touch(0o600)
+    numbers, missing, unread = shared / "CIFAR-10-C" / "fog.npy", shared / "no.safetensors", shared / "rows.jsonl"
+    unread.touch(0o600)
+
+    def said(read: Callable[[], object]) -> str:
+        with pytest.raises((MachineError, SpecError)) as caught:
+            read()
+        return str(caught.value)
+
+    def look() -> None:
+        assert said(settings.plugins) == "fatbench.toml: Permission denied"
+        assert said(lambda: [*zoo._cells(unread)]) == f"{unread}: cannot be read as results (Permission denied)"
+        assert said(lambda: corruptions.cifar10_c(*[Any] * 5, kind="fog")).startswith(
+            f"{numbers}: No such file or directory; "
+        )
+        assert said(lambda: artifacts.load(missing)).count(str(missing)) == 1
+
+    assert done_as(ANN, look) == ""
 
 
 # --- asking -------------------------------------------------------------------------------------------------------

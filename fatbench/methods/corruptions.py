@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from fatbench.engine.randomness import normal, uniform
-from fatbench.errors import MachineError
+from fatbench.errors import MachineError, reason
 from fatbench.settings import data_folder
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count
@@ -77,7 +77,9 @@ def cifar10_c(
     try:
         file_images = numpy.load(file, mmap_mode="r")
     except (OSError, ValueError) as error:
-        raise MachineError(f"{file}: {error}; CIFAR-10-C is at https://zenodo.org/records/2535967") from None
+        raise MachineError(
+            f"{file}: {reason(error, file)}; CIFAR-10-C is at https://zenodo.org/records/2535967"
+        ) from None
     if file_images.shape != (50_000, 32, 32, 3):
         raise MachineError(f"{file}: expected 50,000 images of 32 x 32, found an array {file_images.shape}")
     rows = 10_000 * (severity - 1) + index.cpu().numpy()  # a file holds the five severities one after the other

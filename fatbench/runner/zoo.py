@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench import packed, settings, whole_file
-from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
+from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean, reason
 from fatbench.store import export_schema
 from fatbench.store.stage_names import parsed
 from fatbench.suite import files
@@ -114,7 +114,7 @@ def _cells(file: Path) -> Iterator[dict[str, Any]]:
                     export_schema.unpack(cell := json.loads(line), str(file))
                     yield cell
     except (OSError, ValueError, *packed.DAMAGED) as error:
-        raise MachineError(f"{file}: cannot be read as results ({error})") from None
+        raise MachineError(f"{file}: cannot be read as results ({reason(error, file)})") from None
 
 
 def _run_options(run: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from fatbench.errors import MachineError
+from fatbench.errors import MachineError, reason
 
 Tensors = dict[str, np.ndarray]
 
@@ -83,7 +83,7 @@ def load(file: Path, sha256: str | None = None) -> Tensors:
             header = json.loads((opened.metadata() or {}).get("fatbench", "{}"))
         tensors = dict(sorted(load_file(file).items()))
     except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise MachineError(f"{file}: damaged, or not written by fatbench ({error})") from None
+        raise MachineError(f"{file}: damaged, or not written by fatbench ({reason(error, file)})") from None
     location = file.parent.parent.name, file.name.removeprefix("round-").removesuffix(".safetensors").lstrip("0")
     origin = str(header.get("cell", location[0])), str(header.get("round", location[1]))  # earlier files have neither
     if origin != location:
