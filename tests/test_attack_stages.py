@@ -478,8 +478,8 @@ def test_clean_images_say_what_is_doubtful_about_a_model(judged, machine, store,
     }  # fmt: skip
     assert {key for key in numbers if key[0] == "prior_accuracy"} == {("prior_accuracy", 0), ("prior_accuracy", 1)}
     assert judged.looked == [(ready.problem, M["first"], list(range(6)), LABELS[:6].tolist())]
-    (problem, model, images, outputs) = asked[0]
-    assert (problem, model, outputs) == (ready.problem, M["first"], "logits") and len(images) == 10
+    (problem, model, images, labels, outputs) = asked[0]
+    assert (problem, model, outputs) == (ready.problem, M["first"], "logits") and len(images) == len(labels) == 10
     assert judged.asked[0][2:] == (("evaluate", NATURAL.id, 3), 20, 0, None)
     assert "microbatch" not in store.runs()[-1]
 

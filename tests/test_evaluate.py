@@ -47,6 +47,9 @@ def make():
 def softmax():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Softmax(1))
 
+def sigmoid():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Sigmoid())
+
 def noisy():
     class Noise(nn.Module):
         def forward(self, x):
@@ -340,6 +343,7 @@ def test_a_timm_network_takes_the_channels_and_classes_of_the_data() -> None:
         ("--model my_model.py:noisy", plausible.RANDOM, "two passes over the same images differ"),
         ("--model my_model.py:softmax", plausible.PROBABILITIES, "say --outputs probabilities"),
         ("--model my_model.py:make --outputs probabilities", plausible.NOT_PROBABILITIES, "say --outputs logits"),
+        ("--model my_model.py:sigmoid --mean 0.3 --std 0.4", plausible.SIGMOID, "say --outputs sigmoid if"),
     ],
 )
 def test_doubts_are_said_and_stand_in_the_table(here: Path, run: Run, options: str, flag: str, advice: str) -> None:
@@ -410,8 +414,11 @@ def test_a_model_at_chance_is_said_to_be(here: Path, run: Run) -> None:
     assert "check --mean, --std, --channels, --size and the order of classes" in err
 
 
-def test_right_probabilities_are_not_doubted(here: Path, run: Run) -> None:
-    command = MINE.replace(":make", ":softmax") + " --outputs probabilities --attack fgsm --format json"
+@pytest.mark.parametrize(("network", "outputs"), [("softmax", "probabilities"), ("sigmoid", "sigmoid")])
+def test_outputs_that_are_what_is_declared_give_the_numbers_of_logits(
+    here: Path, run: Run, network: str, outputs: str
+) -> None:
+    command = MINE.replace(":make", f":{network}") + f" --outputs {outputs} --attack fgsm --format json"
     found = json.loads(run(command)[1])
     assert found["doubts"] == []
     plain = json.loads(run(f"{MINE} --attack fgsm --format json")[1])
@@ -467,7 +474,7 @@ def test_right_probabilities_are_not_doubted(here: Path, run: Run) -> None:
         (
             "my.pt --model my_model.py:make --dataset digits --outputs log",
             2,
-            "expected logits or probabilities, got 'log'",
+            "expected logits, probabilities or sigmoid, got 'log'",
         ),
         (
             "my.pt --model my_model.py:make --dataset digits --eps big",

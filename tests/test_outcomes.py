@@ -17,6 +17,7 @@ from fatbench.engine.gradients import NoGradient
 from fatbench.engine.outcomes import NOT_FINITE, Ball, Seen, ball, is_correct, names_a_class
 from fatbench.engine.rounds import Problem
 from fatbench.methods.attacks import ATTACKS
+from fatbench.models.external_network import Preprocessed
 from fatbench.report.numbers.doubts import DIRECTIONAL
 from fatbench.suite import calls
 
@@ -197,14 +198,83 @@ class Adapts(nn.Module):
 @pytest.mark.parametrize("network", [Centred, Placed, Adapts])
 def test_a_network_that_looks_at_the_batch_is_doubted(network: type[nn.Module], n: int) -> None:
     on, state = problem(network())
-    assert plausible.doubts(on, state, COLOURS[:n]) == [plausible.BATCH]
+    assert plausible.doubts(on, state, COLOURS[:n], CLASSES[:n]) == [plausible.BATCH]
 
 
 def test_a_network_that_treats_every_image_for_itself_is_not() -> None:
-    assert plausible.doubts(*problem(Fragile()), COLOURS) == []
+    assert plausible.doubts(*problem(Fragile()), COLOURS, CLASSES) == []
     noisy = nn.Sequential(nn.Flatten(), nn.Linear(1, 4))
     noisy.register_forward_hook(lambda module, given, out: out + torch.rand_like(out))
-    assert plausible.doubts(*problem(noisy), COLOURS) == [plausible.RANDOM]
+    assert plausible.doubts(*problem(noisy), COLOURS, CLASSES) == [plausible.RANDOM]
+
+
+# --- outputs that are no logits -----------------------------------------------------------------------------------
+
+LABELS = torch.arange(100) % 10
+
+
+def outputs_of(seed: int = 0, right: float = 0.9) -> Tensor:
+    """Logits of a network that is sure of its answers, and right on most images."""
+    draws = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(100, 10, generator=draws) - 2
+    answers = torch.where(torch.rand(100, generator=draws) < right, LABELS, (LABELS + 1) % 10)
+    return logits.scatter_add(1, answers[:, None], 8 + 2 * torch.randn(100, 1, generator=draws))
+
+
+@pytest.mark.parametrize(
+    ("squeeze", "expected"),
+    [
+        (lambda z: z, []),
+        (lambda z: 1000 * z, []),
+        (lambda z: z + 50, []),
+        (lambda z: z.log_softmax(1), []),
+        (torch.relu, []),
+        (lambda z: z.softmax(1), [plausible.PROBABILITIES]),
+        (torch.sigmoid, [plausible.SIGMOID]),
+        (lambda z: 0.9 * z.softmax(1), [plausible.SIGMOID]),
+        (lambda z: 100 * (3 * z).softmax(1), [plausible.SQUEEZED]),
+        (lambda z: 5 * (3 * z).sigmoid(), [plausible.SQUEEZED]),
+        (torch.tanh, [plausible.SQUEEZED]),
+        (lambda z: 20 * z.tanh(), [plausible.SQUEEZED]),
+        (lambda z: (20 * z).atan(), [plausible.SQUEEZED]),
+        (lambda z: z / 10, [plausible.SQUEEZED]),
+        (lambda z: z / 100, [plausible.SQUEEZED]),
+        (lambda z: nn.functional.normalize(z), [plausible.SQUEEZED]),
+        (lambda z: z.clamp(0, 5), [plausible.SQUEEZED]),
+    ],
+)
+def test_squeezed_outputs_are_doubted(squeeze: Callable[[Tensor], Tensor], expected: list[str]) -> None:
+    for seed in range(5):
+        assert plausible._of_form(squeeze(outputs_of(seed)).double(), LABELS, "logits") == expected
+    assert plausible._of_form(squeeze(outputs_of()).double(), LABELS, None) == []  # not declared
+
+
+def test_outputs_of_a_network_that_has_learned_nothing_are_not_doubted() -> None:
+    """Small outputs are what it has, and no number of it means anything."""
+    for squeeze in (lambda z: z / 100, torch.sigmoid, lambda z: 0 * z + z[:1]):
+        assert plausible._of_form(squeeze(outputs_of(right=0.12)).double(), LABELS, "logits") == []
+
+
+@pytest.mark.parametrize("declared", ["probabilities", "sigmoid"])
+def test_what_is_declared_must_be_returned(declared: Any) -> None:
+    x = outputs_of()[:, :, None, None]
+    squeezed = {"probabilities": x.softmax(1), "sigmoid": x.sigmoid()}
+    wrap = Preprocessed(nn.Flatten(), outputs=declared)
+    doubts = {name: plausible._of_form(wrap(given).double(), LABELS, declared) for name, given in squeezed.items()}
+    expected = {"probabilities": [plausible.PROBABILITIES], "sigmoid": [plausible.NOT_PROBABILITIES]}
+    assert doubts == {**expected, declared: []}
+    wrong = plausible.NOT_SIGMOID if declared == "sigmoid" else plausible.NOT_PROBABILITIES
+    assert plausible._of_form(wrap(x).double(), LABELS, declared) == [wrong]
+
+
+def test_a_sigmoid_is_undone() -> None:
+    logits = torch.linspace(-60, 12, 73)[:, None, None, None].expand(73, 4, 1, 1).clone().requires_grad_()
+    found = Preprocessed(nn.Sequential(nn.Sigmoid(), nn.Flatten()), outputs="sigmoid")(logits)
+    torch.testing.assert_close(found, logits.flatten(1), rtol=0.02, atol=1e-4)  # a unit of float32 near 1 is 1 % there
+    (gradient,) = torch.autograd.grad(found.sum(), logits)
+    torch.testing.assert_close(gradient, torch.ones_like(gradient), rtol=1e-3, atol=0)
+    ends = Preprocessed(nn.Flatten(), outputs="sigmoid")(torch.tensor([0.0, 1.0])[:, None, None, None])
+    assert ends.isfinite().all() and ends[0] < -60 and ends[1] > 16
 
 
 # --- a network that answers otherwise under attack ----------------------------------------------------------------
@@ -255,7 +325,7 @@ def test_rounding_and_draws_change_no_answer() -> None:
 
 @pytest.mark.parametrize("when", ["requires_grad", "grad"])
 def test_outputs_that_a_gradient_changes_are_doubted(when: str) -> None:
-    assert plausible.doubts(*problem(Turns(when)), COLOURS) == [plausible.ASKED]
+    assert plausible.doubts(*problem(Turns(when)), COLOURS, CLASSES) == [plausible.ASKED]
 
 
 # --- gradients that do not follow the loss ------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def evaluate(
     ] = None,
     std: Annotated[str | None, typer.Option("--std", help="Standard deviation of the preprocessing.")] = None,
     outputs: Annotated[
-        str, typer.Option("--outputs", help="What the network returns: logits or probabilities.")
+        str, typer.Option("--outputs", help="What it returns: logits, probabilities, or sigmoid (one of each class).")
     ] = "logits",
     channels: Annotated[str, typer.Option("--channels", help="Channel order of the network: rgb or bgr.")] = "rgb",
     size: Annotated[int | None, typer.Option("--size", min=1, help="Resize images to SIZE x SIZE pixels.")] = None,

@@ -6,6 +6,7 @@ Each doubt is a few words that mark the model's numbers.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 
 import torch
@@ -16,10 +17,13 @@ from fatbench.engine.local import load, pixels
 from fatbench.engine.outcomes import is_correct
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Tensors
+from fatbench.models.external_network import HALF_A_UNIT, TINY
 
 CLOSE = 1e-4  # of the largest output: less is rounding, also of kernels that sum in another order each time
 CLEAN = 100  # images that must be answered as before
 APART = 1e-3  # of the largest output: batches of other sizes use other kernels
+
+CEILING = 0.01  # of the range of all outputs: below the largest of them, where those of a tanh or a sigmoid lie
 
 NOT_FINITE = "outputs on clean images are not finite"
 RANDOM = "outputs are random"
@@ -28,20 +32,29 @@ ASKED = "outputs are others where a gradient is asked for"
 CHANGED = "clean images are answered otherwise"
 PROBABILITIES = "outputs are probabilities"
 NOT_PROBABILITIES = "outputs are no probabilities"
+SIGMOID = "outputs are between 0 and 1"
+NOT_SIGMOID = "outputs are not between 0 and 1"
+SQUEEZED = "outputs are squeezed"
 ADVICE = {
     RANDOM: "two passes over the same images differ; an attack needs the expectation over them (Athalye et al. 2018)",
     BATCH: "the same images in another order and in smaller batches give other outputs",
     ASKED: "gradient attacks see another network than the one that is judged",
     PROBABILITIES: "they are not negative and add up to 1; say --outputs probabilities",
     NOT_PROBABILITIES: "they are negative or do not add up to 1; say --outputs logits",
+    SIGMOID: "attacks take them for logits; say --outputs sigmoid if they are one of each class, or return the logits",
+    NOT_SIGMOID: "they are no sigmoid of each class; say --outputs logits",
+    SQUEEZED: "the network is right more often than they are sure, or they end at a ceiling, and the cross-entropy has"
+    " little to follow; return the logits before a tanh, a scale or a temperature, or rely on cw and autoattack",
     NOT_FINITE: "gradient attacks cannot follow them",
 }
 
 
-def doubts(problem: Problem, state: Tensors, images: Tensor, outputs: str | None = None, batch: int = 100) -> list[str]:
-    """Doubts about the model's outputs on the first `batch` images (n, C, H, W) uint8.
+def doubts(
+    problem: Problem, state: Tensors, images: Tensor, labels: Tensor, outputs: str | None = None, batch: int = 100
+) -> list[str]:
+    """Doubts about the model's outputs on the first `batch` images (n, C, H, W) uint8, labels (n,).
 
-    outputs: what its owner declares them to be, "logits" or "probabilities"; None: not declared.
+    outputs: what its owner declares them to be, "logits", "probabilities" or "sigmoid"; None: not declared.
     """
     model = load(problem, state).eval()
     x = pixels(problem, images[:batch])
@@ -65,14 +78,40 @@ def doubts(problem: Problem, state: Tensors, images: Tensor, outputs: str | None
         APART * largest
     ):
         doubt_names.append(ASKED)
-    # a model that outputs probabilities was wrapped to return their logarithms
-    probabilities = first_outputs.exp() if outputs == "probabilities" else first_outputs
-    adds_up = bool((probabilities >= -CLOSE).all() and ((probabilities.sum(1) - 1).abs() < 1e-3).all())
-    if outputs == "logits" and adds_up:
-        doubt_names.append(PROBABILITIES)
-    if outputs == "probabilities" and not adds_up:
-        doubt_names.append(NOT_PROBABILITIES)
-    return doubt_names
+    y = labels[:batch]
+    return doubt_names + _of_form(first_outputs[: len(y)], y, outputs)
+
+
+def _of_form(logits: Tensor, y: Tensor, outputs: str | None) -> list[str]:
+    """The doubt whether a model returns what is declared. logits (B, classes): as `Preprocessed` makes them of it."""
+    # a model that outputs probabilities was wrapped to return their logarithms, and so on
+    given = {"probabilities": logits.exp(), "sigmoid": logits.sigmoid()}.get(outputs or "", logits)
+    adds_up = bool((given >= -CLOSE).all() and ((given.sum(1) - 1).abs() < 1e-3).all())
+    if outputs == "probabilities":
+        return [] if adds_up else [NOT_PROBABILITIES]
+    if outputs == "sigmoid":
+        # clipped at both ends, beyond which other outputs lie; two classes may be one sigmoid and its rest
+        lowest, highest = math.log(TINY), -math.log(HALF_A_UNIT)
+        if bool(((logits < lowest - CLOSE) | (logits > highest + CLOSE)).any()):
+            return [NOT_SIGMOID]
+        return [PROBABILITIES] if adds_up and logits.shape[1] > 2 else []
+    if outputs is None or adds_up:
+        return [PROBABILITIES] if outputs else []
+    right = float((logits.argmax(1) == y).double().mean())
+    are_logarithms = bool((logits.logsumexp(1).abs() < 1e-3).all())  # whose ceiling is 0
+    if are_logarithms or not _above(right, len(y), float(y.bincount().max()) / len(y)):
+        return []  # nothing follows from a network at chance
+    if bool(((logits > 0) & (logits <= 1)).all()):
+        return [SIGMOID]
+    height = logits.max() - logits.min()
+    at_the_ceiling = float((logits.amax(1) >= logits.max() - CEILING * height).double().mean())
+    surest = float(logits.softmax(1).max())
+    return [SQUEEZED] if at_the_ceiling >= 0.5 or _above(right, len(y), surest) else []
+
+
+def _above(share: float, n: int, expected: float) -> bool:
+    """Whether a share of n is above the expected one by more than three standard deviations."""
+    return share - expected > 3 * math.sqrt(expected * (1 - expected) / n)
 
 
 def changed_answers(problem: Problem, state: Tensors | None, images: Tensor, labels: Tensor, right: Tensor) -> int:

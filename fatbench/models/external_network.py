@@ -23,13 +23,15 @@ from fatbench.models.own_modules import OwnModules
 from fatbench.models.pretrained import SHOWN, first_line, fitted, mismatches, other_numbers, prefixes
 
 TINY = 1e-30  # probabilities are clipped here before the logarithm: far below what a float32 softmax resolves
+HALF_A_UNIT = 2**-24  # of float32 just below 1, where a sigmoid ends
 
 
 class Preprocessed(nn.Module):
     """Images (B, C, H, W) in [0, 1], RGB, to logits (B, classes), through a network with its own conventions.
 
-    mean, std: as in the network's training, one for each channel in its order; empty: none. outputs: the logarithm
-    turns "probabilities" into logits. Mean and std are no part of the state.
+    mean, std: as in the network's training, one for each channel in its order; empty: none. outputs: "probabilities"
+    become logits by the logarithm, a "sigmoid" of each class by log p - log(1 - p). Mean and std are no part of the
+    state.
     """
 
     mean: Tensor
@@ -40,7 +42,7 @@ class Preprocessed(nn.Module):
         network: nn.Module,
         mean: Sequence[float] = (),
         std: Sequence[float] = (),
-        outputs: Literal["logits", "probabilities"] = "logits",
+        outputs: Literal["logits", "probabilities", "sigmoid"] = "logits",
         channels: Literal["rgb", "bgr"] = "rgb",
     ) -> None:
         super().__init__()
@@ -52,7 +54,12 @@ class Preprocessed(nn.Module):
         if self.channels == "bgr":
             x = x.flip(1)  # before mean and std, which are in the network's order
         network_outputs: Tensor = self.network((x - self.mean) / self.std)
-        return network_outputs.clamp(min=TINY).log() if self.outputs == "probabilities" else network_outputs
+        if self.outputs == "logits":
+            return network_outputs
+        logits = network_outputs.clamp(min=TINY).log()
+        return (
+            logits if self.outputs == "probabilities" else logits - (1 - network_outputs).clamp(min=HALF_A_UNIT).log()
+        )
 
 
 def network(source: str, shape: tuple[int, int, int], classes: int) -> nn.Module:

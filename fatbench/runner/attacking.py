@@ -323,13 +323,14 @@ def _side_numbers(stage: _Stage, loaded: _Loaded, outcomes: Tensor, job: Job) ->
             numbers += [Number("directional", share, round, n=used)] if used else []
         numbers.append(Number("chance", float(labels.bincount().max()) / n, round, n=n))
     if not stage.diverged and ("evaluated" in job.spec or facts.role(stage.evaluation.attack) == "natural"):
-        numbers += _doubts(job, ready.problem, next(iter(models.values())), images, round)
+        numbers += _doubts(job, ready.problem, next(iter(models.values())), images, labels, round)
     return numbers
 
 
-def _doubts(job: Job, problem: Any, model: Any, images: Any, round: int) -> list[Number]:
+def _doubts(job: Job, problem: Any, model: Any, images: Any, labels: Any, round: int) -> list[Number]:
     """One number for each doubt about a model's outputs."""
     from fatbench.engine import plausible
 
     outputs = job.spec["evaluated"]["outputs"] if "evaluated" in job.spec else None
-    return [Number(doubt_names.name(words), 1.0, round) for words in plausible.doubts(problem, model, images, outputs)]
+    doubts = plausible.doubts(problem, model, images, labels, outputs)
+    return [Number(doubt_names.name(words), 1.0, round) for words in doubts]

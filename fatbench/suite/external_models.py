@@ -21,7 +21,7 @@ from fatbench.suite.located import LocatedMap
 SUITE = "evaluate"  # the name of the suite of all such cells
 ROUND = 1
 SEED = 0  # of the attacks' random starts
-Outputs = Literal["logits", "probabilities"]
+Outputs = Literal["logits", "probabilities", "sigmoid"]
 Channels = Literal["rgb", "bgr"]
 
 
@@ -45,7 +45,8 @@ class Model:
     def __post_init__(self) -> None:
         for option, value, choices in (("outputs", self.outputs, Outputs), ("channels", self.channels, Channels)):
             if value not in get_args(choices):
-                raise SpecError(f"--{option}: expected {' or '.join(get_args(choices))}, got '{value}'")
+                *others, last = get_args(choices)
+                raise SpecError(f"--{option}: expected {', '.join(others)} or {last}, got '{value}'")
         if bool(self.mean) != bool(self.std):
             raise SpecError("--mean and --std go together")
         if self.mean and len(self.mean) != len(self.std):
