@@ -178,7 +178,10 @@ def test_cells_that_another_user_began_are_refused_before_a_run(closed: str, of_
     check: Callable[[], object] = lambda: start._check_rights(jobs, of_nobody / "x-files")  # noqa: E731
     assert done_as(NOBODY, check) == ""
     where = cell / closed if closed else cell
+    cell.parent.chmod(0o777)
     assert done_as(ANN, check) == f"MachineError: cell {A} cannot be run: {where} belongs to nobody"
+    cell.parent.chmod(0o755)  # a cell that nobody has begun has no folder yet
+    assert done_as(ANN, check) == f"MachineError: cell {C} cannot be run: {cell.parent} belongs to nobody"
 
 
 def test_why_something_cannot_be_written(shared: Path) -> None:

@@ -411,7 +411,8 @@ def _check_origins(jobs: Sequence[Job], store: Store | None, files: Path) -> Non
 def _check_rights(jobs: Sequence[Job], files: Path) -> None:
     """Raise MachineError if this user may not write the files of a cell, which another may have begun."""
     for job in jobs:
-        for file in (files / job.cell, files / job.cell / "log.txt"):
+        own_folder = files / job.cell
+        for file in (own_folder if own_folder.exists() else files, own_folder / "log.txt"):
             if reason := rights.refusal(file):
                 raise MachineError(f"cell {job.cell} cannot be run: {file} {reason}")
 
