@@ -123,15 +123,6 @@ def shown(value: float, digits: int = 1) -> str:
     return number_format.rounded(value, digits)
 
 
-def p_value(value: float) -> str:
-    """1, two digits, three from 0.045 to 0.055, the first digit that is not zero from 0.001 on, or < 0.001."""
-    if value > 0.995:
-        return "1"
-    if value < 0.001:
-        return "< 0.001"
-    return shown(value, 2 if value >= 0.0095 and not 0.045 <= value < 0.055 else 3)
-
-
 def _spread(value: Entry, digits: int) -> str:
     """ "72.1 ±1.8" of a fraction; "--" where nothing is measured."""
     if value.mean is None:
@@ -148,8 +139,8 @@ class Result:
         self.digits, self.test = digits, test
         self.mean, self.size = shown(100 * test.mean, digits), shown(100 * abs(test.mean), digits)
         self.low, self.high = shown(100 * test.low, digits), shown(100 * test.high, digits)
-        self.p = p_value(one.p_corrected or 0.0)
-        self.most = "--" if one.floor else shown(100 * test.at_most, digits)
+        self.p = sentences.p_text(one.p_corrected or 0.0)
+        self.most = "--" if one.at_most is None else sentences.points_up(one.at_most, digits)
         self.detectable = sentences.points_up(test.detectable(contrasts.LEVEL / family), digits)
         near, far = sorted(abs(end) for end in (test.low, test.high))
         self.near, self.far = shown(100 * near, digits), shown(100 * far, digits)  # ends of the interval of the size
@@ -185,7 +176,7 @@ class Family(Mapping[tuple[str, str], Result]):
 
     @property
     def least_p(self) -> str:
-        return p_value(min(one.p_corrected or 0.0 for one in self.comparisons))
+        return sentences.p_text(min(one.p_corrected or 0.0 for one in self.comparisons))
 
     def least_detectable(self, metric: str) -> str:
         """The smallest difference that any comparison of a metric finds with power 0.8 after the correction."""
@@ -207,7 +198,7 @@ class Family(Mapping[tuple[str, str], Result]):
         heads = [*(["difference"] if contrasts else []), *(["where"] if self.rows else []),
                  *(["evaluated"] if several else []),
                  "points (95 % interval)", "size at most (95 %)", f"p after Holm over {self.size}",
-                 "found with power 0.8"]  # fmt: skip
+                 "found with power 0.8" + f" at 0.05 / {self.size}" * (self.size > 1)]  # fmt: skip
         lines = []
         for one in self.comparisons:
             if one.test is None:
@@ -331,7 +322,7 @@ class Pages:
             mean = (test.only_a - test.only_b) / test.n
             half = 1.96 * (((test.only_a + test.only_b) / test.n - mean**2) / (test.n - 1)) ** 0.5
             low, high = shown(100 * (mean - half)), shown(100 * (mean + half))
-            lines.append({"points": f"{shown(100 * mean)} ({low} to {high})", "p": p_value(p)})
+            lines.append({"points": f"{shown(100 * mean)} ({low} to {high})", "p": sentences.p_text(p)})
         return lines
 
     def accuracies(

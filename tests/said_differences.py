@@ -157,7 +157,7 @@ def forest(name: str, preset: str, store: Store) -> Any:
     suite = files.load(name)
     plan = api.to_read(suite, suite.plan(preset), store)
     with tempfile.TemporaryDirectory() as folder, figures_saved() as saved:
-        file = report.draw_forest(plan, store, Path(folder), "svg", select="last", width=5.0)
+        file = report.draw_forest(plan, store, Path(folder), "svg", select="last", width=5.0, families=suite.tests)
         caption = file.with_suffix(".txt").read_text(encoding="utf-8")
     panels = [
         [axes.get_title(), *([float(line.get_xdata()[0]), int(line.get_ydata()[0]), line.get_marker(),

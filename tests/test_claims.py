@@ -77,14 +77,11 @@ def mcnemar(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def p(value: float) -> str:
-    """1, two digits, three from 0.045 to 0.055, the first digit that is not zero from 0.001 on, or < 0.001."""
+    """Two digits that matter, three beside 0.05; 1 from 0.995 on, < 1e-6 at the other end."""
     if value > 0.995:
         return "1"
-    if 0.045 <= value < 0.055:  # two would not say on which side of 0.05 it is
-        return show(value, 3)
-    if value >= 0.0095:
-        return show(value, 2)
-    return show(value, 3) if value >= 0.001 else "< 0.001"
+    text = f"{value:#.2g}" if value >= 1e-6 else "< 1e-6"
+    return f"{value:.3g}" if text == "0.050" else text  # two would not say on which side of 0.05 it is
 
 
 def test_holm_and_paired_on_small_numbers():
@@ -92,7 +89,7 @@ def test_holm_and_paired_on_small_numbers():
     assert holm([0.02, 0.03, 0.01]) == pytest.approx([0.04, 0.04, 0.03])
     assert paired(np.array([0.01, 0.03])) == ("2.0 (0.0 to 4.0)", pytest.approx(0.295, abs=0.001))
     assert mcnemar(np.array([1, 1, 0, 1]), np.array([0, 0, 0, 1])) == 0.5
-    values = {0.996: "1", 0.052: "0.052", 0.0475: "0.048", 0.02: "0.02", 0.004: "0.004", 0.0001: "< 0.001"}
+    values = {0.996: "1", 0.052: "0.052", 0.0496: "0.0496", 0.02: "0.020", 0.0047: "0.0047", 1e-7: "< 1e-6"}
     assert {value: p(value) for value in values} == values
     both = statistics.over_seeds([0.01, 0.03], 1000)  # 2 points, half(0.95) = 12.706 * 0.01 * (1 + 0.0005 / 0.01414)
     assert both is not None and at_most(both) == "15.2"
@@ -128,8 +125,8 @@ def crossed(a: list[np.ndarray], b: list[np.ndarray], n: int | None = None) -> s
 
 
 def at_most(both: statistics.SeedsAndImages, digits: int = 1) -> str:
-    """The larger end of the 95 % interval, in points, as it is printed."""
-    return show(100 * max(-both.low, both.high), digits)
+    """The larger end of the 95 % interval, in points, rounded up, as it is printed."""
+    return f"{np.ceil(round(100 * 10**digits * max(-both.low, both.high), 9)) / 10**digits:.{digits}f}"
 
 
 def interval(both: statistics.SeedsAndImages) -> str:

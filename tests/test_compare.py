@@ -117,7 +117,7 @@ def test_a_null_result_says_what_is_excluded() -> None:
     """The larger end of the interval; "equivalent" only within a margin that is given and not exceeded."""
     found = compared(["1" * 500 + "0" * 500] * 5, ["1" * 498 + "0" * 502] * 5)
     assert found.test is not None and found.test.at_most == max(-found.test.low, found.test.high)
-    assert "they differ by at most 0.48 points (95 %)" in text_of(found)
+    assert "they differ by at most 0.49 points (95 %)" in text_of(found)
     assert "a claim" not in text_of(found) and "equivalent" not in text_of(found)
     assert "=> equivalent within ±0.5 points, the margin that the suite declares" in text_of(found, 0.5)
     assert "equivalent" not in text_of(found, 0.4)

@@ -364,7 +364,7 @@ def test_comparisons_of_a_filter_and_missing_seeds(tmp_path: Path) -> None:
 
     said = text("method=C and dataset=SVHN")
     assert said.startswith("none of 4 comparisons significant") and "1 of them match the filter" in said
-    assert "after Holm over 4 (without)" in said and "q SVHN fgsm" in " ".join(said.split())
+    assert "at 0.05 / 4 (at 0.05)" in said and "q SVHN fgsm" in " ".join(said.split())
     assert said.count(" 0, 1, 2") == 1 and "seeds of the preset" not in said
     assert "not all 4 seeds of the preset are tested" in text("method=C", (0, 1, 2, 3))
     some = replace(found[0], cells=frozenset())

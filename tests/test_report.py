@@ -869,8 +869,8 @@ def test_paired_differences_stand_under_the_table_and_in_json(tmp_path: Path) ->
         "differences between runs of the same seed, mean ± sample standard deviation (ddof 1); p of the paired t test"
         " and of Wilcoxon's signed-rank test, two-sided, not corrected for 5 comparisons"
     )
-    assert shown[1] == f"Non-IID: {ODD} - FAT, natural: +4.50 ± 2.12 points, n = 2, t test p = 0.2, Wilcoxon p = 0.5"
-    assert shown[3] == f"Non-IID: {ODD} - FAT, AA: +2.50 ± 0.71 points, n = 2, t test p = 0.13, Wilcoxon p = 0.5"
+    assert shown[1] == f"Non-IID: {ODD} - FAT, natural: +4.50 ± 2.12 points, n = 2, t test p = 0.20, Wilcoxon p = 0.50"
+    assert shown[3] == f"Non-IID: {ODD} - FAT, AA: +2.50 ± 0.71 points, n = 2, t test p = 0.13, Wilcoxon p = 0.50"
     assert len(shown) == 1 + 5  # Uniform has no AA
     tests = json.loads(report.render([grid], "json"))["tables"][0]["paired"]
     assert len(tests) == 5

@@ -495,7 +495,14 @@ def plot(
                 target_folder = output or FIGURES
                 print(
                     reporting.draw_forest(
-                        plan, store, target_folder, format, select=chosen_checkpoint, width=inches, serif=serif
+                        plan,
+                        store,
+                        target_folder,
+                        format,
+                        select=chosen_checkpoint,
+                        width=inches,
+                        serif=serif,
+                        families=chosen_suite.tests,
                     )
                 )
         return

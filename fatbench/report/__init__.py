@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fatbench.report.tables.sheet import Sheet
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Cell, Plan
+    from fatbench.suite.contrasts import Tests
     from fatbench.suite.files import Suite
 
 __all__ = [
@@ -275,8 +276,9 @@ def draw(
 
 
 def draw_forest(
-    plan: Plan, store: Store, folder: Path, format: str, *, select: Checkpoint, width: float | None, serif: bool = False
-) -> Path:
+    plan: Plan, store: Store, folder: Path, format: str, *, select: Checkpoint, width: float | None,
+    serif: bool = False, families: Sequence[Tests] = (),
+) -> Path:  # fmt: skip
     """Write the forest plot of a suite: its methods against the baseline. NothingMatched: no cells can be compared."""
     from fatbench.report import contrasts, pairs
     from fatbench.report.figures import forest
@@ -287,7 +289,8 @@ def draw_forest(
         raise NothingMatched(f"'{plan.suite}' names no baseline to compare with: write 'baseline: LABEL' in its file")
     plan = shown_runs.shown_plan(plan, store)
     numbers_of = pairs.measured_numbers(store, [cell.id for cell in plan.cells], select).__getitem__
-    differences = contrasts.from_baseline(plan, numbers_of)
+    declared = contrasts.declared_by(families, plan, numbers_of)
+    differences = contrasts.from_baseline(plan, numbers_of, declared=declared)
     if not differences:
         raise NothingMatched(f"'{plan.suite}', preset {plan.preset}, has no two methods with the same evaluation")
     preset = "" if plan.preset == "paper" else f"-{plan.preset}"

@@ -337,10 +337,14 @@ def share(metric: str, point: Mapping[int, float], start: Mapping[int, float], e
     )
 
 
-def from_baseline(plan: Plan, numbers_of: NumbersOf, metrics: Sequence[str] = ()) -> list[Difference]:
+def from_baseline(
+    plan: Plan, numbers_of: NumbersOf, metrics: Sequence[str] = (), declared: Sequence[Difference] = ()
+) -> list[Difference]:
     """All labels of the baseline's axis against it, at each combination of other labels that has it.
 
-    Labels are those in which the differences are not alike. Empty where the suite names no baseline.
+    declared: what the suite declares, see `declared_by`. Such a difference keeps p of its family; the tested others of
+    a metric are corrected together. Labels are those in which the differences are not alike. Empty where the suite
+    names no baseline.
     """
     if plan.baseline is None:
         return []
@@ -363,9 +367,29 @@ def from_baseline(plan: Plan, numbers_of: NumbersOf, metrics: Sequence[str] = ()
             except NothingMatched:  # the two have no evaluation in common
                 continue
             found += [replace(one, cells=frozenset(cells.values())) for one in compared]
-    found = [one for one in found if not metrics or one.metric in metrics]
+    found = _with_families([one for one in found if not metrics or one.metric in metrics], declared, baseline)
     shared = set.intersection(*(set(one.labels.items()) for one in found)) if found else set()
     return [replace(one, labels=dict(item for item in one.labels.items() if item not in shared)) for one in found]
+
+
+def _with_families(found: Sequence[Difference], declared: Sequence[Difference], baseline: str) -> list[Difference]:
+    """Differences from the baseline with p of the declared comparison, or after Holm over the others of the metric."""
+    kept: dict[int, Difference] = {}
+    others: dict[str, list[int]] = {}
+    for i, one in enumerate(found):
+        same = (
+            other
+            for other in declared
+            if other.both and (other.sides, other.metric) == (one.sides, one.metric) and one.cells <= other.cells
+        )
+        if (other := next(same, None)) is not None and other.test is not None:
+            kept[i] = replace(one, family=other.family, size=other.size, p_holm=other.p_holm, margin=other.margin)
+        else:
+            others.setdefault(one.metric, []).append(i)
+    for indices in others.values():
+        after = corrected([found[i] for i in indices], f"differences from {baseline}")
+        kept |= dict(zip(indices, after, strict=True))
+    return [kept[i] for i in range(len(found))]
 
 
 def frame(differences: Iterable[Difference]) -> DataFrame:
@@ -487,6 +511,11 @@ def _declared(
     if why:
         return replace(difference, seeds=seeds, why=why)
     return tested(difference, numbers, [*weights.values()])
+
+
+def declared_by(families: Iterable[Tests], plan: Plan, numbers_of: NumbersOf) -> list[Difference]:
+    """The comparisons of all families."""
+    return [one for tests in families if tests.contrasts for one in family(tests, plan, numbers_of)]
 
 
 def headline(families: Iterable[Tests], plan: Plan, numbers_of: NumbersOf) -> Difference | None:

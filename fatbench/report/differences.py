@@ -2,7 +2,7 @@
 
     print(render(of_plan(suite, plan, store, "autoattack"), "markdown"))
 
-Differences are over seeds and images (`statistics.seeds_and_images`); the correction is over all of the table.
+Differences are over seeds and images (`statistics.seeds_and_images`); p is corrected as in `contrasts.from_baseline`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from tabulate import tabulate
 
 from fatbench.errors import SpecError
-from fatbench.report.contrasts import Difference, corrected, from_baseline
+from fatbench.report.contrasts import Difference, declared_by, from_baseline
 from fatbench.report.formats import latex_text, markdown, terminal
 from fatbench.report.pairs import measured_numbers
+from fatbench.report.sentences import p_text, points_up
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.number_format import MISSING, rounded
 from fatbench.report.tables.sheet import Entry, Sheet
@@ -97,14 +98,12 @@ def of_plan(
                  for c in columns],
     )  # fmt: skip
     numbers_of = measured_numbers(store, [cell.id for cell in plan.cells], select).__getitem__
-    differences = from_baseline(plan, numbers_of, [metric])
+    differences = from_baseline(plan, numbers_of, [metric], declared_by(suite.tests, plan, numbers_of))
     of_rows = []
     for row in grid.rows:
         ids = {cell for value in row.values[0] for cell in value.cells}
         of_rows.append(next((one for one in differences if one.cells <= ids), None))
-    after = iter(corrected([one for one in of_rows if one is not None], f"differences from {label}"))
-    shown = [None if one is None else next(after) for one in of_rows]
-    return Differences(grid, shown, headings.get(metric, metric), label, digits, not_measured)
+    return Differences(grid, of_rows, headings.get(metric, metric), label, digits, not_measured)
 
 
 def render(table: Differences, format: str) -> str:
@@ -142,11 +141,12 @@ def _as_text(table: Differences, columns: Sequence[int], format: str) -> str:
     """The table as text with these columns of the grid; on a terminal the headings take two lines."""
     grid, narrow = table.grid, format == "terminal"
     axes = [axis for axis in grid.axes if len({row.key.get(axis) for row in grid.rows}) > 1] or grid.axes[-1:]
-    tested = sum(one is not None and one.p is not None for one in table.differences)
+    sizes = {one.size for one in table.differences if one is not None and one.test is not None}
+    over = f"over {' and '.join(map(str, sorted(sizes)))}" if sizes else ""
     points, at_most = f"points above {table.baseline}{chr(10) if narrow else ' '}(95 % interval)", "differs by at most"
-    heads = [f"{table.metric}: {points}", at_most, f"p after Holm over {tested}"]
+    heads = [f"{table.metric}: {points}", at_most, f"p after Holm {over}".rstrip()]
     if narrow:
-        heads = [points, "differs by\nat most", f"p, Holm\nover {tested}"]
+        heads = [points, "differs by\nat most", f"p, Holm\n{over}" if len(sizes) == 1 else "p after\nHolm"]
     rows = []
     for row, one in zip(grid.rows, table.differences, strict=True):
         labels = dict(zip(grid.axes, row.labels(grid.axes), strict=True))
@@ -173,9 +173,8 @@ def _compared(one: Difference | None, digits: int) -> Sequence[str]:
     if one.test is None:
         return mean, MISSING, MISSING
     low, high = (rounded(100 * end, digits) for end in (one.test.low, one.test.high))
-    at_most = MISSING if one.at_most is None else rounded(100 * one.at_most, digits)
-    p = one.p_corrected or 0.0
-    return f"{mean} ({low} to {high})", at_most, "< 0.001" if p < 0.001 else f"{p:.2g}"
+    at_most = MISSING if one.at_most is None else points_up(one.at_most, digits)
+    return f"{mean} ({low} to {high})", at_most, p_text(one.p_corrected or 0.0)
 
 
 def records(table: Differences) -> list[dict[str, Any]]:

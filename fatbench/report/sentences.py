@@ -40,8 +40,11 @@ def points_up(fraction: float, digits: int = 1) -> str:
 
 
 def p_text(value: float) -> str:
-    """A p value with two digits that matter."""
-    return "< 1e-6" if value < 1e-6 else f"{value:.2g}"
+    """Two digits that matter, "0.0047" or "0.20"; three beside 0.05; "1" and "< 1e-6" at the ends."""
+    if value > 0.995 or value < 1e-6:
+        return "1" if value > 0.5 else "< 1e-6"
+    text = f"{value:#.2g}"
+    return f"{value:.3g}" if text == "0.050" else text  # two would not say on which side of 0.05 it is
 
 
 def p_equals(value: float | None) -> str:
@@ -82,7 +85,7 @@ def sentence(one: Difference) -> str:
         return f"{equal if size == '0.0' else statement} ({interval}, too few for a claim)"
     if one.significant:
         return f"{statement} ({interval})"
-    at_most = f"{100 * one.test.at_most:.1f} points"
+    at_most = f"{points_up(one.test.at_most)} points"
     if not one.of_two:
         return f"{label} changes accuracy {attack_text} by at most {at_most} (95 %, {seeds_count(seeds)})"
     return f"{label} and {other_label} differ by at most {at_most} {attack_text} (95 %, {seeds_count(seeds)})"
@@ -102,7 +105,7 @@ def conclusion(one: Difference) -> Iterable[str]:
     yield f"over {one.over}: 95 % interval {signed(one.test.low)} to {signed(one.test.high)}, {p_equals(one.p)}"
     significant_text = f"significantly different (p < {LEVEL:g})"
     insignificant_text = f"not significantly different (p >= {LEVEL:g})"
-    size = FLOOR if one.floor else f"they differ by at most {100 * one.test.at_most:.2f} points (95 %)"
+    size = FLOOR if one.floor else f"they differ by at most {points_up(one.test.at_most, 2)} points (95 %)"
     yield f"=> {significant_text if one.significant else insignificant_text}; {size}"
     if one.equivalent:
         yield f"=> equivalent within ±{one.margin:g} points, the margin that the suite declares"
@@ -242,7 +245,7 @@ def family(
         "",
         *([f"of all: {'; '.join(facts)}"] if facts else []),
         f"points with the 95 % interval; checkpoint: {WORDS[checkpoint]}; what cannot be tested counts with p = 1",
-        f"found: a true difference of this size, with a power of about 0.8, after Holm over {size} (without)",
+        f"found: a true difference of this size, with a power of about 0.8, at {LEVEL:g} / {size} (at {LEVEL:g})",
         *([f"--: {FLOOR}"] if any(one.floor for one in shown) else []),
     ]
     formulas = {name: formula(contrast.weights) for name, contrast in tests.contrasts.items()}
@@ -266,7 +269,7 @@ def _line(one: Difference) -> dict[str, str]:
     return {
         **place,
         "points": f"{signed(one.test.mean)} ({signed(one.test.low)} to {signed(one.test.high)})",
-        "at most": "--" if one.at_most is None else f"{100 * one.at_most:.2f}{within}",
+        "at most": "--" if one.at_most is None else f"{points_up(one.at_most, 2)}{within}",
         "p (Holm)": p_text(one.p_corrected or 0.0),
         "found": f"{points_up(one.detectable or 0.0)} ({points_up(one.test.detectable())})",
         "over": one.over,

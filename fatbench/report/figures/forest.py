@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fatbench import whole_file
-from fatbench.report.contrasts import Difference
+from fatbench.report.contrasts import LEVEL, Difference
 from fatbench.report.figures.panel_kinds import wrap_to_width
 from fatbench.report.figures.plots import FIXED, NARROW, SERIF, TEXT, metadata
 from fatbench.report.figures.styles import COLOURS, GREY
@@ -50,7 +50,8 @@ class Forest:
             return (
                 f"{label}Differences in points, not tested; dot: {'one seed' if seeds == [1] else 'mean over seeds'}."
             )
-        return f"{label}Differences in points; dot: mean over {seed_counts} seeds, full if 0 is excluded; {interval}."
+        full = f"full if p < {LEVEL:g} after Holm's correction"
+        return f"{label}Differences in points; dot: mean over {seed_counts} seeds, {full}; {interval}."
 
 
 def draw(plot: Forest, name: str, folder: Path, serif: bool = False) -> Path:
@@ -86,11 +87,10 @@ def figure_of(plot: Forest) -> Figure:
         axes.axvline(0, color=GREY, linewidth=0.8)
         for difference in (difference for difference in plot.differences if difference.metric == metric):
             row, test = names.index(_name(difference)), difference.test
-            excludes_zero = test is not None and not test.low <= 0 <= test.high
             if test is not None:
                 axes.plot([100 * test.low, 100 * test.high], [row, row], color=COLOURS[0], linewidth=1.2)
             axes.plot(100 * (difference.difference or 0.0), row, "o", markersize=4, color=COLOURS[0],
-                      markerfacecolor=COLOURS[0] if excludes_zero else "white")  # fmt: skip
+                      markerfacecolor=COLOURS[0] if difference.significant else "white")  # fmt: skip
         axes.set_title(heading(metric) if width / len(shown_metrics) < 1 else attack_name(metric))
         _clip(axes, [difference for difference in plot.differences if difference.metric == metric], names)
         if width / len(shown_metrics) < NARROW:

@@ -26,8 +26,9 @@ from fatbench.report.formats.latex_text import (
     small_type,
     superscript,
 )
+from fatbench.report.sentences import p_text
 from fatbench.report.tables import number_format
-from fatbench.report.tables.notes import IN_CAPTION, p_value
+from fatbench.report.tables.notes import IN_CAPTION
 from fatbench.report.tables.sheet import LABEL, Column, Entry, Row, Sheet, with_numbers
 
 NUMBERS = ("text", "siunitx")  # numbers are set as text, or by siunitx in its S columns
@@ -405,7 +406,8 @@ def _test_line(column: Column, one: Difference) -> str:
     labels = [*one.labels.values(), f"{' − '.join(one.sides)}, {column.heading}"]
     mean = signs(number_format.signed(test.mean, column))
     difference = rf"{mean} $\pm$ {number_format.number(test.std, column)}"
-    return " & ".join([*map(escape, labels), difference, p_value(test.t_p), p_value(test.wilcoxon_p)]) + r" \\"
+    ps = ["--" if p is None else escape(p_text(p)) for p in (test.t_p, test.wilcoxon_p)]
+    return " & ".join([*map(escape, labels), difference, *ps]) + r" \\"
 
 
 # --- a tabular ---------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.errors import FatbenchError
 from fatbench.report import contrasts, sentences
-from fatbench.report.contrasts import Difference, NumbersOf
+from fatbench.report.contrasts import Difference
 from fatbench.report.numbers.doubts import above_chance
 from fatbench.report.numbers.sources import Source
 from fatbench.report.pairs import measured_numbers
@@ -97,11 +97,7 @@ def boards(suite_plans: Sequence[Part], grids: Sequence[Sheet], store: Store, se
         if grid is not None:
             grid = with_published(grid, grids)
             if (board := _board(task, grid)) is not None:
-                plans = [replace(plan, cells=cells) for _, plan, cells in task.parts.values()]
-                ids = {cell.id for plan in plans for cell in plan.cells}
-                numbers_of = measured_numbers(store, ids, select).__getitem__
-                _set_answer(plans, board, numbers_of)
-                _quote_headline(board, task, store, select)
+                _set_answer(board, task, store, select)
                 all_boards.append(board)
     _distinguish_titles(all_boards)
     return all_boards
@@ -130,33 +126,34 @@ def paper_order(suite: str) -> int:
     return [*dict.fromkeys(PAPERS.values()), OTHER].index(paper_of(suite))
 
 
-def _set_answer(plans: Sequence[Plan], board: Board, numbers_of: NumbersOf) -> None:
-    """Compare the rows with the baselines of their suites and set the board's answer and sentence."""
+def _set_answer(board: Board, task: Task, store: Store, select: Checkpoint) -> None:
+    """Compare the rows with the baselines of their suites and set the board's answer and sentence.
+
+    The headline that a suite declares goes before, if cells of it are on this board.
+    """
     column = board.grid.columns[board.sorted_by]
     if "attacker" in board.grid.axes:
         board.sentence = _privacy_sentence(board)
-    if column.source.stage != "evaluation":
-        return
-    compared = [one for plan in plans for one in contrasts.from_baseline(plan, numbers_of, [column.metric])]
-    board.differences = [one for one in compared if one.test is not None]
-    if board.differences:
+    headlines = []
+    for suite, plan, cells in task.parts.values():
+        numbers_of = measured_numbers(store, {cell.id for cell in plan.cells}, select).__getitem__
+        declared = contrasts.declared_by(suite.tests, plan, numbers_of)
+        if column.source.stage == "evaluation":
+            of_board = replace(plan, cells=cells)
+            compared = contrasts.from_baseline(of_board, numbers_of, [column.metric], declared)
+            board.differences += [one for one in compared if one.test is not None]
+        ids = {cell.id for cell in cells}
+        quoted = (contrasts.quoted(tests, declared) for tests in suite.tests if tests.headline)
+        headlines += [one for one in quoted if one is not None and not one.cells.isdisjoint(ids)]
+    if headlines:
+        board.answer, board.sentence = headlines[0], sentences.finding(headlines[0])
+    elif board.differences:
         # of several groups of rows, the one whose baseline is strongest: adversarial training under an attack
         strengths = [fmean(one.values[1]) for one in board.differences]
         strongest = [one for one, mean in zip(board.differences, strengths, strict=True) if mean == max(strengths)]
         board.answer = next((one for one in strongest if one.sides[0].startswith(METHODS)), strongest[0])
         row_text = ", ".join(f"{axis} {label}" for axis, label in board.answer.labels.items() if axis in board.axes)
         board.sentence = f"{row_text}: " * bool(row_text) + sentences.sentence(board.answer)
-
-
-def _quote_headline(board: Board, task: Task, store: Store, select: Checkpoint) -> None:
-    """Quote the headline that a suite of the task declares, if cells of it are on this board."""
-    for suite, plan, cells in task.parts.values():
-        if any(tests.headline for tests in suite.tests):
-            numbers_of = measured_numbers(store, {cell.id for cell in plan.cells}, select).__getitem__
-            headline = contrasts.headline(suite.tests, plan, numbers_of)
-            if headline is not None and not headline.cells.isdisjoint(cell.id for cell in cells):
-                board.answer, board.sentence = headline, sentences.finding(headline)
-                return
 
 
 def _privacy_sentence(board: Board) -> str:

@@ -15,6 +15,7 @@ from fatbench.report.numbers.long import columns
 from fatbench.report.numbers.points import is_inside
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.numbers.sources import quoted
+from fatbench.report.sentences import p_equals
 from fatbench.report.tables import number_format
 from fatbench.report.tables.sheet import Column, Group, Sheet
 from fatbench.report.tables.significance import UNTESTED
@@ -251,12 +252,7 @@ def _paired_tests(paired: Sequence[tuple[Column, Difference]]) -> Iterable[tuple
 
 
 def _p(value: float | None) -> str:
-    return "undefined: all differences are equal" if value is None else f"p = {p_value(value)}"
-
-
-def p_value(value: float | None) -> str:
-    """A p value with two digits that matter; "--" where it is not defined."""
-    return "--" if value is None else f"{value:.2g}"
+    return "undefined: all differences are equal" if value is None else p_equals(value)
 
 
 LEVELS = ("full", "short", "none")
