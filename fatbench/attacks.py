@@ -20,9 +20,10 @@ Without `seed`, every call draws new random starts; the result's attribute `seed
 from __future__ import annotations
 
 import inspect
+import operator
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import calls, facts, signatures
@@ -113,12 +114,11 @@ def attack(
     location = f"attacks.{name}"
     spec = calls.check("Attack", LocatedMap({"name": name, **settings}, at=location), location)
     facts.refuse(spec, {}, location)  # only refusals that need no facts about a cell
-    if restarts < 1:
-        raise SpecError(f"{location}: restarts: expected 1 or more, got {restarts!r}")
+    restarts = _whole(location, "restarts", restarts, 1)
+    seed = secrets.randbits(31) if seed is None else _whole(location, "seed", seed, 0)
     import torch
 
     x, y = _images(location, x), _labels(location, y, len(x))
-    seed = secrets.randbits(31) if seed is None else seed
     modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
     modes = [(module, module.training) for module in modules]
     try:
@@ -152,6 +152,13 @@ def _attack_with_restarts(call: Any, name: str, model: Model, x: Tensor, y: Tens
     return result
 
 
+def _whole(location: str, name: str, value: Any, least: int) -> int:
+    """A whole number, numpy's too. Raises SpecError for anything else, and below `least`."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < least:
+        raise SpecError(f"{location}: {name}: expected a whole number of {least} or more, got {value!r}")
+    return operator.index(value)
+
+
 def _images(location: str, x: Any) -> Tensor:
     """Images (B, C, H, W), clipped to [0, 1] after rounding. Raises SpecError for anything else."""
     import torch
@@ -173,6 +180,9 @@ def _labels(location: str, y: Any, images: int) -> Tensor:
     y = torch.as_tensor(y)
     if y.dim() != 1 or len(y) != images or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise SpecError(f"{location}: y: expected {images} classes (B,) as integers, got {y.dtype} {tuple(y.shape)}")
+    # cross-entropy takes -100 for "leave out", and the image would come back as if it withstood
+    if images and int(y.min()) < 0:
+        raise SpecError(f"{location}: y: labels begin at 0, got {int(y.min())}")
     return y.long()
 
 
@@ -183,14 +193,17 @@ def _model_mismatch(model: Model, x: Tensor, y: Tensor) -> str:
     size = "x".join(map(str, x.shape[1:]))
     if not callable(model):
         return f"model: expected a torch.nn.Module, got a {type(model).__name__}"
+    first_image = x[:1].clone()
     try:
         with torch.no_grad():
-            logits = model(x[:1])
+            logits = model(first_image)
     except Exception as error:  # the model's own code
         return f"the model does not accept images of {size} as {x.dtype}: {(str(error).splitlines() or [''])[0]}"
     if not isinstance(logits, torch.Tensor) or logits.dim() != 2:
         returned = tuple(logits.shape) if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
         return f"the model returns {returned}, not logits (B, classes)"
+    if first_image._version or not torch.equal(first_image, x[:1]):  # `x.data` has no version
+        return "the model changes its images in place: let its forward begin with x = x.clone()"
     smallest, largest, classes = int(y.min()), int(y.max()), logits.shape[1]
     if not 0 <= smallest <= largest < classes:
         return f"y: labels of {classes} classes are 0 to {classes - 1}, got {smallest} to {largest}"

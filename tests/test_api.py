@@ -241,7 +241,13 @@ def test_restarts_keep_of_each_image_what_fools_the_model() -> None:
         ({"x": torch.zeros(2, 1, 8, 8).double()}, "float64"),
         ({"y": torch.tensor([0.0, 1.0])}, "float32"),
         ({"y": torch.tensor([0, 12])}, "labels of 10 classes are 0 to 9, got 0 to 12"),
+        ({"y": torch.tensor([1, -100])}, "labels begin at 0, got -100"),
         ({"y": torch.tensor([0])}, "expected 2 classes"),
+        ({"restarts": 0}, "restarts: expected a whole number of 1 or more, got 0"),
+        ({"restarts": 2.0}, "restarts: expected a whole number of 1 or more, got 2.0"),
+        ({"seed": [0, 1]}, r"seed: expected a whole number of 0 or more, got \[0, 1\]"),
+        ({"seed": True}, "seed: expected a whole number of 0 or more, got True"),
+        ({"model": lambda x: x.clamp_(0, 1).flatten(1)[:, :10]}, "changes its images in place: .*clone"),
         ({"model": lambda x: {"logits": x}}, "returns a dict, not logits"),
         ({"model": {}}, "got a dict"),
     ],
@@ -251,9 +257,17 @@ def test_a_mistake_in_what_an_attack_is_given_is_named(change: dict[str, Any], s
         "model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "x": torch.zeros(2, 1, 8, 8), "y": numpy.array([1, 2]),
         "eps": 8 / 255, "step": "2/255", "steps": 1,
     }  # fmt: skip
-    assert fatbench.attacks.pgd(**right).shape == (2, 1, 8, 8)
+    assert fatbench.attacks.pgd(**right, restarts=numpy.int64(2), seed=numpy.int64(1)).shape == (2, 1, 8, 8)
     with pytest.raises(SpecError, match=said):
         fatbench.attacks.pgd(**{**right, **change})
+
+
+def test_a_model_that_changes_its_images_is_not_said_to_draw_at_test_time() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x.sub_(0.5).flatten(1)[:, :10]
+
+    with pytest.raises(SpecError, match=r"autoattack: the model changes its images in place"):
+        fatbench.attacks.autoattack(model, torch.rand(2, 1, 8, 8), torch.tensor([0, 1]), eps=8 / 255)
 
 
 # --- evaluate -----------------------------------------------------------------------------------------------------
