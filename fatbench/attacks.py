@@ -20,12 +20,11 @@ Without `seed`, every call draws new random starts; the result's attribute `seed
 from __future__ import annotations
 
 import inspect
-import operator
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal
 
-from fatbench.errors import SpecError, did_you_mean
+from fatbench.errors import SpecError, did_you_mean, whole
 from fatbench.suite import calls, facts, signatures
 from fatbench.suite.located import LocatedMap
 
@@ -114,8 +113,8 @@ def attack(
     location = f"attacks.{name}"
     spec = calls.check("Attack", LocatedMap({"name": name, **settings}, at=location), location)
     facts.refuse(spec, {}, location)  # only refusals that need no facts about a cell
-    restarts = _whole(location, "restarts", restarts, 1)
-    seed = secrets.randbits(31) if seed is None else _whole(location, "seed", seed, 0)
+    restarts = whole(f"{location}: restarts", restarts, 1)
+    seed = secrets.randbits(31) if seed is None else whole(f"{location}: seed", seed)
     import torch
 
     x, y = _images(location, x), _labels(location, y, len(x))
@@ -150,13 +149,6 @@ def _attack_with_restarts(call: Any, name: str, model: Model, x: Tensor, y: Tens
             better = is_correct(model(result), y) & ~is_correct(model(candidate), y)
         result = torch.where(better[:, None, None, None], candidate, result)
     return result
-
-
-def _whole(location: str, name: str, value: Any, least: int) -> int:
-    """A whole number, numpy's too. Raises SpecError for anything else, and below `least`."""
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < least:
-        raise SpecError(f"{location}: {name}: expected a whole number of {least} or more, got {value!r}")
-    return operator.index(value)
 
 
 def _images(location: str, x: Any) -> Tensor:

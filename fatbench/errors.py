@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import operator
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, SupportsIndex
 
 MANY = 40  # the most names that a message lists
 SECRET = "(?:password|passwd|passfile|pwd|secret|token)"
@@ -114,6 +116,13 @@ def reason(error: BaseException, file: Path) -> str:
 def article(noun: str) -> str:
     """The noun with its article: "an attack", "a model"."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def whole(name: str, value: Any, least: int = 0) -> int:
+    """A whole number, numpy's too. Raises SpecError for anything else, and below `least`."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < least:
+        raise SpecError(f"{name}: expected a whole number of {least} or more, got {value!r}")
+    return operator.index(value)
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fatbench.api.asking import Plugins, Where, filter_text, in_python, plugged, suite_of
 from fatbench.api.lines import Lines, in_notebook
 from fatbench.api.tables import Table
-from fatbench.errors import Doubtful, FatbenchError, SpecError
+from fatbench.errors import Doubtful, FatbenchError, SpecError, whole
 from fatbench.report import build_tables
 from fatbench.report.tables import external_suite as reporting_evaluated
 from fatbench.runner.run_options import RunOptions
@@ -129,6 +129,8 @@ def evaluate(
     preprocessing: dict[str, Any] = {
         "mean": _numbers(mean), "std": _numbers(std), "outputs": outputs, "channels": channels,
     }  # fmt: skip
+    n, size = (None if value is None else whole(limit, value, 1) for limit, value in (("n", n), ("size", size)))
+    batch, seed = whole("batch", batch, 1), whole("seed", seed)
     expected_natural = _fraction(expect_natural)
     if not isinstance(model, str | Path):
         external = evaluate_external.from_module(model, name, **preprocessing)
@@ -295,7 +297,7 @@ def _numbers(values: float | Sequence[float]) -> tuple[float, ...]:
 
 
 def _fraction(fraction: float | None) -> float | None:
-    if fraction is not None and not 0 <= fraction <= 1:
+    if fraction is not None and (isinstance(fraction, bool | str) or not 0 <= fraction <= 1):
         raise SpecError(f"expect_natural: expected a fraction such as 0.95 (and not 95), got {fraction!r}")
     return fraction
 

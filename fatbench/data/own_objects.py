@@ -35,7 +35,10 @@ def dataset(source: Any, n: int | None, classes: Callable[[Any], int | None]) ->
     if isinstance(source, tuple | list):
         if len(source) != 2:
             raise SpecError(f"dataset: {EXPECTED}, got {len(source)} values")
-        x, y = (as_array(name, axis, array)[:n] for axis, array in zip(("x_test", "y_test"), source, strict=True))
+        x, y = (
+            np.atleast_1d(as_array(name, axis, array))[:n]
+            for axis, array in zip(("x_test", "y_test"), source, strict=True)
+        )
     elif all(hasattr(source, attribute) for attribute in ("dataset", "batch_size", "__iter__")):  # a DataLoader
         x, y = _read(_batches_of(source), n)
     elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
