@@ -63,10 +63,13 @@ def test_of_a_network_and_its_average_the_network_is_read_and_it_is_said(
     assert evaluate_external.from_file(file, make).note == ""
 
 
-def test_a_torchscript_program_is_refused_in_our_own_words(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "module", [nn.Linear(2, 2), nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))]
+)
+def test_a_torchscript_program_is_refused_in_our_own_words(tmp_path: Path, module: nn.Module) -> None:
     """torch's own advice is to set weights_only=False, which runs what is in the file."""
     file = tmp_path / "script.pt"
-    scripted(nn.Linear(2, 2)).save(str(file))
+    scripted(module).save(str(file))  # the text of a longer program is compressed
     with pytest.raises(SpecError) as refused:
         pretrained.from_file("evaluate", file)
     assert (

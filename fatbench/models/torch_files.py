@@ -60,6 +60,9 @@ class Unbuilt:
     def __init__(self, /, *arguments: Any, **keywords: Any) -> None:
         pass
 
+    def __repr__(self) -> str:
+        return self.name  # and no address of memory, in messages
+
     def __call__(self, *arguments: Any) -> Unbuilt:
         return Unbuilt(*arguments)
 
@@ -145,11 +148,12 @@ class _File:
 
     def _open_zip(self, data: bytes) -> None:
         self.archive = zipfile.ZipFile(io.BytesIO(data))
-        if sum(member.file_size for member in self.archive.infolist()) > len(data):
-            raise ValueError("it is compressed, which torch.save never does")
         self.members = {name.partition("/")[2]: name for name in self.archive.namelist()}
+        # before its size: of a program, its text is compressed
         if "constants.pkl" in self.members:
             raise SpecError(f"{self.path} holds a TorchScript program, not a state dict: {ADVICE}")
+        if sum(member.file_size for member in self.archive.infolist()) > len(data):
+            raise ValueError("it is compressed, which torch.save never does")
         if "byteorder" in self.members and self.archive.read(self.members["byteorder"]) != b"little":
             raise ValueError("its numbers are big-endian")
         self.content = _Unpickler(io.BytesIO(self.archive.read(self.members["data.pkl"]))).load()
