@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,11 +11,15 @@ import pytest
 import torch
 
 from fatbench.data import DATASETS, Dataset
+from fatbench.engine import measures
+from fatbench.engine.accuracy import natural
 from fatbench.engine.experiment import _refuse_batches_of_one, experiment
-from fatbench.engine.setup import Runtime, setup
+from fatbench.engine.setup import Runtime, Setup, setup
 from fatbench.engine.splits import auxiliary_images, split
 from fatbench.errors import MachineError, SpecError
 from fatbench.methods import diagnostics
+from fatbench.methods.aggregators import AGGREGATORS
+from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.methods.partitions import PARTITIONS
 from fatbench.report.figures import artifacts
 from fatbench.runner.jobs import Machine, Recovery
@@ -23,7 +28,7 @@ from fatbench.runner.training import artifact_file
 from fatbench.runner.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import calls, cells, files, signatures
-from fatbench.testing import small_problem
+from fatbench.testing import initial_state, local, small_problem
 
 # Client k's model answers class k whatever it sees: the shared weights with a bias of its own.
 PLUGIN = '''
@@ -145,6 +150,31 @@ def test_how_many_clients_hold_a_class(cell, tmp_path):
     held = [found["train", "label_clients", 1, c] for c in range(10)]
     assert all(count == int(count) and 0 <= count <= 3 for count in held)
     assert sum(held) > 20  # 80 digits, dealt at random to three: nearly every class is everywhere
+
+
+@pytest.mark.parametrize("inverted", [True, False])
+def test_images_that_clients_hold_out_are_judged_clean_and_attacked(inverted):
+    """Client 1 holds out three images, client 2 one: under the monitor, which inverts them, and as they are."""
+    problem = small_problem()
+    ready = Setup(problem, initial_state(problem), (problem.images, problem.labels), None, [], 4, {})
+    ready = replace(ready, held=[torch.arange(0), torch.tensor([4, 5, 6]), torch.tensor([8])])
+    how = partial(ALGORITHMS["fedavg"], rounds=1, aggregator=AGGREGATORS["samples"], local=local())
+    (result,) = how(problem, ready.initial)
+
+    def invert(model, x, y, generator):
+        return 1 - x
+
+    found = {
+        (one.metric, one.client): one.value
+        for one in measures.monitored(ready, result, 1, invert if inverted else natural, None, False)
+    }
+    problem.model.load_state_dict(result.state.model)
+    x, y = problem.images.float() / 255, problem.labels
+    for metric, seen in (("holdout_natural", x), ("holdout_accuracy", 1 - x if inverted else x)):
+        right = problem.model.eval()(seen).argmax(1) == y
+        assert {k: found[metric, k] for name, k in found if name == metric} == {
+            1: pytest.approx(float(right[4:7].double().mean())), 2: float(right[8])
+        }  # fmt: skip
 
 
 def test_a_diagnostic_has_its_own_rounds(cell, tmp_path, monkeypatch):

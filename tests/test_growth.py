@@ -569,7 +569,7 @@ def test_models_of_clients_and_their_own_images_count_in_a_plan() -> None:
     many = cost.monitoring(cell(monitor="natural", test=100, algorithm=fedbn, model=model))
     assert many.forward == one.forward * (5 + 7.5) / 2
     held = cost.monitoring(cell(monitor="natural", test=100, train=500, client_holdout=0.2))
-    assert held.forward == one.forward + 2 * 100
+    assert held.forward == one.forward + 2 * 2 * 100
 
 
 def test_memory_that_a_data_set_takes_is_named_and_not_tried_again(

@@ -70,12 +70,12 @@ def experiment(
 
     train, test: only the first N images; train_from: skip the first N training images, so that cells need not share
     images; validation: N training images held out for the checkpoint best-val; client_holdout: fraction of each
-    client's examples held out for per-client accuracy; monitor: the attack run on the first `monitor_n` test (and
-    validation) images every `monitor_every` rounds; size: side in pixels to resize images to, on the device, before
-    augmentation and attacks; augment: what training does to a batch; auxiliary: a data set whose first `auxiliary_n`
-    training images the server has, unlabelled; per_class: also accuracies by class; diagnostic: a further measurement
-    when the monitor runs; diagnostic_every: only in multiples of this round, and in the last; malicious: clients that
-    deviate.
+    client's examples held out for its accuracy, under the monitor and clean; monitor: the attack run on the first
+    `monitor_n` test (and validation) images every `monitor_every` rounds; size: side in pixels to resize images to, on
+    the device, before augmentation and attacks; augment: what training does to a batch; auxiliary: a data set whose
+    first `auxiliary_n` training images the server has, unlabelled; per_class: also accuracies by class; diagnostic: a
+    further measurement when the monitor runs; diagnostic_every: only in multiples of this round, and in the last;
+    malicious: clients that deviate.
 
     A number that is not finite is left out; the metric `doubt_..._is_not_finite` says so. Raises Diverged if a training
     loss is not finite and no more is the model. With malicious clients, divergence is a result: see `_is_broken`.
@@ -247,8 +247,8 @@ EXPERIMENTS = {
     "cell": Entry(
         experiment,
         fractions=(
-            "train_accuracy", "holdout_accuracy", "holdout_gap", "natural", "monitor", "val_natural", "val_monitor",
-            "natural_class", "monitor_class", "val_natural_class", "val_monitor_class", "edge_natural",
+            "train_accuracy", "holdout_accuracy", "holdout_natural", "holdout_gap", "natural", "monitor", "val_natural",
+            "val_monitor", "natural_class", "monitor_class", "val_natural_class", "val_monitor_class", "edge_natural",
         ),
     )
 }  # fmt: skip

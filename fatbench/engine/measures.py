@@ -7,6 +7,7 @@ Numbers of a round (stage `train`; those per client have `client` set):
 | train_loss | mean training loss over the last local epoch, clients weighted by examples; also per client |
 | train_accuracy | accuracy on the training inputs (adversarial under AT), running over the round; also per client |
 | holdout_accuracy | per client: accuracy under the monitor on the client's held-out fraction (client_holdout > 0) |
+| holdout_natural | per client: clean accuracy on the same images |
 | holdout_gap | per client that took part: train_accuracy minus holdout_accuracy |
 | weight | per client: the weight w_k |
 | mixed_loss | sum_k w_k L_k, the clients' training losses in the weights of the round |
@@ -169,8 +170,11 @@ def monitored(
         if len(held_indices):
             images, labels = problem.images[held_indices], problem.labels[held_indices]
             model = models.get(k, result.state.model)
-            holdout_correct, _ = accuracy(problem, model, images, labels, monitor, ("monitor", "holdout", count, k))
-            value = float(holdout_correct.double().mean())
+            correct, _ = accuracy(problem, model, images, labels, monitor, ("monitor", "holdout", count, k))
+            value = float(correct.double().mean())
             yield Number("holdout_accuracy", value, count, n=len(held_indices), client=k)
+            if not clean_only:
+                correct, _ = accuracy(problem, model, images, labels, natural, ("monitor", "holdout_natural", count, k))
+            yield Number("holdout_natural", float(correct.double().mean()), count, n=len(held_indices), client=k)
             if k in trained:
                 yield Number("holdout_gap", trained[k] - value, count, n=len(held_indices), client=k)

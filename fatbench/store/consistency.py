@@ -15,14 +15,15 @@ from fatbench.store import doubt_names, selection
 from fatbench.store.stage_names import parsed
 
 # accuracies and fractions, besides the metrics that evaluations are named after
+OF_HELD_OUT = {"holdout_accuracy", "holdout_natural"}
 FRACTIONS = {"train_accuracy", "natural", "val_natural", "monitor", "val_monitor", "natural_class", "monitor_class",
-             "val_natural_class", "val_monitor_class", "edge_natural", "holdout_accuracy", "prior_accuracy",
+             "val_natural_class", "val_monitor_class", "edge_natural", *OF_HELD_OUT, "prior_accuracy",
              "zero_gradients", "directional", "chance"}  # fmt: skip
 OF_TEST_IMAGES = {"natural", "monitor", "edge_natural"}  # besides the metrics that evaluations are named after
-OF_CLIENTS = {"train_loss", "train_accuracy", "weight", "selected", "holdout_accuracy", "holdout_gap",
+OF_CLIENTS = {"train_loss", "train_accuracy", "weight", "selected", *OF_HELD_OUT, "holdout_gap",
               "prior_accuracy"}  # fmt: skip
 COUNTS = {"seconds", "forward", "backward", "gradient_steps", "bytes_up", "bytes_down"}
-MEANS = FRACTIONS - {"train_accuracy", "holdout_accuracy", "prior_accuracy", "edge_natural"}  # of one bit an image
+MEANS = FRACTIONS - {"train_accuracy", *OF_HELD_OUT, "prior_accuracy", "edge_natural"}  # of one bit an image
 CLASSES = {f"{metric}_class": metric for metric in ("natural", "monitor", "val_natural", "val_monitor")}
 ROUNDING = 1e-12  # of a mean of several models' accuracies: far below one image of any test set
 FINEST = 1e-6  # of an image: the rounding error of a count of images

@@ -86,7 +86,7 @@ def monitoring(spec: Mapping[str, Any]) -> Work:
     attacked = monitored_rounds * monitored_images * models_watched(spec)
     held_out = monitored_rounds * held_out_images
     return Work(
-        forward=attacked * (monitor_passes.forward + 2) + held_out * (monitor_passes.forward + 1),
+        forward=(attacked + held_out) * (monitor_passes.forward + 2),
         backward=(attacked + held_out) * monitor_passes.backward,
     )
 
