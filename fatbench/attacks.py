@@ -182,6 +182,8 @@ def _model_mismatch(model: Model, x: Tensor, y: Tensor) -> str:
     """The reason why the model does not fit the images or the labels; empty if it does."""
     import torch
 
+    from fatbench.engine.gradients import demand_logits
+
     size = "x".join(map(str, x.shape[1:]))
     if not callable(model):
         return f"model: expected a torch.nn.Module, got a {type(model).__name__}"
@@ -191,12 +193,13 @@ def _model_mismatch(model: Model, x: Tensor, y: Tensor) -> str:
             logits = model(first_image)
     except Exception as error:  # the model's own code
         return f"the model does not accept images of {size} as {x.dtype}: {(str(error).splitlines() or [''])[0]}"
-    if not isinstance(logits, torch.Tensor) or logits.dim() != 2:
-        returned = tuple(logits.shape) if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
-        return f"the model returns {returned}, not logits (B, classes)"
+    try:
+        classes = demand_logits(logits).shape[1]
+    except SpecError as error:
+        return str(error)
     if first_image._version or not torch.equal(first_image, x[:1]):  # `x.data` has no version
         return "the model changes its images in place: let its forward begin with x = x.clone()"
-    smallest, largest, classes = int(y.min()), int(y.max()), logits.shape[1]
+    smallest, largest = int(y.min()), int(y.max())
     if not 0 <= smallest <= largest < classes:
         return f"y: labels of {classes} classes are 0 to {classes - 1}, got {smallest} to {largest}"
     return ""

@@ -36,15 +36,17 @@ from torch import Tensor, nn
 
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.experiment import experiment
+from fatbench.engine.gradients import demand_logits
 from fatbench.engine.inject import requested_arguments
 from fatbench.engine.local import LocalTraining, frozen_copy
-from fatbench.engine.malicious import Malicious, deal, finite
+from fatbench.engine.malicious import Malicious, NoHonestClient, deal, finite
 from fatbench.engine.mixing import aggregate
 from fatbench.engine.randomness import forked, generator, numpy_generator
 from fatbench.engine.rounds import Context, Problem, State, Update
 from fatbench.engine.setup import Setup
 from fatbench.errors import FatbenchError
 from fatbench.methods import algorithms
+from fatbench.methods.adversaries import ADVERSARIES
 from fatbench.methods.aggregators import samples
 from fatbench.methods.attacks import pgd
 from fatbench.methods.defences import DEFENCES
@@ -320,15 +322,18 @@ def _call_diagnostic(function: Any) -> Any:
     return numbers
 
 
-def _call_algorithm(function: Any, initial: Any = None) -> Any:
+def _call_algorithm(function: Any, initial: Any = None, malicious: Malicious | None = None) -> Any:
     """The rounds on the network that its example names, else on the first small one that it accepts."""
     refused: list[Exception] = []
     example_network = own_network(function)
     for network in (*SMALL, "dual") if example_network is None else (example_network,):
         problem = small_problem(with_dual_norm(copy.deepcopy(small_problem().model)) if network == "dual" else network)
-        problem = replace(problem, auxiliary=problem.images.flip(3), held_out=(problem.images, problem.labels))
+        held_out = problem.images, problem.labels
+        problem = replace(problem, auxiliary=problem.images.flip(3), held_out=held_out, malicious=malicious)
         try:
-            results = rounds(problem, function, initial)
+            results = rounds(problem, function, initial, malicious=malicious)
+        except NoHonestClient:
+            raise
         except (ValueError, FatbenchError) as error:  # the network lacks parts that the algorithm needs
             refused.append(error)
         else:
@@ -462,6 +467,7 @@ class Passes:
         return model
 
     def _count(self, module: nn.Module, inputs: Any, logits: Tensor) -> None:
+        demand_logits(logits)
         self.forward += len(logits)
         if logits.requires_grad:
             logits.register_hook(self._count_backward)
@@ -572,13 +578,51 @@ def resumes_with_the_same_bytes(kind: str, name: str) -> None:
         return
     bound = member(kind, name, rounds=2)
     uninterrupted = _call_algorithm(bound)
+    resumed = _call_algorithm(bound, _stored(uninterrupted[0]["state"]))
+    expect(len(resumed) == 1 and equal(uninterrupted[1], resumed[0]), "after an interruption it ends elsewhere")
+
+
+def adversaries_see_the_others(kind: str, name: str) -> None:
+    """A malicious client is in one call of `train_cohort` with honest ones, whom its adversary may ask for."""
+    bound = member(kind, name)
+    if not getattr(entry_of(bound), "aggregates", True):
+        return  # no adversary reaches what its clients send
+    refused = []
+    for client in range(3):  # those of one group may have a call for themselves
+        try:
+            _call_algorithm(bound, malicious=Malicious(str(client), ADVERSARIES["ipm"]))
+        except NoHonestClient as error:
+            refused.append(str(error))
+        else:
+            return
+    raise Broken(refused[0])
+
+
+def its_memory_goes_through_a_checkpoint(kind: str, name: str) -> None:
+    """With what is stored of its memory it goes on as with the memory itself, also among other clients."""
+    bound = member(kind, name)
+    problem = small_problem(own_network(bound) or "small_cnn", clients=4)
+    theta, memory = initial_state(problem).model, dict[str, Any]()
+    for round, cohort in enumerate(((2, 0, 1), (3, 1, 2), (0, 3, 2))):
+        updates = train_cohort(problem, theta, cohort, round, local(), aggregator=bound)
+        stored = _stored(State(round, theta, {"aggregator": memory} if memory else {}))
+        uninterrupted, resumed = (
+            aggregate(bound, updates, Context(round, 3, problem, theta, kept, 0.05))
+            for kept in (memory, stored.server.get("aggregator", {}))
+        )
+        message = "after an interruption it gives another result: something is remembered outside what is stored"
+        expect(equal(uninterrupted, resumed), message)
+        memory = uninterrupted.memory
+    _stored(State(3, theta, {"aggregator": memory}))
+
+
+def _stored(state: State) -> State:
+    """The state as a checkpoint gives it back. Raises SpecError for what none can store."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "state.safetensors"
-        checkpoints.demand_tensors(uninterrupted[0]["state"])
-        checkpoints.save_state(file, uninterrupted[0]["state"])
-        loaded_state = checkpoints.load_state(file, "cpu")
-    resumed = _call_algorithm(bound, loaded_state)
-    expect(len(resumed) == 1 and equal(uninterrupted[1], resumed[0]), "after an interruption it ends elsewhere")
+        checkpoints.demand_tensors(state)
+        checkpoints.save_state(file, state)
+        return checkpoints.load_state(file, "cpu")
 
 
 def remembers_nothing_outside_its_state(kind: str, name: str) -> None:
@@ -592,9 +636,10 @@ def logits_and_parameters_as_declared(kind: str, name: str) -> None:
     """Logits are (B, classes) with a gradient, and the trainable parameters are as many as its entry states."""
     call = calls.check(kind, spec(kind, name))
     network = calls.build(kind, call)((3, 16, 16), CLASSES)
-    logits = network(torch.rand(2, 3, 16, 16, generator=generator(0, "x")))
-    well_formed = logits.shape == (2, CLASSES) and logits.requires_grad
-    expect(well_formed, f"2 images give logits {tuple(logits.shape)}, not (2, 4)")
+    for training in (False, True):  # some return more in training
+        logits = demand_logits(network.train(training)(torch.rand(2, 3, 16, 16, generator=generator(0, "x"))))
+        well_formed = logits.shape == (2, CLASSES) and logits.requires_grad
+        expect(well_formed, f"2 images give logits {tuple(logits.shape)}, not (2, 4)")
     entry = calls.entry(call.signature)
     formula = entry.parameters if isinstance(entry, ModelEntry) else None
     declared = None if formula is None else ask(formula, call.bound, (3, 16, 16), CLASSES)
@@ -686,7 +731,12 @@ def _differences_in_a_fresh_process(functions: Sequence[tuple[str, str]]) -> dic
 Property = Callable[[str, str], None]  # (kind, name); raises Broken
 _ALL: tuple[Property, ...] = (same_bytes_under_another_name, nothing_from_the_global_generators)
 PROPERTIES: dict[str, tuple[Property, ...]] = {
-    "Aggregator": (*_ALL, remembers_nothing_outside_its_state, weights_go_with_the_client),
+    "Aggregator": (
+        *_ALL,
+        remembers_nothing_outside_its_state,
+        its_memory_goes_through_a_checkpoint,
+        weights_go_with_the_client,
+    ),
     "Objective": (*_ALL, a_gradient_for_every_weight, passes_as_declared),
     "Proximal": _ALL,
     "Attack": (*_ALL, inside_ball_and_box, passes_as_declared),
@@ -696,7 +746,7 @@ PROPERTIES: dict[str, tuple[Property, ...]] = {
     "Defence": _ALL,
     "Inversion": _ALL,
     "Diagnostic": _ALL,
-    "Algorithm": (*_ALL, remembers_nothing_outside_its_state, resumes_with_the_same_bytes),
+    "Algorithm": (*_ALL, remembers_nothing_outside_its_state, resumes_with_the_same_bytes, adversaries_see_the_others),
     "Model": (*_ALL, logits_and_parameters_as_declared),
 }
 

@@ -13,6 +13,7 @@ import torch
 from fatbench.data import DATASETS, Dataset
 from fatbench.engine import measures
 from fatbench.engine.accuracy import natural
+from fatbench.engine.cohort import train_cohort
 from fatbench.engine.experiment import _refuse_batches_of_one, experiment
 from fatbench.engine.setup import Runtime, Setup, setup
 from fatbench.engine.splits import auxiliary_images, split
@@ -28,7 +29,7 @@ from fatbench.runner.training import artifact_file
 from fatbench.runner.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import calls, cells, files, signatures
-from fatbench.testing import initial_state, local, small_problem
+from fatbench.testing import initial_state, local, rounds, small_problem
 
 # Client k's model answers class k whatever it sees: the shared weights with a bias of its own.
 PLUGIN = '''
@@ -175,6 +176,33 @@ def test_images_that_clients_hold_out_are_judged_clean_and_attacked(inverted):
         assert {k: found[metric, k] for name, k in found if name == metric} == {
             1: pytest.approx(float(right[4:7].double().mean())), 2: float(right[8])
         }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("network", "returned"), [("Both", "a tuple"), ("InTraining", "a tuple"), ("Deep", "a tensor ")]
+)
+def test_a_network_of_two_outputs_is_refused_in_one_sentence(network, returned):
+    """Before the first step, whether it returns two always or in training alone."""
+
+    class Both(torch.nn.Linear):
+        def forward(self, x):
+            logits = super().forward(x.flatten(1))
+            return logits, logits.mean()
+
+    class InTraining(Both):
+        def forward(self, x):
+            return super().forward(x) if self.training else super().forward(x)[0]
+
+    class Deep(Both):
+        def forward(self, x):
+            return super().forward(x)[0][:, :, None, None]
+
+    problem = small_problem({"Both": Both, "InTraining": InTraining, "Deep": Deep}[network](144, 4))
+    how = partial(ALGORITHMS["fedavg"], rounds=1, aggregator=AGGREGATORS["samples"], local=local())
+    with pytest.raises(SpecError, match=f"the model returns {returned}.*, not logits \\(B, classes\\)"):
+        rounds(problem, how, monitor=natural)
+    with pytest.raises(SpecError, match="not logits"):
+        train_cohort(problem, initial_state(problem).model, [0], 0, local())
 
 
 def test_a_diagnostic_has_its_own_rounds(cell, tmp_path, monkeypatch):

@@ -18,10 +18,11 @@ from torch import nn
 
 import fatbench
 from fatbench.engine.accuracy import natural
-from fatbench.engine.cohort import train_cohort
+from fatbench.engine.cohort import draw_cohort, train_cohort
 from fatbench.engine.experiment import Diverged
+from fatbench.engine.inject import asks
 from fatbench.engine.local import LocalTraining
-from fatbench.engine.malicious import Malicious, deal, finite
+from fatbench.engine.malicious import Malicious, NoHonestClient, deal, finite
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Context, Cost, Problem, Round, State
@@ -189,9 +190,60 @@ def test_an_adversary_is_given_what_it_names() -> None:
 def test_without_an_honest_client_in_the_round_an_omniscient_one_sends_what_is_honest() -> None:
     on = small_problem()
     liar = replace(on, malicious=Malicious(1, adversary("ipm")))
-    ours, theirs = (train_cohort(one, initial_state(on).model, [0], 0, local()) for one in (on, liar))
+    (round_,) = [t for t in range(3) if draw_cohort(on, t, 0.4) == [0]]
+    ours, theirs = (
+        train_cohort(one, initial_state(on).model, draw_cohort(one, round_, 0.4), round_, local()) for one in (on, liar)
+    )
     for key, value in ours[0].model.items():
         torch.testing.assert_close(value, theirs[0].model[key])
+
+
+def a_call_a_client(problem: Problem, state: State, *, rounds: int, local: LocalTraining, groups: Any = None) -> Any:
+    """FedAvg whose clients train in several calls: those of `groups`, or one by one."""
+    for t in range(state.round, rounds):
+        updates = []
+        for group in groups or [[k] for k in draw_cohort(problem, t, 1.0)]:
+            updates += train_cohort(problem, state.model, group, t, local)
+        mixing = aggregate(uniform, updates, Context(t, rounds, problem, state.model, {}, local.lr))
+        state = State(t + 1, mix(updates, mixing, state.model, problem.model))
+        yield Round(t, updates[0].model, updates, mixing, state, Cost())
+
+
+@pytest.mark.parametrize("name", [name for name in ADVERSARIES if asks(ADVERSARIES[name], "others")])
+def test_a_call_of_malicious_clients_alone_disarms_nobody(name: str) -> None:
+    """Refused with the call; where it has an honest client, or the adversary asks for nobody, it runs."""
+    liar = malicious(name, "1")
+    on = replace(small_problem(clients=4), malicious=liar)
+    one_by_one = functools.partial(a_call_a_client, rounds=1, local=local())
+    message = (
+        rf"train_cohort of round 1 is called with the malicious clients \[1\] alone, .* adversary {name} asks for "
+    )
+    for groups in (None, [[1], [0, 2, 3]], [[0, 2, 3], (1,)]):
+        with pytest.raises(NoHonestClient, match=message + "'others'"):
+            rounds(on, functools.partial(one_by_one, groups=groups), malicious=liar)
+    (result, _), honest = (
+        rounds(replace(on, malicious=one), functools.partial(one_by_one, groups=[[2, 1], [0, 3]]), malicious=one)[0]
+        for one in (liar, None)
+    )
+    sent, trained = ({u.client: u.model for u in done.updates} for done in (result, honest[0]))
+    assert [same(sent[k], trained[k]) for k in range(4)] == [True, False, True, True]
+    for other in (None, malicious("sign_flip", "1")):
+        rounds(replace(on, malicious=other), one_by_one, malicious=other)
+
+
+def test_an_adversary_that_asks_how_many_they_are_is_not_told_one() -> None:
+    def counting(update, malicious):  # type: ignore[no-untyped-def]
+        return malicious * update
+
+    on = replace(small_problem(clients=4), malicious=Malicious("0,1", counting))
+    with pytest.raises(NoHonestClient, match="adversary counting asks for 'malicious'"):
+        train_cohort(on, initial_state(on).model, [0], 0, local())
+    first, second, *_ = train_cohort(on, initial_state(on).model, range(4), 0, local())
+    plain = train_cohort(replace(on, malicious=None), initial_state(on).model, range(4), 0, local())
+    for ours, theirs in ((first, plain[0]), (second, plain[1])):
+        for key, _ in on.model.named_parameters():
+            theta = initial_state(on).model[key]
+            torch.testing.assert_close(ours.model[key] - theta, 2 * (theirs.model[key] - theta))
 
 
 def test_uploads_that_are_not_finite_are_left_out_and_counted() -> None:

@@ -16,11 +16,15 @@ from fatbench.suite.entry import Passes, passes
 from fatbench.suite.types import rounded_down
 
 
-def draw_cohort(problem: Problem, round: int, participation: float) -> list[int]:
+class Drawn(list[int]):
+    """The clients that take part in a round, all of them."""
+
+
+def draw_cohort(problem: Problem, round: int, participation: float) -> Drawn:
     """m = max(1, floor(C K)) clients in random order; the released SFAT depends on the order, so it is always drawn."""
     clients = len(problem.shards)
     m = max(1, rounded_down(participation * clients))
-    return numpy_generator(problem.seed, "cohort", round).permutation(clients)[:m].tolist()
+    return Drawn(numpy_generator(problem.seed, "cohort", round).permutation(clients)[:m].tolist())
 
 
 def train_cohort(
@@ -43,7 +47,12 @@ def train_cohort(
     its weights after every step (the released SCAFFOLD). For clients that differ, tensors_by_client[k] replaces
     tensors of `broadcast` (as in `Round.own`) and locals[k] replaces `local`. Malicious clients' updates are what they
     send, not what they trained. Models that together take much of the host's memory lie in a file (`filed`).
+
+    Raises NoHonestClient for malicious clients alone, unless chance drew them, if their adversary is to see the others:
+    call it once a round.
     """
+    if not isinstance(cohort, Drawn):
+        malicious.demand_honest_client(problem, cohort, round)
     measures_broadcast = aggregator is not None and asks(aggregator, "broadcast_losses")
     shifts = {k: (gradient_shift[k] if gradient_shift else {}, weight_shift[k] if weight_shift else {}) for k in cohort}
     start_models = {

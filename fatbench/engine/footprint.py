@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from fatbench.engine.counters import Flops
+from fatbench.engine.gradients import demand_logits
 from fatbench.engine.rounds import Problem
 
 
@@ -88,7 +89,7 @@ def _count(network: nn.Module, shape: tuple[int, ...]) -> tuple[int, int, int]:
     x, y = torch.zeros(shape), torch.zeros(shape[0], dtype=torch.int64)
     with Flops() as flops, _Matrices(), torch.enable_grad():
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-            loss = F.cross_entropy(network(x), y)
+            loss = F.cross_entropy(demand_logits(network(x)), y)
         forward = flops.total
         activations = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
         loss.backward()

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -104,9 +105,17 @@ def in_parts(
     return tuple(torch.cat(tensors) for tensors in zip(*results, strict=True))
 
 
+def demand_logits(outputs: Any) -> Tensor:
+    """What a network returned. Raises SpecError, in words, unless it is logits (B, classes)."""
+    if isinstance(outputs, Tensor) and outputs.dim() == 2:
+        return outputs
+    returned = f"a tensor {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+    raise SpecError(f"the model returns {returned}, not logits (B, classes)")
+
+
 def predict(model: nn.Module, x: Tensor) -> Tensor:
     """The logits (B, classes) of images x (B, C, H, W); float32 also under autocast: losses need the precision."""
-    logits: Tensor = model(x)
+    logits = demand_logits(model(x))
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
@@ -119,7 +128,7 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:
     """The logits (B, classes) of images x (B, C, H, W), without gradients, as many at a time as fit."""
     with torch.no_grad():
-        return in_parts(model, part_of(x, model), lambda part: (model(part),), x)[0]
+        return in_parts(model, part_of(x, model), lambda part: (demand_logits(model(part)),), x)[0]
 
 
 def gradient_of(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, limit: int | None) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ its threat model. All that comes later (aggregation, drift, logs, transfers) see
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +26,7 @@ from fatbench.engine.local import LocalTraining, trainable
 from fatbench.engine.mapped import in_memory
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Problem, Tensors, Update
+from fatbench.errors import SpecError
 from fatbench.models import logit_parameters
 from fatbench.suite.entry import AggregatorEntry, ask, entry_of
 from fatbench.suite.types import Adversary, Clients, Objective
@@ -110,6 +111,26 @@ def _adversarial_objective(
     return adversarial_loss + (loss - adversarial_loss).detach(), correct
 
 
+class NoHonestClient(SpecError):
+    """An adversary is to see the honest clients of a call that has none."""
+
+
+def demand_honest_client(problem: Problem, cohort: Collection[int], round: int) -> None:
+    """Raise NoHonestClient if only malicious clients are in a call, and what they send depends on the others."""
+    malicious = problem.malicious
+    honest = len(problem.shards) - len(malicious.numbers) if malicious is not None else 0
+    if malicious is None or not cohort or not honest or not malicious.numbers.issuperset(cohort):
+        return
+    for adversary in malicious.acting("update"):
+        if wanted := [name for name in ("others", "malicious") if asks(adversary, name)]:
+            raise NoHonestClient(
+                f"train_cohort of round {round + 1} is called with the malicious clients {list(cohort)} alone, and "
+                f"their adversary {entry_of(adversary).function.__name__} asks for '{wanted[0]}', which are those of "
+                "the same call: call it once a round, with all clients that take part ('locals', 'tensors_by_client', "
+                "'gradient_shift' say in what one differs)"
+            )
+
+
 def tolerates_one(aggregator: Callable[..., Any] | None, cohort: int) -> bool:
     """Whether an aggregator's entry says that, with these settings, it tolerates at least one malicious client."""
     if aggregator is None:
@@ -128,8 +149,8 @@ def accepted_updates(
     is finite, all are kept and training diverges. start_models: the model that each client received. An adversary may
     ask for `others` (n, P), the updates of the round's honest clients; `broadcast` (P,), the parameters that the client
     received; `last_layer` (P,) bool, the parameters of layers that emit logits; `malicious`, the number of malicious
-    clients in the round; `round`, from 0; `generator`. Without honest clients, an adversary that asks for `others`
-    sends the honest update.
+    clients in the round; `round`, from 0; `generator`. Where chance draws no honest client, an adversary that asks for
+    `others` sends the honest update.
     """
     malicious, names = problem.malicious, trainable(problem.model)
     if malicious is None:
