@@ -614,11 +614,10 @@ def test_a_whole_module_is_no_state(tmp_path: Path) -> None:
             loaded(file)
 
 
-def test_a_name_of_another_kind_is_said_without_its_address_in_memory(tmp_path: Path) -> None:
-    torch.save({name.encode(): value for name, value in net().state_dict().items()}, file := tmp_path / "net.pt")
-    with pytest.raises(SpecError) as refused:
-        loaded(file)
-    assert "_codecs.encode" in str(refused.value) and " at 0x" not in str(refused.value)
+def test_what_is_left_unbuilt_has_no_address_of_memory_in_a_message(tmp_path: Path) -> None:
+    torch.save({"where": Path("x"), b"name": 1}, file := tmp_path / "net.pt")  # the name, too, is an object there
+    shown = repr(torch_files.read(file))
+    assert "Path" in shown and "_codecs.encode" in shown and " at 0x" not in shown
 
 
 def test_published_weights_behind_a_start(tmp_path: Path) -> None:
