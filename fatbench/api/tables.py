@@ -188,7 +188,7 @@ def _sheet(tidy: pandas.DataFrame, rows: list[str], title: str, digits: int) -> 
             "row": [row_keys.index(key) for key in keys], "group": 0, "column": at, "side": OWN, "cell": None,
             "source": [sources[i] for i in at], "seed": [int(run) if numbered else runs[run] for run in tidy["run"]],
             "value": tidy["value"].astype(float).tolist(), "n": 0, "stages": [()] * len(at), "doubts": [()] * len(at),
-            "outcomes": [(0, 0)] * len(at), "never": False,
+            "outcomes": [(0, 0)] * len(at), "never": False, "chance": None,
         }
     ).sort_values("seed", kind="stable")  # fmt: skip
     entries = entries_of(numbers, len(row_keys), 1, [None] * len(headings))

@@ -141,6 +141,10 @@ class Sheet:
     perturbation: str = ""  # of the tasks: "Linf 25/255"
     split: bool = False  # numbers under one heading that are not compared with each other
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: the class of a frame's rows is in no module where pickle could find it."""
+        return {name: vars(self)[name] for name in self.__dataclass_fields__}
+
     @property
     def title(self) -> str:
         return f"{self.name} [{self.label}]" if self.label else self.name
