@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any
 
 MANY = 40  # the most names that a message lists
 SECRET = "(?:password|passwd|passfile|pwd|secret|token)"
@@ -71,7 +71,7 @@ class SpecError(FatbenchError):
 class UnknownName(SpecError):
     """No function of a kind has this name. `entry` has both, as in a run's provenance: "aggregator near_median"."""
 
-    def __init__(self, message: str, entry: str):
+    def __init__(self, message: str, entry: str = ""):  # pickle gives the message alone
         super().__init__(message)
         self.entry = entry
 
@@ -120,15 +120,20 @@ def article(noun: str) -> str:
 
 def whole(name: str, value: Any, least: int = 0) -> int:
     """A whole number, numpy's too. Raises SpecError for anything else, and below `least`."""
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < least:
+    try:
+        number = operator.index(value)
+    except TypeError:  # of numpy's arrays and torch's tensors of fractions, too
+        number = least - 1
+    if number < least or isinstance(value, bool):
         raise SpecError(f"{name}: expected a whole number of {least} or more, got {value!r}")
-    return operator.index(value)
+    return number
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """The end of an error message: " (did you mean 'x'?)", or " (known: a, b, c)" if no name is similar.
 
-    If there are many names, only the three nearest are listed.
+    Names of several parts are similar if one part is: 'x_median' and 'y_median' to "median". If there are many names,
+    only the three nearest are listed.
     """
     names = sorted(set(choices))
     name_by_lower = {known_name.lower(): known_name for known_name in names}
@@ -137,6 +142,11 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     ]
     if near:
         return f" (did you mean '{near[0]}'?)"
+    parts = {part for known_name in names if "_" in known_name for part in known_name.lower().split("_")}
+    for part in difflib.get_close_matches(str(name).lower(), parts, n=1, cutoff=0.8):
+        near = [repr(known_name) for known_name in names if part in known_name.lower().split("_")]
+        if len(near) <= 3:
+            return f" (did you mean {' or '.join(near)}?)"
     if len(names) > MANY:
         near = difflib.get_close_matches(str(name), names, cutoff=0)
         return f" (the nearest of {len(names)}: {', '.join(near)})"

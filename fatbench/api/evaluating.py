@@ -69,6 +69,7 @@ class Evaluation(Table):
         return wilson(bits.bit_count(), n)
 
 
+@registered.lending()
 def evaluate(
     model: nn.Module | Callable[[Tensor], Tensor] | str | Path,
     dataset: Any = None,
@@ -145,6 +146,8 @@ def evaluate(
         data = _dataset(dataset, model, n)
         texts = _attacks(attacks, model)
         task = evaluate_external.task(like_plan, data, texts, eps=_radius(eps), n=n, batch=batch, size=size)
+    if db is not None:
+        registered.stay()
     with tempfile.TemporaryDirectory() as nowhere:  # without db=, numbers pass through a database that is deleted
         url = str(db or Path(nowhere) / "evaluate.db")
         options = RunOptions(device=device, precision=precision, db=url, data=data_folder)
@@ -178,8 +181,9 @@ def attack_and_store(
     options: RunOptions,
     notify: Callable[[Event], None],
     expected_natural: float | None = None,
+    in_percent: bool = False,
 ) -> tuple[str, CellStatus]:
-    """Attack and store, see `evaluate_external.evaluate`. expected_natural: natural accuracy, a fraction.
+    """Attack and store, see `evaluate_external.evaluate`. expected_natural: a fraction; in_percent: in a message.
 
     Doubtful: the natural accuracy here differs by more than so few images explain; no attack was run.
     """
@@ -190,7 +194,7 @@ def attack_and_store(
         # the natural images alone: a network with wrong preprocessing shows before hours of attacks
         cell, status = _attack_and_judge(external, replace(task, evaluations=natural), options, notify)
         if status == "done":
-            _check_natural(expected_natural, cell, natural[0].stage(external_models.ROUND), options.db)
+            _check_natural(expected_natural, cell, natural[0].stage(external_models.ROUND), options.db, in_percent)
 
     def notify_of_stages(event: Event) -> None:
         if expected_natural is None or event.stage != "cell":  # else it was said above
@@ -212,7 +216,7 @@ def _attack_and_judge(
     return cell, status
 
 
-def _check_natural(expected_natural: float, cell: str, stage: str, db: str | None) -> None:
+def _check_natural(expected_natural: float, cell: str, stage: str, db: str | None, in_percent: bool) -> None:
     from fatbench.report.numbers.cell_rows import accuracies
     from fatbench.report.numbers.statistics import wilson
 
@@ -221,9 +225,11 @@ def _check_natural(expected_natural: float, cell: str, stage: str, db: str | Non
         accuracy, n = accuracies([cell], store)[cell, stage]
     low, high = wilson(round(accuracy * n), n)
     if not low <= expected_natural <= high:
+        scale, unit, digits = (100, " %", 2) if in_percent else (1, "", 4)
         raise Doubtful(
-            f"--expect-natural {100 * expected_natural:g}: natural accuracy is {100 * accuracy:.2f} % of {n}"
-            f" images (95 % interval {100 * low:.2f} to {100 * high:.2f}); {CHECK}. No attack was run"
+            f"--expect-natural {scale * expected_natural:g}: natural accuracy is {scale * accuracy:.{digits}f}{unit} of"
+            f" {n} images (95 % interval {scale * low:.{digits}f} to {scale * high:.{digits}f}); {CHECK}."
+            " No attack was run"
         )
 
 
@@ -344,23 +350,24 @@ def _attacks(attacks: Any, model: Any) -> list[str | tuple[str, Any]] | None:
     if attacks is None:
         return None
     if isinstance(attacks, Mapping) and "name" not in attacks:  # label -> attack
-        return [(str(label), _mapping(attack, model)) for label, attack in attacks.items()]
+        return [(str(label), _pair(attack, model)[1]) for label, attack in attacks.items()]
     # [] asks for no attack: natural accuracy alone
     listed = [attacks] if isinstance(attacks, str | Mapping) or callable(attacks) else list(attacks) or ["natural"]
-    return [attack if isinstance(attack, str) else ("", _mapping(attack, model)) for attack in listed]
+    return [attack if isinstance(attack, str) else _pair(attack, model) for attack in listed]
 
 
-def _mapping(attack: Any, model: Any) -> Any:
-    """An attack's name, or a mapping with its name; a function is registered."""
+def _pair(attack: Any, model: Any) -> tuple[str, Any]:
+    """(the label of a function or "", an attack's name, or a mapping with it); a function is registered."""
     if isinstance(attack, str):
-        return attack
+        return "", attack
     if isinstance(attack, Mapping):
-        return dict(attack)
+        return "", dict(attack)
     if not callable(attack):
         raise SpecError(f"attacks: expected names, mappings or functions, got {attack!r}")
     if type(attack).__module__.partition(".")[0] == "torchattacks":
-        return _torchattacks(attack, model)
-    return {"name": registered.attack(attack)}
+        return "", _torchattacks(attack, model)
+    label, name = registered.attack(attack)
+    return label, {"name": name}
 
 
 def _torchattacks(attack: Any, model: Any) -> dict[str, Any]:

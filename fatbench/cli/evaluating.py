@@ -128,7 +128,7 @@ def evaluate(
     if source.note:
         print(f"fatbench: {source.note}", file=sys.stderr)
     expected_natural = None if expect_natural is None else expect_natural / 100
-    cell, status = api.attack_and_store(source, task, options, _say, expected_natural)
+    cell, status = api.attack_and_store(source, task, options, _say, expected_natural, in_percent=True)
     doubts = _show(cell, {stage: item.attack for item in task.evaluations for stage in item.stages(ROUND)}, db, format)
     if status != "done":
         print(f"fatbench: {cell}: {status} (fatbench logs {cell})", file=sys.stderr)

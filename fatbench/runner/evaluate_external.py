@@ -25,7 +25,7 @@ from fatbench.store import folder
 from fatbench.store.answers import same_answers
 from fatbench.store.replicates import SIGN
 from fatbench.store.schema import CELLS
-from fatbench.suite import calls, cells, external_models, facts, foreign, plugin_reads, standard_attacks
+from fatbench.suite import calls, cells, external_models, facts, foreign, plugin_reads, sources, standard_attacks
 from fatbench.suite.cells import Evaluation, Plan
 from fatbench.suite.external_models import Model
 from fatbench.suite.first_images import data_keys
@@ -156,7 +156,8 @@ def from_module(
     module_copy = _copy_module(module)
     state = {key: value.detach().cpu().clone().contiguous() for key, value in module_copy.state_dict().items()}
     try:
-        code = inspect.getsource(type(module))
+        with sources.PARSER:
+            code = inspect.getsource(type(module))
     except (OSError, TypeError):  # its class was typed at a prompt
         code = repr(module)
     kind = type(module).__name__

@@ -86,8 +86,8 @@ def claim(
     other_plugins = sources.run_here() - (
         plugins.files(job.spec) if evaluation is None else plugins.files(job.spec, [evaluation])
     )
-    # data of a notebook are registered as a plug-in, and change nothing in other cells
-    other_plugins = frozenset(file for file in other_plugins if not registered.kept_data(file))
+    # what a notebook gave to one call changes nothing in other cells
+    other_plugins = frozenset(file for file in other_plugins if not registered.is_lent(file))
     for file in other_plugins:
         log.warning("%s: this process has run %s, which the stage does not use", stage, file)
     made_by = produced_by(machine.device)

@@ -9,6 +9,7 @@ stages, reports and exchange treat it alike.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -120,8 +121,11 @@ def evaluations(
         spec = _with_radius(spec, eps, is_bare=isinstance(text, str) and not text.rstrip().endswith("}"))
         attack = calls.check("Attack", spec, f"--attack {text if isinstance(text, str) else spec['name']}")
         name = label or _label(attack)
+        if not re.fullmatch(r"[a-z_][a-z0-9_]*", name):
+            raise SpecError(f"--attack: '{name}' is no name of a metric: expected letters a to z, digits and _")
         if name in evaluation_by_name and evaluation_by_name[name].attack != attack:
-            raise SpecError(f"--attack: two attacks are called '{name}': write {name}_2={text}")
+            how = f"write {name}_2={text}" if isinstance(text, str) else f"name them, {{'{name}_2': ...}}"
+            raise SpecError(f"--attack: two attacks are called '{name}': {how}")
         evaluation_by_name[name] = Evaluation(name, attack, n, batch)
     return tuple(evaluation_by_name.values())
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
-from fatbench.errors import SpecError, did_you_mean
+from fatbench.errors import SpecError, UnknownName, did_you_mean
 from fatbench.suite import calls
 from fatbench.suite.calls import Call, call
 from fatbench.suite.entry import AggregatorEntry, DataEntry, Images, ModelEntry, PartitionEntry, Role, Unknown, ask
@@ -41,9 +41,13 @@ def fractions() -> frozenset[str]:
 def role(attack: Mapping[str, Any]) -> str:
     """The role of an attack, from the entry of its function or of the attack that it wraps; "attack" by default.
 
-    "natural" leaves images as they are, a "corruption" changes them without using a model. SpecError for other roles.
+    "natural" leaves images as they are, a "corruption" changes them without using a model. A function that this process
+    does not know, such as one of another program's notebook, is an attack. SpecError for other roles.
     """
-    attack_call, roles = call("Attack", attack), get_args(Role)
+    try:
+        attack_call, roles = call("Attack", attack), get_args(Role)
+    except UnknownName:
+        return "attack"
     declared_role = attack_call.signature.entry.get(
         "role", "attack" if attack_call.wrapped_call is None else role(attack_call.wrapped_call)
     )

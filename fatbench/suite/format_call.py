@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fatbench.errors import UnknownName
 from fatbench.suite import signatures
 from fatbench.suite.types import FRACTION
 
@@ -16,8 +17,14 @@ def with_all_settings(spec: Mapping[str, Any]) -> str:
 
 
 def brief(kind: str, spec: Mapping[str, Any]) -> str:
-    """A canonical call with all numbers, and with other settings where they differ from their defaults."""
-    defaults = {setting.name: setting.default for setting in signatures.describe(kind, spec["name"]).settings}
+    """A canonical call with all numbers, and with other settings where they differ from their defaults.
+
+    A function that this process does not know, such as one of another program's notebook, has all its settings.
+    """
+    try:
+        defaults = {setting.name: setting.default for setting in signatures.describe(kind, spec["name"]).settings}
+    except UnknownName:
+        return with_all_settings(spec)
     shown_settings = {
         key: value
         for key, value in spec.items()

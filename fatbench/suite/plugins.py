@@ -45,7 +45,7 @@ def load(files: Iterable[Path] = ()) -> None:
     SpecError for a file that cannot be read, has no table, or brings a name that is taken. A broken package is only
     left out with a warning, because the user did not choose it.
     """
-    edited = [file for file in signatures.plugins() if sources.is_edited(file)]
+    edited = [file for file in signatures.plugins() if not registered.is_lent(file) and sources.is_edited(file)]
     sources.delete(*edited)
     signatures.drop_plugins(edited)
     for location, module in _announced_modules():

@@ -1,7 +1,8 @@
 """Functions of a running program, such as a notebook, as plug-ins: each is written to a file with all that it reads.
 
     name = register(near_median, "Aggregator")      suites and worker processes know the function by this name
-    name = keep("Data", "mine", dataset)            an object without a text, known to this process alone
+    with lending():
+        name = keep("Data", "mine", dataset)        an object without a text, known to this process during the block
 
 The file has the function's text, the imports, constants and own functions that it reads, and the table of its kind.
 Records of runs hold it as "source", so it is stored with every number that it influenced.
@@ -11,13 +12,23 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
+import functools
 import hashlib
 import inspect
+import os
+import re
 import secrets
+import shutil
 import sys
 import textwrap
+import threading
+import time
 import types
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +36,34 @@ from fatbench import settings, whole_file
 from fatbench.errors import SpecError, article, did_you_mean
 from fatbench.suite import signatures, sources
 
+Key = tuple[str, str]  # (kind, name)
 _KEPT: dict[str, Any] = {}  # name -> object of this process
-_FILES: dict[tuple[str, str], Path] = {}  # (kind, name) -> file of its plug-in
+_FILES: dict[Key, Path] = {}  # the file of each plug-in
+_LENT: Counter[Key] = Counter()  # how many blocks of `lending` use it
+_STAYING: set[Key] = set()  # what blocks leave as names alone
+_LOCK = threading.RLock()  # of the three tables above
 FOLDER = ("fatbench", "registered")  # the end of the folder's path; the cache folder before it may differ by process
-IN_MEMORY = "was in the memory of a Python program that is over: give it again"
+UNUSED_DAYS = 90  # after which a file of a program that is over is removed
 
 
 def kind_of(kind: str) -> str:
     """The kind of a name in lower case, "Aggregator" for "aggregator"; SpecError for an unknown one."""
     kind_by_name = {kind_name.lower(): kind_name for kind_name in signatures.TABLES if kind_name != "Experiment"}
-    if kind.lower() not in kind_by_name:
-        raise SpecError(f"kind: expected {', '.join(kind_by_name)}, got '{kind}'{did_you_mean(kind, kind_by_name)}")
-    return kind_by_name[kind.lower()]
+    lower = str(kind).lower()
+    if lower not in kind_by_name:
+        raise SpecError(f"kind: expected {', '.join(kind_by_name)}, got {kind!r}{did_you_mean(lower, kind_by_name)}")
+    return kind_by_name[lower]
+
+
+@dataclass
+class Block:
+    """What is given to `lending`'s block. stays: numbers are stored with its names, by which they can be read."""
+
+    keys: list[Key] = field(default_factory=list)
+    stays: bool = False
+
+
+_BLOCK: ContextVar[Block | None] = ContextVar("block", default=None)
 
 
 def register(function: Callable[..., Any], kind: str, name: str = "") -> str:
@@ -44,53 +71,87 @@ def register(function: Callable[..., Any], kind: str, name: str = "") -> str:
 
     SpecError if its text cannot be found, it reads a value that no file can hold, or the engine could not call it.
     """
-    name = name or _name(function, kind)
-    table = signatures.TABLES[kind][1]
-    _add(kind, name, f"{text_of(function)}\n\n{table} = {{{name!r}: {function.__name__}}}\n")
-    return name
+    return _add(kind, name or _name(function, kind), text_of(function), function.__name__)
 
 
-def attack(function: Callable[..., Any]) -> str:
-    """Make a callable (model, x, y) or (model, x, y, generator) an attack, and return its name.
+@contextlib.contextmanager
+def lending() -> Iterator[None]:
+    """A block at whose end everything that was registered or kept in it is forgotten, see also `stay`.
 
-    A callable without a text is known to this process alone, under a new name each time.
+    A name that another function has stays that function's: the name in the block gets a digest.
+    """
+    block = Block()
+    token = _BLOCK.set(block)
+    try:
+        yield
+    finally:
+        _BLOCK.reset(token)
+        with _LOCK:
+            _LENT.subtract(key for key in block.keys if key in _LENT)
+            _STAYING.update(key for key in block.keys if block.stays and key in _LENT)
+            for key in {key for key in block.keys if _LENT.get(key) == 0}:
+                del _LENT[key]
+                _KEPT.pop(key[1], None)
+                if key not in _STAYING:
+                    file = _FILES.pop(key)
+                    signatures.drop_plugins([file])
+                    sources.forget(file)
+                    shutil.rmtree(file.parent, ignore_errors=True)
+
+
+def stay() -> None:
+    """Let this block's names be known after its end, without their objects: stored numbers are read by them."""
+    if (block := _BLOCK.get()) is not None:
+        block.stays = True
+
+
+def attack(function: Callable[..., Any]) -> tuple[str, str]:
+    """Make a callable (model, x, y) or (model, x, y, generator) an attack: its name for people, and that in a suite.
+
+    The two differ for a callable without a text: nothing can tell whether it is the same in another call.
     """
     parameters = [  # those without a default
         p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind in (0, 1)
     ]
     if len(parameters) not in (3, 4):
         raise SpecError(f"attacks: expected functions of (model, x, y), got one of ({', '.join(parameters)})")
+    label = _label(function)
     try:
-        text, function_name = text_of(function), function.__name__
-        name = _name(function, "Attack")
-        if parameters == list(signatures.FIXED["Attack"]):
-            return register(function, "Attack")
+        text, name = text_of(function), function.__name__
     except SpecError:
-        name = f"{getattr(function, '__name__', type(function).__name__).strip('<>')}_{secrets.token_hex(4)}"
-        return keep("Attack", name, function, len(parameters))
+        return label, keep("Attack", f"{label}_{secrets.token_hex(4)}", function, len(parameters))
+    if parameters == list(signatures.FIXED["Attack"]):
+        return label, _add("Attack", label, text, name)
     call = ", ".join(("model", "x", "y", "generator")[: len(parameters)])
-    wrapper = f"def _attack(model, x, y, generator):\n    return {function_name}({call})\n"
-    _add("Attack", name, f"{text}\n\n{wrapper}\n\nATTACKS = {{{name!r}: _attack}}\n")
-    return name
+    wrapper = f"def _attack(model, x, y, generator):\n    return {name}({call})\n"
+    return label, _add("Attack", label, f"{text}\n\n{wrapper}", "_attack")
+
+
+def _label(function: Any) -> str:
+    """The name of a function, of that in a partial, or of an object's class, as a metric: "fool", "lambda"."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = str(getattr(function, "__name__", type(function).__name__)).strip("<>")
+    return re.sub(r"[^a-z0-9_]", "_", name.lower())
 
 
 def keep(kind: str, name: str, value: Any, argument_count: int = 0) -> str:
     """Make an object of this process known by a name: a Dataset, or an attack with so many arguments."""
-    _KEPT[name] = value
     head, doc = "from fatbench.suite.registered import kept_object\n\n\n", f'    """{name}, in memory."""\n'
     if kind == "Data":
         text = f"def _kept(root):\n{doc}    return kept_object({name!r})\n"
     else:
         call = ", ".join(("model", "x", "y", "generator")[:argument_count])
         text = f"def _kept(model, x, y, generator):\n{doc}    return kept_object({name!r})({call})\n"
-    _add(kind, name, f"{head}{text}\n\n{signatures.TABLES[kind][1]} = {{{name!r}: _kept}}\n")
-    return name
+    with _LOCK:  # another block may just forget this name
+        _KEPT[name] = value
+        return _add(kind, name, f"{head}{text}", "_kept")
 
 
 def kept_object(name: str) -> Any:
-    """The object of a name; SpecError in any other process."""
+    """The object of a name; SpecError in any other process, and after the call that it was given to."""
     if name not in _KEPT:
-        raise SpecError(f"'{name}' {IN_MEMORY}")
+        raise SpecError(f"'{name}' was in the memory of a Python program, and no longer is: give it again")
     return _KEPT[name]
 
 
@@ -99,9 +160,9 @@ def folder() -> Path:
     return settings.cache_folder().resolve() / FOLDER[1]
 
 
-def kept_data(file: Path) -> bool:
-    """Whether a plug-in only returns a data set of this process, without other code."""
-    return any(file == data_file for (kind, name), data_file in _FILES.items() if kind == "Data" and name in _KEPT)
+def is_lent(file: Path) -> bool:
+    """Whether a plug-in is of a block of `lending`: it holds nothing that is not there anyway, and may soon be gone."""
+    return file.parent.parent.parts[-2:] == FOLDER and "-" in file.parent.name
 
 
 def source(file: Path) -> dict[str, str]:
@@ -109,16 +170,41 @@ def source(file: Path) -> dict[str, str]:
     return {"source": sources.source_bytes(file).decode()} if file.parent.parent.parts[-2:] == FOLDER else {}
 
 
-def _add(kind: str, name: str, text: str) -> None:
-    """Write a plug-in and add it, in place of an earlier one of the same name."""
-    file = folder() / hashlib.sha256(text.encode()).hexdigest()[:12] / f"{name}.py"
-    if not (file.is_file() and file.read_text(encoding="utf-8") == text):
-        whole_file.write(file, text, file, make_folder=True)
-    earlier_file = _FILES.pop((kind, name), None)
-    if earlier_file is not None and earlier_file != file:
-        signatures.drop_plugins([earlier_file])
-    signatures.add_plugin(file)
-    _FILES[kind, name] = file
+def _add(kind: str, name: str, text: str, function_name: str) -> str:
+    """Write a plug-in and add it, in place of an earlier one of the same name; the name that it got, see `lending`."""
+    block, key, digest = _BLOCK.get(), (kind, name), hashlib.sha256(text.encode()).hexdigest()[:12]
+    _remove_unused()
+    with _LOCK:
+        earlier_file = _FILES.get(key)
+        is_ours = earlier_file is None and name in signatures.known_functions(kind)
+        if block is not None and (is_ours or (earlier_file and not earlier_file.parent.name.startswith(digest))):
+            return _add(kind, f"{name}_{digest[:8]}", text, function_name)
+        if block is None or earlier_file is None:
+            # a file that is forgotten is no other process's
+            own = "" if block is None else f"-{os.getpid()}-{secrets.token_hex(4)}"
+            file = folder() / f"{digest}{own}" / f"{name}.py"
+            table = f"{signatures.TABLES[kind][1]} = {{{name!r}: {function_name}}}"
+            whole_file.write(file, f"{text}\n\n{table}\n", file, make_folder=True)
+            if earlier_file not in (None, file):
+                signatures.drop_plugins([earlier_file])
+            signatures.add_plugin(file)
+            _FILES[key] = file
+            _LENT.pop(key, None)
+            _STAYING.discard(key)
+        if block is not None and (earlier_file is None or key in _LENT or key in _STAYING):
+            _LENT[key] += 1
+            block.keys.append(key)
+    return name
+
+
+@functools.cache
+def _remove_unused() -> None:
+    """Remove the files of programs that are long over, once in a process."""
+    oldest = time.time() - 86400 * UNUSED_DAYS
+    for old in folder().glob("*"):
+        with contextlib.suppress(OSError):
+            if old.stat().st_mtime < oldest:
+                shutil.rmtree(old)
 
 
 def _name(function: Callable[..., Any], kind: str) -> str:
@@ -145,8 +231,9 @@ def _write(function: Any, text_by_name: dict[str, str]) -> None:
     function = inspect.unwrap(function)  # the text includes the decorators
     name = getattr(function, "__name__", "")
     try:
-        text = textwrap.dedent(inspect.getsource(function))
-        node = ast.parse(text).body[0]
+        with sources.PARSER:
+            text = textwrap.dedent(inspect.getsource(function))
+            node = ast.parse(text).body[0]
     except (OSError, TypeError, SyntaxError):
         raise SpecError(f"register: the text of '{name or function!r}' cannot be found") from None
     if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name != name:

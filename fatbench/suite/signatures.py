@@ -100,6 +100,11 @@ ADVERSARIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
+# names of other programs, which look like those of other functions of ours
+ELSEWHERE = {
+    ("Aggregator", "fedavg"): "samples", ("Aggregator", "mean"): "uniform", ("Aggregator", "average"): "uniform",
+}  # fmt: skip
+
 REQUIRED: Any = object()
 
 
@@ -481,7 +486,7 @@ def _refuse_taken_names(file: Path) -> None:
 def _files_with(kind: str, name: str) -> list[Path | None]:
     """The plug-in files that have a name; None among them stands for ours."""
     files_with_name: list[Path | None] = [None] if name in _shipped_signatures()[kind] else []
-    return files_with_name + [file for file, tables in _PLUGINS.items() if name in tables.get(kind, ())]
+    return files_with_name + [file for file, tables in [*_PLUGINS.items()] if name in tables.get(kind, ())]
 
 
 def drop_plugins(files: list[Path]) -> None:
@@ -499,7 +504,7 @@ def plugins() -> tuple[Path, ...]:
 def known_functions(kind: str) -> dict[str, Signature]:
     """name -> signature of our functions of a kind and of those of the plug-ins in use."""
     function_by_name = dict(_shipped_signatures()[kind])
-    for tables in _PLUGINS.values():
+    for tables in [*_PLUGINS.values()]:  # another thread may add one
         for name, signature in tables.get(kind, {}).items():
             function_by_name.setdefault(name, signature)
     return function_by_name
@@ -545,7 +550,9 @@ def describe(kind: str, name: str = "", location: str = "") -> Signature:
     all_functions = _with_installed(kind)
     if name not in all_functions:
         module, table = TABLES[kind]
-        error = f"no {kind.lower()} is named '{name}'{did_you_mean(name, all_functions)}"
+        meant = ELSEWHERE.get((kind, str(name).lower()))
+        hint = f" (did you mean '{meant}'?)" if meant else did_you_mean(name, all_functions)
+        error = f"no {kind.lower()} is named '{name}'{hint}"
         if name in getattr(sys.modules.get(module), table, ()):  # a program changed the table at run time
             error += f": it was put into {table}, but only fatbench.register(function, '{kind.lower()}') makes it known"
         raise UnknownName(f"{location}: {error}" if location else error, f"{kind.lower()} {name}")

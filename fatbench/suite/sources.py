@@ -14,6 +14,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from fatbench.errors import FatbenchError, SpecError
 INSTALLED = ("site-packages", "dist-packages")
 
 
+PARSER = threading.RLock()  # CPython counts the depth of all threads' trees in one place, and then fails
 _READ: dict[Path, bytes] = {}
 _LOADED: dict[Path, Any] = {}
 
@@ -39,7 +41,8 @@ def source_bytes(file: Path) -> bytes:
 @functools.cache
 def tree(file: Path) -> ast.Module:
     """A file's syntax tree. OSError, SyntaxError or ValueError if it cannot be read."""
-    return ast.parse(source_bytes(file), str(file))
+    with PARSER:
+        return ast.parse(source_bytes(file), str(file))
 
 
 def root(file: Path) -> Path:
@@ -124,6 +127,15 @@ def delete(*files: Path) -> None:
     version.cache_clear()
 
 
+def forget(file: Path) -> None:
+    """Leave nothing of a plug-in without local modules, as if it had not been run."""
+    delete(file)
+    _RUN.discard(file)
+    sys.modules.pop(_plugin_module_name(file), None)
+    with contextlib.suppress(ValueError):
+        sys.path.remove(str(root(file)))
+
+
 def is_edited(file: Path) -> bool:
     """Whether a plug-in, or one of its local modules, has changed since it was read."""
     files = [file, *(root(file) / path for path, _ in version(file).modules)]
@@ -170,10 +182,14 @@ def _load(file: Path) -> Any:
         raise SpecError(f"plugin {file}:{lines[-1] if lines else 1}: {type(error).__name__}: {error}") from error
 
 
+def _plugin_module_name(file: Path) -> str:
+    return f"fatbench_plugin_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+
+
 def _run(file: Path) -> Any:
     if file.parent != root(file):
         return importlib.import_module(module_name(file))
-    name = f"fatbench_plugin_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    name = _plugin_module_name(file)
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)

@@ -28,6 +28,7 @@ from fatbench.store.doubt_names import IN_ROUNDS, PREFIX
 from fatbench.store.stage_names import parsed
 from fatbench.suite import facts
 from fatbench.suite.seeds import seeds_text
+from fatbench.suite.signatures import names
 from fatbench.suite.types import number
 
 if TYPE_CHECKING:
@@ -284,7 +285,7 @@ def _role(attack: Mapping[str, Any]) -> str:
     """The role of an attack; empty where its function is not installed."""
     own_settings = {key: value for key, value in attack.items() if key not in ("implementation", "origin")}
     try:
-        return facts.role(own_settings) if own_settings else ""
+        return facts.role(own_settings) if own_settings.get("name") in names("Attack") else ""
     except FatbenchError:
         return ""
 
