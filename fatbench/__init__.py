@@ -7,6 +7,7 @@
     fatbench.load_data("cifar10", "train")                images and labels, as suites split them
     fatbench.partition(y, "dirichlet", clients=5)         whose images are whose, for a loop of yours
     fatbench.aggregate("krum", uploads, byzantine=1)      the next model of what the clients sent
+    fatbench.names("aggregator")                          what there is
     fatbench.register(my_function, "aggregator")          a method from a cell
     fatbench.Mixing([0.5, 0.5])                           what an aggregator gives: the weights of the updates
     fatbench.make_suite("sfat-cifar10", methods={...})    a suite with it beside the others
@@ -24,6 +25,7 @@
     fatbench.list_models(), load_model(NAME)              networks of stored results
     fatbench.import_results(file), export_results(file)   results from and for other machines
     fatbench.dataset(x, y, x_test, y_test, name="mine")   arrays of yours, as a data set of a plug-in
+    fatbench.FatbenchError                                a mistake: SpecError, Doubtful, MachineError, ...
 
 docs/python.md shows them at work. Importing fatbench imports neither torch nor pandas.
 
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from fatbench.api import load_data as load_data
     from fatbench.api import load_model as load_model
     from fatbench.api import make_suite as make_suite
+    from fatbench.api import names as names
     from fatbench.api import outcomes as outcomes
     from fatbench.api import partition as partition
     from fatbench.api import plan as plan
@@ -81,13 +84,23 @@ if TYPE_CHECKING:
     from fatbench.api import tests as tests
     from fatbench.data.own import dataset as dataset
     from fatbench.engine.rounds import Mixing as Mixing
+    from fatbench.errors import DatabaseError as DatabaseError
+    from fatbench.errors import Doubtful as Doubtful
+    from fatbench.errors import FatbenchError as FatbenchError
+    from fatbench.errors import MachineError as MachineError
+    from fatbench.errors import NothingMatched as NothingMatched
+    from fatbench.errors import SpecError as SpecError
+    from fatbench.errors import Unavailable as Unavailable
 
 _API = (
     "Comparison", "Evaluation", "Table", "aggregate", "compare", "evaluate", "export_results", "import_results",
-    "list_models", "load_data", "load_model", "make_suite", "outcomes", "partition", "plan", "plot", "register",
-    "results", "run", "suites", "table", "tests",
+    "list_models", "load_data", "load_model", "make_suite", "names", "outcomes", "partition", "plan", "plot",
+    "register", "results", "run", "suites", "table", "tests",
 )  # fmt: skip
-_ELSEWHERE = {"Mixing": "fatbench.engine.rounds", "dataset": "fatbench.data.own"}
+_ERRORS = ("DatabaseError", "Doubtful", "FatbenchError", "MachineError", "NothingMatched", "SpecError", "Unavailable")
+_ELSEWHERE = {
+    "Mixing": "fatbench.engine.rounds", "dataset": "fatbench.data.own", **dict.fromkeys(_ERRORS, "fatbench.errors"),
+}  # fmt: skip
 __all__ = ["__version__", "attacks", *_ELSEWHERE, *_API]
 
 
@@ -100,7 +113,11 @@ def __getattr__(name: str) -> Any:
     if name in _API:
         api = importlib.import_module("fatbench.api")
         member = getattr(api, name)
-        return member if isinstance(member, type) else api.with_argument_names(member)
+        if isinstance(member, type):
+            return member
+        function = api.with_argument_names(member)
+        function.__module__ = "fatbench"  # where pickle finds it
+        return function
     raise AttributeError(f"module 'fatbench' has no attribute '{name}'")
 
 

@@ -19,6 +19,7 @@ Without `seed`, every call draws new random starts; the result's attribute `seed
 
 from __future__ import annotations
 
+import functools
 import inspect
 import secrets
 from collections.abc import Callable
@@ -207,16 +208,17 @@ def _model_mismatch(model: Model, x: Tensor, y: Tensor) -> str:
 
 def __getattr__(name: str) -> Callable[..., Any]:
     if not name.startswith("_") and name in signatures.names("Attack"):
-        return _function(name)
+        return _function(signatures.describe("Attack", name))
     attack_names = signatures.names("Attack")
     raise AttributeError(
         f"fatbench.attacks has no attack '{name}'{did_you_mean(name, attack_names)}; it has {', '.join(attack_names)}"
     )
 
 
-def _function(name: str) -> Callable[..., Any]:
+@functools.lru_cache  # so that pickle finds the same function
+def _function(signature: signatures.Signature) -> Callable[..., Any]:
     """The registered attack as a function whose help shows its settings."""
-    signature, kind = signatures.describe("Attack", name), inspect.Parameter
+    name, kind = signature.name, inspect.Parameter
 
     def attack_function(model: Any, x: Any, y: Any, **settings: Any) -> Tensor:
         return attack(name, model, x, y, **settings)

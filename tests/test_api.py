@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import functools
 import inspect
 import json
@@ -25,7 +24,7 @@ import fatbench
 from fatbench import api
 from fatbench.cli import app as cli
 from fatbench.data import DATASETS
-from fatbench.errors import NothingMatched, SpecError
+from fatbench.errors import NothingMatched, SpecError, UnknownName
 from fatbench.methods.attacks import ATTACKS
 from fatbench.store.export_lines import seal
 
@@ -417,23 +416,6 @@ def test_a_notebook_puts_a_plain_model_beside_a_suite_s_row(tmp_path: Path, monk
     assert "SFAT" in html and "external model: plain" in html and "AA" in html and "mine.py (sha256" in html
 
 
-@pytest.mark.slow
-def test_examples_of_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: None) -> None:
-    import importlib
-
-    monkeypatch.chdir(tmp_path)
-    parts = ("running", "reading", "evaluating", "comparing", "parts", "tables")
-    modules = [importlib.import_module(f"fatbench.{name}") for name in (*(f"api.{part}" for part in parts), "attacks")]
-    found = [test for module in modules for test in doctest.DocTestFinder().find(module) if test.examples]
-    # `run` first: the others read what it stored.
-    found.sort(key=lambda test: not test.name.endswith(".run"))
-    runner = doctest.DocTestRunner()
-    for test in found:
-        assert runner.run(test).failed == 0, test.name
-    named = {test.name.rsplit(".", 1)[1] for test in found}
-    assert named >= {"suites", "plan", "run", "results", "table", "evaluate", "compare", "partition", "aggregate"}
-
-
 @pytest.mark.parametrize(
     ("function", "command", "not_here"),
     [
@@ -738,6 +720,117 @@ def test_uploads_are_put_together_as_the_engine_does() -> None:
     assert torch.as_tensor(memory["lambda"]).tolist() == pytest.approx([0.4, 0.6])
 
 
+def test_lists_of_arrays_are_put_together_as_state_dicts_are() -> None:
+    """As Flower sends them: in the order of the network's state dict, whose names say which are buffers."""
+    nets = [nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)) for _ in range(5)]
+    states = [net.state_dict() for net in nets]
+    lists = [[value.numpy() for value in state.values()] for state in states]
+    settings: dict[str, dict[str, Any]] = {"samples": {}, "krum": {"byzantine": 1}, "sfat": {"alpha": 1 / 3, "top": 1}}
+    for how, own in settings.items():
+        more = {"sizes": [1, 2, 3, 4, 5], "losses": [5, 4, 3, 2, 1], **own}
+        expected = fatbench.aggregate(how, states, broadcast=states[0], model=nets[0], **more)
+        found = fatbench.aggregate(how, lists, broadcast=lists[0], model=nets[0], **more)
+        assert isinstance(found, list) and all(isinstance(array, numpy.ndarray) for array in found)
+        assert all(numpy.array_equal(a, b.numpy()) for a, b in zip(found, expected.values(), strict=True))
+    tensors = fatbench.aggregate("coordinate_median", [tuple(map(torch.from_numpy, arrays)) for arrays in lists])
+    arrays = fatbench.aggregate("coordinate_median", lists)
+    assert all(torch.equal(a, torch.from_numpy(b)) for a, b in zip(tensors, arrays, strict=True))
+    assert fatbench.aggregate("samples", [[1.0, 2.0], [3.0, 6.0]]).tolist() == [2.0, 4.0]  # numbers are a vector
+    for wrong, said in (
+        ([lists[0], lists[1][:2]], "'2' has shape None at client 1"),
+        ([["a"], ["b"]], "expected vectors, lists of arrays or state dicts, got a list"),
+        ({"client": lists[0]}, "expected a list with one for each client, got a dict"),
+        (3, "expected a list with one for each client, got a int"),
+    ):
+        with pytest.raises(SpecError, match=said):
+            fatbench.aggregate("samples", wrong)  # type: ignore[type-var]
+
+
+def test_what_there_is_can_be_listed_and_other_programs_names_are_understood() -> None:
+    from typing import get_args
+
+    from fatbench.api.making import Kind
+    from fatbench.suite import registered, signatures
+
+    kinds = get_args(Kind)
+    assert {registered.kind_of(kind) for kind in kinds} == {*signatures.TABLES} - {"Experiment"}
+    for kind in kinds:
+        assert fatbench.names(kind) == signatures.names(registered.kind_of(kind))
+    for wrong, hint in (("aggregators", "did you mean 'aggregator'"), (3, "got 3"), (None, "got None")):
+        with pytest.raises(SpecError, match=f"^kind: expected data, .*{hint}"):
+            fatbench.names(wrong)  # type: ignore[arg-type]
+    for wrong, meant in (
+        ("median", "'coordinate_median' or 'geometric_median'"), ("Median", "'coordinate_median' or"),
+        ("trmean", "'trimmed_mean'"), ("FedAvg", "'samples'"), ("fedavg", "'samples'"), ("Average", "'uniform'"),
+        ("geometric", "'geometric_median'"), ("clipping", "'centred_clipping'"), ("multikrum", "'multi_krum'"),
+    ):  # fmt: skip
+        with pytest.raises(SpecError, match=f"did you mean {meant}"):
+            fatbench.aggregate(wrong, [torch.zeros(2)])
+
+
+def test_every_public_name_can_be_pickled_and_called_in_another_process() -> None:
+    """By its name, so that a pool that spawns processes finds it; errors cross, too."""
+    import multiprocessing
+    import pickle
+    from concurrent.futures import ProcessPoolExecutor
+
+    public = [getattr(fatbench, name) for name in fatbench.__all__ if name not in ("attacks", "__version__")]
+    attacks = [getattr(fatbench.attacks, name) for name in dir(fatbench.attacks)]
+    assert len(public) > 25 and len(attacks) > 10
+    for one in (*public, *attacks):
+        assert pickle.loads(pickle.dumps(one)) is one
+    errors = [getattr(fatbench, name) for name in fatbench.__all__ if name.endswith("Error")]
+    errors += [fatbench.Doubtful, fatbench.NothingMatched, fatbench.Unavailable]
+    assert all(issubclass(error, fatbench.FatbenchError) for error in errors) and len(errors) == 7
+    for error in (*(kind("x: y") for kind in errors), UnknownName("no such", "aggregator mine")):
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        there = pool.submit(fatbench.evaluate, module, "digits", ["fgsm"], n=30).result()
+        assert there.accuracy == fatbench.evaluate(module, "digits", ["fgsm"], n=30).accuracy
+        x, y = torch.rand(2, 1, 8, 8), torch.tensor([1, 2])
+        moved = pool.submit(fatbench.attacks.fgsm, module, x, y, eps=0.1, seed=0).result()
+        assert torch.equal(moved, fatbench.attacks.fgsm(module, x, y, eps=0.1, seed=0))
+        with pytest.raises(fatbench.SpecError, match=r"^attacks: no attack is named 'no'"):
+            pool.submit(fatbench.evaluate, module, "digits", ["no"], n=30).result()
+
+
+def test_accuracies_are_fractions_in_what_is_asked_and_what_is_said() -> None:
+    module = zeros()
+    natural = fatbench.evaluate(module, "digits", [], n=60).accuracy["natural"]
+    assert fatbench.evaluate(module, "digits", [], n=60, expect_natural=natural).accuracy["natural"] == natural
+    with pytest.raises(
+        fatbench.Doubtful, match=r"^expect_natural=0\.9: natural accuracy is 0\.\d+ of 60 images"
+    ) as said:
+        fatbench.evaluate(module, "digits", ["fgsm"], n=60, expect_natural=0.9)
+    assert "%" not in str(said.value).replace("95 % interval", "")
+
+
+@pytest.mark.parametrize("seed", [[0, 1], (0,), -1, 1.5, "0", None, True, numpy.arange(2)])
+def test_a_seed_is_one_whole_number(seed: Any) -> None:
+    for call in (
+        lambda: fatbench.evaluate(zeros(), "digits", [], n=20, seed=seed),
+        lambda: fatbench.partition([0, 1], "iid", clients=1, seed=seed),
+    ):
+        with pytest.raises(SpecError, match=r"^seed: expected a whole number of 0 or more, got "):
+            call()
+    kinds = (3, numpy.int64(3), torch.tensor(3))
+    parts = [fatbench.partition([0, 1] * 9, "iid", clients=2, seed=kind)[0].tolist() for kind in kinds]  # type: ignore[arg-type]
+    assert parts[0] == parts[1] == parts[2]
+
+
+def test_a_suite_can_change_every_section_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that called `base`, like the first argument's old name."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    changed = fatbench.make_suite(
+        "fat-baselines", base={"algorithm": {"local": {"lr": 0.02}}}, seeds=[1, 2], name="fewer"
+    )
+    specs = [cell.spec for cell in changed.plan("paper").cells]
+    assert {spec["seed"] for spec in specs} == {1, 2} and 0.02 in {spec["algorithm"]["local"]["lr"] for spec in specs}
+    assert changed.name == "fewer"
+
+
 # --- methods from a cell ------------------------------------------------------------------------------------------
 
 LIMIT = 0.5
@@ -788,7 +881,8 @@ def test_a_function_from_a_cell_stands_beside_the_rows_of_a_suite(
     frame = fatbench.compare("samples", "first", suite=suite, metric="fgsm", db=db).frame()
     assert frame["difference"][0] == pytest.approx(bits.loc["samples"].values.mean() - bits.loc["first"].values.mean())
     grouped = fatbench.compare("samples", "first", suite=suite, metric="fgsm", db=db, groups="writers")
-    assert grouped.parts[0].grouped and grouped.difference == frame["difference"][0]  # of one seed nothing is tested
+    assert grouped.difference == frame["difference"][0]  # of one seed nothing is tested
+    assert grouped.parts[0].numbers[0][0].groups is not None
     differences = fatbench.table(suite, differences="fgsm", db=db)
     assert differences.frame()["difference"].tolist()[2] == pytest.approx(-frame["difference"][0])
     assert "points above samples" in differences.markdown() and "<table>" in differences._repr_html_()

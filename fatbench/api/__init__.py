@@ -27,7 +27,7 @@ from __future__ import annotations
 from fatbench.api.asking import in_python, known_choice, with_argument_names
 from fatbench.api.comparing import Comparison, compare, tests
 from fatbench.api.evaluating import CHECK, Evaluation, attack_and_store, evaluate
-from fatbench.api.making import make_suite, register
+from fatbench.api.making import make_suite, names, register
 from fatbench.api.parts import aggregate, load_data, partition
 from fatbench.api.reading import (
     difference_table,
@@ -71,6 +71,7 @@ __all__ = [
     "load_data",
     "load_model",
     "make_suite",
+    "names",
     "opened",
     "outcomes",
     "partition",

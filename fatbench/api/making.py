@@ -8,18 +8,36 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fatbench import whole_file
-from fatbench.api.asking import suite_of
+from fatbench.api.asking import Plugins, plugged, suite_of
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import files, registered, signatures
 from fatbench.suite.files import Suite
 
 F = TypeVar("F", bound=Callable[..., Any])
+Kind = Literal[
+    "data", "partition", "model", "algorithm", "aggregator", "objective", "proximal", "attack", "augment", "diagnostic",
+    "defence", "inversion", "adversary", "manipulation",
+]  # fmt: skip
 
 
-def register(function: F, kind: str, *, name: str = "") -> F:
+def names(kind: Kind, *, plugins: Plugins = ()) -> list[str]:
+    """The names that a suite, `aggregate`, `partition` or `evaluate` may use for a kind of function.
+
+    kind: "aggregator", "partition", "attack", ..., as for `register`. Those of plug-ins come last. SpecError: no such
+    kind.
+
+    >>> import fatbench
+    >>> fatbench.names("partition")[:3]
+    ['iid', 'classes_per_client', 'shah']
+    """
+    with plugged(plugins):
+        return signatures.names(registered.kind_of(kind))
+
+
+def register(function: F, kind: Kind, *, name: str = "") -> F:
     """Make a function a method: an "aggregator", "objective", "attack", "partition", "data", "model", ...; returns it.
 
     It has the signature that CONTRIBUTING.md gives for its kind, (updates, context) for an aggregator; its keyword-only
@@ -34,7 +52,8 @@ def register(function: F, kind: str, *, name: str = "") -> F:
 
 
 def make_suite(
-    base: str | Path | Suite | Mapping[str, Any],
+    suite: str | Path | Suite | Mapping[str, Any],
+    /,
     *,
     methods: Mapping[str, Mapping[str, Any]] | None = None,
     axis: str = "method",
@@ -43,17 +62,22 @@ def make_suite(
 ) -> Suite:
     """A suite like another, with further methods or other settings; `plan`, `run`, `table` and the others take it.
 
-    base: a suite, or a mapping with the sections of a suite file (docs/suites.md). methods, label -> settings of a
+    suite: its name, or a mapping with the sections of a suite file (docs/suites.md). methods, label -> settings of a
     cell, are added to the labels of the axis: {"mine": {"algorithm": {"aggregator": my_function}}}; the other rows stay
-    as they are, and their stored numbers count. changes: sections of a suite file, merged over those of the base:
-    seeds=[1, 2], base={"train": 600}. Where a suite names a method, your own function may stand, which is registered,
-    or `functools.partial` of it with its settings. SpecError: as for a suite file.
+    as they are, and their stored numbers count. changes: sections of a suite file, merged over those of the suite:
+    seeds=[1, 2], base={"algorithm": {"local": {"lr": 0.02}}}. Where a suite names a method, your function may stand,
+    which is registered, or `functools.partial` of it with its settings. SpecError: as for a suite file.
+
+    >>> import fatbench
+    >>> fewer = fatbench.make_suite("fat-baselines", seeds=[1, 2], base={"algorithm": {"local": {"lr": 0.02}}})
+    >>> len(fatbench.plan(fewer)) == 2 * len(fatbench.plan(fewer, seeds=1))
+    True
     """
     content: dict[str, Any] = {key: _json_value(value, key) for key, value in changes.items()}
-    if isinstance(base, Mapping):
-        content = {**{key: _json_value(value, key) for key, value in base.items()}, **content}
+    if isinstance(suite, Mapping):
+        content = {**{key: _json_value(value, key) for key, value in suite.items()}, **content}
     else:
-        parent = suite_of(base)
+        parent = suite_of(suite)
         if methods and axis not in parent.axes():
             raise SpecError(f"axis: '{parent.name}' has no axis '{axis}'{did_you_mean(axis, parent.axes())}")
         new_name = "-".join([parent.name, *(methods or {})]) if methods else f"{parent.name}-own"
@@ -75,7 +99,7 @@ def make_suite(
     file = registered.folder() / digest / f"{content.get('name', 'suite')}.yaml"
     whole_file.write(file, text, file, make_folder=True)
     new_suite = files.load(str(file))
-    if methods and not isinstance(base, Mapping):
+    if methods and not isinstance(suite, Mapping):
         _require_new_label(new_suite, axis, methods)
     return new_suite
 

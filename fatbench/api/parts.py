@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fatbench.api.asking import Plugins, known_choice, plugged
-from fatbench.errors import SpecError
+from fatbench.errors import SpecError, whole
 from fatbench.suite import calls
 from fatbench.suite.located import LocatedMap
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from torch import Tensor, nn
 
-Upload = TypeVar("Upload")  # a vector, or a state dict
+Upload = TypeVar("Upload")  # a vector, a list of arrays, or a state dict
 SPLITS = ("train", "test")
 
 
@@ -60,7 +60,7 @@ def partition(
 ) -> list[NDArray[int64]]:  # fmt: skip
     """The images of each client: disjoint arrays of positions in `labels`.
 
-    labels (N,): the class of each image, whole numbers. how: any partition of a suite file, "dirichlet", "iid", ...;
+    labels (N,): the class of each image, whole numbers. how: any partition of a suite file, "iid", ..., see `names`;
     settings as there, alpha=0.5. writers (N,): whose image each is, for partitions by writer. seed: of the draws.
     SpecError: no such partition or setting; ValueError: the images cannot be dealt so.
 
@@ -80,7 +80,7 @@ def partition(
         spec = calls.check("Partition", LocatedMap({"name": how, "clients": clients, **settings}, at="partition"))
         deal = calls.build("Partition", spec)
     writer_array = None if writers is None else numpy.asarray(writers)
-    shards = deal(label_array.astype(numpy.int64), numpy_generator(seed, "partition"), writer_array)
+    shards = deal(label_array.astype(numpy.int64), numpy_generator(whole("seed", seed), "partition"), writer_array)
     return dealt(shards, len(label_array))
 
 
@@ -100,8 +100,9 @@ def aggregate(
 ) -> Upload:
     """Aggregate the clients' uploads to the next model, with an aggregator of fatbench; it has the type of an upload.
 
-    how: any aggregator of a suite file: "samples" (FedAvg), "sfat", "trimmed_mean", "krum", ...; settings as there.
-    uploads: for each client a vector (a tensor or an array, of any shape), or its state dict after training.
+    how: any aggregator of a suite file, "samples" (FedAvg), "sfat", "krum", ..., see `names`; settings as there.
+    uploads: for each client a vector (a tensor or an array, of any shape), or its state dict after training, which may
+    be a list of arrays in the order of `model`, as in Flower.
     sizes: examples of each client, at least 1; default: equal. losses: mean training loss of each, by which SFAT ranks
     them. broadcast: the model that the round began with; default: the mean of the uploads, for aggregators that bear
     malicious clients their median. These leave uploads out that are not finite. round, rounds: this round's number,

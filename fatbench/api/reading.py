@@ -381,7 +381,10 @@ def load_model(
     SHA-256 that is stored with its numbers. SpecError: no such network; MachineError: its file was not found, or has
     another SHA-256.
 
-        fatbench.load_model("fat-byzantine/none/multi-Krum/3")
+    >>> import torch, fatbench
+    >>> network = fatbench.load_model("fat-byzantine/AT/none/multi-Krum/3")  # in a clone of the repository
+    >>> network(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 10])
     """
     from fatbench.runner import zoo
 

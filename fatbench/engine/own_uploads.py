@@ -31,11 +31,14 @@ def aggregate(
     memory: dict[str, Any] | None = None,
     model: nn.Module | None = None,
 ) -> Any:
-    """The next model, of the same type as the uploads: tensors, arrays or state dicts; see `fatbench.aggregate`.
+    """The next model, of the same type as the uploads: vectors, lists of arrays, state dicts; see `fatbench.aggregate`.
 
     Raises SpecError if the uploads do not fit each other.
     """
-    states = [_state(upload) for upload in uploads]
+    if not isinstance(uploads, Sequence | Tensor | numpy.ndarray) or isinstance(uploads, str):
+        raise SpecError(f"uploads: expected a list with one for each client, got a {type(uploads).__name__}")
+    names = () if model is None else tuple(model.state_dict())
+    states = [_state(upload, names) for upload in uploads]
     if not states:
         raise SpecError("uploads: expected at least one")
     shapes = [{key: tuple(value.shape) for key, value in state.items()} for state in states]
@@ -51,7 +54,9 @@ def aggregate(
         if losses is None
         else [_stats(client_stats) for client_stats in _one_per_client("losses", losses, counts)]
     )
-    start_state = _centre(states, tolerates_one(aggregator, len(states))) if broadcast is None else _state(broadcast)
+    start_state = (
+        _centre(states, tolerates_one(aggregator, len(states))) if broadcast is None else _state(broadcast, names)
+    )
     network = _network(states[0]) if model is None else model
     updates = [
         Update(client, n, state, client_stats)  # type: ignore[arg-type]
@@ -86,8 +91,19 @@ def _stats(loss: float) -> Stats:
     return Stats(float(loss), float(loss), 0.0, 1, 1.0, 1, broadcast_loss=float(loss))
 
 
-def _state(upload: Any) -> Tensors:
-    """An upload as a state dict. Raises SpecError unless it is a module, a state dict or a vector."""
+def _is_list(upload: Any) -> bool:
+    """Whether an upload is a list of arrays, as Flower sends a state dict; numbers in a list are a vector."""
+    is_of_arrays = isinstance(upload, list | tuple) and all(isinstance(v, numpy.ndarray | Tensor) for v in upload)
+    return is_of_arrays and any(v.ndim for v in upload)
+
+
+def _state(upload: Any, names: Sequence[str] = ()) -> Tensors:
+    """An upload as a state dict; names: of a list's arrays, if they are as many.
+
+    Raises SpecError unless it is a module, a state dict, a list of arrays or a vector.
+    """
+    if _is_list(upload):
+        upload = dict(zip(names if len(names) == len(upload) else map(str, range(len(upload))), upload, strict=True))
     if isinstance(upload, nn.Module):
         upload = upload.state_dict()
     if isinstance(upload, Mapping):
@@ -95,7 +111,9 @@ def _state(upload: Any) -> Tensors:
     try:
         vector = torch.as_tensor(upload).detach()
     except (TypeError, ValueError, RuntimeError):
-        raise SpecError(f"uploads: expected vectors or state dicts, got a {type(upload).__name__}") from None
+        raise SpecError(
+            f"uploads: expected vectors, lists of arrays or state dicts, got a {type(upload).__name__}"
+        ) from None
     return {VECTOR: vector if vector.is_floating_point() else vector.float()}
 
 
@@ -156,4 +174,6 @@ def _bare_norm() -> nn.Module:
 def _like(upload: Any, state: Tensors) -> Any:
     if isinstance(upload, Mapping | nn.Module):
         return state
+    if _is_list(upload):
+        return [_like(array, {VECTOR: value}) for array, value in zip(upload, state.values(), strict=True)]
     return state[VECTOR].numpy() if isinstance(upload, numpy.ndarray) else state[VECTOR]
