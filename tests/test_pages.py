@@ -512,7 +512,8 @@ def test_the_index_answers_first_then_leaderboards_then_suites_by_paper(site: Pa
     # the difference and its interval are of what the sentence tells, and named
     most = re.search(r"at most (\S+) points", first)
     interval = re.search(r"slack, PGD-20 −(\S+) to \+(\S+)", first)
-    assert most and interval and float(most[1]) == round(max(map(float, interval.groups())), 1)
+    assert most and interval
+    assert 0 <= round(float(most[1]) - max(map(float, interval.groups())), 6) <= 0.1, "a bound is rounded up"
     titles = re.findall(r'<a href="#board-[^"]*">(.*?)</a>', answers)
     assert len(titles) == len(set(titles))
     days = [run["started"][:10] for cell in result_files.cells(ROOT / "results" / "sfat-jpeg75-cpu.jsonl.xz")

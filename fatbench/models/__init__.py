@@ -21,6 +21,7 @@
     dual_norm          batch normalisation with separate statistics for adversarial images
     pretrained         loads published weights into a backbone
     external_network   networks that were trained elsewhere
+    torch_files        reads what torch.save wrote, and builds nothing but tensors and plain values
     own_modules        imports a user's Python file in isolation
     shapes             checks of image sizes and batch sizes
 
