@@ -1,10 +1,10 @@
 """Attacks a module on a batch of images: `fatbench.attacks.pgd(model, x, y, eps="8/255", ...)`.
 
-`model` maps images (B, C, H, W) in [0, 1], up to rounding, to logits (B, classes); `y` is (B,) int64. The result has
-the shape and type of `x` and lies in the [0, 1] box; an L-infinity attack stays within eps of `x`. The model is
-attacked in eval mode and left as it was. Radii are fractions of the pixel range, 8/255 and not 8, as numbers or as
-text. Every attack of a suite file is here under its name, also those of plug-ins; `help(fatbench.attacks.dual)` shows
-its settings.
+`model` is a module, or anything that maps images (B, C, H, W) in [0, 1], up to rounding, to logits (B, classes). It
+gets them in the type of its weights, and its own copy if it changes them. `y` is (B,) int64. The result has the shape
+and type of `x` and lies in the [0, 1] box; an L-infinity attack stays within eps of `x`. The model is attacked in eval
+mode and left as it was. Radii are fractions of the pixel range, 8/255 and not 8, as numbers or as text. Every attack of
+a suite file is here under its name, also those of plug-ins; `help(fatbench.attacks.dual)` shows its settings.
 
 Without `seed`, every call draws new random starts; the result's attribute `seed` repeats them. `pgd` and `cw` take
 `restarts`.
@@ -25,7 +25,7 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from fatbench.errors import SpecError, did_you_mean, whole
+from fatbench.errors import SpecError, did_you_mean, shown, whole
 from fatbench.suite import calls, facts, signatures
 from fatbench.suite.located import LocatedMap
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     Model = nn.Module | Callable[[Tensor], Tensor]
 
 Fraction = float | str  # 0.031, "0.031" or "8/255"
+COLOURS = (1, 3)  # channels that images have
 ROUNDINGS = 8  # units of rounding that images may leave [0, 1] by, after normalising and back
 
 
@@ -118,17 +119,20 @@ def attack(
     seed = secrets.randbits(31) if seed is None else whole(f"{location}: seed", seed)
     import torch
 
+    from fatbench.models.external_network import Called
+
     x, y = _images(location, x), _labels(location, y, len(x))
-    modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
-    modes = [(module, module.training) for module in modules]
     try:
-        for module in modules[:1]:
-            module.eval()
-        adversarial = _attack_with_restarts(calls.build("Attack", spec), name, model, x, y, seed, restarts)
-    except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
-        if reason := _model_mismatch(model, x, y):
-            raise SpecError(f"{location}: {reason}") from error
-        raise
+        called = Called(model)
+    except SpecError as error:
+        raise SpecError(f"{location}: {error}") from None
+    modes = [(module, module.training) for module in called.modules()]
+    try:
+        called.eval()
+        # a module of the images' type is attacked itself: an attack may call its parts
+        itself = not _changes_images(location, called, x, y) and isinstance(model, torch.nn.Module)
+        attacked = model if itself else called
+        adversarial = _attack_with_restarts(calls.build("Attack", spec), name, attacked, x, y, seed, restarts)
     finally:
         for module, training in modes:
             module.training = training
@@ -140,12 +144,12 @@ def _attack_with_restarts(call: Any, name: str, model: Model, x: Tensor, y: Tens
     """For each image, the first result that the model misclassifies, else that of the first start."""
     import torch
 
-    from fatbench.engine.outcomes import is_correct
+    from fatbench.engine.outcomes import attacked_images, is_correct
     from fatbench.engine.randomness import generator
 
-    result = torch.as_tensor(call(model, x, y, generator(seed, name, device=x.device))).detach()
+    result = attacked_images(call(model, x, y, generator(seed, name, device=x.device)), x)
     for restart in range(1, restarts):
-        candidate = torch.as_tensor(call(model, x, y, generator(seed, name, restart, device=x.device))).detach()
+        candidate = attacked_images(call(model, x, y, generator(seed, name, restart, device=x.device)), x)
         with torch.no_grad():
             better = is_correct(model(result), y) & ~is_correct(model(candidate), y)
         result = torch.where(better[:, None, None, None], candidate, result)
@@ -156,10 +160,13 @@ def _images(location: str, x: Any) -> Tensor:
     """Images (B, C, H, W), clipped to [0, 1] after rounding. Raises SpecError for anything else."""
     import torch
 
-    x = torch.as_tensor(x)
     expected_text = f"{location}: x: expected images (B, C, H, W) as floats in [0, 1]; normalise inside the model"
+    x = _tensor(expected_text, x)
     if x.dim() != 4 or not x.is_floating_point():
         raise SpecError(f"{expected_text}; got {x.dtype} {tuple(x.shape)}")
+    channels, height, width = x.shape[1:]
+    if width in COLOURS and channels not in COLOURS and min(channels, height) > width:
+        raise SpecError(f"{expected_text}; got {tuple(x.shape)}, with the channels last: x.permute(0, 3, 1, 2)")
     rounding = ROUNDINGS * torch.finfo(x.dtype).eps
     if not bool(((x >= -rounding) & (x <= 1 + rounding)).all()):  # also refuses NaN
         raise SpecError(f"{expected_text}; got {x.min():.3g} to {x.max():.3g}")
@@ -170,40 +177,51 @@ def _labels(location: str, y: Any, images: int) -> Tensor:
     """The class of each image, (B,) int64. Raises SpecError for anything else."""
     import torch
 
-    y = torch.as_tensor(y)
+    expected_text = f"{location}: y: expected {images} classes (B,) as integers"
+    y = _tensor(expected_text, y)
     if y.dim() != 1 or len(y) != images or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise SpecError(f"{location}: y: expected {images} classes (B,) as integers, got {y.dtype} {tuple(y.shape)}")
-    # cross-entropy takes -100 for "leave out", and the image would come back as if it withstood
-    if images and int(y.min()) < 0:
-        raise SpecError(f"{location}: y: labels begin at 0, got {int(y.min())}")
+        raise SpecError(f"{expected_text}, got {y.dtype} {tuple(y.shape)}")
     return y.long()
 
 
-def _model_mismatch(model: Model, x: Tensor, y: Tensor) -> str:
-    """The reason why the model does not fit the images or the labels; empty if it does."""
+def _tensor(expected_text: str, value: Any) -> Tensor:
+    import torch
+
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise SpecError(f"{expected_text}; got {shown(value)}") from None
+
+
+def _changes_images(location: str, called: Any, x: Tensor, y: Tensor) -> bool:
+    """Whether the model takes other images than x: of another type, or its own copy, because it changes them in place.
+
+    Raises SpecError if it takes none, or its classes are not those of the labels.
+    """
     import torch
 
     from fatbench.engine.gradients import demand_logits
 
-    size = "x".join(map(str, x.shape[1:]))
-    if not callable(model):
-        return f"model: expected a torch.nn.Module, got a {type(model).__name__}"
-    first_image = x[:1].clone()
+    size, image = "x".join(map(str, x.shape[1:])), x[:1].clone()
     try:
         with torch.no_grad():
-            logits = model(first_image)
-    except Exception as error:  # the model's own code
-        return f"the model does not accept images of {size} as {x.dtype}: {(str(error).splitlines() or [''])[0]}"
-    try:
-        classes = demand_logits(logits).shape[1]
+            logits = demand_logits(called(image))
+            try:
+                called.network(image)
+                is_other = bool(image._version) or not torch.equal(image, x[:1])  # `image.data` has no version
+            except Exception:  # of another type
+                is_other = True
     except SpecError as error:
-        return str(error)
-    if first_image._version or not torch.equal(first_image, x[:1]):  # `x.data` has no version
-        return "the model changes its images in place: let its forward begin with x = x.clone()"
-    smallest, largest = int(y.min()), int(y.max())
-    if not 0 <= smallest <= largest < classes:
-        return f"y: labels of {classes} classes are 0 to {classes - 1}, got {smallest} to {largest}"
-    return ""
+        raise SpecError(f"{location}: {error}") from None
+    except Exception as error:  # the model's own code
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise SpecError(f"{location}: the model does not accept images of {size} as {x.dtype}: {line}") from error
+    classes = logits.shape[1]
+    if len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
+        raise SpecError(
+            f"{location}: y: labels of {classes} classes are 0 to {classes - 1}, got {int(y.min())} to {int(y.max())}"
+        )
+    return is_other
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

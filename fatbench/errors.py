@@ -14,6 +14,7 @@ SECRET = "(?:password|passwd|passfile|pwd|secret|token)"
 
 # control characters: they move the cursor, set the title or change the direction of text
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{4,}")  # of memory, in the repr of an object
 _RETURN = re.compile(CONTROL.pattern + "|\r(?!\n)")  # a bare carriage return overwrites the line before it
 
 
@@ -43,13 +44,14 @@ def masked(text: str) -> str:
 class FatbenchError(Exception):
     """An error that the reader of the message can correct; the command line returns `exit_code`.
 
-    Passwords in the message are hidden and control characters escaped, whatever option, file or setting they came from.
+    Passwords in the message are hidden, control characters escaped and addresses of memory left out, whatever option,
+    file or object they came from.
     """
 
     exit_code = 2
 
     def __init__(self, message: object = ""):
-        super().__init__(printable(masked(str(message))))
+        super().__init__(printable(ADDRESS.sub("", masked(str(message)))))
 
     def _render_traceback_(self) -> list[str]:
         """The lines that a notebook shows instead of a traceback: the message, and the user's line that caused it."""
@@ -115,7 +117,16 @@ def reason(error: BaseException, file: Path) -> str:
 
 def article(noun: str) -> str:
     """The noun with its article: "an attack", "a model"."""
-    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
+def shown(value: object) -> str:
+    """A value in a message: a number, a text or a list of them itself, else its type, whose repr may be an address."""
+    if isinstance(value, list | tuple) and len(value) <= MANY:
+        return f"[{', '.join(map(shown, value))}]"
+    if isinstance(value, dict) and len(value) <= MANY:
+        return f"{{{', '.join(f'{key!r}: {shown(item)}' for key, item in value.items())}}}"
+    return repr(value) if isinstance(value, int | float | complex | str | None) else article(type(value).__name__)
 
 
 def whole(name: str, value: Any, least: int = 0) -> int:
@@ -125,7 +136,7 @@ def whole(name: str, value: Any, least: int = 0) -> int:
     except TypeError:  # of numpy's arrays and torch's tensors of fractions, too
         number = least - 1
     if number < least or isinstance(value, bool):
-        raise SpecError(f"{name}: expected a whole number of {least} or more, got {value!r}")
+        raise SpecError(f"{name}: expected a whole number of {least} or more, got {shown(value)}")
     return number
 
 

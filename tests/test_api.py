@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import math
 import os
 import re
 import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from fatbench.cli import app as cli
 from fatbench.data import DATASETS
 from fatbench.errors import NothingMatched, SpecError, UnknownName
 from fatbench.methods.attacks import ATTACKS
+from fatbench.runner.run_options import RunOptions
 from fatbench.store.export_lines import seal
 
 ROOT = Path(__file__).parent.parent
@@ -237,18 +240,23 @@ def test_restarts_keep_of_each_image_what_fools_the_model() -> None:
         ({"steps": 0}, "attacks.pgd: steps"),
         ({"x": torch.full((2, 1, 8, 8), 2.0)}, r"in \[0, 1\].*got 2"),
         ({"x": torch.zeros(2, 1, 8, 9)}, "does not accept images of 1x8x9"),
-        ({"x": torch.zeros(2, 1, 8, 8).double()}, "float64"),
+        ({"x": torch.zeros(2, 8, 8, 1)}, r"\(2, 8, 8, 1\), with the channels last: x.permute\(0, 3, 1, 2\)"),
+        ({"x": None}, r"x: expected images .* got None"),
+        ({"y": "01"}, "y: expected 2 classes .* got '01'"),
         ({"y": torch.tensor([0.0, 1.0])}, "float32"),
         ({"y": torch.tensor([0, 12])}, "labels of 10 classes are 0 to 9, got 0 to 12"),
-        ({"y": torch.tensor([1, -100])}, "labels begin at 0, got -100"),
+        ({"y": torch.tensor([1, -100])}, "labels of 10 classes are 0 to 9, got -100 to 1"),
         ({"y": torch.tensor([0])}, "expected 2 classes"),
         ({"restarts": 0}, "restarts: expected a whole number of 1 or more, got 0"),
         ({"restarts": 2.0}, "restarts: expected a whole number of 1 or more, got 2.0"),
         ({"seed": [0, 1]}, r"seed: expected a whole number of 0 or more, got \[0, 1\]"),
         ({"seed": True}, "seed: expected a whole number of 0 or more, got True"),
-        ({"model": lambda x: x.clamp_(0, 1).flatten(1)[:, :10]}, "changes its images in place: .*clone"),
         ({"model": lambda x: {"logits": x}}, "returns a dict, not logits"),
-        ({"model": {}}, "got a dict"),
+        ({"model": lambda x: x.flatten(1).numpy()}, "model: lambda returns a ndarray, not logits"),
+        ({"model": {}}, "got a dict: load the state dict into its module"),
+        ({"model": nn.Flatten}, "got the class Flatten: call it"),
+        ({"model": nn.Sequential(nn.Flatten(), nn.LazyLinear(10))}, "has lazy layers without weights: call it once"),
+        ({"model": object()}, "expected a torch.nn.Module or a function of images, got an object$"),
     ],
 )
 def test_a_mistake_in_what_an_attack_is_given_is_named(change: dict[str, Any], said: str) -> None:
@@ -261,12 +269,54 @@ def test_a_mistake_in_what_an_attack_is_given_is_named(change: dict[str, Any], s
         fatbench.attacks.pgd(**{**right, **change})
 
 
-def test_a_model_that_changes_its_images_is_not_said_to_draw_at_test_time() -> None:
-    def model(x: torch.Tensor) -> torch.Tensor:
-        return x.sub_(0.5).flatten(1)[:, :10]
+LINEAR = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+WHOLE = (-1, 0, True, 2.0, 2.5, "3", float("nan"), [3])
 
-    with pytest.raises(SpecError, match=r"autoattack: the model changes its images in place"):
-        fatbench.attacks.autoattack(model, torch.rand(2, 1, 8, 8), torch.tensor([0, 1]), eps=8 / 255)
+
+@pytest.mark.parametrize("name", ["n", "batch", "size"])
+@pytest.mark.parametrize("value", WHOLE)
+def test_limits_stand_in_the_function(name: str, value: Any) -> None:
+    with pytest.raises(SpecError, match=f"^{name}: expected a whole number of 1 or more, got "):
+        fatbench.evaluate(LINEAR, "digits", [], **{name: value})
+
+
+def test_what_is_no_number_is_named() -> None:
+    x, y = torch.rand(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64)
+    for name, value in (
+        ("seed", -1), ("seed", [0, 1]), ("mean", "a"), ("mean", math.nan), ("std", math.inf), ("eps", math.nan),
+        ("eps", math.inf), ("plugins", 3),
+    ):  # fmt: skip
+        more = {"std": 1.0} if name == "mean" else {"mean": 0.0} if name == "std" else {}
+        with pytest.raises(SpecError, match=f"^{name}: expected"):
+            fatbench.evaluate(LINEAR, (x, y), ["fgsm"], **{name: value}, **more)
+    found = fatbench.evaluate(LINEAR, (x, y), [], n=numpy.int64(3), batch=numpy.int64(2), seed=numpy.int64(1))
+    assert len(found.outcomes) == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: fatbench.partition([0, 1] * 9, "iid", clients=2, seed=-1), "seed: expected a whole number of 0 or"),
+        (lambda: fatbench.partition([0, -1], "iid", clients=2), "labels: .* from 0 on, .* the smallest -1"),
+        (lambda: fatbench.partition([0, 1], "iid", clients=2, writers=[1]), "writers: expected one for each of 2"),
+        (lambda: fatbench.aggregate("samples", [torch.ones(1)], round=-1), "round: expected a whole number of 0"),
+        (lambda: fatbench.aggregate("samples", [torch.ones(1)], rounds=0), "rounds: expected a whole number of 1"),
+        (lambda: fatbench.plan("sfat-cifar10", preset="smoke", seeds=1.5), "seeds: expected whole numbers .* got 1.5"),
+        (lambda: fatbench.plan("sfat-cifar10", preset="smoke", override=3), "override: expected settings"),
+        (lambda: RunOptions(jobs=0), "jobs: expected a whole number of 1 or more, got 0"),
+        (lambda: RunOptions(per_gpu=1.5), "per-gpu: expected a whole number of 1 or more"),  # type: ignore[arg-type]
+        (lambda: RunOptions(microbatch=True), "microbatch: expected a whole number of 1 or more, got True"),
+    ],
+)
+def test_numbers_out_of_range_are_named_by_every_function(call: Callable[[], Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        call()
+
+
+def test_no_message_has_an_address_of_memory() -> None:
+    assert str(SpecError(f"got {object()!r} and {len!r}")) == "got <object object> and <built-in function len>"
+    with pytest.raises(SpecError, match=r"got an object$"):
+        fatbench.load_data(object())
 
 
 # --- evaluate -----------------------------------------------------------------------------------------------------

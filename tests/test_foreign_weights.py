@@ -112,7 +112,7 @@ def test_modules_whose_weights_a_hook_computes_have_their_numbers() -> None:
     [
         (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), "Sequential has lazy layers without weights: call it"),
         (lambda: scripted(linear()), "a TorchScript program cannot be copied: give the torch.nn.Module"),
-        (lambda: {"weight": torch.zeros(1)}, "expected a torch.nn.Module or the file of a state dict, got a dict"),
+        (lambda: {"weight": torch.zeros(1)}, "model: expected a torch.nn.Module or a function of images, got a dict"),
     ],
 )
 def test_what_cannot_be_copied_is_one_sentence(module: Any, said: str) -> None:

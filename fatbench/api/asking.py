@@ -6,11 +6,11 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from fatbench.errors import FatbenchError, SpecError, UnknownName, did_you_mean
+from fatbench.errors import FatbenchError, SpecError, UnknownName, did_you_mean, shown, whole
 from fatbench.store.opening import Db, listed_databases
 from fatbench.suite import files
 from fatbench.suite import plugins as naming
@@ -80,11 +80,11 @@ def with_argument_names(function: Callable[P, T]) -> Callable[P, T]:
 @contextlib.contextmanager
 def plugged(plugins: Plugins, db: Db = None) -> Iterator[None]:
     """Load these plug-ins and those named elsewhere; explain an unknown name as the commands do."""
-    listed = [plugins] if isinstance(plugins, str | Path) else list(plugins)
+    listed = list(plugins) if isinstance(plugins, Iterable) and not isinstance(plugins, str) else [plugins]
     for plugin in listed:
         if not isinstance(plugin, str | Path):
             raise SpecError(
-                f"plugins: expected files, got {plugin!r}: fatbench.register(function, kind) takes a function"
+                f"plugins: expected files, got {shown(plugin)}: fatbench.register(function, kind) takes a function"
             )
     naming.load([Path(file) for file in listed])
     try:
@@ -99,11 +99,11 @@ def seed_list(seeds: Seeds) -> list[int] | None:
     """One seed, several, or a text as after `--seeds`. SpecError: anything else."""
     if seeds is None or isinstance(seeds, str):
         return parse_seeds(seeds) if seeds else None
-    listed = [seeds] if isinstance(seeds, int) else list(seeds)
-    # bool: True is an int, too
-    if any(isinstance(seed, bool) or int(seed) != seed or seed < 0 for seed in listed):
-        raise SpecError(f"--seeds: expected whole numbers such as [1, 2, 3], got {seeds!r}")
-    return [int(seed) for seed in listed]
+    listed = list(seeds) if isinstance(seeds, Iterable) and not isinstance(seeds, Mapping) else [seeds]
+    try:
+        return [whole("--seeds", seed) for seed in listed]
+    except SpecError:
+        raise SpecError(f"--seeds: expected whole numbers such as [1, 2, 3], got {shown(seeds)}") from None
 
 
 def filter_text(where: Where) -> str | None:
@@ -111,7 +111,7 @@ def filter_text(where: Where) -> str | None:
     if where is None or isinstance(where, str):
         return where
     if not isinstance(where, Mapping):
-        raise SpecError(f"where: expected a filter such as 'method=FAT', or a mapping, got {where!r}")
+        raise SpecError(f"where: expected a filter such as 'method=FAT', or a mapping, got {shown(where)}")
     conditions = []
     for name, value in where.items():
         several = value if isinstance(value, list | tuple | set) else [value]
@@ -129,6 +129,8 @@ def settings(override: Overrides) -> list[str]:
         return [override]
     if isinstance(override, Mapping):
         return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in override.items()]
+    if not isinstance(override, Iterable):
+        raise SpecError(f"--set: expected settings such as {{'algorithm.local.lr': 0.02}}, got {shown(override)}")
     return list(override)
 
 

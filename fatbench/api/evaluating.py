@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import html
+import math
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fatbench.api.asking import Plugins, Where, filter_text, in_python, plugged, suite_of
 from fatbench.api.lines import Lines, in_notebook
 from fatbench.api.tables import Table
-from fatbench.errors import Doubtful, FatbenchError, SpecError, whole
+from fatbench.errors import Doubtful, FatbenchError, SpecError, shown, whole
 from fatbench.report import build_tables
 from fatbench.report.tables import external_suite as reporting_evaluated
 from fatbench.runner.run_options import RunOptions
@@ -101,14 +102,14 @@ def evaluate(
 ) -> Evaluation:
     """Attack a model that was trained anywhere: a table of one row, with what is doubtful about it.
 
-    model: a module, or a function of images, which is left as it was: images (B, C, H, W) in [0, 1] to logits
-    (B, classes). Or the file of a state dict, and then `network` names what it belongs to, "timm/NAME" or
-    "FILE.py:FUNCTION", and entry which state of a file with several, "state_dict_ema".
+    model: a module, or anything that is called with images, which is left as it was: images (B, C, H, W) in [0, 1], in
+    the type of its weights, to logits (B, classes). Or the file of a state dict, and then `network` names what it
+    belongs to, "timm/NAME" or "FILE.py:FUNCTION", and entry which state of a file with several, "state_dict_ema".
     dataset: a name or a mapping as in a suite; arrays or tensors (x, y), x as `dataset` takes it: uint8, or floats in
     [0, 1], which are rounded to 1/255; what `dataset` returns; a torch Dataset or DataLoader, or a Hugging Face
     Dataset, of images and labels. The first n test images are attacked.
-    attacks: names ("pgd20"), text "{name: pgd, eps: 8/255, ...}", mappings of that, functions (model, x, y) to images,
-    or attacks of torchattacks; default: the field's five; [] none. eps: radius of those given by name alone.
+    attacks: names ("pgd20"), text "{name: pgd, eps: 8/255, ...}", mappings of that, functions (model, x, y) to images
+    like x, or attacks of torchattacks; default: the field's five; [] none. eps: radius of those given by name alone.
     seed: of the random starts; of the training, where several networks of one `name` are evaluated: they are one row.
     expect_natural: the accuracy that your own program measured; Doubtful, and no attack, where it is another here.
     strict: Doubtful if a number cannot be right.
@@ -127,11 +128,11 @@ def evaluate(
     """
     from fatbench.runner import evaluate_external
 
-    preprocessing: dict[str, Any] = {
-        "mean": _numbers(mean), "std": _numbers(std), "outputs": outputs, "channels": channels,
-    }  # fmt: skip
     n, size = (None if value is None else whole(limit, value, 1) for limit, value in (("n", n), ("size", size)))
     batch, seed = whole("batch", batch, 1), whole("seed", seed)
+    preprocessing: dict[str, Any] = {
+        "mean": _numbers("mean", mean), "std": _numbers("std", std), "outputs": outputs, "channels": channels,
+    }  # fmt: skip
     expected_natural = _fraction(expect_natural)
     if not isinstance(model, str | Path):
         external = evaluate_external.from_module(model, name, **preprocessing)
@@ -294,12 +295,17 @@ def _evaluation(cell: str, store: Store, asked_ids: Mapping[str, Any]) -> Evalua
 
 def _radius(eps: float | str) -> float | str:
     """A radius as suites write it: 8/255 as a number becomes "8/255", so that it is the same evaluation."""
-    steps = 255 * eps if isinstance(eps, float) else 0
+    steps = 255 * eps if isinstance(eps, float) and math.isfinite(eps) else 0
     return f"{steps:.0f}/255" if round(steps) > 0 and abs(steps - round(steps)) < 1e-9 else eps
 
 
-def _numbers(values: float | Sequence[float]) -> tuple[float, ...]:
-    return (float(values),) if isinstance(values, int | float) else tuple(map(float, values))
+def _numbers(name: str, values: Any) -> tuple[float, ...]:
+    """One number, or one for each channel. SpecError: anything else, or a number that is not finite."""
+    listed = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else [values]
+    for value in listed:
+        if isinstance(value, bool | str) or not hasattr(value, "__float__") or not math.isfinite(value):
+            raise SpecError(f"{name}: expected finite numbers, one or one per channel, got {shown(values)}")
+    return tuple(map(float, listed))
 
 
 def _fraction(fraction: float | None) -> float | None:
@@ -350,9 +356,10 @@ def _attacks(attacks: Any, model: Any) -> list[str | tuple[str, Any]] | None:
     if attacks is None:
         return None
     if isinstance(attacks, Mapping) and "name" not in attacks:  # label -> attack
-        return [(str(label), _pair(attack, model)[1]) for label, attack in attacks.items()]
+        return [(str(label), _pair(attack, model)[1]) for label, attack in attacks.items()] or ["natural"]
     # [] asks for no attack: natural accuracy alone
-    listed = [attacks] if isinstance(attacks, str | Mapping) or callable(attacks) else list(attacks) or ["natural"]
+    is_one = isinstance(attacks, str | Mapping) or callable(attacks) or not isinstance(attacks, Iterable)
+    listed = [attacks] if is_one else list(attacks) or ["natural"]
     return [attack if isinstance(attack, str) else _pair(attack, model) for attack in listed]
 
 
@@ -363,7 +370,7 @@ def _pair(attack: Any, model: Any) -> tuple[str, Any]:
     if isinstance(attack, Mapping):
         return "", dict(attack)
     if not callable(attack):
-        raise SpecError(f"attacks: expected names, mappings or functions, got {attack!r}")
+        raise SpecError(f"attacks: expected names, mappings or functions (model, x, y), got {shown(attack)}")
     if type(attack).__module__.partition(".")[0] == "torchattacks":
         return "", _torchattacks(attack, model)
     label, name = registered.attack(attack)

@@ -74,12 +74,17 @@ def partition(
     from fatbench.engine.splits import dealt
 
     label_array = numpy.asarray(labels)
-    if label_array.ndim != 1 or label_array.dtype.kind not in "iu":
-        raise SpecError(f"labels: expected whole numbers (N,), got {label_array.dtype} {label_array.shape}")
+    if label_array.ndim != 1 or label_array.dtype.kind not in "iu" or (label_array < 0).any():
+        smallest = f", the smallest {label_array.min()}" if label_array.dtype.kind in "iu" and label_array.size else ""
+        raise SpecError(
+            f"labels: expected whole numbers (N,) from 0 on, got {label_array.dtype} {label_array.shape}{smallest}"
+        )
     with plugged(plugins):
         spec = calls.check("Partition", LocatedMap({"name": how, "clients": clients, **settings}, at="partition"))
         deal = calls.build("Partition", spec)
     writer_array = None if writers is None else numpy.asarray(writers)
+    if writer_array is not None and writer_array.shape != label_array.shape:
+        raise SpecError(f"writers: expected one for each of {len(label_array)} labels, got {writer_array.shape}")
     shards = deal(label_array.astype(numpy.int64), numpy_generator(whole("seed", seed), "partition"), writer_array)
     return dealt(shards, len(label_array))
 
@@ -117,6 +122,7 @@ def aggregate(
     """
     from fatbench.engine import own_uploads
 
+    round, rounds = whole("round", round), whole("rounds", rounds, 1)
     with plugged(plugins):
         spec = calls.check("Aggregator", LocatedMap({"name": how, **settings}, at="aggregate"))
         aggregator = calls.build("Aggregator", spec)

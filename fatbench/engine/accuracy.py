@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fatbench.engine.gradients import NoGradient, cross_entropy, gradient_of, logits_of, part_of
 from fatbench.engine.inject import requested_arguments
 from fatbench.engine.local import load, pixels, precision_context
-from fatbench.engine.outcomes import Seen, ball, is_correct
+from fatbench.engine.outcomes import Seen, attacked_images, ball, is_correct
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Problem, Tensors
 
@@ -63,7 +63,8 @@ def attack_in_chunks(
         noise = generator(problem.seed, *key, offset, device=problem.device)
         with precision_context(problem):
             positions = functools.partial(torch.arange, offset, offset + len(y), device=y.device)
-            adversarial = attack(computed_on, x, y, noise, **requested_arguments(attack, {"index": positions}))
+            returned = attack(computed_on, x, y, noise, **requested_arguments(attack, {"index": positions}))
+        adversarial = attacked_images(returned, x)
         with torch.no_grad():
             logits = logits_of(model, adversarial).double()
         losses = F.cross_entropy(logits, y, reduction="none").cpu()

@@ -12,8 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
+
+from fatbench.errors import SpecError, article
 
 NOT_FINITE = "outputs are not finite"
 ROUNDING = 1e-6  # of distances and of the pixel range
@@ -35,6 +38,15 @@ def names_a_class(logits: Tensor) -> Tensor:
 def is_correct(logits: Tensor, y: Tensor) -> Tensor:
     """Which images (B,) are classified correctly; False if the outputs name no class."""
     return (logits.argmax(1) == y) & names_a_class(logits)
+
+
+def attacked_images(returned: Any, x: Tensor) -> Tensor:
+    """What an attack on images x (B, C, H, W) returned, as a tensor like x. SpecError: it is no such images."""
+    found = torch.from_numpy(returned) if isinstance(returned, numpy.ndarray) else returned
+    if not isinstance(found, Tensor) or found.shape != x.shape or not found.is_floating_point():
+        kind = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else article(type(returned).__name__)
+        raise SpecError(f"the attack returns {kind}, not images {tuple(x.shape)} as floats in [0, 1]")
+    return found.detach().to(x)
 
 
 def ball(attack: Callable[..., Any]) -> Ball | None:

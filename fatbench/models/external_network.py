@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+import torch.fx
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from fatbench.errors import MachineError, SpecError, did_you_mean
+from fatbench.errors import MachineError, SpecError, article, did_you_mean
 from fatbench.models.own_modules import OwnModules
 from fatbench.models.pretrained import SHOWN, first_line, fitted, mismatches, other_numbers, prefixes
 
@@ -26,7 +30,69 @@ TINY = 1e-30  # probabilities are clipped here before the logarithm: far below w
 HALF_A_UNIT = 2**-24  # of float32 just below 1, where a sigmoid ends
 
 
-class Preprocessed(nn.Module):
+class Called(nn.Module):
+    """A network, or a function of images, as attacks call it: (B, C, H, W) to logits (B, classes) of the images' type.
+
+    It gets the images in the type of its weights, and its own copy of them, which it may change. The modules that a
+    bound method, a partial or another object holds are in its state. SpecError: `network` is nothing of that kind, has
+    no weights yet, or returns no tensor.
+    """
+
+    network: Any
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        if not callable(network) or isinstance(network, type):
+            raise SpecError(f"model: expected a torch.nn.Module or a function of images, got {_description(network)}")
+        self.network, self.held = network, nn.ModuleList(_modules_of(network))
+        if any(is_lazy(tensor) for tensor in (*self.parameters(), *self.buffers())):
+            raise SpecError(f"model: {name_of(network)} has lazy layers without weights: call it once on images")
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights_type = next((weight.dtype for weight in self.parameters() if weight.is_floating_point()), x.dtype)
+        outputs = self.network(x.to(weights_type, copy=True))
+        if not issubclass(type(outputs), Tensor | torch.fx.Proxy):  # a Proxy where batch normalisation is folded
+            kind = article(type(outputs).__name__)
+            raise SpecError(f"model: {name_of(self.network)} returns {kind}, not logits (B, classes) as a tensor")
+        logits: Tensor = outputs.to(x.dtype)
+        return logits
+
+
+def name_of(function: Any) -> str:
+    """The name of a function, of the one in a partial, or of an object's class."""
+    if isinstance(function, functools.partial):
+        return name_of(function.func)
+    return str(getattr(function, "__name__", type(function).__name__)).strip("<>")
+
+
+def _modules_of(function: Any) -> list[nn.Module]:
+    """The modules that a function holds in what a copy of it copies: not those that it reads around it."""
+    if isinstance(function, nn.Module) or (inspect.isroutine(function) and not inspect.ismethod(function)):
+        return []
+    if inspect.ismethod(function):
+        parts = [function.__self__]
+    elif isinstance(function, functools.partial):
+        parts = [function.func, *function.args, *function.keywords.values()]
+    else:
+        parts = list(getattr(function, "__dict__", {}).values())
+    modules = [part for part in parts if isinstance(part, nn.Module)]
+    held = [part for part in parts if inspect.ismethod(part) or isinstance(part, functools.partial)]
+    return modules + [module for part in held for module in _modules_of(part)]
+
+
+def _description(value: Any) -> str:
+    """What was given in place of a network, and where one may be: "a Classifier (a module is its .model)"."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}: call it"
+    if isinstance(value, Mapping):
+        return f"{article(type(value).__name__)}: load the state dict into its module"
+    names = [
+        name for name in ("model", "module", "network", "net") if isinstance(getattr(value, name, None), nn.Module)
+    ]
+    return article(type(value).__name__) + (f" (its .{names[0]} is a module)" if names else "")
+
+
+class Preprocessed(Called):
     """Images (B, C, H, W) in [0, 1], RGB, to logits (B, classes), through a network with its own conventions.
 
     mean, std: as in the network's training, one for each channel in its order; empty: none. outputs: "probabilities"
@@ -45,15 +111,15 @@ class Preprocessed(nn.Module):
         outputs: Literal["logits", "probabilities", "sigmoid"] = "logits",
         channels: Literal["rgb", "bgr"] = "rgb",
     ) -> None:
-        super().__init__()
-        self.network, self.outputs, self.channels = network, outputs, channels
+        super().__init__(network)
+        self.outputs, self.channels = outputs, channels
         for name, value in (("mean", mean or (0.0,)), ("std", std or (1.0,))):
             self.register_buffer(name, torch.tensor(value).view(1, -1, 1, 1), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.channels == "bgr":
             x = x.flip(1)  # before mean and std, which are in the network's order
-        network_outputs: Tensor = self.network((x - self.mean) / self.std)
+        network_outputs = super().forward((x - self.mean) / self.std)
         if self.outputs == "logits":
             return network_outputs
         logits = network_outputs.clamp(min=TINY).log()
@@ -76,7 +142,22 @@ def network(source: str, shape: tuple[int, int, int], classes: int) -> nn.Module
     file, colon, function = source.rpartition(":")
     if not colon or not file.endswith(".py"):
         raise SpecError(f"--model: expected timm/NAME or FILE.py:FUNCTION, got '{source}'")
-    return _from_python(Path(file), function)
+    return _with_weights(_from_python(Path(file), function), source, shape)
+
+
+def _with_weights(network: nn.Module, source: str, shape: tuple[int, int, int]) -> nn.Module:
+    """Give lazy layers their weights, by a pass over two blank images of `shape`."""
+    if any(is_lazy(tensor) for tensor in (*network.parameters(), *network.buffers())):
+        modes = {module: module.training for module in network.modules()}
+        try:
+            with torch.no_grad():
+                network.eval()(torch.zeros(2, *shape))
+        except Exception as error:
+            size = "x".join(map(str, shape))
+            raise SpecError(f"{source} does not take images of {size} (see --size): {first_line(error)}") from None
+        for module, mode in modes.items():
+            module.training = mode
+    return network
 
 
 def full_name(source: str) -> str:

@@ -16,7 +16,7 @@ from sqlalchemy import select
 
 from fatbench import settings
 from fatbench.data.own import load
-from fatbench.errors import MachineError, SpecError
+from fatbench.errors import ADDRESS, MachineError, SpecError, article
 from fatbench.runner import worker
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Recovery
@@ -146,37 +146,51 @@ def from_file(
 def from_module(
     module: nn.Module | Callable[[Tensor], Tensor], name: str | None = None, **preprocessing: Any
 ) -> ExternalModel:
-    """A module in memory, or a function. It is copied, so that it does not change."""
+    """A module in memory, or anything that is called with images. It is copied where that is possible."""
     import torch
     from safetensors.torch import save
 
-    if inspect.isfunction(module) or inspect.ismethod(module) or isinstance(module, functools.partial):
-        function, module = module, torch.nn.Module()
-        module.forward = function
-    module_copy = _copy_module(module)
+    from fatbench.models.external_network import Called, name_of
+
+    is_module = isinstance(module, torch.nn.Module)
+    kind = type(module).__name__ if is_module else name_of(module)
+    module_copy = _copy_module(module) if is_module else Called(_copy_function(module))
+    for key, value in module_copy.state_dict().items():
+        if not isinstance(value, torch.Tensor) or value.is_quantized or value.layout != torch.strided:
+            content = value.dtype if isinstance(value, torch.Tensor) else article(type(value).__name__)
+            raise SpecError(
+                f"model: '{key}' in the state of {kind} is {content}, and no plain tensor (a quantised module?): give a"
+                " function that calls it, lambda x: module(x)"
+            )
     state = {key: value.detach().cpu().clone().contiguous() for key, value in module_copy.state_dict().items()}
     try:
         with sources.PARSER:
-            code = inspect.getsource(type(module))
+            code = inspect.getsource(type(module)) if is_module else ""
     except (OSError, TypeError):  # its class was typed at a prompt
         code = repr(module)
-    kind = type(module).__name__
     digest = _sha256(save(state))
+    text = f"{code}\n{ADDRESS.sub('', repr(module))}" if is_module else kind
     model = Model(
-        name or kind, digest, kind, _sha256(f"{code}\n{module!r}".encode()),
+        name or kind, digest, kind, _sha256(text.encode()),
         named=name is not None, **preprocessing,
     )  # fmt: skip
     return ExternalModel(model, lambda shape, classes: module_copy, state)
 
 
+def _copy_function(function: Any) -> Any:
+    """A copy of what is called in place of a module, with the modules that it holds; itself where it has none."""
+    try:
+        return copy.deepcopy(function)
+    except Exception:  # a lock, a file, whatever the object holds
+        return function
+
+
 def _copy_module(module: Any) -> nn.Module:
-    """Copy a module. SpecError: it is not a module, cannot be copied, or has no weights yet."""
+    """Copy a module. SpecError: it cannot be copied, or has no weights yet."""
     import torch
     from torch.nn.parameter import is_lazy
 
     kind = type(module).__name__
-    if not isinstance(module, torch.nn.Module):
-        raise SpecError(f"expected a torch.nn.Module or the file of a state dict, got a {kind}")
     if isinstance(module, torch.jit.ScriptModule):
         raise SpecError(
             "a TorchScript program cannot be copied: give the torch.nn.Module that it was made of, or one whose forward"
@@ -353,13 +367,13 @@ def _check_network(ready: Setup, description: Model) -> None:
     try:
         with torch.no_grad():
             logits = ready.problem.model.eval()(x)
+    except SpecError:  # says what the network returns
+        raise
     except Exception as error:  # any error of the network's own code
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise SpecError(f"{description.network} does not take images of {shape} (see --size, --mean): {line}") from None
-    if not isinstance(logits, torch.Tensor) or logits.shape != (1, ready.classes):
-        output_shape = (
-            "x".join(map(str, logits.shape[1:])) if isinstance(logits, torch.Tensor) else type(logits).__name__
-        )
+    if logits.shape != (1, ready.classes):
+        output_shape = "x".join(map(str, logits.shape[1:])) or "one number"
         raise SpecError(
             f"{description.network} gives {output_shape} for an image instead of {ready.classes} numbers, one per class"
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fatbench.errors import whole
 from fatbench.settings import AUTO
 
 T = TypeVar("T")
@@ -35,6 +36,11 @@ class RunOptions:
     log: str | None = None  # who else writes learning curves: "tensorboard" or "wandb"
     db: str | None = None
     data: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("jobs", "per_gpu", "microbatch"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, whole(f"--{name.replace('_', '-')}", value, 1))
 
 
 def with_keywords(

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fatbench.errors import SpecError, did_you_mean
+from fatbench.errors import SpecError, did_you_mean, shown
 from fatbench.suite import sources, types, weights
 from fatbench.suite.entry import Entry, entry_of, in_table
 from fatbench.suite.located import LocatedMap
@@ -171,7 +171,7 @@ def _place_of(node: Mapping[str, Any], key: str, fallback: str) -> str:
 
 
 def _value_text(value: Any) -> str:
-    return repr(dict(value) if isinstance(value, LocatedMap) else value)
+    return shown(dict(value) if isinstance(value, LocatedMap) else value)
 
 
 def call(kind: str, spec: Mapping[str, Any]) -> Call:

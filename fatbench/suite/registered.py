@@ -110,13 +110,23 @@ def attack(function: Callable[..., Any]) -> tuple[str, str]:
 
     The two differ for a callable without a text: nothing can tell whether it is the same in another call.
     """
-    parameters = [  # those without a default
-        p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind in (0, 1)
-    ]
-    if len(parameters) not in (3, 4):
-        raise SpecError(f"attacks: expected functions of (model, x, y), got one of ({', '.join(parameters)})")
     label = _label(function)
     try:
+        needed = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind < 4]
+    except ValueError:  # code without a signature
+        raise SpecError(
+            f"attacks: expected functions of (model, x, y), {label} does not say of what it is one"
+        ) from None
+    parameters = [parameter.name for parameter in needed if parameter.kind in (0, 1)]
+    settings_needed = [parameter.name for parameter in needed if parameter.kind == parameter.KEYWORD_ONLY]
+    if len(parameters) not in (3, 4) or settings_needed:
+        listed = ", ".join([*parameters, *(f"{setting}=" for setting in settings_needed)])
+        raise SpecError(
+            f"attacks: expected functions of (model, x, y), {label} is one of ({listed}): give a function that calls it"
+        )
+    try:
+        if inspect.ismethod(function):
+            raise SpecError(f"register: {label} belongs to an object that no file can hold")
         text, name = text_of(function), function.__name__
     except SpecError:
         return label, keep("Attack", f"{label}_{secrets.token_hex(4)}", function, len(parameters))
@@ -235,7 +245,7 @@ def _write(function: Any, text_by_name: dict[str, str]) -> None:
             text = textwrap.dedent(inspect.getsource(function))
             node = ast.parse(text).body[0]
     except (OSError, TypeError, SyntaxError):
-        raise SpecError(f"register: the text of '{name or function!r}' cannot be found") from None
+        raise SpecError(f"register: the text of '{name or type(function).__name__}' cannot be found") from None
     if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name != name:
         raise SpecError(f"register: write it as 'def NAME(...)', not as {text.split('(')[0].strip()!r}")
     if closure_names := getattr(getattr(function, "__code__", None), "co_freevars", ()):
