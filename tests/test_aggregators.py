@@ -6,10 +6,11 @@ import copy
 import functools
 import math
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import members
 import numpy
@@ -20,9 +21,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from updates import Net, client, cohort, context, frozen_net, problem
 
+import fatbench
 from fatbench.engine.inject import asks
 from fatbench.engine.mixing import aggregate, last_layer_cosines, mix
 from fatbench.engine.rounds import Context, Mixing, Problem, Tensors, Update
+from fatbench.errors import SpecError
 from fatbench.methods.adfl import draw_images
 from fatbench.methods.aggregators import AGGREGATORS, project_to_simplex
 from fatbench.models import MODELS
@@ -629,3 +632,18 @@ def test_every_aggregator_documented() -> None:
     for aggregator in AGGREGATORS:
         assert "Source:" in str(in_table(AGGREGATORS[aggregator]).function.__doc__), aggregator
     assert {"afl", "q_ffl"} <= {*ASKING}
+
+
+@pytest.mark.parametrize(
+    ("uploads", "more", "message"),
+    [
+        ([1.0, 2.0], {"losses": [math.nan, 1.0]}, "losses: expected finite numbers, got nan at client 0"),
+        ([1.0, 2.0], {"losses": [1.0, "high"]}, "losses: expected finite numbers, got high at client 1"),
+        ([1j, 2.0], {}, "uploads: expected real numbers, got complex ones"),
+        ([1.0, 2.0], {"sizes": 0}, "sizes: expected a list with one for each client, got 0"),
+        ([1.0, 2.0], {"sizes": [2**70, 1]}, "sizes: expected whole numbers of at least 1"),
+    ],
+)
+def test_what_is_no_upload_is_one_sentence(uploads: list[complex], more: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(message)):
+        fatbench.aggregate("fedsoftbetter", [torch.tensor([one]) for one in uploads], **{"losses": [1.0, 1.0], **more})

@@ -286,7 +286,7 @@ def test_cells_of_a_seed_in_different_precisions_are_not_tested(tmp_path: Path) 
 
     def measured(id: str) -> dict[str, Measurement]:
         stage = "x-00.bf16@1" if id in lower | both else "x-00@1"
-        return {name: replace(one, stages=(stage,)) for name, one in of(id).items()}
+        return {name: replace(one, stage=stage) for name, one in of(id).items()}
 
     cifar, svhn = contrasts.family(suite.tests[0], plan, measured)
     assert svhn.test is None and svhn.why == "the cells of a seed were attacked in different precisions"
@@ -333,7 +333,7 @@ def test_slack_and_shrink_of_the_committed_rows(db: str, run: Any) -> None:
     after, without = (points_up(test[key]) for key in ("detectable_corrected", "detectable"))
     (line,) = [line for line in out.splitlines() if line.startswith("shrink ") and " natural " in line]
     assert "\nof all: over seeds and images\n" in out  # images and precisions differ, so they stand in columns
-    told = f"-7.60 ({low:+.2f} to {high:+.2f}) {max(abs(low), abs(high)):.2f} 0.077 {after} ({without})"
+    told = f"-7.60 ({low:+.2f} to {high:+.2f}) {points_up(test['at_most'], 2)} 0.077 {after} ({without})"
     assert f"{told} 2000 6, 7, 8, 9, 10" in " ".join(line.split()) and float(after) > float(without)
     assert "exploratory" not in out and "-0.00" not in out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
@@ -52,7 +53,7 @@ def aggregate(
     stats = (
         [_MissingStats()] * len(states)
         if losses is None
-        else [_stats(client_stats) for client_stats in _one_per_client("losses", losses, counts)]
+        else [_stats(client, loss) for client, loss in enumerate(_one_per_client("losses", losses, counts))]
     )
     start_state = (
         _centre(states, tolerates_one(aggregator, len(states))) if broadcast is None else _state(broadcast, names)
@@ -87,7 +88,10 @@ class _MissingStats:
         )
 
 
-def _stats(loss: float) -> Stats:
+def _stats(client: int, loss: Any) -> Stats:
+    """The statistics of a client with this loss. Raises SpecError unless it is a finite number."""
+    if not isinstance(loss, SupportsFloat) or isinstance(loss, str) or not math.isfinite(float(loss)):
+        raise SpecError(f"losses: expected finite numbers, got {loss} at client {client}")
     return Stats(float(loss), float(loss), 0.0, 1, 1.0, 1, broadcast_loss=float(loss))
 
 
@@ -107,27 +111,34 @@ def _state(upload: Any, names: Sequence[str] = ()) -> Tensors:
     if isinstance(upload, nn.Module):
         upload = upload.state_dict()
     if isinstance(upload, Mapping):
-        return {str(key): torch.as_tensor(value).detach() for key, value in upload.items()}
+        state = {str(key): torch.as_tensor(value).detach() for key, value in upload.items()}
+        if complex_key := next((key for key, value in state.items() if value.is_complex()), None):
+            raise SpecError(f"uploads: '{complex_key}' has complex numbers, of which no mean is a model")
+        return state
     try:
         vector = torch.as_tensor(upload).detach()
     except (TypeError, ValueError, RuntimeError):
         raise SpecError(
             f"uploads: expected vectors, lists of arrays or state dicts, got a {type(upload).__name__}"
         ) from None
+    if vector.is_complex():
+        raise SpecError("uploads: expected real numbers, got complex ones")
     return {VECTOR: vector if vector.is_floating_point() else vector.float()}
 
 
 def _one_per_client(name: str, values: Sequence[Any] | None, default: list[Any]) -> list[Any]:
     if values is None:
         return default
+    if not isinstance(values, Sequence | Tensor | numpy.ndarray) or isinstance(values, str):
+        raise SpecError(f"{name}: expected a list with one for each client, got {values}")
     if len(values) != len(default):
         raise SpecError(f"{name}: expected {len(default)}, one for each client, got {len(values)}")
     return list(values)
 
 
 def _size(client: int, n: Any) -> int:
-    """A client's number of examples. Raises SpecError unless it is a whole number of at least 1."""
-    if not isinstance(n, SupportsFloat) or not float(n) >= 1 or float(n) % 1:
+    """A client's number of examples. Raises SpecError unless it is a whole number of at least 1, below 2^53."""
+    if not isinstance(n, SupportsFloat) or not 1 <= float(n) < 2**53 or float(n) % 1:
         raise SpecError(f"sizes: expected whole numbers of at least 1, got {n} at client {client}")
     return int(float(n))
 
