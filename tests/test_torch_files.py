@@ -117,6 +117,7 @@ BESIDE: dict[str, Any] = {
     "optimiser with steps": {"state": {0: {"step": torch.tensor(1.0), "exp_avg": torch.ones(3)}}, "param_groups": []},
     "generator's tensor": {"torch": torch.get_rng_state(), "cuda": [torch.get_rng_state()]},
     "metrics": {"best": torch.tensor(0.9)},
+    "curves": {"accuracy": np.arange(5.0), "loss": np.arange(5.0)},
     "itself": [],
 }
 BESIDE["itself"].append(BESIDE["itself"])

@@ -263,7 +263,8 @@ def read_state(
     except Exception as error:  # of a damaged file, or one of another kind
         kind = "" if path.suffix == ".safetensors" else "not a file that torch.save wrote, or damaged: "
         raise MachineError(f"{name}: weights: cannot read {path}: {kind}{first_line(error)}") from error
-    states = dict(_states(content))
+    # arrays beside a state of tensors are curves, as a rule
+    states = dict(_states(content, _is_tensor)) or dict(_states(content, lambda value: isinstance(value, np.ndarray)))
     if not states and _has_unbuilt(content):
         raise SpecError(f"{path} holds pickled Python objects, not a state dict: {torch_files.ADVICE}")
     if not states:
@@ -284,15 +285,17 @@ def read_state(
     return state, [] if [*states] == [WHOLE] else [chosen, *(other for other in states if other != chosen)]
 
 
-def _states(content: Any, way: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+def _states(content: Any, is_number: Callable[[Any], bool], way: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Each mapping of tensors with the way to it. Counters, states of random generators and metrics are none."""
     if not isinstance(content, dict | list):
         return
     items = content.items() if isinstance(content, dict) else enumerate(content)
-    inside = [found for key, value in items for found in _states(value, f"{way}{key}.")]
+    inside = [found for key, value in items for found in _states(value, is_number, f"{way}{key}.")]
     if isinstance(content, dict):
-        tensors = {str(key): value for key, value in content.items() if _is_tensor(value)} or {
-            str(key): torch.from_numpy(value) for key, value in content.items() if isinstance(value, np.ndarray)
+        tensors = {
+            str(key): torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+            for key, value in content.items()
+            if is_number(value)
         }
         is_state = any(isinstance(v, Unbuilt) or (v.dim() and v.dtype != torch.uint8) for v in tensors.values())
         # tensors beside a state, such as a mean, are none by themselves; names of a network's tensors have parts
