@@ -103,6 +103,7 @@ def test_nothing_of_a_call_stays(cache: Path) -> None:
 def test_of_stored_numbers_only_the_names_stay(cache: Path, tmp_path: Path) -> None:
     """So that they are read, in this program and in one that has neither the arrays nor the function."""
     db = tmp_path / "own.db"
+    forget()  # names of other tests
     for seed in range(3):
         fatbench.evaluate(darkness(), images(seed=seed), [fool, plain], db=db)
     try:
