@@ -122,7 +122,7 @@ def load(task: InversionTask) -> CheckedUpdate:
             f"{half_tensor} has 16 bits: a small update loses digits, so attacks may find less than in float32; it is "
             "not hidden"
         )
-    if any(isinstance(module, (_BatchNorm, _DropoutNd)) for module in model.modules()):
+    if any(isinstance(m, _BatchNorm) or (isinstance(m, _DropoutNd) and m.p > 0) for m in model.modules()):
         notes.append(
             "attacks take the update as one of eval mode: with batch normalisation or dropout, training in train mode "
             "may have given away more or less than they find"
