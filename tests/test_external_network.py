@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import fatbench
+from fatbench.engine.setup import Runtime, network_of
 from fatbench.errors import FatbenchError, SpecError
 from fatbench.models import external_network as networks
 
@@ -198,3 +199,27 @@ def test_what_holds_a_module_is_said() -> None:
         fatbench.evaluate(Estimator(), "digits", [])  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="got an OrderedDict: load the state dict into its module"):
         fatbench.evaluate(LINEAR.state_dict(), "digits", [])  # type: ignore[arg-type]
+
+
+class Rescales(nn.Module):
+    """Changes its images in place, or not."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.linear, self.in_place = nn.Linear(64, 10), in_place
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear((x.sub_(0.1).div_(0.9) if self.in_place else (x - 0.1) / 0.9).flatten(1))
+
+
+def test_a_network_of_a_suite_that_changes_its_images_gets_its_own_copy() -> None:
+    """TRADES passes the same images twice, and an attack asks for their gradient."""
+    runtime, x = Runtime(Path(), torch.device("cpu")), torch.rand(3, 1, 8, 8)
+    changing, other = (
+        network_of(runtime, 0, lambda shape, classes, way=way: Rescales(way), (1, 8, 8), 10) for way in (True, False)
+    )
+    kept = x.clone()
+    assert torch.equal(changing(x), other(x)) and torch.equal(x, kept) and changing.training
+    gradients = [torch.autograd.grad(m(leaf := x.clone().requires_grad_()).sum(), leaf)[0] for m in (changing, other)]
+    assert torch.equal(*gradients)
+    assert not other._forward_pre_hooks

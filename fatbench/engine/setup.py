@@ -141,9 +141,30 @@ def network_of(
     """A cell's initial network, on the device."""
     with forked(seed, "model"):
         network: torch.nn.Module = model(shape, classes)
+    if not type(network).__module__.startswith("fatbench.") and _changes_images(network, shape, seed):
+        network.register_forward_pre_hook(_own_copy)
     if runtime.microbatch is not None:
         microbatch.bound(network, runtime.microbatch)
     return network.to(runtime.device)
+
+
+def _changes_images(network: torch.nn.Module, shape: tuple[int, int, int], seed: int) -> bool:
+    """Whether a plug-in's network changes its images in place: the next pass over them would be over others."""
+    images = torch.full((2, *shape), 0.5)
+    modes = [(module, module.training) for module in network.modules()]
+    try:
+        with torch.no_grad(), forked(seed, "images"):
+            network.eval()(images)
+    except Exception:  # the first round says what is wrong with it
+        return False
+    finally:
+        for module, training in modes:
+            module.training = training
+    return bool(images._version) or not bool((images == 0.5).all())  # `images.data` has no version
+
+
+def _own_copy(_: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return inputs[0].clone(), *inputs[1:]
 
 
 def _read_data(reader: Callable[..., Any], root: Path, counts: First) -> Any:
