@@ -74,17 +74,17 @@ def test_what_a_claim_says_of_its_run(how: dict, said: dict, machine, store, mon
 
 
 def test_a_claim_says_which_plug_ins_it_uses_and_which_ran_here_beside_them(machine, store, monkeypatch) -> None:
-    def files(spec: Any, asked: Any = None) -> set[str]:
+    def files(spec: Any, asked: Any = None) -> set[Path]:
         assert spec == JOB.spec
-        return {"a.py"} if asked is None else {f"{one.label}.py" for one in asked}
+        return {Path("a.py")} if asked is None else {Path(f"{one.label}.py") for one in asked}
 
     monkeypatch.setattr(stage.plugins, "files", files)
-    monkeypatch.setattr(stage.plugins, "version", lambda file: {"plugin": file})
+    monkeypatch.setattr(stage.plugins, "version", lambda file: {"plugin": str(file)})
     monkeypatch.setattr(stage.plugins, "records", lambda spec: [{"plugin": f"of {spec['seed']}"}])
     monkeypatch.setattr(
         stage.plugins, "of_evaluation", lambda spec, one: [{"plugin": f"{one.label} of {spec['seed']}"}]
     )
-    monkeypatch.setattr(stage.sources, "run_here", lambda: {"natural.py", "c.py", "a.py", "b.py"})
+    monkeypatch.setattr(stage.sources, "run_here", lambda: {*map(Path, ("natural.py", "c.py", "a.py", "b.py"))})
     assert stage.claim(turn(store), "train", machine)
     assert stage.claim(turn(store), NATURAL.stage(3), machine, 0, NATURAL)
     assert store.stages()[JOB.cell, "train"].total == 0
@@ -106,7 +106,7 @@ def test_what_a_cell_is_made_ready_with(machine, monkeypatch) -> None:
     from fatbench.engine.setup import Runtime
 
     network, did, said = torch.nn.Identity(), list[Any](), list[str]()
-    ready = SimpleNamespace(problem=SimpleNamespace(model=network))
+    ready = SimpleNamespace(problem=SimpleNamespace(model=network), note="")
     bound = {"seed": 7}
     monkeypatch.setattr("fatbench.engine.setup.setup", lambda runtime, **given: did.append((runtime, given)) or ready)
     monkeypatch.setattr("fatbench.engine.microbatch.has_dropout", lambda model: model is network)
