@@ -506,7 +506,8 @@ def test_positions_of_another_size_are_interpolated(name: str, published: Path) 
     """14 x 14 patches to 4 x 4, bicubic; the class token's entry stays."""
     model = MODELS[name]((3, 64, 64), 10, depth=2, weights=str(published / SHORT[name]))
     key = "patch_pos" if name == "tnt" else "pos_embed"
-    old, new = from_file(name, published / SHORT[name])[key], model.backbone.state_dict()[key]
+    stored = {name.removeprefix("module."): value for name, value in from_file(name, published / SHORT[name]).items()}
+    old, new = stored[key], model.backbone.state_dict()[key]
     assert new.shape == (1, 17, 384)
     assert torch.equal(new[:, 0], old[:, 0])
     grid = old[0, 1:].T.unflatten(1, (14, 14))[None]

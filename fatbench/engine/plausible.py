@@ -188,7 +188,8 @@ def not_followed(problem: Problem, state: Tensors, images: Tensor, labels: Tenso
 
     try:
         with forked(problem.seed, "not_followed", device=x.device):
-            logits, gradient = gradient_of(model, lambda logits, y: _log_odds(logits, y).sum(), x.clone(), y, None)
+            limit = part_of(x, model)
+            logits, gradient = gradient_of(model, lambda logits, y: _log_odds(logits, y).sum(), x.clone(), y, limit)
     except NoGradient:
         return 0.0, 0
     signs = [gradient.sign(), *(2 * torch.randint(2, x.shape, generator=draws).to(x) - 1 for _ in range(2))]
