@@ -21,6 +21,8 @@ from fatbench.__main__ import GARBAGE
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under `nohup` programs that tests start would ignore it
+
 gc.set_threshold(GARBAGE)  # imports and suites make many objects and drop none, as in the program
 
 # The same examples on every run, whatever ran before; no time limit per example, for machines differ.
