@@ -98,7 +98,7 @@ BESIDE: dict[str, Any] = {
     "dictionary of its own kind": Easy(lr=0.1),
     "list of its own kind": Listed([1, 2]),
     "named tuple": Point(1, 2),
-    "partial": functools.partial(print, 1),
+    "partial": functools.partial(max, 1),
     "function": net,
     "built-in": max,
     "class": Options,
