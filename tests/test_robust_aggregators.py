@@ -25,7 +25,7 @@ from fatbench.engine.malicious import finite
 from fatbench.engine.mixing import mix
 from fatbench.engine.rounds import Context, Mixing, Update
 from fatbench.errors import SpecError
-from fatbench.methods import robust_aggregators
+from fatbench.methods import filtering_aggregators, robust_aggregators
 from fatbench.methods.aggregators import AGGREGATORS
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.methods.algorithms.fltrust import trust
@@ -33,7 +33,8 @@ from fatbench.methods.objectives import standard
 from fatbench.suite import calls, facts
 from fatbench.testing import initial_state, local, small_problem
 
-NAMES = [name for name, function in AGGREGATORS.items() if hasattr(robust_aggregators, name) and function]
+MODULES = (robust_aggregators, filtering_aggregators)
+NAMES = [name for name in AGGREGATORS if any(hasattr(module, name) for module in MODULES)]
 
 
 class Vector(nn.Module):
@@ -94,7 +95,7 @@ def test_float_buffers_are_weighed_as_the_weights_are() -> None:
     at = context(on=problem(2, Normalised()), broadcast={"w": torch.zeros(1), "running": torch.zeros(1)})
     updates = [client(k, n, model={"w": torch.tensor([x]), "running": torch.tensor([x])}) for k, n, x in
                ((0, 1, 0.0), (1, 9, 1.0))]  # fmt: skip
-    mixing = robust_aggregators._weighted(updates, at, {0: 0.25, 1: 0.75}, selected=[1])
+    mixing = robust_aggregators.weighted(updates, at, {0: 0.25, 1: 0.75}, selected=[1])
     assert mixing.model is not None and {name: float(v) for name, v in mixing.model.items()} == {
         "w": 0.75,
         "running": 0.75,
@@ -191,6 +192,58 @@ def test_centred_clipping_and_its_memory() -> None:
             updates, context(on=at.problem, broadcast=at.broadcast, memory=mixing.memory), radius=1.0
         )
         assert mixing.model is not None and float(mixing.model["w"]) == pytest.approx(expected)
+
+
+FOUR = [[1, 0], [3, 2], [2, 4], [10, 10]]
+
+
+@pytest.mark.parametrize("name", ["mda", "meamed", "smea", "dnc"])
+def test_of_four_the_far_one_is_left_out(name: str) -> None:
+    assert result(name, FOUR, byzantine=1).tolist() == pytest.approx([2, 2])
+
+
+def test_caf_of_four() -> None:
+    updates, at = vectors(FOUR)
+    assert AGGREGATORS["caf"](updates, at, byzantine=1).weights == pytest.approx(
+        [0.171809, 0.457746, 0.370446, 0], abs=1e-6
+    )
+    assert result("caf", FOUR, byzantine=1).tolist() == pytest.approx([2.285937, 2.397274], abs=1e-6)
+    assert scalar("caf", [0, 1, 2, 11], byzantine=1) == pytest.approx(1.097678, abs=1e-6)
+    assert scalar("caf", [3, 3, 3], byzantine=1) == 3
+
+
+def test_equal_subsets_go_to_the_first() -> None:
+    """0, 1, 2, 3 without one: 0, 1, 2 and 1, 2, 3 have the same diameter and the same spread."""
+    for name in ("mda", "smea"):
+        assert scalar(name, [0, 1, 2, 3], byzantine=1) == 1
+
+
+def test_dnc_takes_the_least_often_dropped() -> None:
+    """Of 0, 1, 2, 11 one pass drops 11, and as all are looked at, each pass drops the same."""
+    updates, at = vectors([[0.0], [1.0], [2.0], [11.0]])
+    for iterations in (1, 5):
+        assert AGGREGATORS["dnc"](updates, at, byzantine=1, iterations=iterations).selected == (0, 1, 2)
+    assert AGGREGATORS["dnc"](updates, at, byzantine=1, factor=2.0).selected in ((1, 2), (0, 1))
+    few = AGGREGATORS["dnc"](*vectors(torch.eye(9).tolist()), byzantine=2, iterations=20, coordinates=2)
+    assert sum(few.weights) == pytest.approx(1) and few.selected
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen", "cohort", "message"),
+    [
+        ("mda", {"byzantine": 2}, 4, "byzantine: 2 of 4 clients in a round: fewer than half may be malicious"),
+        ("smea", {"byzantine": 12}, 40, "5,586,853,480 subsets without 12 of 40 clients, more than 1,000,000"),
+        ("dnc", {"byzantine": 2, "iterations": 5}, 10, "dnc may drop 10 uploads, and 10 clients are in a round"),
+    ],
+)
+def test_refused_before_and_in_the_run(name: str, chosen: dict[str, int], cohort: int, message: str) -> None:
+    call = calls.check("Aggregator", {"name": name, **chosen})
+    reasons = [reason for _, reason in facts.reasons(call, SimpleNamespace(cohort=cohort, malicious=0))]  # type: ignore[arg-type]
+    assert any(message in reason for reason in reasons)
+    if name != "dnc":  # which has a result for any number
+        updates, at = vectors([[float(k)] for k in range(cohort)])
+        with pytest.raises(ValueError, match=r"byzantine=2 needs 5 clients|subsets without 12 of 40"):
+            AGGREGATORS[name](updates, at, **chosen)
 
 
 def test_fltrust() -> None:
@@ -323,7 +376,7 @@ def among(shape: str, size: float, dtype: torch.dtype = torch.float64) -> list[T
 
 
 def test_these_are_the_aggregators_that_say_so() -> None:
-    assert set(NAMES) - set(ROBUST) == {"rfa"} and len(ROBUST) == 7
+    assert set(NAMES) - set(ROBUST) == {"rfa"} and len(ROBUST) == 12
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -382,6 +435,8 @@ def test_beside_byzfl(shape: str, size: float) -> None:
         ("multi_krum", {"byzantine": 2, "keep": 8}, byzfl.MultiKrum(3)),
         ("geometric_median", {}, byzfl.GeometricMedian(nu=1e-5, T=3000)),
         ("centred_clipping", {"radius": 2.0, "iterations": 3}, byzfl.CenteredClipping(L=3, tau=2.0)),
+        ("mda", {"byzantine": 2}, byzfl.MDA(2)),
+        ("meamed", {"byzantine": 2}, byzfl.Meamed(2)),
     ]
     for name, arguments, theirs in pairs:
         ours = fatbench.aggregate(name, uploads, broadcast=zeros, **arguments)

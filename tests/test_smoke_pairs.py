@@ -9,14 +9,13 @@ from typing import Any
 
 from path_runs import TRAINED_WHOLE
 
-from fatbench.methods import robust_aggregators
+from fatbench.methods import filtering_aggregators, robust_aggregators
 from fatbench.methods.aggregators import AGGREGATORS
 from fatbench.suite import files
 from fatbench.suite.entry import entry_of
 
-ROBUST = {
-    name for name, listed in AGGREGATORS.items() if entry_of(listed).function.__module__ == robust_aggregators.__name__
-}
+MODULES = {robust_aggregators.__name__, filtering_aggregators.__name__}
+ROBUST = {name for name, listed in AGGREGATORS.items() if entry_of(listed).function.__module__ in MODULES}
 Part = tuple[str, str]  # ("algorithm", "scaffold")
 
 

@@ -27,6 +27,7 @@ import torch
 from fatbench.engine.mixing import last_layer_cosines, normalised
 from fatbench.engine.rounds import Context, Mixing, Tensors, Update
 from fatbench.methods.adfl import adfl
+from fatbench.methods.filtering_aggregators import caf, dnc, few_subsets, keeps_some, mda, smea
 from fatbench.methods.robust_aggregators import (
     bulyan,
     centred_clipping,
@@ -34,9 +35,11 @@ from fatbench.methods.robust_aggregators import (
     enough_for_bulyan,
     enough_for_krum,
     geometric_median,
+    is_minority,
     keeps_at_most_all,
     krum,
     leaves_some_values,
+    meamed,
     multi_krum,
     rfa,
     tolerates_any_minority,
@@ -496,6 +499,11 @@ AGGREGATORS: dict[str, Callable[..., Mixing]] = {
         multi_krum, refuse=(enough_for_krum, keeps_at_most_all), bears=tolerates_byzantine, example={"byzantine": 0}
     ),
     "bulyan": AggregatorEntry(bulyan, refuse=(enough_for_bulyan,), bears=tolerates_byzantine, example={"byzantine": 0}),
+    "meamed": AggregatorEntry(meamed, refuse=(is_minority,), bears=tolerates_byzantine),
+    "mda": AggregatorEntry(mda, refuse=(is_minority, few_subsets), bears=tolerates_byzantine),
+    "smea": AggregatorEntry(smea, refuse=(is_minority, few_subsets), bears=tolerates_byzantine),
+    "caf": AggregatorEntry(caf, refuse=(is_minority,), bears=tolerates_byzantine),
+    "dnc": AggregatorEntry(dnc, refuse=(is_minority, keeps_some), bears=tolerates_byzantine),
     "geometric_median": AggregatorEntry(geometric_median, bears=tolerates_any_minority),
     "rfa": rfa,
     "centred_clipping": AggregatorEntry(centred_clipping, bears=tolerates_any_minority, fractions=("clipped",)),

@@ -55,7 +55,7 @@ def trimmed_mean(updates: Sequence[Update], context: Context, *, byzantine: Natu
     Source: Yin et al. 2018 (ICML).
     """
     positions = by_number(updates)
-    trimmed_count = _tolerated_count(updates, positions, byzantine, "trimmed_mean", 2 * byzantine + 1)
+    trimmed_count = tolerated_count(updates, positions, byzantine, "trimmed_mean", 2 * byzantine + 1)
     return _by_coordinate(
         updates,
         context,
@@ -75,24 +75,37 @@ def bulyan(updates: Sequence[Update], context: Context, *, byzantine: Natural) -
     Source: El Mhamdi et al. 2018 (arXiv 1802.07927).
     """
     positions_by_client = by_number(updates)
-    f = _tolerated_count(updates, positions_by_client, byzantine, "bulyan", 4 * byzantine + 3)
-    squared = _squared_distances(_gram(updates, positions_by_client, context))
+    f = tolerated_count(updates, positions_by_client, byzantine, "bulyan", 4 * byzantine + 3)
+    squared = squared_distances(inner_products(updates, positions_by_client, context))
     chosen_rows: list[int] = []
     while len(chosen_rows) < len(positions_by_client) - 2 * f:
         rows_left = [k for k in range(len(positions_by_client)) if k not in chosen_rows]
         scores = _krum_scores(squared[rows_left][:, rows_left], f)
         chosen_rows.append(rows_left[min(range(len(rows_left)), key=scores.__getitem__)])
-    nearest = len(chosen_rows) - 2 * f
-
-    def near_the_median(values: Tensor) -> Tensor:
-        ordered = values.sort(0).values
-        # stable, of sorted values: of two that are equally near, the smaller comes first
-        order = (ordered - middle(ordered)).abs().sort(dim=0, stable=True).indices[:nearest]
-        return ordered.gather(0, order).mean(0)
-
     chosen_positions = [positions_by_client[k] for k in chosen_rows]
-    mixing = _by_coordinate(updates, context, chosen_positions, near_the_median)
+    nearest = len(chosen_rows) - 2 * f
+    mixing = _by_coordinate(updates, context, chosen_positions, lambda values: _near_the_median(values, nearest))
     return replace(mixing, selected=tuple(chosen_positions))
+
+
+def meamed(updates: Sequence[Update], context: Context, *, byzantine: Natural) -> Mixing:
+    """Mean around the median: of each coordinate, the mean of the m - `byzantine` values nearest to its median.
+
+    Ties go to the smaller value. Float buffers are averaged in the same way.
+
+    Source: Xie et al. 2018 (arXiv 1802.10116).
+    """
+    positions = by_number(updates)
+    f = tolerated_count(updates, positions, byzantine, "meamed", 2 * byzantine + 1)
+    return _by_coordinate(updates, context, positions, lambda values: _near_the_median(values, len(values) - f))
+
+
+def _near_the_median(values: Tensor, count: int) -> Tensor:
+    """The mean of the `count` of values (m, ...) that are nearest to their median; ties go to the smaller."""
+    ordered = values.sort(0).values
+    # stable, of sorted values: of two that are equally near, the smaller comes first
+    order = (ordered - middle(ordered)).abs().sort(dim=0, stable=True).indices[:count]
+    return ordered.gather(0, order).mean(0)
 
 
 def _by_coordinate(
@@ -143,17 +156,17 @@ def multi_krum(updates: Sequence[Update], context: Context, *, byzantine: Natura
 
 def _multi_krum(name: str, updates: Sequence[Update], context: Context, byzantine: int, keep: int | None) -> Mixing:
     positions = by_number(updates)
-    f = _tolerated_count(updates, positions, byzantine, name, 2 * byzantine + 3)
-    scores = _krum_scores(_squared_distances(_gram(updates, positions, context)), f)
+    f = tolerated_count(updates, positions, byzantine, name, 2 * byzantine + 3)
+    scores = _krum_scores(squared_distances(inner_products(updates, positions, context)), f)
     best = sorted(range(len(positions)), key=scores.__getitem__)[: keep or len(positions) - f]
     chosen_positions = [positions[k] for k in best]
-    return _weighted(updates, context, dict.fromkeys(chosen_positions, 1 / len(chosen_positions)), chosen_positions)
+    return weighted(updates, context, dict.fromkeys(chosen_positions, 1 / len(chosen_positions)), chosen_positions)
 
 
 def _krum_scores(squared: Tensor, byzantine: int) -> list[float]:
     """For each upload, the sum of squared distances (m, m) to its m - byzantine - 2 nearest others, at least one."""
     neighbours = max(len(squared) - byzantine - 2, 1)
-    # from 1: an upload itself is first in its row, see `_squared_distances`
+    # from 1: an upload itself is first in its row, see `squared_distances`
     return [float(x) for x in squared.sort(1).values[:, 1 : 1 + neighbours].sum(1).tolist()]
 
 
@@ -175,7 +188,7 @@ def geometric_median(
     Source: Pillutla et al. 2019 (arXiv 1912.13445), who begin at the mean: `rfa`.
     """
     positions = by_number(updates)
-    gram, alpha = _gram(updates, positions, context), _votes(updates, positions, by_samples)
+    gram, alpha = inner_products(updates, positions, context), _votes(updates, positions, by_samples)
     weights = _nearness(alpha, _distances_from_median(updates, positions, context), smoothing)
     for _ in range(iterations - 1):
         lengths, last_weights = _distances(gram, weights), weights
@@ -184,7 +197,7 @@ def geometric_median(
         # of the distances the median: the far uploads' would hide that the others still have a way to go
         if float(step @ gram @ step) < (1e-6 * float(lengths.median())) ** 2:
             break
-    return _weighted(updates, context, dict(zip(positions, weights.tolist(), strict=True)))
+    return weighted(updates, context, dict(zip(positions, weights.tolist(), strict=True)))
 
 
 def rfa(
@@ -205,7 +218,7 @@ def rfa(
     Source: Pillutla et al. 2019 (arXiv 1912.13445).
     """
     positions = by_number(updates)
-    gram, alpha = _gram(updates, positions, context), _votes(updates, positions, by_samples)
+    gram, alpha = inner_products(updates, positions, context), _votes(updates, positions, by_samples)
     weights, lengths = alpha, _distances(gram, alpha)
     for _ in range(iterations):
         old_objective = float(alpha @ lengths)
@@ -213,7 +226,7 @@ def rfa(
         lengths = _distances(gram, weights)
         if old_objective - float(alpha @ lengths) < 1e-6 * old_objective:
             break
-    return _weighted(updates, context, dict(zip(positions, weights.tolist(), strict=True)))
+    return weighted(updates, context, dict(zip(positions, weights.tolist(), strict=True)))
 
 
 def _votes(updates: Sequence[Update], positions: Sequence[int], by_samples: bool) -> Tensor:
@@ -243,7 +256,7 @@ def _distances_from_median(updates: Sequence[Update], positions: Sequence[int], 
     return squared.sqrt()
 
 
-def _gram(updates: Sequence[Update], positions: Sequence[int], context: Context) -> Tensor:
+def inner_products(updates: Sequence[Update], positions: Sequence[int], context: Context) -> Tensor:
     """The inner products (m, m) of the uploads at `positions`, float64 on the CPU."""
     total = torch.zeros(len(positions), len(positions), dtype=torch.float64)
     for name in trainable(context.problem.model):
@@ -253,7 +266,7 @@ def _gram(updates: Sequence[Update], positions: Sequence[int], context: Context)
     return total
 
 
-def _squared_distances(gram: Tensor) -> Tensor:
+def squared_distances(gram: Tensor) -> Tensor:
     squares = gram.diag()
     distances = (squares.unsqueeze(0) + squares.unsqueeze(1) - 2 * gram).clamp(min=0)  # against rounding
     return distances.fill_diagonal_(-1)  # each upload sorts first in its own row, also before an equal one
@@ -275,7 +288,7 @@ def centred_clipping(
     Source: Karimireddy et al. 2021 (arXiv 2012.10333).
     """
     positions = by_number(updates)
-    u = _flat(updates, positions, context)
+    u = flat_uploads(updates, positions, context)
     centre: Tensor = context.memory["centre"].to(u) if "centre" in context.memory else torch.zeros_like(u[0])
     for _ in range(iterations):
         difference = u - centre
@@ -292,7 +305,7 @@ def _at_most(bound: float, norms: Tensor) -> Tensor:
     return (bound / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1)
 
 
-def _flat(updates: Sequence[Update], positions: Sequence[int], context: Context) -> Tensor:
+def flat_uploads(updates: Sequence[Update], positions: Sequence[int], context: Context) -> Tensor:
     """The uploads at `positions`, one row each."""
     names = trainable(context.problem.model)
     return torch.stack(
@@ -304,7 +317,7 @@ def _moved(
     updates: Sequence[Update], context: Context, positions: Sequence[int], step: Tensor, clipped: float
 ) -> Mixing:
     """theta^t plus the vector `step`, with the plain means of the buffers of the clients at `positions`."""
-    mixing = _weighted(updates, context, dict.fromkeys(positions, 1 / len(positions)))
+    mixing = weighted(updates, context, dict.fromkeys(positions, 1 / len(positions)))
     assert mixing.model is not None
     names = trainable(context.problem.model)
     pieces = step.split([context.broadcast[name].numel() for name in names])
@@ -329,6 +342,12 @@ def tolerates_byzantine(*, byzantine: int) -> int:
 def leaves_some_values(cell: Facts, *, byzantine: int) -> str | None:
     if 2 * byzantine >= cell.cohort:
         return f"byzantine: without {byzantine} values at each end, none of {cell.cohort} clients is left"
+    return None
+
+
+def is_minority(cell: Facts, *, byzantine: int) -> str | None:
+    if 2 * byzantine >= cell.cohort:
+        return f"byzantine: {byzantine} of {cell.cohort} clients in a round: fewer than half may be malicious"
     return None
 
 
@@ -371,7 +390,7 @@ def _has_a_length(model: Tensors) -> bool:
     return bool(torch.stack(lengths).isfinite().all())
 
 
-def _tolerated_count(
+def tolerated_count(
     updates: Sequence[Update], positions: Sequence[int], byzantine: int, name: str, minimum: int
 ) -> int:
     """The number of malicious clients still among those at `positions`. Raises ValueError below `minimum` clients."""
@@ -381,7 +400,7 @@ def _tolerated_count(
     return max(byzantine - (clients - len(positions)), 0)
 
 
-def _weighted(
+def weighted(
     updates: Sequence[Update], context: Context, weights: dict[int, float], selected: Sequence[int] = ()
 ) -> Mixing:
     """The weighted sum of models, float buffers included; `weights` by position sum to 1."""
