@@ -110,7 +110,7 @@ def difference_tables(name: str, preset: str, store: Store) -> Any:
         table = fatbench.table(name, preset=preset, differences=metric, db=str(store.database.path))
         numbers = table.frame()
         numbers = numbers[[column for column in numbers if column in ("difference", "low", "high", "at_most", "p")]]
-        texts = table.markdown(), table.latex(), table.html(), table._text("terminal"), table._text("csv")
+        texts = table.markdown(), table.latex(), table.html(), table.text("terminal"), table.text("csv")
         said[metric] = [
             digest("".join(texts)),
             *numbers.astype(object).where(numbers.notna(), None).to_numpy().tolist(),

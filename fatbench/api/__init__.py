@@ -30,10 +30,8 @@ from fatbench.api.evaluating import CHECK, Evaluation, attack_and_store, evaluat
 from fatbench.api.making import make_suite, names, register
 from fatbench.api.parts import aggregate, load_data, partition
 from fatbench.api.reading import (
-    difference_table,
     existing_store,
     export_results,
-    grids_of,
     import_results,
     list_models,
     load_model,
@@ -45,7 +43,6 @@ from fatbench.api.reading import (
     take_in,
     to_read,
     why_empty,
-    with_table,
 )
 from fatbench.api.running import plan, run, suites
 from fatbench.api.tables import Table
@@ -59,11 +56,9 @@ __all__ = [
     "aggregate",
     "attack_and_store",
     "compare",
-    "difference_table",
     "evaluate",
     "existing_store",
     "export_results",
-    "grids_of",
     "import_results",
     "in_python",
     "known_choice",
@@ -88,5 +83,4 @@ __all__ = [
     "to_read",
     "why_empty",
     "with_argument_names",
-    "with_table",
 ]  # fmt: skip

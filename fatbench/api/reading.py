@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -13,11 +14,13 @@ from fatbench.api.asking import Plugins, Seeds, Where, filter_text, in_python, k
 from fatbench.api.tables import DifferenceTable, Table
 from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mean
 from fatbench.report import build_tables, left_out
+from fatbench.report import differences as report_differences
+from fatbench.report.site.pages import Part
 from fatbench.report.tables import external_suite as reporting_evaluated
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.entries import IMAGES
 from fatbench.report.tables.notes import LEVELS
-from fatbench.report.tables.sheet import Sheet
+from fatbench.report.tables.sheet import sorted_by
 from fatbench.store.opening import Db, listed_databases, opened, shown_databases
 from fatbench.store.stages import Store
 from fatbench.suite import external_models, files
@@ -170,8 +173,8 @@ def _stored_seeds(plan: Plan, store: Store) -> list[int]:
 
 
 def table(
-    suite: str | Path | Suite | Sequence[str | Suite],
-    id: str | None = None,
+    suite: str | Path | Suite | Sequence[str | Suite] = (),
+    id: str | Sequence[str] | None = None,
     *,
     rows: str | Sequence[str] = (),
     columns: str | Sequence[str] = (),
@@ -185,20 +188,22 @@ def table(
     notes: str | None = None,
     digits: int = 2,
     images: str = "all",
+    sort: str | None = None,
     differences: str | None = None,
     plugins: Plugins = (),
     db: Db = None,
 ) -> Table:
-    """The tables of one or several suites, or the one called `id`: measured beside published numbers.
+    """The tables of one or several suites, or those called `id`: measured beside published numbers.
 
-    rows, columns: one table of all these suites, as `fatbench report --rows --columns` makes it. preset: default the
-    one with most cells in the database. select: the checkpoint, "last", "best-val" or "best-test". published: whether
-    the papers' numbers are shown. where, seeds, db: as of `results`. with_evaluated: also rows of models that
-    `evaluate(..., like=NAME)` attacked. runs: which run of a cell with several, such as "precision=fp32". notes:
-    "none", "short" or "full"; default: short in LaTeX, else full. digits: after the point of percentages. images:
-    "common" takes every attack on the images that all attacks of a table have. The name "evaluate" is the table of all
-    evaluated models.
-    SpecError: no such suite, preset, table, axis or choice.
+    suite: default every suite with results; "evaluate" is the table of all evaluated models. rows, columns: one table
+    of all these suites, as `fatbench report --rows --columns` makes it. preset: default the one with most cells in the
+    database. select: the checkpoint, "last", "best-val" or "best-test". published: whether the papers' numbers are
+    shown. where, seeds, db: as of `results`. with_evaluated: also rows of models that `evaluate(..., like=NAME)`
+    attacked. runs: which run of a cell with several, such as "precision=fp32". notes: "none", "short" or "full";
+    default: short in LaTeX, else full. digits: after the point of percentages. images: "common" takes every attack on
+    the images that all attacks of a table have. sort: rows with the best of this heading or metric first. differences:
+    one table of all methods, each with its difference from the suite's baseline under this metric.
+    SpecError: no such suite, preset, table, axis or choice; NothingMatched: no suite is named, and none has results.
 
     >>> import fatbench
     >>> print(fatbench.table("sfat-cifar10", "T3", preset="smoke").markdown().splitlines()[0])
@@ -208,42 +213,77 @@ def table(
     if notes is not None:
         known_choice("notes", notes, LEVELS)
     known_choice("images", images, IMAGES)
-    several = [suite] if isinstance(suite, str | Path | Suite) else list(suite)
     with plugged(plugins, db), opened(db) as store:
-        choice = seed_list(seeds), filter_text(where)
-        plans = [planned_suite(item, preset, *choice, store) for item in several]
-        plans = [(item, plan if store is None else to_read(item, plan, store, runs)) for item, plan in plans]
+        asked = [suite] if isinstance(suite, str | Path | Suite) else list(suite) or _with_results(store)
+        plans = [planned_suite(one, preset, seed_list(seeds), filter_text(where), store) for one in asked]
+        plans = [(one, plan if store is None else to_read(one, plan, store, runs)) for one, plan in plans]
         if differences is not None:
-            if id is not None or rows:
-                raise SpecError("differences is a table by itself: without id and rows")
+            if id or rows:
+                raise SpecError("--differences is a table by itself: without --table and --rows")
             stored = existing_store(store, db)
-            return difference_table(plans, stored, differences, names(columns), notes, select, digits, images)
-        if rows or columns:
+            tables = [
+                report_differences.of_plan(
+                    one, plan, stored, differences, select=select, digits=digits, images=images,
+                    shown_metrics=names(columns),
+                )
+                for one, plan in plans
+            ]  # fmt: skip
+            for (_, plan), compared in zip(plans, tables, strict=True):
+                if not compared.grid.rows:
+                    _say(why_empty(plan, store, db))
+            return DifferenceTable([compared.grid for compared in tables], notes, chosen=True, tables=tuple(tables))
+        if plans and (rows or columns):
             plans = [combine(plans, names(rows), names(columns))]
-        if id is not None:
-            plans = with_table(plans, [id])
-        options = {"select": select, "published": published, "digits": digits, "images": images}
-        grids_by_suite = grids_of(plans, store, with_evaluated, **options)
-        all_grids = [grid for _, _, grids in grids_by_suite for grid in grids]
-        if store is not None and grids_by_suite and all(item.mean is None for grid in all_grids for item in grid.all()):
-            print(f"fatbench: {in_python(why_empty(grids_by_suite[0][1], store, db))}", file=sys.stderr)
-    return Table(all_grids, notes)
+        if id:
+            plans = with_table(plans, names(id))
+        options: dict[str, Any] = {"select": select, "published": published, "digits": digits, "images": images}
+        parts = [_part(one, plan, store, with_evaluated, options) for one, plan in plans]
+        if sort is not None:
+            in_order = iter(sorted_by([grid for part in parts for grid in part.grids], sort))
+            parts = [replace(part, grids=[next(in_order) for _ in part.grids]) for part in parts]
+        all_grids = [grid for part in parts for grid in part.grids]
+        if store is None or (not asked and not all_grids):
+            reason = why_empty(None, store, db)
+            if not asked:
+                raise NothingMatched(reason)
+            _say(reason)
+        for part in parts if store is not None else ():
+            if part.grids and all(value.mean is None for grid in part.grids for value in grid.all()):
+                _say(why_empty(part.plan, store, db))
+    return Table(all_grids, notes, tuple(parts), chosen=bool(id), db=db)
 
 
-def difference_table(
-    plans: Iterable[tuple[Suite, Plan]], store: Store, metric: str, columns: Sequence[str], notes: str | None,
-    select: Checkpoint, digits: int, images: str,
-) -> DifferenceTable:  # fmt: skip
-    """The methods of plans from `to_read`, each with its difference from the baseline under a metric."""
-    from fatbench.report import differences
+def _say(message: str) -> None:
+    print(f"fatbench: {message}", file=sys.stderr)
 
-    tables = tuple(
-        differences.of_plan(
-            suite, plan, store, metric, select=select, digits=digits, images=images, shown_metrics=columns
-        )
-        for suite, plan in plans
-    )
-    return DifferenceTable([table.grid for table in tables], notes, tables)
+
+def _part(suite: Suite, plan: Plan, store: Store | None, with_evaluated: bool, options: Mapping[str, Any]) -> Part:
+    """The tables of a suite, with the options of `build_tables`; says on stderr what is missing."""
+    for line in left_out(suite, plan):
+        _say(line)
+    evaluated = reporting_evaluated.external_cells(plan, store) if with_evaluated else []
+    if with_evaluated and not evaluated:
+        command = f"fatbench evaluate FILE --model ... --like {plan.suite} --preset {plan.preset}"
+        _say(f"no model has been evaluated with the attacks of '{plan.suite}': {command}")
+    return Part(suite, plan, build_tables(suite, plan, store, evaluated=evaluated, **options))
+
+
+def _with_results(store: Store | None) -> list[str]:
+    """Suites that have results, by name or by their file in the working directory; says which are nowhere."""
+    from fatbench.runner import progress
+    from fatbench.suite.folders import own_files
+
+    order, own = [*files.available(), external_models.SUITE], own_files()
+    found: list[tuple[int, str]] = []
+    for name in sorted({name for name, _ in progress.by_suite(store)} if store is not None else ()):
+        base = files.split_settings(name)[0]
+        if base in order:
+            found.append((order.index(base), name))
+        elif base in own:
+            found.append((len(order), own[base] + name.removeprefix(base)))
+        else:
+            _say(f"suite '{name}' has results, but its file was not found: fatbench report FILE")
+    return [name for _, name in sorted(found, key=lambda item: item[0])]
 
 
 def outcomes(
@@ -488,25 +528,6 @@ def with_table(plans: Sequence[tuple[Suite, Plan]], ids: Sequence[str]) -> list[
         if id not in table_ids:
             raise SpecError(f"--table: no table is named '{id}'{did_you_mean(id, table_ids)}")
     return [(suite.with_tables(ids), plan) for suite, plan in plans if any(t.id in ids for t in suite.tables)]
-
-
-def grids_of(
-    plans: Sequence[tuple[Suite, Plan]], store: Store | None, with_evaluated: bool, **options: Any
-) -> list[tuple[Suite, Plan, list[Sheet]]]:
-    """The tables of each suite, with the options of `build_tables`; prints what is missing on stderr."""
-    results = []
-    for suite, suite_plan in plans:
-        for line in left_out(suite, suite_plan):
-            print(f"fatbench: {line}", file=sys.stderr)
-        evaluated = reporting_evaluated.external_cells(suite_plan, store) if with_evaluated else []
-        if with_evaluated and not evaluated:
-            command = f"fatbench evaluate FILE --model ... --like {suite_plan.suite} --preset {suite_plan.preset}"
-            print(
-                f"fatbench: no model has been evaluated with the attacks of '{suite_plan.suite}': {command}",
-                file=sys.stderr,
-            )
-        results.append((suite, suite_plan, build_tables(suite, suite_plan, store, evaluated=evaluated, **options)))
-    return results
 
 
 def to_read(suite: Suite, plan: Plan, store: Store, runs: str = "") -> Plan:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fatbench import settings
 from fatbench.api.asking import known_choice, names, with_argument_names
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.report import render
 from fatbench.report.tables.notes import shortened
-from fatbench.report.tables.sheet import LABEL, Column, Sheet
+from fatbench.report.tables.sheet import LABEL, Column, Sheet, any_number
+from fatbench.store.opening import Db, listed_databases, opened
 
 if TYPE_CHECKING:
     import pandas
 
     from fatbench.report.differences import Differences
+    from fatbench.report.site.pages import Part
 
+DATA_FORMATS = ("csv", "json")  # for programs, which count on every table
 ENDINGS = {".md": "markdown", ".tex": "latex", ".html": "html", ".csv": "csv", ".json": "json"}
 
 
@@ -27,6 +32,9 @@ class Table:
 
     grids: list[Sheet]
     notes: str | None = None  # "none", "short" or "full"; None: what the format has by itself
+    parts: tuple[Part, ...] = ()  # the tables by suites
+    chosen: bool = False  # by their ids: a text shows them also where nothing is measured
+    db: Db = None  # that they were read from
 
     def __post_init__(self) -> None:
         if not all(isinstance(grid, Sheet) for grid in self.grids):
@@ -90,10 +98,40 @@ class Table:
 
     def markdown(self) -> str:
         """As `fatbench report --format markdown`."""
-        return self._text("markdown")
+        return self.text("markdown")
 
-    def _text(self, format: str, **how: Any) -> str:
-        return render(self.grids, format, self.notes, **how)
+    @functools.cached_property
+    def unmeasured(self) -> list[Sheet]:
+        """The tables that texts leave out beside others: nothing of them is measured, published or failed."""
+        without = [
+            grid for grid in self.grids if not (any(map(any_number, grid.all())) or "failed" in dict(grid.notes))
+        ]
+        return [] if self.chosen else without
+
+    def text(self, format: str, **how: Any) -> str:
+        """As `fatbench report --format`; csv and json have every table. how: see `latex`."""
+        left_out = [] if format in DATA_FORMATS else self.unmeasured
+        return render([grid for grid in self.grids if grid not in left_out], format, self.notes, **how)
+
+    def page(self) -> str:
+        """A web page of its own, with the runs behind each number."""
+        from fatbench.report.site import pages
+        from fatbench.runner import provenance
+
+        with opened(self.db) as store:
+            if store is None:
+                return self.text("html")
+            linked = {*store.known_cells(cell.id for part in self.parts for cell in part.plan.cells)}
+            left_out = [grid for grid in self.unmeasured if linked.isdisjoint(cell for _, cell in grid.points)]
+            parts = [
+                replace(
+                    part, grids=[shortened(grid, self.notes or "full") for grid in part.grids if grid not in left_out]
+                )
+                for part in self.parts
+            ]
+            folder = settings.files_folder(settings.database(next(iter(listed_databases(self.db)), None)))
+            select: Any = next((grid.select for grid in self.grids), "last")
+            return pages.page(pages.content(parts, store, select=select, files=folder), provenance.short_version())
 
     @with_argument_names
     def latex(
@@ -116,7 +154,7 @@ class Table:
         known_choice("numbers", numbers, NUMBERS)
         if published is not None:
             known_choice("published", published, ("below", "column"))
-        return self._text("latex", width=str(width), spread=spread, published=published, numbers=numbers)
+        return self.text("latex", width=str(width), spread=spread, published=published, numbers=numbers)
 
     @with_argument_names
     def save(self, path: str | Path, **options: Any) -> Path:
@@ -130,7 +168,7 @@ class Table:
         format = ENDINGS.get(file.suffix)
         if format is None:
             raise SpecError(f"{file}: expected a name that ends in {', '.join(ENDINGS)}")
-        text = self.latex(**options) if format == "latex" else self._text(format)
+        text = self.latex(**options) if format == "latex" else self.text(format)
         whole_file.write(file, text, file)
         return file
 
@@ -149,12 +187,17 @@ class DifferenceTable(Table):
 
     def html(self) -> str:
         """A piece of HTML, as a notebook shows it."""
-        return self._text("html")
+        return self.text("html")
 
-    def _text(self, format: str, **how: Any) -> str:
+    def text(self, format: str, **how: Any) -> str:
         from fatbench.report import differences
 
-        return "\n".join(differences.render(table, format) for table in self.tables)
+        shown = [table for table in self.tables if table.grid.rows or format in DATA_FORMATS]
+        return "\n".join(differences.render(table, format) for table in shown)
+
+    def page(self) -> str:
+        """As `html`."""
+        return self.html()
 
     def frame(self) -> pandas.DataFrame:
         """One row a method: labels, accuracies, difference, low, high, at_most and p after Holm; fractions."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -11,20 +10,27 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from fatbench.cli import completing
-from fatbench.cli.common import FIGURES, SHORT, cell_in, known_format, name_list, plan_in, print_json, write_text
+from fatbench.cli.common import (
+    FIGURES,
+    SHORT,
+    cell_in,
+    known_format,
+    name_list,
+    named_filter,
+    named_preset,
+    plan_in,
+    print_json,
+    write_text,
+)
 from fatbench.cli.options import Db, Format, Preset, Runs, Seeds, Select, Smoke, Where, output_folder
 from fatbench.errors import FatbenchError, NothingMatched, SpecError, did_you_mean
 from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
-    from fatbench.report.tables.sheet import Sheet
     from fatbench.store.selection import Checkpoint
-    from fatbench.store.stages import Store
-    from fatbench.suite.cells import Plan
-    from fatbench.suite.files import Suite
 
 PUBLISHED = ("none", "below", "column")
-DATA_FORMATS = ("csv", "json")  # for programs, which count on every table
+
 PLOT_FORMATS = ("pdf", "svg", "png", "csv")
 
 
@@ -122,35 +128,6 @@ def checkpoint(select: str) -> Checkpoint:
     return cast("Checkpoint", select)
 
 
-def _suites_with_results(names: Collection[str]) -> list[str]:
-    """Suites that have results, as they are found: by name, or by a file in the working directory."""
-    from fatbench.suite import files
-    from fatbench.suite.external_models import SUITE
-
-    order = [*files.available(), SUITE]
-    by_name = [name for name in names if files.split_settings(name)[0] in order]
-    by_name.sort(key=lambda name: (order.index(files.split_settings(name)[0]), name))
-    return [*by_name, *_own_suite_files({*names} - {*by_name})]
-
-
-def _own_suite_files(names: Collection[str]) -> list[str]:
-    """The files in the working directory of suites that are not found by name; says which are nowhere."""
-    from fatbench.suite.files import split_settings
-    from fatbench.suite.folders import own_files
-
-    files, suite_files = own_files(), []
-    for name in sorted(names):
-        base = split_settings(name)[0]
-        if base in files:
-            suite_files.append(files[base] + name.removeprefix(base))
-        else:
-            print(
-                f"fatbench: suite '{name}' has results, but its file was not found: fatbench report FILE",
-                file=sys.stderr,
-            )
-    return suite_files
-
-
 def _render_options(
     format: str,
     notes: str | None,
@@ -192,33 +169,6 @@ def _render_options(
         width_of(width)
         options["width"] = width
     return options
-
-
-def _say_empty(plan: Plan | None, store: Store | None, db: str | None) -> None:
-    from fatbench import api
-
-    print(f"fatbench: {api.why_empty(plan, store, db)}", file=sys.stderr)
-
-
-def _with_a_number(suite: Suite, grids: Sequence[Sheet], linked_cells: Collection[str]) -> list[Sheet]:
-    """The tables with a measured or published number or a failed cell; says which others are left out.
-
-    linked_cells: cells that a page has links to, whose tables stay.
-    """
-    from fatbench.report.tables.sheet import any_number
-
-    kept_grids, empty_ids = [], []
-    for grid in grids:
-        is_linked = any(cell in linked_cells for _, cell in grid.points)
-        if any(map(any_number, grid.all())) or "failed" in dict(grid.notes) or is_linked:
-            kept_grids.append(grid)
-        else:
-            empty_ids.append(grid.id)
-    if kept_grids:  # else the suite as a whole is said to have no numbers
-        for id in empty_ids:
-            reason = f"nothing of it is measured yet (--table {id} shows it)"
-            print(f"fatbench: suite {suite.name}, table {id} is left out: {reason}", file=sys.stderr)
-    return kept_grids
 
 
 def report(
@@ -326,84 +276,28 @@ def report(
 
     Example: fatbench report fat-baselines --preset cpu -k 'method in [FAT, SFAT]' --format latex
     """
-    from fatbench import api, settings
+    from fatbench import api
     from fatbench import report as reporting
-    from fatbench.report import differences as of_baseline
-    from fatbench.report.tables.combined import combine
-    from fatbench.report.tables.entries import IMAGES
-    from fatbench.report.tables.notes import shortened
-    from fatbench.report.tables.sheet import sorted_by
-    from fatbench.runner import progress
+    from fatbench.api.tables import DATA_FORMATS
 
     format = known_format(format or _format_of(output), reporting.FORMATS)
     if bom and format != "csv":
         raise SpecError(f"--bom: only csv has a byte-order mark, not {format}")
-    chosen_checkpoint = checkpoint(select)
-    render_options = _render_options(format, notes, "none" if no_published else published, width, spread, numbers)
-    api.known_choice("images", images, IMAGES)
-    with_published = not no_published and published != "none"
-    with opened(db) as store:
-        # no suite named: all with results
-        run = set() if names or store is None else {item for item, _ in progress.by_suite(store)}
-        plans = [plan_in(item, preset, smoke, seeds, where, store) for item in names or _suites_with_results(run)]
-        plans = [(suite, plan if store is None else api.to_read(suite, plan, store, runs)) for suite, plan in plans]
-        if differences is not None:
-            if table or rows is not None:
-                raise SpecError("--differences is a table by itself: without --table and --rows")
-            stored = api.existing_store(store, db)
-            compared = api.difference_table(
-                plans, stored, differences, name_list(columns), notes, chosen_checkpoint, digits, images
-            )
-            for (_, plan), item in zip(plans, compared.tables, strict=True):
-                if not item.grid.rows:
-                    _say_empty(plan, store, db)
-            shown_tables = [item for item in compared.tables if item.grid.rows or format in DATA_FORMATS]
-            text = "\n".join(of_baseline.render(item, format) for item in shown_tables)
-            if output is None:
-                sys.stdout.write(text)
-            else:
-                write_text(output, text, output)
-            return
-        if plans and (rows is not None or columns is not None):
-            plans = [combine(plans, name_list(rows), name_list(columns))]
-        if table:
-            plans = api.with_table(plans, table)
-        table_options = {"select": chosen_checkpoint, "published": with_published, "digits": digits, "images": images}
-        grids_by_suite = api.grids_of(plans, store, with_evaluated, **table_options)
-        if sort is not None:
-            in_order = iter(sorted_by([grid for _, _, suite_grids in grids_by_suite for grid in suite_grids], sort))
-            grids_by_suite = [
-                (suite, plan, [next(in_order) for _ in suite_grids]) for suite, plan, suite_grids in grids_by_suite
-            ]
-        grids = [grid for _, _, suite_grids in grids_by_suite for grid in suite_grids]
-        if not grids and not names:
-            raise NothingMatched(api.why_empty(None, store, db))
-        if store is None:
-            _say_empty(None, None, db)
-        else:
-            for _, plan, suite_grids in grids_by_suite:
-                if suite_grids and all(value.mean is None for grid in suite_grids for value in grid.all()):
-                    _say_empty(plan, store, db)
-        if not table and format not in DATA_FORMATS:
-            cells = [cell.id for _, plan in plans for cell in plan.cells] if format == "html" else []
-            linked_cells = store.known_cells(cells) if store is not None else ()
-            grids_by_suite = [(s, p, _with_a_number(s, group, linked_cells)) for s, p, group in grids_by_suite]
-            grids = [grid for _, _, suite_grids in grids_by_suite for grid in suite_grids]
-        if format == "html" and store is not None:
-            from fatbench.report.site import pages
-            from fatbench.runner import provenance
-
-            page_parts = [
-                pages.Part(s, p, [shortened(grid, notes or "full") for grid in suite_grids])
-                for s, p, suite_grids in grids_by_suite
-            ]
-            files_folder = settings.files_folder(settings.database(db))
-            text = pages.page(
-                pages.content(page_parts, store, select=chosen_checkpoint, files=files_folder),
-                provenance.short_version(),
-            )
-        else:
-            text = "\ufeff" * bom + reporting.render(grids, format, **render_options)
+    style = _render_options(format, notes, "none" if no_published else published, width, spread, numbers)
+    made = api.table(
+        names or (), table, rows=name_list(rows), columns=name_list(columns), preset=named_preset(preset, smoke),
+        select=checkpoint(select), published=not no_published and published != "none", where=named_filter(where),
+        seeds=seeds, with_evaluated=with_evaluated, runs=runs, notes=style.pop("notes", None), digits=digits,
+        images=images, sort=sort, differences=differences, db=db,
+    )  # fmt: skip
+    unmeasured = made.unmeasured if format not in DATA_FORMATS else []
+    shown_suites = {grid.suite for grid in made.grids if grid not in unmeasured}
+    for grid in unmeasured:
+        if grid.suite not in shown_suites:  # the suite as a whole is said to have no numbers
+            continue
+        reason = f"nothing of it is measured yet (--table {grid.id} shows it)"
+        print(f"fatbench: suite {grid.suite}, table {grid.id} is left out: {reason}", file=sys.stderr)
+    text = made.page() if format == "html" else "\ufeff" * bom + made.text(format, **style)
     if output is None:
         sys.stdout.write(text)
         return
