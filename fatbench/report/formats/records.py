@@ -16,10 +16,9 @@ from fatbench.suite.model import Key
 
 SCHEMA_VERSION = 1
 BEFORE = ("suite", "table")
-DOUBTS = ("doubts", "flags")  # one list under two names: scripts may rely on either
 AFTER = (
     "heading", "metric", "unit", "checkpoint", "mean", "std", "seeds", "seeds_planned", "n", "published",
-    "published_std", "published_checkpoint", "difference", "doubts", "flags", "published_flag", "published_most",
+    "published_std", "published_checkpoint", "difference", "doubts", "published_flag", "published_most",
     "formula", "low", "high", "preset", "variant", "device", "precision", "commit", "label",
 )  # fmt: skip
 
@@ -83,7 +82,6 @@ def _line(column: Column, value: Entry) -> dict[str, Any]:
         "published_checkpoint": "" if value.published is None else value.published_select,
         "difference": difference,
         "doubts": _join(value.doubts),
-        "flags": _join(value.doubts),  # as earlier versions call them
         "published_flag": value.published_flag,
         "published_most": value.published_most,
         "formula": value.published if value.formula else None,
@@ -130,7 +128,7 @@ def _table(grid: Sheet) -> dict[str, Any]:
                 if v.published is not None and not v.formula
             },
             "formula": {c.metric: v.published for c, v in column_values if v.formula},
-            **{key: [f"{c.metric}: {doubt}" for c, v in column_values for doubt in v.doubts] for key in DOUBTS},
+            "doubts": [f"{c.metric}: {doubt}" for c, v in column_values for doubt in v.doubts],
         }
         for (position, labels), column_values in points.items()
     ]
@@ -190,7 +188,7 @@ def _measured_record(value: Entry) -> dict[str, Any]:
         "seeds_planned": value.wanted,
         "difference": value.difference,
         "rank": value.rank or None,
-        **{key: list(value.doubts) for key in DOUBTS},
+        "doubts": list(value.doubts),
     }
 
 
