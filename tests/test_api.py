@@ -121,8 +121,9 @@ def test_suites_and_plan_are_those_of_the_command_line(
 
 def test_results_are_the_numbers_of_the_view(here: Path) -> None:
     """2 cells, each with natural and fgsm after round 2: the values of `show`; an axis does not hide a column."""
-    frame = fatbench.results("tiny.yaml", stage=None)
-    assert fatbench.results("tiny.yaml")["value"].tolist() == frame[frame["stage"] != "train"]["value"].tolist()
+    frame = fatbench.results("tiny.yaml", stage=None, clients=True)
+    evaluated = fatbench.results("tiny.yaml", clients=True)
+    assert evaluated["value"].tolist() == frame[frame["stage"] != "train"]["value"].tolist()
     found = frame[(frame["stage"] != "train") & frame["metric"].isin(["natural", "fgsm"])]
     columns = (found[name] for name in ("axis:metric", "metric", "round", "n"))
     assert sorted(zip(*columns, strict=True)) == [
@@ -131,13 +132,20 @@ def test_results_are_the_numbers_of_the_view(here: Path) -> None:
     ]  # fmt: skip
     fgsm = found[found["metric"] == "fgsm"]
     assert fgsm["attack"].str.startswith("fgsm(eps=8/255").all()
+    assert {*fgsm["eps"]} == {8 / 255} and {*fgsm["norm"]} == {"Linf"} and {*fgsm["unit"]} == {"fraction"}
+    assert found.loc[found["metric"] == "natural", "eps"].isna().all()
+    assert frame["created"].dt.tz is not None
+    units = dict(zip(frame["metric"], frame["unit"], strict=True))
+    assert (units["seconds"], units["train_loss"], units["weight"]) == ("s", "nats", "")
     assert {"commit", "device", "precision", "suite", "preset", "created", "dirty", "run"} <= set(frame)
     with api.opened(None) as store:
         assert store is not None
         every = store.measurements()
     assert frame["value"].tolist() == [row["value"] for row in every]
-    assert len(fatbench.results(stage=None)) == len(every)
-    half = fatbench.results("tiny.yaml", where={"metric": "samples"}, stage=None, seeds=1)
+    assert len(fatbench.results(stage=None, clients=True)) == len(every)
+    overall = fatbench.results(stage=None)
+    assert set(overall["client"]) == {-1} and 0 < len(overall) < len(every)
+    half = fatbench.results("tiny.yaml", where={"metric": "samples"}, stage=None, clients=True, seeds=1)
     assert len(half) * 2 == len(every)
 
 

@@ -48,19 +48,22 @@ def results(
     seeds: Seeds = None,
     where: Where = None,
     stage: str | None = "evaluation",
+    clients: bool = False,
     plugins: Plugins = (),
     db: Db = None,
 ) -> pandas.DataFrame:
     """Every number of the evaluations, one row each, with its provenance; for one suite with the labels of its axes.
 
-    Columns: cell, the axes, seed, stage ("train", or an evaluation), metric, round, client (-1: all), value, n, and
-    suite, preset, commit, dirty, device, precision, created and run of its measurement, attack (all its settings),
-    outcomes (for how many images they are stored), replicate, and doubts (such as a diverged training; in the words of
-    the tables, separated by "; "). Values are fractions, not per cent. An axis with the name of another column is
-    called "axis:NAME". An experiment that stands at several points of the grid has a row for each.
+    Columns: cell, the axes, seed, stage ("train", or an evaluation), metric, round, client (-1: all), value, unit, n,
+    and suite, preset, commit, dirty, device, precision, created and run of its measurement, attack (all its settings),
+    eps and norm of its radius, outcomes (for how many images they are stored), replicate, and doubts (such as a
+    diverged training; in the words of the tables, separated by "; "). Accuracies are fractions, not per cent; which
+    metrics are accuracies is said in docs/results.md. An axis with the name of another column is called "axis:NAME".
+    An experiment that stands at several points of the grid has a row for each.
 
     preset: default the one with most cells in the database. seeds: default those of the preset. stage: "evaluation";
-    "train": the numbers of its rounds; None: both. db: a database, a file of `export_results`, or several of them,
+    "train": the numbers of its rounds; None: both. clients: also the numbers of single clients and classes, beside
+    those over all. db: a database, a file of `export_results`, or several of them,
     which are read together; default results/fatbench.db below the working directory. If nothing is returned, the reason
     is printed.
     SpecError: no such suite. DatabaseError: an accuracy is not the mean of its outcomes.
@@ -76,7 +79,7 @@ def results(
     with plugged(plugins, db), opened(db) as store:
         chosen_plan = None
         if suite is None:
-            numbers = frame(store)
+            numbers = frame(store, None, clients)
             listed, filter_wanted = seed_list(seeds), filter_text(where)
             if filter_wanted is not None:
                 raise SpecError("where: labels are those of a suite: name it, or choose rows of the frame")
@@ -84,7 +87,7 @@ def results(
         else:
             chosen_suite, chosen_plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)
             chosen_plan = chosen_plan if store is None else to_read(chosen_suite, chosen_plan, store)
-            numbers = frame(store, chosen_plan)
+            numbers = frame(store, chosen_plan, clients)
             if chosen_suite.name == external_models.SUITE:
                 numbers = _only_table_rows(numbers, chosen_plan)
         all_numbers = numbers

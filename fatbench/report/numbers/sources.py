@@ -84,6 +84,24 @@ class Source:
         return self.stage != "train" or self.metric in facts.fractions()
 
 
+UNITS = {  # of a metric's last word, see docs/results.md
+    "backward": "images", "bytes": "bytes", "down": "bytes", "flops": "operations", "forward": "images",
+    "memory": "bytes", "loss": "nats", "psnr": "dB", "rounds": "rounds", "seconds": "s", "steps": "steps",
+    "up": "bytes",
+}  # fmt: skip
+ABOUT = ("ci", "client", "class", "chance", *ENDS)  # the last words of a metric that is in the unit of another
+
+
+def unit(training: bool, metric: str) -> str:
+    """The unit of a stored number: "fraction" of what tables print as per cent, else as in UNITS; empty: none."""
+    if not training:
+        return UNITS["seconds"] if metric == "seconds" else "" if metric.startswith("doubt_") else "fraction"
+    base = metric
+    while (words := base.rpartition("_"))[2] in ABOUT and words[0]:
+        base = words[0]
+    return "fraction" if {base, metric} & facts.fractions() else UNITS.get(words[2], "")
+
+
 def metric_names(sources: Iterable[Source]) -> dict[str, str]:
     """Source -> the name of its number in JSON and CSV: that of the metric, "psnr", "weight[3]", "gap:pgd20".
 
