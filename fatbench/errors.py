@@ -148,13 +148,18 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """
     names = sorted(set(choices))
     name_by_lower = {known_name.lower(): known_name for known_name in names}
+    lower = str(name).lower()
+    parts = {part for known_name in names if "_" in known_name for part in known_name.lower().split("_")}
+    # a whole part before a name that is only similar: "median" is not "meamed"
+    near = [repr(known_name) for known_name in names if lower in known_name.lower().split("_")]
+    if lower in parts and len(near) <= 3:
+        return f" (did you mean {' or '.join(near)}?)"
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6) or [
-        name_by_lower[lower] for lower in difflib.get_close_matches(str(name).lower(), name_by_lower, n=1, cutoff=0.6)
+        name_by_lower[match] for match in difflib.get_close_matches(lower, name_by_lower, n=1, cutoff=0.6)
     ]
     if near:
         return f" (did you mean '{near[0]}'?)"
-    parts = {part for known_name in names if "_" in known_name for part in known_name.lower().split("_")}
-    for part in difflib.get_close_matches(str(name).lower(), parts, n=1, cutoff=0.8):
+    for part in difflib.get_close_matches(lower, parts, n=1, cutoff=0.8):
         near = [repr(known_name) for known_name in names if part in known_name.lower().split("_")]
         if len(near) <= 3:
             return f" (did you mean {' or '.join(near)}?)"

@@ -62,6 +62,7 @@ SHAPE, CLASSES = (1, 12, 12), 4
 # The value of a setting that is itself a call, or a settings class.
 PLAIN: dict[str, Any] = {
     "Attack": "fgsm", "Objective": "standard", "Aggregator": "samples", "Defence": "none", "Inversion": "patch_ls",
+    "PreAggregator": "nnm",
     "Proximal": "squared", "Adversary": "sign_flip", "Algorithm": "fedavg", "Model": "small_cnn",
     "Local": {"batch": 4, "lr": 0.05, "objective": "standard"}, "Server": {"batch": 4, "epochs": 1, "lr": 0.01},
 }  # fmt: skip
@@ -247,6 +248,11 @@ def _call_aggregator(function: Any, order: tuple[int, ...] = (2, 0, 1)) -> Any: 
     return vars(aggregate(function, updates, Context(1, 3, problem, theta, {}, 0.05)))
 
 
+def _call_preaggregator(function: Any) -> Any:
+    uploads = torch.randn(7, 5, dtype=torch.float64, generator=generator(0, "uploads"))
+    return function(uploads @ uploads.T, generator(0, "preaggregate"))
+
+
 def _train(model: str | nn.Module, images_per_client: int = 4, **local_settings: Any) -> list[Update]:
     problem = small_problem(model, images_per_client=images_per_client)
     return train_cohort(problem, initial_state(problem).model, (0, 2, 1), 1, local(**local_settings))
@@ -351,6 +357,7 @@ def _call_model(function: Any) -> Any:
 
 CALLERS: dict[str, Callable[[Any], Any]] = {
     "Aggregator": _call_aggregator,
+    "PreAggregator": _call_preaggregator,
     "Objective": _call_objective,
     "Proximal": _call_proximal,
     "Attack": _call_attack,
@@ -434,6 +441,17 @@ def weights_go_with_the_client(kind: str, name: str) -> None:
     ]
     close = all(math.isclose(by_client[0][k], by_client[1][k], rel_tol=1e-4, abs_tol=1e-7) for k in order)
     expect(close, f"with the clients in another order the weights are others: {by_client[0]}, {by_client[1]}")
+
+
+def rows_of_finite_weights(kind: str, name: str) -> None:
+    """W is (m', m) in float64 on the CPU, finite, with weights in each row; the inner products stay as they are."""
+    rows = _call_preaggregator(member(kind, name))
+    well_formed = rows.ndim == 2 and rows.shape[1] == 7 and len(rows) >= 1 and rows.dtype == torch.float64
+    expect(well_formed, f"W is {tuple(rows.shape)} {rows.dtype}, not (m', 7) torch.float64")
+    expect(bool(rows.isfinite().all()), "a row is not finite")
+    gram = torch.eye(7, dtype=torch.float64)
+    member(kind, name)(gram, generator(0, "preaggregate"))
+    expect(torch.equal(gram, torch.eye(7, dtype=torch.float64)), "the inner products that came are changed in place")
 
 
 def _flat(model: Mapping[str, Tensor]) -> Tensor:
@@ -737,6 +755,7 @@ PROPERTIES: dict[str, tuple[Property, ...]] = {
         its_memory_goes_through_a_checkpoint,
         weights_go_with_the_client,
     ),
+    "PreAggregator": (*_ALL, remembers_nothing_outside_its_state, rows_of_finite_weights),
     "Objective": (*_ALL, a_gradient_for_every_weight, passes_as_declared),
     "Proximal": _ALL,
     "Attack": (*_ALL, inside_ball_and_box, passes_as_declared),

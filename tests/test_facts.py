@@ -100,7 +100,23 @@ CASES = [
             ({"name": "multi_krum", "byzantine": 1}, "byzantine: Krum needs 5 clients in a round"),
             ({"name": "multi_krum", "byzantine": 0, "keep": 5}, "keep: 5 is more than the 4 clients"),
             ({"name": "bulyan", "byzantine": 1}, "byzantine: Bulyan needs 7 clients in a round"),
+            *[({"name": name, "byzantine": 2}, "byzantine: 2 of 4 clients in a round: fewer than half may be malicious")
+              for name in ("meamed", "mda", "smea", "caf", "dnc")],
+            ({"name": "dnc", "byzantine": 1, "iterations": 4}, "dnc may drop 4 uploads, and 4 clients are in a round"),
+            ({"name": "after", "pre": "bucketing", "aggregator": "afl"}, "afl treats clients by their numbers"),
+            ({"name": "after", "pre": "bucketing", "aggregator": {"name": "caf", "byzantine": 1}},
+                "2 uploads are made of 4: byzantine: 1 of 2 clients"),
         )
+    ],
+    *[
+        ({"partition": {"name": "iid", "clients": 24}, "algorithm": {**FEDAVG, "aggregator": {"name": name,
+            "byzantine": 11}}}, "algorithm: aggregator", "2,496,144 subsets without 11 of 24 clients, more than")
+        for name in ("mda", "smea")
+    ],
+    *[
+        ({"algorithm": {**FEDAVG, "aggregator": {"name": "after", "pre": {"name": name, "byzantine": 2}, "aggregator":
+            "uniform"}}}, "algorithm: aggregator: pre", "byzantine: 2 of 4 clients in a round")
+        for name in ("nnm", "arc")
     ],
     ({"partition": {"name": "shah", "clients": 4, "skew": 40}}, "partition", "skew: (clients - 1) * skew must be below "
         "100, got (4 - 1) * 40"),

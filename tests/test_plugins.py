@@ -615,6 +615,11 @@ def median(updates, context):
     return Mixing([0.0] * len(updates), model=model, metrics={"medians": float(len(updates))})
 
 
+def alone(gram, generator):
+    """Every upload as it is."""
+    return torch.eye(len(gram), dtype=gram.dtype)
+
+
 def hinge(model, x, y, generator, *, attack: Attack):
     """Multi-class hinge loss."""
     model.eval()
@@ -682,6 +687,7 @@ PARTITIONS = {"striped": striped}
 MODELS = {"one_layer": ModelEntry(one_layer, parameters=parameters)}
 ALGORITHMS = {"plain": AlgorithmEntry(plain, work=federated)}
 AGGREGATORS = {"median": median}
+PREAGGREGATORS = {"alone": alone}
 OBJECTIVES = {"hinge": Entry(hinge, passes=attack_and_one)}
 PROXIMALS = {"pull": pull}
 ATTACKS = {"blank": blank}
@@ -710,7 +716,7 @@ axes:
       algorithm:
         name: plain
         rounds: 4
-        aggregator: median
+        aggregator: {name: after, pre: alone, aggregator: median}
         local:
           epochs: 2
           batch: 8

@@ -19,7 +19,7 @@ from fatbench.suite.files import Suite
 F = TypeVar("F", bound=Callable[..., Any])
 Kind = Literal[
     "data", "partition", "model", "algorithm", "aggregator", "objective", "proximal", "attack", "augment", "diagnostic",
-    "defence", "inversion", "adversary", "manipulation",
+    "defence", "inversion", "adversary", "manipulation", "preaggregator",
 ]  # fmt: skip
 
 

@@ -137,7 +137,7 @@ def tolerates_one(aggregator: Callable[..., Any] | None, cohort: int) -> bool:
         return False
     entry = entry_of(aggregator)
     tolerated = entry.bears if isinstance(entry, AggregatorEntry) else None
-    return tolerated is not None and ask(tolerated, aggregator, SimpleNamespace(cohort=cohort)) > 0
+    return tolerated is not None and (ask(tolerated, aggregator, SimpleNamespace(cohort=cohort)) or 0) > 0
 
 
 def accepted_updates(

@@ -4,6 +4,7 @@
     aggregators             from a round's updates to their weights in the next model
     robust_aggregators      aggregators for cohorts with malicious clients
     filtering_aggregators   those that leave out the uploads that spread most
+    preaggregators          what is done to uploads before an aggregator sees them
     adfl                    AdFL's aggregator
     objectives              what a client minimises; proximal terms
     partitions              which client holds which examples

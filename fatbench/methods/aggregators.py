@@ -28,6 +28,12 @@ from fatbench.engine.mixing import last_layer_cosines, normalised
 from fatbench.engine.rounds import Context, Mixing, Tensors, Update
 from fatbench.methods.adfl import adfl
 from fatbench.methods.filtering_aggregators import caf, dnc, few_subsets, keeps_some, mda, smea
+from fatbench.methods.preaggregators import (
+    after,
+    bears_what_the_aggregator_bears,
+    enough_are_made,
+    one_upload_for_each,
+)
 from fatbench.methods.robust_aggregators import (
     bulyan,
     centred_clipping,
@@ -480,7 +486,10 @@ AGGREGATORS: dict[str, Callable[..., Mixing]] = {
     "sfat": AggregatorEntry(sfat, refuse=(at_most_half,)),
     "sfat_annealed": AggregatorEntry(sfat_annealed, refuse=(at_most_half,)),
     "two_level": AggregatorEntry(
-        two_level, refuse=(at_most_half_of_adversarial, as_in_the_algorithm), example={"adversarial": 2}
+        two_level,
+        refuse=(at_most_half_of_adversarial, as_in_the_algorithm),
+        example={"adversarial": 2},
+        by_client=True,
     ),
     "resfat_deemph": AggregatorEntry(resfat_deemph, refuse=(at_most_half,)),
     "resfat_up_large": AggregatorEntry(resfat_up_large, refuse=(at_most_half,)),
@@ -489,8 +498,8 @@ AGGREGATORS: dict[str, Callable[..., Mixing]] = {
     "fedsoftbetter": fedsoftbetter,
     "fedsoftbetter_released": fedsoftbetter_released,
     "fedwavg": fedwavg,
-    "adfl": AggregatorEntry(adfl, example={"steps": 2}, fractions=("adfl_hit",)),
-    "afl": afl,
+    "adfl": AggregatorEntry(adfl, example={"steps": 2}, fractions=("adfl_hit",), by_client=True),
+    "afl": AggregatorEntry(afl, by_client=True),
     "q_ffl": q_ffl,
     "coordinate_median": AggregatorEntry(coordinate_median, bears=tolerates_any_minority),
     "trimmed_mean": AggregatorEntry(trimmed_mean, refuse=(leaves_some_values,), bears=tolerates_byzantine),
@@ -507,4 +516,7 @@ AGGREGATORS: dict[str, Callable[..., Mixing]] = {
     "geometric_median": AggregatorEntry(geometric_median, bears=tolerates_any_minority),
     "rfa": rfa,
     "centred_clipping": AggregatorEntry(centred_clipping, bears=tolerates_any_minority, fractions=("clipped",)),
+    "after": AggregatorEntry(
+        after, refuse=(one_upload_for_each, enough_are_made), bears=bears_what_the_aggregator_bears
+    ),
 }

@@ -294,13 +294,13 @@ def centred_clipping(
         difference = u - centre
         # float64: the square of a long upload's norm overflows, and a vote of 0 is not one of length `radius`
         norms = torch.linalg.vector_norm(difference, dim=1, dtype=torch.float64)
-        votes = zip(difference, _at_most(radius, norms), strict=True)
+        votes = zip(difference, at_most(radius, norms), strict=True)
         centre = centre + sum(row.double() * factor for row, factor in votes).to(u.dtype) / len(u)
     mixing = _moved(updates, context, positions, centre, float((norms > radius).double().mean()))
     return replace(mixing, memory={"centre": centre})
 
 
-def _at_most(bound: float, norms: Tensor) -> Tensor:
+def at_most(bound: float, norms: Tensor) -> Tensor:
     """The factors that scale vectors of these norms to at most `bound`; 1 for a vector of zeros."""
     return (bound / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1)
 
@@ -404,12 +404,16 @@ def weighted(
     updates: Sequence[Update], context: Context, weights: dict[int, float], selected: Sequence[int] = ()
 ) -> Mixing:
     """The weighted sum of models, float buffers included; `weights` by position sum to 1."""
-    # `mix` weighs float buffers by n, an integer: 2**52 keeps a weight's digits; of uploads of NaN none has any
-    reweighted = [
-        replace(updates[k], n=round(weight * 2**52) if math.isfinite(weight) else 1) for k, weight in weights.items()
-    ]
-    model = mix(reweighted, Mixing(list(weights.values())), context.broadcast, context.problem.model)
-    return _mixing(updates, weights, model, selected)
+    return _mixing(updates, weights, mixed(updates, context, weights), selected)
+
+
+def mixed(updates: Sequence[Update], context: Context, weights: dict[int, float], stay: float = 0.0) -> Tensors:
+    """theta^t `stay` times plus the weighted sum of models; float buffers by weights that sum to 1."""
+    # `mix` weighs float buffers by n, an integer: 2**52 keeps a weight's digits
+    counts = [round(weight * 2**52) if math.isfinite(weight) else 1 for weight in weights.values()]
+    counts = counts if any(counts) else [1] * len(counts)
+    reweighted = [replace(updates[k], n=n) for k, n in zip(weights, counts, strict=True)]
+    return mix(reweighted, Mixing(list(weights.values()), stay), context.broadcast, context.problem.model)
 
 
 def _mixing(updates: Sequence[Update], weights: dict[int, float], model: Tensors, selected: Sequence[int]) -> Mixing:

@@ -111,9 +111,13 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class AggregatorEntry(Entry):
-    """bears: (cell, *, settings) -> the most malicious clients in a round; a cell with more is refused."""
+    """bears: (cell, *, settings) -> the most malicious clients in a round; a cell with more is refused.
 
-    bears: Callable[..., int] | None = None
+    None stands for any number. by_client: it treats clients by their numbers.
+    """
+
+    bears: Callable[..., int | None] | None = None
+    by_client: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -247,6 +247,6 @@ def reasons(call: Call, cell: Facts) -> Iterator[tuple[str, str]]:
     if isinstance(entry, AggregatorEntry) and entry.bears is not None:
         with contextlib.suppress(Unknown):
             bearable = ask(entry.bears, call.bound, cell)
-            if cell.malicious > bearable:
+            if bearable is not None and cell.malicious > bearable:
                 malicious_of_cohort = f"{cell.malicious} malicious clients of {cell.cohort}"
                 yield entry.bears.__name__, f"{malicious_of_cohort}, {call.name} bears at most {bearable}"

@@ -105,6 +105,7 @@ class Kind:
 Attack = Annotated[Callable[..., Any], Kind("Attack")]
 Objective = Annotated[Callable[..., Any], Kind("Objective")]
 Aggregator = Annotated[Callable[..., Any], Kind("Aggregator")]
+PreAggregator = Annotated[Callable[..., Any], Kind("PreAggregator")]
 Proximal = Annotated[Callable[..., Any], Kind("Proximal")]
 Partition = Annotated[Callable[..., Any], Kind("Partition")]
 Model = Annotated[Callable[..., Any], Kind("Model")]

@@ -1,0 +1,182 @@
+"""Pre-aggregators: what is done to the uploads of a round before an aggregator sees them, from inner products alone.
+
+    PREAGGREGATORS["nnm"](gram, generator, byzantine=2)       -> W (m', m); row i makes the new upload sum_k W[i, k] u_k
+
+gram (m, m) float64 on the CPU are the inner products of the uploads u_k, in the order of the clients' numbers. Each
+returns W in float64. The aggregator `after` applies one:
+`{name: after, pre: {name: nnm, byzantine: 2}, aggregator: {name: trimmed_mean, byzantine: 2}}`; a chain nests `after`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from fatbench.engine import randomness
+from fatbench.engine.mixing import aggregate, mix
+from fatbench.engine.rounds import Context, Mixing, Stats, Update
+from fatbench.methods.robust_aggregators import (
+    at_most,
+    by_number,
+    inner_products,
+    is_minority,
+    mixed,
+    squared_distances,
+)
+from fatbench.suite.entry import AggregatorEntry, Entry, ask, entry_of
+from fatbench.suite.facts import Facts
+from fatbench.suite.types import Aggregator, Count, Natural, Positive, PreAggregator
+
+
+def nnm(gram: Tensor, generator: Generator, *, byzantine: Natural) -> Tensor:
+    """Nearest neighbour mixing: each upload becomes the mean of the m - `byzantine` nearest to it, itself included.
+
+    Ties go to the smaller client. Raises ValueError unless fewer than m are malicious.
+
+    Source: Allouah et al. 2023 (NNM).
+    """
+    if byzantine >= len(gram):
+        raise ValueError(f"nnm: byzantine={byzantine} leaves none of {len(gram)} clients")
+    neighbours = len(gram) - byzantine
+    nearest = squared_distances(gram).sort(dim=1, stable=True).indices[:, :neighbours]
+    return torch.zeros_like(gram).scatter(1, nearest, 1 / neighbours)
+
+
+def bucketing(gram: Tensor, generator: Generator, *, size: Count = 2) -> Tensor:
+    """The means of `size` uploads each, in random order; the last bucket may have fewer.
+
+    Source: Karimireddy et al. 2022.
+    """
+    order = torch.randperm(len(gram), generator=generator, device=generator.device).cpu()
+    buckets = order.split(size)
+    rows = torch.zeros(len(buckets), len(gram), dtype=gram.dtype)
+    for row, members in zip(rows, buckets, strict=True):
+        row[members] = 1 / len(members)
+    return rows
+
+
+def clip(gram: Tensor, generator: Generator, *, radius: Positive) -> Tensor:
+    """Each upload is scaled to at most the norm `radius`.
+
+    Source: ByzFL's Clipping, whose default is 2.
+    """
+    return at_most(radius, gram.diag().sqrt()).diag()
+
+
+def arc(gram: Tensor, generator: Generator, *, byzantine: Natural) -> Tensor:
+    """Adaptive robust clipping: the floor(2 f (m - f) / m) longest uploads are scaled to the norm of the next one.
+
+    f is `byzantine`. Raises ValueError unless fewer than m are malicious.
+
+    Source: Allouah et al. 2024 (ARC).
+    """
+    clients = len(gram)
+    if byzantine >= clients:
+        raise ValueError(f"arc: byzantine={byzantine} leaves none of {clients} clients")
+    norms = gram.diag().sqrt()
+    clipped = 2 * byzantine * (clients - byzantine) // clients
+    return at_most(float(norms.sort().values[clients - clipped - 1]), norms).diag()
+
+
+PREAGGREGATORS: dict[str, Callable[..., Tensor]] = {
+    "nnm": Entry(nnm, refuse=(is_minority,)),
+    "bucketing": bucketing,
+    "clip": clip,
+    "arc": Entry(arc, refuse=(is_minority,)),
+}
+
+
+def after(updates: Sequence[Update], context: Context, *, pre: PreAggregator, aggregator: Aggregator) -> Mixing:
+    """An aggregator of the uploads that a pre-aggregator makes of the clients'.
+
+    Float buffers are mixed as the uploads are, by weights that sum to 1; examples and losses are means by these
+    weights. A made upload has the number of its row, if there are as many as clients that of the client. The weights
+    shown are those of the clients' uploads. Raises ValueError where the aggregator treats clients by number and the
+    uploads are not one for each.
+    """
+    positions = by_number(updates)
+    draw = randomness.generator(context.problem.seed, "preaggregate", context.round)
+    rows = pre(inner_products(updates, positions, context), draw)
+    one_each = len(rows) == len(positions)
+    if not one_each and _by_client(aggregator):
+        raise ValueError(_cannot_tell(aggregator, len(rows), len(positions)))
+    refused = updates[0].refused + len(updates) - len(positions)
+    made = []
+    for number, row in enumerate(rows):
+        # a row of zeros, of uploads clipped to nothing, still has a mean of examples
+        share = dict(zip(positions, (row / row.sum() if row.sum() > 0 else row + 1 / len(row)).tolist(), strict=True))
+        model = mixed(updates, context, dict(zip(positions, row.tolist(), strict=True)), 1 - float(row.sum()))
+        n = max(round(sum(weight * updates[k].n for k, weight in share.items())), 1)
+        client, stats = number, _mean_stats(updates, share)
+        if one_each:
+            client, stats = updates[positions[number]].client, updates[positions[number]].stats
+        made.append(Update(client, n, model, stats, refused=refused))
+    inner = aggregate(aggregator, made, context)
+    weights = (rows.T @ torch.tensor(inner.weights, dtype=rows.dtype)).tolist()
+    shown = dict(zip(positions, weights, strict=True))
+    return replace(
+        inner,
+        weights=[shown.get(k, 0.0) for k in range(len(updates))],
+        broadcast=0.0,
+        norm=None,
+        norm_match="modules",
+        model=mix(made, inner, context.broadcast, context.problem.model),
+        selected=tuple(positions[k] for k in inner.selected) if one_each else (),
+    )
+
+
+def _mean_stats(updates: Sequence[Update], share: dict[int, float]) -> Stats:
+    """The mean of what the clients report, of counts the first; as it is where nothing is reported."""
+    first: Any = updates[next(iter(share))].stats
+    if not isinstance(first, Stats):
+        return first
+    names = ("loss", "loss_released", "accuracy", *(() if first.broadcast_loss is None else ("broadcast_loss",)))
+    means = {name: sum(weight * getattr(updates[k].stats, name) for k, weight in share.items()) for name in names}
+    return replace(first, **means)
+
+
+def _by_client(aggregator: Callable[..., Any]) -> bool:
+    """Whether an aggregator, or one among its settings, treats clients by their numbers."""
+    inner = getattr(aggregator, "keywords", {}).values()
+    return getattr(entry_of(aggregator), "by_client", False) or any(_by_client(f) for f in inner if callable(f))
+
+
+def _cannot_tell(aggregator: Callable[..., Any], made: int, clients: int) -> str:
+    name = entry_of(aggregator).function.__name__
+    return f"aggregator: {name} treats clients by their numbers, and of {clients} clients' uploads {made} are made"
+
+
+def one_upload_for_each(cell: Facts, *, pre: PreAggregator, aggregator: Aggregator) -> str | None:
+    made = _Made(cell, pre).cohort
+    return _cannot_tell(aggregator, made, cell.cohort) if made != cell.cohort and _by_client(aggregator) else None
+
+
+def enough_are_made(cell: Facts, *, pre: PreAggregator, aggregator: Aggregator) -> str | None:
+    made = _Made(cell, pre)
+    if made.cohort == cell.cohort:
+        return None  # the aggregator refuses these itself
+    reasons = (ask(refuse, aggregator, made) for refuse in entry_of(aggregator).refuse)
+    return next((f"{made.cohort} uploads are made of {cell.cohort}: {reason}" for reason in reasons if reason), None)
+
+
+def bears_what_the_aggregator_bears(cell: Facts, *, pre: PreAggregator, aggregator: Aggregator) -> int | None:
+    entry = entry_of(aggregator)
+    bears = entry.bears if isinstance(entry, AggregatorEntry) else None
+    return None if bears is None else ask(bears, aggregator, _Made(cell, pre))
+
+
+class _Made:
+    """A cell's facts, with the number of uploads that a pre-aggregator makes in place of that of clients."""
+
+    def __init__(self, cell: Facts, pre: PreAggregator) -> None:
+        self.cell, self.cohort = cell, cell.cohort
+        # too many malicious clients are refused by the pre-aggregator itself
+        if 2 * getattr(pre, "keywords", {}).get("byzantine", 0) < cell.cohort:
+            self.cohort = len(pre(torch.eye(cell.cohort, dtype=torch.float64), torch.Generator()))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cell, name)
