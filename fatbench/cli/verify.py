@@ -408,7 +408,8 @@ def _evaluations(store: Store, cell: str) -> list[Evaluation]:
         if not chunks or stage not in sizes:
             missing_kind = "outcomes" if stage in sizes else "numbers"
             raise SpecError(f"cell {cell} {stage} is finished but has no {missing_kind}: it cannot be verified")
-        planned = asked.evaluation(stage, row.settings, sizes[stage], chunks[0][1], row.record.get("requested"))
+        requested = row.record.get("requested")  # unknown in files of before 28 November 2026
+        planned = None if requested is None else asked.evaluation(stage, row.settings, requested)
         if planned is None:
             continue
         if planned.origin is not None and planned.origin.cell:

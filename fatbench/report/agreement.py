@@ -110,7 +110,9 @@ def compared_numbers(their_store: Store, our_store: Store, cell: str) -> tuple[l
     further, one_sided = _series(cell, " of training", (numbers[0].get("train", {}), numbers[1].get("train", {})))
     not_compared += [f"{metric_name} of cell {cell}" for metric_name in one_sided]
     finished = (name for name, row in stages.items() if row.status == "done" and name not in compared)
-    not_compared += [f"{name} of cell {cell}" for name in finished]
+    unknown = {name for name, row in stages.items() if row.settings is not None and "requested" not in row.record}
+    reason = ": which images it attacked is not stored (a file of before 28 November 2026)"
+    not_compared += [f"{name} of cell {cell}{reason * (name in unknown)}" for name in finished]
     return [*accuracies_compared, *side_numbers, *further], not_compared
 
 

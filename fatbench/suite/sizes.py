@@ -40,7 +40,10 @@ def shipped() -> str:
         suites[name] = {"sha256": _digest(name), **_preset_sizes(name, plans)}
         by_point = {id(cell.evaluations): cell.evaluations for plan in plans.values() for cell in plan.cells}
         evaluations = (evaluation for of_point in by_point.values() for evaluation in of_point)
-        attacks |= {evaluation.id: asked.short_form(evaluation) for evaluation in evaluations}
+        attacks |= {
+            evaluation.id: asked.short_form(evaluation.attack, getattr(evaluation.origin, "stored_text", None))
+            for evaluation in evaluations
+        }
     sections = {"suites": suites, "attacks": dict(sorted(attacks.items()))}
     texts = {
         section: ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in entries.items())
