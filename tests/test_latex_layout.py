@@ -35,8 +35,9 @@ def test_options_of_a_table(run: Run, adfl: str) -> None:
     assert re.search(r" & 52\.0 & ", shown["none"]) and r"$\pm$37.9}" in shown["none"]
     assert r"\textit{Machine}" in shown["full"] and r"\textit{Machine}" not in shown["short"]
     assert "1 of 30 paired t tests over seeds have $p < 0.05$ after Holm's correction" in shown["short"]
-    assert shown["full"].count(r"AdFL $-$ FedAvg, ") == 30  # a line of the tabular each
+    assert len(re.findall("^% Paired: .*AdFL - FedAvg, ", shown["full"], re.MULTILINE)) == 30  # a comment each
     assert r"\textit{Numbers}" not in shown["none"] and "commit" in shown["none"]
+    assert max(text.count(r"}: ") for text in shown.values()) == 3  # notes in the float
     for text in shown.values():  # the caption says what the number is, whatever stands below
         assert "Mean $\\pm$ sample standard deviation over 10 seeds (0 to 9)." in text
         assert "Training numbers: after the last round (30)." in text

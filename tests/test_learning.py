@@ -144,7 +144,11 @@ def test_every_format_flags_the_number_and_the_table_names_the_cell(transformers
     assert "checks" not in dict(grids[0].notes)  # nothing contradicts itself
     texts = {name: report.render(grids, name) for name in report.FORMATS}
     (mark,) = [mark for mark, text in grids[0].footnotes if text.startswith(WORDS["chance"])]
-    marked = {"markdown": f"±6.83{mark}", "latex": r"$\pm$6.83}\textsuperscript{\text", "terminal": f"±6.83{mark}"}
+    marked = {
+        "markdown": f"±6.83{mark}",
+        "latex": r"$\pm$6.83}\raisebox{.6ex}{\scriptsize \text",
+        "terminal": f"±6.83{mark}",
+    }
     for name, text in texts.items():
         assert "natural accuracy is at chance" in text, name
         assert marked.get(name, "") in text, name

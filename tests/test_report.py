@@ -1393,8 +1393,8 @@ tables:
         (3, 2, "article", "column", 1, True),
         (3, 5, "text", None, 1, False),
         (3, 5, "column", None, 1, False),
-        (60, 2, "column", None, 3, False),
-        (60, 2, "beamer", None, 7, False),
+        (60, 2, "column", None, 9, False),
+        (60, 2, "beamer", None, 15, False),
     ],
 )
 def test_latex_layouts(
@@ -1406,14 +1406,33 @@ def test_latex_layouts(
     assert text.startswith(f"% width: {width}; needs \\usepackage{{booktabs,graphicx}}\n")
     kind = {"text": "table*", "beamer": "frame"}.get(width, "table")
     assert text.count(rf"\begin{{{kind}}}") == text.count(r"\begin{tabular}") == floats
+    assert (r"\quad{\scriptsize\,paper}" in text) != beside
+    assert (latex.TOO_MANY in text) == (headings == 5 and width == "column")
     labels = re.findall(r"\\label{(.*?)}", text)
     assert len(labels) == len(set(labels)) == (0 if width == "beamer" else floats) and "addtocounter" not in text
     body = body_of("latex", text)
     assert len(re.findall(r"\d\d\.\d\d", body)) > sum(v.mean is not None for v in grid.all())
-    assert (r"{\scriptsize paper " in text) != beside
     if shutil.which("pdflatex") and width != "beamer":
         said = compiled(text, tmp_path, DOCUMENT if width == "article" else COLUMNS)
-        assert "Overfull" not in said and "too large" not in said
+        assert (latex.TOO_MANY in text or "Overfull" not in said) and "too large" not in said
+
+
+def test_latex_says_which_letters_it_loses(paper: list[Sheet]) -> None:
+    """What Unicode takes apart is printed in parts; a letter without parts is a question mark, named in the head."""
+    letters = {"½": r"\,1/2", "1½": r"1\,1/2", "x²": "x$^{2}$", "10⁻³": "10$^{-}$$^{3}$", "ﬁ": "fi", "µ": r"$\mu$",
+               "K‑1": "K-1", "‖ℓ‖": r"$\|$$\ell$$\|$", "é": "é", "№": "No"}  # fmt: skip
+    for written, printed in letters.items():
+        assert latex_text.printable(latex.escape(written)) == (printed, [])
+    assert latex_text.printable(latex.escape("中 ệ")) == ("? e", ["中", "\u0323", "\u0302"])
+    text = report.render([replace(paper[0], name="中文", notes=[("note", "文")] * 4)], "latex", "full")
+    assert '% no glyph in pdfLaTeX, printed as "?": 中 文\n' in text and r"\caption{??." in text
+    # a comment keeps its letters
+    assert (
+        text.count(r"\textit{Note}: ?") == 3
+        and text.count("% Note: 文") == 1
+        and text.index("% Note") < text.index(r"\end{table}")
+    )
+    assert "no glyph" not in report.render(paper, "latex")
 
 
 def test_latex_with_siunitx(paper: list[Sheet], tmp_path: Path) -> None:
@@ -1422,10 +1441,10 @@ def test_latex_with_siunitx(paper: list[Sheet], tmp_path: Path) -> None:
     for i, (mean, std, rank) in enumerate([(0.6682, 0.037, "best"), (0.5, 0.123, "")]):
         entries.loc[i, ["mean", "std", "rank"]] = mean, std, rank
     paper = [replace(paper[0], entries=number_format.with_texts(entries, paper[0].columns)), *paper[1:]]
-    for options in ({}, {"published": "column"}, {"spread": "below"}, {"spread": "none"}):
+    for options in ({"spread": "beside"}, {"published": "column"}, {"spread": "below"}, {"spread": "none"}):
         text = report.render(paper, "latex", numbers="siunitx", **options)
         assert text.startswith("% width: article; needs \\usepackage{booktabs,graphicx,siunitx}\n")
-        beside = "spread" not in options
+        beside = options.get("spread") in (None, "beside")
         assert (r"50.00 \pm 12.30 &" in text) == beside and ("S[table-format=2.2(4)]" in text) == beside
         assert (r"{\textbf{66.82}$\pm\mkern8mu$" if beside else r"{\textbf{66.82}} &") in text
         if shutil.which("pdflatex") and subprocess.run(["kpsewhich", "siunitx.sty"], capture_output=True).stdout:

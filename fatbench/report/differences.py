@@ -134,7 +134,8 @@ def render(table: Differences, format: str) -> str:
         "latex": lambda: [latex_text.caption_title(grid.name, grid.label), ""],
         "html": lambda: [f"<p>{html.escape(grid.title)}</p>"],
     }[format]()
-    return "\n".join([*title, text, *(["", note_text] if notes else [])]) + "\n"
+    whole_text = "\n".join([*title, text, *(["", note_text] if notes else [])]) + "\n"
+    return latex_text.printable(whole_text)[0] if format == "latex" else whole_text
 
 
 def _as_text(table: Differences, columns: Sequence[int], format: str) -> str:

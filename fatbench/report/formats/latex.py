@@ -1,35 +1,33 @@
-r"""LaTeX: a float a grid in booktabs style, with the notes under it. Compiles under pdfLaTeX, XeLaTeX and LuaLaTeX.
+r"""LaTeX: a float a table in booktabs style, with its notes in it. Compiles under pdfLaTeX, XeLaTeX and LuaLaTeX.
 
-LaTeX itself scales a tabular that is wider than the line. Labels that all rows share stand in the caption, and so do
-the names of rows and headings without numbers. The paper's numbers stand in further columns where these are few,
-else in small type under ours. A table that is too high for a page is one float for each label of its first axis.
+LaTeX itself scales a tabular that is wider than its line, and never below 6 pt: of many columns the spreads go under
+their numbers, of more the groups one below the other, and of still more a comment names the options that help.
+Labels that all rows share stand in the caption, and so do the names of rows and headings without numbers.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.report.contrasts import Difference
 from fatbench.report.formats.latex_text import (
     SIUNITX,
     caption_title,
     decimal_column,
     decimal_number,
     escape,
+    printable,
     prose,
     signs,
     small_type,
     superscript,
 )
-from fatbench.report.sentences import p_text
 from fatbench.report.tables import number_format
 from fatbench.report.tables.notes import IN_CAPTION
-from fatbench.report.tables.sheet import LABEL, Column, Entry, Row, Sheet, with_numbers
+from fatbench.report.tables.sheet import LABEL, Entry, Row, Sheet, varying, with_numbers
 
 NUMBERS = ("text", "siunitx")  # numbers are set as text, or by siunitx in its S columns
 SPREADS = ("beside", "below", "none")  # where the spread over seeds stands
@@ -37,13 +35,13 @@ SPREADS = ("beside", "below", "none")  # where the spread over seeds stands
 
 @dataclass(frozen=True)
 class Width:
-    """The width and height that a table must fit, and the environment that floats."""
+    """What a line and a page hold at 6 pt, and the environment that floats."""
 
-    letters: int  # about how many are in a line
+    columns: int  # of labels and of numbers with their spread beside; nearly a third more with it below
     environment: str = "table"
-    wide: bool = False  # has table* for what is too wide for a column
+    wide: bool = False  # has table*, twice as wide, for what is too wide for a column
     points: float | None = None  # the largest width of a tabular; None: that of the line
-    lines: int = 46  # of a tabular on a page
+    lines: int = 38  # of a tabular on a page
 
     @property
     def max_width(self) -> str:
@@ -51,18 +49,20 @@ class Width:
 
 
 WIDTHS = {
-    "article": Width(85), "llncs": Width(85), "neurips": Width(100), "beamer": Width(85, "frame", lines=18),
-    "ieee": Width(60, wide=True), "acm": Width(60, wide=True), "column": Width(60), "text": Width(125, "table*"),
+    "article": Width(7), "llncs": Width(7), "neurips": Width(8), "beamer": Width(6, "frame", lines=14),
+    "ieee": Width(4, wide=True), "acm": Width(4, wide=True), "column": Width(4), "text": Width(9, "table*"),
 }  # fmt: skip
 DEFAULT = "article"
-LONG = 14  # letters of a heading that is broken in two lines
-STUB = 28  # letters of a row's label in one line
-SMALLEST = 1.4  # lines that a table may be wide before its groups or its spreads go below
-IN_FLOAT, IN_HIGH_FLOAT = 16, 4  # lines of notes and keys; of more, the notes follow the float, over pages
+POINTS = 49  # of a column at 6 pt
+BELOW = 1.3  # so many more columns where spreads stand below
+SIZES = r"\fontsize{8}{9.6}\selectfont\renewcommand{\scriptsize}{\fontsize{7}{8.4}\selectfont}"  # in every class
+SCALE = ".86"  # 6 pt of 7
+TOO_MANY = "may be too many for this width at 6 pt: see --width, --columns, --published none, --table and -k"
+BROKEN, STUB = 11, 24  # letters of a heading and of a row's label in one line
+IN_FLOAT = 3  # notes; what is doubted comes first
 MOST_FLOATS = 12  # without a \clearpage: LaTeX stops at 18 (52 since 2015) that have not found a page
-MOST_TESTS = 40  # paired tests of a float
 
-GroupColumn = tuple[int, int]  # one heading of one group: indices into grid.groups and grid.columns
+Place = tuple[int, int]  # one heading of one group: indices into grid.groups and grid.columns
 
 
 def width_of(width: str) -> Width:
@@ -76,7 +76,7 @@ def width_of(width: str) -> Width:
     if not 100 <= points <= 1000:
         choices = f"{', '.join(WIDTHS)} or points from 100 to 1000"
         raise SpecError(f"--width: expected {choices}, got '{width}'{did_you_mean(width, WIDTHS)}")
-    return Width(round(points / 4.2), points=points)
+    return Width(int(points / POINTS), points=points)
 
 
 def render(
@@ -86,7 +86,7 @@ def render(
     spread: str | None = None,
     numbers: str = "text",
 ) -> str:
-    """A fragment with a float for each grid; the first lines say what it needs and how wide it is.
+    """A fragment with a float for each grid; the first lines say what it needs, how wide it is and what it loses.
 
     width: one of WIDTHS, or points; published: where the paper's numbers stand, in a "column" or "below" ours; None:
     in a column where that fits; spread: one of SPREADS, None: beside where that fits; numbers: one of NUMBERS.
@@ -94,82 +94,91 @@ def render(
     fits = width_of(width)
     width_text = f"{width} pt" if fits.points else width
     packages = "booktabs,graphicx" + ",siunitx" * (numbers == "siunitx")
-    head = rf"% width: {width_text}; needs \usepackage{{{packages}}}" + "\n"
     floats = [float_text for grid in grids for float_text in _floats(grid, width, fits, published, spread, numbers)]
-    if fits.environment == "frame":
-        return head + "\n".join(floats)
-    pages = ["\n".join(floats[i : i + MOST_FLOATS]) for i in range(0, len(floats), MOST_FLOATS)]
-    return head + "\n\\clearpage\n\n".join(pages)
+    most = len(floats) if fits.environment == "frame" else MOST_FLOATS
+    pages = ["\n".join(floats[i : i + most]) for i in range(0, len(floats), most or 1)]
+    text, lost = printable("\n\\clearpage\n\n".join(pages))
+    head = rf"% width: {width_text}; needs \usepackage{{{packages}}}" + "\n"
+    return head + (f'% no glyph in pdfLaTeX, printed as "?": {" ".join(lost)}\n' if lost else "") + text
 
 
 # --- what a float shows ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _FloatContent:
-    """A grid as one float shows it."""
+class _Layout:
+    """A grid as its floats show it."""
 
     grid: Sheet
-    same: list[str]  # labels that all rows share, for the caption
-    axes: list[str]  # whose labels stand beside the numbers
-    paper: str  # the paper's numbers "beside" ours or "under" them
+    fits: Width
+    paper: str  # the paper's numbers "beside" ours or "below" them
     spread: str
-    numbers: str = "text"
+    numbers: str
 
     @property
-    def group_columns(self) -> list[GroupColumn]:
-        return [
-            (g, c) for g in range(len(self.grid.groups)) for c in range(len(self.grid.columns)) if self.is_planned(g, c)
-        ]
+    def places(self) -> list[Place]:
+        return _places(self.grid)
 
-    def is_planned(self, g: int, c: int) -> bool:
-        return any(row.values[g][c].planned for row in self.grid.rows)
+    def has_paper_column(self, place: Place) -> bool:
+        values = number_format.column_of(self.grid, *place)
+        return self.paper == "beside" and any(value.published is not None for value in values)
 
-    def has_paper_column(self, group_column: GroupColumn) -> bool:
-        return self.paper == "beside" and any(v.published is not None for v in self.column_values(group_column))
+    def small_lines(self, row: Row) -> list[tuple[str, list[tuple[str, str]]]]:
+        """The lines in small type below a row: a label, and what is below our number and the paper's of each place."""
+        entries = [row.values[g][c] for g, c in self.places]
+        lines = []
+        if self.spread == "below":
+            lines.append(("", [(signs(entry.spread), signs(entry.paper_spread)) for entry in entries]))
+        if self.paper == "below":
+            papers = [entry.paper if self.spread == "beside" else entry.paper_number for entry in entries]
+            marks = [superscript(entry.published_mark * bool(entry.paper)) for entry in entries]
+            lines.append((self.grid.by, [(signs(text) + mark, "") for text, mark in zip(papers, marks, strict=True)]))
+            if self.spread == "below":
+                lines.append(("", [(signs(entry.paper_spread), "") for entry in entries]))
+            lines.append(("Δ", [(signs(entry.delta), "") for entry in entries]))
+        return [(label, cells) for label, cells in lines if any(map(any, cells))]
 
-    def column_values(self, group_column: GroupColumn) -> list[Entry]:
-        return [row.values[group_column[0]][group_column[1]] for row in self.grid.rows]
 
-    def small_lines(self) -> int:
-        """Lines in small type below each row."""
-        return (self.paper == "under" and self.grid.has_published) + (self.spread == "below")
+def _places(grid: Sheet) -> list[Place]:
+    planned = {(entry.group, entry.column) for entry in grid.all() if entry.planned}
+    return [(g, c) for g in range(len(grid.groups)) for c in range(len(grid.columns)) if (g, c) in planned]
 
 
 def _floats(
     grid: Sheet, width: str, fits: Width, published: str | None, spread: str | None, numbers: str
 ) -> Iterator[str]:
     grid, left_out = with_numbers(grid)
-    if len(grid.groups) > 1 and _letters(grid, "under", spread) > SMALLEST * fits.letters:
+    command = f"% {_command(grid, width)}" + (f"  ({grid.label})" if grid.label else "") + "\n"
+    grid, shared_labels = varying(grid)
+    too_wide = _columns(grid) > (1 + fits.wide) * fits.columns * BELOW
+    if too_wide and 1 < len(grid.groups) <= fits.lines / len(grid.rows):
         grid = _stack_groups(grid)
-    if spread is None:
-        spread = "below" if _letters(grid, "under", None) > SMALLEST * fits.letters else "beside"
-    paper = {"column": "beside", "below": "under"}.get(published or "", "")
-    paper = paper or ("beside" if _letters(grid, "beside", spread) <= fits.letters else "under")
-    small = (paper == "under" and grid.has_published) + (spread == "below")
-    parts_by_name = list(_split_rows(grid, fits.lines // (1 + small)))
-    if fits.wide and _letters(grid, paper, spread) > fits.letters:  # over both columns of the page
-        fits = replace(fits, environment="table*")
-    for number, (name, part_grid) in enumerate(parts_by_name):
-        constant_axes = [axis for axis in part_grid.axes if len({row.key.get(axis, "") for row in part_grid.rows}) == 1]
-        constant_axes = constant_axes if len(constant_axes) < len(part_grid.axes) else constant_axes[:-1]
-        labels = (
-            dict.fromkeys(filter(None, (part_grid.rows[0].key.get(axis, "") for axis in constant_axes)))
-            if part_grid.rows
-            else []
-        )
-        content = _FloatContent(
-            part_grid,
-            [*labels, *filter(None, [name])],
-            [a for a in part_grid.axes if a not in constant_axes],
-            paper,
-            spread,
-            numbers,
-        )
-        command = _command(grid, width) + " --numbers siunitx" * (numbers == "siunitx")
-        yield _float(content, number, len(parts_by_name), left_out, command, fits)
-        if number == len(parts_by_name) - 1 and fits.environment != "frame":
-            yield from _paired_test_floats(grid, fits)
+    if fits.wide and _columns(grid) > fits.columns:  # over both columns of the page
+        fits = replace(fits, environment="table*", columns=2 * fits.columns, wide=False)
+    spread = spread or ("beside" if _columns(grid) <= fits.columns else "below")
+    papers = [
+        grid.columns[column] for _, column in {(e.group, e.column) for e in grid.all() if e.published is not None}
+    ]
+    is_beside = spread != "below" and _columns(grid) + len(papers) * (1 + grid.has_differences / 2) <= fits.columns
+    paper = {"column": "beside", "below": "below", None: "beside" if is_beside else "below"}[published]
+    layout = _Layout(grid, fits, paper, spread, numbers)
+    if _columns(grid) > fits.columns * (BELOW if spread != "beside" else 1):
+        command += f"% {_columns(grid)} columns of labels and numbers {TOO_MANY}\n"
+    most = fits.lines // (1 + max((len(layout.small_lines(row)) for row in grid.rows), default=0))
+    count = -(-len(grid.rows) // most)
+    for part in range(count):  # as few as a page holds, of about equal height
+        rows = grid.rows[round(part * len(grid.rows) / count) : round((part + 1) * len(grid.rows) / count)]
+        labels = [*shared_labels, *([f"part {part + 1} of {count}"] if count > 1 else [])]
+        shown = replace(layout, grid=grid.only(rows, range(len(grid.columns))))
+        label = f"tab:{_slug(grid)}" + f"-{part + 1}" * (part > 0)
+        notes = grid.notes if part == count - 1 else []
+        yield command + _float(shown, labels, label, left_out if part == 0 else [], notes)
+
+
+def _columns(grid: Sheet) -> int:
+    """Columns of labels and of numbers; one of intervals is as wide as two."""
+    wide = {(entry.group, entry.column) for entry in grid.all() if entry.interval is not None}
+    return len(grid.axes) + len(_places(grid)) + len(wide)
 
 
 def _command(grid: Sheet, width: str) -> str:
@@ -190,140 +199,54 @@ def _stack_groups(grid: Sheet) -> Sheet:
     return replace(grid, axes=[axis, *grid.axes], across=[], entries=entries.assign(row=rows, group=0))
 
 
-def _split_rows(grid: Sheet, row_limit: int) -> Iterator[tuple[str, Sheet]]:
-    """Split a grid of more than `row_limit` rows by the labels of its first axis, into parts that fit."""
-    if len(grid.rows) <= row_limit:
-        yield "", grid
-        return
-    starts = [0, *(i for i, begins in enumerate(number_format.blocks(grid)) if begins), len(grid.rows)]
-    for block_start, block_end in itertools.pairwise(starts):
-        # parts of about equal height, as few as fit
-        count = -(-(block_end - block_start) // row_limit)
-        bounds = [block_start + round(i * (block_end - block_start) / count) for i in range(count + 1)]
-        for first_row, end in itertools.pairwise(bounds):
-            name = (
-                f"rows {first_row - block_start + 1} to {end - block_start} of {block_end - block_start}"
-                if count > 1
-                else ""
-            )
-            yield name, grid.only(grid.rows[first_row:end], range(len(grid.columns)))
-
-
-def _letters(grid: Sheet, paper: str, spread: str | None) -> int:
-    """An estimate of the letters in a line of the tabular."""
-    small_letters = 0.7 * (spread in (None, "beside"))  # of the letters of a spread, which are small
-    total: float = sum(
-        max([len(axis), *(min(len(row.key.get(axis, "")), STUB) for row in grid.rows)]) for axis in grid.axes
-    )
-    for g in range(len(grid.groups)):
-        for c, column in enumerate(grid.columns):
-            entries = number_format.column_of(grid, g, c)
-            measured_letters, paper_letters = (
-                max(
-                    (
-                        len(number_text) + small_letters * len(spread_text) + tail_letters
-                        for number_text, spread_text, tail_letters in texts
-                    ),
-                    default=0,
-                )
-                for texts in (
-                    [(e.number, e.spread, 0.7 * len(e.lacking)) for e in entries],
-                    [(e.paper_number, e.paper_spread, len(e.delta)) for e in entries],
-                )
-            )
-            column_letters = (
-                measured_letters + paper_letters + 2 * (paper_letters > 0)
-                if paper == "beside"
-                else max(measured_letters, 0.7 * (6 + paper_letters) * (paper_letters > 0))
-            )
-            total += max(column_letters, min(len(column.label), LONG)) + 1.5
-    return round(total)
-
-
 # --- a float -----------------------------------------------------------------------------------------------------
 
 
 def _float(
-    content: _FloatContent, number: int, float_count: int, left_out: Sequence[str], command: str, fits: Width
+    layout: _Layout, labels: Sequence[str], label: str, left_out: Sequence[str], notes: Sequence[tuple[str, str]]
 ) -> str:
-    grid = content.grid
-    command_comment = f"% {command}" + (f"  ({grid.label})" if grid.label else "")
-    notes = [
-        (note_name, note) for note_name, note in grid.notes if note_name not in IN_CAPTION and note_name != "paired"
-    ]
-    paired = [note for note_name, note in grid.notes if note_name == "paired"]
-    notes += [("paired", paired[0])] if paired else []
-    note_lines = [_note(note_name, note) for note_name, note in notes] if number == float_count - 1 else []
-    keys = [rf"\textsuperscript{{{escape(symbol)}}}\,{prose(note)}" for symbol, note in grid.footnotes]
-    is_high = _line_count(content) > 20 or fits.environment == "frame"
-    tabular = _scale_to_fit(_tabular(content), fits, is_high)
+    grid, fits = layout.grid, layout.fits
+    tabular = "\n".join([
+        rf"{SIZES}\setlength{{\tabcolsep}}{{{2 if layout.spread == 'below' else 3}pt}}",
+        rf"\resizebox{{\ifdim{SCALE}\width>{fits.max_width} {SCALE}\width"
+        rf"\else\ifdim\width>{fits.max_width} {fits.max_width}\else\width\fi\fi}}{{!}}{{%",
+        f"{_tabular(layout)}}}",
+    ])  # fmt: skip
+    keys = [rf"{superscript(symbol)}\,{prose(note)}" for symbol, note in grid.footnotes]
     if fits.environment == "frame":
-        title = escape(", ".join(filter(None, [grid.name.rstrip("."), *content.same])))
+        title = escape(", ".join(filter(None, [grid.name.rstrip("."), *labels])))
         warning = [rf"\textbf{{{escape(grid.label)}.}}"] if grid.label else []
-        small_text = " ".join(
-            [
-                *warning,
-                prose(_what_it_averages(grid, content.spread)),
-                *([prose(s) for s in _bold_sentences(grid)]),
-                *keys,
-            ]
-        )
-        lines = [command_comment, rf"\begin{{frame}}{{{title}}}", r"\centering\small", r"\setlength{\tabcolsep}{3pt}",
-                 tabular, r"\par\smallskip", rf"{{\tiny {small_text}\par}}", r"\end{frame}"]  # fmt: skip
+        averages = [prose(_what_it_averages(grid, layout.spread)), *map(prose, _bold_sentences(grid))]
+        small_text = " ".join([*warning, *averages, *keys])
+        lines = [rf"\begin{{frame}}{{{title}}}", r"\centering", tabular, r"\par\smallskip",
+                 rf"{{\scriptsize {small_text}\par}}", r"\end{frame}"]  # fmt: skip
         return "\n".join(lines) + "\n"
-    label = f"tab:{_slug(grid)}" + f"-{number + 1}" * (number > 0)
+    notes = sorted((note for note in notes if note[0] not in IN_CAPTION), key=lambda note: note[0] not in WORDS)
+    inside = [rf"\textit{{{escape(_note_name(name))}}}: {prose(note)}" for name, note in notes[:IN_FLOAT]] + keys
+    small_text = "\n".join([
+        r"\par\smallskip", r"\begin{minipage}{\linewidth}", r"\scriptsize\raggedright",
+        *(rf"{words}\par" for words in inside), r"\end{minipage}",
+    ]) if inside else ""  # fmt: skip
+    comments = [f"% {_note_name(name)}: {' '.join(note.split())}" for name, note in notes[IN_FLOAT:]]
     lines = [
-        command_comment,
         rf"\begin{{{fits.environment}}}[htbp]",
         r"\centering",
-        rf"\caption{{{_caption(content, left_out if number == 0 else ())}}}",
+        rf"\caption{{{_caption(layout, labels, left_out)}}}",
         rf"\label{{{label}}}",
-        r"\smallskip\small",
-        r"\setlength{\tabcolsep}{3pt}",
+        r"\smallskip",
         tabular,
+        *filter(None, [small_text]),
+        *comments,
+        rf"\end{{{fits.environment}}}",
     ]
-    line_count = sum(math.ceil(len(line) / fits.letters) for line in (*note_lines, *keys))
-    notes_below = bool(note_lines) and line_count > (IN_HIGH_FLOAT if is_high else IN_FLOAT)
-    notes_inside = keys if notes_below else [*note_lines, *keys]
-    if notes_inside:
-        text = "\n".join(rf"{words}\par" for words in notes_inside)
-        lines += [
-            r"\par\smallskip",
-            r"\begin{minipage}{\linewidth}",
-            r"\scriptsize\raggedright",
-            text,
-            r"\end{minipage}",
-        ]
-    lines.append(rf"\end{{{fits.environment}}}")
-    if notes_below:
-        text = "\n".join(rf"{words}\par" for words in note_lines)
-        lines += ["", rf"{{\scriptsize\raggedright\noindent Table~\ref{{{label}}}.", text + "}"]
     return "\n".join(lines) + "\n"
 
 
-def _scale_to_fit(tabular: str, fits: Width, high: bool) -> str:
-    """Let LaTeX shrink a tabular that is wider than the line or, if it is high, higher than most of the page."""
-    height_share = ".62" if fits.environment == "frame" else ".66"
-    if high:
-        scaled_height = rf"\ifdim\totalheight>{height_share}\textheight {height_share}\textheight\else\totalheight\fi"
-        tabular = f"\\resizebox*{{!}}{{{scaled_height}}}{{%\n{tabular}}}"
-    scaled_width = rf"\ifdim\width>{fits.max_width} {fits.max_width}\else\width\fi"
-    return f"\\resizebox{{{scaled_width}}}{{!}}{{%\n{tabular}}}"
-
-
-def _line_count(content: _FloatContent) -> int:
-    return len(content.grid.rows) * (1 + content.small_lines())
-
-
-def _title(content: _FloatContent) -> str:
-    return caption_title(", ".join([content.grid.name.removesuffix("."), *content.same]), content.grid.label)
-
-
-def _caption(content: _FloatContent, left_out: Sequence[str]) -> str:
+def _caption(layout: _Layout, labels: Sequence[str], left_out: Sequence[str]) -> str:
     """The caption: title, seeds and images, checkpoint, and the meaning of marks and small type."""
-    grid = content.grid
+    grid = layout.grid
     values = list(grid.all())
-    sentences = [_what_it_averages(grid, content.spread)]
+    sentences = [_what_it_averages(grid, layout.spread)]
     if grid.perturbation:
         sentences.append(f"Perturbation: {grid.perturbation}.")
     if grid.checkpoint:
@@ -340,7 +263,8 @@ def _caption(content: _FloatContent, left_out: Sequence[str]) -> str:
         published_at = f" ({grid.published_at})" * bool(grid.published_at)
         word = "Paper: as published" if grid.by == "paper" else "Formula: computed, not published"
         sentences.append(f"{word}{published_at}." + f" Δ: ours minus the {grid.by}'s." * grid.has_differences)
-    return " ".join([_title(content), *(prose(sentence) for sentence in sentences if sentence)])
+    title = caption_title(", ".join([grid.name.removesuffix("."), *labels]), grid.label)
+    return " ".join([title, *(prose(sentence) for sentence in sentences if sentence)])
 
 
 def _bold_sentences(grid: Sheet) -> list[str]:
@@ -366,111 +290,63 @@ def _seed_list(seeds: Sequence[int]) -> str:
     return f"{seeds[0]} to {seeds[-1]}" if is_consecutive and len(seeds) > 3 else ", ".join(map(str, seeds))
 
 
-WORDS = {"MIXED": "Mixed", "OLDER": "Older", "doubt": "Caveats"}  # what a paper calls a note
+WORDS = {"MIXED": "Mixed", "OLDER": "Older", "doubt": "Caveats"}  # what a paper calls a note of a doubt
 
 
-def _note(note_name: str, note: str) -> str:
-    name = WORDS.get(note_name, note_name[:1].upper() + note_name[1:])
-    return rf"\textit{{{escape(name)}}}: {prose(note)}"
+def _note_name(name: str) -> str:
+    return WORDS.get(name, name[:1].upper() + name[1:])
 
 
 def _slug(grid: Sheet) -> str:
     return re.sub("[^A-Za-z0-9.:-]", "-", f"{grid.suite}-{grid.id}")
 
 
-def _paired_test_floats(grid: Sheet, fits: Width) -> Iterator[str]:
-    """The paired tests as floats, a line each: labels, heading, difference, p of the t test and of Wilcoxon's."""
-    if sum(note_name == "paired" for note_name, _ in grid.notes) < 2:  # the notes only count the tests
-        return
-    axes = list(grid.paired[0][1].labels)
-    heads = [*(escape(axis) for axis in axes), "", "difference", r"\multicolumn{2}{c}{$p$ ($t$, Wilcoxon)}"]
-    for start in range(0, len(grid.paired), MOST_TESTS):
-        lines = [
-            rf"\begin{{tabular}}{{@{{}}{'l' * (len(axes) + 1)}rrr@{{}}}}",
-            r"\toprule",
-            " & ".join(heads) + r" \\",
-            r"\midrule",
-            *(_test_line(*paired) for paired in grid.paired[start : start + MOST_TESTS]),
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
-        tabular = _scale_to_fit("\n".join(lines), fits, True)
-        caption = rf"Paired tests over seeds of Table~\ref{{tab:{_slug(grid)}}}."
-        body = [r"\centering", rf"\caption{{{caption}}}", r"\smallskip\scriptsize", tabular]
-        yield "\n".join([rf"\begin{{{fits.environment}}}[htbp]", *body, rf"\end{{{fits.environment}}}"]) + "\n"
-
-
-def _test_line(column: Column, one: Difference) -> str:
-    test = one.over_seeds
-    assert test is not None  # a table has no others
-    labels = [*one.labels.values(), f"{' − '.join(one.sides)}, {column.heading}"]
-    mean = signs(number_format.signed(test.mean, column))
-    difference = rf"{mean} $\pm$ {number_format.number(test.std, column)}"
-    ps = ["--" if p is None else escape(p_text(p)) for p in (test.t_p, test.wilcoxon_p)]
-    return " & ".join([*map(escape, labels), difference, *ps]) + r" \\"
-
-
 # --- a tabular ---------------------------------------------------------------------------------------------------
 
 
-def _tabular(content: _FloatContent) -> str:
-    grid, group_columns = content.grid, content.group_columns
-    paper_beside = {group_column: content.has_paper_column(group_column) for group_column in group_columns}
-    tex_columns = 5 if grid.has_differences else 4  # TeX columns: number@spread paper@mark [difference]
-    spans = {group_column: tex_columns if paper_beside[group_column] else 2 for group_column in group_columns}
-    entries_of = {
-        group_column: [_entry(row, group_column, grid) for row in grid.rows] for group_column in group_columns
-    }
-    formats = {group_column: _formats(content, entries_of[group_column]) for group_column in group_columns}
-    specs = [
-        [*(f"{column_format}@{{}}l" for column_format in formats[p]), "r"][: (spans[p] + 1) // 2] for p in group_columns
-    ]
-    spec = "".join(" ".join(column_specs) for column_specs in specs)
-    stub = len(content.axes)
-    lines = [SIUNITX] * (content.numbers == "siunitx")
+def _tabular(layout: _Layout) -> str:
+    grid, places = layout.grid, layout.places
+    # TeX columns: number@spread [paper@mark [difference]]
+    spans = {place: (4 + grid.has_differences) if layout.has_paper_column(place) else 2 for place in places}
+    entries_of = {place: [_entry(row, place, grid) for row in grid.rows] for place in places}
+    formats = {place: _formats(layout, entries_of[place]) for place in places}
+    spec = "".join(
+        " ".join([*(f"{column_format}@{{}}l" for column_format in formats[p]), "r"][: (spans[p] + 1) // 2])
+        for p in places
+    )
+    stub = len(grid.axes)
+    lines = [SIUNITX] * (layout.numbers == "siunitx")
     lines += [rf"\begin{{tabular}}{{@{{}}{'l' * stub}{spec}@{{}}}}", r"\toprule"]
     levels = []  # headings of each level with the cmidrules under them
+    headings = [_heading([f"{c.heading},", c.images] if c.images else [c.heading]) for c in grid.columns]
+    levels.append(_level([(headings[c], spans[g, c]) for g, c in places], stub))
     if any(group.label for group in grid.groups):
-        groups = [
-            (grid.groups[g].label, sum(spans[p] for p in group_columns if p[0] == g))
-            for g in dict.fromkeys(g for g, _ in group_columns)
-        ]
-        levels.append(_level([(escape(label), width) for label, width in groups], stub))
-    levels.append(
-        _level(
-            [(_heading(grid.columns[c].heading, grid.columns[c].images), spans[g, c]) for g, c in group_columns], stub
-        )
-    )
-    if any(paper_beside.values()):
-        sub_headings = (
-            r"\multicolumn{2}{c}{ours}"
-            + rf" & \multicolumn{{2}}{{c}}{{{grid.by}}}" * paper_beside[group_column]
-            + r" & \multicolumn{1}{c}{$\Delta$}" * (spans[group_column] == 5)
-            for group_column in group_columns
-        )
-        levels.append((" & ".join(sub_headings), ""))
-    axes = [escape(axis) for axis in content.axes]
+        widths = {g: sum(spans[p] for p in places if p[0] == g) for g in dict.fromkeys(g for g, _ in places)}
+        levels.insert(0, _level([(_heading([grid.groups[g].label]), width) for g, width in widths.items()], stub))
+        if len(grid.columns) == 1:  # which stands once, over all groups
+            levels = [_level([(headings[0], sum(widths.values()))], stub), levels[0]]
+    if any(span > 2 for span in spans.values()):
+        paper, delta = rf" & \multicolumn{{2}}{{c}}{{{grid.by}}}", r" & \multicolumn{1}{c}{$\Delta$}"
+        ours = (r"\multicolumn{2}{c}{ours}" + paper * (spans[p] > 2) + delta * (spans[p] == 5) for p in places)
+        levels.append((" & ".join(ours), ""))
     for level, (cells, cmidrules) in enumerate(levels):
         is_last = level == len(levels) - 1
-        lines += [" & ".join([*(axes if is_last else [""] * stub), cells]) + r" \\", *([] if is_last else [cmidrules])]
+        stub_heads = map(escape, grid.axes) if is_last else [""] * stub
+        lines += [" & ".join([*stub_heads, cells]) + r" \\", *([] if is_last else [cmidrules])]
     lines.append(r"\midrule")
     begins, labels = number_format.blocks(grid), number_format.row_labels(grid)
     for index, row in enumerate(grid.rows):
-        stub_labels = [label for axis, label in zip(grid.axes, labels[index], strict=True) if axis in content.axes]
-        stub_labels[-1:] = [f"{stub_labels[-1]} {_row_seeds(row)}".strip()] if stub_labels else []
-        entries = {group_column: entries_of[group_column][index] for group_column in group_columns}
-        if begins[index] and grid.axes[0] in content.axes:
+        stub_labels = [*labels[index][:-1], f"{labels[index][-1]} {_row_seeds(row)}".strip()] if stub else []
+        entries = {place: entries_of[place][index] for place in places}
+        if begins[index]:
             lines.append(r"\addlinespace")
-        row_cells = (
-            _cell(entry, spans[group_column], content, formats[group_column]) for group_column, entry in entries.items()
-        )
+        row_cells = (_cell(entry, spans[place], layout, formats[place]) for place, entry in entries.items())
         lines.append(" & ".join([*map(_stub, stub_labels), *row_cells]) + r" \\")
-        small: list[list[str]] = []  # lines in small type below
-        if content.spread == "below" and any(entry.spread for entry in entries.values()):
-            small.append([_spread_below(entry, spans[group_column]) for group_column, entry in entries.items()])
-        if content.paper == "under" and any(entry.paper for entry in entries.values()):
-            small.append([_paper_below(entry, content.spread != "none") for entry in entries.values()])
-        lines += [" & ".join([*[""] * stub, *small_line]) + r" \\" for small_line in small]
+        small = layout.small_lines(row)
+        for words, texts in small:
+            heads = [*[""] * (stub - 1), rf"\quad{small_type(escape(words))}" if words else ""][:stub]
+            small_cells = (_small_cell(cell, spans[place]) for place, cell in zip(places, texts, strict=True))
+            lines.append(" & ".join([*heads, *small_cells]) + r" \\")
         if small and index != len(grid.rows) - 1 and not begins[index + 1]:
             lines.append(r"\addlinespace[2pt]")
     lines += [r"\bottomrule", r"\end{tabular}"]
@@ -487,55 +363,46 @@ def _level(cells: Iterable[tuple[str, int]], stub: int) -> tuple[str, str]:
     return " & ".join(heads), " ".join(cmidrules)
 
 
-def _break_in_two(words: str, letter_limit: int) -> list[str]:
-    """Break words into two lines of about equal length where one is too long."""
-    if len(words) <= letter_limit or " " not in words:
-        return [words]
-    cuts = [(words[: i.start()], words[i.end() :]) for i in re.finditer(" ", words)]
-    return list(min(cuts, key=lambda cut: max(map(len, cut))))
-
-
-def _heading(heading: str, images: str) -> str:
-    lines = [f"{heading},", images] if images else _break_in_two(heading, LONG)
+def _heading(parts: Iterable[str]) -> str:
+    """A heading; each part begins a line, and a long one is broken."""
+    lines = [line for part in parts for line in textwrap.wrap(part, BROKEN, break_long_words=False)]
     words = r"\\".join(map(escape, lines))
     return rf"\shortstack{{{words}}}" if len(lines) > 1 else words
 
 
 def _stub(label: str) -> str:
-    """The label of a row; a long one is broken in two lines."""
-    lines = _break_in_two(label, STUB)
-    if len(lines) == 1:
-        return escape(label)
-    return rf"\begin{{tabular}}[t]{{@{{}}l@{{}}}}{escape(lines[0])}\\ \quad {escape(lines[1])}\end{{tabular}}"
+    """The label of a row; a long one is broken."""
+    lines = [escape(line) for line in textwrap.wrap(label, STUB, break_long_words=False)]
+    text = r"\\ \quad ".join(lines)
+    return rf"\begin{{tabular}}[t]{{@{{}}l@{{}}}}{text}\end{{tabular}}" if len(lines) > 1 else text
 
 
 def _row_seeds(row: Row) -> str:
     """ "[3/5]" where all numbers of a row lack the same number of seeds: it then stands at the label, once."""
-    seed_counts = {
-        (len(value.seeds), value.wanted) for group in row.values for value in group if value.mean is not None
-    }
-    seeds, seeds_planned = next(iter(seed_counts)) if len(seed_counts) == 1 else (0, 0)
+    counts = {(len(value.seeds), value.wanted) for group in row.values for value in group if value.mean is not None}
+    seeds, seeds_planned = next(iter(counts)) if len(counts) == 1 else (0, 0)
     return f"[{seeds}/{seeds_planned}]" if seeds < seeds_planned else ""
 
 
-def _entry(row: Row, group_column: GroupColumn, grid: Sheet) -> Entry:
+def _entry(row: Row, place: Place, grid: Sheet) -> Entry:
     """The entry of one value, without the count of seeds where the row's label has it."""
-    entry = row.values[group_column[0]][group_column[1]]
-    return entry._replace(lacking="") if _row_seeds(row) else entry
+    entry = row.values[place[0]][place[1]]
+    return entry._replace(lacking="") if grid.axes and _row_seeds(row) else entry
 
 
-def _formats(content: _FloatContent, entries: Sequence[Entry]) -> tuple[str, str]:
+def _formats(layout: _Layout, entries: Sequence[Entry]) -> tuple[str, str]:
     """The TeX columns of our number and of the paper's."""
-    if content.numbers == "text":
+    if layout.numbers == "text":
         return "r", "r"
-    spread_beside = content.spread == "beside"
-    measured_numbers = [(entry.number, entry.spread * spread_beside) for entry in entries]
-    return decimal_column(measured_numbers), decimal_column(
-        [(entry.paper_number, entry.paper_spread * spread_beside) for entry in entries]
+    beside = layout.spread == "beside"
+    ours, papers = (
+        [(entry.number, entry.spread * beside) for entry in entries],
+        [(entry.paper_number, entry.paper_spread * beside) for entry in entries],
     )
+    return decimal_column(ours), decimal_column(papers)
 
 
-def _cell(entry: Entry, columns: int, content: _FloatContent, formats: tuple[str, str]) -> str:
+def _cell(entry: Entry, columns: int, layout: _Layout, formats: tuple[str, str]) -> str:
     """Our number with its spread (two TeX columns), in four also the paper's (two), in five the difference (one)."""
     if not entry.planned:
         return " & ".join([""] * columns)
@@ -545,37 +412,30 @@ def _cell(entry: Entry, columns: int, content: _FloatContent, formats: tuple[str
         measured_cell = rf"\multicolumn{{2}}{{c}}{{{entry.number}{marks}}}"
     else:
         style = {"best": r"\textbf", "second": r"\underline"}.get(entry.rank, "")
-        number, spread_text = _number(entry.number, entry.spread, style, content, formats[0])
+        number, spread_text = _number(entry.number, entry.spread, style, layout, formats[0])
         measured_cell = f"{number} & {small_type(signs(spread_text) + seeds)}{marks}"
     if columns == 2 or not entry.paper:
         return measured_cell + " &" * (columns - 2)
-    number, spread_text = _number(entry.paper_number, entry.paper_spread, "", content, formats[1])
+    number, spread_text = _number(entry.paper_number, entry.paper_spread, "", layout, formats[1])
     paper_cell = small_type(signs(spread_text)) + superscript(entry.published_mark)
     return f"{measured_cell} & {number} & {paper_cell}" + f" & {signs(entry.delta)}" * (columns == 5)
 
 
-def _number(number: str, spread: str, style: str, content: _FloatContent, format: str) -> tuple[str, str]:
+def _number(number: str, spread: str, style: str, layout: _Layout, format: str) -> tuple[str, str]:
     """(a number in its TeX column, the part of its spread behind that column)."""
-    spread_text = spread if content.spread == "beside" else ""
-    if content.numbers == "siunitx":
+    spread_text = spread if layout.spread == "beside" else ""
+    if layout.numbers == "siunitx":
         inner_spread = spread_text if spread_text.startswith("±") else ""
         return decimal_number(number, inner_spread, style, format), "" if inner_spread else spread_text
     return rf"{style}{{{signs(number)}}}" if style else signs(number), spread_text
 
 
-def _spread_below(entry: Entry, columns: int) -> str:
-    """The spreads of our number and, in four TeX columns or five, the paper's, for the line below them."""
-    spreads = [entry.spread, entry.paper_spread][: columns // 2]
-    cells = [rf"{{\scriptsize {signs(spread_text)}}} &" if spread_text else " & " for spread_text in spreads]
-    return " & ".join([*cells, *[""] * (columns == 5)])
-
-
-def _paper_below(entry: Entry, with_spread: bool) -> str:
-    """The paper's number, named, and the difference, for the line under ours."""
-    if not entry.paper:
-        return " & "
-    word = "formula" if entry.formula else "paper"
-    paper_text = f"{word} {entry.paper_number}" + f" {entry.paper_spread}" * with_spread
-    paper_text += f" ({entry.delta})" * bool(entry.delta)
-    footnote_mark = superscript(entry.published_mark)
-    return rf"\multicolumn{{2}}{{r}}{{\scriptsize {signs(paper_text.rstrip())}{footnote_mark}}}"
+def _small_cell(texts: tuple[str, str], columns: int) -> str:
+    """What stands in small type below our number and, in four TeX columns or five, below the paper's."""
+    # an interval is wider than its number, which then stands at the left
+    aligned = ["l" if " to " in text else "r" for text in texts]
+    cells = [
+        rf"\multicolumn{{2}}{{{side}}}{{\scriptsize {text}}}" if text else " & "
+        for side, text in zip(aligned, texts, strict=True)
+    ]
+    return " & ".join([*cells[: columns // 2], *[""] * (columns == 5)])

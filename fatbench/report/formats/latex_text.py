@@ -23,24 +23,55 @@ _GREEK = {
     "Σ": "Sigma", "Φ": "Phi", "Ψ": "Psi", "Ω": "Omega",
 }  # fmt: skip
 _SPECIAL |= {letter: f"$\\{name}$" for letter, name in _GREEK.items()}
+_SPECIAL |= {
+    "⁄": "/", "‐": "-", "‑": "-", "‒": "--", "′": "$'$", "″": "$''$", "‖": r"$\|$", "ℓ": r"$\ell$", "∇": r"$\nabla$",
+    "∂": r"$\partial$", "√": r"$\surd$", "∘": r"$\circ$", "∅": r"$\emptyset$", "∀": r"$\forall$", "∃": r"$\exists$",
+    "∩": r"$\cap$", "∪": r"$\cup$", "⊂": r"$\subset$", "⊆": r"$\subseteq$", "∝": r"$\propto$", "∼": r"$\sim$",
+    "≡": r"$\equiv$", "≪": r"$\ll$", "≫": r"$\gg$", "⊕": r"$\oplus$", "⊗": r"$\otimes$", "∗": r"$\ast$",
+    "←": r"$\leftarrow$", "↑": r"$\uparrow$", "↔": r"$\leftrightarrow$", "⇒": r"$\Rightarrow$", "÷": r"$\div$",
+    "⟨": r"$\langle$", "⟩": r"$\rangle$", "€": r"\texteuro{}", "©": r"\textcopyright{}", "®": r"\textregistered{}",
+    "™": r"\texttrademark{}", "¡": "!`", "¿": "?`", "„": ",,", "‚": ",", "•": r"\textbullet{}", "✓": r"$\surd$",
+    "ϑ": r"$\vartheta$", "ϕ": r"$\phi$", "ο": "o", "ς": r"$\varsigma$", "⋅": r"$\cdot$",
+}  # fmt: skip
 _COMBINING = {"\u0302": r"\hat", "\u0303": r"\tilde", "\u0304": r"\bar", "\u0305": r"\bar", "\u0307": r"\dot"}
+_RAISED = {"<super>": "^", "<sub>": "_"}  # of Unicode's decompositions
+LATIN = "\u00c0-\u017e"  # letters that inputenc knows, with those of ASCII
 
 
 def escape(words: str) -> str:
-    """Escape text for LaTeX; a character without a glyph in pdfLaTeX becomes its nearest ASCII, or "?"."""
+    """Escape text for LaTeX; a character that pdfLaTeX cannot print becomes what Unicode says it is made of.
+
+    One without such parts stays as it is, see `printable`.
+    """
     words = unicodedata.normalize("NFC", " ".join(words.split()))  # what can be one letter is no combining mark
     escaped: list[str] = []
     for character in words:
         if character in _COMBINING and escaped:
             escaped[-1] = f"${_COMBINING[character]}{{{escaped[-1].strip('$')}}}$"
-        elif character in _SPECIAL:
-            escaped.append(_SPECIAL[character])
-        elif character.isascii() or "\u00c0" <= character <= "\u017e":
-            escaped.append(character)
         else:
-            ascii_text = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
-            escaped.append("".join(_SPECIAL.get(c, c) for c in ascii_text) or "?")
+            escaped.append(_escape_one(character))
     return "".join(escaped)
+
+
+def _escape_one(character: str) -> str:
+    if character in _SPECIAL:
+        return _SPECIAL[character]
+    kind, *parts = unicodedata.decomposition(character).split() or [""]
+    if character.isascii() or re.match(f"[{LATIN}]", character) or not (kind or parts):
+        return character
+    codes = parts if kind.startswith("<") else [kind, *parts]
+    text = "".join(_escape_one(chr(int(code, 16))) for code in codes)
+    if kind == "<fraction>":
+        return rf"\,{text}"  # 1½ is not 11/2
+    return f"${_RAISED[kind]}{{{text.strip('$')}}}$" if kind in _RAISED else text
+
+
+def printable(text: str) -> tuple[str, list[str]]:
+    """(LaTeX with "?" for each letter that pdfLaTeX would lose, those letters); comments keep theirs."""
+    pattern = re.compile(f"^%.*|[^\x00-\x7f{LATIN}]", re.MULTILINE)
+    lost = dict.fromkeys(found for found in pattern.findall(text) if len(found) == 1 and found != "%")
+    marks = {**dict.fromkeys(lost, "?"), **{letter: "" for letter in lost if unicodedata.combining(letter)}}
+    return pattern.sub(lambda found: marks.get(found[0], found[0]), text), list(lost)
 
 
 def caption_title(name: str, label: str) -> str:
@@ -66,8 +97,8 @@ def _escape_piece(piece: str) -> str:
 
 
 def superscript(symbol: str) -> str:
-    """A mark behind a number; empty without one."""
-    return rf"\textsuperscript{{{escape(symbol)}}}" if symbol else ""
+    """A mark behind a number, no smaller than a spread; empty without one."""
+    return rf"\raisebox{{.6ex}}{{\scriptsize {escape(symbol.replace('°', '∘'))}}}" if symbol else ""
 
 
 def small_type(words: str) -> str:
