@@ -16,12 +16,11 @@ from fatbench.data.catalogue import CATALOGUE
 from fatbench.errors import FatbenchError
 from fatbench.report import contrasts, sentences
 from fatbench.report.contrasts import Difference
-from fatbench.report.numbers.doubts import above_chance
 from fatbench.report.numbers.sources import Source
 from fatbench.report.pairs import measured_numbers
 from fatbench.report.tables import combined
 from fatbench.report.tables.number_format import with_texts
-from fatbench.report.tables.sheet import Column, Entry, Row, Sheet, any_number
+from fatbench.report.tables.sheet import Row, Sheet, any_number
 from fatbench.store.selection import Checkpoint
 from fatbench.suite import facts, format_call, standard_attacks, threats
 from fatbench.suite.cells import Cell, Plan, digest
@@ -45,6 +44,7 @@ class Task:
     cell: Cell  # the first of them
     evaluations: dict[str, str]  # label -> id: the attack with its settings and number of images
     parts: dict[str, tuple[Suite, Plan, list[Cell]]] = field(default_factory=dict)
+    headlines: list[Difference] = field(default_factory=list)  # declared comparisons that suites are quoted with
 
 
 @dataclass
@@ -62,9 +62,9 @@ class Board:
     differences: list[Difference] = field(default_factory=list)  # of its rows, where they were tested
     sentence: str = ""  # what the numbers come to
     answer: Difference | None = None  # the one that the sentence tells
+    declared: bool = False  # a suite declares it
     suites: list[str] = field(default_factory=list)
     preset: str = ""
-    at_floor: bool = False  # of the first row, no seed is above the most frequent class
 
 
 def tasks(suite_plans: Sequence[Part]) -> list[Task]:
@@ -78,10 +78,7 @@ def tasks(suite_plans: Sequence[Part]) -> list[Task]:
                  suite.name if "attacker" in cell.key else ""]
             )  # fmt: skip
             same_content = tasks_by_content.setdefault(content, [])
-            fits = (
-                t for t in same_content if all(t.evaluations.get(label, id) == id for label, id in evaluations.items())
-            )
-            task = next(fits, None)
+            task = next((task for task in same_content if _asks_nothing_else(task, cell)), None)
             if task is None:
                 same_content.append(task := Task(plan.preset, cell, {}))
             task.evaluations |= evaluations
@@ -89,18 +86,51 @@ def tasks(suite_plans: Sequence[Part]) -> list[Task]:
     return [task for same_content in tasks_by_content.values() for task in same_content]
 
 
+def _asks_nothing_else(task: Task, cell: Cell) -> bool:
+    return all(task.evaluations.get(one.label, one.id) == one.id for one in cell.evaluations)
+
+
+def _set_headlines(suite: Suite, plan: Plan, among: Sequence[Task], declared: Sequence[Difference]) -> None:
+    """Give each headline of a suite to the task with most of its cells, which then has the rows of every side.
+
+    A headline over several data sets has no board of its own and is told by those that have a cell of it.
+    """
+    for one in filter(None, (contrasts.quoted(tests, declared) for tests in suite.tests)):
+        shared = {i: sum(cell.id in one.cells for cell in task.parts[suite.name][2]) for i, task in enumerate(among)}
+        fullest = among[max(shared, key=lambda i: shared[i])]
+        cells, of_headline = fullest.parts[suite.name][2], [cell for cell in plan.cells if cell.id in one.cells]
+        if all(
+            _asks_nothing_else(fullest, cell) and cell.spec["data"] == fullest.cell.spec["data"] for cell in of_headline
+        ):
+            cells += [cell for cell in of_headline if cell not in cells]
+            fullest.headlines.append(one)
+        else:
+            for i, task in enumerate(among):
+                task.headlines += [one] * (shared[i] > 0)
+
+
 def boards(suite_plans: Sequence[Part], grids: Sequence[Sheet], store: Store, select: Checkpoint) -> list[Board]:
-    """The leaderboards of some suites; grids: their tables, which know the published numbers."""
+    """The leaderboards of some suites; grids: their tables, which know the published numbers. Those that say nothing
+    come last.
+    """
+    found_tasks = tasks(suite_plans)
+    declared: dict[tuple[str, str], list[Difference]] = {}  # suite, preset -> what it declares
+    for suite, plan in suite_plans:
+        numbers_of = measured_numbers(store, {cell.id for cell in plan.cells}, select).__getitem__
+        declared[suite.name, plan.preset] = contrasts.declared_by(suite.tests, plan, numbers_of)
+        among = [task for task in found_tasks if task.preset == plan.preset and suite.name in task.parts]
+        if among:
+            _set_headlines(suite, plan, among, declared[suite.name, plan.preset])
     all_boards = []
-    for task in sorted(tasks(suite_plans), key=lambda task: paper_order(next(iter(task.parts)))):
+    for task in sorted(found_tasks, key=lambda task: paper_order(next(iter(task.parts)))):
         grid = _grid(task, store, select)
         if grid is not None:
             grid = with_published(grid, grids)
             if (board := _board(task, grid)) is not None:
-                _set_answer(board, task, store, select)
+                _set_answer(board, task, store, select, declared)
                 all_boards.append(board)
     _distinguish_titles(all_boards)
-    return all_boards
+    return sorted(all_boards, key=lambda board: not board.sentence)
 
 
 def _distinguish_titles(boards: Sequence[Board]) -> None:
@@ -126,27 +156,23 @@ def paper_order(suite: str) -> int:
     return [*dict.fromkeys(PAPERS.values()), OTHER].index(paper_of(suite))
 
 
-def _set_answer(board: Board, task: Task, store: Store, select: Checkpoint) -> None:
+def _set_answer(
+    board: Board, task: Task, store: Store, select: Checkpoint, declared: Mapping[tuple[str, str], list[Difference]]
+) -> None:
     """Compare the rows with the baselines of their suites and set the board's answer and sentence.
 
-    The headline that a suite declares goes before, if cells of it are on this board.
+    The headline that a suite declares goes before.
     """
     column = board.grid.columns[board.sorted_by]
     if "attacker" in board.grid.axes:
         board.sentence = _privacy_sentence(board)
-    headlines = []
-    for suite, plan, cells in task.parts.values():
-        numbers_of = measured_numbers(store, {cell.id for cell in plan.cells}, select).__getitem__
-        declared = contrasts.declared_by(suite.tests, plan, numbers_of)
-        if column.source.stage == "evaluation":
-            of_board = replace(plan, cells=cells)
-            compared = contrasts.from_baseline(of_board, numbers_of, [column.metric], declared)
-            board.differences += [one for one in compared if one.test is not None]
-        ids = {cell.id for cell in cells}
-        quoted = (contrasts.quoted(tests, declared) for tests in suite.tests if tests.headline)
-        headlines += [one for one in quoted if one is not None and not one.cells.isdisjoint(ids)]
-    if headlines:
-        board.answer, board.sentence = headlines[0], sentences.finding(headlines[0])
+    for suite, plan, cells in task.parts.values() if column.source.stage == "evaluation" else ():
+        numbers_of = measured_numbers(store, {cell.id for cell in cells}, select).__getitem__
+        of_board = replace(plan, cells=cells)
+        compared = contrasts.from_baseline(of_board, numbers_of, [column.metric], declared[suite.name, plan.preset])
+        board.differences += [one for one in compared if one.test is not None]
+    if task.headlines:
+        board.answer, board.sentence = task.headlines[0], sentences.finding(task.headlines[0])
     elif board.differences:
         # of several groups of rows, the one whose baseline is strongest: adversarial training under an attack
         strengths = [fmean(one.values[1]) for one in board.differences]
@@ -154,6 +180,9 @@ def _set_answer(board: Board, task: Task, store: Store, select: Checkpoint) -> N
         board.answer = next((one for one in strongest if one.sides[0].startswith(METHODS)), strongest[0])
         row_text = ", ".join(f"{axis} {label}" for axis, label in board.answer.labels.items() if axis in board.axes)
         board.sentence = f"{row_text}: " * bool(row_text) + sentences.sentence(board.answer)
+    if board.answer is not None:
+        families = {one.family for of_suite in declared.values() for one in of_suite}
+        board.declared = board.answer.family in families
 
 
 def _privacy_sentence(board: Board) -> str:
@@ -288,7 +317,6 @@ def _board(task: Task, grid: Sheet) -> Board | None:
         question_axis, [label for label in labels[question_axis] if label], baselines.get(question_axis, "")
     )
     rows = sorted(grid.rows, key=order)
-    classes = CATALOGUE[data["name"]].classes if data["name"] in CATALOGUE else 0
     return Board(
         id=f"board-{digest([task.preset, data, split, task.evaluations, list(task.parts)])[:8]}",
         title=", ".join([question, title, *(label_text for axis, label_text in constant_labels if axis in task_axes)]),
@@ -302,15 +330,7 @@ def _board(task: Task, grid: Sheet) -> Board | None:
         ],
         suites=[*task.parts],
         preset=task.preset,
-        at_floor=_at_floor(rows[0].values[0][sorted_column], grid.columns[sorted_column], classes or 0),
     )
-
-
-def _at_floor(value: Entry, column: Column, classes: int) -> bool:
-    """Whether no seed is above the most frequent class, whose share of any images is at least one over the classes."""
-    if value.mean is None or value.at_floor or column.source.stage != "evaluation" or not classes:
-        return value.at_floor
-    return not any(above_chance(accuracy, max(value.n), 1 / classes) for accuracy in value.values)
 
 
 def _question(axis: str, labels: Sequence[str], baseline: str) -> str:

@@ -15,19 +15,20 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fatbench import whole_file
 from fatbench.errors import SpecError
 from fatbench.report.contrasts import Difference
 from fatbench.report.figures import inline, series
-from fatbench.report.figures.styles import axis_label
 from fatbench.report.formats import html, latex
 from fatbench.report.sentences import signed
 from fatbench.report.site import drilldown
 from fatbench.report.site import leaderboards as leaderboards
 from fatbench.report.site.drilldown import GridPoint
 from fatbench.report.site.leaderboards import Board
+from fatbench.report.tables.number_format import rounded
 from fatbench.report.tables.sheet import Row, Sheet
 from fatbench.store.replicates import SIGN
 from fatbench.store.selection import WORDS, Checkpoint
@@ -244,25 +245,23 @@ def site(
 
 
 def _overview(board: Board) -> dict[str, Any]:
-    """The fields of a board in the overview: question, conclusion, best row, and the difference that answers it."""
-    column = board.grid.columns[board.sorted_by]
-    metric_text = f"% {_under(column.metric)}" if column.source.stage == "evaluation" else column.heading
-    row = board.rows[0]
-    value = row.values[0][board.sorted_by]
-    best = ", ".join(axis_label(axis, label) for axis in board.axes if (label := row.key.get(axis, "")))
-    number = "" if value.mean is None else f"{value.number} {metric_text}"
-    if value.mean is None:
-        best = "nothing measured"
-    elif board.at_floor:
-        best, number = "none", f"{number} ({best}) is not above the most frequent class"
+    """The fields of a board in the overview: its question, what is found, and the comparison that answers it.
+
+    Best is the better side of a declared comparison that finds a difference; else nothing is.
+    """
     answer, test = board.answer, board.answer and board.answer.test
+    best, number = "", ""
+    if answer and board.declared and answer.values and answer.significant and not answer.floor:
+        side = 0 if (answer.difference or 0) > 0 else 1
+        accuracy = fmean(answer.values[side])
+        best, number = answer.sides[side], f"{rounded(100 * accuracy, 2)} % {_under(answer.metric)}"
     return {
         "id": board.id, "question": board.title, "sentence": board.sentence.replace(" -", " \u2212"),
         "best": best, "number": number,
         "difference": signed(test.mean).replace("-", "\u2212") if test else "",
         "who": f"{_minus(answer)}, {attack_name(answer.metric)}" if answer else "",
         "interval": f"{signed(test.low)} to {signed(test.high)}".replace("-", "\u2212") if test else "",
-        "seeds": len((answer or value).seeds),
+        "seeds": len(answer.seeds) if answer else "",
     }  # fmt: skip
 
 
