@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from statistics import variance
 
 import jinja2
 import pandas
@@ -123,13 +122,6 @@ def shown(value: float, digits: int = 1) -> str:
     return number_format.rounded(value, digits)
 
 
-def _spread(value: Entry, digits: int) -> str:
-    """ "72.1 ±1.8" of a fraction; "--" where nothing is measured."""
-    if value.mean is None:
-        return "--"
-    return shown(100 * value.mean, digits) + ("" if value.std is None else f" ±{shown(100 * value.std, digits)}")
-
-
 class Result:
     """A declared comparison as a page quotes it, in points."""
 
@@ -137,13 +129,13 @@ class Result:
         assert one.test is not None, f"{one.name}, {one.metric}: {one.why}"
         test, self.seeds, self.n = one.test, len(one.seeds), f"{one.n:,}"
         self.digits, self.test = digits, test
-        self.mean, self.size = shown(100 * test.mean, digits), shown(100 * abs(test.mean), digits)
-        self.low, self.high = shown(100 * test.low, digits), shown(100 * test.high, digits)
+        near, far = sorted(abs(end) for end in (test.low, test.high))  # ends of the interval of the size
+        self.mean, self.size, self.low, self.high, self.near, self.far = (
+            shown(100 * part, digits) for part in (test.mean, abs(test.mean), test.low, test.high, near, far)
+        )
         self.p = sentences.p_text(one.p_corrected or 0.0)
         self.most = "--" if one.at_most is None else sentences.points_up(one.at_most, digits)
         self.detectable = sentences.points_up(test.detectable(contrasts.LEVEL / family), digits)
-        near, far = sorted(abs(end) for end in (test.low, test.high))
-        self.near, self.far = shown(100 * near, digits), shown(100 * far, digits)  # ends of the interval of the size
         self.interval = f"{self.mean} ({self.low} to {self.high})"
 
     def corrected_interval(self, comparisons: int) -> str:
@@ -285,11 +277,17 @@ class Pages:
         tests = suite.tests[0].model_copy(update={"contrasts": weighed})
         return Family(contrasts.family(tests, plan, of), "exploratory", None, 1)
 
+    def _numbers(self, name: str, metric: str, where: str) -> pandas.DataFrame:
+        """The stored numbers of a metric, without those of single clients; fractions."""
+        _, plan, store = self._plan(name, None, where)
+        numbers = frame(store, plan, clients=False)
+        return numbers[numbers["metric"] == metric]
+
     def pilot(self, name: str, preset: str, metric: str) -> dict[str, str]:
         """Method -> accuracy in per cent at seed 0."""
-        numbers = frame(self.stores[rows_of(name, preset)[0]], files.load(name).plan(preset, [0]))
-        accuracies = numbers[(numbers["metric"] == metric) & (numbers["client"] < 0)]
-        return {method: shown(100 * value) for method, value in accuracies.set_index("method")["value"].items()}
+        numbers = frame(self.stores[rows_of(name, preset)[0]], files.load(name).plan(preset, [0]), clients=False)
+        accuracies = numbers[numbers["metric"] == metric].set_index("method")["value"]
+        return {method: shown(100 * value) for method, value in accuracies.items()}
 
     @functools.cache  # noqa: B019
     def _values(self, name: str, table: str) -> dict[tuple[str, ...], dict[str, Entry]]:
@@ -346,7 +344,7 @@ class Pages:
         heads = [*grid.axes, *(["seeds"] if several else []), *headings]
         lines = []
         for row, count in zip(rows_run, seeds, strict=True):
-            cells = [_spread(value, digits) for value in row.values[0]]
+            cells = [f"{value.number} {value.spread}".rstrip() for value in row.values[0]]
             lines.append([*(row.key.get(axis, "") for axis in grid.axes), *([str(count)] if several else []), *cells])
         return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
 
@@ -360,31 +358,24 @@ class Pages:
 
     def spread(self, name: str, method: str, baseline: str, metric: str) -> float:
         """Standard deviation over seeds of the difference between two labels of a suite's axis `method`, in points."""
-        _, plan, store = self._plan(name, None, f"method in ['{method}', '{baseline}']")
-        numbers = frame(store, plan)
-        accuracies = numbers[(numbers["metric"] == metric) & (numbers["client"] < 0)]
-        by_method = accuracies.pivot(index="seed", columns="method", values="value")
-        return float(100 * (by_method[method] - by_method[baseline]).std())
+        numbers = self._numbers(name, metric, f"method in ['{method}', '{baseline}']")
+        accuracies = numbers.pivot(index="seed", columns="method", values="value")
+        return float(100 * (accuracies[method] - accuracies[baseline]).std())
 
     def gaps(self, name: str, method: str, other: str, rounds: list[int]) -> list[str]:
         """By how many points the monitored accuracy of a method is above that of another after these rounds."""
-        _, plan, store = self._plan(name, None, f"method in ['{method}', '{other}']")
-        numbers = frame(store, plan)
-        monitored = numbers[(numbers["metric"] == "monitor") & (numbers["client"] < 0)]
-        means = monitored.groupby(["method", "round"])["value"].mean()
+        numbers = self._numbers(name, "monitor", f"method in ['{method}', '{other}']")
+        means = numbers.groupby(["method", "round"])["value"].mean()
         return [shown(float(100 * (means[method, round] - means[other, round]))) for round in rounds]
 
     def share_between(self, name: str, where: str, axis: str, metric: str) -> dict[str, str]:
         """Which part of an accuracy's variance over runs lies between the labels of an axis, with its 95 % interval, in
         per cent; and the standard deviations between and within labels, in points.
         """
-        _, plan, store = self._plan(name, None, where)
-        numbers = frame(store, plan)
-        last = (numbers["stage"] != "train") & (numbers["client"] < 0)
-        accuracies = numbers[last & (numbers["metric"] == metric)]
-        groups = [[100 * value for value in group] for _, group in accuracies.groupby(axis)["value"]]
-        estimate, interval = statistics.share_between(groups)
-        within = sum(variance(group) for group in groups) / len(groups)
+        numbers = self._numbers(name, metric, where)
+        groups = [100 * group for _, group in numbers[numbers["stage"] != "train"].groupby(axis)["value"]]
+        estimate, interval = statistics.share_between([[*group] for group in groups])
+        within = sum(group.var() for group in groups) / len(groups)
         mean, low, high = (shown(100 * part, 0) for part in (estimate, *interval))
         between = within * estimate / (1 - estimate)
         return {"share": f"{mean} % ({low} to {high})", "within": shown(within**0.5), "between": shown(between**0.5)}
