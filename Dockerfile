@@ -1,4 +1,4 @@
-# fatbench with its figures, for a CPU:  docker build -t fatbench . && docker run --rm -v "$PWD:/work" fatbench suite list
+# fatbench with its figures, for a CPU:  docker build -t fatbench . && docker run --rm -v "$PWD:/work" fatbench list suites
 # For NVIDIA GPUs:  docker build --build-arg TORCH= -t fatbench . && docker run --gpus all ...
 FROM python:3.13-slim
 ARG TORCH="--index-url https://download.pytorch.org/whl/cpu"

@@ -69,7 +69,7 @@ demo: $(INSTALLED) ## the smoke preset of sfat-cifar10 on scikit-learn's digits,
 	$(COLOUR) $(BIN)/fatbench report sfat-cifar10 --preset smoke --format terminal --db $(DEMO)/fatbench.db
 
 site: $(INSTALLED) ## the page of the committed results: site/index.html
-	@$(BIN)/fatbench site results/*.jsonl.xz $(wildcard results/submitted/*.jsonl) --images results/figures -o site
+	@$(BIN)/fatbench site results/*.jsonl.xz $(wildcard results/submitted/*.jsonl) -o site
 
 # An environment of its own: torchattacks wants a requests that Sphinx does not. What Sphinx lacks it finds in ours.
 docs: $(STAMP) ## the documents as a site: build/docs/index.html; a warning is an error
@@ -133,7 +133,7 @@ lint: $(STAMP) ## ruff, mypy, who imports whom, and every suite file
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -c "from fatbench.suite import signatures, sizes; [one.FILE.read_text() for one in (signatures, sizes)] == [signatures.shipped(), sizes.shipped()] or exit('fatbench/suite/*.json are not what functions and suites say: make settings')"
-	@$(BIN)/fatbench suite check suites/*.yaml
+	@$(BIN)/fatbench check suites/*.yaml
 
 format: $(STAMP) ## put the code into the shape that lint asks for
 	@$(BIN)/ruff check --fix

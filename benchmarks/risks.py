@@ -78,7 +78,7 @@ def nin(bench: Bench, variant: str) -> Found:
 
 
 def auto(bench: Bench) -> Found:
-    """What `--path auto` takes for NIN on CIFAR-10, beside the times of both paths for large and for small clients."""
+    """What the path auto takes for NIN on CIFAR-10, beside the times of both paths for large and for small clients."""
     spec = files.load("sfat-cifar10").plan("paper").cells[0].spec
     chosen = path_for(spec, "fp32", gpu_name("cuda:0") if bench.gpu else None)
     local = LocalTraining(batch=32, lr=0.01, momentum=0.9, objective=AT)
@@ -99,7 +99,7 @@ def auto(bench: Bench) -> Found:
 
 
 def recorded(bench: Bench, precision: Precision) -> Found:
-    """40 batches of five clients' AT of NIN on `--path graphs` against `--path loop`: time and weights."""
+    """40 batches of five clients' AT of NIN on the path graphs against loop: time and weights."""
     exact(bench.device, precision)
     clients, batches, batch, width = (2, 5, 4, 8) if bench.quick else (5, 40, 32, 192)
     local = LocalTraining(batch=batch, lr=0.01, momentum=0.9, objective=AT)
@@ -174,7 +174,7 @@ def row(bench: Bench, method: str) -> Found:
     where = ("-k", f"dataset=CIFAR-10 and E=1 and method={method}")
     path = "graphs" if bench.gpu else "loop"
     program(fatbench("run", "suite", "sfat-local-epochs", *how, *where, "--device", bench.device.type, "--precision",
-                     "bf16", "--path", path, "--jobs", "1", "--db", f"{bench.folder}/row.db"))  # fmt: skip
+                     "bf16", "-c", f"run.path={path}", "--jobs", "1", "--db", f"{bench.folder}/row.db"))  # fmt: skip
     preset = ("--preset", "smoke") if bench.quick else ()
     shown = program(fatbench("report", "sfat-local-epochs", *preset, "--db", f"{bench.folder}/row.db",
                              "--format", "markdown"))  # fmt: skip
@@ -186,8 +186,8 @@ def autoattack(bench: Bench) -> Found:
     models = sorted(bench.folder.glob("row-files/*/model-*.safetensors"))
     n = "4" if bench.quick else "1000"
     attack = "{name: fgsm, eps: 8/255}" if bench.quick else "{name: autoattack, eps: 8/255}"
-    shown = program(fatbench("evaluate", str(models[-1]), "--attack", attack, "-n", n, "--device", bench.device.type,
-                             "--precision", "bf16"))  # fmt: skip
+    shown = program(fatbench("evaluate", str(models[-1]), "--attack", attack, "--images", n,
+                             "--device", bench.device.type, "--precision", "bf16"))  # fmt: skip
     return {"said": " ".join(shown.split())[:300]}
 
 

@@ -491,7 +491,7 @@ def command_line(bench: Bench) -> Lines:
         "fatbench --help": (0.3, fatbench("--help")),
         f"fatbench plan suite {largest}": (3.0, fatbench("plan", "suite", largest)),
         f"fatbench report of {number:,} cells": (
-            5.0, fatbench("report", str(file), "--db", db, "--format", "markdown", "--no-published")),
+            5.0, fatbench("report", str(file), "--db", db, "--format", "markdown", "-c", "report.published=none")),
     }  # fmt: skip
     lines = []
     for work, (goal, command) in commands.items():

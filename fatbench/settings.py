@@ -1,4 +1,7 @@
-"""Settings: flag > environment (FATBENCH_DB, FATBENCH_DATA, ...) > fatbench.toml in the working directory > default."""
+"""Settings: option > `-c KEY=VALUE` > environment > fatbench.toml in the working directory > default.
+
+A key is `db`, or `run.jobs` of the table [run]; its variable of the environment is FATBENCH_DB, or FATBENCH_RUN_JOBS.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,24 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args, overload
 
 from fatbench.errors import SECRET, MachineError, SpecError, did_you_mean, reason
 
-KEYS = (
-    "db",
-    "data",
-    "files",
-    "device",
-    "jobs",
-    "precision",
-    "attack_precision",
-    "checkpoint_seconds",
-    "lease_seconds",
-    "plugin",
-    "time_limit",
-)
-TABLES = ("slurm",)
+KEYS = {  # table of fatbench.toml -> its keys; "": those of no table
+    "": ("db", "data", "files", "plugin"),
+    "run": (
+        "device", "jobs", "per_gpu", "executor", "precision", "attack_precision", "path", "microbatch", "time_limit",
+        "fail_fast", "wait", "log", "checkpoint_seconds", "lease_seconds",
+    ),
+    "report": ("digits", "notes", "published", "spread", "numbers", "bom", "evaluated"),
+    "plot": ("serif", "format"),
+    "slurm": (),  # `fatbench.runner.executors.slurm.table` knows them; not in the environment
+}  # fmt: skip
+NAMES = tuple(f"{table}.{key}".lstrip(".") for table, keys in KEYS.items() for key in keys)
 Precision = Literal["fp32", "tf32", "bf16"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 LocalPath = Literal["loop", "graphs", "reference"]  # see `fatbench.engine.local`
@@ -38,15 +38,78 @@ FORMER_PATHS = ("fast", "reference")  # stored runs may have them
 LIBPQ = re.compile(r"(?i)(^|\s)(host|hostaddr|port|dbname|user|password|passfile|service|sslmode)\s*=")
 
 
+_options: dict[str, Any] = {}  # key -> what the options of a command line say
+
+
+@contextlib.contextmanager
+def options(given: Mapping[str, object], pairs: Sequence[str] = ()) -> Iterator[None]:
+    """A context in which these hold: options by key, and the KEY=VALUE of `-c`. SpecError: a key is unknown."""
+    global _options
+    before, _options = _options, {**dict(map(_pair, pairs)), **given}
+    try:
+        yield
+    finally:
+        _options = before
+
+
+def _pair(text: str) -> tuple[str, object]:
+    """(key, value) of KEY=VALUE; a value that is not TOML is the text itself."""
+    key, sign, value = text.partition("=")
+    key = key.strip()
+    if not sign:
+        raise SpecError(f"-c: expected KEY=VALUE such as run.jobs=2, got '{text}'")
+    if key not in NAMES and not (key.startswith("slurm.") and key != "slurm."):
+        raise SpecError(f"-c: unknown setting '{key}'{did_you_mean(key, NAMES)}")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value.strip()
+
+
 def setting(key: str, flag: object = None) -> str | None:
     """The value of one setting, or None if it is not set. SpecError: it, or fatbench.toml, cannot be read."""
-    value = flag if flag is not None else os.environ.get(f"FATBENCH_{key.upper()}") or _file().get(key)
+    table, _, name = key.rpartition(".")
+    value = next((value for value in (flag, _options.get(key)) if value is not None), None)
+    if value is None:
+        value = os.environ.get(f"FATBENCH_{key.upper().replace('.', '_')}") or _table(table).get(name)
     if value is not None and "\0" in str(value):  # neither paths nor addresses can contain it
         raise SpecError(f"{key}: {str(value)!r} contains a zero byte")
     return None if value is None else str(value)
 
 
-def _file() -> dict[str, object]:
+def switch(key: str, default: bool = False) -> bool:
+    """A setting that is true or false. SpecError: it is neither."""
+    value = (setting(key) or str(default)).lower()
+    if value not in ("true", "false", "1", "0"):
+        raise SpecError(f"{key}: expected true or false, got '{value}'")
+    return value in ("true", "1")
+
+
+@overload
+def number(key: str, default: int, low: int = 1, high: int | None = None) -> int: ...
+@overload
+def number(key: str, default: None = None, low: int = 1, high: int | None = None) -> int | None: ...
+def number(key: str, default: int | None = None, low: int = 1, high: int | None = None) -> int | None:
+    """A setting that is a whole number. SpecError: it is none, or out of range."""
+    value = setting(key)
+    if value is None:
+        return default
+    if not value.isdecimal() or int(value) < low or (high is not None and int(value) > high):
+        raise SpecError(
+            f"{key}: expected a whole number from {low}{'' if high is None else f' to {high}'}, got '{value}'"
+        )
+    return int(value)
+
+
+def choice(key: str, choices: Sequence[str]) -> str | None:
+    """A setting that is one of these words. SpecError: it is another."""
+    value = setting(key)
+    if value is not None and value not in choices:
+        raise SpecError(f"{key}: expected {', '.join(choices)}, got '{value}'{did_you_mean(value, choices)}")
+    return value
+
+
+def _file() -> dict[str, Any]:
     path = Path("fatbench.toml")
     if not path.is_file():
         return {}
@@ -55,28 +118,52 @@ def _file() -> dict[str, object]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SpecError(f"{path}: {reason(error, path)}") from None
     for key, value in content.items():
-        if key not in KEYS + TABLES:
-            raise SpecError(f"{path}: unknown setting '{key}'{did_you_mean(key, KEYS + TABLES)}")
-        if isinstance(value, dict) != (key in TABLES):
-            raise SpecError(f"{path}: {key}: expected {f'a table [{key}]' if key in TABLES else 'one value'}")
+        if isinstance(value, dict) and key in KEYS and key:
+            for name in () if key == "slurm" else value:
+                if name not in KEYS[key]:
+                    raise SpecError(f"{path}: [{key}]: unknown setting '{name}'{did_you_mean(name, KEYS[key])}")
+        elif key in KEYS:
+            raise SpecError(f"{path}: {key}: expected a table [{key}]")
+        elif key not in KEYS[""]:
+            moved = [name for name in NAMES if name.endswith(f".{key}")]
+            hint = f" (it is {' or '.join(moved)})" if moved else did_you_mean(key, [*KEYS[""], *filter(None, KEYS)])
+            raise SpecError(f"{path}: unknown setting '{key}'{hint}")
+        elif isinstance(value, dict):
+            raise SpecError(f"{path}: {key}: expected one value")
     return content
 
 
-def table(name: str) -> dict[str, object]:
-    """A table of fatbench.toml, such as [slurm]; empty if absent. SpecError: the file cannot be read."""
-    value = _file().get(name)
-    return dict(value) if isinstance(value, dict) else {}
+def _table(name: str) -> dict[str, Any]:
+    """A table of fatbench.toml, "" for the keys outside of tables; empty if absent."""
+    content = _file()
+    return dict(content.get(name, {})) if name else content
+
+
+def table(name: str) -> dict[str, Any]:
+    """A table of settings, such as [slurm], with what `-c` says of it. SpecError: the file cannot be read."""
+    given = {key.removeprefix(f"{name}."): value for key, value in _options.items() if key.startswith(f"{name}.")}
+    return {**_table(name), **given}
+
+
+def given(key: str) -> str | None:
+    """What an option of this command line says of a key; None: nothing."""
+    return None if _options.get(key) is None else str(_options[key])
 
 
 def plugins() -> list[tuple[str, Path]]:
-    """The plug-ins in fatbench.toml and FATBENCH_PLUGIN: [(where it is named, file)]. SpecError: no list of files."""
-    value = _file().get("plugin", [])
-    names = value if isinstance(value, list) else [value]
+    """The plug-ins of options, fatbench.toml and FATBENCH_PLUGIN: [(where it is named, file)].
+
+    SpecError: no list of files.
+    """
     files = []
-    for name in names:
-        if not isinstance(name, str):
-            raise SpecError(f'fatbench.toml: plugin: expected files such as ["mine.py"], got {name!r}')
-        files.append(("fatbench.toml: plugin", Path(name)))
+    for where, value in (
+        ("fatbench.toml: plugin", _file().get("plugin", [])),
+        ("-c plugin", _options.get("plugin", [])),
+    ):
+        for name in value if isinstance(value, list) else [value]:
+            if not isinstance(name, str):
+                raise SpecError(f'{where}: expected files such as ["mine.py"], got {name!r}')
+            files.append((where, Path(name)))
     variable = os.environ.get("FATBENCH_PLUGIN", "").split(os.pathsep)
     return files + [("FATBENCH_PLUGIN", Path(name)) for name in variable if name]
 
@@ -96,9 +183,9 @@ def precision(flag: str | None, devices: Sequence[str] = ()) -> Precision | Lite
 
     SpecError: there is no such precision. MachineError: one of the devices lacks it.
     """
-    if setting("precision", flag) in (None, AUTO):
+    if setting("run.precision", flag) in (None, AUTO):
         return "auto"
-    return _precision("precision", flag, devices) or "fp32"
+    return _precision("run.precision", flag, devices) or "fp32"
 
 
 def evaluation_precision(flag: str | None, devices: Sequence[str] = ()) -> Precision:
@@ -109,13 +196,13 @@ def evaluation_precision(flag: str | None, devices: Sequence[str] = ()) -> Preci
 
 def attack_precision(flag: str | None, devices: Sequence[str] = ()) -> Precision | None:
     """The precision of attacks after training; None for that of training. Raises the errors of `precision`."""
-    return _precision("attack_precision", flag, devices)
+    return _precision("run.attack_precision", flag, devices)
 
 
 def _precision(key: str, flag: str | None, devices: Sequence[str]) -> Precision | None:
-    chosen, option = setting(key, flag), f"--{key.replace('_', '-')}"
+    chosen, option = setting(key, flag), "--precision" if key == "run.precision" else f"-c {key}"
     if chosen not in (None, *PRECISIONS):
-        auto = "auto, " if key == "precision" else ""
+        auto = "auto, " if key == "run.precision" else ""
         raise SpecError(f"{option}: expected {auto}fp32, tf32 or bf16, got '{chosen}'")
     if chosen == "tf32" and "cpu" in devices:
         raise MachineError(f"{option} tf32 needs an NVIDIA GPU, and this would run on a CPU; use fp32 or bf16")
@@ -125,11 +212,11 @@ def _precision(key: str, flag: str | None, devices: Sequence[str]) -> Precision 
 def path(chosen: str, devices: Sequence[str] = ()) -> LocalPath | Literal["auto"]:
     """Check the path of local training. SpecError: there is no such path. MachineError: one of the devices lacks it."""
     if chosen in FORMER_PATHS:
-        raise SpecError(f"--path: '{chosen}' no longer exists; use {', '.join(PATHS)}")
+        raise SpecError(f"run.path: '{chosen}' no longer exists; use {', '.join(PATHS)}")
     if chosen not in PATHS:
-        raise SpecError(f"--path: no path is named '{chosen}'{did_you_mean(chosen, PATHS)}")
+        raise SpecError(f"run.path: no path is named '{chosen}'{did_you_mean(chosen, PATHS)}")
     if chosen == "graphs" and "cpu" in devices:
-        raise MachineError("--path graphs needs an NVIDIA GPU, and this would run on a CPU; use --path loop")
+        raise MachineError("run.path=graphs needs an NVIDIA GPU, and this would run on a CPU; use run.path=loop")
     return chosen  # type: ignore[return-value]
 
 
@@ -188,14 +275,14 @@ def files_folder(db: str) -> Path:
 
 def checkpoint_seconds() -> float:
     """The least number of seconds between two checkpoints of a cell's training, by default 30."""
-    return _seconds("checkpoint_seconds", 30.0)
+    return _seconds("run.checkpoint_seconds", 30.0)
 
 
 def lease_seconds(default: float) -> float:
     """Seconds without progress after which another process may take a cell over."""
-    seconds = _seconds("lease_seconds", default)
+    seconds = _seconds("run.lease_seconds", default)
     if not seconds >= 1:
-        raise SpecError(f"lease_seconds: expected at least 1, got {seconds:g}")
+        raise SpecError(f"run.lease_seconds: expected at least 1, got {seconds:g}")
     return seconds
 
 
@@ -218,7 +305,7 @@ UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 def time_limit(flag: str | None = None) -> float | None:
     """Seconds that a worker may spend on a cell, from "90", "45m", "2h" or "1.5d"; None for no limit."""
-    value = setting("time_limit", flag)
+    value = setting("run.time_limit", flag)
     if value is None:
         return None
     number = value.strip().rstrip("dhimns")
@@ -228,7 +315,7 @@ def time_limit(flag: str | None = None) -> float | None:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < LONGEST:
-        raise SpecError(f"--time-limit: expected a time such as 90s, 45m or 2h, got '{value}'")
+        raise SpecError(f"run.time_limit: expected a time such as 90s, 45m or 2h, got '{value}'")
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""Properties that every function of a table keeps, ours or a plug-in's: `fatbench suite check --contract FILE.py`.
+"""Properties that every function of a table keeps, ours or a plug-in's: `fatbench check FILE.py`.
 
     for holds in PROPERTIES["Aggregator"]:
         holds("Aggregator", "near_median")          # Broken: what does not hold, in words

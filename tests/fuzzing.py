@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -197,10 +197,10 @@ def suite(rng: random.Random, folder: Path) -> None:
             rng.shuffle(rows)
             text = b"\n".join(rows)
     file.write_bytes(text)
-    code, _ = program("suite", "check", str(file))
+    code, _ = program("check", str(file))
     more = [
         ["plan", "suite"],
-        ["suite", "show"],
+        ["show"],
         ["status"],
         ["report"],
         ["run", "suite", "-n"],
@@ -296,10 +296,11 @@ def import_(rng: random.Random, folder: Path) -> None:
     name, ids = str(folder / "fuzzed.yaml"), [json.loads(row)["cell"] for row in rows]
     every = (
         ["status"], ["status", name], ["plan", "suite", name], ["report", name],
-        ["show", rng.choice(ids)], ["show", rng.choice(ids), "--format", "json"], ["logs", rng.choice(ids)],
-        ["outcomes", rng.choice(ids)], ["report", name, "--format", rng.choice(["json", "latex", "csv", "html"])],
+        ["show", rng.choice(ids)], ["show", rng.choice(ids), "--format", "json"], ["show", "--log", rng.choice(ids)],
+        ["show", "--outcomes", rng.choice(ids)],
+        ["report", name, "--format", rng.choice(["json", "latex", "csv", "html"])],
         ["run", "suite", name, "-n"], ["compare", ids[0], ids[1]],
-        ["plot", name, "--format", "csv"], ["db", "check"], ["status", "evaluate"],
+        ["plot", name, "--format", "csv"], ["check"], ["status", "evaluate"],
     )  # fmt: skip
     for command in [*rng.sample(every, 5), ["export", "-o", str(folder / "again.jsonl")]]:
         ended, said = program(*command, "--db", str(db))
@@ -356,9 +357,9 @@ def data(rng: random.Random, folder: Path) -> None:
     checked = calls.check("Data", {**spec, "variant": rng.choice([None, "mine"])})
     reads(lambda: calls.build("Data", checked)(root))
     if name != "image_folder":
-        program("data", "verify", name, "--data", str(root))
+        program("fetch", "-n", name, "--data", str(root))
         if rng.random() < 0.1:
-            program("data", "list", "--data", str(root))
+            program("list", "data", "--data", str(root))
 
 
 def weights(rng: random.Random, folder: Path) -> None:
@@ -444,15 +445,12 @@ def commands() -> dict[tuple[str, ...], list[str]]:
 
     from fatbench.cli.app import app
 
-    def walk(group: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-        for name, command in group.commands.items():
-            if hasattr(command, "commands"):
-                yield from walk(command, (*path, name))
-            elif (*path, name) != ("data", "prepare"):  # it fetches
-                yield (*path, name), [o for p in command.params for o in p.opts if o.startswith("-")]
-
     if not _COMMANDS:
-        _COMMANDS.update(walk(typer.main.get_command(app), ()))
+        root: Any = typer.main.get_command(app)
+        for name, command in root.commands.items():
+            if name != "fetch":  # it fetches
+                params = [*command.params, *root.params]
+                _COMMANDS[(name,)] = [o for p in params for o in p.opts if o.startswith("-") and "completion" not in o]
     return _COMMANDS
 
 

@@ -89,8 +89,8 @@ def test_row(test: dict[str, Any]) -> list[Any]:
 
 
 def families(name: str, preset: str, store: Store) -> Any:
-    """`fatbench compare SUITE --tests`."""
-    asked = ["compare", name, "--tests", "--preset", preset]
+    """`fatbench compare SUITE`."""
+    asked = ["compare", name, "--preset", preset]
     said = json.loads(command(*asked, "--format", "json", store=store))["families"]
     return {
         family["family"]: [

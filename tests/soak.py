@@ -248,7 +248,8 @@ def wave(
             clock = {"LD_PRELOAD": library, "FAKETIME": f"{off:+d}s"} if off and library else {}
             crew.append(Runner(
                 number, fatbench("run", "suite", suite, "--db", db, "--device", "cpu", "--jobs", "1"),
-                {**os.environ, "FATBENCH_LEASE_SECONDS": str(LEASE), "FATBENCH_CHECKPOINT_SECONDS": "0", **clock},
+                {**os.environ, "FATBENCH_RUN_LEASE_SECONDS": str(LEASE),
+                 "FATBENCH_RUN_CHECKPOINT_SECONDS": "0", **clock},
                 logs / f"runner-{number}.log",
             ))  # fmt: skip
         on = Wave(folder, db, crew, rng, count)
@@ -293,7 +294,7 @@ def main() -> None:
     """`make soak`."""
     parser = argparse.ArgumentParser(description="Disturb eight runners; exit 1 where that changed a number.")
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sample-seed", type=int, default=1)
     parser.add_argument("--runners", type=int, default=8)
     parser.add_argument("--waves", type=int, default=sys.maxsize, help="so many at most")
     asked = parser.parse_args()

@@ -25,6 +25,7 @@ from torch import nn
 import fatbench
 from fatbench import api
 from fatbench.cli import app as cli
+from fatbench.cli import evaluating, reporting, running
 from fatbench.data import DATASETS
 from fatbench.errors import NothingMatched, SpecError, UnknownName
 from fatbench.methods.attacks import ATTACKS
@@ -479,43 +480,25 @@ def test_a_notebook_puts_a_plain_model_beside_a_suite_s_row(tmp_path: Path, monk
     [
         (
             fatbench.run,
-            "run_suite",
-            {"smoke", "dry_run", "verbose", "data", "name"},
-        ),  # a preset; `fatbench.plan`; a log's level
+            running.run,
+            {"dry_run", "target", "attack", "rerun"},
+        ),  # `fatbench.plan`; suite, attacks, retry_failed and rerun_changed
         (
             fatbench.evaluate,
-            "evaluate",  # module, network, attacks; exit codes
-            {"file", "attack", "smoke", "format", "data"},
+            evaluating.evaluate,  # module, network, attacks, n; exit codes
+            {"file", "attack", "format", "images"},
         ),
         (
             fatbench.table,
-            "report",
-            {
-                "names",
-                "smoke",
-                "format",
-                "output",
-                "table",
-                "no_published",
-                "width",
-                "spread",
-                "numbers",
-                "sort",
-                "bom",
-            },
+            reporting.report,
+            {"names", "format", "output", "table", "width", "by", "metric", "common"},
         ),
     ],
 )
-def test_what_a_command_takes_a_function_takes(function: object, command: str, not_here: set[str]) -> None:
+def test_what_a_command_takes_a_function_takes(function: object, command: object, not_here: set[str]) -> None:
     """What is left out says how the text of a table looks; the names of suites and tables come first."""
-    from fatbench.cli import evaluating, reporting, running, suites
-
-    there = next(
-        getattr(module, command) for module in (evaluating, reporting, running, suites) if hasattr(module, command)
-    )
-    options = set(inspect.signature(there).parameters) | {"plugin"}
-    mine = set(inspect.signature(function).parameters)  # type: ignore[arg-type]
-    assert options - not_here - {"plugin"} <= mine and "plugins" in mine
+    options, mine = (set(inspect.signature(one).parameters) for one in (command, function))  # type: ignore[arg-type]
+    assert options - not_here <= mine and "plugins" in mine and not_here <= options
 
 
 def test_replicates_and_several_suites_are_asked_for_as_on_the_command_line(
@@ -557,7 +540,18 @@ def test_replicates_and_several_suites_are_asked_for_as_on_the_command_line(
     with pytest.raises(SpecError, match=r"^runs: expected precision="):
         fatbench.table("tiny.yaml", runs="mean")
     table = fatbench.table(["tiny.yaml"], rows=["metric"], columns=["fgsm"], notes="none", digits=1)
-    words = ["report", "tiny.yaml", "--rows", "metric", "--columns", "fgsm", "--notes", "none", "--digits", "1"]
+    words = [
+        "report",
+        "tiny.yaml",
+        "--by",
+        "metric",
+        "--metric",
+        "fgsm",
+        "-c",
+        "report.notes=none",
+        "-c",
+        "report.digits=1",
+    ]
     assert table.markdown() == command(monkeypatch, capsys, *words, "--format", "markdown")
 
 

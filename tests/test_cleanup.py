@@ -187,7 +187,7 @@ def test_two_databases_in_one_folder_lose_no_model(tmp_path: Path, monkeypatch: 
         folder.claim(one, tmp_path / "files")
     Store.open(str(tmp_path / "two.db"), create=True).close()
     model = put(tmp_path / "files" / C / "model-1.safetensors")
-    code, said = fuzzing.program("clean", "--db", str(tmp_path / "two.db"))
+    code, said = fuzzing.program("delete", "--unused", "--db", str(tmp_path / "two.db"))
     assert code == 2 and "another database" in said and model.exists()
     code, said = fuzzing.program("run", "suite", "sfat-cifar10", "--smoke", "--db", str(tmp_path / "two.db"))
     assert code == 2 and "another database" in said
@@ -273,19 +273,19 @@ def test_the_commands_of_the_page_about_results(tmp_path: Path, monkeypatch: pyt
     said = {}
     for block in re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
         for command in block.splitlines():
-            if command.split()[1] not in ("delete", "clean", "db"):
+            if command.split()[1] not in ("delete", "check") and "copy.db" not in command:
                 continue
             code, said[command] = fuzzing.program(*command.replace("0a1b2c3d4e5f", id[:6]).split()[1:])
             assert code == 0, said[command]
     assert said["fatbench delete 0a1b2c3d4e5f"].startswith(f"{id}: 1 cell, 1 run, 1 stage, 16 numbers")
-    assert said["fatbench clean -n"].endswith("1 would be removed, 0.0 MB in base-files\n")
-    assert said["fatbench clean"].startswith(f"base-files/{C}\n1 removed")
+    assert said["fatbench delete --unused -n"].endswith("1 would be removed, 0.0 MB in base-files\n")
+    assert said["fatbench delete --unused"].startswith(f"base-files/{C}\n1 removed")
     assert not (tmp_path / "base-files" / id).exists() and not (tmp_path / "base-files" / C).exists()
-    assert "2 cells" in said["fatbench db check --db copy.db"]
+    assert "2 cells" in said["fatbench check --db copy.db"]
     code, message = fuzzing.program("delete", id)
     assert (code, message) == (3, f"fatbench: no cell '{id}' in base.db (fatbench status NAME lists the cells)\n")
     assert fuzzing.program("delete", "a")[0] == 2
-    assert fuzzing.program("clean", "--db", "no.db")[0] == 4
+    assert fuzzing.program("delete", "--unused", "--db", "no.db")[0] == 4
 
 
 def test_what_names_a_suite_and_a_cell_deletes_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +294,7 @@ def test_what_names_a_suite_and_a_cell_deletes_neither(tmp_path: Path, monkeypat
     with Store.open("r.db", create=True) as made:
         made.add_cell(A, {"seed": 1})
     code, message = fuzzing.program("delete", "aaaa", "--db", "r.db")
-    assert code == 2 and "is a suite and begins a cell's id" in message
+    assert code == 2 and "is both a suite and a cell" in message
     assert fuzzing.program("delete", "aaaaa", "-n", "--db", "r.db") == (0, f"{A}\n1 cell would be deleted\n")
 
 

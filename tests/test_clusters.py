@@ -164,7 +164,7 @@ def test_a_ray_node_is_killed_in_the_middle_of_a_cell(tmp_path, monkeypatch, two
     """
     second, lose = two_nodes
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FATBENCH_CHECKPOINT_SECONDS", "0")
+    monkeypatch.setenv("FATBENCH_RUN_CHECKPOINT_SECONDS", "0")
     Path("crew.yaml").write_text(SUITE.replace("rounds: 4", "rounds: 60").replace("    usual: {}\n", ""))
     whole, url = jobs_of(files.load("crew.yaml").plan()), new_postgres()
     raylet = next(one.process.pid for one in second.all_processes["raylet"])

@@ -80,7 +80,7 @@ def test_suites_presets_cells_and_formats(place: Path) -> None:
         "run suite broken.yaml --preset ": [],  # a mistake offers nothing
         "report --format m": ["markdown"],
         "status --format ": ["text", "json"],
-        "show --db none.db ": [],
+        "show --db none.db 01": [],
         f"show --db a.db {cell.id[:3]}": [cell.id],
     }
     lines = [["fatbench", *line.split(" ")] for line in offers]

@@ -116,7 +116,7 @@ def test_rows_of_our_suites_differ_in_their_labels_alone(name: str) -> None:
 
 def test_the_check_of_a_suite_names_them(own: Callable[..., files.Suite], run: Run) -> None:
     file = str(own().file)
-    code, out, _ = run("suite", "check", file)
+    code, out, _ = run("check", file)
     assert code == 0 and f"{file}: not compared in paper: {RADIUS}" in out
 
 

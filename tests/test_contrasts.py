@@ -60,7 +60,7 @@ def write(golden: Mapping[str, Any]) -> None:
 def test_the_families_of_a_suite_in_python(committed: Mapping[str, Store]) -> None:
     """The frame has what the command prints: each comparison with p after Holm, and what would have been found."""
     db = str(committed["fedvkd-robust-cpu"].database.path)
-    asked = ["compare", "fedvkd-robust", "--tests", "--preset", "cpu", "--db", db]
+    asked = ["compare", "fedvkd-robust", "--preset", "cpu", "--db", db]
     families = json.loads(CliRunner().invoke(app, [*asked, "--format", "json"]).stdout)["families"]
     found = fatbench.tests("fedvkd-robust", preset="cpu", db=db)
     assert f"{found}" == CliRunner().invoke(app, asked).stdout

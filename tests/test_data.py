@@ -593,10 +593,10 @@ def test_the_debian_package_is_the_official_fashion_mnist(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (layouts.idx(layouts.pixels(20, 28, 28))[:-1], "15,695 bytes, its header says 15,696"),
-        (layouts.idx(layouts.pixels(20, 28, 28)) + b"x", "15,697 bytes, its header says 15,696"),
+        (layouts.idx(layouts.pixels(20, 28, 28))[:-1], "file has 15,695 bytes, header says 15,696"),
+        (layouts.idx(layouts.pixels(20, 28, 28)) + b"x", "file has 15,697 bytes, header says 15,696"),
         (layouts.idx(layouts.pixels(20)), "magic number 0x00000801"),
-        (b"\x00\x00\x08\x03" + b"\xff" * 12, "its header says"),
+        (b"\x00\x00\x08\x03" + b"\xff" * 12, "header says"),
     ],
 )
 def test_idx_files_that_are_not_what_their_header_says(content: bytes, problem: str, tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ def db(committed: Mapping[str, Store]) -> str:
 
 def test_slack_and_shrink_of_the_committed_rows(db: str, run: Any) -> None:
     """The 2 x 2 design of sfat-audit: by hand from the means of FAT, FAT shrunk, SFAT and SFAT (released weights)."""
-    asked = ("sfat-audit-jpeg75", "--tests", "--preset", "cpu", "--db", db)
+    asked = ("sfat-audit-jpeg75", "--preset", "cpu", "--db", db)
     code, out, _ = run("compare", *asked, "--format", "json")
     (said,) = json.loads(out)["families"]
     found = {(one["contrast"], one["metric"]): one for one in said["comparisons"]}
@@ -340,7 +340,7 @@ def test_slack_and_shrink_of_the_committed_rows(db: str, run: Any) -> None:
 
 def test_a_filter_chooses_what_is_shown_and_corrects_nothing_less(db: str, run: Any) -> None:
     """-k has no say in the family: p of a comparison is the same with it."""
-    asked = ("compare", "sfat-audit-jpeg75", "--tests", "--preset", "cpu", "--db", db, "--format", "json")
+    asked = ("compare", "sfat-audit-jpeg75", "--preset", "cpu", "--db", db, "--format", "json")
 
     def families(*filtered: str) -> dict[tuple[str, str], Any]:
         (family,) = json.loads(run(*asked, *filtered)[1])["families"]
@@ -379,8 +379,7 @@ def test_comparisons_of_a_filter_and_missing_seeds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("sfat-cifar10-jpeg75", "--tests"), "--tests: suite 'sfat-cifar10-jpeg75' declares no contrasts"),
-        (("sfat-audit", "FAT", "--tests"), "--tests: the suite is A"),
+        (("sfat-cifar10-jpeg75",), "suite 'sfat-cifar10-jpeg75' declares no contrasts"),
         (("FAT",), "compare takes two sides, A and B"),
     ],
 )

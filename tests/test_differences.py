@@ -16,7 +16,7 @@ from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.stages import Store
 
 ROOT = Path(__file__).parent.parent
-COMMAND = ["report", "fat-baselines", "--preset", "cpu", "--differences", "autoattack", "--images", "common"]
+COMMAND = ["report", "fat-baselines", "--preset", "cpu", "--differences", "--metric", "autoattack", "--common"]
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,10 @@ def test_a_method_of_one_seed_is_no_part_of_the_family(db: str) -> None:
 
 def test_the_readme_s_differences_are_what_the_command_prints(committed: Mapping[str, Store]) -> None:
     """p too, which is after Holm over the comparisons that the suite declares."""
-    command = ["report", "fat-bounds", "--preset", "fmnist25", "--digits", "1"]
-    choice = ["-k", "method in [pooled, FAT, SFAT, CalFAT, MixFAT, FedTRADES]", "--columns", "natural,pgd20,autoattack"]
+    command = ["report", "fat-bounds", "--preset", "fmnist25", "-c", "report.digits=1"]
+    choice = ["-k", "method in [pooled, FAT, SFAT, CalFAT, MixFAT, FedTRADES]", "--metric", "natural,pgd20,autoattack"]
     db = str(committed["fat-bounds-fmnist25"].database.path)
-    shown = CliRunner().invoke(app, [*command, *choice, "--differences", "autoattack", "--db", db]).output
+    shown = CliRunner().invoke(app, [*command, *choice, "--differences", "--metric", "autoattack", "--db", db]).output
     head, _, *rows = [cells(line) for line in shown.splitlines() if line.startswith("|")]
     readme = [cells(line) for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| ")]
     start = next(number for number, row in enumerate(readme) if row[4:6] == head[4:6])
@@ -60,7 +60,7 @@ def test_every_format_says_the_same(db: str) -> None:
     assert of["SFAT"]["at_most"] == of["SFAT"]["high"] == float(rows[1]["high"])  # the larger end of the interval
     assert (of["FedRBN"]["p"], of["FedRBN"]["at_most"]) == (None, None) and "frequent class" in of["FedRBN"]["doubts"]
     for format in ("markdown", "terminal", "latex", "html"):
-        text = printed(db, "--format", format, "--digits", "1")
+        text = printed(db, "--format", format, "-c", "report.digits=1")
         assert "1.2 (-2.1 to 4.5)" in text and "not above the most frequent class" in text
         # of the families that the suite declares; a terminal is too narrow for both
         assert ("p after" if format == "terminal" else "p after Holm over 6 and 10") in text
@@ -74,8 +74,11 @@ def test_every_format_says_the_same(db: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["report", "privacy-updates", "--preset", "cpu", "--differences", "pgd20"], "names no baseline"),
-        (["report", "fat-baselines", "--preset", "cpu", "--differences", "pgd2"], "evaluates no 'pgd2' (did you mean"),
+        (["report", "privacy-updates", "--preset", "cpu", "--differences", "--metric", "pgd20"], "names no baseline"),
+        (
+            ["report", "fat-baselines", "--preset", "cpu", "--differences", "--metric", "pgd2"],
+            "evaluates no 'pgd2' (did you mean",
+        ),
         ([*COMMAND, "--table", "robust"], "--differences is a table by itself"),
     ],
 )
@@ -92,7 +95,7 @@ def test_it_fits_a_terminal_and_names_what_it_leaves_out(db: str, monkeypatch: p
     assert any(line.startswith("not measured: ") for line in lines) and "[1/5]" in "".join(lines)
     wide = printed(db, "--format", "markdown")
     assert "attacked" not in wide.partition("|--")[0] and "SCAFFOLD" in wide.splitlines()[-1]
-    assert "attacked" in printed(db, "--columns", "autoattack,pgd20_attacked").partition("|--")[0]
+    assert "attacked" in printed(db, "--metric", "autoattack,pgd20_attacked").partition("|--")[0]
 
 
 def test_without_a_database_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

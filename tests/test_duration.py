@@ -178,8 +178,8 @@ def test_what_is_done_is_subtracted(plan: Plan, tmp_path: Path) -> None:
 def test_a_calibration_knows_all_cells_of_a_plan(plan: Plan, run: Run) -> None:
     """In a process of its own, on digits; without it nothing is known, and nothing is left behind."""
     Path("short.yaml").write_text(SUITE.replace("    autoattack: {name: autoattack, eps: 8/255}\n", ""))
-    assert "time: unknown, nothing comparable has run here (--calibrate" in run("plan", "suite", "short.yaml")[1]
-    code, out, _ = run("plan", "suite", "short.yaml", "--calibrate", "--format", "json")
+    assert "time: unknown, nothing comparable has run here (--on here" in run("plan", "suite", "short.yaml")[1]
+    code, out, _ = run("plan", "suite", "short.yaml", "--on", "here", "--format", "json")
     time = json.loads(out)["time"]
     assert code == 0
     assert time["seconds"] > 0 and (time["unknown"], time["done"], time["bound"]) == (0, 0, False)
@@ -188,7 +188,7 @@ def test_a_calibration_knows_all_cells_of_a_plan(plan: Plan, run: Run) -> None:
 
 def test_a_calibration_too_short_for_any_cell_says_so(plan, monkeypatch, run) -> None:
     monkeypatch.setattr(calibrate, "measure_speeds", lambda *asked: [])
-    code, _, err = run("plan", "suite", "short.yaml", "--calibrate")
+    code, _, err = run("plan", "suite", "short.yaml", "--on", "here")
     assert code == 0 and "no cell got far enough to be measured" in err
 
 
@@ -297,21 +297,23 @@ def test_a_gpu_is_known_by_what_its_driver_calls_it(driver: str, name: str | Non
 def test_a_run_on_a_gpu_says_what_is_chosen_and_what_would_be_faster() -> None:
     cells = files.load("sfat-cifar10").plan().unique()[:6]
     said = gpu_estimates.choices(cells, "NVIDIA H200", "fp32", None, "auto")
-    begin = "NVIDIA H200: --precision fp32, --path graphs for 6 cells (graphs where starting the kernels takes longer"
+    begin = "NVIDIA H200: --precision fp32, run.path graphs for 6 cells (graphs where starting the kernels takes longer"
     assert said.startswith(begin) and "; estimated " in said
     said = gpu_estimates.choices(cells, "NVIDIA H100", "tf32", "fp32", "auto", auto=True, gpus=8)
-    auto = "--precision auto (tf32 for training and its monitor; fp32 for attacks after training), --path graphs for 6"
+    auto = (
+        "--precision auto (tf32 for training and its monitor; fp32 for attacks after training), run.path graphs for 6"
+    )
     assert said.startswith(f"8 x NVIDIA H100: {auto}")
     assert "times as fast with --precision bf16" in said
     assert "times as fast with --precision bf16 --attack-precision tf32" in said  # AutoAttack is float32 under bf16
     assert gpu_estimates.choices(cells[:1], "NVIDIA H200", "bf16", "tf32", "graphs") == (
-        "NVIDIA H200: --precision bf16 --attack-precision tf32, --path graphs for 1 cells"
+        "NVIDIA H200: --precision bf16,tf32, run.path graphs for 1 cells"
     )
     assert gpu_estimates.choices(cells[:1], "Tesla T4", "fp32", None, "loop").endswith("its data sheet is not known")
 
 
 def test_a_plan_says_its_time_on_a_gpu_that_is_not_here(plan: Plan, run: Run) -> None:
-    _, shown, _ = run("plan", "suite", "short.yaml", "--on", "h200", "--precision", "bf16", "--gpus", "2")
+    _, shown, _ = run("plan", "suite", "short.yaml", "--on", "h200", "--precision", "bf16", "--jobs", "2")
     assert "time left on one H200: about " in shown and "an estimate: operations and kernels were counted" in shown
     assert "on 2 GPUs of that kind: " in shown
     told = json.loads(run("plan", "suite", "short.yaml", "--on", "h200", "--format", "json")[1])
@@ -327,12 +329,11 @@ def test_a_plan_says_its_time_on_a_gpu_that_is_not_here(plan: Plan, run: Run) ->
     ("options", "said"),
     [
         (["--on", "h20"], "--on: no GPU is known as 'h20' (did you mean 'h200'?) (known: h200, h100, "),
-        (["--precision", "bf16"], "--precision, --attack-precision and --path need --on"),
-        (["--on", "h200", "--calibrate"], "--on cannot be combined with --calibrate"),
+        (["--precision", "bf16"], "--precision needs --on GPU"),
         (["--on", "h200", "--precision", "fp8"], "--precision: expected auto, fp32, tf32 or bf16, got 'fp8'"),
         (
-            ["--on", "h200", "--path", "quick"],
-            "--path: no path is named 'quick' (known: auto, graphs, loop)",
+            ["--on", "h200", "-c", "run.path=quick"],
+            "run.path: no path is named 'quick' (known: auto, graphs, loop)",
         ),
     ],
 )

@@ -341,9 +341,13 @@ def test_a_timm_network_takes_the_channels_and_classes_of_the_data() -> None:
     [
         ("--model my_model.py:make --mean 0.3 --std 0.0001", "the loss has no gradient on more than 1%", None),
         ("--model my_model.py:noisy", plausible.RANDOM, "two passes over the same images differ"),
-        ("--model my_model.py:softmax", plausible.PROBABILITIES, "say --outputs probabilities"),
-        ("--model my_model.py:make --outputs probabilities", plausible.NOT_PROBABILITIES, "say --outputs logits"),
-        ("--model my_model.py:sigmoid --mean 0.3 --std 0.4", plausible.SIGMOID, "say --outputs sigmoid if"),
+        ("--model my_model.py:softmax", plausible.PROBABILITIES, "say outputs: probabilities"),
+        (
+            "--model '{name: my_model.py:make, outputs: probabilities}'",
+            plausible.NOT_PROBABILITIES,
+            "say outputs: logits",
+        ),
+        ("--model my_model.py:sigmoid --mean 0.3 --std 0.4", plausible.SIGMOID, "say outputs: sigmoid if"),
     ],
 )
 def test_doubts_are_said_and_stand_in_the_table(here: Path, run: Run, options: str, flag: str, advice: str) -> None:
@@ -365,7 +369,7 @@ def test_nan_under_attack_is_wrong_and_marked(here: Path, run: Run) -> None:
 
 @pytest.mark.parametrize("batch", [1, 7, 40])
 def test_a_network_that_looks_at_the_batch_is_doubted_at_every_size(here: Path, run: Run, batch: int) -> None:
-    code, out, err = run(f"{MINE.replace(':make', ':centred')} --attack fgsm --batch {batch} --strict")
+    code, out, err = run(f"{MINE.replace(':make', ':centred')} --attack fgsm -c run.microbatch={batch} --strict")
     assert code == 6 and f"† {plausible.BATCH}" in out and "in smaller batches give other outputs" in err
 
 
@@ -411,14 +415,17 @@ def test_a_model_at_chance_is_said_to_be(here: Path, run: Run) -> None:
     _, out, err = run(f"{MINE} --attack fgsm")
     assert "† natural accuracy is at chance" in out
     assert run("fatbench db check")[0] == 0
-    assert "check --mean, --std, --channels, --size and the order of classes" in err
+    assert "check mean, std, channels, size and the order of classes" in err
 
 
 @pytest.mark.parametrize(("network", "outputs"), [("softmax", "probabilities"), ("sigmoid", "sigmoid")])
 def test_outputs_that_are_what_is_declared_give_the_numbers_of_logits(
     here: Path, run: Run, network: str, outputs: str
 ) -> None:
-    command = MINE.replace(":make", f":{network}") + f" --outputs {outputs} --attack fgsm --format json"
+    command = (
+        MINE.replace("my_model.py:make", f"'{{name: my_model.py:{network}, outputs: {outputs}}}'")
+        + " --attack fgsm --format json"
+    )
     found = json.loads(run(command)[1])
     assert found["doubts"] == []
     plain = json.loads(run(f"{MINE} --attack fgsm --format json")[1])
@@ -461,7 +468,7 @@ def test_outputs_that_are_what_is_declared_give_the_numbers_of_logits(
             2,
             "my.pt holds another network's weights: 1.weight is 10x64, 2x64 need",
         ),
-        ("my.pt --model my_model.py:make --dataset digits --size 16", 2, "does not take images of 1x16x16"),
+        ("my.pt --model '{name: my_model.py:make, size: 16}' --dataset digits", 2, "does not take images of 1x16x16"),
         ("my.pt --model my_model.py:make --dataset digit", 2, "no data is named 'digit' (did you mean 'digits'?)"),
         ("my.pt --model my_model.py:make --dataset digits --mean 0.5", 2, "--mean and --std go together"),
         (
@@ -470,9 +477,13 @@ def test_outputs_that_are_what_is_declared_give_the_numbers_of_logits(
             "2 numbers for images of 1 channels",
         ),
         ("my.pt --model my_model.py:make --dataset digits --mean x --std 1", 2, "--mean: expected numbers such as 0.5"),
-        ("my.pt --model my_model.py:make --dataset digits --channels bgr", 2, "images of digits have 1 channel"),
         (
-            "my.pt --model my_model.py:make --dataset digits --outputs log",
+            "my.pt --model '{name: my_model.py:make, channels: bgr}' --dataset digits",
+            2,
+            "images of digits have 1 channel",
+        ),
+        (
+            "my.pt --model '{name: my_model.py:make, outputs: log}' --dataset digits",
             2,
             "expected logits, probabilities or sigmoid, got 'log'",
         ),
@@ -490,7 +501,11 @@ def test_outputs_that_are_what_is_declared_give_the_numbers_of_logits(
             2,
             "per cent such as 95 (and not 0.95)",
         ),
-        ("my.pt --model my_model.py:make --like sfat-cifar10 --smoke -n 5", 2, "leave out --attack, -n and --size"),
+        (
+            "my.pt --model my_model.py:make --like sfat-cifar10 --smoke --images 5",
+            2,
+            "leave out --attack, --images and size",
+        ),
         ("my.pt --model my_model.py:make --like sfat-cifar10 --dataset svhn", 2, "no cell is on svhn"),
         ("my.pt --model my_model.py:make --dataset digits --smoke", 2, "name it with --like SUITE"),
     ],

@@ -716,7 +716,7 @@ def test_a_run_of_another_cell(empty: Store, lines: list[str], tmp_path: Path) -
 def test_identities_are_checked(empty: Store, lines: list[str], tmp_path: Path) -> None:
     file = put(tmp_path, "".join(lines))
     unchanged(
-        empty, file, "{}:3: cell b: its spec has the identity c; was the file edited?",
+        empty, file, "{}:3: cell b: its id does not match its settings (c): was it edited?",
         identify=lambda spec: "a" if spec["seed"] == 2**70 else "c",
     )  # fmt: skip
 
@@ -735,10 +735,10 @@ def test_identities_are_checked_before_the_first_cell_and_again_as_each_is_taken
     """The file may be another by then."""
     monkeypatch.setattr(exchange, "BATCH", 1)
     file = put(tmp_path, "".join(lines))
-    with pytest.raises(ExchangeError, match="cell b: its spec has the identity a"):
+    with pytest.raises(ExchangeError, match=r"cell b: its id does not match its settings \(a\)"):
         import_(empty, file, identify=lambda spec: "a")
     assert empty.cells() == {}
-    with pytest.raises(ExchangeError, match="cell b: its spec has the identity a"):
+    with pytest.raises(ExchangeError, match=r"cell b: its id does not match its settings \(a\)"):
         import_(empty, file, identify=lambda spec: "a", checked=exchange.Checked((), {}, {}))
     assert [*empty.cells()] == ["a"]
 

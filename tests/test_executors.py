@@ -66,15 +66,15 @@ def test_devices_and_numbers(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert device_and_jobs(None, None) == ("auto", None)
     assert device_and_jobs("cuda:0,1", 3) == ("cuda:0,1", 3)
-    Path("fatbench.toml").write_text('device = "cpu"\njobs = 5\n')
+    Path("fatbench.toml").write_text('[run]\ndevice = "cpu"\njobs = 5\n')
     assert device_and_jobs(None, None) == ("cpu", 5)
     assert device_and_jobs("cuda", 1) == ("cuda", 1)
     for wrong in ("gpu", "cuda:", "cuda:-1", "cuda:0,", "cpu:0", "cuda0"):
         with pytest.raises(SpecError, match=f"--device: expected auto, cpu, cuda or cuda:0,1, got '{wrong}'"):
             device_and_jobs(wrong, None)
     for wrong in ("0", "-1", "many"):
-        monkeypatch.setenv("FATBENCH_JOBS", wrong)
-        with pytest.raises(SpecError, match=f"jobs: expected a number of cells side by side, got '{wrong}'"):
+        monkeypatch.setenv("FATBENCH_RUN_JOBS", wrong)
+        with pytest.raises(SpecError, match=f"jobs: expected a number of cells in parallel, got '{wrong}'"):
             device_and_jobs(None, None)
 
 

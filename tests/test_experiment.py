@@ -298,7 +298,7 @@ def test_missing_weights_are_refused_before_anything_runs(cell, tmp_path):
         ({"train_from": 1441}, "partition: 3 clients, but only 1 training images"),
         ({"model": {"name": "vit", "patch": 5}, "size": 32}, "patches of 5x5 do not tile images of 32x32"),
         ({"model": {"name": "vit", "patch": 4, "dim": 50}}, "dim: 50 is not a multiple of its 6 attention heads"),
-        ({"model": {"name": "vit", "patch": 4, "depth": 6}, "diagnostic": "svcca"}, "block 9 of a model with 6 blocks"),
+        ({"model": {"name": "vit", "patch": 4, "depth": 6}, "diagnostic": "svcca"}, "no block 9: the model has 6"),
         ({"model": {"name": "vit", "patch": 4}, "diagnostic": "svcca"}, "pairs: client 3 of 3 "),
         (
             {"model": {"name": "vit", "patch": 4}, "diagnostic": {"name": "svcca", "blocks": "one"}},

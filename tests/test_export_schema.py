@@ -242,7 +242,7 @@ def test_an_identity_that_cannot_be_computed_names_the_plugin_of_the_runs() -> N
     assert said(line, identify=unknown) == f"f:2: cell a: {text}{brought}"
     assert said(LINE, identify=unknown) == f"f:2: cell a: {text}"
     assert said(line, identify=wrong) == f"f:2: cell a: '{'x' * 299}..."
-    assert said(LINE, identify=lambda _: "b") == "f:2: cell a: its spec has the identity b; was the file edited?"
+    assert said(LINE, identify=lambda _: "b") == "f:2: cell a: its id does not match its settings (b): was it edited?"
 
 
 def test_messages_are_cut_at_300_characters_and_in_one_line() -> None:

@@ -175,7 +175,7 @@ CASES = [
     ({"model": VIT, "diagnostic": {"name": "svcca", "n": 24, "blocks": "1"}}, "diagnostic",
         "n: 24 images are too few for a model of width 12"),
     ({"model": VIT, "diagnostic": {"name": "svcca", "blocks": "1,3"}}, "diagnostic",
-        "blocks: block 3 of a model with 2 blocks"),
+        "blocks: no block 3: the model has 2"),
     ({"model": VIT, "diagnostic": {"name": "svcca", "blocks": "1", "pairs": "0-4"}}, "diagnostic",
         "pairs: client 4 of 4 (counted from 0)"),
     *[

@@ -705,10 +705,10 @@ def test_plot_from_the_command_line(drawn: Suite, run: Callable[..., tuple[int, 
     Path("file").touch()
     code, _, err = run("plot", "drawn.yaml", "--figure", "curves", "-o", "file/there")
     assert (code, err) == (2, "fatbench: -o file/there: Not a directory\n")
-    assert "figure curves: Accuracy" in run("suite", "show", "drawn.yaml")[1]
-    assert run("suite", "check", "drawn.yaml")[0] == 0
+    assert "figure curves: Accuracy" in run("show", "drawn.yaml")[1]
+    assert run("check", "drawn.yaml")[0] == 0
     written(("    lines: [method]\n    series: {clean", "    series: {clean"))
-    code, _, err = run("suite", "check", "drawn.yaml")
+    code, _, err = run("check", "drawn.yaml")
     assert code == 2
     assert err == (
         "fatbench: drawn.yaml: figure curves: a line shows more than one point of the grid: name the axis method in"
@@ -776,17 +776,17 @@ def test_a_plain_figure_has_its_width_no_notes_and_one_axis_and_a_caption_beside
     with Store.open("results/fatbench.db", create=True) as store:
         fill(store, plan, rows_of(plan))
     asked = ("plot", "drawn.yaml", "--smoke", "--figure", "curves", "--format", "png", "-o", "there")
-    assert run(*asked, "--plain", "--width", "column")[0] == 0
+    assert run(*asked, "--width", "column")[0] == 0
     with Image.open("there/drawn-curves-smoke.png") as image:
         assert image.width == int(300 * plots.COLUMN)
     caption = Path("there/drawn-curves-smoke.txt").read_text()
     assert caption.startswith("Accuracy. SMOKE PRESET - not comparable with published numbers.")
     assert "Seeds 1" in caption and "commit" not in caption and "machine" not in caption
-    assert b"STIXGeneral" in Path(run(*asked, "--plain", "--serif", "--format", "pdf")[1].split()[0]).read_bytes()
-    assert run(*asked, "--width", "column") == (2, "", "fatbench: --width needs --plain\n")
     assert (
-        "--width: expected column, text, or 1 to 40 inches, got 'wide'" in run(*asked, "--plain", "--width", "wide")[2]
+        b"STIXGeneral"
+        in Path(run(*asked, "--width", "text", "-c", "plot.serif=true", "--format", "pdf")[1].split()[0]).read_bytes()
     )
+    assert "or points from 100 to 1000, got 'wide'" in run(*asked, "--width", "wide")[2]
     plot = plot_of(build(drawn, plan, rows_of(plan)), "curves")
     [(names, panels)] = plots.paged(plot)
     page = plots.page_of(plot, names, panels, None, plots.TEXT)

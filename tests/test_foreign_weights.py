@@ -52,7 +52,7 @@ def test_of_a_network_and_its_average_the_network_is_read_and_it_is_said(
     file, make = tmp_path / "both.pth", f"{tmp_path}/net.py:make"
     torch.save({network: state(1.0), average: state(2.0), "epoch": 3}, file)
     read = evaluate_external.from_file(file, make)
-    assert read.note == f"{file}: read '{network}', not '{average}' (--entry, in Python entry=)"
+    assert read.note == f"{file}: read '{network}', not '{average}' (entry of --model, in Python entry=)"
     chosen = evaluate_external.from_file(file, make, entry=average)
     assert [float(one.state["head.norm.weight"][0]) for one in (read, chosen)] == [1.0, 2.0]
     assert chosen.model.network == f"net.py:make, {average}" and read.model.sha256 == chosen.model.sha256

@@ -40,7 +40,7 @@ def test_a_suite_that_names_a_password_does_not_have_it_printed(line: str, tmp_p
     file.write_text(
         f"name: s\ntitle: t\n{line.format('postgresql://me:hunter2@host/x.py')}\npresets: {{paper: {{}}}}\n"
     )
-    code, said = fuzzing.program("suite", "check", str(file))
+    code, said = fuzzing.program("check", str(file))
     assert code != 0 and "hunter2" not in said and said.startswith("fatbench")
 
 
@@ -48,10 +48,10 @@ def test_plugins_of_the_command_and_of_the_file_of_settings_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, said = fuzzing.program("suite", "list", "--plugin", "https://me:hunter2@host/mine.py")
+    code, said = fuzzing.program("list", "suites", "--plugin", "https://me:hunter2@host/mine.py")
     assert code == 2 and "hunter2" not in said
     Path("fatbench.toml").write_text('plugin = "https://me:hunter2@host/mine.py"\n')
-    code, said = fuzzing.program("suite", "list")
+    code, said = fuzzing.program("list", "suites")
     assert code == 2 and "hunter2" not in said
     Path("fatbench.toml").write_text('data = "https://me:hunter2@host/x"\n')
     for command in ("doctor", "data list"):
@@ -84,7 +84,7 @@ def test_a_suite_s_name_in_a_file_of_results_is_never_opened(tmp_path: Path, mon
     head = {**json.loads(lines[0]), "cells": 1}
     (tmp_path / "r.jsonl").write_text(f"{json.dumps(head)}\n{json.dumps(cell)}\n")
     code, said = fuzzing.program("site", "r.jsonl", "-o", "site")
-    assert "hunter2" not in said and "'password'" not in said and "a suite's name is no path" in said and code == 3
+    assert "hunter2" not in said and "'password'" not in said and "a suite's name is not a path" in said and code == 3
 
 
 def test_brackets_in_names_are_text(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_brackets_in_names_are_text(tmp_path: Path) -> None:
 def test_what_a_suite_extends_is_a_suite(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("SECRET_KEY: hunter2\n")
     (tmp_path / "s.yaml").write_text("name: s\ntitle: t\nextends: .env\n")
-    code, said = fuzzing.program("suite", "check", str(tmp_path / "s.yaml"))
+    code, said = fuzzing.program("check", str(tmp_path / "s.yaml"))
     assert code == 2 and "extends: .env is not a suite file" in said and "SECRET" not in said
 
 

@@ -130,9 +130,9 @@ def test_a_network_goes_to_the_hub_and_one_of_the_hub_is_attacked(
     cached = partial(fetch, endpoint=address, cache_dir=tmp_path / "hf")
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", cached)
     monkeypatch.chdir(tmp_path)
-    network = ("models", str(RESULTS / "vit-half-jpeg75-cpu.jsonl.xz"), "--name", "vit-half-jpeg75")
+    monkeypatch.setattr("fatbench.packed.results_in", lambda folder: [RESULTS / "vit-half-jpeg75-cpu.jsonl.xz"])
     there, weights = "hf://me/network/vit.safetensors", RESULTS / "weights"
-    assert run(*network, "--from", str(weights), "-o", there) == (0, "", "")
+    assert run("fetch", "vit-half-jpeg75", "-o", there) == (0, "", "")
     assert handler.files["vit.safetensors"] == (weights / "vit-half-jpeg75.safetensors").read_bytes()
     assert any("/api/models/me/network/commit/main" in one for one in handler.asked)
     Path("net.py").write_text(NET)

@@ -179,7 +179,7 @@ SECRETS = [
 def test_no_part_of_a_password_is_shown(url, place, monkeypatch, capsys):
     shown = shown_url(url)
     assert "***" in shown and "geh" not in shown and "eim" not in shown
-    for command in (["status"], ["export"], ["import", "x.jsonl"], ["db", "check"]):
+    for command in (["status"], ["export"], ["import", "x.jsonl"], ["check"]):
         said = refused(monkeypatch, capsys, *command, "--db", url)
         assert "geh" not in said and "eim" not in said
     if "://" in url:
@@ -266,5 +266,5 @@ def test_presets_are_counted_together(tmp_path: Path) -> None:
         f"presets:\n  paper: {{}}\n{presets}"
     )
     said = "all presets together: 220000 cells, at most 200000 are allowed"
-    code, out = fuzzing.program("suite", "check", str(file))
+    code, out = fuzzing.program("check", str(file))
     assert code == 2 and said in out

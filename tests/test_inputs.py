@@ -237,12 +237,12 @@ def test_run_says_what_changed_what_it_costs_and_what_it_keeps(place: Path, run)
     code, _, err = run(*command, "--precision", "bf16")
     assert code == 0
     assert "1 finished cell with precision fp32 is kept: --precision bf16 is for what is still to do" in err
-    err = run(*command, "--attack-precision", "bf16")[2]
+    err = run(*command, "-c", "run.attack_precision=bf16")[2]
     assert "1 finished cell with attack-precision fp32 is kept: --attack-precision bf16 is for what is" in err
     write_data(place, shift=1)
     code, _, err = run(*command)
     assert code == 1 and "0 of 1 cells done, 1 changed" in err
-    assert "computed with other images or labels [" in err and "--rerun-changed computes them again" in err
+    assert "computed with other images or labels [" in err and "--rerun changed computes them again" in err
     for question in (("status", "own.yaml"), ("plan", "suite", "own.yaml")):
         code, out, _ = run(*question)
         assert code == 0 and "other images or labels [" in out, question
@@ -250,10 +250,10 @@ def test_run_says_what_changed_what_it_costs_and_what_it_keeps(place: Path, run)
     assert status["cells"]["changed"] == 1
     ((cell, reasons),) = status["changed"].items()
     assert cell == job().cell and reasons[0]["code"] == "data"
-    code, out, _ = run(*command, "-n", "--rerun-changed")
-    assert "--rerun-changed computes 1 cell again (about 1 min on one worker): other images or labels [" in out
-    code, _, err = run(*command, "--rerun-changed")
-    assert code == 0 and "--rerun-changed computes 1 cell again" in err
+    code, out, _ = run(*command, "-n", "--rerun", "changed")
+    assert "--rerun changed computes 1 cell again (about 1 min on one worker): other images or labels [" in out
+    code, _, err = run(*command, "--rerun", "changed")
+    assert code == 0 and "--rerun changed computes 1 cell again" in err
     assert run("status", "own.yaml", "--format", "json")[1].count("changed") == 0
 
 
@@ -284,7 +284,9 @@ def test_outcomes_stand_beside_labels_of_their_own_images(place: Path, run) -> N
     two_files(place, run)  # b's images lie there now
     labels = {}
     for name in ("a", "b"):
-        code, out, err = run("outcomes", job().cell[:8], "--db", f"{name}.db", "--data", ".", "--format", "json")
+        code, out, err = run(
+            "show", "--outcomes", job().cell[:8], "--db", f"{name}.db", "--data", ".", "--format", "json"
+        )
         assert code == 0 and ("no labels: the outcomes are of other images or labels [" in err) == (name == "a")
         labels[name] = [row["label"] for row in json.loads(out)["outcomes"]]
     assert set(labels["a"]) == {None} and set(labels["b"]) == {0, 1, 2, 3}
@@ -367,13 +369,13 @@ def test_images_of_another_cell_are_not_shown_as_a_cell_s_own(tmp_path: Path) ->
 
 def test_db_check_reads_the_files_that_it_names(place: Path, run) -> None:
     run("run", "suite", "own.yaml", "--jobs", "1", "--device", "cpu", "--data", ".")
-    assert run("db", "check")[0] == 0
+    assert run("check")[0] == 0
     (model,) = Path("results").rglob("model-*.safetensors")
     model.write_bytes(model.read_bytes()[:-4] + b"abcd")
-    code, _, err = run("db", "check")
+    code, _, err = run("check")
     assert code == 4 and f"cell {job().cell}: {model.name} is not the file that was written" in err
     model.unlink()
-    assert run("db", "check")[0] == 0
+    assert run("check")[0] == 0
 
 
 def test_a_reason_is_plain_data() -> None:

@@ -83,7 +83,7 @@ SHORT = "--inversion '{name: patch_ls}'"
 
 
 def test_three_steps_on_one_image_give_it_away(here: Path, run: Run) -> None:
-    code, out, err = run(f"{VIT} --after after.pt --batch 1 {SHORT} --original original-0.png --format json")
+    code, out, err = run(f"{VIT} --after after.pt --images 1 {SHORT} --original original-0.png --format json")
     assert code == 0, err
     found = json.loads(out)
     assert found["labels"] == [3]
@@ -104,26 +104,29 @@ def test_a_full_disk_leaves_no_picture(here: Path, run: Run, monkeypatch: pytest
         sync(handle)
 
     monkeypatch.setattr(os, "fsync", full)
-    code, _, err = run(f"{VIT} --after after.pt --batch 1 {SHORT} --original original-0.png")
+    code, _, err = run(f"{VIT} --after after.pt --images 1 {SHORT} --original original-0.png")
     assert (code, err) == (5, "fatbench: -o inverted: the disk is full; nothing was changed\n")
     assert os.listdir("inverted") == []
 
 
 def test_the_gradient_of_two_images_is_called_a_mixture(here: Path, run: Run) -> None:
     step("make", count=2, steps=1)
-    code, out, _ = run(f"{VIT} --gradient gradient.pt --batch 2 {SHORT}")
+    code, out, _ = run(f"{VIT} --gradient gradient.pt --images 2 {SHORT}")
     assert code == 0
-    assert "labels, restored: 1, 3" in out
+    assert "labels, recovered: 1, 3" in out
     assert "a mixture" in out
 
 
 def test_weight_decay_needs_who_knows_the_client(here: Path, run: Run) -> None:
     step("make", steps=5, decay=0.05)
     corrected = "--inversion '{name: patch_ls, decay: corrected}'"
-    line = f"{VIT} --after after.pt --batch 1 --original original-0.png --format json"
+    line = f"{VIT} --after after.pt --images 1 --original original-0.png --format json"
     psnr = [
         json.loads(run(f"{line} {more}")[1])["attacks"][0]["psnr"]
-        for more in (SHORT, f"{corrected} --threat C --lr 0.1 --epochs 5 --weight-decay 0.05")
+        for more in (
+            SHORT,
+            f"{corrected} --threat C --set local.lr=0.1 --set local.epochs=5 --set local.weight_decay=0.05",
+        )
     ]
     assert psnr[1] > psnr[0] + 10
     code, _, err = run(f"{line} {corrected}")
@@ -161,23 +164,23 @@ def change(file: str, **changes: Tensor | None) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        ("--after after.pt", 2, "say how many images are behind the update by --batch N"),
-        ("--after after.pt --batch 2 --labels 3,1,1", 2, "--batch 2 contradicts --labels, which are 3"),
+        ("--after after.pt", 2, "say how many images are behind the update by --images N"),
+        ("--after after.pt --images 2 --labels 3,1,1", 2, "--images 2 contradicts --labels, which are 3"),
         ("--after after.pt --labels 7", 2, "--labels: 7 is not one of 5 classes"),
         ("--after after.pt --labels x", 2, "--labels: expected whole numbers such as 3,1, got 'x'"),
-        ("--batch 1", 2, "give the update as --after WEIGHTS or as --gradient FILE"),
-        ("--gradient after.pt --batch 1", 2, "after.pt is almost equal to before.pt, so it holds weights"),
-        ("--after gradient.pt --batch 1", 2, "does not resemble before.pt: is it a gradient?"),
-        ("--after after.pt --batch 1 --std 0,1,1", 2, "--std: expected positive numbers, by which images are divided"),
-        ("--after nothing.pt --batch 1", 5, "nothing.pt: no such file"),
-        ("--after before.pt --batch 1", 2, "before.pt is the same as before.pt: there is no update"),
-        ("--after after.pt --batch 1 --threat F", 2, "expected A, B, C or D, got 'F' (a manipulated model is needed"),
-        ("--after after.pt --batch 1 --epochs 2", 2, "need --lr"),
-        ("--after after.pt --batch 1 --lr 0.1", 2, "--lr: an attacker of threat model B does not know it: --threat C"),
-        ("--after after.pt --batch 1 --inversion oracle", 2, "it needs the original images"),
-        ("--after after.pt --batch 1 --inversion patchls", 2, "no inversion is named 'patchls' (did you mean"),
-        ("--after after.pt --batch 2", 2, "only if --lr is known"),
-        ("--after after.pt --batch 1 --original original-0.png --original original-1.png", 2, "2 images, and the up"),
+        ("--images 1", 2, "give the update as --after WEIGHTS or as --gradient FILE"),
+        ("--gradient after.pt --images 1", 2, "after.pt is almost equal to before.pt, so it holds weights"),
+        ("--after gradient.pt --images 1", 2, "does not resemble before.pt: is it a gradient?"),
+        ("--after after.pt --images 1 --std 0,1,1", 2, "--std: must be positive"),
+        ("--after nothing.pt --images 1", 5, "nothing.pt: no such file"),
+        ("--after before.pt --images 1", 2, "before.pt is the same as before.pt: there is no update"),
+        ("--after after.pt --images 1 --threat F", 2, "expected A, B, C or D, got 'F' (a manipulated model is needed"),
+        ("--after after.pt --images 1 --set local.epochs=2", 2, "needs local.lr"),
+        ("--after after.pt --images 1 --set local.lr=0.1", 2, "threat model B does not know it: --threat C"),
+        ("--after after.pt --images 1 --inversion oracle", 2, "it needs the original images"),
+        ("--after after.pt --images 1 --inversion patchls", 2, "no inversion is named 'patchls' (did you mean"),
+        ("--after after.pt --images 2", 2, "only if local.lr is known"),
+        ("--after after.pt --images 1 --original original-0.png --original original-1.png", 2, "2 images, and the up"),
     ],
 )  # fmt: skip
 def test_mistakes_get_one_line_and_write_nothing(here: Path, run: Run, options: str, code: int, message: str) -> None:
@@ -197,13 +200,13 @@ def test_mistakes_get_one_line_and_write_nothing(here: Path, run: Run, options: 
 )
 def test_updates_of_another_model_are_refused(here: Path, run: Run, changes: dict, message: str) -> None:
     change("after.pt", **changes)
-    code, out, err = run(f"{VIT} --after after.pt --batch 1")
+    code, out, err = run(f"{VIT} --after after.pt --images 1")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
 
 
 def test_a_suite_stands_below_in_the_same_table(here: Path, run: Run) -> None:
-    line = f"{VIT} --after after.pt --batch 1 {SHORT} --original original-0.png --like privacy-imprint --preset cpu"
+    line = f"{VIT} --after after.pt --images 1 {SHORT} --original original-0.png --like privacy-imprint --preset cpu"
     code, out, err = run(line)
     assert (code, out, err.count("\n")) == (3, "", 1)
     assert "--like privacy-imprint: no cell of preset cpu has inverted updates here yet" in err
@@ -220,11 +223,11 @@ def test_a_suite_stands_below_in_the_same_table(here: Path, run: Run) -> None:
 
 def test_what_a_defence_hides_is_said_before_anything_runs(here: Path, run: Run) -> None:
     change("gradient.pt", pos_embed=torch.zeros(1, 17, 48))
-    code, out, err = run(f"{VIT} --gradient gradient.pt --batch 1 {SHORT}")
+    code, out, err = run(f"{VIT} --gradient gradient.pt --images 1 {SHORT}")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "patch_ls: it reads pos_embed, which the update withholds (all zeros)" in err
     change("gradient.pt", head__bias=torch.zeros(5))
-    code, _, err = run(f"{VIT} --gradient gradient.pt --batch 1 {SHORT}")
+    code, _, err = run(f"{VIT} --gradient gradient.pt --images 1 {SHORT}")
     assert code == 2
     assert "head.bias is all zeros" in err
 
@@ -232,14 +235,14 @@ def test_what_a_defence_hides_is_said_before_anything_runs(here: Path, run: Run)
 def test_half_precision_is_warned_of(here: Path, run: Run) -> None:
     state = {name: value.half() for name, value in torch.load("after.pt").items()}
     torch.save(state, "after.pt")
-    code, _, err = run(f"{VIT} --after after.pt --batch 1 {SHORT}")
+    code, _, err = run(f"{VIT} --after after.pt --images 1 {SHORT}")
     assert code == 0
     assert "has 16 bits" in err and "eval mode" not in err  # layer norms are the same in both modes
 
 
 def test_an_original_of_another_size(here: Path, run: Run) -> None:
     Image.fromarray(numpy.zeros((8, 8, 3), numpy.uint8)).save("small.png")
-    code, _, err = run(f"{VIT} --after after.pt --batch 1 --original small.png")
+    code, _, err = run(f"{VIT} --after after.pt --images 1 --original small.png")
     assert (code, err.count("\n")) == (2, 1)
     assert "8 x 8 pixels, --shape says 16 x 16" in err
 
@@ -249,7 +252,7 @@ def test_an_original_that_claims_to_be_huge(here: Path, run: Run) -> None:
     head = b"IHDR" + struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
     signed = struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
     Path("huge.png").write_bytes(b"\x89PNG\r\n\x1a\n" + signed)
-    code, _, err = run(f"{VIT} --after after.pt --batch 1 --original huge.png")
+    code, _, err = run(f"{VIT} --after after.pt --images 1 --original huge.png")
     assert (code, err.count("\n")) == (5, 1) and "--original huge.png: not an image" in err
 
 

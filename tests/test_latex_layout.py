@@ -25,10 +25,21 @@ def adfl(committed: Mapping[str, Any]) -> str:
 
 
 def test_options_of_a_table(run: Run, adfl: str) -> None:
-    """Only the table asked for, one digit, and under it what --notes says."""
+    """Only the table asked for, one digit, and under it what report.notes says."""
     shown = {}
     for notes in ("full", "short", "none"):
-        arguments = ("--table", "classes", "--digits", "1", "--notes", notes, "--format", "latex", "--db", adfl)
+        arguments = (
+            "--table",
+            "classes",
+            "-c",
+            "report.digits=1",
+            "-c",
+            f"report.notes={notes}",
+            "--format",
+            "latex",
+            "--db",
+            adfl,
+        )
         code, shown[notes], _ = run("report", "adfl-mnist-jpeg", *arguments)
         assert code == 0
     assert shown["full"].count(r"\label{") == 1 and "tab:adfl-mnist-jpeg-classes" in shown["full"]
@@ -46,7 +57,18 @@ def test_options_of_a_table(run: Run, adfl: str) -> None:
 
 def test_notes_and_digits_in_markdown(run: Run, committed: Mapping[str, Any]) -> None:
     db = str(committed["sfat-jpeg75-cpu"].database.path)
-    options = ("--digits", "0", "--notes", "short", "--no-published", "--format", "markdown", "--db", db)
+    options = (
+        "-c",
+        "report.digits=0",
+        "-c",
+        "report.notes=short",
+        "-c",
+        "report.published=none",
+        "--format",
+        "markdown",
+        "--db",
+        db,
+    )
     code, text, _ = run("report", "sfat-audit-jpeg75", *options)
     assert code == 0
     assert re.search(r"\| FAT +\| +36 ±2 \|", text) and ", paper" not in text
@@ -58,17 +80,13 @@ def test_notes_and_digits_in_markdown(run: Run, committed: Mapping[str, Any]) ->
     [
         (["--width", "colum"], "or points from 100 to 1000, got 'colum' (did you mean 'column'?)"),
         (["--width", "5"], "beamer, ieee, acm, column, text or points from 100 to 1000, got '5'"),
-        (["--spread", "under"], "--spread: expected beside, below, none, got 'under'"),
-        (["--spread", "none", "--format", "markdown"], "--spread none: only latex places the spread over seeds, not"),
-        (["--numbers", "siunit"], "--numbers: expected text, siunitx, got 'siunit' (did you mean 'siunitx'?)"),
-        (["--numbers", "siunitx", "--format", "csv"], "--numbers siunitx: only latex sets numbers with siunitx"),
-        (["--notes", "shrt"], "--notes: expected full, short, none, got 'shrt' (did you mean 'short'?)"),
-        (["--published", "under"], "--published: expected none, below, column, got 'under'"),
+        (["-c", "report.spread=under"], "report.spread: expected beside, below, none, got 'under'"),
+        (["-c", "report.numbers=siunit"], "report.numbers: expected text, siunitx, got 'siunit' (did you mean"),
+        (["-c", "report.notes=shrt"], "report.notes: expected full, short, none, got 'shrt' (did you mean 'short'?)"),
+        (["-c", "report.published=under"], "report.published: expected none, below, column, got 'under'"),
         (["--table", "totl"], "--table: no table is named 'totl' (did you mean 'total'?)"),
         (["--width", "column", "--format", "csv"], "--width column: only latex has a width, not csv"),
         (["--sort", "totl"], "--sort: no table has a column 'totl' (did you mean 'total'?)"),
-        (["--bom"], "--bom: only csv has a byte-order mark, not latex"),
-        (["--published", "below", "--format", "json"], "--published below: only latex and terminal place the paper's"),
     ],
 )  # fmt: skip
 def test_what_a_table_cannot_be(run: Run, adfl: str, options: list[str], message: str) -> None:
@@ -92,9 +110,20 @@ def test_five_attacks_are_one_float(run: Run, tmp_path: Path) -> None:
     """Two axes, five headings, five seeds, whatever becomes of the spreads."""
     db, file = str(tmp_path / "f.db"), tmp_path / "t.tex"
     assert run("import", str(ROOT / "results" / "sfat-fashion-cpu.jsonl.xz"), "--db", db)[0] == 0
-    options = ("report", "sfat-fashion", "--format", "latex", "--width", "column", "--published", "none", "--db", db)
+    options = (
+        "report",
+        "sfat-fashion",
+        "--format",
+        "latex",
+        "--width",
+        "column",
+        "-c",
+        "report.published=none",
+        "--db",
+        db,
+    )
     for spread in (None, "beside", "below", "none"):
-        assert run(*options, *(["--spread", spread] if spread else []), "-o", str(file))[0] == 0
+        assert run(*options, *(["-c", f"report.spread={spread}"] if spread else []), "-o", str(file))[0] == 0
         text = file.read_text(encoding="utf-8")
         assert text.count(r"\begin{tabular}") == text.count(r"\begin{table}") == 1
         assert (r"$\pm$1.84" in text) == (spread != "none")
@@ -126,13 +155,13 @@ def test_a_heading_that_no_cell_can_fill(run: Run, tmp_path: Path, monkeypatch: 
     """In one preset: the table says what is left out, or is not shown and a line says why. In all: a mistake."""
     monkeypatch.chdir(tmp_path)
     Path("heads.yaml").write_text(HEADINGS)
-    assert run("suite", "check", "heads.yaml") == (0, "heads.yaml: ok (paper 1 cells, smoke 1 cells)\n", "")
+    assert run("check", "heads.yaml") == (0, "heads.yaml: ok (paper 1 cells, smoke 1 cells)\n", "")
     err = run("report", "heads.yaml", "--smoke", "--format", "markdown")[2]
     code, out, _ = run("report", "heads.yaml", "--smoke", "--format", "markdown", "--table", "A")
     assert code == 0 and out.count("###") == 1 and "*left out*: FGSM: not evaluated in this preset" in out
     assert "fatbench: suite heads, table B is left out of preset smoke: not evaluated in this preset\n" in err
     Path("heads.yaml").write_text(HEADINGS.replace("values: {FGSM: fgsm}", "values: {FGSM: fgsm, CW: cw}"))
-    code, _, err = run("suite", "check", "heads.yaml")
+    code, _, err = run("check", "heads.yaml")
     assert code == 2 and "heads.yaml:" in err and "CW: no cell can fill this heading of table B" in err
     assert "(paper: not evaluated in this preset; smoke: not evaluated in this preset)" in err
 

@@ -222,12 +222,12 @@ def test_learn_says_at_which_step(tmp_path: Path) -> None:
     """1,442 training digits, two clients, batch 16: 46 steps a round. A rate of 1e-9 learns nothing: exit 1."""
     suite = tmp_path / "small.yaml"
     suite.write_text(SMALL.format(lr=0.05))
-    found = CliRunner().invoke(app, ["suite", "check", "--learn", str(suite)])
+    found = CliRunner().invoke(app, ["check", "--learn", str(suite)])
     assert found.exit_code == 0, found.output
     assert "above chance after 46 steps of a client (round 1 of 3)" in found.stdout
     assert "round 1 of 3, step 46: loss" in found.stderr
     suite.write_text(SMALL.format(lr=1e-9))
-    found = CliRunner().invoke(app, ["suite", "check", "--learn", str(suite)])
+    found = CliRunner().invoke(app, ["check", "--learn", str(suite)])
     assert found.exit_code == 1
     assert "still at chance after 138 steps of a client (round 3 of 3)" in found.stdout
 
@@ -246,7 +246,7 @@ def test_looking_often_does_not_make_a_cell_learn() -> None:
     ],
 )
 def test_a_mistake_is_one_message(arguments: list[str], message: str, run: Callable[..., tuple[int, str, str]]) -> None:
-    code, _, err = run("suite", "check", *arguments)
+    code, _, err = run("check", *arguments)
     assert code == 2 and message in err and "Traceback" not in err
 
 

@@ -47,7 +47,7 @@ def test_what_is_written_is_a_valid_suite_beside_fat_and_sfat(place, run, kind):
         "  fatbench run my_one.yaml --smoke",
         "  fatbench report my_one.yaml",
     ]
-    assert run("suite", "schema")[1] == (place / "fatbench.schema.json").read_text(encoding="utf-8")
+    assert run("check", "--schema")[1] == (place / "fatbench.schema.json").read_text(encoding="utf-8")
     for file in written:
         text = (place / file).read_text()
         assert "NAME" not in text
@@ -96,7 +96,7 @@ def test_what_is_written_is_as_our_own_files_are(place, run, kind):
         (("suite", "../x"), "'../x' cannot be a file name: use letters, digits, '.', '_' and '-'"),
         (("metod", "x"), "'metod'"),
         (("aggregator", "mine", "--beside", "nowhere"), "no suite is named 'nowhere'"),
-        (("aggregator", "mine", "--beside", "fat-baselines", "--rows", "no.jsonl"), "no such file: no.jsonl"),
+        (("aggregator", "mine", "--beside", "no.jsonl"), "no such file: no.jsonl"),
         (("aggregator", "mine", "--beside", "fat-baselines+train=60"), "name the suite alone"),
     ],
 )
@@ -126,11 +126,11 @@ BESIDE = {
 
 
 @pytest.mark.parametrize("kind", BESIDE)
-def test_a_row_beside_a_suite_of_ours_differs_from_its_baseline_in_nothing_else(place, run, kind):
+def test_a_row_beside_a_suite_of_ours_differs_from_its_baseline_in_nothing_else(place, run, kind, monkeypatch):
     """Every cell of the suite is there under the same identity, and the new ones have its radius, rounds and data."""
     parent, axis, label, own = BESIDE[kind]
-    Path("rows.jsonl").write_text('{"cells":0,"format":"fatbench results","schema_version":1}\n')
-    code, _, err = run("new", kind, "my_one", "--beside", parent, "--rows", "rows.jsonl")
+    monkeypatch.setattr(shipped, "files_of", lambda cells: [])
+    code, _, err = run("new", kind, "my_one", "--beside", parent)
     assert code == 0, err
     mine, theirs = files.load("my_one.yaml"), files.load(parent)
     assert mine.title != theirs.title
@@ -152,7 +152,7 @@ def test_shipped_rows_are_imported_and_what_is_left_is_counted(place, run):
     """46 of the 100 cells of fat-baselines' preset cpu come with a clone; a copy of their file is not read twice."""
     Path("results").mkdir(exist_ok=True)
     shutil.copy(shipped.PACKAGE.parent / "results" / "fat-baselines-cpu.jsonl.xz", "results")
-    code, out, err = run("new", "aggregator", "my_one", "--beside", "fat-baselines")
+    code, out, err = run("new", "aggregator", "my_one", "--beside", "results/fat-baselines-cpu.jsonl.xz")
     assert (code, err) == (0, "")
     assert out.count("46 cells,") == 1 and "46 cells are there" in out and "yours: 5 cells (seeds 0, 1, 2, 3, 4)" in out
     commands = [shlex.split(line) for line in out.splitlines() if line.startswith("  fatbench ")]
@@ -171,7 +171,7 @@ def test_shipped_rows_are_imported_and_what_is_left_is_counted(place, run):
     # what is deleted is one's own unless the preset is said
     assert "the presets cpu (46), smoke (1): name one" in run("delete", "my_one.yaml", "-n")[2]
     code, _, err = run("delete", "my_one.yaml", "-k", "method=SFAT")
-    assert code == 2 and "fat-baselines ran cells that are among these" in err
+    assert code == 2 and "these cells also belong to fat-baselines" in err
     assert run("delete", "my_one.yaml", "-k", "method=my_one", "-n")[1].startswith(one.id)
     assert run("delete", "my_one.yaml", "--preset", "cpu", "-k", "method=SFAT", "-n")[1].endswith(
         "5 cells would be deleted\n"

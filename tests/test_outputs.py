@@ -24,29 +24,24 @@ from fatbench.store.jsonl import import_
 from fatbench.store.stages import Store
 
 RESULTS = Path(__file__).parent.parent / "results"
-WEIGHTS = str(RESULTS / "weights")
 Run = Callable[..., tuple[int, str, str]]
 NAMED = ("sfat-fashion", "--preset", "cpu")
 FILES = {
     "export": ("export",),
     "export csv": ("export", *NAMED, "--format", "csv"),
     "export parquet": ("export", *NAMED, "--format", "parquet"),
-    "export datasette": ("export", "--format", "datasette"),
     "report": ("report", *NAMED),
-    "outcomes": ("outcomes", "CELL"),
-    "models": ("models", str(RESULTS / "vit-half-jpeg75-cpu.jsonl.xz"), "--name", "vit-half-jpeg75", "--from", WEIGHTS),
+    "outcomes": ("show", "CELL", "--outcomes"),
+    "network": ("fetch", "vit-half-jpeg75"),
 }
 FOLDERS = {
-    "export robustbench": ("export", *NAMED, "--format", "robustbench"),
-    "export croissant": ("export", *NAMED, "--format", "croissant"),
     "show": ("show", "CELL", "--artifacts"),
     "invert": ("invert", "model.pt", "--after", "model.pt", "--model", "mlp", "--shape", "1,28,28"),
     "plot": ("plot", *NAMED),
     "plot csv": ("plot", *NAMED, "--format", "csv"),
     "site": ("site",),
-    "submit": ("submit", "results.jsonl"),
 }
-WITHOUT_DATABASE = ("invert", "models", "submit")
+WITHOUT_DATABASE = ("invert", "fetch")
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +55,12 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> str:
         import_(store, few)
         sql_tables.judge(store, sorted(store.cells()))
     return str(folder / "f.db")
+
+
+@pytest.fixture(autouse=True)
+def _network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`fetch` knows a network from any folder."""
+    monkeypatch.setattr("fatbench.packed.results_in", lambda folder: [RESULTS / "vit-half-jpeg75-cpu.jsonl.xz"])
 
 
 @pytest.fixture(params=FILES)
@@ -92,7 +93,7 @@ FILE_OF: dict[tuple[str, ...], bytes] = {}
 
 
 def written(command: list[str], file: Path) -> str:
-    return "" if command[0] == "models" else f"fatbench: wrote {file}\n"
+    return "" if command[0] == "fetch" else f"fatbench: wrote {file}\n"
 
 
 def as_file(run: Run, command: list[str], tmp_path: Path) -> bytes:
@@ -212,18 +213,18 @@ def test_what_a_script_asks_is_answered_as_json(
 
     facts = {one["name"]: one["text"] for one in asked("doctor", "--db", db)["facts"]}
     assert facts["fatbench"].startswith(__version__) and "is intact" in facts["database"]
-    checked = asked("db", "check", "--db", db)
+    checked = asked("check", "--db", db)
     assert checked["intact"] is True and checked["rows"]["cells"] == 4
     assert run("export", "--db", db, "-o", "some.jsonl")[0] == 0
     (taken,) = asked("import", "some.jsonl", "--db", "new.db")["files"]
     assert (taken["file"], taken["new_cells"], taken["invalid_lines"]) == ("some.jsonl", 4, 0)
-    suite = asked("suite", "show", "sfat-fashion")
+    suite = asked("show", "sfat-fashion")
     assert suite["presets"]["cpu"]["attacks"] and suite["tables"][0]["id"] and suite["axes"]["method"]
     Path("wrong.yaml").write_text("name: wrong\n")
-    right, wrong = asked("suite", "check", "sfat-fashion", "wrong.yaml", code=2)["suites"]
+    right, wrong = asked("check", "sfat-fashion", "wrong.yaml", code=2)["suites"]
     assert right["ok"] and right["presets"]["cpu"] > 0 and not wrong["ok"] and "wrong.yaml" in wrong["error"]
     with Store.open(db) as store:
         cell = next(iter(store.cells()))
-    assert asked("logs", cell, "--db", db) == {
+    assert asked("show", "--log", cell, "--db", db) == {
         "cell": cell, "file": str(Path(db).with_name("f-files") / cell / "log.txt"), "log": None, "errors": {}
     }  # fmt: skip

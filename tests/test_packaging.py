@@ -113,7 +113,7 @@ def test_installed_copy_finds_its_own_suites(installed: Path, tmp_path: Path) ->
 
 def test_installed_copy_plans_and_makes_its_database(installed: Path, tmp_path: Path) -> None:
     """`extends` and the published numbers are found without a checkout."""
-    out = run_installed(installed, tmp_path, "-m", "fatbench", "suite", "show", "sfat-cifar10")
+    out = run_installed(installed, tmp_path, "-m", "fatbench", "show", "sfat-cifar10")
     assert "sfat-cifar10" in out
     code = (
         "from fatbench.store.stages import Store; Store.open('x.db', create=True);"
@@ -144,8 +144,8 @@ def test_a_method_of_one_s_own_from_an_empty_folder_without_a_checkout(installed
     (tmp_path / "mine.py").write_text(mine + "\n# a comment is no change\n")
     assert "1 done, 0 to go" in fatbench_("run", "suite", *chosen, "--jobs", "1")
     (tmp_path / "mine.py").write_text(mine.replace("    limit =", "    factor = 2 * factor\n    limit ="))
-    assert "--rerun-changed computes them again" in fatbench_("run", "suite", *chosen, "--jobs", "1", code=1)
-    assert "1 of 1 cells done" in fatbench_("run", "suite", *chosen, "--jobs", "1", "--rerun-changed")
+    assert "--rerun changed computes them again" in fatbench_("run", "suite", *chosen, "--jobs", "1", code=1)
+    assert "1 of 1 cells done" in fatbench_("run", "suite", *chosen, "--jobs", "1", "--rerun", "changed")
     after = fatbench_("report", "mine.yaml")
     plug_in = re.compile(r"mine\.py \(sha256 (\w+)")
     assert plug_in.findall(before) != plug_in.findall(after)
@@ -379,7 +379,7 @@ def test_an_empty_environment_installs_the_wheel(wheel: Path, tmp_path: Path) ->
     install = [str(uv), "pip", "install", "--python", python] if uv.exists() else [python, "-m", "pip", "install"]
     subprocess.run([*install, "--quiet", "-c", str(ROOT / "constraints.txt"), str(wheel)], check=True)
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([tmp_path / "empty" / "bin" / "fatbench", "suite", "list"], cwd=tmp_path, env=env,
+    done = subprocess.run([tmp_path / "empty" / "bin" / "fatbench", "list", "suites"], cwd=tmp_path, env=env,
                           capture_output=True, text=True, check=True)  # fmt: skip
     assert "sfat-cifar10" in done.stdout
 

@@ -1,4 +1,4 @@
-"""`fatbench plot` without a figure of the suite: --x, --y, --by, --cell, several suites at once. Synthetic numbers."""
+"""`fatbench plot` without a figure of the suite: --x, --metric, --by, cells, several suites. Synthetic numbers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_bars_over_an_axis_and_curves_over_radii(suite: Suite) -> None:
 
 def test_several_suites_are_one_image(suite: Suite, run: Callable[..., tuple[int, str, str]]) -> None:
     """Panels that are alike say their suite; those of one suite alone do not."""
-    args = ("--x", "round", "--y", "natural", "--by", "method", "--format", "png", *DB)
+    args = ("--x", "round", "--metric", "natural", "--by", "method", "--format", "png", *DB)
     code, out, err = run("plot", "drawn.yaml", "other.yaml", *args)
     assert (code, out, err) == (0, "results/figures/drawn+other-natural-over-round-by-method.png\n", "")
     other = files.load("other.yaml")
@@ -123,7 +123,7 @@ def test_panels_of_suites_with_other_axes_are_one_figure(suite: Suite, tmp_path:
 
 def test_the_learning_curves_of_a_cell(suite: Suite, run: Callable[..., tuple[int, str, str]]) -> None:
     cell = suite.plan().cells[0].id
-    code, out, err = run("plot", "--cell", cell[:7], "--format", "svg", *DB)
+    code, out, err = run("plot", "-k", f"cell={cell[:7]}", "--format", "svg", *DB)
     assert (code, out, err) == (0, f"results/figures/drawn-{cell}-curves.svg\n", "")
     assert f"Learning curves: cell {cell}" in Path(out.strip()).read_text()
     with Store.open("results/fatbench.db") as store:
@@ -140,19 +140,18 @@ def test_the_learning_curves_of_a_cell(suite: Suite, run: Callable[..., tuple[in
     [
         ("drawn.yaml --x rond", 2, "--x: 'rond' is neither round, eps, client nor an axis (did you mean 'round'?)"),
         ("drawn.yaml --by metod", 2, "--by: no axis is named 'metod' (did you mean 'method'?)"),
-        ("drawn.yaml --y natrual", 2, "--y: no number is named 'natrual' (did you mean 'natural'?)"),
-        ("drawn.yaml --y cw", 2,
-         "--y: 'cw' is measured on the final model, not in each round: give --x split, or one of pgd1,"
+        ("drawn.yaml --metric natrual", 2, "--metric: no number is named 'natrual' (did you mean 'natural'?)"),
+        ("drawn.yaml --metric cw", 2,
+         "--metric: 'cw' is measured on the final model, not in each round: give --x split, or one of pgd1,"
          " monitor, natural, natural_loss, train_loss"),
-        ("drawn.yaml --x eps --y cw", 2, "--y: 'cw' is not evaluated at a list of radii; these are: pgd"),
-        ("drawn.yaml --x class --y natural", 2,
-         "--y: 'natural' is not logged for each client or class; those are: weight"),
+        ("drawn.yaml --x eps --metric cw", 2, "--metric: 'cw' is not evaluated at a list of radii; these are: pgd"),
+        ("drawn.yaml --x class --metric natural", 2,
+         "--metric: 'natural' is not logged for each client or class; those are: weight"),
         ("drawn.yaml --figure curves --x round", 2,
-         "--figure cannot be combined with --x, --y and --by"),
-        ("", 2, "name a suite, or give --cell ID"),
-        ("drawn.yaml --cell 1", 2, "--cell cannot be combined with a suite"),
-        ("--cell 1 --x round", 2,
-         "--cell can only be combined with --y, --format, -o and --db"),
+         "--figure cannot be combined with --x, --metric and --by"),
+        ("", 2, "name a suite or a cell"),
+        ("drawn.yaml abcd", 2, "name suites or cells, not both"),
+        ("abcd --x round", 2, "a cell's curves take --metric, --select, --format and -o alone"),
         ("drawn.yaml --x round --db none.db", 4, "none.db does not exist: nothing has been run yet"),
     ],
 )  # fmt: skip

@@ -172,7 +172,7 @@ def test_a_run_in_bf16_where_it_is_slow_begins_with_a_line(
     here = ("run", "suite", "crew.yaml", "--jobs", "1", "--device", "cpu")
     said = "this CPU has no instructions for bfloat16"
     assert said not in run(*here, "-k", "pace=slow")[2]
-    code, _, err = run(*here, "-k", "pace=usual", "--attack-precision", "bf16")
+    code, _, err = run(*here, "-k", "pace=usual", "-c", "run.attack_precision=bf16")
     assert (code, err.count(said)) == (0, 1), err
     assert said not in run(*here, "-k", "pace=usual", "--precision", "bf16")[2]  # nothing is left to do
 

@@ -56,7 +56,7 @@ def test_rows_that_are_refused_are_named_and_nothing_is_written(run: Run, place:
     before = (place / "mine.yaml").read_text()
     asked = ("import", "paper.csv", "--as-published", "mine.yaml")
     refused = (
-        "fatbench: refused: paper.csv:4: 'slwo' is no label of 'pace' (did you mean 'slow'?)\n"
+        "fatbench: refused: paper.csv:4: 'slwo' is not a label of 'pace' (did you mean 'slow'?)\n"
         "fatbench: refused: paper.csv:5: a second row of slow\n"
         "fatbench: refused: paper.csv:6: '58,13' in column 'Clean' is no number\n"
     )

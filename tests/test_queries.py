@@ -165,7 +165,7 @@ def test_db_check_names_stored_doubts_that_are_none(tmp_path: Path) -> None:
             "INSERT INTO doubts SELECT cell, stage, 'chance', '', 0.1 FROM stages WHERE stage != 'train'"
         )
     connection.close()
-    check = ["db", "check", "--db", str(db)]
+    check = ["check", "--db", str(db)]
     refused = CliRunner().invoke(app, check)
     assert isinstance(refused.exception, Damaged) and "(chance; now none)" in str(refused.exception)
     assert CliRunner().invoke(app, [*check, "--repair"]).exit_code == 0

@@ -196,7 +196,7 @@ def test_commands_of_the_results_index_print_its_table(tmp_path):
 def test_commands_that_made_the_results_name_their_suites(page, tmp_path, monkeypatch):
     """Planned, not run: the suite, the preset and the options exist."""
     text = page.read_text(encoding="utf-8")
-    commands = [command for command, _ in examples(text)] + re.findall(r"`(fatbench run suite [^`]+|make \w+)`", text)
+    commands = [command for command, _ in examples(text)] + re.findall(r"`(fatbench run [^`]+|make \w+)`", text)
     commands = [command for command in commands if command.startswith(("fatbench run", "fatbench audit", "make"))]
     assert commands
     monkeypatch.chdir(tmp_path)

@@ -85,7 +85,7 @@ def suite(folder: Path, rounds: int = ROUNDS) -> None:
 
 
 def table(text: str = "") -> None:
-    Path("fatbench.toml").write_text(f"checkpoint_seconds = 0.5\n[slurm]\ntime = 60\n{text}\n")
+    Path("fatbench.toml").write_text(f"[run]\ncheckpoint_seconds = 0.5\n[slurm]\ntime = 60\n{text}\n")
 
 
 RUNS: list[Run] = []  # of the test
@@ -208,7 +208,7 @@ def test_a_cell_longer_than_its_job_goes_on_where_sites_requeue_nothing(slurm, u
 )
 def test_the_end_of_a_job_s_time(slurm, undisturbed):
     table("")
-    Path("fatbench.toml").write_text("checkpoint_seconds = 0.5\n[slurm]\ntime = 1\ncpus = 1\n")
+    Path("fatbench.toml").write_text("[run]\ncheckpoint_seconds = 0.5\n[slurm]\ntime = 1\ncpus = 1\n")
     suite(Path(), 3 * ROUNDS)
     run = Run(slurm, "--jobs", "1", "-k", "pace=slow")
     assert run.end(900) == 0 and "mostly starts and stops" in run.text
@@ -321,7 +321,7 @@ def test_the_controller_is_gone_for_a_while(slurm, undisturbed):
 def test_nodes_without_a_working_gpu(slurm):
     """No CUDA here: every node is found unfit, none of the cells fails, and the nodes are named."""
     Path("fatbench.toml").write_text("[slurm]\ngpus = 1\n")
-    run = Run(slurm, "--jobs", "3", **{"FATBENCH_CHECKPOINT_SECONDS": "1"})
+    run = Run(slurm, "--jobs", "3", **{"FATBENCH_RUN_CHECKPOINT_SECONDS": "1"})
     assert run.end() == 5
     assert re.search(r"no working GPU on n\d: .*; the run's jobs keep away from n\d from now on", run.text)
     with Store.open("results/fatbench.db") as store:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from fatbench import api, report
+from fatbench import api, report, settings
 from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError
 from fatbench.report.numbers.cell_runs import runs_of_cell
@@ -152,7 +152,7 @@ def test_the_run_that_is_shown_is_the_one_in_the_precision_of_most_cells(both: S
     assert dict(grid.notes)["replicates"].startswith("4 of 8 cells were run more than once: shown is the one that")
     assert not any(what == "MIXED" and note.startswith("precision") for what, note in grid.notes)
     with pytest.raises(
-        SpecError, match=r"--runs: expected precision=.* got 'precison=fp32' \(did you mean 'precision'"
+        SpecError, match=r"-k: expected run.precision=.* got 'run.precison=fp32' \(did you mean 'precision'"
     ):
         table(both, "precison=fp32")
 
@@ -236,14 +236,14 @@ def test_a_replicate_is_no_further_cell(both: Store) -> None:
     (cell, *_), *_ = replicates.by_cell(both.database).values()
     assert progress.by_suite(both)["sfat-audit-jpeg75", "cpu"]["done"] == 9
     assert both.ids_beginning_with(cell) == [cell] and both.ids_beginning_with(f"{cell}~") == [f"{cell}~1"]
-    assert cell_in(both, cell[:10], None) == cell and cell_in(both, f"{cell}~1", None) == f"{cell}~1"
+    assert cell_in(both, cell[:10]) == cell and cell_in(both, f"{cell}~1") == f"{cell}~1"
 
 
 def test_one_table_of_all_options(both: Store, run: Any) -> None:
     """All of report's choices at once; FAT under PGD-20: bf16 25.6, 24.4; fp32 25.6, 23.0."""
-    text = "report sfat-audit-jpeg75 --preset precision --rows suite,method --columns pgd20 --select last --format json"
-    for runs, mean in (("", 0.25), ("precision=bf16", 0.25), ("precision=fp32", 0.243)):
-        command = [*text.split(), "--with-evaluated", "--runs", runs, "--db", str(both.database.path)]
+    text = "report sfat-audit-jpeg75 --preset precision --by suite,method --metric pgd20 --select last --format json"
+    for runs, mean in (([], 0.25), (["-k", "run.precision=bf16"], 0.25), (["-k", "run.precision=fp32"], 0.243)):
+        command = [*text.split(), "-c", "report.evaluated=true", *runs, "--db", str(both.database.path)]
         code, out, err = run(*command)
         assert not code and "no model has been evaluated with the attacks of 'sfat-audit-jpeg75'" in err
         rows = json.loads(out)["tables"][0]["rows"]
@@ -253,10 +253,13 @@ def test_one_table_of_all_options(both: Store, run: Any) -> None:
 
 def test_outcomes_of_a_cell(both: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The lines of a metric are its accuracy; JSON says the same; without the data set there are no labels."""
-    from fatbench.cli.outcomes import outcomes
+    from fatbench.cli.showing import show
 
-    db = str(both.database.path)
-    outcomes("77d1", ["pgd20"], None, tmp_path, db, "csv")
+    def outcomes(metric: str, format: str) -> None:
+        with settings.options({"db": str(both.database.path), "data": str(tmp_path)}):
+            show("77d1", outcomes=True, metric=[metric], format=format)
+
+    outcomes("pgd20", "csv")
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     (number,) = [m for m in both.measurements(["77d1f3eb18a9"]) if m["metric"] == "pgd20"]
     assert len(rows) == number["n"] == 500
@@ -266,8 +269,8 @@ def test_outcomes_of_a_cell(both: Store, capsys: pytest.CaptureFixture[str], tmp
         "checkpoint": rows[7]["checkpoint"], "image": "7", "label": "", "correct": rows[7]["correct"],
     }  # fmt: skip
     assert "last" in rows[7]["checkpoint"].split(";")
-    outcomes("77d1", ["pgd20"], None, tmp_path, db, "json")
+    outcomes("pgd20", "json")
     found = json.loads(capsys.readouterr().out)["outcomes"]
     assert [str(row["correct"]) for row in found] == [row["correct"] for row in rows]
     with pytest.raises(SpecError, match=r"has no outcomes of 'pgd21' \(did you mean 'pgd20'\?\)"):
-        outcomes("77d1", ["pgd21"], None, tmp_path, db, "csv")
+        outcomes("pgd21", "csv")

@@ -718,8 +718,8 @@ def test_cells_of_several_suites_in_one_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "columns", "message"),
     [
-        (["metod"], [], "--rows: no axis is named 'metod' (did you mean 'method'?)"),
-        (["method"], ["pgd2"], "--columns: no axis or metric is named 'pgd2' (did you mean 'pgd20'?)"),
+        (["metod"], [], "--by: no axis is named 'metod' (did you mean 'method'?)"),
+        (["method"], ["pgd2"], "--metric: no axis or metric is named 'pgd2' (did you mean 'pgd20'?)"),
     ],
 )
 def test_a_table_of_suites_with_unknown_names(tiny: Suite, rows: list[str], columns: list[str], message: str) -> None:
@@ -1093,7 +1093,7 @@ def test_an_attack_that_the_preset_lacks_is_left_out_and_said(tiny: Suite) -> No
 
 
 def test_attacks_that_were_added_to_a_preset_have_columns(tiny: Suite, tmp_path: Path) -> None:
-    """`run --attacks cw,autoattack` on one cell of smoke, which has neither; T1 has a heading for AutoAttack alone."""
+    """`run --attack cw,autoattack` on one cell of smoke, which has neither; T1 has a heading for AutoAttack alone."""
     plan = tiny.plan("smoke", attacks=("cw", "autoattack"))
     values = {("Non-IID", "FAT", 6): {**accuracies(0.58, 0.33, 0.3), "cw": 0.32}}
     with Store.open(str(tmp_path / "test.db"), create=True) as store:

@@ -49,15 +49,15 @@ def test_the_command_says_what_the_lengths_of_the_cells_say(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     fuzzing.results(tmp_path)
     plan = ("plan", "suite", "fuzzed.yaml", "--db", "base.db")
-    code, text = fuzzing.program(*plan, "--gpus", "1", "--format", "json")
+    code, text = fuzzing.program(*plan, "--jobs", "1", "--format", "json")
     assert code == 0
     said = json.loads(text)
     assert said["schedule"]["seconds"] == pytest.approx(said["time"]["seconds"]) and said["time"]["seconds"] > 0
     assert said["schedule"]["idle"] == pytest.approx(0.0)
-    many = json.loads(fuzzing.program(*plan, "--gpus", "1000", "--format", "json")[1])["schedule"]
+    many = json.loads(fuzzing.program(*plan, "--jobs", "1000", "--format", "json")[1])["schedule"]
     assert many["seconds"] == many["longest"] < said["schedule"]["seconds"] and many["idle"] > 0.99
-    assert "on 1000 GPUs as fast as this machine's worker: " in fuzzing.program(*plan, "--gpus", "1000")[1]
-    unknown = fuzzing.program("plan", "suite", "fuzzed.yaml", "--db", "no.db", "--gpus", "2")[1]
+    assert "on 1000 GPUs as fast as this machine's worker: " in fuzzing.program(*plan, "--jobs", "1000")[1]
+    unknown = fuzzing.program("plan", "suite", "fuzzed.yaml", "--db", "no.db", "--jobs", "2")[1]
     assert "schedule: unknown" in unknown
     assert "schedule" not in json.loads(fuzzing.program(*plan, "--format", "json")[1])
     assert duration.lengths([], duration.Speeds(), lambda cell: (0.0, [])) == []

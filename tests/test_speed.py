@@ -288,7 +288,7 @@ def test_suites_results_and_tables_are_read_without_torch(tmp_path: Path) -> Non
 
 
 def test_a_list_of_suites_needs_no_library_of_numbers(tmp_path: Path) -> None:
-    assert not imported(tmp_path, "suite", "list") & {"torch", "garbage"}
+    assert not imported(tmp_path, "list", "suites") & {"torch", "garbage"}
 
 
 @pytest.mark.parametrize("command", ["show", "logs"])
@@ -315,6 +315,6 @@ def test_a_table_needs_no_library_of_figures_or_pages(tmp_path: Path) -> None:
     with Store.open(str(tmp_path / "fatbench.db"), create=True) as store:
         lines_of_results.import_(store, SUITES.parent / "results/sfat-fashion-cpu.jsonl.xz")
     heavy = {"torch", "statsmodels", "jinja2", "matplotlib", "garbage"}
-    for command in (["status"], ["report"], ["report", "--runs", "precision=bf16"]):  # the last one chooses among runs
+    for command in (["status"], ["report"], ["report", "-k", "run.precision=bf16"]):  # the last one chooses among runs
         found = imported(tmp_path, *command, "sfat-fashion", "--preset", "cpu", "--db", "fatbench.db")
         assert "sqlalchemy" in found and not found & heavy, command

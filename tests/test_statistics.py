@@ -484,7 +484,7 @@ def test_wilson_against_scipy_and_statsmodels(n: int) -> None:
         assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12)
         assert wilson(k, n, 0.99) == pytest.approx(proportion_confint(k, n, 0.01, "wilson"), abs=1e-12)
     assert wilson(24, 24) == (pytest.approx(0.862, abs=1e-3), 1.0)  # never "100 +- 0"
-    with pytest.raises(ValueError, match="3 of 2 is no fraction"):
+    with pytest.raises(ValueError, match="3 of 2 is not a fraction"):
         wilson(3, 2)
 
 

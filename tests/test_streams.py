@@ -77,7 +77,7 @@ def test_a_run_whose_terminal_is_closed_keeps_its_rounds(place: Path) -> None:
     command += ["--jobs", "1", "--device", "cpu", "-v"]
     child, terminal = pty.fork()
     if child == 0:
-        os.environ |= {"FATBENCH_DB": "long.db", "FATBENCH_CHECKPOINT_SECONDS": "3600", "TERM": "dumb"}
+        os.environ |= {"FATBENCH_DB": "long.db", "FATBENCH_RUN_CHECKPOINT_SECONDS": "3600", "TERM": "dumb"}
         os.execv(command[0], command)
     said = b""
     while b" train 1/" not in said:

@@ -994,7 +994,7 @@ def test_evaluation_can_depend_on_the_axes(suite_from: Callable[..., Suite]) -> 
 
 
 def test_attacks_can_be_added_to_a_preset_that_does_without() -> None:
-    """`--attacks`: as the suite describes them, else at the radius of its other attacks; no cell is another for it."""
+    """`--attack`: as the suite describes them, else at the radius of its other attacks; no cell is another for it."""
     every = ("fgsm", "pgd20", "cw", "autoattack")
     for name, eps, step in (
         ("sfat-mu", "4/255", "1/255"),
@@ -1010,9 +1010,9 @@ def test_attacks_can_be_added_to_a_preset_that_does_without() -> None:
             assert {e.attack["step"] for e in other.evaluations if e.label in ("pgd20", "cw")} == {step}
     quick = read("sfat-mu").plan("smoke", attacks=["autoattack"]).cells[0]
     assert {e.label: e.n for e in quick.evaluations}["autoattack"] == 64  # as many images as the preset's others
-    with pytest.raises(SpecError, match=r"--attacks: no attack is named 'pgd02' \(did you mean 'pgd20'\?\)"):
+    with pytest.raises(SpecError, match=r"--attack: no attack is named 'pgd02' \(did you mean 'pgd20'\?\)"):
         read("sfat-mu").plan("paper", attacks=["pgd02"])
-    with pytest.raises(SpecError, match="--attacks: suite 'april-masks', preset 'paper', evaluates no model on test"):
+    with pytest.raises(SpecError, match="--attack: suite 'april-masks', preset 'paper', evaluates no model on test"):
         read("april-masks").plan("paper", attacks=["fgsm"])
 
 
@@ -1373,13 +1373,13 @@ def test_files_that_are_no_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("folder.yaml", "folder.yaml: no such suite file"),
         ("list.yaml", "list.yaml: expected a mapping at the top level"),
         ("empty.yaml", "empty.yaml: expected a mapping at the top level"),
-        ("latin.yaml", "latin.yaml is no suite file: it is not UTF-8 text"),
+        ("latin.yaml", "latin.yaml is not a suite file: it is not UTF-8 text"),
         (
             "rows.jsonl.xz",
-            "rows.jsonl.xz is no suite file (results are read by fatbench import rows.jsonl.xz,"
+            "rows.jsonl.xz is not a suite file (results are read by fatbench import rows.jsonl.xz,"
             " and then by the name of their suite)",
         ),
-        ("./my.db", "my.db is no suite file: it is not UTF-8 text (a database is named with --db my.db)"),
+        ("./my.db", "my.db is not a suite file: it is not UTF-8 text (a database is named with --db my.db)"),
         (
             "colon.yaml",
             "colon.yaml:1: invalid YAML: mapping values are not allowed here (a value with a colon needs quotes)",

@@ -118,7 +118,7 @@ def test_activations_leave_batch_normalisation_alone() -> None:
 def test_refused_blocks() -> None:
     x = torch.rand(1, 3, 16, 16)
     for block in (0, 9):
-        with pytest.raises(ValueError, match=f"svcca: block {block} of a model with 3 blocks"):
+        with pytest.raises(ValueError, match=f"svcca: no block {block}: the model has 3"):
             activations(small("vit"), x, block)
     with pytest.raises(ValueError, match="svcca: NIN has no blocks"):
         activations(MODELS["nin"]((3, 16, 16), 5, width=4), x, 1)

@@ -118,7 +118,7 @@ def test_a_run_takes_over_what_a_killed_one_had_in_hand(jobs, machine, options, 
 
 @pytest.mark.promise(
     "Interrupted and shared runs",
-    "With `--no-wait`, a run lists the remaining cells with their holders and ends with 1",
+    "With `-c run.wait=false`, a run lists the remaining cells with their holders and ends with 1",
 )
 def test_without_waiting_it_says_what_is_left_and_who_has_it(jobs, machine, options, forks, other, capfd) -> None:
     with pytest.raises(SystemExit) as exit:

@@ -1,4 +1,4 @@
-"""The properties of `fatbench suite check --contract`: ours keep them, and a function that does not is found out."""
+"""The properties of `fatbench check FILE.py`: ours keep them, and a function that does not is found out."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ def test_a_plug_in_on_the_command_line(
         file = tmp_path / f"p{code}.py"
         file.write_text(f"{HEAD}\n\n{good}\n\n\n{bad}\n\n\nAGGREGATORS = {table}\n")
         signatures.drop_plugins(list(signatures.plugins()))
-        ended, out, _ = run("suite", "check", "--contract", str(file))
+        ended, out, _ = run("check", str(file))
         assert ended == code
         assert f"p{code}.py: aggregator mine: ok\n" in out
     assert "p1.py: aggregator yours: 5 of 5 properties do not hold\n" in out
@@ -330,4 +330,4 @@ def test_what_has_no_property_is_not_called_ok(
 ) -> None:
     file = plugin("def mine(root):\n    return None\n\n\nDATASETS = {'mine': mine}\n")
     said = f"{file.name}: data mine: has no property to test; a run reads it\n"
-    assert run("suite", "check", "--contract", str(file))[:2] == (0, said)
+    assert run("check", str(file))[:2] == (0, said)

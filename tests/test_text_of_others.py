@@ -87,16 +87,16 @@ def test_published_numbers_lie_in_the_suites_folder(tmp_path: Path, name: str) -
 
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e300", "soon"])
 def test_seconds_are_some_that_can_pass(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv("FATBENCH_CHECKPOINT_SECONDS", value)
+    monkeypatch.setenv("FATBENCH_RUN_CHECKPOINT_SECONDS", value)
     with pytest.raises(SpecError, match=r"checkpoint_seconds: expected seconds, from 0 to 1e\+09, got"):
         settings.checkpoint_seconds()
-    monkeypatch.setenv("FATBENCH_CHECKPOINT_SECONDS", "0")
+    monkeypatch.setenv("FATBENCH_RUN_CHECKPOINT_SECONDS", "0")
     assert settings.checkpoint_seconds() == 0
 
 
 def test_no_more_cells_side_by_side_than_a_machine_has_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FATBENCH_JOBS", "999999999")
-    with pytest.raises(SpecError, match="jobs: expected at most 1000 cells side by side, got 999999999"):
+    monkeypatch.setenv("FATBENCH_RUN_JOBS", "999999999")
+    with pytest.raises(SpecError, match="jobs: expected at most 1000 cells in parallel, got 999999999"):
         executors.device_and_jobs(None, None)
     assert executors.device_and_jobs("cpu", 1000) == ("cpu", 1000)
 
@@ -169,7 +169,7 @@ def test_a_terminal_of_few_letters_shows_what_it_can(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", sys.stderr)  # what replaces it ends with the test
     streams.make_ready()
-    monkeypatch.setattr(sys, "argv", ["fatbench", "suite", "show", "april-learning"])
+    monkeypatch.setattr(sys, "argv", ["fatbench", "show", "april-learning"])
     monkeypatch.setattr(app, "app", lambda **_: print("Dirichlet α ≥ 0.5 ─ ü"))
     with pytest.raises(SystemExit) as ended:
         app.main()

@@ -491,13 +491,13 @@ def test_more_than_the_network_is_not_left_out_unasked(tmp_path: Path) -> None:
     """A mean beside the network's layers, or two networks: one is chosen by its start."""
     with_mean = named("1.{}".format, **{"0.mean": torch.zeros(3)})
     torch.save({"state_dict": with_mean}, file := tmp_path / "net.pt")
-    with pytest.raises(SpecError, match=r"every name is there below '1': choose with --entry"):
+    with pytest.raises(SpecError, match=r"every name is there below '1': choose with entry"):
         loaded(file)
     for entry in ("1", "state_dict.1"):
         assert_equal(loaded(file, entry)[0])
     two = {**named("student.{}".format), **{f"teacher.{n}": v for n, v in net(5.0).state_dict().items()}}
     torch.save(two, file)
-    with pytest.raises(SpecError, match=r"every name is there below 'student, teacher': choose with --entry"):
+    with pytest.raises(SpecError, match=r"every name is there below 'student, teacher': choose with entry"):
         loaded(file)
     assert_equal(loaded(file, "student")[0])
     assert_equal(loaded(file, "teacher")[0], net(5.0))
@@ -552,9 +552,7 @@ def test_any_mapping_of_tensors_is_an_entry(tmp_path: Path, kind: str) -> None:
 def test_several_states_are_listed_and_one_is_chosen(tmp_path: Path) -> None:
     other = {name: value * 0 for name, value in net().state_dict().items()}
     torch.save({"last": other, "best": net().state_dict(), "epoch": 3}, file := tmp_path / "net.pt")
-    with pytest.raises(
-        SpecError, match=r"net\.pt holds 2 states, choose one with --entry: last \(9 tensors\), best \("
-    ):
+    with pytest.raises(SpecError, match=r"net\.pt holds 2 states, choose one with entry: last \(9 tensors\), best \("):
         loaded(file)
     assert_equal(loaded(file, "best")[0])
     with pytest.raises(SpecError, match=r"has no entry 'bst' \(it has last \(9 .*\) \(did you mean 'best'"):

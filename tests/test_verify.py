@@ -11,8 +11,8 @@ import pytest
 import result_files
 from sqlalchemy import select, update
 
-from fatbench.cli import verify
-from fatbench.cli.verify import choose, elsewhere, job
+from fatbench.api import verifying as verify
+from fatbench.api.verifying import choose, elsewhere, job
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.runner.jobs import Machine
 from fatbench.runner.run_options import RunOptions
@@ -229,11 +229,11 @@ def test_a_true_file_and_an_edited_one(results: Path, monkeypatch: Any, tmp_path
         edited.append(json.dumps(cell))
     file = tmp_path / "edited.jsonl"
     file.write_text("\n".join([results.read_text().splitlines()[0], *edited]) + "\n")
-    code, out, _ = run("verify", str(file), "--cell", said["cells"][0])
+    code, out, _ = run("verify", str(file), "-k", f"cell={said['cells'][0]}")
     assert code == 1
     assert out.startswith("differs: ") and "(tolerance 0: same machine, torch and precision)" in out.splitlines()[0]
     assert f"differs: natural (last) of cell {said['cells'][0]} is 90.00 % there and " in out
-    code, _, err = run("verify", str(results), "--cell", "WRONG", "-n")
+    code, _, err = run("verify", str(results), "-k", "cell=WRONG", "-n")
     assert code == 3 and str(results) in err and all(cell["cell"] in err for cell in result_files.cells(results))
     code, _, err = run("verify", "nowhere.jsonl")
     assert (code, err) == (2, "fatbench: nowhere.jsonl: no such file (give one that 'fatbench export' wrote)\n")

@@ -218,7 +218,7 @@ def test_one_error_of_two_cells_is_said_once(plan: Plan, capsys: pytest.CaptureF
     assert lines[1:3] == [f"{a} train failed: ValueError: no", f"{b} train failed: as above"]
     assert lines[4:] == [
         f"  failed: {a}, {b}: ValueError: no (fatbench logs {a})",
-        "  run them again with --retry-failed",
+        "  run them again with --rerun failed",
     ]
 
 

@@ -240,10 +240,10 @@ def test_commands_say_which_file_they_want(tmp_path: Path, monkeypatch: pytest.M
 
     said = f"t2t_vit_14: 81.5_T2T_ViT_14.pth.tar in {tmp_path / 'weights'} (missing, fatbench data prepare t2t_vit_14"
     suite = ("fat-transformers-noniid2", "-k", "model='T2T-ViT-14'")
-    assert said in run("suite", "show", suite[0])[1]
+    assert said in run("show", suite[0])[1]
     assert said in run("plan", "suite", *suite)[1]
     assert said in run("doctor")[1]
-    assert re.search(r"^t2t_vit_14 +missing", run("data", "list")[1], re.MULTILINE)
+    assert re.search(r"^t2t_vit_14 +missing", run("list", "data")[1], re.MULTILINE)
     planned = json.loads(run("plan", "suite", *suite, "--format", "json")[1])["weights"]
     assert [(row["name"], row["state"]) for row in planned] == [("t2t_vit_14", "missing")]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from fatbench.cli import verify
+from fatbench.api import verifying as verify
 from fatbench.errors import MachineError, SpecError
 from fatbench.models.pretrained import from_file
 from fatbench.runner import start

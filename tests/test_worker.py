@@ -187,7 +187,7 @@ def test_what_a_cell_was_begun_with_is_kept_wherever_it_is_resumed(machine, stor
     assert chosen("cuda:0") == ("tf32", "graphs")
     with pytest.raises(MachineError, match="begun in tf32, which this machine lacks"):
         chosen("cpu")
-    with pytest.raises(MachineError, match="begun with --path graphs, which needs a GPU"):
+    with pytest.raises(MachineError, match=r"begun with run\.path=graphs, which needs a GPU"):
         chosen("cpu", precision="fp32")
     assert chosen("cuda:0", path="loop") == ("tf32", "loop")
     told: list[Event] = []
@@ -201,7 +201,7 @@ def test_what_was_begun_on_a_path_of_before_goes_on_where_a_person_says_so(path,
     store.add_cell(JOB.cell, JOB.spec)
     run = store.claim(JOB.cell, "train", suite="s", total=5, provenance={"path": path, "precision": "fp32"})
     store.commit(run, round=2, checkpoint="state")
-    with pytest.raises(MachineError, match=f"begun with --path {path}, which no longer exists"):
+    with pytest.raises(MachineError, match=f"begun with run.path={path}, which no longer exists"):
         worker.resolve_auto(JOB, replace(machine, path="auto"), store)
     assert worker.resolve_auto(JOB, replace(machine, path="loop"), store).path == "loop"
 
@@ -277,7 +277,7 @@ def test_training_of_another_version_is_kept_or_begins_again(machine, store, mon
     run = store.claim(JOB.cell, "train", suite="crash", total=5, provenance={})
     store.finish(run, [Number("loss", 0.5, 1)], round=5)
     assert training.train(at, machine) == "interrupted" and begun == []
-    assert events == [Event(JOB.cell, "train", "interrupted", message="kept: a.py, now b.py; see --rerun-changed")]
+    assert events == [Event(JOB.cell, "train", "interrupted", message="kept: a.py, now b.py; see --rerun changed")]
     place = recovering(machine, rerun_changed=True)
     assert training.train(at, place) == "done" and begun == [(at, place, 0)]
     assert store.measurements() == []

@@ -60,7 +60,7 @@ def test_a_network_comes_from_an_address_once_and_another_file_is_refused(place:
     (served / f"{one.sha256}.safetensors").write_bytes(FILE.read_bytes()[:-1] + b"x")
     with pytest.raises(MachineError, match="it is another file"):
         zoo.find(one, [address])
-    with pytest.raises(MachineError, match=rf"{one.sha256}\.safetensors .*fatbench run cell {one.cell}"):
+    with pytest.raises(MachineError, match=rf"{one.sha256}\.safetensors .*fatbench run {one.cell}"):
         fatbench.load_model(NAME, results=[RESULTS])
 
 
@@ -76,21 +76,22 @@ def test_names_are_of_labels_and_seed_and_a_part_is_enough() -> None:
 
 
 def test_models_lists_numbers_and_what_is_here(place: Path, run: Callable[..., tuple[int, str, str]]) -> None:
-    code, out, _ = run("models", str(RESULTS), "--from", str(FILE.parent), "--here", "--format", "json")
-    (row,) = json.loads(out)["models"]
+    code, out, _ = run("list", "models", str(RESULTS), "--format", "json")
+    (row,) = [row for row in json.loads(out)["models"] if row["file"]]
     assert (code, row["name"], row["file"]) == (0, NAME, str(FILE)) and 0.6 < row["numbers"]["natural"] < 0.65
     assert row["attacks"]["natural"]["name"] == "natural"
-    _, out, _ = run(
-        "models", str(ROOT / "results" / "fat-byzantine-cpu.jsonl.xz"), "--from", str(FILE.parent), "--here"
+    _, out, _ = run("list", "models", str(ROOT / "results" / "fat-byzantine-cpu.jsonl.xz"))
+    assert (
+        sum("25/255" in line and "SHA-256" not in line for line in out.splitlines()) == 4
+        and " --like fat-byzantine --preset cpu" in out
     )
-    assert out.count(" 25/255 ") == 4 and " --like fat-byzantine --preset cpu" in out
     assert "another version of fatbench" in run("evaluate", str(FILE))[2]
-    code, out, _ = run("models", str(ROOT / "results" / "sfat-fashion-cpu.jsonl.xz"), "--format", "json")
+    code, out, _ = run("list", "models", str(ROOT / "results" / "sfat-fashion-cpu.jsonl.xz"), "--format", "json")
     names = [row["name"] for row in json.loads(out)["models"]]
     first = [name for name in names if name.startswith("sfat-fashion/Non-IID/SFAT/")]
     assert [name.rpartition("/")[2] for name in first] == ["6", "7", "8", "9", "10"]
-    assert run("models")[0] == 3
-    assert run("models", "no.jsonl")[::2] == (2, "fatbench: no such file: no.jsonl\n")
+    assert run("list", "models")[0] == 3
+    assert run("list", "models", "no.jsonl")[::2] == (2, "fatbench: no such file: no.jsonl\n")
 
 
 def test_small_networks_of_the_results_are_committed_with_the_numbers_of_their_rows() -> None:

@@ -32,15 +32,21 @@ NAMES = {  # of options whose argument has another name
     "--plugin": "plugins", "--model": "network", "--suite": "suite", "--filter": "where",
 }  # fmt: skip
 COMMANDS = {
-    "fatbench run": "fatbench.run", "fatbench evaluate": "fatbench.evaluate", "fatbench import":
-    "fatbench.import_results", "fatbench export": "fatbench.export_results", "fatbench models": "fatbench.list_models",
+    "fatbench run": "fatbench.run", "fatbench evaluate": "fatbench.evaluate",
+    "fatbench import": "fatbench.import_results", "fatbench export": "fatbench.export_results",
+    "fatbench list models": "fatbench.list_models",
 }  # fmt: skip
 OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*|-[kn])(?![\w-])( (?=[A-Z0-9'\"]))?")
+KEY = re.compile(r"(?:(?<![\w-])-c )?\b(?:run|report|plot)\.([a-z_]+)(?==|: )")  # a setting, which is an argument here
+RERUN = {"--rerun failed": "retry_failed=True", "--rerun changed": "rerun_changed=True"}
 COMMAND = re.compile(r"fatbench [a-z]+(?: [^;,:)'\n]*)?")
 
 
 def in_python(text: str) -> str:
     """Name arguments instead of options in a message of the command line: "--dataset: ..." becomes "dataset: ..."."""
+    for words, argument in RERUN.items():
+        text = text.replace(words, argument)
+    text = KEY.sub(r"\1", text)
     pieces, position = [], 0
     for command in COMMAND.finditer(text):
         pieces += [OPTION.sub(_argument, text[position : command.start()]), _call(command[0])]
@@ -55,7 +61,7 @@ def _argument(option: re.Match[str]) -> str:
 
 def _call(command: str) -> str:
     """The function that does what a command does; a command without one stays as it is."""
-    if command.startswith("fatbench run cell"):  # `fatbench.run` takes suites, not cells
+    if re.match("fatbench run [0-9a-f]{12}", command):  # `fatbench.run` takes suites, not cells
         return command
     return next((f"{function}(...)" for words, function in COMMANDS.items() if command.startswith(words)), command)
 

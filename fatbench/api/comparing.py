@@ -108,7 +108,7 @@ def compare(
     groups: images are taken as independent of each other, unless it says whose each is: labels (images,) of persons,
     writers or videos, which are then what is taken as random; of stored results also a text file with a label a line
     for each test image, or "writers", those that the data set knows.
-    Such a comparison is exploratory; a claim is one of those that a suite declares (`fatbench compare SUITE --tests`).
+    Such a comparison is exploratory; a claim is one of those that a suite declares (`fatbench compare SUITE`).
     SpecError: no such row, or arrays of other shapes; NothingMatched: nothing is measured on both sides.
 
     >>> import numpy, fatbench
@@ -137,7 +137,7 @@ def tests(
     plugins: Plugins = (),
     db: Db = None,
 ) -> Comparison:
-    """The comparisons that a suite declares, each family corrected as a whole: `fatbench compare SUITE --tests`.
+    """The comparisons that a suite declares, each family corrected as a whole: `fatbench compare SUITE`.
 
     where: the cells whose comparisons are shown; p stays corrected over the family. Other arguments as of `compare`.
     SpecError: the suite declares no contrasts.
@@ -163,9 +163,7 @@ def declared_families(
         chosen_suite, plan = planned_suite(suite, preset, seeds, None, store)
         declaring = [family for family in chosen_suite.tests if family.contrasts]
         if not declaring:
-            raise SpecError(
-                f"--tests: suite '{chosen_suite.name}' declares no contrasts (section 'tests', docs/suites.md)"
-            )
+            raise SpecError(f"suite '{chosen_suite.name}' declares no contrasts (section 'tests', docs/suites.md)")
         store = existing_store(store, db)
         plan = to_read(chosen_suite, plan, store)
         cells = None if where is None else {cell.id for cell in filters.select(plan, where).cells}

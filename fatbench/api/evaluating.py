@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fatbench.store.stages import Store
 
 Attack = str | Mapping[str, Any] | Callable[..., Any]
-CHECK = "check --mean, --std, --channels, --size and the order of classes"
+CHECK = "check mean, std, channels, size and the order of classes"
 
 
 @dataclass(frozen=True, repr=False)

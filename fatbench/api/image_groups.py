@@ -40,7 +40,7 @@ def _writers(data: str, first_counts: tuple[int | None, int | None]) -> ArrayLik
 
     dataset = load(json.loads(data), settings.data_folder(), first_counts)
     if dataset.test_writers is None:
-        raise SpecError(f"groups: data set '{dataset.name}' does not say whose its test images are: name a file")
+        raise SpecError(f"data set '{dataset.name}' has no writer labels: pass --groups FILE")
     return dataset.test_writers
 
 

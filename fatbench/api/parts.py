@@ -31,7 +31,7 @@ def load_data(
 
     dataset: a name, or a mapping as in a suite. Train on this "train" and evaluate on this "test": other packages split
     some sets otherwise, scikit-learn's digits not at all. SpecError: no such set; MachineError: its files are not here
-    (`fatbench data prepare NAME`).
+    (`fatbench fetch NAME`).
 
     >>> import fatbench
     >>> x, y = fatbench.load_data("digits", "test")

@@ -26,7 +26,6 @@ from fatbench.store.stages import Store
 from fatbench.suite import external_models, files
 from fatbench.suite.files import Suite
 from fatbench.suite.model import CHECKPOINTS
-from fatbench.suite.seeds import seeds_text
 from fatbench.suite.standard_attacks import did_you_mean_metric
 
 if TYPE_CHECKING:
@@ -123,15 +122,6 @@ def why_empty(plan: Plan | None, store: Store | None, db: Db, of_training: bool 
         return f"{database_name} has no numbers to show here; it has {trained_suites(store)}"
     if plan.suite == external_models.SUITE:
         return f"{database_name} holds no such numbers"
-    stored_seeds = _stored_seeds(plan, store)
-    planned_seeds = sorted({int(cell.spec["seed"]) for cell in plan.cells})
-    if other_seeds := [seed for seed in stored_seeds if seed not in planned_seeds]:
-        several = len(other_seeds) > 1
-        return (
-            f"seed{'s' * several} {seeds_text(other_seeds)} {'are' if several else 'is'} stored of preset"
-            f" '{plan.preset}', not {seeds_text(planned_seeds)}:"
-            f" --seeds '{seeds_text(other_seeds).replace(' ', '')}'"
-        )
     trained = _trained(store)
     asked = f"'{plan.suite}', preset '{plan.preset}'" + (f", {plan.where}" if plan.where else "")
     if (plan.suite, plan.preset) in trained:
@@ -163,16 +153,18 @@ def trained_suites(store: Store) -> str:
     return f"{', '.join(listed[:LISTED])}{more}" if listed else "no trained cell of a suite"
 
 
-def _stored_seeds(plan: Plan, store: Store) -> list[int]:
-    """The seeds of a suite's preset for which the database has cells."""
+def _all_seeds(suite: Suite, preset: str, store: Store) -> list[int] | None:
+    """The seeds of a suite's preset with those that are stored besides; None: there are no others."""
     from sqlalchemy import select
 
     from fatbench.store.schema import CELLS, SUITE_CELLS
 
     query = select(CELLS.c.seed).join(SUITE_CELLS, SUITE_CELLS.c.cell == CELLS.c.id).distinct()
-    query = query.where(SUITE_CELLS.c.suite == plan.suite, SUITE_CELLS.c.preset == plan.preset)
+    query = query.where(SUITE_CELLS.c.suite == suite.name, SUITE_CELLS.c.preset == preset)
     with store.database.reading() as connection:
-        return sorted(int(seed) for seed in connection.scalars(query) if seed is not None)
+        stored = {int(seed) for seed in connection.scalars(query) if seed is not None}
+    own = suite.contents.presets[preset].seeds or suite.contents.seeds
+    return sorted({*own, *stored}) if stored - {*own} else None
 
 
 def table(
@@ -199,7 +191,7 @@ def table(
     """The tables of one or several suites, or those called `id`: measured beside published numbers.
 
     suite: default every suite with results; "evaluate" is the table of all evaluated models. rows, columns: one table
-    of all these suites, as `fatbench report --rows --columns` makes it. preset: default the one with most cells in the
+    of all these suites, as `fatbench report --by --metric` makes it. preset: default the one with most cells in the
     database. select: the checkpoint, "last", "best-val" or "best-test". published: whether the papers' numbers are
     shown. where, seeds, db: as of `results`. with_evaluated: also rows of models that `evaluate(..., like=NAME)`
     attacked. runs: which run of a cell with several, such as "precision=fp32". notes: "none", "short" or "full";
@@ -222,7 +214,7 @@ def table(
         plans = [(one, plan if store is None else to_read(one, plan, store, runs)) for one, plan in plans]
         if differences is not None:
             if id or rows:
-                raise SpecError("--differences is a table by itself: without --table and --rows")
+                raise SpecError("--differences is a table by itself: no --table or --by")
             stored = existing_store(store, db)
             tables = [
                 report_differences.of_plan(
@@ -440,7 +432,7 @@ def load_model(
         if file is None:
             raise MachineError(
                 f"the file of {name} is not here: {network.sha256}.safetensors (places=[folder or address]);"
-                f" 'fatbench run cell {network.cell}{network.how}' trains it again, and"
+                f" 'fatbench run {network.cell}{network.how}' trains it again, and"
                 " 'fatbench export' writes a file for results= that knows the new one"
             )
         return zoo.module(file, network.sha256, network.trained_with)
@@ -470,14 +462,15 @@ def export_results(
     preset: str | None = None,
     seeds: Seeds = None,
     where: Where = None,
+    cells: Sequence[str] | None = None,
     without: str | Sequence[str] = (),
     plugins: Plugins = (),
     db: Db = None,
 ) -> int:
     """Write results as JSON lines, which `results(db=path)` reads and others import; returns the number of cells.
 
-    path: a name that ends in .gz or .xz is compressed. suite, preset, seeds, where: only these cells. without: metrics
-    whose numbers for single clients are left out. NothingMatched: there are no such cells.
+    path: a name that ends in .gz or .xz is compressed. suite, preset, seeds, where: only these cells; or cells: their
+    ids. without: metrics whose numbers for single clients are left out. NothingMatched: there are no such cells.
     """
     from fatbench.store import jsonl
 
@@ -486,7 +479,7 @@ def export_results(
         if suite is not None:  # before the database: a misspelt name is said first
             plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)[1]
         store = existing_store(store, db)
-        cells = None if plan is None else [cell.id for cell in plan.to_run()]
+        cells = cells if plan is None else [cell.id for cell in plan.to_run()]
         if plan is not None and not store.known_cells(cells or ()):
             raise NothingMatched(f"the database has no cell of '{plan.suite}', preset {plan.preset}")
         return jsonl.export(store, path, cells, names(without))
@@ -557,5 +550,8 @@ def planned_suite(
     chosen_suite = name if isinstance(name, Suite) else files.load(str(name))
     if preset is None and store is not None:
         preset = progress.preset_run(chosen_suite, store)
-    plan = chosen_suite.plan(preset or "paper", seeds, where, refuse=False)
+    preset = preset or "paper"
+    if seeds is None and store is not None and preset in chosen_suite.presets():
+        seeds = _all_seeds(chosen_suite, preset, store)
+    plan = chosen_suite.plan(preset, seeds, where, refuse=False)
     return chosen_suite, plan if store is None else progress.with_stored_attacks(chosen_suite, plan, store)

@@ -22,8 +22,7 @@ from fatbench.api.asking import (
 )
 from fatbench.api.lines import Lines
 from fatbench.errors import MachineError, SpecError
-from fatbench.runner.run_options import RunOptions
-from fatbench.settings import AUTO
+from fatbench.runner.run_options import run_options
 from fatbench.store.opening import opened
 from fatbench.suite import cost, sizes
 from fatbench.suite.files import Suite
@@ -98,16 +97,16 @@ def run(
     jobs: int | None = None,
     device: str | None = None,
     per_gpu: int | None = None,
-    executor: str = "local",
+    executor: str | None = None,
     precision: str | None = None,
     attack_precision: str | None = None,
-    path: str = AUTO,
+    path: str | None = None,
     microbatch: int | None = None,
     retry_failed: bool = False,
     rerun_changed: bool = False,
-    fail_fast: bool = False,
+    fail_fast: bool | None = None,
     time_limit: str | None = None,
-    wait: bool = True,
+    wait: bool | None = None,
     log: str | None = None,
     db: str | Path | None = None,
     data_folder: str | Path | None = None,
@@ -127,7 +126,8 @@ def run(
     retry_failed: begin failed cells again; rerun_changed: changed ones. fail_fast: end with the first that fails.
     time_limit: of a cell, "45m". wait: for cells that another process has in hand.
     log: who else writes learning curves, "tensorboard", "wandb" or "mlflow".
-    db: the database; default results/fatbench.db below the working directory. data_folder: of the data sets.
+    db: the database; default results/fatbench.db below the working directory. data_folder: of the data sets. Of what is
+    not given, the table [run] of fatbench.toml decides.
     SpecError, NothingMatched, MachineError: nothing was run, or no worker could start. KeyboardInterrupt: what was done
     is stored.
 
@@ -141,13 +141,13 @@ def run(
     from fatbench.report.numbers import sql_tables
     from fatbench.runner import labels, live_log, progress, start
 
-    options = RunOptions(
+    options = run_options(
         jobs=jobs, device=device, per_gpu=per_gpu, executor=executor, precision=precision,
         attack_precision=attack_precision, path=path, microbatch=microbatch,
         retry_failed=retry_failed, rerun_changed=rerun_changed, fail_fast=fail_fast, time_limit=time_limit, wait=wait,
         log=log, db=None if db is None else str(db), data=data_folder,
     )  # fmt: skip
-    if executor == "local":  # the others' workers are started by a command, which imports no script
+    if options.executor == "local":  # the others' workers are started by a command, which imports no script
         _guarded()
     with plugged(plugins, options.db):
         chosen_suite = suite_of(suite, override)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from fatbench.cli.common import known_format, print_json
+from fatbench.cli.options import Argument, Option, formats
+from fatbench.errors import SpecError
 
 if TYPE_CHECKING:
     from fatbench.report.audit import Check
@@ -18,23 +18,25 @@ FORMATS = ("text", "markdown", "json")
 def audit(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="[FILE]...", help="Exported results; default: the tables of papers.", show_default=False
-        ),
+        Argument(metavar="[FILE]...", help="Exported results; default: the tables of papers.", show_default=False),
     ] = None,
     spread: Annotated[
         float | None,
-        typer.Option(help="Standard deviation over seeds of a difference, in points; default: as printed."),
+        Option(
+            "--spread", metavar="X", help="Standard deviation over seeds of a difference, in points; default: printed."
+        ),
     ] = None,
-    format: Annotated[str, typer.Option("--format", help="text, markdown or json.")] = "text",
+    format: Annotated[str, formats(*FORMATS)] = "text",
 ) -> None:
-    """Ask printed numbers what they can bear: floor, order of attacks, runs, seeds. Trains nothing.
+    """Check published tables for impossible or meaningless numbers.
 
     Example: fatbench audit --spread 2.5
     """
     known_format(format, FORMATS)
     from fatbench.report import audit as auditing
 
+    if missing := next((file for file in files or () if not file.is_file()), None):
+        raise SpecError(f"{missing}: no such file")
     if files:
         from fatbench.api import results
 

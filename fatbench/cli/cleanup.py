@@ -1,22 +1,15 @@
-"""`fatbench delete` and `fatbench clean`: cells taken out, files that no cell needs."""
+"""`fatbench delete`: cells taken out, files that no cell needs."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-from sqlalchemy import select
-
-from fatbench.cli import completing
-from fatbench.cli.common import cell_in, demand_consent, named_preset, plan_in
-from fatbench.cli.options import Db, Preset, Seeds, Smoke, Where, Yes
-from fatbench.errors import FatbenchError, MachineError, NothingMatched, SpecError
+from fatbench import settings
+from fatbench.cli.common import cell_in, demand_consent, is_suite, named_filter
+from fatbench.cli.options import DryRun, Option, Preset, Things, Where
+from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.store.opening import may_be_cell, opened
-from fatbench.store.rows import fetch
-from fatbench.store.schema import SUITE_CELLS
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -24,127 +17,60 @@ if TYPE_CHECKING:
 
 def _is_suite(target: str, store: Store | None) -> bool:
     """Whether a target is a suite, and not the beginning of a cell's id. SpecError: it is both."""
-    from fatbench.suite import files
-
-    if not may_be_cell(target):
-        return True
-    try:
-        files.locate(target)
-    except SpecError:
+    if not is_suite(target):
         return False
     # "fade" may be both: deleting the wrong one could not be undone
-    if store is not None and store.ids_beginning_with(target):
-        raise SpecError(f"'{target}' is a suite and begins a cell's id: give its file, or more of the id")
+    if may_be_cell(target) and store is not None and store.ids_beginning_with(target):
+        raise SpecError(f"'{target}' is both a suite and a cell; use {target}.yaml or more letters of the id")
     return True
 
 
-def _cells_of(
-    name: str, preset: str | None, smoke: bool, where: list[str] | None, seeds: str | None, store: Store | None,
-    *, demand_choice: bool,
-) -> dict[str, str]:  # fmt: skip
-    """Stored cells that are chosen of a suite -> their labels. NothingMatched: there is none.
-
-    SpecError: no preset is named, and there are such cells of several, or of another suite; or nothing is chosen,
-    though it must be.
-    """
-    from fatbench.suite import external_models
-
-    suite, plan = plan_in(name, preset, smoke, seeds, where, store)
-    plans = [plan]
-    is_named = named_preset(preset, smoke) is not None
-    if not is_named and store is not None and plan.suite != external_models.SUITE:
-        for other_preset in [known_preset for known_preset in suite.presets() if known_preset != plan.preset]:
-            # a filter may name what only one preset has
-            with contextlib.suppress(FatbenchError):
-                plans.append(plan_in(name, other_preset, False, seeds, where, store)[1])
-    labels_by_preset = {}
-    for known_plan in plans:
-        stored_ids = set() if store is None else {*store.cells([cell.id for cell in known_plan.cells])}
-        labels_by_preset[known_plan.preset] = {
-            cell.id: ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"])
-            for cell in known_plan.cells
-            if cell.id in stored_ids
-        }
-    # presets may share their cells: then either is meant
-    chosen = {tuple(labels): (known_preset, labels) for known_preset, labels in labels_by_preset.items() if labels}
-    if not chosen:
-        raise NothingMatched(f"the database has no such cell of '{plan.suite}', preset {plan.preset}")
-    if len(chosen) > 1:
-        counts = ", ".join(f"{known_preset} ({len(labels)})" for known_preset, labels in chosen.values())
-        raise SpecError(f"the database has cells of '{plan.suite}' in the presets {counts}: name one, --preset NAME")
-    ((known_preset, labels),) = chosen.values()
-    assert store is not None
-    if not is_named and (other_suites := _other_suites(labels, plan.suite, store)):
-        raise SpecError(
-            f"{', '.join(other_suites)} ran cells that are among these, and would lose them too: choose others with -k,"
-            f" or say --preset {known_preset}"
-        )
-    if demand_choice:
-        raise SpecError(
-            f"this would delete all {len(labels)} cells of '{plan.suite}', preset {known_preset}: choose some with -k,"
-            f" or say --preset {known_preset}; -n lists them"
-        )
-    return labels
-
-
-def _other_suites(cells: Collection[str], suite: str, store: Store) -> list[str]:
-    """The suites that ran those of the cells which this suite has not run."""
-    query = select(SUITE_CELLS.c.cell, SUITE_CELLS.c.suite)
-    with store.database.reading() as connection:
-        rows = [*fetch(connection, query, SUITE_CELLS.c.cell, cells)]
-    own_cells = {row.cell for row in rows if row.suite == suite}
-    return sorted({row.suite for row in rows if row.cell not in own_cells})
-
-
 def delete(
-    targets: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="CELL|NAME...",
-            help="Cell ids or their first letters; or a suite, whose cells -k, --preset and --seeds choose.",
-            show_default=False,
-            autocompletion=completing.suites,
-        ),
-    ] = None,
+    targets: Things = None,
     preset: Preset = None,
-    smoke: Smoke = False,
     where: Where = None,
-    seeds: Seeds = None,
-    dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Only list what would be deleted.")] = False,
-    yes: Yes = False,
-    db: Db = None,
+    unused: Annotated[
+        bool, Option("--unused", help="Files that no cell needs, such as those of deleted cells.")
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Annotated[bool, Option("-y", "--yes", help="Do not ask on a terminal.")] = False,
 ) -> None:
-    """Delete cells: numbers, outcomes, runs, replicates, checkpoints and logs. This cannot be undone.
+    """Delete cells with all they stored, or files that no cell needs.
 
-    Other suites that have the same cells lose them too, and whoever ran them. It asks on a terminal. If you may not
-    delete all of it, nothing is deleted.
+    Numbers, outcomes, runs, replicates, checkpoints and logs go, for other suites with the same cells, too. This cannot
+    be undone; it asks on a terminal. If you may not delete all of it, nothing is deleted.
 
     Example: fatbench delete my_rule.yaml --smoke -k method=my_rule -n
     """
-    from fatbench import settings
+    if unused:
+        if targets or preset or where:
+            raise SpecError("--unused looks for files of no cell: without NAME, --preset and -k")
+        _delete_unused(dry_run, yes)
+        return
+    from fatbench.api.deleting import chosen_cells
     from fatbench.store import cleanup
     from fatbench.store.folder import belongs, trained
     from fatbench.store.rows import counted_text
 
     if not targets:
         raise SpecError("name cells, or a suite and with -k some of its cells: fatbench delete NAME -k FILTER -n")
-    choosing = bool(preset or smoke or where or seeds)
-    with opened(db) as store:
+    choosing = bool(preset or where)
+    with opened(None) as store:
         suite_names = [target for target in targets if _is_suite(target, store)]
         if choosing and not suite_names:
-            raise SpecError("--preset, --smoke, -k and --seeds choose cells of a suite: fatbench delete NAME -k FILTER")
+            raise SpecError("--preset and -k need a suite: fatbench delete NAME -k FILTER")
         if too_short := [id for id in targets if len(id) < 4 and id not in suite_names]:
             raise SpecError(f"'{too_short[0]}': give at least the first 4 letters of a cell's id")
-        labels = dict.fromkeys((cell_in(store, id, db) for id in targets if id not in suite_names), "")
+        labels = dict.fromkeys((cell_in(store, id) for id in targets if id not in suite_names), "")
         for name in suite_names:
-            labels |= _cells_of(name, preset, smoke, where, seeds, store, demand_choice=not (choosing or dry_run))
+            labels |= chosen_cells(name, preset, named_filter(where), store, demand_choice=not (choosing or dry_run))
         if dry_run:
             print(*(f"{id}  {label}".rstrip() for id, label in labels.items()), sep="\n")
             print(f"{len(labels)} cell{'s' * (len(labels) != 1)} would be deleted")
             return
         assert store is not None
         counts = cleanup.would_delete(store, labels)
-        files = settings.files_folder(settings.database(db))
+        files = settings.files_folder(settings.database())
         is_ours = belongs(store, files)  # files of a folder without an owner may be anybody's
         folders = {id: cleanup.folders_of(id, files) if is_ours else [] for id in labels}
         if missing := [id for id in trained(store, [*labels]) if files / id not in folders[id]]:
@@ -158,25 +84,18 @@ def delete(
                 cleanup.remove(folder)
 
 
-def clean(
-    dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Only list what would be removed.")] = False,
-    yes: Yes = False,
-    db: Db = None,
-) -> None:
-    """Remove files of deleted cells, and checkpoints that no cell refers to. It asks on a terminal.
-
-    Example: fatbench clean -n
-    """
-    from fatbench import settings
+def _delete_unused(dry_run: bool, yes: bool) -> None:
+    """Remove files of deleted cells, and checkpoints that no cell refers to."""
     from fatbench.store import cleanup, rights
     from fatbench.store.folder import belongs
 
-    with opened(db) as store:
+    with opened(None) as store:
         if store is None:
-            raise NothingMatched("there is no database, so it is unknown which files are needed")
-        folder = settings.files_folder(settings.database(db))
+            place = settings.shown_url(settings.database())
+            raise NothingMatched(f"no database at {place}: cannot tell which files are unused")
+        folder = settings.files_folder(settings.database())
         if folder.is_dir() and not belongs(store, folder):
-            raise SpecError(f"{folder} does not say whose files these are: no run of this database has used it")
+            raise SpecError(f"{folder} was not created by this database")
         sizes = dict(cleanup.unneeded_files(store, folder))
     kept = {path: reason for path in sizes if (reason := rights.refusal_to_remove(path))}
     removable = [path for path in sizes if path not in kept]

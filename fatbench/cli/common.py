@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import itertools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fatbench import whole_file
-from fatbench.cli.options import Plugin
-from fatbench.errors import FatbenchError, SpecError, UnknownName, did_you_mean
+from fatbench.cli.helping import quietness
+from fatbench.errors import NothingMatched, SpecError, did_you_mean
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -46,7 +45,14 @@ class _Given(list[Any]):
         return itertools.chain(super().__iter__(), self.items)
 
 
-SHORT = {"md": "markdown", "tex": "latex"}  # formats by the ending of their files
+SHORT = {"md": "markdown", "tex": "latex", "htm": "html", "db": "sqlite"}  # formats by the ending of their files
+
+
+def format_of(output: Path | None, formats: tuple[str, ...], default: str) -> str:
+    """The format of a file that is written where none is named: by its ending, "latex" of table.tex."""
+    ending = "" if output is None else output.suffix.lower().removeprefix(".")
+    named = SHORT.get(ending, ending)
+    return named if named in formats else default
 
 
 def known_format(value: str, formats: tuple[str, ...]) -> str:
@@ -58,110 +64,133 @@ def known_format(value: str, formats: tuple[str, ...]) -> str:
     return value
 
 
-def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the option --plugin; the plug-ins that are named anywhere are added before it runs.
+def name_list(text: str | list[str] | None) -> list[str]:
+    """ "suite, method" as names, each once; of an option that may be repeated, all of them."""
+    text = ",".join(text) if isinstance(text, list) else text or ""
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
-    A name that is unknown without a plug-in of the database's runs is answered with which plug-in that was. A mistake
-    of the program is looked for in the database first: what it cannot read is damaged.
+
+def attack_list(texts: list[str] | None) -> list[str]:
+    """What --attack names: each of "fgsm,pgd20", and a mapping such as "{name: pgd, eps: 8/255}" as it stands."""
+    return [item for text in texts or () for item in ([text] if "{" in text else name_list(text))]
+
+
+def mapping(option: str, text: str) -> dict[str, Any]:
+    """What is named with settings: "svhn" as {name: svhn}, or "{name: timm/resnet18, size: 224}".
+
+    SpecError: it cannot be read, or has no name.
     """
-
-    @functools.wraps(command)
-    def run(*arguments: Any, plugin: list[Path] | None = None, **options: Any) -> None:
-        from fatbench.suite import plugins
-
-        plugins.load(plugin or ())
-        try:
-            command(*arguments, **options)
-        except UnknownName as error:
-            from fatbench.runner import versions
-
-            raise SpecError(versions.explain(error, options.get("db"))) from None
-        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-            if "db" in options and (damage := _damage(options["db"])):
-                raise damage from error
-            raise
-
-    signature = inspect.signature(command, eval_str=True)
-    option = inspect.Parameter("plugin", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Plugin)
-    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
-    run.__annotations__ = {**command.__annotations__, "plugin": Plugin}
-    return run
-
-
-def _damage(db: str | None) -> FatbenchError | None:
-    """What is damaged in the database; None: nothing, or there is none."""
-    from fatbench import settings
-    from fatbench.store import integrity
+    if not text.lstrip().startswith("{"):
+        return {"name": text}
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
     try:
-        integrity.check(settings.database(db))
-    except integrity.Damaged as damage:
-        return damage
-    except FatbenchError:
-        pass
-    return None
+        value = dict(YAML(typ="safe", pure=True).load(text))
+    except (YAMLError, TypeError, ValueError):
+        raise SpecError(f"{option}: cannot read '{text}' as a mapping such as {{name: NAME}}") from None
+    if "name" not in value:
+        raise SpecError(f"{option}: '{text}' has no name: expected a mapping such as {{name: NAME}}")
+    return value
 
 
-def plan_of(
-    name: str,
-    preset: str | None,
-    smoke: bool,
-    seeds: str | None,
-    where: list[str] | None,
-    attacks: list[str] | None = None,
-) -> Plan:
-    """The plan that a suite's name and the options ask for. SpecError, NothingMatched."""
+def is_suite(target: str) -> bool:
+    """Whether a word names a suite, and not a cell; where it could be both, it is the suite."""
+    from fatbench.store.opening import may_be_cell
     from fatbench.suite import files
+    from fatbench.suite.external_models import SUITE
 
-    suite = files.load(name)
-    return suite.plan(
-        named_preset(preset, smoke) or "paper", _seeds(seeds), named_filter(where), name_list(",".join(attacks or ()))
-    )
-
-
-def name_list(text: str | None) -> list[str]:
-    """ "suite, method" as names, each once."""
-    return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
-
-
-def plan_in(
-    name: str, preset: str | None, smoke: bool, seeds: str | None, where: list[str] | None, store: Store | None
-) -> tuple[Suite, Plan]:
-    """A suite and the plan to look at: the preset asked for, else the first that has been run, else paper."""
-    from fatbench import api
-
-    return api.planned_suite(name, named_preset(preset, smoke), _seeds(seeds), named_filter(where), store)
+    if target == SUITE:
+        return True
+    name = files.split_settings(target)[0]
+    try:
+        files.locate(name)
+    except SpecError:
+        return files.is_path(target) or not may_be_cell(target)
+    return True
 
 
-def named_preset(preset: str | None, smoke: bool) -> str | None:
-    """The preset of --preset or --smoke. SpecError: both say another."""
-    if smoke and preset not in (None, "smoke"):
-        raise SpecError(f"--smoke and --preset {preset} contradict each other")
-    return "smoke" if smoke else preset
+RUN_FILTER = re.compile(r"\s*run\.(\w+)\s*=\s*['\"]?([^'\"]*?)['\"]?\s*")
 
 
-def _seeds(text: str | None) -> list[int] | None:
-    from fatbench.suite.seeds import parse_seeds
+def run_filter(where: list[str] | None) -> str:
+    """Which run is read of a cell that was run more than once: "precision=fp32" of -k run.precision=fp32."""
+    matches = [match for text in where or () if (match := RUN_FILTER.fullmatch(text))]
+    if len(matches) > 1:
+        raise SpecError("-k: only one of run.precision, run.device and run.commit can be given")
+    return f"{matches[0][1]}={matches[0][2]}" if matches else ""
 
-    return parse_seeds(text) if text else None
 
-
-def named_filter(filter_texts: list[str] | None) -> str | None:
+def named_filter(where: list[str] | None) -> str | None:
     """One filter of all that were given; each by itself is what `-k` says it is."""
     from fatbench.suite import filters
 
-    return filters.join_filters(filter_texts) if filter_texts else None
+    of_cells = [text for text in where or () if not RUN_FILTER.fullmatch(text)]
+    return filters.join_filters(of_cells) if of_cells else None
 
 
-def cell_in(store: Store | None, cell: str, db: str | None) -> str:
+def plan_of(
+    target: str,
+    preset: str | None = None,
+    where: list[str] | None = None,
+    seeds: str | None = None,
+    attacks: list[str] | None = None,
+    override: list[str] | None = None,
+) -> tuple[Suite, Plan]:
+    """The suite and plan that a NAME or CELL and the options ask for. SpecError, NothingMatched."""
+    from fatbench.suite import files
+    from fatbench.suite.seeds import parse_seeds
+
+    if not is_suite(target):
+        if preset or where or seeds or attacks or override:
+            raise SpecError(f"--preset, -k, --seeds, --set and --attack need a suite, and '{target}' is a cell")
+        suite, preset, cell = planned_cell(target)
+        return suite, suite.plan(preset, where=f"id={cell}")
+    suite = files.load(files.name_with_settings(target, override))
+    chosen_seeds = parse_seeds(seeds) if seeds else None
+    return suite, suite.plan(preset or "paper", chosen_seeds, named_filter(where), attack_list(attacks))
+
+
+def planned_cell(begin: str) -> tuple[Suite, str, str]:
+    """The first suite and preset that have the cell whose id begins so, and the id.
+
+    SpecError: too few letters, or several cells. NothingMatched: no suite has it.
+    """
+    from fatbench.suite import files, folders
+
+    if len(begin) < 4:
+        raise SpecError(f"'{begin}': give at least the first 4 letters of a cell's id (fatbench plan NAME lists them)")
+    found: dict[str, tuple[Suite, str, str]] = {}
+    for name in [*files.available(), *folders.own_files().values()]:
+        with contextlib.suppress(SpecError):
+            suite = files.load(name)
+            for preset in suite.presets():
+                for cell in suite.plan(preset, refuse=False).unique():
+                    if cell.id.startswith(begin):
+                        found.setdefault(cell.id, (suite, preset, cell.id))
+    if not found:
+        raise NothingMatched(f"no suite has a cell '{begin}'")
+    if len(found) > 1:
+        raise SpecError(f"'{begin}' could be any of {', '.join(sorted(found))}")
+    return next(iter(found.values()))
+
+
+def plan_in(name: str, preset: str | None, where: list[str] | None, store: Store | None) -> tuple[Suite, Plan]:
+    """A suite and the plan to look at: the preset asked for, else the first that has been run, else paper."""
+    from fatbench import api
+
+    return api.planned_suite(name, preset, None, named_filter(where), store)
+
+
+def cell_in(store: Store | None, cell: str) -> str:
     """The id of the cell (or, written with "~", the replicate) whose id begins so. NothingMatched: none has.
 
-    db: the option --db. SpecError: several have.
+    SpecError: several have.
     """
     from fatbench.store.opening import cell_id
     from fatbench.suite.folders import available, own_files
 
-    return cell_id(store, cell, [*available(), *own_files()], db)
+    return cell_id(store, cell, [*available(), *own_files()], None)
 
 
 def demand_consent(question: str, yes: bool) -> None:
@@ -177,11 +206,19 @@ def working(activity: str) -> Iterator[Callable[[str], None]]:
     from rich.console import Console
 
     console = Console(stderr=True)
-    if not console.is_terminal or console.is_dumb_terminal:
+    if quietness() == "none" or not console.is_terminal or console.is_dumb_terminal:
         yield lambda said: None
         return
     with console.status(activity, spinner="line") as status:
         yield status.update
+
+
+def print_or_write(text: str, output: Path | None) -> None:
+    """A result on stdout, or whole in the file of `-o`."""
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        write_text(output, text, output)
 
 
 def write_text(file: Path, text: str, named_path: Path) -> None:
@@ -193,5 +230,5 @@ def write_text(file: Path, text: str, named_path: Path) -> None:
 
 def say_written(file: Path) -> None:
     """Say on stderr which file a command has written; of stdout, a device or a pipe nothing."""
-    if whole_file.is_new_file(file):
+    if whole_file.is_new_file(file) and quietness() != "none":
         print(f"fatbench: wrote {file}", file=sys.stderr)

@@ -1,66 +1,59 @@
-"""`fatbench compare`: whether two rows, cells, databases or files differ."""
+"""`fatbench compare`: what a suite declares, or whether two rows, cells, databases or files differ."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from fatbench.cli.common import known_format, named_filter, named_preset, print_json
-from fatbench.cli.options import Db, Format, Preset, Seeds, Select, Smoke, Where
+from fatbench.cli import completing
+from fatbench.cli.common import known_format, name_list, named_filter, print_json
+from fatbench.cli.options import Argument, Format, Metric, Option, Preset, Select, Where
 from fatbench.cli.reporting import checkpoint
 from fatbench.errors import SpecError
 
 
 def compare(
-    a: Annotated[str | None, typer.Argument(help="A filter, label, cell id, database or exported file.")] = None,
-    b: Annotated[str | None, typer.Argument(help="What to compare A with; the same kind as A.")] = None,
-    *,
-    name: Annotated[str | None, typer.Option("--suite", help="The suite that A and B are rows of.")] = None,
-    metric: Annotated[
-        list[str] | None, typer.Option("--metric", help="Show this evaluation only; may be repeated.")
+    a: Annotated[
+        str,
+        Argument(
+            metavar="SUITE|A", help="A suite; or a label, filter, cell, database or exported file.",
+            show_default=False, autocompletion=completing.suites,
+        ),
+    ],
+    b: Annotated[
+        str | None, Argument(metavar="[B]", help="What to compare A with; the same kind as A.", show_default=False)
     ] = None,
-    select: Select = "last",
-    tests: Annotated[bool, typer.Option("--tests", help="The comparisons that suite A declares; no B.")] = False,
+    suite: Annotated[str | None, Option("--suite", metavar="NAME", help="The suite that A and B are rows of.")] = None,
+    metric: Metric = None,
     preset: Preset = None,
-    smoke: Smoke = False,
     where: Where = None,
-    seeds: Seeds = None,
+    select: Select = "last",
     groups: Annotated[
         str | None,
-        typer.Option(
-            "--groups",
-            metavar="FILE",
-            help="Whose each test image is, a label a line; or writers, which some data know.",
+        Option(
+            "--groups", metavar="FILE",
+            help='File with one group label per test image, or "writers" if the data set has them.',
         ),
     ] = None,
-    db: Db = None,
     format: Format = "text",
-) -> None:
-    """Test whether two rows, cells, databases or files differ, paired by image and seed.
+) -> None:  # fmt: skip
+    """Test what a suite declares, or whether two rows, cells or files differ.
 
-    Such a comparison is exploratory. A claim is one of the comparisons that a suite declares: fatbench compare SUITE
-    --tests
+    Both are paired by image and seed. Use A and B to explore; to support a claim, use the comparisons the suite
+    declares.
 
     Example: fatbench compare SFAT FAT --suite fat-baselines --metric pgd20
     """
     from fatbench import api
     from fatbench.api.comparing import declared_families
     from fatbench.report import contrasts, sentences
-    from fatbench.suite.seeds import parse_seeds
 
     known_format(format, ("text", "json"))
-    chosen_checkpoint = checkpoint(select)
-    chosen_preset, filter_text = named_preset(preset, smoke), named_filter(where)
-    if tests:
-        if a is None:
-            raise SpecError(f"--tests: the suite stands where A is: fatbench compare {name or 'NAME'} --tests")
-        if b is not None or name or metric:
-            raise SpecError("--tests: the suite is A, and what it declares says the rest: no B, --suite or --metric")
-        chosen_seeds = parse_seeds(seeds) if seeds else None
-        plan, families = declared_families(
-            a, chosen_preset, chosen_seeds, filter_text, chosen_checkpoint, groups=groups, db=db
-        )
+    chosen_checkpoint, filter_text = checkpoint(select), named_filter(where)
+    if b is None:
+        _refuse_missing_b(a, suite)
+        if metric:
+            raise SpecError("--metric needs A and B: what a suite declares says its metrics")
+        plan, families = declared_families(a, preset, None, filter_text, chosen_checkpoint, groups=groups, db=None)
         if format == "json":
             print_json({
                 "suite": plan.suite, "preset": plan.preset, "checkpoint": select,
@@ -73,17 +66,26 @@ def compare(
         else:
             print("\n".join(text for *_, text in families), end="")
         return
-    if a is None or b is None:
-        raise SpecError(
-            f"compare takes two sides, A and B: fatbench compare {a or 'A'} B --suite {name or 'NAME'} of two rows;"
-            " two cells, databases or files; or fatbench compare NAME --tests"
-        )
     comparison = api.compare(
-        a, b, suite=name, metric=metric or (), preset=chosen_preset, seeds=seeds, where=filter_text,
-        select=chosen_checkpoint, groups=groups, db=db,
+        a, b, suite=suite, metric=name_list(metric), preset=preset, where=filter_text, select=chosen_checkpoint,
+        groups=groups,
     )  # fmt: skip
     if format == "json":
         header = {"a": a, "b": b, "checkpoint": select, "exploratory": True, "margin": comparison.parts[0].margin}
         print_json({**header, "comparisons": [sentences.record(part) for part in comparison.parts]})
     else:
         print(comparison, end="")
+
+
+def _refuse_missing_b(a: str, suite: str | None) -> None:
+    """SpecError: A is no suite, so something to compare it with is missing."""
+    from fatbench.suite import files
+
+    reason = ""
+    try:
+        files.locate(files.split_settings(a)[0])
+    except SpecError as error:
+        reason = f" ({error})"
+    if suite or reason:
+        name = suite or "NAME"
+        raise SpecError(f"missing B: fatbench compare {a} B --suite {name}, or fatbench compare {name}{reason}")

@@ -62,6 +62,11 @@ def cells(ctx: Any, incomplete: str) -> list[str]:
     return matches
 
 
+def suites_and_cells(ctx: Any, incomplete: str) -> list[str]:
+    """Suites, and after some letters of an id the cells in the database."""
+    return suites(ctx, incomplete) + (cells(ctx, incomplete) if incomplete else [])
+
+
 def _words() -> list[str]:
     """The command line so far: while an option lacks its value, Click has not read the others."""
     command_line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""

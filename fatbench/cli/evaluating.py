@@ -9,11 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fatbench import whole_file
-from fatbench.cli.common import known_format, name_list, plan_of, print_json
-from fatbench.cli.options import DataDir, Db, Device, Format, Precision, Preset, Smoke, Where
-from fatbench.errors import Doubtful, SpecError
-from fatbench.runner.run_options import RunOptions
+from fatbench import settings, whole_file
+from fatbench.cli.common import attack_list, known_format, mapping, plan_of, print_json
+from fatbench.cli.options import (
+    Argument,
+    Attacks,
+    Device,
+    Format,
+    Images,
+    Like,
+    Mean,
+    Model,
+    Option,
+    Precision,
+    Preset,
+    Std,
+    Where,
+)  # fmt: skip
+from fatbench.errors import Doubtful, SpecError, did_you_mean
+from fatbench.runner.run_options import RunOptions, run_options
 from fatbench.store.opening import opened
 from fatbench.store.stage_names import parsed
 
@@ -22,75 +36,64 @@ if TYPE_CHECKING:
     from fatbench.suite.cells import Plan
 
 
+MODEL = ("name", "outputs", "channels", "size", "entry")  # what {...} of --model may say
+BATCH = 500  # images at once, where run.microbatch does not say
+
+
 def evaluate(
     file: Annotated[
         Path,
-        typer.Argument(help="A checkpoint of a run, or a state dict (.pt, .safetensors).", show_default=False),
+        Argument(
+            metavar="FILE", help="A checkpoint of a run, or a state dict (.pt, .safetensors).", show_default=False
+        ),
     ],
-    *,
-    model: Annotated[
-        str | None, typer.Option("--model", help="Network of a state dict: FILE.py:NAME, FILE.py or timm/NAME.")
+    model: Model = None,
+    mean: Mean = None,
+    std: Std = None,
+    dataset: Annotated[
+        str | None, Option("--dataset", metavar="DATA", help="The data set, written as in a suite file.")
     ] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", help="The data set, written as in a suite.")] = None,
-    like: Annotated[
-        str | None, typer.Option("--like", metavar="SUITE", help="Use the images and attacks of this suite's cells.")
-    ] = None,
-    attack: Annotated[
-        list[str] | None,
-        typer.Option("--attack", "--attacks", help="fgsm,pgd20, or {name: pgd, eps: 8/255, ...}; may be repeated."),
-    ] = None,
+    like: Like = None,
+    preset: Preset = None,
+    where: Where = None,
+    attack: Attacks = None,
     eps: Annotated[
         str | None,
-        typer.Option(
-            "--eps", help="Radius of attacks that state none; default: a run's radius of training, else 8/255."
-        ),
+        Option("--eps", metavar="R", help="Radius of attacks that state none; default: that of training, else 8/255."),
     ] = None,
-    n: Annotated[int | None, typer.Option("-n", min=1, help="Use the first n test images.")] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 500,
-    mean: Annotated[
-        str | None, typer.Option("--mean", help="Mean of the preprocessing, one number per channel.")
-    ] = None,
-    std: Annotated[str | None, typer.Option("--std", help="Standard deviation of the preprocessing.")] = None,
-    outputs: Annotated[
-        str, typer.Option("--outputs", help="What it returns: logits, probabilities, or sigmoid (one of each class).")
-    ] = "logits",
-    channels: Annotated[str, typer.Option("--channels", help="Channel order of the network: rgb or bgr.")] = "rgb",
-    size: Annotated[int | None, typer.Option("--size", min=1, help="Resize images to SIZE x SIZE pixels.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Row name in tables; default: the file name.")] = None,
-    entry: Annotated[
-        str | None, typer.Option("--entry", help="State of a file with several: ema, model.student.")
+    images: Images = None,
+    name: Annotated[
+        str | None, Option("--name", metavar="NAME", help="Row name in tables; default: the file name.")
     ] = None,
     expect_natural: Annotated[
         float | None,
-        typer.Option(
-            "--expect-natural",
-            min=0,
-            max=100,
-            help="Natural accuracy in per cent that your own program measured; no attack runs if it differs here.",
+        Option(
+            "--expect-natural", metavar="X", min=0, max=100,
+            help="Natural accuracy (%) that you measured; no attack runs if it differs here.",
         ),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="End with exit code 6 if a number is doubtful.")] = False,
-    preset: Preset = None,
-    smoke: Smoke = False,
-    where: Where = None,
+    strict: Annotated[bool, Option("--strict", help="Exit with 6 if a number is doubtful.")] = False,
     device: Device = None,
     precision: Precision = None,
-    db: Db = None,
-    data: DataDir = None,
     format: Format = "text",
-) -> None:
-    """Attack a saved model outside any suite.
+) -> None:  # fmt: skip
+    """Attack a saved model: a run's checkpoint, or one trained elsewhere.
 
-    Example: fatbench evaluate net.pt --model net.py:Net --dataset cifar10 --eps 8/255 -n 1000
+    --model takes outputs (logits, probabilities, sigmoid), channels (rgb, bgr), size (images are resized to it) and
+    entry (a state of a file with several), too: {name: timm/resnet18, size: 224}. --images N takes the first N test
+    images; --like takes images and attacks of a suite's cells.
+
+    Example: fatbench evaluate net.pt --model net.py:Net --dataset cifar10 --eps 8/255 --images 1000
     """
     known_format(format, ("text", "json"))
     if expect_natural is not None and 0 < expect_natural <= 1:
         raise SpecError(f"--expect-natural: expected per cent such as 95 (and not 0.95), got {expect_natural:g}")
-    attack = [item for text in attack or () for item in ([text] if "{" in text else name_list(text))]
+    attacks, batch = attack_list(attack), settings.number("run.microbatch") or BATCH
     file = whole_file.regular(file)  # of the hub, or a pipe
-    options = RunOptions(device=device, precision=precision, db=db, data=data)
-    if like is None and (preset or smoke or where):
-        raise SpecError("--preset, --smoke and -k choose cells of a suite: name it with --like SUITE")
+    options = run_options(device=device, precision=precision, data=settings.given("data"))
+    if like is None and (preset or where):
+        raise SpecError("--preset and -k need a suite: name it with --like NAME")
+    plan = None
     if model is None:
         from fatbench.runner import checkpoints
 
@@ -100,8 +103,8 @@ def evaluate(
                 f"{file} is no checkpoint of a run; a state dict needs --model timm/NAME or --model FILE.py:FUNCTION"
             )
         of_a_state_dict = {
-            "--dataset": dataset, "--mean": mean, "--std": std, "--size": size, "--name": name, "--entry": entry,
-            "--expect-natural": expect_natural, "--strict": strict or None,
+            "--dataset": dataset, "--mean": mean, "--std": std, "--name": name, "--expect-natural": expect_natural,
+            "--strict": strict or None,
         }  # fmt: skip
         misplaced = [option for option, value in of_a_state_dict.items() if value is not None]
         if misplaced and file.is_file():
@@ -109,35 +112,40 @@ def evaluate(
                 f"{file}: without --model it is read as a checkpoint of a run, which has its own settings: leave out"
                 f" {', '.join(misplaced)}, or name a state dict's network with --model timm/NAME or FILE.py:FUNCTION"
             )
-        plan = None if like is None else plan_of(like, preset, smoke, None, where)
-        _checkpoint(file, plan, attack, eps, n, batch, options, format)
+        if like is not None:
+            plan = plan_of(like, preset, where)[1]
+        _checkpoint(file, plan, attacks, eps, images, batch, options, format)
         return
+    network = mapping("--model", model)
+    if unknown := next((key for key in network if key not in MODEL), None):
+        raise SpecError(f"--model: unknown setting '{unknown}'{did_you_mean(unknown, MODEL)}")
     from fatbench import api
     from fatbench.runner import evaluate_external
     from fatbench.suite.external_models import ROUND
     from fatbench.suite.standard_attacks import DEFAULT_RADIUS
 
-    plan = None if like is None else plan_of(like, preset, smoke, None, where)
+    if like is not None:
+        plan = plan_of(like, preset, where)[1]
+    data = mapping("--dataset", dataset) if dataset and "{" in dataset else dataset
     task = evaluate_external.task(
-        plan, dataset and _mapping(dataset), attack, eps=eps or DEFAULT_RADIUS, n=n, batch=batch, size=size
+        plan, data, attacks, eps=eps or DEFAULT_RADIUS, n=images, batch=batch, size=network.get("size")
     )
-    preprocessing: dict[str, Any] = {
-        "mean": _numbers("--mean", mean), "std": _numbers("--std", std), "outputs": outputs, "channels": channels,
-    }  # fmt: skip
-    source = evaluate_external.from_file(file, model, name, entry, **preprocessing)
+    preprocessing = {"mean": numbers("--mean", mean), "std": numbers("--std", std)}
+    preprocessing |= {key: network.get(key, default) for key, default in (("outputs", "logits"), ("channels", "rgb"))}
+    source = evaluate_external.from_file(file, str(network["name"]), name, network.get("entry"), **preprocessing)
     if source.note:
         print(f"fatbench: {source.note}", file=sys.stderr)
     expected_natural = None if expect_natural is None else expect_natural / 100
     cell, status = api.attack_and_store(source, task, options, _say, expected_natural, in_percent=True)
-    doubts = _show(cell, {stage: item.attack for item in task.evaluations for stage in item.stages(ROUND)}, db, format)
+    doubts = _show(cell, {stage: item.attack for item in task.evaluations for stage in item.stages(ROUND)}, format)
     if status != "done":
-        print(f"fatbench: {cell}: {status} (fatbench logs {cell})", file=sys.stderr)
+        print(f"fatbench: {cell}: {status} (fatbench show {cell} --log)", file=sys.stderr)
         raise typer.Exit(1)
     if strict and doubts:
         raise Doubtful(f"--strict: {cell}: {'; '.join(doubts)}")
 
 
-def _show(cell: str, attack_by_stage: Mapping[str, Any], db: str | None, format: str) -> list[str]:
+def _show(cell: str, attack_by_stage: Mapping[str, Any], format: str) -> list[str]:
     """The numbers of a cell, the robust accuracy first, and on stderr what is doubtful: what `--strict` ends at.
 
     attack_by_stage: stage -> attack of those that a text shows; JSON has all attacks on the model.
@@ -148,7 +156,7 @@ def _show(cell: str, attack_by_stage: Mapping[str, Any], db: str | None, format:
     from fatbench.report.tables.external_suite import split_note, suite_and_plan
     from fatbench.suite.standard_attacks import strength
 
-    with opened(db) as store:
+    with opened(None) as store:
         assert store is not None
         doubts_by_stage = cell_rows.doubts_of([cell], store)
         if format == "json":
@@ -227,27 +235,15 @@ def _checkpoint(
             print(f"fatbench: {row['label']}: {words}", file=sys.stderr)
 
 
-def _numbers(option: str, text: str | None) -> tuple[float, ...]:
+def numbers(option: str, text: str | None) -> tuple[float, ...]:
+    """What --mean or --std says, one for each channel. SpecError: no numbers, or a deviation that is not positive."""
     try:
         values = tuple(float(field) for field in (text or "").split(",") if field.strip())
     except ValueError:
         raise SpecError(f"{option}: expected numbers such as 0.5,0.5,0.5, got '{text}'") from None
     if option == "--std" and not all(0 < value < float("inf") for value in values):
-        raise SpecError(f"--std: expected positive numbers, by which images are divided, got '{text}'")
+        raise SpecError(f"--std: must be positive, got '{text}'")
     return values
-
-
-def _mapping(dataset: str) -> Any:
-    """A data set as the command line gives it: a name, or {name: image_folder, path: ..., size: 64}."""
-    if not dataset.lstrip().startswith("{"):
-        return dataset
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        return dict(YAML(typ="safe", pure=True).load(dataset))
-    except YAMLError:
-        raise SpecError(f"--dataset: cannot read '{dataset}' as a mapping such as {{name: svhn}}") from None
 
 
 def _say(event: Any) -> None:

@@ -1,48 +1,25 @@
-"""What `--help` prints and how a mistyped command is answered: panels, placeholders, examples, what was meant."""
+"""What `--help` prints, the options of the program on both sides of a command, and how other words are answered."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
+import os
 import re
-from typing import Any
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
 
 import typer
 
-from fatbench.cli import completing
-from fatbench.errors import SpecError, did_you_mean
+from fatbench import settings
+from fatbench.errors import FatbenchError, SpecError, UnknownName, did_you_mean
 
-ORDER = (
-    "suite", "new", "plan", "run", "status", "report", "compare", "plot", "site", "show", "logs", "outcomes",
-    "evaluate", "invert", "export", "import", "delete", "clean", "verify", "submit", "models", "data", "db", "doctor",
-)  # fmt: skip
-
-
-MEANT = {  # a word that people try -> the command that does it
-    "init": "new", "create": "new", "add": "new --help", "ls": "suite list", "list": "suite list",
-    "suites": "suite list",
-    "version": "--version", "help": "--help", "train": "run", "start": "run", "resume": "run", "exec": "run",
-    "attack": "evaluate", "eval": "evaluate", "test": "evaluate", "table": "report", "tables": "report",
-    "results": "report", "figure": "plot", "figures": "plot", "curves": "plot", "html": "site", "web": "site",
-    "serve": "site", "page": "site", "leaderboard": "site", "rm": "delete", "remove": "delete", "check": "suite check",
-    "validate": "suite check", "lint": "suite check", "reproduce": "verify", "diff": "compare",
-    "ttest": "compare --tests",
-    "download": "data prepare", "fetch": "data prepare", "datasets": "data list", "cost": "plan", "time": "plan",
-    "info": "doctor", "env": "doctor", "ps": "status", "progress": "status --watch", "watch": "status --watch",
-    "backup": "db backup", "upgrade": "export", "migrate": "export", "log": "logs", "load": "import",
-    "save": "export",
-    "dump": "export", "gc": "clean", "prune": "clean", "cells": "status", "cell": "show",
-}  # fmt: skip
-MEANT_OPTIONS = {  # the same of options; what is meant is one that the command has
-    "gpu": "--device cuda", "gpus": "--device cuda:0,1", "cpu": "--device cpu", "cuda": "--device cuda",
-    "workers": "--jobs N", "parallel": "--jobs N", "threads": "--jobs N", "out": "-o", "outdir": "-o",
-    "file": "-o FILE",
-    "seed": "--seeds 0", "lr": "--set algorithm.local.lr=0.02", "epochs": "--set algorithm.local.epochs=1",
-    "rounds": "--set algorithm.rounds=10", "override": "--set KEY=VALUE", "where": "--filter", "only": "--filter",
-    "method": "--filter method=NAME", "json": "--format json", "csv": "--format csv", "latex": "--format latex",
-    "markdown": "--format markdown", "force": "--rerun-changed", "rerun": "--rerun-changed", "retry": "--retry-failed",
-    "check": "--dry-run", "simulate": "--dry-run", "database": "--db", "dataset": "--data", "fast": "--preset quick",
-    "bf16": "--precision bf16", "fp16": "--precision bf16", "amp": "--precision bf16", "half": "--precision bf16",
-    "attacks": "--attack", "epsilon": "--eps", "limit": "-n", "images": "-n", "name": "--name",
-}  # fmt: skip
+GLOBALS = ("db", "data", "plugin", "config", "quiet", "verbose", "color", "smoke")
+REPEATED = ("plugin", "config")  # they add up; of the others the later one counts
+LINES = {"quiet": "none", "verbose": "event"}  # -> which lines of progress are printed
 
 WORDS = """\
 suite: a YAML file that describes the tables of a paper
@@ -50,114 +27,387 @@ preset: a size of a suite: paper is full, quick is minutes to hours on a GPU, sm
 cell: one experiment: data, partition, model, method, seed; trained once
 stage: a part of a cell: its training, or one attack on its model
 replicate: another run of the same cell
-doubt: a reason not to believe a number, found by a test; marked at it
+doubt: an automatic check found a reason to distrust this number
 comparison group: numbers that may be compared: same data, split and attack"""
 
-# a parameter -> the panel of the help that it stands in, where a command has many
-PANELS = {
-    "Which cells": ("preset", "smoke", "where", "seeds", "override", "attacks", "select", "runs", "like"),
-    "Where things are": ("db", "data", "plugin", "output", "log", "format"),
-    "Rarely needed": (
-        "per_gpu", "executor", "attack_precision", "path", "microbatch", "time_limit", "wait", "on",
-        "batch", "entry", "channels", "outputs", "images", "spread", "numbers", "with_evaluated", "calibrate", "gpus",
-    ),
-}  # fmt: skip
-MANY = 12  # options; with more, they stand in panels
+
+def _pairs(text: str) -> dict[str, str]:
+    """The lines "word: answer" of a text."""
+    return dict(line.strip().split(": ", 1) for line in text.strip().splitlines())
 
 
-def _first_sentence(text: str | None) -> str:
-    """The first sentence of a help text."""
-    return " ".join((text or "").split("\n\n")[0].split())
+# A command of before -> of now. A word in capitals is the user's next one, where there is one.
+MOVED = _pairs("""
+suite list: list suites
+suite show: show NAME
+suite check: check FILE
+suite schema: check --schema
+run cell: run CELL
+logs: show CELL --log
+outcomes: show CELL --outcomes
+models: list models
+cite: list papers NAME --format bibtex
+submit: verify FILE
+clean: delete --unused
+data list: list data
+data prepare: fetch NAME
+data verify: fetch -n NAME
+db check: check
+db backup: export -o COPY.db
+suite: list suites
+data: list data
+db: check
+""")
+# A word that people try -> the command that does it.
+MEANT = _pairs("""
+init: new suite NAME
+create: new suite NAME
+add: new suite NAME
+ls: list suites
+suites: list suites
+datasets: list data
+methods: list methods
+attacks: list attacks
+papers: list papers
+bibtex: list papers --format bibtex
+version: --version
+help: --help
+train: run NAME
+start: run NAME
+resume: run NAME
+exec: run NAME
+attack: evaluate FILE
+eval: evaluate FILE
+test: evaluate FILE
+table: report
+tables: report
+results: report
+figure: plot NAME
+figures: plot NAME
+curves: plot CELL
+html: site -o site
+web: site -o site
+serve: site -o site
+page: site -o site
+leaderboard: site -o site
+rm: delete NAME
+remove: delete NAME
+gc: delete --unused
+prune: delete --unused
+validate: check FILE
+lint: check FILE
+reproduce: verify FILE
+diff: compare A B
+ttest: compare NAME
+tests: compare NAME
+download: fetch NAME
+prepare: fetch NAME
+cost: plan NAME
+time: plan NAME
+info: doctor
+env: doctor
+ps: status
+progress: status NAME --watch
+watch: status NAME --watch
+backup: export -o copy.db
+upgrade: export -o results.jsonl
+migrate: export -o results.jsonl
+log: show CELL --log
+cell: show CELL
+cells: status NAME
+load: import FILE
+save: export -o results.jsonl
+dump: export -o results.jsonl
+""")
+# An option of before, of one command or of any -> what to type now; VALUE is what the user gave it.
+MOVED_OPTIONS = _pairs("""
+report --rows: --by VALUE
+report --columns: --metric VALUE
+report --images: --common
+report --runs: -k run.VALUE
+report --digits: -c report.digits=VALUE
+report --notes: -c report.notes=VALUE
+report --published: -c report.published=VALUE
+report --no-published: -c report.published=none
+report --spread: -c report.spread=VALUE
+report --numbers: -c report.numbers=VALUE
+report --bom: -c report.bom=true
+report --with-evaluated: -c report.evaluated=true
+plot --y: --metric VALUE
+plot --cell: fatbench plot VALUE
+plot --plain: --width text
+plot --serif: -c plot.serif=true
+site --runs: -c run.precision=fp32
+site --images: no longer needed: images are found in results/figures
+status --every: --watch
+compare --tests: fatbench compare NAME
+check --contract: fatbench check FILE.py
+verify --cell: -k cell=VALUE
+verify --precision: -c run.precision=VALUE
+verify --seed: --sample-seed VALUE
+plan --gpus: --jobs VALUE
+plan --calibrate: --on here
+run --retry-failed: --rerun failed
+run --rerun-changed: --rerun changed
+run --per-gpu: -c run.per_gpu=VALUE
+run --time-limit: -c run.time_limit=VALUE
+run --wait: -c run.wait=true
+run --no-wait: -c run.wait=false
+run --fail-fast: -c run.fail_fast=true
+run --log: -c run.log=VALUE
+evaluate -n: --images VALUE
+evaluate --batch: -c run.microbatch=VALUE
+evaluate --outputs: --model '{name: ..., outputs: VALUE}'
+evaluate --channels: --model '{name: ..., channels: VALUE}'
+evaluate --size: --model '{name: ..., size: VALUE}'
+evaluate --entry: --model '{name: ..., entry: VALUE}'
+invert --batch: --images VALUE
+invert --lr: --set local.lr=VALUE
+invert --epochs: --set local.epochs=VALUE
+invert --local-batch: --set local.batch=VALUE
+invert --momentum: --set local.momentum=VALUE
+invert --weight-decay: --set local.weight_decay=VALUE
+new --rows: --beside FILE
+list --from: fatbench fetch NAME
+list --name: fatbench fetch VALUE
+list --here: fatbench list models
+--attacks: --attack VALUE
+--seeds: -k 'seed in [VALUE]'
+--path: -c run.path=VALUE
+--microbatch: -c run.microbatch=VALUE
+--attack-precision: -c run.attack_precision=VALUE
+""")
+# An option that people try -> what is meant; it is answered where the command has it.
+MEANT_OPTIONS = _pairs("""
+gpu: --device cuda
+gpus: --device cuda:0,1
+cpu: --device cpu
+cuda: --device cuda
+workers: --jobs N
+parallel: --jobs N
+threads: --jobs N
+out: -o PATH
+outdir: -o PATH
+file: -o PATH
+seed: --seeds 0
+lr: --set algorithm.local.lr=0.02
+epochs: --set algorithm.local.epochs=1
+rounds: --set algorithm.rounds=10
+override: --set KEY=VALUE
+where: -k FILTER
+only: -k FILTER
+method: -k method=NAME
+json: --format json
+csv: --format csv
+latex: --format latex
+markdown: --format markdown
+force: --rerun changed
+retry: --rerun failed
+check: --dry-run
+simulate: --dry-run
+database: --db URL
+dataset: --data FOLDER
+root: --data FOLDER
+fast: --preset quick
+bf16: --precision bf16
+fp16: --precision bf16
+amp: --precision bf16
+half: --precision bf16
+attacks: --attack LIST
+epsilon: --eps R
+eps: --set perturbation.eps=8/255
+limit: --images N
+n: --images N
+columns: --metric LIST
+rows: --by AXES
+y: --metric LIST
+""")
+
+# -- the command line so far, for what has no other way to know it ---------------------------------------------------
 
 
-class Documented(typer.core.TyperCommand):
-    """A command whose help has one style of placeholder, its options in panels, and its example as it is typed."""
-
-    def __init__(self, *arguments: Any, **settings: Any):
-        super().__init__(*arguments, **settings)
-        for parameter in self.params:
-            if getattr(parameter, "metavar", None) is None and not getattr(parameter, "is_flag", False):
-                parameter.metavar = _placeholder(parameter)
-
-    def format_usage(self, ctx: Any, formatter: Any) -> None:
-        pieces = " ".join(self.collect_usage_pieces(ctx))
-        formatter.write_usage(" ".join(ctx.command_path.split()), re.sub("[{}]", "", pieces))
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        panels: dict[str, list[Any]] = {"Arguments": [], "Options": [], **{panel: [] for panel in PANELS}}
-        parameters = [
-            (option, record) for option in self.get_params(ctx) if (record := option.get_help_record(ctx)) is not None
-        ]
-        has_panels = len(parameters) > MANY
-        for parameter, record in parameters:
-            panel = next((p for p, names in PANELS.items() if has_panels and parameter.name in names), "Options")
-            if parameter.param_type_name == "argument":
-                panels["Arguments"].append((re.sub(" <.*>", "", record[0]), record[1]))
-            else:
-                panels[panel].append(record)
-        leading_panels = ["Arguments", "Which cells", "Options"]
-        for panel in dict.fromkeys([*leading_panels, *panels]):
-            if panels[panel]:
-                with formatter.section(panel):
-                    formatter.write_dl(panels[panel])
+def moved_option(command: str, option: str, arguments: list[str]) -> str | None:
+    """ "--digits 1 is now -c report.digits=1", in the words of the command line; None: the option was never there."""
+    new = MOVED_OPTIONS.get(f"{command} {option}") or MOVED_OPTIONS.get(option)
+    if new is None:
+        return None
+    given, value = option, ""
+    for position, word in enumerate(arguments):
+        name, sign, assigned = word.partition("=")
+        if name == option:
+            following = arguments[position + 1 : position + 2]
+            value = assigned if sign else following[0] if following and not following[0].startswith("-") else ""
+            given = f"{option} {value}" if value and "VALUE" in new else option
+    return f"{given} is now {new.replace('VALUE', value or 'VALUE')}"
 
 
-def _placeholder(parameter: Any) -> str:
-    """ "N" for a number, "PATH" for a file, else the last word of the name: "NAME", "PRECISION"."""
-    if parameter.param_type_name == "argument":
-        return str(parameter.name).upper().rstrip("_")
-    kind = getattr(parameter, "type", None) or parameter.bare_type()  # of typer's own click, or of the older one
-    if match := re.search("int|float|path", str(kind).lower()):
-        return "PATH" if match[0] == "path" else "N"
-    return str(parameter.name).rpartition("_")[2].upper()
+def _moved_command(arguments: list[str]) -> str | None:
+    """ "'logs' is now 'fatbench show 0123 --log'", in the words of the command line."""
+    for count in (2, 1):
+        word, following = " ".join(arguments[:count]), arguments[count:]
+        if len(arguments) >= count and (new := MOVED.get(word)):
+            named = next((name for name in following if not name.startswith("-")), "")
+            return f"'{word}' is now 'fatbench {re.sub('[A-Z]+(?= |$)', named, new) if named else new}'"
+    return None
 
 
-class Suggesting(typer.core.TyperGroup):
-    """A command group whose "no such command" names the one that was meant, and whose help follows a user's day."""
+JOINED_BY = {"-k": " ", "--filter": " ", "--seeds": ",", "--attack": ",", "--metric": ","}
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        names = super().list_commands(ctx)
-        return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Every command with all of its first sentence, on as many lines as it needs."""
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, _first_sentence(command.help)) for name, command in commands if command is not None]
-            )
+def option_of(extra_words: list[str]) -> str:
+    """ " (did you mean --seeds '0,1'?)" if the words follow the value of an option that takes several."""
+    position = sys.argv.index(extra_words[0]) if extra_words[0] in sys.argv else 0
+    option, value = ["", "", *sys.argv][position : position + 2]
+    if (joined_by := JOINED_BY.get(option)) is None:
+        return ""
+    joined_by = " " if value.startswith(("{", "[")) else joined_by  # a mapping without quotes
+    words = [value if joined_by == " " else value.rstrip(","), *extra_words]
+    return f" (did you mean {option} '{joined_by.join(words)}'?)"
+
+
+# -- commands --------------------------------------------------------------------------------------------------------
+
+
+def anywhere(ctx: Any, param: Any, value: Any) -> Any:
+    """Store an option of the program, which stands before or after a command; not given, it changes nothing."""
+    if value not in (None, (), [], False):
+        given = ctx.find_root().meta.setdefault("fatbench", {})
+        given[param.name] = [*given.get(param.name, ()), *value] if param.name in REPEATED else value
+    return value
+
+
+def quietness() -> str:
+    """Which lines of progress this command line asks for: "none", "cell" or "event"."""
+    return _said.get("lines", "cell")
+
+
+_said: dict[str, str] = {}
+
+
+def _said_of(argument: Any, ctx: Any) -> tuple[str, str]:
+    return argument.metavar, argument.help
+
+
+class Command(typer.core.TyperCommand):
+    """A command that takes the program's options too, which its help does not list."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        root, params = ctx.find_root().command, super().get_params(ctx)
+        own = {name for param in params for name in param.opts}
+        for param in params:
+            if param.param_type_name == "argument":
+                vars(param)["get_help_record"] = functools.partial(_said_of, param)
+        for param in root.params if root is not self else ():
+            if param.name in GLOBALS and not own & set(param.opts):
+                param = copy.copy(param)
+                param.expose_value, param.callback, param.hidden = False, anywhere, False
+                param.get_help_record = lambda ctx: None  # taken and completed, listed on the program's page
+                params.insert(-1, param)
+        return params
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return ["[OPTIONS]", *(str(param.metavar) for param in self.params if param.param_type_name == "argument")]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        if self.epilog:
-            with formatter.section("Words"):
-                formatter.write_dl([tuple(line.split(": ", 1)) for line in self.epilog.splitlines()])
+        formatter.write_paragraph()
+        formatter.write_text("Also --db, --data, --plugin, -c, -q, -v, --color: see 'fatbench --help'.")
+
+    def invoke(self, ctx: Any) -> Any:
+        given = dict(ctx.find_root().meta.get("fatbench", {}))
+        if given.pop("smoke", False):
+            preset = ctx.params.get("preset", "none")
+            if preset == "none":
+                raise SpecError(f"{ctx.info_name} has no presets: --smoke does not fit")
+            if preset not in (None, "smoke"):
+                raise SpecError(f"--smoke and --preset {preset} contradict each other")
+            ctx.params["preset"] = "smoke"
+        with called(given):
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def called(given: dict[str, Any]) -> Iterator[None]:
+    """A context in which a command runs: with what the program's options say, and with their plug-ins.
+
+    A name that is unknown without a plug-in of the database's runs is answered with which plug-in that was. A mistake
+    of the program is looked for in the database first: what it cannot read is damaged.
+    """
+    from fatbench.suite import plugins
+
+    if given.get("quiet") and given.get("verbose"):
+        raise SpecError("--quiet and --verbose contradict each other")
+    if (color := given.get("color", "auto")) not in ("auto", "always", "never"):
+        raise SpecError(f"--color: expected auto, always or never, got '{color}'")
+    before = dict(os.environ)
+    _said["lines"] = next((lines for name, lines in LINES.items() if given.get(name)), "cell")
+    try:
+        if color != "auto":
+            os.environ.pop("NO_COLOR" if color == "always" else "FORCE_COLOR", None)
+            os.environ["FORCE_COLOR" if color == "always" else "NO_COLOR"] = "1"
+        options = {key: str(given[key]) for key in ("db", "data") if given.get(key) is not None}
+        with settings.options(options, given.get("config", ())):
+            plugins.load([Path(file) for file in given.get("plugin", ())])
+            try:
+                yield
+            except UnknownName as error:
+                from fatbench.runner import versions
+
+                raise SpecError(versions.explain(error, None)) from None
+            except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+                if damage := _damage():
+                    raise damage from error
+                raise
+    finally:
+        _said.clear()
+        for name in ("NO_COLOR", "FORCE_COLOR"):
+            os.environ.pop(name, None)
+            os.environ.update({name: before[name]} if name in before else {})
+
+
+def _damage() -> FatbenchError | None:
+    """What is damaged in the database; None: nothing, or there is none."""
+    from fatbench.store import integrity
+
+    with contextlib.suppress(FatbenchError):
+        try:
+            integrity.check(settings.database())
+        except integrity.Damaged as damage:
+            return damage
+    return None
+
+
+class Program(typer.core.TyperGroup):
+    """The program: its commands by the job they do, and an answer to words that are none."""
+
+    jobs: ClassVar[dict[str, tuple[str, ...]]] = {}  # set by `fatbench.cli.app`
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for names in self.jobs.values() for name in names]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, self.commands))
+        for job, names in self.jobs.items():
+            with formatter.section(job):
+                formatter.write_dl([(name.ljust(width), _first_sentence(self.commands[name].help)) for name in names])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Words"):
+            formatter.write_dl([tuple(line.split(": ", 1)) for line in WORDS.splitlines()])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            if ctx.parent is None and (hint := MEANT.get(args[0].lower())):
-                raise SpecError(f"no command is named '{args[0]}' (did you mean 'fatbench {hint}'?)")
-            raise SpecError(f"no command is named '{args[0]}'{did_you_mean(args[0], self.list_commands(ctx))}")
+        word = args[0] if args else ""
+        if word and word not in self.commands and not word.startswith("-"):
+            if moved := _moved_command(args):
+                raise SpecError(moved)
+            for name, value in ctx.params.items():  # `--data run X`: its value is missing
+                if swallowed := [
+                    one for one in (value if isinstance(value, list) else [value]) if str(one) in self.commands
+                ]:
+                    raise SpecError(f"--{name}: expected a value, got the command '{swallowed[-1]}'")
+            hint = f" (did you mean 'fatbench {MEANT[word.lower()]}'?)" if word.lower() in MEANT else ""
+            raise SpecError(f"no command is named '{word}'{hint or did_you_mean(word, self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
 
-class OfSuites(Suggesting):
-    """A group whose command `suite` need not be written: `fatbench run NAME` is `fatbench run suite NAME`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        if not args and ctx.info_name == "plan":  # every suite
-            args = ["suite"]
-            ctx.obj = True
-            return super().parse_args(ctx, args)
-        commands, first_word = self.list_commands(ctx), next((arg for arg in args if not arg.startswith("-")), None)
-        ctx.obj = args and args[0] not in commands and first_word not in commands
-        return super().parse_args(ctx, ["suite", *args] if ctx.obj else args)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, command, remaining = super().resolve_command(ctx, args)
-        return "" if ctx.obj else name, command, remaining
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        items = super().shell_complete(ctx, incomplete)
-        kind = type(items[0]) if items else None
-        names = [] if incomplete.startswith("-") else completing.suites(ctx, incomplete)
-        return [*items, *(map(kind, names) if kind else names)]
+def _first_sentence(text: str | None) -> str:
+    return " ".join((text or "").split("\n\n")[0].split())

@@ -5,70 +5,83 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import Annotated, Any
 
 from fatbench import whole_file
-from fatbench.cli.common import known_format, plan_of, print_json
-from fatbench.cli.options import Db, Format, Preset, Smoke, Where, output_folder
-from fatbench.errors import MachineError, NothingMatched, SpecError
-from fatbench.store.opening import opened
+from fatbench.cli.common import known_format, mapping, named_filter, print_json
+from fatbench.cli.options import (
+    Argument,
+    Classes,
+    Format,
+    Images,
+    Like,
+    Mean,
+    Model,
+    Option,
+    OutputFolder,
+    Override,
+    Std,
+    Where,
+)  # fmt: skip
+from fatbench.errors import SpecError, did_you_mean
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fatbench.suite.cells import Plan
+LOCAL = {"lr": float, "epochs": int, "batch": int, "momentum": float, "weight_decay": float}  # keys of local training
 
 
 def invert(
     file: Annotated[
-        Path, typer.Argument(help="The weights that the client received: .pt or .safetensors.", show_default=False)
+        Path,
+        Argument(
+            metavar="FILE", help="The weights that the client received: .pt or .safetensors.", show_default=False
+        ),
     ],
-    *,
-    model: Annotated[str, typer.Option("--model", help="Network: timm/NAME or FILE.py:FUNCTION.")],
-    shape: Annotated[str, typer.Option("--shape", help="Shape of an image, such as 3x32x32.")],
-    after: Annotated[Path | None, typer.Option("--after", help="The weights that the client returned.")] = None,
-    gradient: Annotated[Path | None, typer.Option("--gradient", help="Instead: a gradient, by parameter.")] = None,
-    classes: Annotated[int, typer.Option("--classes", min=2, help="Number of classes.")] = 10,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Number of images behind the update.")] = None,
+    model: Model = None,
+    mean: Mean = None,
+    std: Std = None,
+    shape: Annotated[
+        str | None, Option("--shape", metavar="CxHxW", help="Shape of an image, such as 3x32x32.")
+    ] = None,
+    after: Annotated[
+        Path | None, Option("--after", metavar="FILE", help="The weights that the client returned.")
+    ] = None,
+    gradient: Annotated[
+        Path | None, Option("--gradient", metavar="FILE", help="Instead: a gradient, by parameter.")
+    ] = None,
+    classes: Classes = 10,
+    images: Images = None,
     labels: Annotated[
         str | None,
-        typer.Option("--labels", help="Labels of the images, such as 3,1; default: restored from the update."),
+        Option("--labels", metavar="LIST", help="Labels of the images, such as 3,1; default: recovered."),
     ] = None,
-    threat: Annotated[str, typer.Option("--threat", help="Threat model of the attacker: A, B, C or D.")] = "B",
-    lr: Annotated[float | None, typer.Option("--lr", min=1e-12, help="Learning rate of local SGD (threat C).")] = None,
-    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Local epochs.")] = 1,
-    local_batch: Annotated[
-        int | None, typer.Option("--local-batch", min=1, help="Batch size of local training.")
-    ] = None,
-    momentum: Annotated[float, typer.Option("--momentum", min=0, max=0.9999, help="Local momentum.")] = 0.0,
-    weight_decay: Annotated[float, typer.Option("--weight-decay", min=0, help="Local weight decay.")] = 0.0,
+    threat: Annotated[
+        str, Option("--threat", metavar="T", help="Threat model of the attacker: A, B, C or D.")
+    ] = "B",
+    override: Override = None,
     inversion: Annotated[
-        list[str] | None, typer.Option("--inversion", help="NAME or {name: ..., ...}; default: those that fit.")
+        list[str] | None,
+        Option("--inversion", metavar="NAME", help="NAME or {name: ..., ...}; default: those that fit."),
     ] = None,
     original: Annotated[
-        list[Path] | None, typer.Option("--original", help="Image file to compare with; may be repeated.")
+        list[Path] | None, Option("--original", metavar="FILE", help="Image to compare with; may be repeated.")
     ] = None,
-    mean: Annotated[str | None, typer.Option("--mean", help="Mean of the preprocessing, per channel.")] = None,
-    std: Annotated[str | None, typer.Option("--std", help="Standard deviation of the preprocessing.")] = None,
-    like: Annotated[
-        str | None, typer.Option("--like", metavar="SUITE", help="Show the results of this suite's cells below.")
-    ] = None,
-    preset: Preset = None,
-    smoke: Smoke = False,
+    like: Like = None,
     where: Where = None,
-    db: Db = None,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", callback=output_folder, help="Folder for the reconstructions.")
-    ] = Path("inverted"),
     format: Format = "text",
-) -> None:
-    """Attack an update of your own: what does it give away?
+    output: OutputFolder = None,
+) -> None:  # fmt: skip
+    """Try to reconstruct training images from a model update.
 
-    Example: fatbench invert weights.pt --model net.py:Net --shape 3x32x32 --after returned.pt
+    --images is the number of images behind the update. An attacker of threat model C or D knows how the client trained:
+    --set local.lr=0.1, local.epochs, local.batch, local.momentum, local.weight_decay. --like shows a suite's results
+    below. The images go to the folder inverted if -o names none.
+
+    Example: fatbench invert weights.pt --model net.py:Net --shape 3x32x32 --after returned.pt --images 1
     """
     known_format(format, ("text", "json"))
+    if model is None or shape is None:
+        raise SpecError(
+            f"{'--model' if model is None else '--shape'} is missing: invert FILE --model M --shape 3x32x32"
+        )
     if (after is None) == (gradient is None):
         raise SpecError("give the update as --after WEIGHTS or as --gradient FILE, one of the two")
     size = _shape(shape)
@@ -77,11 +90,13 @@ def invert(
     if threat not in ("A", "B", "C", "D"):
         reason = "a manipulated model is needed" if threat in threats.KNOWS else "no such threat model"
         raise SpecError(f"--threat: expected A, B, C or D, got '{threat}' ({reason}; see docs/methods.md, Inversions)")
-    if lr is None and (epochs > 1 or local_batch or momentum or weight_decay):
-        raise SpecError("--epochs, --local-batch, --momentum and --weight-decay need --lr")
-    if lr is not None and threat not in ("C", "D"):
-        raise SpecError(f"--lr: an attacker of threat model {threat} does not know it: --threat C")
-    from fatbench.cli.evaluating import _mapping, _numbers
+    local = _local(override)
+    if local and "lr" not in local:
+        raise SpecError(f"--set local.{min(local)}: needs local.lr, too")
+    if local and threat not in ("C", "D"):
+        raise SpecError(f"--set local.lr: an attacker of threat model {threat} does not know it: --threat C")
+    from fatbench.api import inverting as api
+    from fatbench.cli.evaluating import numbers
     from fatbench.runner import invert as inverting
 
     given_labels = (
@@ -89,25 +104,24 @@ def invert(
         if _are_labels(labels)
         else ()
     )
-    count = batch or len(given_labels)
-    local = lr and {
-        "lr": lr, "epochs": epochs, "batch": local_batch or count, "momentum": momentum, "weight_decay": weight_decay,
-    }  # fmt: skip
-    preprocessing = {"mean": _numbers("--mean", mean), "std": _numbers("--std", std)}
+    count = images or len(given_labels)
+    settings = {"epochs": 1, "batch": count, "momentum": 0.0, "weight_decay": 0.0, **local} if local else None
+    preprocessing = {"mean": numbers("--mean", mean), "std": numbers("--std", std)}
     if len(preprocessing["mean"]) != len(preprocessing["std"]):
         raise SpecError("--mean and --std go together, one number per channel")
     update, kind = (after, "after") if after is not None else (gradient, "gradient")
     assert update is not None
     task = inverting.InversionTask(
-        file, update, kind, model, size, classes, threat, batch, given_labels,  # type: ignore[arg-type]
-        tuple(_mapping(attack_text) for attack_text in inversion or ()), preprocessing, local or None,
+        file, update, kind, model, size, classes, threat, images, given_labels,  # type: ignore[arg-type]
+        tuple(mapping("--inversion", text) if "{" in text else text for text in inversion or ()), preprocessing,
+        settings,
     )  # fmt: skip
-    originals = _images(original or [], size, count)
-    if like is None and (preset or smoke or where or db):
-        raise SpecError("--preset, --smoke, -k and --db choose results of a suite: name it with --like SUITE")
+    originals = api.images_of(original or [], size, count)
+    if like is None and where:
+        raise SpecError("-k needs a suite: name it with --like NAME")
     # before anything is computed: a misspelt suite is an error of the first second
-    beside = [] if like is None else _rows_of_suite(plan_of(like, preset, smoke, None, where), db)
-    loaded = inverting.load(task)
+    beside = [] if like is None else api.rows_of_suite(like, named_filter(where))
+    loaded, output = inverting.load(task), output or Path("inverted")
     attack_calls = inverting.fitting(task, loaded)
     answers = inverting.invert(task, loaded, attack_calls)
     residual = inverting.residual(task, loaded)
@@ -115,11 +129,11 @@ def invert(
     pictures: dict[Path, str | bytes] = {}
     for position, answer in enumerate(answers):
         picture_file = output / f"{position + 1}-{re.sub('[^a-z0-9]+', '-', answer.name.lower()).strip('-')}.png"
-        pictures[picture_file] = _png(answer.images)
+        pictures[picture_file] = api.png(answer.images)
         row = {"attack": answer.name, "threat": answer.threat, "labels": answer.labels, "file": str(picture_file)}
         rows.append(row | (inverting.scores(answer, originals) if originals is not None else {}))
     if originals is not None:
-        pictures[output / "originals.png"] = _png(originals)
+        pictures[output / "originals.png"] = api.png(originals)
     whole_file.write_all(pictures, f"-o {output}")  # all or none
     label_list = loaded.observed.labels[0].tolist()
     verdict = _verdict(residual, inverting.ONE_IMAGE)
@@ -129,40 +143,10 @@ def invert(
         )
         return
     _print(rows + beside)
-    print(f"\nlabels, {'given' if given_labels else 'restored'}: {', '.join(map(str, label_list))}")
+    print(f"\nlabels, {'given' if given_labels else 'recovered'}: {', '.join(map(str, label_list))}")
     for line in (verdict, *loaded.notes):
         if line:
             print(line, file=sys.stderr if line in loaded.notes else sys.stdout)
-
-
-MEASURES = ("psnr", "ssim", "lpips", "matched_psnr", "matched_ssim", "recovered")
-
-
-def _rows_of_suite(plan: Plan, db: str | None) -> list[dict[str, Any]]:
-    """A row for each cell of a suite that inverted updates: means over its clients. NothingMatched: there is none."""
-    from fatbench.report.numbers.cell_rows import OVERALL, numbers_of
-    from fatbench.store.schema import NUMBERS
-    from fatbench.suite import threats
-
-    cells = [cell for cell in plan.cells if cell.spec["algorithm"]["name"] == "gradient_inversion"]
-    # an axis that all cells share would only widen the table
-    varying = [axis for axis in cells[0].key if len({cell.key.get(axis) for cell in cells}) > 1] if cells else []
-    with opened(db) as store:
-        measures = NUMBERS.c.metric.in_(MEASURES) & OVERALL
-        numbers = [] if store is None else numbers_of([cell.id for cell in cells], store, measures)
-    # the last round's are those of all clients
-    value_by_cell = {(row.cell, row.metric): row.value for row in numbers}
-    rows = []
-    for cell in cells:
-        if (cell.id, "psnr") in value_by_cell:
-            algorithm = cell.spec["algorithm"]
-            labels = ", ".join(str(cell.key.get(axis, "")) for axis in varying) or algorithm["inversion"]["name"]
-            clients = f"{plan.suite}: mean of {algorithm['rounds'] * algorithm['target_clients']} clients"
-            means = {name: value_by_cell[cell.id, name] for name in MEASURES if (cell.id, name) in value_by_cell}
-            rows.append({"attack": labels, **threats.of_cell(cell.spec), "file": clients, **means})
-    if not rows:
-        raise NothingMatched(f"--like {plan.suite}: no cell of preset {plan.preset} has inverted updates here yet")
-    return rows
 
 
 def _verdict(residual: float | None, threshold: float) -> str:
@@ -187,6 +171,26 @@ def _print(rows: list[dict[str, Any]]) -> None:
     print(tabulate(shown_rows, headers="keys", tablefmt="pipe", disable_numparse=True))
 
 
+def _local(pairs: list[str] | None) -> dict[str, Any]:
+    """How the client trained, of --set local.lr=0.1. SpecError: another key, or no number."""
+    local: dict[str, Any] = {}
+    for text in pairs or ():
+        path, _, value = text.partition("=")
+        table, _, key = path.strip().rpartition(".")
+        if table != "local" or key not in LOCAL:
+            known = [f"local.{name}" for name in LOCAL]
+            raise SpecError(f"--set: expected {', '.join(known)}, got '{text}'{did_you_mean(path.strip(), known)}")
+        try:
+            local[key] = LOCAL[key](value)
+        except ValueError:
+            raise SpecError(f"--set {path}: expected a number, got '{value}'") from None
+        if not (local[key] >= 0 and local[key] < 1e9) or (key in ("lr", "epochs", "batch") and local[key] == 0):
+            raise SpecError(f"--set {path}: must be positive, got '{value}'")
+        if key == "momentum" and local[key] >= 1:
+            raise SpecError(f"--set {path}: expected 0 to below 1, got '{value}'")
+    return local
+
+
 def _are_labels(labels: str | None) -> bool:
     if labels is not None and not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", labels):
         raise SpecError(f"--labels: expected whole numbers such as 3,1, got '{labels}'")
@@ -198,39 +202,3 @@ def _shape(text: str) -> tuple[int, int, int]:
     if match is None or match[2] != match[3] or match[1] not in ("1", "3"):
         raise SpecError(f"--shape: expected 1 or 3 channels and a square, such as 3x32x32, got '{text}'")
     return int(match[1]), int(match[2]), int(match[3])
-
-
-def _images(files: list[Path], shape: tuple[int, int, int], count: int) -> Tensor | None:
-    """(N, C, H, W) in [0, 1]. SpecError: an image of another size, or another number of them."""
-    import numpy
-    import torch
-    from PIL import Image
-
-    from fatbench.data.common import eight_bits
-
-    if not files:
-        return None
-    if count and len(files) != count:
-        raise SpecError(f"--original: {len(files)} images, and the update is of {count}")
-    if shape[1] < 11:
-        raise SpecError(f"--original: SSIM needs images of at least 11 x 11, these are {shape[1]} x {shape[2]}")
-    tensors = []
-    for file in files:
-        try:
-            with Image.open(file) as image:
-                width, height = image.size
-                if (height, width) != shape[1:]:  # before it is unpacked
-                    wanted_size = f"{shape[1]} x {shape[2]}"
-                    raise SpecError(f"--original {file}: {height} x {width} pixels, --shape says {wanted_size}")
-                pixels = numpy.asarray(eight_bits(image, "RGB" if shape[0] == 3 else "L"))
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise MachineError(f"--original {file}: {getattr(error, 'strerror', None) or 'not an image'}") from None
-        tensors.append(torch.from_numpy(pixels.copy()).view(*shape[1:], shape[0]).permute(2, 0, 1).float() / 255)
-    return torch.stack(tensors)
-
-
-def _png(images: Tensor) -> bytes:
-    from fatbench.report.figures.artifacts import images as drawn
-
-    stack = (images.clamp(0, 1) * 255).round().byte().cpu().numpy()
-    return drawn({"images": stack})[0].png()

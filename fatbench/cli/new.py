@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import keyword
 import re
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from fatbench import whole_file
+from fatbench import packed, whole_file
 from fatbench.cli import completing
-from fatbench.cli.options import Db
-from fatbench.errors import SpecError, article
+from fatbench.cli.completing import one_of
+from fatbench.cli.options import Argument, Option
+from fatbench.errors import SpecError, article, did_you_mean
 
 TEMPLATES = Path(__file__).parent / "templates"
-Name = Annotated[str, typer.Argument(help="Its name in the suite file.", show_default=False)]
-Beside = Annotated[
-    str | None,
-    typer.Option(
-        "--beside",
-        metavar="SUITE",
-        help="Add it to the rows of this suite, whose shipped numbers are imported.",
-        autocompletion=completing.suites,
-    ),
-]
-Rows = Annotated[
-    list[Path] | None,
-    typer.Option("--rows", metavar="FILE", help="The suite's numbers, as exported; default: those of a clone."),
-]
-
 KINDS = {
     "method": "Algorithm",
     "aggregator": "Aggregator",
@@ -62,7 +46,7 @@ CHANGES: dict[str, dict[str, str]] = {
         "NAME beside FAT and SFAT": "FAT with a malicious client, FAT and SFAT",
     },
     "dataset": {
-        "data: {name: digits}           # later: cifar10, svhn, ... (fatbench data list)": "data: {name: NAME}",
+        "data: {name: digits}           # later: cifar10, svhn, ... (fatbench list data)": "data: {name: NAME}",
         "NAME beside FAT and SFAT, on scikit-learn's digits": "FAT and SFAT on NAME",
     },
     "model": {
@@ -79,56 +63,47 @@ SCHEMA = "fatbench.schema.json"  # beside a suite, for editors
 PLUGINS = "plugins: [NAME.py]             # found relative to this file"
 
 
-def _command(kind_name: str, help: str) -> Callable[..., None]:
-    def command(name: Name, *, beside: Beside = None, rows: Rows = None, db: Db = None) -> None:
-        _write(kind_name, name, beside, rows or [], db)
+def new(
+    kind: Annotated[
+        str,
+        Argument(metavar="KIND", help=f"{', '.join(CHANGES)}.", show_default=False, autocompletion=one_of(*CHANGES)),
+    ],
+    name: Annotated[str, Argument(metavar="NAME", help="Its name in the suite file.", show_default=False)],
+    beside: Annotated[
+        str | None,
+        Option(
+            "--beside", metavar="SUITE|FILE", autocompletion=completing.suites,
+            help="Add it to the rows of this suite, or exported file; numbers of them are imported.",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    """Write a small working file NAME.py, and a suite NAME.yaml to run it.
 
-    def suite_command(name: Name) -> None:
-        _write(kind_name, name)
+    The suite compares it with FAT and SFAT, or with the rows of a suite of ours. Of the kind suite, only the suite is
+    written.
 
-    function = suite_command if kind_name == "suite" else command
-    function.__doc__ = help
-    return function
-
-
-def _help(kind_text: str, example: str) -> str:
-    return f"Write {kind_text} to NAME.py, and the suite NAME.yaml.\n\nExample: fatbench new {example}"
-
-
-method = _command("method", _help("an algorithm", "method my_method"))
-aggregator = _command("aggregator", _help("an aggregator", "aggregator my_rule --beside fat-baselines"))
-objective = _command("objective", _help("a training objective", "objective my_loss --beside fat-baselines"))
-attack = _command("attack", _help("an attack", "attack my_attack --beside fat-baselines"))
-adversary = _command("adversary", _help("what malicious clients do", "adversary my_flip --beside fat-byzantine"))
-dataset = _command("dataset", _help("a data set of arrays", "dataset my_images"))
-model = _command("model", _help("a network", "model my_net --beside fat-baselines"))
-partition = _command("partition", _help("a partition", "partition my_split --beside fat-baselines"))
-suite = _command(
-    "suite", "Write the suite NAME.yaml, which compares FAT with SFAT.\n\nExample: fatbench new suite my_suite"
-)
-
-
-def _write(
-    kind_name: str, name: str, beside: str | None = None, rows: Sequence[Path] = (), db: str | None = None
-) -> None:
-    """Write the files for a kind and say what to do next. SpecError: a name that cannot be, or a file that is there."""
-    if kind_name == "suite":
+    Example: fatbench new aggregator my_rule --beside fat-baselines
+    """
+    if kind not in CHANGES:
+        raise SpecError(f"no kind is named '{kind}'{did_you_mean(kind, CHANGES)}")
+    if kind == "suite":
+        if beside is not None:
+            raise SpecError("--beside: not with the kind suite; write 'extends: SUITE' in the file")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise SpecError(f"'{name}' cannot be a file name: use letters, digits, '.', '_' and '-'")
     else:
-        _refuse_taken(kind_name, name)
-    if rows and beside is None:
-        raise SpecError("--rows: only with --beside SUITE")
-    if missing_files := [file for file in rows if not file.is_file()]:
-        raise SpecError(f"--rows: no such file: {missing_files[0]}")
+        _refuse_taken(kind, name)
+    rows: list[Path] = []
+    if beside is not None and beside.endswith(packed.RESULTS):
+        rows, beside = [Path(beside)], _suite_in(Path(beside))
     cells = ""
     if beside is None:
-        contents = {f"{name}.yaml": _suite(kind_name).replace("NAME", name)}
+        contents = {f"{name}.yaml": _suite(kind).replace("NAME", name)}
     else:
-        text, cells = _suite_beside(kind_name, name, beside)
+        text, cells = _suite_beside(kind, name, beside)
         contents = {f"{name}.yaml": text}
-    if kind_name != "suite":
-        template = (TEMPLATES / f"{kind_name}.py.txt").read_text(encoding="utf-8")
+    if kind != "suite":
+        template = (TEMPLATES / f"{kind}.py.txt").read_text(encoding="utf-8")
         contents = {f"{name}.py": template.replace("NAME", name), **contents}
     if existing_files := [file for file in contents if Path(file).exists()]:
         raise SpecError(f"{existing_files[0]} exists already: nothing was written")
@@ -143,28 +118,40 @@ def _write(
         from fatbench.cli import shipped
 
         print(f"wrote {', '.join(contents)}", flush=True)
-        shipped.take_rows(f"{name}.yaml", cells, rows, db)
+        shipped.take_rows(f"{name}.yaml", cells, rows)
         return
     print(f"wrote {', '.join(contents)}; next:")
     print(f"  fatbench run {name}.yaml --smoke")
     print(f"  fatbench report {name}.yaml")
 
 
-def _suite_beside(kind_name: str, name: str, suite_name: str) -> tuple[str, str]:
+def _suite_in(file: Path) -> str:
+    """The suite whose cells a file of results has. SpecError: there is no such file, or it has several suites."""
+    if not file.is_file():
+        raise SpecError(f"--beside: no such file: {file}")
+    with packed.read_text(file) as lines:
+        cells = [json.loads(line) for line in lines if line.startswith('{"cell"')]
+    suites = sorted({str(run["suite"]) for cell in cells for run in cell.get("runs", ()) if run.get("suite")})
+    if len(suites) != 1:
+        raise SpecError(f"--beside {file}: expected the cells of one suite, got {', '.join(suites) or 'none'}")
+    return suites[0]
+
+
+def _suite_beside(kind: str, name: str, suite_name: str) -> tuple[str, str]:
     """The suite that adds this function to a suite, and a filter of the cells that it adds.
 
     SpecError: there is no such suite, or it has no place for it.
     """
-    from fatbench.cli import beside
+    from fatbench.api import beside
     from fatbench.suite import files
 
     base, settings = files.split_settings(suite_name)
     if settings:
         raise SpecError(f"--beside {suite_name}: name the suite alone, without {', '.join(settings)}")
-    return beside.text_of(kind_name, name, files.load(base), base)
+    return beside.text_of(kind, name, files.load(base), base)
 
 
-def _refuse_taken(kind_name: str, name: str) -> None:
+def _refuse_taken(kind: str, name: str) -> None:
     """SpecError: no name for a Python function, or one that is taken."""
     from fatbench.suite import signatures
 
@@ -172,15 +159,15 @@ def _refuse_taken(kind_name: str, name: str) -> None:
         raise SpecError(
             f"'{name}' cannot be a function name: use lower case letters, digits and '_', such as near_median"
         )
-    kind = KINDS[kind_name]
-    if name in signatures.names(kind):
-        raise SpecError(f"there is already {article(kind.lower())} named '{name}'")
+    table = KINDS[kind]
+    if name in signatures.names(table):
+        raise SpecError(f"there is already {article(table.lower())} named '{name}'")
 
 
-def _suite(kind_name: str) -> str:
+def _suite(kind: str) -> str:
     """templates/suite.yaml with what this kind changes; the marks that are left over go."""
     text = (TEMPLATES / "suite.yaml").read_text(encoding="utf-8")
-    changes = CHANGES[kind_name] if kind_name == "suite" else {**CHANGES[kind_name], "# PLUGINS": PLUGINS}
+    changes = CHANGES[kind] if kind == "suite" else {**CHANGES[kind], "# PLUGINS": PLUGINS}
     for placeholder, replacement in changes.items():
         assert placeholder in text, placeholder
         text = text.replace(placeholder, replacement)

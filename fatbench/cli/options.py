@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, each declared once."""
+"""Arguments and options that several commands share, each declared once: a name has one meaning wherever it stands."""
 
 from __future__ import annotations
 
@@ -9,59 +9,22 @@ import typer
 
 from fatbench import hub
 from fatbench.cli import completing
+from fatbench.cli.completing import one_of
+from fatbench.cli.helping import option_of
 from fatbench.errors import SpecError
-from fatbench.settings import AUTO, PATHS, PRECISIONS
+from fatbench.settings import AUTO, PRECISIONS
 
-Name = Annotated[
-    str,
-    typer.Argument(help="Suite name, or path of a YAML file.", show_default=False, autocompletion=completing.suites),
-]
-Preset = Annotated[
-    str | None,
-    typer.Option(
-        "--preset", help="paper, quick, smoke, or another preset of the suite.", autocompletion=completing.presets
-    ),
-]
-Smoke = Annotated[bool, typer.Option("--smoke", help="Short for --preset smoke.")]
-Where = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-k",
-        "--filter",
-        metavar="FILTER",
-        help="Only these cells: 'model=nin and method in [FAT, SFAT]'; if repeated, all must match.",
-    ),
-]
-Seeds = Annotated[str | None, typer.Option("--seeds", help="Seeds to use instead of the suite's: 0-4, or 6,7.")]
-Override = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting in all cells: algorithm.local.lr=0.02."),
-]
-Attacks = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--attacks",
-        "--attack",
-        metavar="LIST",
-        help="Attacks to add where the preset has none: fgsm,pgd20,cw,autoattack.",
-        autocompletion=completing.one_of("fgsm", "pgd20", "cw", "autoattack", "fgsm,pgd20,cw,autoattack"),
-    ),
-]
-Runs = Annotated[
-    str,
-    typer.Option(
-        "--runs",
-        metavar="KEY=VALUE",
-        help="Of cells run more than once, read these runs: precision=, device= or commit=.",
-        autocompletion=completing.one_of("precision=fp32", "precision=tf32", "precision=bf16"),
-    ),
-]
-Db = Annotated[str | None, typer.Option("--db", metavar="URL", help="Database: path or SQLAlchemy URL.")]
-Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask on a terminal.")]
-DataDir = Annotated[Path | None, typer.Option("--data", help="Folder with the data sets.")]
-Plugin = Annotated[
-    list[Path] | None, typer.Option("--plugin", metavar="FILE", help="Python file with functions of your own.")
-]
+Option, Argument = typer.Option, typer.Argument
+CELL = "the first letters of a cell's id"
+
+
+def one_name(words: list[str] | None) -> list[str]:
+    """[NAME], where a person wrote NAME or `suite NAME`; [] for nothing. SpecError: it is several names."""
+    names = words[1:] if words and len(words) == 2 and words[0] == "suite" else words or []
+    if len(names) > 1:
+        hint = option_of(list(names[2 if names[0] == "suite" else 1 :]))
+        raise SpecError(f"expected one NAME or CELL, got {len(names)}: {' '.join(names)[:60]}{hint}")
+    return list(names)
 
 
 def output_folder(output: Path | None) -> Path | None:
@@ -73,100 +36,128 @@ def output_folder(output: Path | None) -> Path | None:
     return output
 
 
-Format = Annotated[
-    str, typer.Option("--format", help="text or json.", autocompletion=completing.one_of("text", "json"))
+def precisions(text: str | None) -> tuple[str | None, str | None]:
+    """Precision of training and of attacks: "tf32,fp32" has both, "bf16" the first alone. SpecError: it has more."""
+    training, comma, attacks = (text or "").partition(",")
+    if "," in attacks or (comma and not (training and attacks)):
+        raise SpecError(f"--precision: expected one, or two such as tf32,fp32, got '{text}'")
+    return training.strip() or None, attacks.strip() or None
+
+
+Target = Annotated[
+    list[str],
+    Argument(
+        metavar="[suite] NAME|CELL", help=f"Suite, its YAML file, or {CELL}.", show_default=False,
+        autocompletion=completing.suites, callback=one_name,
+    ),
+]  # fmt: skip
+Thing = Annotated[
+    str,
+    Argument(
+        metavar="NAME|CELL", help=f"Suite, its YAML file, or {CELL}.", show_default=False,
+        autocompletion=completing.suites_and_cells,
+    ),
+]  # fmt: skip
+Names = Annotated[
+    list[str] | None,
+    Argument(
+        metavar="[NAME]...", help="Suites or their YAML files; none: all with results.", show_default=False,
+        autocompletion=completing.suites,
+    ),
+]  # fmt: skip
+Things = Annotated[
+    list[str] | None,
+    Argument(
+        metavar="[NAME|CELL]...", help=f"Suites, their YAML files, or {CELL}.", show_default=False,
+        autocompletion=completing.suites_and_cells,
+    ),
+]  # fmt: skip
+Preset = Annotated[
+    str | None,
+    Option(
+        "-p", "--preset", metavar="NAME", help="paper, quick, smoke, or another of the suite; --smoke: --preset smoke.",
+        autocompletion=completing.presets,
+    ),
+]  # fmt: skip
+Where = Annotated[
+    list[str] | None,
+    Option(
+        "-k", "--filter", metavar="FILTER",
+        help="Only these cells: 'model=nin and method in [FAT, SFAT]', cell=ID; if repeated, all must match.",
+    ),
+]  # fmt: skip
+Seeds = Annotated[
+    str | None, Option("--seeds", metavar="LIST", help="Seeds to use instead of the suite's: 0-4, or 6,7.")
 ]
-Cell = Annotated[
-    str, typer.Argument(help="Cell id, or its first letters.", show_default=False, autocompletion=completing.cells)
+Override = Annotated[
+    list[str] | None,
+    Option("--set", metavar="KEY=VALUE", help="A setting as in a suite file, for all cells: algorithm.local.lr=0.02."),
 ]
+Attacks = Annotated[
+    list[str] | None,
+    Option(
+        "--attack", metavar="LIST", help="fgsm,pgd20; of evaluate also {name: pgd, eps: 8/255}; repeatable.",
+        autocompletion=one_of("fgsm", "pgd20", "cw", "autoattack", "fgsm,pgd20,cw,autoattack"),
+    ),
+]  # fmt: skip
+Metric = Annotated[
+    list[str] | None, Option("--metric", metavar="LIST", help="Only these metrics: natural,pgd20; may be repeated.")
+]
+By = Annotated[str | None, Option("--by", metavar="AXES", help="A row or line for each label of these axes.")]
 Select = Annotated[
     str,
-    typer.Option(
-        "--select",
-        help="Checkpoint: last, best-val or best-test.",
-        autocompletion=completing.one_of("last", "best-val", "best-test"),
+    Option(
+        "--select", metavar="WHICH", help="Checkpoint: last, best-val or best-test.",
+        autocompletion=one_of("last", "best-val", "best-test"),
     ),
+]  # fmt: skip
+TableId = Annotated[
+    list[str] | None, Option("--table", metavar="ID", help="Only the table of this id; may be repeated.")
 ]
-
-# of `run` and `evaluate`
-Jobs = Annotated[
-    int | None, typer.Option("--jobs", min=1, help="Cells to run in parallel; default: one per core or GPU.")
-]
+WIDTHS = ("article", "llncs", "neurips", "ieee", "acm", "beamer", "column", "text")
+PageWidth = Annotated[
+    str | None,
+    Option(
+        "--width", metavar="WIDTH", help=f"Made for a page: {', '.join(WIDTHS)}, or points.",
+        autocompletion=one_of(*WIDTHS),
+    ),
+]  # fmt: skip
+Jobs = Annotated[int | None, Option("--jobs", metavar="N", min=1, help="Cells in parallel.")]
 Device = Annotated[
     str | None,
-    typer.Option(
-        "--device", help="auto, cpu, cuda, or cuda:0,1.", autocompletion=completing.one_of("auto", "cpu", "cuda")
+    Option(
+        "--device", metavar="DEVICE", help="auto, cpu, cuda, or cuda:0,1.", autocompletion=one_of("auto", "cpu", "cuda")
     ),
-]
-PerGpu = Annotated[
-    int | None,
-    typer.Option("--per-gpu", min=1, help="Cells to run in parallel on each GPU; default: as many as fit in memory."),
-]
-Executor = Annotated[
-    str,
-    typer.Option("--executor", help="local, ray or slurm.", autocompletion=completing.one_of("local", "ray", "slurm")),
 ]
 Precision = Annotated[
     str | None,
-    typer.Option(
-        "--precision",
-        help="auto (tf32 where a GPU has it, else fp32), fp32, tf32 or bf16.",
-        autocompletion=completing.one_of(AUTO, *PRECISIONS),
+    Option(
+        "--precision", metavar="P", help="auto, fp32, tf32 or bf16; TRAINING,ATTACKS for two.",
+        autocompletion=one_of(AUTO, *PRECISIONS),
     ),
-]
-AttackPrecision = Annotated[
+]  # fmt: skip
+DryRun = Annotated[bool, Option("-n", "--dry-run", help="Say what would be done, and do nothing.")]
+Watched = Annotated[bool, Option("--watch", help="Refresh until all cells are done.")]
+Model = Annotated[
     str | None,
-    typer.Option(
-        "--attack-precision",
-        help="Precision of the attacks after training, if another.",
-        autocompletion=completing.one_of(*PRECISIONS),
-    ),
+    Option("--model", metavar="MODEL", help="FILE.py:NAME, timm/NAME, or {name: ..., outputs: probabilities}."),
 ]
-PathOption = Annotated[
-    str,
-    typer.Option(
-        "--path",
-        help="How clients are trained: loop, graphs (recorded as CUDA graphs); auto chooses.",
-        autocompletion=completing.one_of(*PATHS),
-    ),
+Mean = Annotated[str | None, Option("--mean", metavar="LIST", help="Mean that images are normalised with.")]
+Std = Annotated[str | None, Option("--std", metavar="LIST", help="Standard deviation that they are divided by.")]
+Images = Annotated[int | None, Option("--images", metavar="N", min=1, help="Number of images.")]
+Classes = Annotated[int, Option("--classes", metavar="N", min=2, help="Number of classes.")]
+Like = Annotated[
+    str | None, Option("--like", metavar="NAME", help="Go by this suite.", autocompletion=completing.suites)
 ]
-Microbatch = Annotated[
-    int | None,
-    typer.Option("--microbatch", min=1, help="Most images in the network at once; smaller values need less memory."),
-]
-Retry = Annotated[bool, typer.Option("--retry-failed", help="Run failed stages again.")]
-RerunChanged = Annotated[
-    bool,
-    typer.Option("--rerun-changed", help="Recompute cells that other data, models or plug-ins have answered."),
-]
-FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first failure.")]
-TimeLimit = Annotated[
-    str | None,
-    typer.Option("--time-limit", metavar="TIME", help="Stop a stage of a cell after this time: 90s, 45m, 2h."),
-]
-Wait = Annotated[
-    bool,
-    typer.Option("--wait/--no-wait", help="Wait for cells that other processes run; take over those that are lost."),
-]
-DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Show what would run, without running it.")]
-
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only say what fails.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="A line for every round and attack.")]
-
-Log = Annotated[
-    str | None,
-    typer.Option(
-        "--log",
-        help="Also write learning curves for tensorboard, wandb or mlflow.",
-        autocompletion=completing.one_of("tensorboard", "wandb", "mlflow"),
-    ),
+Output = Annotated[Path | None, Option("-o", "--output", metavar="PATH", help="File or folder to write; - is stdout.")]
+OutputFolder = Annotated[
+    Path | None, Option("-o", "--output", metavar="PATH", help="Folder to write.", callback=output_folder)
 ]
 
-# field of `fatbench.runner.run_options.RunOptions` -> how the command line takes it
-RUN = {
-    "jobs": Jobs, "device": Device, "per_gpu": PerGpu, "executor": Executor, "precision": Precision,
-    "attack_precision": AttackPrecision,
-    "path": PathOption, "microbatch": Microbatch, "retry_failed": Retry,
-    "rerun_changed": RerunChanged, "fail_fast": FailFast, "time_limit": TimeLimit, "wait": Wait, "dry_run": DryRun,
-    "log": Log, "db": Db, "data": DataDir,
-}  # fmt: skip
+
+def formats(*names: str) -> Option:  # type: ignore[valid-type]
+    """The option --format of a command that knows these."""
+    return Option("--format", metavar="FORMAT", help=f"{', '.join(names)}.", autocompletion=one_of(*names))
+
+
+Format = Annotated[str, formats("text", "json")]

@@ -37,13 +37,13 @@ def _ids(file: Path) -> Iterator[str]:
         yield from (ids[1] for line in lines if (ids := CELL.match(line)))
 
 
-def take_rows(name: str, cell_filter: str, rows: Sequence[Path], db: str | None) -> None:
+def take_rows(name: str, cell_filter: str, rows: Sequence[Path]) -> None:
     """Import the numbers that there are of a suite's cells, and print what is left to run.
 
     name: the suite's file. cell_filter: a filter of the cells that the suite adds to what it extends; empty: all are
     new.
     """
-    from fatbench.cli.db import import_
+    from fatbench.cli.exchange import take_in
     from fatbench.report import unlike
     from fatbench.suite import files
 
@@ -60,18 +60,18 @@ def take_rows(name: str, cell_filter: str, rows: Sequence[Path], db: str | None)
         cells = {cell.id for preset in parent_suite.presets() for cell in parent_suite.plan(preset).cells}
         row_files = list(rows) or files_of(cells)
     if row_files:
-        import_(row_files, db=db)
+        take_in(row_files)
     else:
         similar_suites = [suite_name for suite_name in files.available() if suite_name.startswith(f"{extended}-")]
         hint = f"; {', '.join(similar_suites)} may have some" if similar_suites else ""
-        print(f"no numbers of {extended} are here: give exported files with --rows{hint}")
+        print(f"no numbers of {extended} are here: --beside FILE takes an exported file{hint}")
     for presets, sentence in unlike(suite, list(plans.values())):
         print(f"not compared in {presets}: {sentence}")
     if not plans:
-        print(f"next: change {name}, then\n  fatbench suite check {name}")
+        print(f"next: change {name}, then\n  fatbench check {name}")
         return
     with working("estimating what is left to run"):
-        preset, left_text = _what_is_left(plans, cell_filter, db)
+        preset, left_text = _what_is_left(plans, cell_filter)
     quote = '"' if "'" in cell_filter else ""
     filter_option = f" -k {quote}{cell_filter}{quote}" if cell_filter else ""
     preset_option = "" if preset == "paper" else f" --preset {preset}"
@@ -81,7 +81,7 @@ def take_rows(name: str, cell_filter: str, rows: Sequence[Path], db: str | None)
     print(f"  fatbench run {name}{preset_option}{filter_option}\n  fatbench report {name}{preset_option}")
 
 
-def _what_is_left(plans: Mapping[str, Plan], cell_filter: str, db: str | None) -> tuple[str, str]:
+def _what_is_left(plans: Mapping[str, Plan], cell_filter: str) -> tuple[str, str]:
     """(the preset that most numbers are there of, how many of its cells are done and how long the added ones take)."""
     from fatbench.cli.watch import duration
     from fatbench.runner import progress
@@ -89,7 +89,7 @@ def _what_is_left(plans: Mapping[str, Plan], cell_filter: str, db: str | None) -
     from fatbench.suite import duration as durations
     from fatbench.suite.filters import select
 
-    with opened(db, create=True) as store:
+    with opened(None, create=True) as store:
         states = {preset: progress.cells_of(plan, store) for preset, plan in plans.items()}
         begun_by_preset = {preset: sum(row.stages_done > 0 for row in rows) for preset, rows in states.items()}
         preset = max(begun_by_preset, key=begun_by_preset.__getitem__)

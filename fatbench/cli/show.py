@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +16,7 @@ from rich.text import Text
 from fatbench import settings
 from fatbench.data import catalogue
 from fatbench.errors import SpecError
-from fatbench.suite import format_call, plugins, signatures, weights
+from fatbench.suite import format_call, plugins, weights
 from fatbench.suite.papers import paper_of
 from fatbench.suite.seeds import seeds_text
 
@@ -103,7 +101,7 @@ def print_rows(
 
 
 def suites(rows: Sequence[Mapping[str, Any]], hidden: int) -> None:
-    """`suite list`: a line a suite under the name of its paper; hidden: how many are not shown."""
+    """`list suites`: a line a suite under the name of its paper; hidden: how many are not shown."""
     console = new_console()
     names = max((len(row["name"]) for row in rows), default=0)
     papers: dict[str, list[Mapping[str, Any]]] = {}
@@ -118,13 +116,13 @@ def suites(rows: Sequence[Mapping[str, Any]], hidden: int) -> None:
             console.print(line, no_wrap=True, overflow="ellipsis")
     hint = f"\n{hidden} more on images as JPEG: --all" if hidden else ""
     console.print(
-        f"\nNumbers are cells (training runs) of the preset paper: fatbench suite show NAME{hint}",
+        f"\nNumbers are cells (training runs) of the preset paper: fatbench show NAME{hint}",
         style="dim",
     )
 
 
 def suite(shown_suite: Suite) -> None:
-    """`suite show`."""
+    """`show NAME`."""
     console = new_console()
     console.print(Text.assemble((shown_suite.name, "bold"), f"  {shown_suite.title}"))
     if shown_suite.description:
@@ -178,7 +176,7 @@ def _attacks(plan: Plan) -> dict[str, list[dict[str, Any]]]:
 def plan(
     shown_plan: Plan, works: Mapping[str, Work | None], total: Work, time: Estimate, gpu: str | None = None
 ) -> None:
-    """`plan suite`; gpu: the GPU that the time is an estimate for."""
+    """`plan NAME`; gpu: the GPU that the time is an estimate for."""
     from fatbench.suite import cost, memory_need
 
     console = new_console()
@@ -213,12 +211,12 @@ def plan(
 
 
 def schedule(gpu_schedule: Schedule | None, gpu: str | None) -> None:
-    """`plan --gpus`."""
+    """`plan --jobs`."""
     from fatbench.cli.watch import duration
     from fatbench.suite.schedule import SQLITE
 
     if gpu_schedule is None:
-        print("schedule: unknown, nothing comparable has run here (--calibrate measures for about 20 s)")
+        print("schedule: unknown, nothing comparable has run here (--on here measures for about 20 s)")
         return
     kind = "of that kind" if gpu else "as fast as this machine's worker"
     database_advice = (
@@ -227,7 +225,7 @@ def schedule(gpu_schedule: Schedule | None, gpu: str | None) -> None:
         else "PostgreSQL is needed (docs/clusters.md)"
     )
     print(
-        f"on {gpu_schedule.gpus} GPUs {kind}: {duration(gpu_schedule.seconds)},"
+        f"on {gpu_schedule.gpus} workers {kind}: {duration(gpu_schedule.seconds)},"
         f" {100 * gpu_schedule.idle:.0f} % of their time idle (the longest cell takes "
         f"{duration(gpu_schedule.longest)});"
         f" {gpu_schedule.writes:.3g} database writes per second: {database_advice}"
@@ -242,7 +240,7 @@ def _how_long(cells: int, time: Estimate, gpu: str | None) -> str:
     if time.unknown == cells - time.done:
         if gpu is not None:
             return f"time: unknown, the size of the data set is not known until it is read{done_text}"
-        return f"time: unknown, nothing comparable has run here (--calibrate measures for about 20 s){done_text}"
+        return f"time: unknown, nothing comparable has run here (--on here measures for about 20 s){done_text}"
     from fatbench.cli.watch import duration
     from fatbench.runner.executors.local import slots
 
@@ -314,7 +312,7 @@ def all_status(counts: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
 
     console = new_console()
     if not counts:
-        console.print("nothing has been run yet: fatbench run NAME (see fatbench suite list)")
+        console.print("nothing has been run yet: fatbench run NAME (see fatbench list suites)")
         return
     table = _table("suite", "preset", *STATES, right_aligned=STATES)
     for (name, preset), states in counts.items():
@@ -426,7 +424,7 @@ def _settings_text(attack: Mapping[str, Any]) -> str:
 
 
 def datasets(root: Path, rows: Sequence[Mapping[str, Any]], files: Sequence[Mapping[str, Any]] = ()) -> None:
-    """`data list`."""
+    """`list data`."""
     console = new_console()
     numbers = ("train", "test")
     set_rows = [
@@ -458,11 +456,11 @@ def _location(row: Mapping[str, Any]) -> str:
     if row["state"] != "missing" or row["name"] not in (*catalogue.CATALOGUE, *weights.WEIGHTS):
         return str(row["where"] or "").replace(str(Path.home()), "~", 1)
     size = catalogue.CATALOGUE[row["name"]].download if row["name"] in catalogue.CATALOGUE else 0
-    return f"fatbench data prepare {row['name']}" + (f" ({_bytes(size)})" if size else "")
+    return f"fatbench fetch {row['name']}" + (f" ({_bytes(size)})" if size else "")
 
 
 def models(rows: Sequence[Mapping[str, Any]]) -> None:
-    """`models`: per cent and the radii of the attacks, the file or how its name begins, and how to attack one."""
+    """`list models`: per cent and the radii of the attacks, the file or how its name begins, and how to attack one."""
     from fatbench.suite.standard_attacks import heading
 
     known_metrics = dict.fromkeys(metric for row in rows for metric in row["numbers"])
@@ -483,81 +481,9 @@ def models(rows: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-MPS = "/tmp/nvidia-mps"  # where NVIDIA's daemon has its pipes unless told otherwise
-
-
-def doctor(db: str | None, data: Path | None) -> None:
+def doctor(facts: Sequence[tuple[str, str]]) -> None:
     """`doctor`: a line for each fact."""
     table = Table.grid(padding=(0, 2))
-    for name, text in machine(db, data):
+    for name, text in facts:
         table.add_row(Text(name, "bold"), text)
     new_console().print(table)
-
-
-def _auto_choices(gpus: Sequence[str]) -> str:
-    """What --precision auto and --path auto take on these GPUs, [] on a CPU, and why."""
-    from fatbench.runner import slots
-
-    if not gpus:
-        return "--precision fp32, a CPU has no TF32; --path loop, a CPU repeats no recorded steps"
-    reasons = {"tf32": "for training and its monitor, fp32 for attacks", "fp32": "which are not known to have TF32"}
-    by_precision: dict[str, list[str]] = {}
-    for gpu in gpus:
-        by_precision.setdefault(slots.precision_for(gpu), []).append(gpu)
-    precisions = [
-        f"--precision {bits} on {', '.join(devices)}, {reasons[bits]}" for bits, devices in by_precision.items()
-    ]
-    return "; ".join([*precisions, "--path graphs for cells whose kernels take longer to start than to run, else loop"])
-
-
-def machine(db: str | None, data: Path | None) -> list[tuple[str, str]]:
-    """(name, fact): versions, devices, folders, what a bug report needs. A name can stand twice."""
-    from fatbench.runner import provenance
-    from fatbench.store import inputs, integrity
-    from fatbench.version import __version__
-
-    code = provenance.code_version()
-    lines: list[tuple[str, str]] = [
-        ("fatbench", f"{__version__}, commit {code['commit']}{' (modified)' if code['dirty'] else ''}"),
-        ("python", f"{platform.python_version()} at {sys.executable}"),
-        ("system", f"{platform.platform()}, {provenance.processor()}, {os.cpu_count()} cores"),
-        *([("cpu", "no instructions for bfloat16: use --precision fp32")] if provenance.emulates_bfloat16() else []),
-    ]
-    try:
-        import torch
-
-        lines.append(("torch", f"{torch.__version__}, threads {torch.get_num_threads()}"))
-        for i in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(i)
-            lines.append((f"cuda:{i}", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"))
-        if torch.cuda.device_count():
-            running = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS), "control").exists()
-            advice = (
-                "running: cells on one GPU compute side by side"
-                if running
-                else "not running: the cells on a GPU take turns"
-            )
-            lines.append(("mps", f"{advice} (docs/gpu.md, Several cells on one GPU)"))
-        if not torch.cuda.device_count():
-            lines.append(("cuda", "no GPU found"))
-        lines.append(("auto", _auto_choices([f"cuda:{i}" for i in range(torch.cuda.device_count())])))
-    except (ImportError, OSError) as error:
-        lines.append(("torch", f"does not import: {error}"))
-    versions = provenance.produced_by("cpu")["versions"]
-    lines.append(("packages", ", ".join(f"{name} {v}" for name, v in versions.items() if name != "python")))
-    url = settings.database(db)
-    try:
-        state = integrity.check(url, contents=False)
-    except Exception as error:
-        state = f"{error}"
-    shown_url = settings.shown_url(url)
-    lines.append(("database", state if state.startswith(shown_url) else f"{shown_url}: {state}"))
-    root = settings.data_folder(str(data) if data else None)
-    lines.append(("data", str(root)))
-    if plugin_files := signatures.plugins():
-        lines.append(
-            ("plug-ins", ", ".join(f"{inputs.describe(plugins.version(file))} at {file}" for file in plugin_files))
-        )
-    lines += [("weights", weights.describe(name, root)) for name in weights.WEIGHTS]
-    lines.append(("checkpoints", str(settings.files_folder(url))))
-    return lines

@@ -163,7 +163,7 @@ class Watch:
         for error, cells_of_it in by_error.items():
             self._line(f"  failed: {said_once(cells_of_it, error)}")
         if end.failed:
-            self._line("  run them again with --retry-failed")
+            self._line("  run them again with --rerun failed")
         for line in versions.lines(end.changed) if end.changed else ():
             self._line(line)
 
@@ -269,7 +269,7 @@ def _shared_prefix(labels: Sequence[str]) -> str:
 def said_once(cells: Sequence[str], error: str) -> str:
     """The cells that one error ended, the error, and where to read more."""
     remainder = f" and {len(cells) - 4} more" if len(cells) > 4 else ""
-    return f"{', '.join(cells[:4])}{remainder}{f': {error}' if error else ''} (fatbench logs {cells[0]})"
+    return f"{', '.join(cells[:4])}{remainder}{f': {error}' if error else ''} (fatbench show {cells[0]} --log)"
 
 
 def _numbers(loss: float | None, accuracy: float | None) -> str:
@@ -306,17 +306,17 @@ def duration(seconds: float) -> str:
 IDLE = 3  # looks: between two cells of a run there may be a moment without one
 
 
-def watch_plan(name: str, plan_of: Callable[[Store | None], Plan], db: str | None, interval: float) -> None:
+def watch_plan(name: str, plan_of: Callable[[Store | None], Plan], interval: float) -> None:
     """Show how far the cells of a plan are, whoever runs them: live, or a line at a time.
 
     Ends when none is left, or when none has run for IDLE looks.
     """
-    with opened(db):
+    with opened(None):
         pass  # NoDatabase: it was named, and is misspelt
     console, idle = Console(markup=False), 0
     with Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live:
         while True:
-            with opened(db, create=True) as store:
+            with opened(None, create=True) as store:
                 plan = plan_of(store)
                 rows = progress.cells_of(plan, store)
                 time_left = None if store is None else _time_of_rest(plan, store)

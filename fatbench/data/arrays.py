@@ -111,7 +111,7 @@ def read_idx(data: bytes, path: Path) -> Images:
             raise ValueError(f"magic number {magic:#010x}")
         expected_bytes = header + int(np.prod(shape, dtype=object))
         if len(data) != expected_bytes:
-            raise ValueError(f"{len(data):,} bytes, its header says {expected_bytes:,}")
+            raise ValueError(f"file has {len(data):,} bytes, header says {expected_bytes:,}: truncated?")
         return np.frombuffer(data, np.uint8, offset=header).reshape(shape).copy()  # writable
 
 

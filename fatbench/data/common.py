@@ -177,7 +177,7 @@ def missing_error(name: str, root: Path, *searched: Path) -> Missing:
     published = catalogue.archive(name) or catalogue.files(name)[0]
     return Missing(
         f"{catalogue.dataset_facts(name).title} is not in {root} ({'; '.join([f'searched {folder_names}', *found])}): "
-        f"run 'fatbench data prepare {name}', or put the published files there ({Path(published.path).name}"
+        f"run 'fatbench fetch {name}', or put the published files there ({Path(published.path).name}"
         f"{'' if catalogue.archive(name) else ', ...'})"
     )
 

@@ -74,7 +74,7 @@ def prepare(name: str, root: Path, say: Callable[[str], None] = lambda line: Non
     to_fetch = [archive] if archive else [file for file in catalogue.files(name) if not _is_present(name, file, root)]
     # a person's files are not overwritten; a set of which some files are absent is completed
     if row["state"] == "damaged" and (archive or not to_fetch):
-        raise MachineError(f"{row['message']}; move those files away and run 'fatbench data prepare {name}'")
+        raise MachineError(f"{row['message']}; move those files away and run 'fatbench fetch {name}'")
     for file in to_fetch:
         say(f"{facts.title}: fetching {file.urls[0]}")
         fetch(file, root)

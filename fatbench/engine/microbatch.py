@@ -22,7 +22,7 @@ def bound(model: nn.Module, limit: int) -> None:
     """
     network: nn.Module = getattr(model, "backbone", model)
     if any(isinstance(module, _BatchNorm) for module in network.modules()):
-        raise ValueError("--microbatch: this model has batch normalisation, which needs the whole batch")
+        raise ValueError("run.microbatch: this model has batch normalisation, which needs the whole batch")
     network.forward = _in_parts(network.forward, limit)
 
 

@@ -100,7 +100,7 @@ def enough_images(cell: Facts, *, n: int) -> str | None:
 def blocks_of_the_model(cell: Facts, *, blocks: str) -> str | None:
     last_block, depth = max(_numbers(blocks)), cell.model.get("depth")
     if depth is not None and last_block > depth:
-        return f"blocks: block {last_block} of a model with {depth} blocks"
+        return f"blocks: no block {last_block}: the model has {depth}"
     return None
 
 

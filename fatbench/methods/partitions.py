@@ -379,7 +379,7 @@ def group_skew(
         owner[group == g] = rng.choice(members, int((group == g).sum()))
     sizes = numpy.bincount(owner, minlength=clients)
     if not sizes.all():
-        raise ValueError(f"group_skew: client {sizes.argmin()} of {clients} gets none of {len(labels)} examples")
+        raise ValueError(f"group_skew: client {sizes.argmin()} of {clients} would get none of {len(labels)} images")
     return [numpy.flatnonzero(owner == k).astype(numpy.int64) for k in range(clients)]
 
 

@@ -64,7 +64,7 @@ def activations(model: nn.Module, x: Tensor, block: int) -> Tensor:
     if blocks is None:
         raise ValueError(f"svcca: {type(model).__name__} has no blocks; svcca needs a vision transformer")
     if not 1 <= block <= len(blocks):
-        raise ValueError(f"svcca: block {block} of a model with {len(blocks)} blocks")
+        raise ValueError(f"svcca: no block {block}: the model has {len(blocks)}")
     token_means: list[Tensor] = []
 
     def keep(_module: nn.Module, _inputs: object, output: Tensor | tuple[Tensor, Tensor]) -> None:
@@ -76,4 +76,4 @@ def activations(model: nn.Module, x: Tensor, block: int) -> Tensor:
         model.tokens(x)  # type: ignore[operator]
     finally:
         handle.remove()
-    return torch.cat(token_means)  # several if --microbatch splits the batch
+    return torch.cat(token_means)  # several if run.microbatch splits the batch

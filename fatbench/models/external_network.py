@@ -154,7 +154,7 @@ def _with_weights(network: nn.Module, source: str, shape: tuple[int, int, int]) 
                 network.eval()(torch.zeros(2, *shape))
         except Exception as error:
             size = "x".join(map(str, shape))
-            raise SpecError(f"{source} does not take images of {size} (see --size): {first_line(error)}") from None
+            raise SpecError(f"{source} does not take images of {size} (see size): {first_line(error)}") from None
         for module, mode in modes.items():
             module.training = mode
     return network
@@ -268,7 +268,7 @@ def load(network: nn.Module, source: str, state: Mapping[str, Tensor]) -> str:
     if differences := mismatches(fitting_state, needed):
         remainder = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
         starts = [start.removesuffix(".") for start in prefixes(state, [*needed]) if start]
-        hint = f" (every name is there below '{', '.join(starts)}': choose with --entry)" if starts else ""
+        hint = f" (every name is there below '{', '.join(starts)}': choose with entry)" if starts else ""
         how = "".join(f" ({change})" for change in changes)
         raise SpecError(
             f"{source} holds another network's weights{how}: {'; '.join(differences[:SHOWN])}{remainder}{hint}"

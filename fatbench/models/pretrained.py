@@ -272,7 +272,7 @@ def read_state(
     if entry is None:
         chosen = next((one for word in order if len(named := _ending(states, word)) == 1 for one in named), None)
         if chosen is None and len(states) > 1:
-            raise SpecError(f"{path} holds {len(states)} states, choose one with --entry: {_listed(states)}")
+            raise SpecError(f"{path} holds {len(states)} states, choose one with entry: {_listed(states)}")
         chosen = chosen or next(iter(states))
         state = states[chosen]
     else:

@@ -120,7 +120,7 @@ def build_tables(
             grid.notes.append(("replicates", replicate_note))
     headline = contrasts.headline(suite.tests, plan, numbers.evaluated) if grids and not plan.where else None
     if headline is not None:
-        grids[0].notes.append(("finding", f"{sentences.finding(headline)}; fatbench compare {suite.name} --tests"))
+        grids[0].notes.append(("finding", f"{sentences.finding(headline)}; fatbench compare {suite.name}"))
     return grids
 
 

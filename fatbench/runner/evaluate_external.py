@@ -97,7 +97,7 @@ def task(
     """The images and attacks of a suite's cells or of a data set. SpecError: both are given, or neither."""
     if plan is not None:
         if attacks or n is not None or size is not None:
-            raise SpecError(f"--like {plan.suite} says which images and attacks; leave out --attack, -n and --size")
+            raise SpecError(f"--like {plan.suite} says which images and attacks; leave out --attack, --images and size")
         return task_like(plan, dataset)
     if dataset is None:
         raise SpecError("name the data set with --dataset NAME, or a suite with --like SUITE")
@@ -139,7 +139,9 @@ def from_file(
         **preprocessing,
     )
     not_read = ", ".join([*other_entries[:3], *(["..."] if len(other_entries) > 3 else [])])
-    note = f"{file}: read '{used_entry}', not '{not_read}' (--entry, in Python entry=)" if other_entries else ""
+    note = (
+        f"{file}: read '{used_entry}', not '{not_read}' (entry: of --model, in Python entry=)" if other_entries else ""
+    )
     return ExternalModel(model, lambda shape, classes: external_network.network(network, shape, classes), state, note)
 
 
@@ -371,7 +373,7 @@ def _check_network(ready: Setup, description: Model) -> None:
         raise
     except Exception as error:  # any error of the network's own code
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise SpecError(f"{description.network} does not take images of {shape} (see --size, --mean): {line}") from None
+        raise SpecError(f"{description.network} does not take images of {shape} (see size, --mean): {line}") from None
     if logits.shape != (1, ready.classes):
         output_shape = "x".join(map(str, logits.shape[1:])) or "one number"
         raise SpecError(

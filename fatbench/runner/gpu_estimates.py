@@ -5,7 +5,7 @@ An image pass takes as long as its arithmetic or as starting its kernels, whiche
     seconds = max(operations / (FRACTION * rate), kernels * LAUNCH / images at once)
 
 The constants were measured on one NVIDIA H200 (results/bench/h200.md) and are assumed for other GPUs. The estimate can
-tell an hour from a week, and whether recording steps pays (`--path auto`).
+tell an hour from a week, and whether recording steps pays (path auto).
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ def choices(
 ) -> str:
     """Describe in a line the path and precision of a run on this GPU, the reason, and what would be faster.
 
-    gpu: the driver's name for it. attacks: --attack-precision. auto: the precision was chosen by `--precision auto`.
+    gpu: the driver's name for it. attacks: their precision. auto: the precision was chosen by `--precision auto`.
     gpus: how many of them there are. Every cell counts from its beginning, whatever is done of it.
     """
     counts = Counter(path_for(cell.spec, precision, gpu) if path == settings.AUTO else path for cell in cells)
-    path_text = ", ".join(f"--path {way} for {n} cells" for way, n in counts.most_common())
+    path_text = ", ".join(f"run.path {way} for {n} cells" for way, n in counts.most_common())
     if path == settings.AUTO:
         path_text += " (graphs where starting the kernels takes longer than they compute)"
     summary = _precision_options(precision, attacks)
@@ -110,7 +110,7 @@ def choices(
 
 
 def _precision_options(precision: str, attacks: str | None) -> str:
-    return f"--precision {precision}" + (f" --attack-precision {attacks}" if attacks else "")
+    return f"--precision {precision}" + (f",{attacks}" if attacks else "")
 
 
 def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None, path: str) -> Speeds:
@@ -121,7 +121,7 @@ def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None,
     """
     settings.path(path)
     if gpu not in GPUS:
-        raise SpecError(f"--on: no GPU is known as '{gpu}'{did_you_mean(gpu, GPUS)} (known: {', '.join(GPUS)})")
+        raise SpecError(f"--on: no GPU is known as '{gpu}'{did_you_mean(gpu, GPUS)}")
     if precision == settings.AUTO:
         precision, attacks = "tf32", attacks or "fp32"
     attacks = attacks or precision

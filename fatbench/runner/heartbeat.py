@@ -43,7 +43,7 @@ class Heartbeat:
             raise self.lost
         if time.monotonic() > self.end:
             raise TimeLimit(
-                f"the time limit of {self.limit:g} s is over; its rounds are kept, and --retry-failed continues there"
+                f"the time limit of {self.limit:g} s is over; its rounds are kept, and --rerun failed continues there"
             )
 
     def watch(self, network: Any) -> None:

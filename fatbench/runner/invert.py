@@ -85,9 +85,9 @@ def load(task: InversionTask) -> CheckedUpdate:
     from fatbench.models import external_network, pretrained
 
     if task.batch is not None and task.labels and len(task.labels) != task.batch:
-        raise SpecError(f"--batch {task.batch} contradicts --labels, which are {len(task.labels)}")
+        raise SpecError(f"--images {task.batch} contradicts --labels, which are {len(task.labels)}")
     if task.batch is None and not task.labels:
-        raise SpecError("say how many images are behind the update by --batch N, or their labels by --labels 3,1")
+        raise SpecError("say how many images are behind the update by --images N, or their labels by --labels 3,1")
     if bad_labels := [label for label in task.labels if not 0 <= label < task.classes]:
         raise SpecError(
             f"--labels: {bad_labels[0]} is not one of {task.classes} classes (--classes), which count from 0"
@@ -147,7 +147,7 @@ def load(task: InversionTask) -> CheckedUpdate:
     count = task.batch or len(task.labels)
     local = None if task.local is None else LocalTraining(objective=standard, **task.local)
     if local is not None and local.batch > count:
-        raise SpecError(f"--local-batch {local.batch}: the client has {count} images")
+        raise SpecError(f"local.batch {local.batch}: the client has {count} images")
     observed = Observation(
         {name: value.detach() for name, value in model.state_dict(keep_vars=True).items()},
         {f"{prefix}{name}": value.float()[None] for name, value in gradient.items()},
@@ -162,7 +162,9 @@ def load(task: InversionTask) -> CheckedUpdate:
             task.kind == "after" and local is None
         ):  # without the learning rate, the sign still gives the label of one image
             if count > 1:
-                raise SpecError("labels of several images can be recovered only if --lr is known: give it, or --labels")
+                raise SpecError(
+                    "labels of several images are recovered only if local.lr is known: --set local.lr, or --labels"
+                )
             label_tensor = observed.gradient[bias].argmin(1, keepdim=True)
         else:
             draw = torch.Generator().manual_seed(0)
@@ -212,9 +214,9 @@ def _obstacle(task: InversionTask, loaded: CheckedUpdate, attack_call: calls.Cal
     if lacks := threats.KNOWS[letter] - threats.KNOWS[task.threat]:
         return f"it needs {' and '.join(sorted(lacks))} (threat model {letter}), and --threat is {task.threat}"
     if attack_call.get("decay") == "corrected" and not (task.local and task.local["weight_decay"]):
-        return "there is no weight decay to correct: give --lr and --weight-decay"
+        return "there is no weight decay to correct: --set local.lr and local.weight_decay"
     if attack_call["name"] == "simulated" and task.local is None:
-        return "it simulates local steps: give --lr"
+        return "it simulates local steps: --set local.lr=..."
     if (
         attack_call["name"] == "patch_ls"
         and attack_call.get("solver") == "tv"

@@ -1,4 +1,4 @@
-"""Watch the first cell of a plan learn, for `fatbench suite check --learn`. Nothing is stored."""
+"""Watch the first cell of a plan learn, for `fatbench check --learn`. Nothing is stored."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def presets_run(suite: Suite, store: Store) -> Iterator[str]:
 
 
 def with_stored_attacks(suite: Suite, plan: Plan, store: Store) -> Plan:
-    """Add to a plan the attacks in the database that earlier runs have added to its cells with `--attacks`."""
+    """Add to a plan the attacks in the database that earlier runs have added to its cells with `--attack`."""
     attack_names = dict.fromkeys((*standard_attacks.TITLES, *suite.contents.evaluate.attacks))
     planned_ids = {id(cell.evaluations): {item.id for item in cell.evaluations} for cell in plan.cells}
     everywhere = set.intersection(*planned_ids.values()) if planned_ids else set()

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from fatbench import settings
 from fatbench.errors import whole
-from fatbench.settings import AUTO
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a run is carried out. `fatbench run --help` says what each option means."""
+    """How a run is carried out; what is not given is a setting of the table [run], see docs/running.md."""
 
-    jobs: int | None = None  # cells side by side
+    jobs: int | None = None  # cells in parallel
     device: str | None = None
-    per_gpu: int | None = None
-    executor: str = "local"
+    per_gpu: int | None = field(default_factory=lambda: settings.number("run.per_gpu"))
+    executor: str = field(default_factory=lambda: settings.setting("run.executor") or "local")
     precision: str | None = None
     attack_precision: str | None = None  # of the evaluation; default: as precision
-    path: str = AUTO
-    microbatch: int | None = None
+    path: str = field(default_factory=lambda: settings.setting("run.path") or settings.AUTO)
+    microbatch: int | None = field(default_factory=lambda: settings.number("run.microbatch"))
     retry_failed: bool = False
     rerun_changed: bool = False
-    fail_fast: bool = False
+    fail_fast: bool = field(default_factory=lambda: settings.switch("run.fail_fast"))
     time_limit: str | None = None
-    wait: bool = True
+    wait: bool = field(default_factory=lambda: settings.switch("run.wait", True))
     dry_run: bool = False
-    log: str | None = None  # who else writes learning curves: "tensorboard" or "wandb"
+    log: str | None = field(default_factory=lambda: settings.setting("run.log"))  # tensorboard, wandb or mlflow
     db: str | None = None
     data: str | Path | None = None
 
@@ -43,31 +38,6 @@ class RunOptions:
                 object.__setattr__(self, name, whole(f"--{name.replace('_', '-')}", value, 1))
 
 
-def with_keywords(
-    function: Callable[..., T], excluded: Collection[str] = (), types: Mapping[str, Any] | None = None
-) -> Callable[..., T]:
-    """Replace a function's last parameter, `options: RunOptions`, by a keyword for each option.
-
-    excluded: options that keep their default. types: option -> its annotation, as Typer reads it.
-    """
-    own_signature = inspect.signature(function, eval_str=types is not None)
-    offered_options = [option for option in fields(RunOptions) if option.name not in excluded]
-
-    @functools.wraps(function)
-    def wrapper(*arguments: Any, **keywords: Any) -> T:
-        bound = signature.bind(*arguments, **keywords).arguments
-        options = {option.name: bound.pop(option.name) for option in offered_options if option.name in bound}
-        return function(**bound, options=RunOptions(**options))
-
-    option_parameters = [
-        inspect.Parameter(
-            option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default,
-            annotation=option.type if types is None else types[option.name],
-        )
-        for option in offered_options
-    ]  # fmt: skip
-    own_parameters = [parameter for parameter in own_signature.parameters.values() if parameter.name != "options"]
-    signature = own_signature.replace(parameters=[*own_parameters, *option_parameters])
-    wrapper.__signature__ = signature  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
-    return wrapper
+def run_options(**given: Any) -> RunOptions:
+    """The options of which something is given; None: the setting decides."""
+    return RunOptions(**{name: value for name, value in given.items() if value is not None})

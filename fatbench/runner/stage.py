@@ -136,7 +136,7 @@ def demand_same_inputs(turn: Turn, run: int, stage: str, current_facts: Mapping[
         if reasons := inputs.differ({name: earlier_inputs[name] for name in compared}, current):
             raise MachineError(
                 f"{stage}: this machine has {'; '.join(reason.words for reason in reasons)}: the cell's stored"
-                " results cannot be continued; --rerun-changed computes them again"
+                " results cannot be continued; --rerun changed computes them again"
             )
 
 
@@ -209,7 +209,7 @@ def retry_nondeterministic(
 
 
 def retry_unrecorded(run: int, store: Store, stage: Callable[[Machine], CellStatus], machine: Machine) -> CellStatus:
-    """Run a stage, and once more with --path loop if a step cannot be recorded; the run and its resumes keep it."""
+    """Run a stage, and once more on the path loop if a step cannot be recorded; the run and its resumes keep it."""
     try:
         return stage(machine)
     except Exception as error:
@@ -217,7 +217,7 @@ def retry_unrecorded(run: int, store: Store, stage: Callable[[Machine], CellStat
 
         if not isinstance(error, NotRecorded):
             raise
-        log.warning("%s: trained with --path loop", error)
+        log.warning("%s: trained with run.path=loop", error)
         store.describe_run(run, {"path": "loop"})
     return stage(replace(machine, path="loop"))
 

@@ -249,11 +249,11 @@ def _check(options: RunOptions) -> None:
     settings.attack_precision(options.attack_precision)
     settings.path(path)
     if path == "graphs" and options.microbatch is not None:
-        raise SpecError(f"--microbatch {options.microbatch} needs --path loop, and --path {path} was given")
+        raise SpecError(f"run.microbatch={options.microbatch} needs run.path=loop, and run.path={path} was given")
 
 
 def _path(options: RunOptions) -> str:
-    """The path that the options ask for; --microbatch turns `auto` into `loop`."""
+    """The path that the options ask for; microbatch turns `auto` into `loop`."""
     return "loop" if options.path == settings.AUTO and options.microbatch is not None else options.path
 
 
@@ -366,7 +366,7 @@ def _states_of(
 
 
 def _describe_rerun(jobs: Sequence[Job], changed: versions.Changed, store: Store) -> str:
-    """A line on what `--rerun-changed` will compute again, why, and how long that takes on one worker."""
+    """A line on what `--rerun changed` will compute again, why, and how long that takes on one worker."""
     repeated = [Cell(job.cell, {}, job.spec, tuple(job.evaluations)) for job in jobs if job.cell in changed]
 
     def work_left(cell: Cell) -> tuple[float, list[tuple[Evaluation, float]]]:
@@ -382,7 +382,7 @@ def _describe_rerun(jobs: Sequence[Job], changed: versions.Changed, store: Store
     )
     reasons = "; ".join(versions.words({cell.id: changed[cell.id] for cell in repeated}))
     return (
-        f"--rerun-changed computes {len(repeated)} cell{'s' * (len(repeated) != 1)} again ({duration_text}): {reasons}"
+        f"--rerun changed computes {len(repeated)} cell{'s' * (len(repeated) != 1)} again ({duration_text}): {reasons}"
     )
 
 
@@ -447,7 +447,7 @@ def _say_what_would_run(jobs: Sequence[Job], url: str, title: str, options: RunO
     for job in remaining:
         print(f"{job.cell}  {states[job.cell]}  {job.label}".rstrip())
     if failed_jobs:
-        print(f"{len(failed_jobs)} failed earlier: --retry-failed")
+        print(f"{len(failed_jobs)} failed earlier: --rerun failed")
     if changed and not options.rerun_changed:
         print("\n".join(versions.lines(changed)))
     elif cost:

@@ -40,7 +40,7 @@ def train(turn: Turn, machine: Machine) -> CellStatus:
     changed_inputs = versions.changed([job], store).get(job.cell, {}).get("train")
     if changed_inputs and not machine.recovery.rerun_changed:
         reason_text = "; ".join(reason.words for reason in changed_inputs)
-        turn.notify(Event(job.cell, "train", "interrupted", message=f"kept: {reason_text}; see --rerun-changed"))
+        turn.notify(Event(job.cell, "train", "interrupted", message=f"kept: {reason_text}; see --rerun changed"))
         return "interrupted"
     if row is not None and row.status == "done" and not changed_inputs:
         checkpoints.sweep(turn.folder, files_of(row.record))  # a process killed after its last commit left others

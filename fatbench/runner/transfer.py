@@ -80,7 +80,7 @@ def model_of(cell: str, store: Store, machine: Machine) -> Path:
     try:
         checkpoints.check(file, origin_model.digest or "none")
     except checkpoints.DamagedCheckpoint as error:
-        raise MachineError(f"{error}; fatbench run cell {cell} trains it again") from None
+        raise MachineError(f"{error}; fatbench run {cell} trains it again") from None
     return file
 
 
@@ -156,7 +156,7 @@ def read_origins(origin: TransferOrigin, source: TrainedModel, ready: Setup, mac
             file, machine.device, source.digest, source.cell, source.round
         )
     except checkpoints.DamagedCheckpoint as error:
-        raise MachineError(f"{error}; fatbench run cell {source.cell} trains it again") from None
+        raise MachineError(f"{error}; fatbench run {source.cell} trains it again") from None
     if not origin.cell:
         return replace(ready.problem, model=copy.deepcopy(ready.problem.model)), client_tensors
     build = calls.build("Model", weights.with_path(origin.spec, Path(machine.data), file)["model"])

@@ -230,7 +230,7 @@ def lines(changes: Changed) -> list[str]:
     return [
         first_line,
         *(f"  computed with {text}" for text in words(changes)),
-        "  --rerun-changed computes them again and deletes the old numbers; to keep both, give the function or the"
+        "  --rerun changed computes them again and deletes the old numbers; to keep both, give the function or the"
         " data set a new name",
     ]
 

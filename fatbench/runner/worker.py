@@ -101,11 +101,11 @@ def resolve_auto(job: Job, machine: Machine, store: Store) -> Machine:
         path = begun_run.get("path") or path_of(job, replace(machine, precision=bits))
         if path in FORMER_PATHS:
             raise MachineError(
-                f"its training was begun with --path {path}, which no longer exists: resume it with --path loop"
+                f"its training was begun with run.path={path}, which no longer exists: resume it with -c run.path=loop"
             )
         if path == "graphs" and not machine.device.startswith("cuda"):
             raise MachineError(
-                "its training was begun with --path graphs, which needs a GPU: resume it on one, or with --path loop"
+                "its training was begun with run.path=graphs, which needs a GPU: resume it there, or with run.path=loop"
             )
     return replace(machine, precision=bits, path=path)
 

@@ -43,7 +43,7 @@ class Network:
     sha256: str  # of its file
     numbers: Mapping[str, float]  # metric -> accuracy in [0, 1]
     attacks: Mapping[str, Mapping[str, Any]]  # metric -> settings of its attack
-    how: str = ""  # how it was trained: options of `fatbench run cell`
+    how: str = ""  # how it was trained: options of `fatbench run CELL`
     trained_with: Sequence[Mapping[str, Any]] = ()  # records of the plug-ins
 
 

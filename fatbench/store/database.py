@@ -396,7 +396,7 @@ class Database:
                 return DatabaseError(f"{shown_url} is damaged: {original}")
             if "decode to UTF-8" in str(original):
                 context = " ".join(str(original).partition(" with text")[0].split())
-                return DatabaseError(f"{shown_url} is damaged: {context} (fatbench db check)")
+                return DatabaseError(f"{shown_url} is damaged: {context} (fatbench check)")
             return None
         state = getattr(original, "sqlstate", None)  # None if the server was not reached
         primary = getattr(getattr(original, "diag", None), "message_primary", None)

@@ -338,7 +338,7 @@ def _check_consistency(
             ) from None
         if identity != cell_line.cell:
             raise ExchangeError(
-                f"{location}: cell {cell_line.cell}: its spec has the identity {identity}; was the file edited?"
+                f"{location}: cell {cell_line.cell}: its id does not match its settings ({identity}): was it edited?"
             )
     _check_distinct([run.uid for run in cell_line.runs], "run", cell_line, location)
     _check_distinct([stage.stage for stage in cell_line.stages], "stage", cell_line, location)

@@ -113,9 +113,9 @@ def check_keys(connection: Connection, shown_database: str) -> None:
         for table in WHOLE:
             for (line,) in connection.exec_driver_sql(f"PRAGMA integrity_check({table.name})"):
                 if line != "ok":
-                    raise Damaged(f"{shown_database} is damaged: {line} (fatbench db check)")
+                    raise Damaged(f"{shown_database} is damaged: {line} (fatbench check)")
             for row in connection.exec_driver_sql(f"PRAGMA foreign_key_check({table.name})"):
-                raise Damaged(f"{shown_database} is damaged: {row[0]} refers to missing {row[2]} (fatbench db check)")
+                raise Damaged(f"{shown_database} is damaged: {row[0]} refers to missing {row[2]} (fatbench check)")
     for problem in _misnamed(connection):
         raise Damaged(f"{shown_database} is damaged: {problem}")
 

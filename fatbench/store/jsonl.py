@@ -104,9 +104,9 @@ def lines_of(
             line_end = dumps({key: line[key] for key in line if key > "stages"})[1:]
             yield f"]{',' * (len(line_end) > 1)}{line_end}\n"
     except ExchangeError as error:
-        raise DatabaseError(f"{error} (fatbench db check)") from None
+        raise DatabaseError(f"{error} (fatbench check)") from None
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # text that is no JSON, a row of no run
-        raise DatabaseError(f"cells {cells[0]} to {cells[-1]} cannot be read: {error} (fatbench db check)") from None
+        raise DatabaseError(f"cells {cells[0]} to {cells[-1]} cannot be read: {error} (fatbench check)") from None
 
 
 def _stage_text(
@@ -451,9 +451,7 @@ def _undamaged(connection: Connection, cell: str, location: str) -> None:
     """ExchangeError: a finished stage of the cell here is damaged; what is added to it would give it a new digest."""
     for line in export_lines.lines(connection, [cell]):
         for stage, _ in export_lines.mismatches(line):
-            raise ExchangeError(
-                f"{location}: cell {cell} {stage['stage']} is damaged here (fatbench db check){NOTHING}"
-            )
+            raise ExchangeError(f"{location}: cell {cell} {stage['stage']} is damaged here (fatbench check){NOTHING}")
 
 
 @dataclass

@@ -48,7 +48,8 @@ def opened(db: Db, *, create: bool = False) -> Iterator[Store | None]:
 
 
 def listed_databases(db: Db) -> list[str]:
-    """The named databases and files; empty for that of the settings."""
+    """The named databases and files, here or by the option --db; empty for that of the settings."""
+    db = settings.given("db") if db is None else db
     return (
         [] if db is None else [str(db)] if isinstance(db, str | Path) else [str(database_name) for database_name in db]
     )
@@ -126,8 +127,10 @@ def cell_id(store: Store | None, begin: str, suites: Collection[str], db: Db) ->
     ids = [] if store is None else store.ids_beginning_with(begin)
     ids = [begin] if begin in ids else ids
     if not ids:
-        place = shown_databases(db) + (", which does not exist" if store is None else "")
-        if store is not None and (labelled := _labelled(store, begin)):
+        place = shown_databases(db)
+        if store is None:
+            raise NothingMatched(f"no cell '{begin}': {place} does not exist; use --db or run a suite first")
+        if labelled := _labelled(store, begin):
             raise NothingMatched(f"no cell '{begin}' in {place}: {labelled}")
         suite = next(iter(difflib.get_close_matches(begin, suites, 1)), "NAME")
         raise NothingMatched(f"no cell '{begin}' in {place} (fatbench status {suite} lists the cells)")

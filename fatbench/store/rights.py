@@ -59,7 +59,7 @@ def refusal_of_database(path: Path) -> str:
     for file in (log, journal):
         if reason := refusal(file):
             empty = f": remove it and {index.name}, once no program has the database open"
-            full = " and is not empty: its owner must open the database (fatbench db check), which writes it back"
+            full = " and is not empty: its owner must open the database (fatbench check), which writes it back"
             return f"{file.name} {reason}{full if file.stat().st_size else empty}"
     if reason := refusal(index):
         return f"{index.name} {reason}: remove it, once no program has the database open"

@@ -16,7 +16,7 @@
     transfers          evaluations with other models' adversarial images
     filters            selects cells: "model=nin and not aggregator=sfat"
     perturbation       norm and radius for attacks that state none
-    standard_attacks   the field's attacks by name, for `--attacks`
+    standard_attacks   the field's attacks by name, for `--attack`
     threats            threat models by their letters
     signatures         the tables of functions and the settings of each
     types              the types that a setting may have

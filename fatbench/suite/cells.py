@@ -115,7 +115,7 @@ class Plan:
     cells: list[Cell]
     checkpoints: list[str]
     excluded: list[tuple[Key, str]] = field(default_factory=list)
-    added: tuple[str, ...] = ()  # metrics that `--attacks` adds to those of the preset
+    added: tuple[str, ...] = ()  # metrics that `--attack` adds to those of the preset
     baseline: tuple[str, str] | None = None  # (axis, label)
     where: str = field(default="", compare=False)  # the filter (-k) that selected these cells
     resolved: bool = field(default=False, compare=False)  # True: the cells' ids are those of the runs to read

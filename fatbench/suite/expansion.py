@@ -111,7 +111,7 @@ def expand(
     if not cells and condition is None:
         raise SpecError(f"{file}: preset '{preset}' leaves the grid empty")
     if attacks and not any(cell.evaluations for cell in cells):
-        raise SpecError(f"--attacks: suite '{name}', preset '{preset}', evaluates no model on test images")
+        raise SpecError(f"--attack: suite '{name}', preset '{preset}', evaluates no model on test images")
     if transfers_of:
         cells = transfers.with_transfers(cells, transfers_of, labels)
     return Plan(
@@ -128,7 +128,7 @@ def _evaluate_of_preset(
 ) -> Evaluate:
     """The preset's `evaluate`, before the overrides of points. SpecError for a limit of an unknown attack."""
     evaluate = contents.evaluate if not preset.evaluate else lay(contents.evaluate, preset.evaluate)
-    if attacks:  # of --attacks; they are added to what the preset has kept
+    if attacks:  # of --attack; they are added to what the preset has kept
         standard_attacks.demand_known(attacks, [*contents.evaluate.attacks, *evaluate.attacks])
         completed = standard_attacks.without_removed(contents.evaluate.node, attacks)
         base = model.read(Evaluate, completed, str(file), axes=contents.axes)
@@ -233,7 +233,7 @@ def _evaluations(
             evaluate = lay(
                 evaluate, standard_attacks.completed_override(overriding, evaluate.attacks, added_attacks, radius)
             )
-    # a point without any attack, such as one of gradient inversion, gets none from `--attacks`
+    # a point without any attack, such as one of gradient inversion, gets none from `--attack`
     if added_attacks and any(attack is not None for attack in evaluate.attacks.values()):
         missing_attacks = standard_attacks.missing_attacks(evaluate.attacks, added_attacks, radius)
         evaluate = lay(evaluate, LocatedMap({"attacks": LocatedMap(missing_attacks)}))

@@ -69,7 +69,7 @@ def cell(model: Model, data: Any, test: int | None = None, size: int | None = No
     if model.mean and channels and len(model.mean) not in (1, channels):
         raise SpecError(f"--mean: {len(model.mean)} numbers for images of {channels} channels")
     if model.channels == "bgr" and channels not in (None, 3):
-        raise SpecError(f"--channels bgr: images of {checked['name']} have {channels} channel")
+        raise SpecError(f"channels bgr: images of {checked['name']} have {channels} channel")
     evaluated = {**asdict(model), "mean": list(model.mean), "std": list(model.std)}
     if not model.named:
         del evaluated["named"]

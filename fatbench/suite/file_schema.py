@@ -2,7 +2,7 @@
 
 It is derived from the models of `contents.py` and the settings of the functions. A setting may stand in one place of a
 file and its function's name in another, so no setting is required. Names must be those of the tables, unless the file
-has plug-ins, or extends a file that may have some. `fatbench suite check` finds what a schema cannot express.
+has plug-ins, or extends a file that may have some. `fatbench check` finds what a schema cannot express.
 """
 
 from __future__ import annotations

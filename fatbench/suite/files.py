@@ -194,7 +194,7 @@ def locate(name: str) -> Path:
         neighbour = _suite_file(name)
         hint = f" (did you mean '{neighbour}'?)" if neighbour else did_you_mean(name, [*known_suites, *own_suites])
         if os.path.isfile(name) and (how_to_read := _how_to_read(Path(name))):
-            raise SpecError(f"{name} is no suite file{how_to_read}")
+            raise SpecError(f"{name} is not a suite file{how_to_read}")
         if re.fullmatch("[0-9a-f]{12}", name):
             raise SpecError(f"no suite is named '{name}' (fatbench show {name} shows a cell)")
         raise SpecError(f"no suite is named '{name}'{hint}")
@@ -386,7 +386,7 @@ def read_yaml(file: Path) -> LocatedMap:
     try:
         return parse(file.read_text(encoding="utf-8"), file)
     except UnicodeDecodeError:
-        raise SpecError(f"{file} is no suite file: it is not UTF-8 text{_how_to_read(file)}") from None
+        raise SpecError(f"{file} is not a suite file: it is not UTF-8 text{_how_to_read(file)}") from None
     except OSError as error:
         raise SpecError(f"{file}: {error.strerror or error}") from None
 

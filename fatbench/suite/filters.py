@@ -19,6 +19,7 @@ _TOKEN = re.compile(
     r"|(?P<word>[^\s()=!<>]+))"
 )
 
+LETTERS = 4  # at least of a cell's id, to name it
 _MAX_DEPTH = 100  # "not" and "(" within each other: each is a few calls deep, and Python allows about a thousand
 
 
@@ -26,8 +27,9 @@ def select(plan: Plan, where: str) -> Plan:
     """The plan with only the cells that a filter selects, such as "model=nin and method in [FAT, SFAT]".
 
     A name is an axis, a setting by its dotted path, a call of the cell (`model`, `aggregator`, compared by its name),
-    or `threat` and `labels` of an attack on privacy (`fatbench.suite.threats`). SpecError for a text that cannot be
-    read, an unknown name, or a value that no cell has; NothingMatched if no cell is left.
+    `cell` (the first letters of an id), or `threat` and `labels` of an attack on privacy (`fatbench.suite.threats`).
+    SpecError for a text that cannot be read, an unknown name, or a value that no cell has; NothingMatched if no cell is
+    left.
     """
     test, comparisons = _parse_filter(where)
     facts = _facts_of(plan)
@@ -57,6 +59,8 @@ def _unmatched_text(facts: list[dict[str, str]], comparisons: list[tuple[str, st
     """The end of a message, about the first compared value that no cell has; empty if each is in some cell."""
     for name, value in comparisons:
         cell_values = {cell_facts[name] for cell_facts in facts if name in cell_facts}
+        if name == "cell" and len(value) >= LETTERS:
+            cell_values |= {id[: len(value)] for id in cell_values}
         if value.lower() not in {cell_facts.lower() for cell_facts in cell_values}:
             # "FAT,SFAT" or "FAT|SFAT", as other programs write alternatives
             alternatives = [text.strip() for text in re.split("[,|]", value)]
@@ -76,7 +80,12 @@ def _facts_of(plan: Plan) -> list[dict[str, str]]:
         shared = tuple(id(value) for key, value in cell.spec.items() if key != "seed")
         if shared not in settings_by_point:
             settings_by_point[shared] = _settings(cell)
-        labels = {"id": cell.id, **{axis.lower(): label for axis, label in cell.key.items()}, **cell.key}
+        labels = {
+            "id": cell.id,
+            "cell": cell.id,
+            **{axis.lower(): label for axis, label in cell.key.items()},
+            **cell.key,
+        }
         facts_by_cell.append({**settings_by_point[shared], "seed": str(cell.spec["seed"]), **labels})
     return facts_by_cell
 
@@ -204,6 +213,9 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
                 raise SpecError(f"-k: no cell has '{name}'{did_you_mean(name, plain_names)}")
             if name not in facts:  # another cell has it: what is absent differs from every value
                 return op == "!="
+            if name == "cell":  # the first letters of an id do
+                value_of_cell = facts[name] if len(value) < LETTERS else facts[name][: len(value)]
+                return _compare(value_of_cell, op, value)
             return _compare(facts[name], op, value)
 
         return test

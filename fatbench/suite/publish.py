@@ -224,7 +224,7 @@ def _label(text: str, labels: Sequence[str], axis: str, our_label_by_paper: Mapp
     """The label that a text means; ValueError if it means none, or several."""
     labels_found = _matching_labels(text, labels, our_label_by_paper)
     if len(labels_found) != 1:
-        raise ValueError(f"'{text[:60]}' is no label of '{axis}'{did_you_mean(text, labels)}")
+        raise ValueError(f"'{text[:60]}' is not a label of '{axis}'{did_you_mean(text, labels)}")
     return labels_found[0]
 
 

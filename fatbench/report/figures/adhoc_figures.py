@@ -82,7 +82,7 @@ def _monitored(metric: str, plan: Plan) -> bool:
 
 
 def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequence[str], by: Sequence[str]) -> Figure:
-    """The figure that --x, --y and --by ask for.
+    """The figure that --x, --metric and --by ask for.
 
     x: round, eps (the radius of an attack) or another setting that has a list, client or class, or an axis of the
     suite, whose labels are bars.
@@ -124,11 +124,11 @@ def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequ
         "series": LocatedMap(sources),
         "note": _note(metric_names, sources),
     }
-    return model.read(Figure, LocatedMap(node), "--x, --y, --by", axes=suite.contents.axes, folders=[])
+    return model.read(Figure, LocatedMap(node), "--x, --metric, --by", axes=suite.contents.axes, folders=[])
 
 
 def _default_names(x: str, axes: dict[str, list[str]], available: AvailableMetrics) -> list[str]:
-    """The default numbers, for a command without --y."""
+    """The default numbers, for a command without --metric."""
     if x in axes:
         return [name for name in available.evaluated if name not in available.swept][:4] or available.overall[:1]
     if x == RADIUS or x in available.swept.values():
@@ -142,7 +142,7 @@ def _source(name: str, x: str, axes: dict[str, list[str]], available: AvailableM
     """The source of a figure's series for a number. SpecError: the number is not known, or not over this x."""
     metric, bracket, _ = name.partition("[")
     if metric not in available.names:
-        raise SpecError(f"--y: no number is named '{name}'{did_you_mean(metric, available.names)}")
+        raise SpecError(f"--metric: no number is named '{name}'{did_you_mean(metric, available.names)}")
     if x in axes:
         if metric in (*available.evaluated, *available.swept):
             return name
@@ -152,12 +152,12 @@ def _source(name: str, x: str, axes: dict[str, list[str]], available: AvailableM
         if metric not in swept_metrics:
             values_name = "radii" if x == RADIUS else f"values of {x}"
             remark = f"these are: {', '.join(swept_metrics)}" if swept_metrics else "no attack of this suite is"
-            raise SpecError(f"--y: '{name}' is not evaluated at a list of {values_name}; {remark}")
+            raise SpecError(f"--metric: '{name}' is not evaluated at a list of {values_name}; {remark}")
         return name
     if x in INDICES:
         if metric not in available.indexed:
             raise SpecError(
-                f"--y: '{name}' is not logged for each client or class; those are: {', '.join(available.indexed)}"
+                f"--metric: '{name}' is not logged for each client or class; those are: {', '.join(available.indexed)}"
             )
         return f"train:{metric}[*]"
     if bracket:
@@ -169,7 +169,7 @@ def _source(name: str, x: str, axes: dict[str, list[str]], available: AvailableM
     if metric in available.monitors:
         return "train:natural" if metric == "natural" else "train:monitor"
     raise SpecError(
-        f"--y: '{name}' is measured on the final model, not in each round: give --x {next(iter(axes), ROUND)}, or"
+        f"--metric: '{name}' is measured on the final model, not in each round: give --x {next(iter(axes), ROUND)}, or"
         f" one of {', '.join(dict.fromkeys([*available.monitors, *available.overall]))}"
     )
 
@@ -203,7 +203,7 @@ def curves(store: Store, cell: str, y: Sequence[str], select: Checkpoint = "last
             plots_by_kind += [(kind, plot) for plot in series_of(suite, plan, store, [wanted_figure], select)]
     if not plots_by_kind:
         raise NothingMatched(
-            f"cell {cell} has none of the usual curves: choose with --y from {', '.join(available.overall)}"
+            f"cell {cell} has none of the usual curves: choose with --metric from {', '.join(available.overall)}"
         )
     panels = [replace(panel, key={"what": kind}) for kind, plot in plots_by_kind for panel in plot.panels]
     first_plot = plots_by_kind[0][1]

@@ -6,7 +6,4 @@ latex_text    escapes text for LaTeX
 html          HTML tables and the frame of every page
 terminal      colours for a terminal
 records       CSV and JSON
-robustbench   RobustBench's records
-croissant     a data set description in Croissant 1.0
-datasette     metadata for Datasette
 """

@@ -57,7 +57,7 @@ POINTS = 49  # of a column at 6 pt
 BELOW = 1.3  # so many more columns where spreads stand below
 SIZES = r"\fontsize{8}{9.6}\selectfont\renewcommand{\scriptsize}{\fontsize{7}{8.4}\selectfont}"  # in every class
 SCALE = ".86"  # 6 pt of 7
-TOO_MANY = "may be too many for this width at 6 pt: see --width, --columns, --published none, --table and -k"
+TOO_MANY = "may be too many for this width at 6 pt: see --width, --metric, -c report.published=none, --table and -k"
 BROKEN, STUB = 11, 24  # letters of a heading and of a row's label in one line
 IN_FLOAT = 3  # notes; what is doubted comes first
 MOST_FLOATS = 12  # without a \clearpage: LaTeX stops at 18 (52 since 2015) that have not found a page
@@ -182,7 +182,7 @@ def _columns(grid: Sheet) -> int:
 
 
 def _command(grid: Sheet, width: str) -> str:
-    table = f"--rows {','.join(grid.axes)}" if grid.id == "combined" else f"--table {grid.id}"
+    table = f"--by {','.join(grid.axes)}" if grid.id == "combined" else f"--table {grid.id}"
     select = "" if grid.select == "last" else f" --select {grid.select}"
     suites = grid.suite.replace(" + ", " ")
     return f"fatbench report {suites} --preset {grid.preset} {table}{select} --format latex --width {width}"

@@ -90,7 +90,7 @@ def check_accuracies(numbers: Iterable[Number], store: Store, outcomes: Outcomes
             bits, total = outcomes(number.cell, number.stage)
             if problem := disagreement(number.metric, number.value, number.n, bits.bit_count(), total):
                 text = f"cell {number.cell} {number.stage}: {problem}"
-                raise DatabaseError(f"{store.database.shown}: {text} (fatbench db check)")
+                raise DatabaseError(f"{store.database.shown}: {text} (fatbench check)")
 
 
 def doubts_of(

@@ -66,7 +66,7 @@ def spread(display: S, plan: Plan) -> S:
 
 
 def with_added(suite: Suite, plan: Plan) -> Suite:
-    """Add a heading for each attack of `--attacks` to the suite's tables of accuracies."""
+    """Add a heading for each attack of `--attack` to the suite's tables of accuracies."""
     if not plan.added:
         return suite
     tables = [_with_added(table, plan) for table in suite.tables]

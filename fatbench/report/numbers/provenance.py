@@ -136,7 +136,7 @@ class TableFacts:
             if loaded is not None and not inputs.same_functions([record], [loaded]):
                 cells = f"{len(record['cells'])} cell{'s' * (len(record['cells']) != 1)}"
                 text = f"the numbers of {cells} come from this version of {record['plugin']}; the file is now"
-                text += f" {inputs.describe(loaded)}; fatbench run ... --rerun-changed computes them again"
+                text += f" {inputs.describe(loaded)}; fatbench run ... --rerun changed computes them again"
                 yield "OLDER", text
 
     def notes(self, settings: str = "", words: Mapping[str, str] = MappingProxyType({})) -> Iterable[tuple[str, str]]:

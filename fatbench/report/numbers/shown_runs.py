@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Plan
 
-FILTERS = ("precision", "device", "commit")  # what `--runs` may ask for
+FILTERS = ("precision", "device", "commit")  # what `-k run.NAME=VALUE` may ask for
 RULE = (
     "shown is the one that data and plug-ins of now have answered, then the one in the precision of most cells, then"
-    " with most evaluations, then the newest (--runs)"
+    " with most evaluations, then the newest (-k run.precision=...)"
 )
 
 
@@ -127,8 +127,8 @@ def _filter(run_filter: str) -> tuple[int, str] | None:
     name, sign, value = run_filter.partition("=")
     if name not in FILTERS or not sign or not value:
         raise SpecError(
-            f"--runs: expected {', '.join(f'{filter_name}=...' for filter_name in FILTERS)}, got "
-            f"'{run_filter}'{did_you_mean(name, FILTERS)}"
+            f"-k: expected {', '.join(f'run.{filter_name}=...' for filter_name in FILTERS)}, got "
+            f"'run.{run_filter}'{did_you_mean(name, FILTERS)}"
         )
     return FILTERS.index(name), value
 

@@ -422,7 +422,7 @@ def wilson(k: int, n: int, level: float = 0.95) -> tuple[float, float]:
     from scipy.special import ndtri
 
     if not 0 <= k <= n or n < 1:
-        raise ValueError(f"{k} of {n} is no fraction")
+        raise ValueError(f"{k} of {n} is not a fraction")
     z = float(ndtri(0.5 + level / 2))
     middle, half_width = k + z * z / 2, z * math.sqrt(k * (n - k) / n + z * z / 4)
     # both ends are exact where all or none are right

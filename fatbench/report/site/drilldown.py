@@ -189,9 +189,11 @@ def _fill_batch(
             for cell in stored_cells
             if cell in replicate_ids
         ]
-        point.commands = [f"fatbench show {stored_cells[0]}", f"fatbench logs {stored_cells[0]}"]
+        point.commands = [f"fatbench show {stored_cells[0]}", f"fatbench show {stored_cells[0]} --log"]
         if point.evaluations:
-            point.commands.append(f"fatbench outcomes {stored_cells[0]} --metric {point.evaluations[-1]['metric']}")
+            point.commands.append(
+                f"fatbench show {stored_cells[0]} --outcomes --metric {point.evaluations[-1]['metric']}"
+            )
 
 
 # --- in words ----------------------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ def _sheet(
     sheet.notes.extend(notes(sheet, plan, table, cells, absent_reasons, lookup, cells_at_chance=cells_at_chance))
     if failed_cells := stored.failed & {cell.id for cell in cells}:
         count = f"{len(failed_cells)} cell{'s' * (len(failed_cells) > 1)}"
-        sheet.notes.append(("failed", f"{count}: {', '.join(sorted(failed_cells))} (see fatbench logs)"))
+        sheet.notes.append(("failed", f"{count}: {', '.join(sorted(failed_cells))} (see fatbench show CELL --log)"))
     sheet.notes.extend(("evaluated", f"external model: {describe_model(cell.spec)}") for cell in evaluated)
     return sheet
 

@@ -44,17 +44,17 @@ def this_worker() -> Worker:
 
 def device_and_jobs(device: str | None, jobs: int | None) -> tuple[str, int | None]:
     """(device, cells side by side) from the flags, else from the settings. SpecError: one of them is not valid."""
-    device_name = settings.setting("device", device) or "auto"
+    device_name = settings.setting("run.device", device) or "auto"
     if device_name not in ("auto", "cpu", "cuda"):
         kind, _, numbers = device_name.partition(":")
         if kind != "cuda" or not all(gpu_number.isdecimal() for gpu_number in numbers.split(",")):
             raise SpecError(f"--device: expected auto, cpu, cuda or cuda:0,1, got '{device_name}'")
-    if jobs is None and (number := settings.setting("jobs")):
+    if jobs is None and (number := settings.setting("run.jobs")):
         if not number.isdecimal() or int(number) < 1:
-            raise SpecError(f"jobs: expected a number of cells side by side, got '{number}'")
+            raise SpecError(f"jobs: expected a number of cells in parallel, got '{number}'")
         jobs = int(number)
     if jobs is not None and jobs > MOST_JOBS:
-        raise SpecError(f"jobs: expected at most {MOST_JOBS} cells side by side, got {jobs}")
+        raise SpecError(f"jobs: expected at most {MOST_JOBS} cells in parallel, got {jobs}")
     return device_name, jobs
 
 

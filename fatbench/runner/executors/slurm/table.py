@@ -17,7 +17,7 @@ from fatbench.errors import SpecError, did_you_mean
 KEYS = {
     "time": 'how long a job may take: minutes, or as SLURM writes it: "4:00:00", "1-12:00:00"',
     "cpus": "cores of a job; without a GPU it works on as many cells side by side",
-    "gpus": "GPUs of a job; a cell has one, or with --per-gpu a part of one",
+    "gpus": "GPUs of a job; a cell has one, or with run.per_gpu a part of one",
     "jobs": "jobs in the queue at most, as --jobs",
     "setup": 'lines of shell before the work: ["module load cuda"]; one that fails ends the job',
     "python": 'the command in place of Python: "apptainer exec --nv image.sif python"',

@@ -1,10 +1,8 @@
-"""`fatbench submit`: an honest file, a forged one, one of another torch, and what else is refused."""
+"""`fatbench verify` of an honest file, of forged ones, of one of another torch."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +15,9 @@ from ruamel.yaml import YAML
 from sqlalchemy import select, update
 
 import fatbench
-from fatbench.cli import app, verify
+from fatbench.api import verifying
+from fatbench.cli import app
 from fatbench.errors import FatbenchError, NothingMatched
-from fatbench.report.agreement import Agreement
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
@@ -71,11 +69,11 @@ Call = Callable[..., tuple[object, str, str]]
 
 
 @pytest.fixture
-def submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+def verify_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
     monkeypatch.chdir(tmp_path)
 
     def call(file: Path) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fatbench", "submit", str(file), "--device", "cpu"])
+        monkeypatch.setattr(sys, "argv", ["fatbench", "verify", str(file), "--device", "cpu"])
         with pytest.raises(SystemExit) as ended:
             app.main()
         return (ended.value.code or 0, *capfd.readouterr())
@@ -96,38 +94,14 @@ def changed(honest: Path, place: Path, change: Callable[[Any], None], sealed: bo
     return place / "changed.jsonl"
 
 
-def test_an_honest_file_is_run_again_and_gets_a_record_and_a_text(honest: Path, submit: Call, tmp_path: Path) -> None:
-    code, out, err = submit(honest)
+def test_an_honest_file_agrees(honest: Path, verify_: Call, tmp_path: Path) -> None:
+    code, out, err = verify_(honest)
     assert code == 0, out + err
     assert out.startswith("agrees: ") and "(tolerance 0: same machine, torch and precision)" in out.splitlines()[0]
-    (record,) = (json.loads(file.read_text()) for file in tmp_path.glob("results/submitted/*.json"))
-    assert record["cells"] == 1 and record["suites"] == ["tiny, preset paper"] and record["verified"]["apart"] == 0
-    (text,) = tmp_path.glob("results/submitted/*.md")
-    assert text.read_text().startswith("# Results: tiny, preset paper\n") and record["sha256"] in text.read_text()
-    (copy,) = tmp_path.glob("results/submitted/*.jsonl")
-    assert copy.read_bytes() == honest.read_bytes()
-
-
-def test_a_full_disk_leaves_no_part_of_a_submission(
-    honest: Path, submit: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whichever of the three files finds no room: one line, exit code 5, none of them."""
-    monkeypatch.setattr(verify, "run_again", lambda *_: Agreement([], [], 0.0, "not run again here", []))
-    sync = os.fsync
-
-    def full(handle: int) -> None:
-        if os.readlink(f"/proc/self/fd/{handle}").partition(".md.")[1]:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        sync(handle)
-
-    monkeypatch.setattr(os, "fsync", full)
-    code, _, err = submit(honest)
-    assert code == 5 and err == "fatbench: -o results/submitted: the disk is full; nothing was changed\n"
-    assert list(tmp_path.glob("results/submitted/*")) == list(tmp_path.glob("results/submitted/.*")) == []
 
 
 def test_a_number_that_was_changed_in_the_file_is_refused_by_its_outcomes(
-    honest: Path, submit: Call, tmp_path: Path
+    honest: Path, verify_: Call, tmp_path: Path
 ) -> None:
     lines = honest.read_text().splitlines()
     line = json.loads(result_files.rows(lines[1]))
@@ -136,12 +110,12 @@ def test_a_number_that_was_changed_in_the_file_is_refused_by_its_outcomes(
         if number[2] == "natural":
             number[3] = 1.0
     (tmp_path / "forged.jsonl").write_text("\n".join([lines[0], json.dumps(line), *lines[2:], ""]))
-    code, _, err = submit(tmp_path / "forged.jsonl")
-    assert code == 2 and "natural is 1.0, its outcomes say" in err and not (tmp_path / "results").exists()
+    code, _, err = verify_(tmp_path / "forged.jsonl")
+    assert code == 2 and "natural is 1.0, its outcomes say" in err
 
 
 def test_a_forgery_with_new_digests_and_outcomes_is_found_by_running_it_again(
-    honest: Path, submit: Call, tmp_path: Path
+    honest: Path, verify_: Call, tmp_path: Path
 ) -> None:
     def forge(connection: Any) -> None:
         of = select(ROUND_METRICS.c.id).where(ROUND_METRICS.c.metric == "natural", ROUND_METRICS.c.stage != "train")
@@ -150,10 +124,9 @@ def test_a_forgery_with_new_digests_and_outcomes_is_found_by_running_it_again(
             whole = bytes([0xFF] * (row.n // 8) + ([0xFF00 >> row.n % 8 & 0xFF] if row.n % 8 else []))
             connection.execute(update(OUTCOME_CHUNKS).where(OUTCOME_CHUNKS.c.stage == row.stage).values(bits=whole))
 
-    code, out, _ = submit(changed(honest, tmp_path, forge))
-    assert code == 1 and out.startswith("differs: ") and "the sample differs: nothing was written" in out
+    code, out, _ = verify_(changed(honest, tmp_path, forge))
+    assert code == 1 and out.startswith("differs: ")
     assert "natural (last) of cell" in out and "is 100.00 % there and" in out
-    assert not (tmp_path / "results").exists()
 
 
 def of_runs(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Any], None]:
@@ -173,13 +146,11 @@ def elsewhere(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_results_that_say_another_machine_are_not_believed_where_training_gives_the_same_bits(
-    honest: Path, submit: Call, tmp_path: Path
+    honest: Path, verify_: Call, tmp_path: Path
 ) -> None:
-    code, out, err = submit(changed(honest, tmp_path, of_runs(elsewhere)))
+    code, out, err = verify_(changed(honest, tmp_path, of_runs(elsewhere)))
     assert code == 0, out + err
     assert "(tolerance 0: training gave the same bits here)" in out.splitlines()[0]
-    (record,) = (json.loads(file.read_text()) for file in tmp_path.glob("results/submitted/*.json"))
-    assert record["torch"] == ["2.11.0"] and record["verified"]["tolerance"] == 0
 
 
 def one_image_more(connection: Any) -> None:
@@ -194,32 +165,32 @@ def one_image_more(connection: Any) -> None:
     connection.execute(update(VALUES).where(VALUES.c.round_metric.in_(of)).values(value=right))
 
 
-def test_a_file_does_not_choose_its_tolerance_by_the_name_of_a_cpu(honest: Path, submit: Call, tmp_path: Path) -> None:
+def test_a_file_does_not_choose_its_tolerance_by_the_name_of_a_cpu(honest: Path, verify_: Call, tmp_path: Path) -> None:
     """Less than two points more, and "Intel Xeon" in every run."""
-    code, out, _ = submit(changed(honest, tmp_path, lambda c: (of_runs(elsewhere)(c), one_image_more(c))))
+    code, out, _ = verify_(changed(honest, tmp_path, lambda c: (of_runs(elsewhere)(c), one_image_more(c))))
     assert code == 1 and "(tolerance 0: training gave the same bits here)" in out.splitlines()[0]
-    assert "differs: natural (last) of cell" in out and not (tmp_path / "results").exists()
+    assert "differs: natural (last) of cell" in out
 
 
-def test_a_training_number_counts(honest: Path, submit: Call, tmp_path: Path) -> None:
+def test_a_training_number_counts(honest: Path, verify_: Call, tmp_path: Path) -> None:
     """Tables and figures are made of them: the loss of the first round, a thousandth less."""
 
     def forge(connection: Any) -> None:
         of = select(ROUND_METRICS.c.id).where(ROUND_METRICS.c.metric == "train_loss", ROUND_METRICS.c.round == 1)
         connection.execute(update(VALUES).where(VALUES.c.round_metric.in_(of)).values(value=VALUES.c.value * 0.999))
 
-    code, out, _ = submit(changed(honest, tmp_path, forge))
-    assert code == 1 and "differs: train_loss of training of cell" in out and not (tmp_path / "results").exists()
+    code, out, _ = verify_(changed(honest, tmp_path, forge))
+    assert code == 1 and "differs: train_loss of training of cell" in out
 
 
 def test_a_training_accuracy_that_the_evaluation_contradicts_is_refused(
-    honest: Path, submit: Call, tmp_path: Path
+    honest: Path, verify_: Call, tmp_path: Path
 ) -> None:
     def forge(connection: Any) -> None:
         of = select(ROUND_METRICS.c.id).where(ROUND_METRICS.c.metric == "natural", ROUND_METRICS.c.stage == "train")
         connection.execute(update(VALUES).where(VALUES.c.round_metric.in_(of)).values(value=0.75))
 
-    code, _, err = submit(changed(honest, tmp_path, forge))
+    code, _, err = verify_(changed(honest, tmp_path, forge))
     assert code == 2 and "train: natural of round 2 is 0.75, natural-" in err and "of the same 60 images" in err
 
 
@@ -228,54 +199,35 @@ def test_a_training_accuracy_that_the_evaluation_contradicts_is_refused(
     [
         ({"name": "pgd", "eps": "1/25500000", "step": "1/25500000", "steps": 20}, "do not give the hash in its name"),
         ({"name": "natural", "origin": "cell 0a1b2c3d4e5f"}, "do not give the hash in its name"),
-        (None, "does not say what its attack was"),
     ],
 )
 def test_an_attack_that_is_not_what_its_stage_is_named_after_is_refused(
-    honest: Path, submit: Call, tmp_path: Path, settings: dict[str, Any] | None, said: str
+    honest: Path, verify_: Call, tmp_path: Path, settings: dict[str, Any], said: str
 ) -> None:
-    """A weak attack under the name of the suite's; a key that took the number out of the comparison; no settings."""
+    """A weak attack under the name of the suite's; a key that took the number out of the comparison."""
 
     def forge(connection: Any) -> None:
-        value = None if settings is None else json.dumps(settings)
-        connection.execute(update(STAGES).where(STAGES.c.stage != "train").values(settings=value))
+        connection.execute(update(STAGES).where(STAGES.c.stage != "train").values(settings=json.dumps(settings)))
 
     file = changed(honest, tmp_path, forge)
-    code, _, err = submit(file)
-    assert code == 2 and said in err and not (tmp_path / "results").exists()
+    code, _, err = verify_(file)
+    assert code == 2 and said in err
     integrity.check(str(honest.with_name("r.db")), identity, contradiction=contradiction)
-    if settings is not None:
-        with Store.open("new.db", create=True) as store, pytest.raises(FatbenchError, match=said):
-            jsonl.check(store, file, identify=identity, contradiction=contradiction)
-        with pytest.raises(FatbenchError, match=said):
-            integrity.check(str(tmp_path / "changed.db"), identity, contradiction=contradiction)
+    with Store.open("new.db", create=True) as store, pytest.raises(FatbenchError, match=said):
+        jsonl.check(store, file, identify=identity, contradiction=contradiction)
+    with pytest.raises(FatbenchError, match=said):
+        integrity.check(str(tmp_path / "changed.db"), identity, contradiction=contradiction)
 
 
-@pytest.mark.parametrize("column", ["commit", "dirty"])
-def test_code_that_is_not_recorded_is_refused(honest: Path, submit: Call, tmp_path: Path, column: str) -> None:
-    code, _, err = submit(changed(honest, tmp_path, lambda c: c.execute(update(RUNS).values(**{column: None}))))
-    said = {"commit": "the commit of ", "dirty": "modified code"}[column]
-    assert code == 2 and said in err and not (tmp_path / "results").exists()
-
-
-def test_names_of_a_file_are_text_in_a_pull_request(honest: Path, submit: Call, tmp_path: Path) -> None:
-    name = "a\n# b [c](https://d) <img>"
-    code, out, err = submit(changed(honest, tmp_path, lambda c: c.execute(update(RUNS).values(suite=name))))
-    assert code == 0, out + err
-    (text,) = tmp_path.glob("results/submitted/*.md")
-    said = r"# Results: a \# b [c]\(https://d) \<img\>, preset paper"
-    assert text.read_text().splitlines()[0] == said
-
-
-def test_results_without_outcomes_are_refused(honest: Path, submit: Call, tmp_path: Path) -> None:
+def test_results_without_outcomes_are_refused(honest: Path, verify_: Call, tmp_path: Path) -> None:
     """Whatever else is left out with them."""
 
     def bare(connection: Any) -> None:
         connection.execute(OUTCOME_CHUNKS.delete())
         connection.execute(update(STAGES).values(settings=None))
 
-    code, _, err = submit(changed(honest, tmp_path, bare))
-    assert code == 2 and "has no outcome of each image; nothing was written" in err
+    code, out, _ = verify_(changed(honest, tmp_path, bare))
+    assert code == 1 and out.startswith("not verified: ")
 
 
 def test_models_that_were_trained_elsewhere_are_not_run_again_and_it_is_said(
@@ -287,18 +239,13 @@ def test_models_that_were_trained_elsewhere_are_not_run_again_and_it_is_said(
     fatbench.evaluate(net, dataset="digits", attacks=["natural"], n=20, db="a.db", device="cpu")
     with (
         Store.open("a.db") as store,
-        pytest.raises(NothingMatched, match="these are models that were trained elsewhere"),
+        pytest.raises(NothingMatched, match="these models were trained elsewhere"),
     ):
-        verify.choose(store, 1, None)
-
-
-def test_code_that_was_modified_is_refused_before_anything_runs(honest: Path, submit: Call, tmp_path: Path) -> None:
-    code, _, err = submit(changed(honest, tmp_path, lambda c: c.execute(update(RUNS).values(dirty=True))))
-    assert code == 2 and "modified code" in err and err.count("\n") == 1
+        verifying.choose(store, 1, None)
 
 
 def test_the_workflow_runs_the_command_on_what_a_pull_request_adds() -> None:
     text = (ROOT / ".github" / "workflows" / "submission.yml").read_text()
     found = YAML(typ="safe").load(text)["jobs"]["submission"]["steps"]
-    assert 'fatbench submit "$file" --sample 1 --seed "$SEED"' in found[-1]["run"]
+    assert 'fatbench check "$file" && fatbench verify "$file" --sample 1 --sample-seed "$SEED"' in found[-1]["run"]
     assert "${{" not in found[-1]["run"]  # what a stranger writes reaches the shell as a variable only

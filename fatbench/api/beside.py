@@ -1,4 +1,4 @@
-"""`fatbench new KIND NAME --beside SUITE`: a suite that adds a row of one's own to the rows of another suite.
+"""What `fatbench new --beside SUITE` writes: a suite that adds a row of one's own to the rows of another suite.
 
 The suite extends the other, so that it asks for the same cells: numbers of them that are there are not run again.
 """

@@ -1,0 +1,159 @@
+"""`fatbench plan`: the cells of a run and what they cost; without a suite, what fits into a time."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Annotated
+
+from fatbench.cli import completing
+from fatbench.cli.common import known_format, plan_of, print_json, working
+from fatbench.cli.options import (
+    CELL,
+    Argument,
+    Attacks,
+    Format,
+    Jobs,
+    Option,
+    Override,
+    Precision,
+    Preset,
+    Seeds,
+    Where,
+    one_name,
+    precisions,
+)
+from fatbench.errors import NothingMatched, SpecError
+from fatbench.store.opening import opened
+
+HERE = "here"  # of --on: this machine, measured first
+OTHER_TIMES = "--on h100 estimates a GPU, fatbench plan NAME --on here measures this machine"
+HOURS = {"m": 1 / 60, "min": 1 / 60, "h": 1.0, "d": 24.0}
+
+
+def plan(
+    target: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[suite] [NAME|CELL]", help=f"Suite, its YAML file, or {CELL}; none: every suite with its time.",
+            show_default=False, autocompletion=completing.suites, callback=one_name,
+        ),
+    ] = None,
+    preset: Preset = None,
+    where: Where = None,
+    seeds: Seeds = None,
+    override: Override = None,
+    attack: Attacks = None,
+    on: Annotated[
+        str | None,
+        Option("--on", metavar="GPU", help="Estimate the time on this GPU, such as h200; here: measure this machine."),
+    ] = None,
+    jobs: Jobs = None,
+    budget: Annotated[
+        str | None, Option("--budget", metavar="TIME", help="Without NAME: what can be run in this time, such as 8h.")
+    ] = None,
+    precision: Precision = None,
+    format: Format = "text",
+) -> None:  # fmt: skip
+    """List the cells of a run and their cost: gradient steps, image passes, bytes, disk, time.
+
+    Without NAME, list what this machine can finish, the longest first.
+
+    Example: fatbench plan --budget 8h --on h100
+    """
+    known_format(format, ("text", "json"))
+    training, attacks_in = precisions(precision)
+    if on in (None, HERE) and precision is not None:
+        raise SpecError("--precision needs --on GPU; without it, times are those measured here")
+    if not target:
+        if where or seeds or override or attack or on == HERE or jobs or format == "json":
+            raise SpecError(
+                "these options are about one suite: fatbench plan NAME; without one: --budget, --on, --preset"
+            )
+        _what_fits(budget, on, preset)
+        return
+    if budget is not None:
+        raise SpecError("--budget says which suites fit: leave out the suite's name")
+    from fatbench import settings
+    from fatbench.api.offers import time_left
+    from fatbench.cli import show
+    from fatbench.runner import progress, versions
+    from fatbench.runner.gpu_estimates import speeds
+    from fatbench.suite import cost as planning
+    from fatbench.suite import weights
+
+    _, suite_plan = plan_of(target[0], preset, where, seeds, attack, override)
+    gpu, unseen, cells = None if on == HERE else on, None, suite_plan.to_run()
+    if gpu is not None:
+        bits, attacks = settings.precision(training), settings.attack_precision(attacks_in)
+        unseen = speeds(cells, gpu, bits, attacks, settings.setting("run.path") or settings.AUTO)
+    works = {cell.id: planning.cell_work(cell, suite_plan) for cell in cells}
+    with opened(None, create=True) as store:
+        time, schedule = time_left(suite_plan, store, on == HERE, jobs, unseen)
+        changed = {row.cell.id: row.changed for row in progress.cells_of(suite_plan, store) if row.changed}
+    if format == "json":
+        rows = []
+        for cell in cells:
+            work = works[cell.id]
+            work_counts = None if work is None else {**vars(work), "image_passes": work.image_passes}
+            rows.append({"id": cell.id, "key": cell.key, "spec": cell.spec, "work": work_counts})
+        wanted = map(weights.parse_weights, weights.weights_of(cell.spec for cell in cells))
+        files = [weights.status(file, settings.data_folder()) for file in wanted if file]
+        reasons = {cell: versions.as_dicts(stages) for cell, stages in changed.items()}
+        print_json({"suite": suite_plan.suite, "preset": suite_plan.preset, "cells": rows, "weights": files,
+                    "time": vars(time), **({"changed": reasons} if reasons else {}), **({"on": gpu} if gpu else {}),
+                    **({"schedule": vars(schedule) if schedule else None} if jobs else {})})  # fmt: skip
+        return
+    show.plan(suite_plan, works, planning.total(works.values()), time, gpu)
+    if changed:
+        print("\n".join(versions.lines(changed)))
+    if jobs is not None:
+        show.schedule(schedule, gpu)
+
+
+def hours(text: str) -> float:
+    """ "8h", "90m", "1.5d" in hours. SpecError: no such time."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(m|min|h|d)", text.strip())
+    if match is None:
+        raise SpecError(f"--budget: expected a time such as 8h, 90m or 2d, got '{text}'")
+    return float(match[1]) * HOURS[match[2]]
+
+
+def _what_fits(budget: str | None, on: str | None, preset: str | None) -> None:
+    """Print what fits, the longest first, and the commands to run it. NothingMatched: nothing does."""
+    from fatbench.api import offers as offering
+    from fatbench.cli.show import new_console, print_rows
+    from fatbench.cli.watch import duration
+    from fatbench.runner.executors.local import slots
+    from fatbench.runner.gpu_estimates import known_gpu
+    from fatbench.runner.slots import gpu_name
+
+    seconds_allowed = None if budget is None else 3600 * hours(budget)
+    if on is None and (gpu := gpu_name(slots(None, None)[0])):
+        on = known_gpu(gpu)
+    with working("estimating every suite") as say:
+        all_offers = list(offering.offers(on, preset or ("quick" if on else None), say, OTHER_TIMES))
+    where = f"one {on.upper()}, an estimate" if on else "one worker of this machine"
+    timed = [offer for offer in all_offers if offer.seconds is not None]
+    fit = [
+        offer
+        for offer in timed
+        if offer.done < offer.cells and (seconds_allowed is None or (offer.seconds or 0) <= seconds_allowed)
+    ]
+    if fit:
+        rows = [
+            [one.suite, one.preset, str(one.cells - one.done), duration(one.seconds or 0), ", ".join(one.data)]
+            for one in sorted(fit, key=lambda one: -(one.seconds or 0))
+        ]
+        print_rows(new_console(), ("suite", "preset", "cells", "time", "data"), rows, ("cells", "time"))
+        print(
+            f"time on {where}; fatbench plan NAME --preset PRESET has the cells, fatbench run NAME --preset PRESET runs"
+        )
+    if unknown := len(all_offers) - len(timed):
+        presets = f"{unknown} preset{'s' * (unknown != 1)}"
+        hint = f"; {OTHER_TIMES}" * (on is None)
+        print(f"fatbench: {presets}: nothing comparable has run here{hint}", file=sys.stderr)
+    if not fit:
+        shortest = min((offer.seconds for offer in timed if offer.seconds), default=None)
+        remark = "" if shortest is None else f"; the shortest takes {duration(shortest)}"
+        raise NothingMatched(f"no preset is known to fit{f' --budget {budget}' if budget else ''} on {where}{remark}")
