@@ -303,20 +303,23 @@ LONGEST = 1e9  # seconds: 30 years
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def time_limit(flag: str | None = None) -> float | None:
-    """Seconds that a worker may spend on a cell, from "90", "45m", "2h" or "1.5d"; None for no limit."""
-    value = setting("run.time_limit", flag)
-    if value is None:
-        return None
-    number = value.strip().rstrip("dhimns")
-    unit = UNITS.get(value.strip()[len(number) :])
+def seconds_of(text: str) -> float | None:
+    """Seconds of "90", "45m", "2h" or "1.5d"; None: no such time."""
+    number = text.strip().rstrip("dhimns")
+    unit = UNITS.get(text.strip()[len(number) :])
     try:
-        seconds = float(number) * unit if unit else 0.0
+        seconds = float(number) * unit if unit else -1.0
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < LONGEST:
+        return None
+    return seconds if 0 <= seconds < LONGEST else None
+
+
+def time_limit(flag: str | None = None) -> float | None:
+    """Seconds that a worker may spend on a cell, None for no limit. SpecError: no such time."""
+    value = setting("run.time_limit", flag)
+    if value is not None and not (seconds := seconds_of(value)):
         raise SpecError(f"run.time_limit: expected a time such as 90s, 45m or 2h, got '{value}'")
-    return seconds
+    return None if value is None else seconds
 
 
 def available_memory() -> float:

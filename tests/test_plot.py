@@ -123,7 +123,7 @@ def test_panels_of_suites_with_other_axes_are_one_figure(suite: Suite, tmp_path:
 
 def test_the_learning_curves_of_a_cell(suite: Suite, run: Callable[..., tuple[int, str, str]]) -> None:
     cell = suite.plan().cells[0].id
-    code, out, err = run("plot", "-k", f"cell={cell[:7]}", "--format", "svg", *DB)
+    code, out, err = run("plot", cell[:7], "--format", "svg", *DB)
     assert (code, out, err) == (0, f"results/figures/drawn-{cell}-curves.svg\n", "")
     assert f"Learning curves: cell {cell}" in Path(out.strip()).read_text()
     with Store.open("results/fatbench.db") as store:

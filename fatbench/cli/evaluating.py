@@ -10,22 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fatbench import settings, whole_file
+from fatbench.cli import options as opt
 from fatbench.cli.common import attack_list, known_format, mapping, plan_of, print_json
-from fatbench.cli.options import (
-    Argument,
-    Attacks,
-    Device,
-    Format,
-    Images,
-    Like,
-    Mean,
-    Model,
-    Option,
-    Precision,
-    Preset,
-    Std,
-    Where,
-)  # fmt: skip
+from fatbench.cli.options import Argument, Option
 from fatbench.errors import Doubtful, SpecError, did_you_mean
 from fatbench.runner.run_options import RunOptions, run_options
 from fatbench.store.opening import opened
@@ -47,21 +34,21 @@ def evaluate(
             metavar="FILE", help="A checkpoint of a run, or a state dict (.pt, .safetensors).", show_default=False
         ),
     ],
-    model: Model = None,
-    mean: Mean = None,
-    std: Std = None,
+    model: opt.Model = None,
+    mean: opt.Mean = None,
+    std: opt.Std = None,
     dataset: Annotated[
         str | None, Option("--dataset", metavar="DATA", help="The data set, written as in a suite file.")
     ] = None,
-    like: Like = None,
-    preset: Preset = None,
-    where: Where = None,
-    attack: Attacks = None,
+    like: opt.Like = None,
+    preset: opt.Preset = None,
+    where: opt.Where = None,
+    attack: opt.Attacks = None,
     eps: Annotated[
         str | None,
         Option("--eps", metavar="R", help="Radius of attacks that state none; default: that of training, else 8/255."),
     ] = None,
-    images: Images = None,
+    images: opt.Images = None,
     name: Annotated[
         str | None, Option("--name", metavar="NAME", help="Row name in tables; default: the file name.")
     ] = None,
@@ -73,9 +60,9 @@ def evaluate(
         ),
     ] = None,
     strict: Annotated[bool, Option("--strict", help="Exit with 6 if a number is doubtful.")] = False,
-    device: Device = None,
-    precision: Precision = None,
-    format: Format = "text",
+    device: opt.Device = None,
+    precision: opt.Precision = None,
+    format: opt.Format = "text",
 ) -> None:  # fmt: skip
     """Attack a saved model: a run's checkpoint, or one trained elsewhere.
 

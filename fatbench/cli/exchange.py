@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from fatbench import settings, whole_file
+from fatbench.cli import options as opt
 from fatbench.cli.common import (
     cell_in,
     format_of,
@@ -24,18 +25,7 @@ from fatbench.cli.common import (
     say_written,
     working,
 )  # fmt: skip
-from fatbench.cli.options import (
-    Argument,
-    Format,
-    Option,
-    Output,
-    Preset,
-    Select,
-    TableId,
-    Things,
-    Where,
-    formats,
-)  # fmt: skip
+from fatbench.cli.options import Argument, Option, formats
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.store.opening import opened
 
@@ -46,15 +36,15 @@ EXPORTS = ("jsonl", "csv", "parquet", "sqlite")
 
 
 def export(
-    targets: Things = None,
-    preset: Preset = None,
-    where: Where = None,
+    targets: opt.Things = None,
+    preset: opt.Preset = None,
+    where: opt.Where = None,
     without: Annotated[
         list[str] | None,
         Option("--without", metavar="METRIC", help="Leave out each client's numbers of METRIC (jsonl)."),
     ] = None,
     format: Annotated[str | None, formats(*EXPORTS)] = None,
-    output: Output = None,
+    output: opt.Output = None,
 ) -> None:
     """Write results as JSON lines, CSV, Parquet, or a copy of the database.
 
@@ -144,15 +134,15 @@ def import_(
         str | None,
         Option("--as-published", metavar="SUITE", help="FILE is a paper's table: published numbers of SUITE."),
     ] = None,
-    table: TableId = None,
+    table: opt.TableId = None,
     label: Annotated[
         list[str] | None, Option("--label", metavar="PAPER=OURS", help="Map the paper's name to ours.")
     ] = None,
-    select: Select = "unknown",
+    select: opt.Select = "unknown",
     unit: Annotated[
         str | None, Option("--unit", metavar="UNIT", help="Of the paper's numbers: percent or plain.")
     ] = None,
-    format: Format = "text",
+    format: opt.Format = "text",
 ) -> None:
     """Import results of other machines; importing twice changes nothing.
 

@@ -32,195 +32,69 @@ comparison group: numbers that may be compared: same data, split and attack"""
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """The lines "word: answer" of a text."""
-    return dict(line.strip().split(": ", 1) for line in text.strip().splitlines())
+    """Each "word: answer" of a text, with semicolons between them."""
+    return dict(" ".join(pair.split()).split(": ", 1) for pair in text.split(";"))
 
 
 # A command of before -> of now. A word in capitals is the user's next one, where there is one.
 MOVED = _pairs("""
-suite list: list suites
-suite show: show NAME
-suite check: check FILE
-suite schema: check --schema
-run cell: run CELL
-logs: show CELL --log
-outcomes: show CELL --outcomes
-models: list models
-cite: list papers NAME --format bibtex
-submit: verify FILE
-clean: delete --unused
-data list: list data
-data prepare: fetch NAME
-data verify: fetch -n NAME
-db check: check
-db backup: export -o COPY.db
-suite: list suites
-data: list data
-db: check
+    suite list: list suites; suite show: show NAME; suite check: check FILE; suite schema: check --schema;
+    run cell: run CELL; logs: show CELL --log; outcomes: show CELL --outcomes; models: list models;
+    cite: list papers NAME --format bibtex; submit: verify FILE; clean: delete --unused; data list: list data;
+    data prepare: fetch NAME; data verify: fetch -n NAME; db check: check; db backup: export -o COPY.db;
+    suite: list suites; data: list data; db: check
 """)
 # A word that people try -> the command that does it.
 MEANT = _pairs("""
-init: new suite NAME
-create: new suite NAME
-add: new suite NAME
-ls: list suites
-suites: list suites
-datasets: list data
-methods: list methods
-attacks: list attacks
-papers: list papers
-bibtex: list papers --format bibtex
-version: --version
-help: --help
-train: run NAME
-start: run NAME
-resume: run NAME
-exec: run NAME
-attack: evaluate FILE
-eval: evaluate FILE
-test: evaluate FILE
-table: report
-tables: report
-results: report
-figure: plot NAME
-figures: plot NAME
-curves: plot CELL
-html: site -o site
-web: site -o site
-serve: site -o site
-page: site -o site
-leaderboard: site -o site
-rm: delete NAME
-remove: delete NAME
-gc: delete --unused
-prune: delete --unused
-validate: check FILE
-lint: check FILE
-reproduce: verify FILE
-diff: compare A B
-ttest: compare NAME
-tests: compare NAME
-download: fetch NAME
-prepare: fetch NAME
-cost: plan NAME
-time: plan NAME
-info: doctor
-env: doctor
-ps: status
-progress: status NAME --watch
-watch: status NAME --watch
-backup: export -o copy.db
-upgrade: export -o results.jsonl
-migrate: export -o results.jsonl
-log: show CELL --log
-cell: show CELL
-cells: status NAME
-load: import FILE
-save: export -o results.jsonl
-dump: export -o results.jsonl
+    init: new suite NAME; create: new suite NAME; add: new suite NAME; ls: list suites; suites: list suites;
+    datasets: list data; methods: list methods; attacks: list attacks; papers: list papers;
+    bibtex: list papers --format bibtex; version: --version; help: --help; train: run NAME; start: run NAME;
+    resume: run NAME; exec: run NAME; attack: evaluate FILE; eval: evaluate FILE; test: evaluate FILE; table: report;
+    tables: report; results: report; figure: plot NAME; figures: plot NAME; curves: plot CELL; html: site -o site;
+    web: site -o site; serve: site -o site; page: site -o site; leaderboard: site -o site; rm: delete NAME;
+    remove: delete NAME; gc: delete --unused; prune: delete --unused; validate: check FILE; lint: check FILE;
+    reproduce: verify FILE; diff: compare A B; ttest: compare NAME; tests: compare NAME; download: fetch NAME;
+    prepare: fetch NAME; cost: plan NAME; time: plan NAME; info: doctor; env: doctor; ps: status;
+    progress: status NAME --watch; watch: status NAME --watch; backup: export -o copy.db;
+    upgrade: export -o results.jsonl; migrate: export -o results.jsonl; log: show CELL --log; cell: show CELL;
+    cells: status NAME; load: import FILE; save: export -o results.jsonl; dump: export -o results.jsonl
 """)
 # An option of before, of one command or of any -> what to type now; VALUE is what the user gave it.
 MOVED_OPTIONS = _pairs("""
-report --rows: --by VALUE
-report --columns: --metric VALUE
-report --images: --common
-report --runs: -k run.VALUE
-report --digits: -c report.digits=VALUE
-report --notes: -c report.notes=VALUE
-report --published: -c report.published=VALUE
-report --no-published: -c report.published=none
-report --spread: -c report.spread=VALUE
-report --numbers: -c report.numbers=VALUE
-report --bom: -c report.bom=true
-report --with-evaluated: -c report.evaluated=true
-plot --y: --metric VALUE
-plot --cell: fatbench plot VALUE
-plot --plain: --width text
-plot --serif: -c plot.serif=true
-site --runs: -c run.precision=fp32
-site --images: no longer needed: images are found in results/figures
-status --every: --watch
-compare --tests: fatbench compare NAME
-check --contract: fatbench check FILE.py
-verify --cell: -k cell=VALUE
-verify --precision: -c run.precision=VALUE
-verify --seed: --sample-seed VALUE
-plan --gpus: --jobs VALUE
-plan --calibrate: --on here
-run --retry-failed: --rerun failed
-run --rerun-changed: --rerun changed
-run --per-gpu: -c run.per_gpu=VALUE
-run --time-limit: -c run.time_limit=VALUE
-run --wait: -c run.wait=true
-run --no-wait: -c run.wait=false
-run --fail-fast: -c run.fail_fast=true
-run --log: -c run.log=VALUE
-evaluate -n: --images VALUE
-evaluate --batch: -c run.microbatch=VALUE
-evaluate --outputs: --model '{name: ..., outputs: VALUE}'
-evaluate --channels: --model '{name: ..., channels: VALUE}'
-evaluate --size: --model '{name: ..., size: VALUE}'
-evaluate --entry: --model '{name: ..., entry: VALUE}'
-invert --batch: --images VALUE
-invert --lr: --set local.lr=VALUE
-invert --epochs: --set local.epochs=VALUE
-invert --local-batch: --set local.batch=VALUE
-invert --momentum: --set local.momentum=VALUE
-invert --weight-decay: --set local.weight_decay=VALUE
-new --rows: --beside FILE
-list --from: fatbench fetch NAME
-list --name: fatbench fetch VALUE
-list --here: fatbench list models
---attacks: --attack VALUE
---seeds: -k 'seed in [VALUE]'
---path: -c run.path=VALUE
---microbatch: -c run.microbatch=VALUE
---attack-precision: -c run.attack_precision=VALUE
+    report --rows: --by VALUE; report --columns: --metric VALUE; report --images: --common;
+    report --runs: -k run.VALUE; report --digits: -c report.digits=VALUE; report --notes: -c report.notes=VALUE;
+    report --published: -c report.published=VALUE; report --no-published: -c report.published=none;
+    report --spread: -c report.spread=VALUE; report --numbers: -c report.numbers=VALUE;
+    report --bom: -c report.bom=true; report --with-evaluated: -c report.evaluated=true; plot --y: --metric VALUE;
+    plot --cell: fatbench plot VALUE; plot --plain: --width text; plot --serif: -c plot.serif=true;
+    site --runs: -c run.precision=fp32; site --images: no longer needed: images are found in results/figures;
+    status --every: --watch; compare --tests: fatbench compare NAME; check --contract: fatbench check FILE.py;
+    verify --cell: -k cell=VALUE; verify --precision: -c run.precision=VALUE; verify --seed: --sample-seed VALUE;
+    plan --gpus: --jobs VALUE; plan --calibrate: --on here; run --retry-failed: --rerun failed;
+    run --rerun-changed: --rerun changed; run --per-gpu: -c run.per_gpu=VALUE;
+    run --time-limit: -c run.time_limit=VALUE; run --wait: -c run.wait=true; run --no-wait: -c run.wait=false;
+    run --fail-fast: -c run.fail_fast=true; run --log: -c run.log=VALUE; evaluate -n: --images VALUE;
+    evaluate --batch: -c run.microbatch=VALUE; evaluate --outputs: --model '{name: ..., outputs: VALUE}';
+    evaluate --channels: --model '{name: ..., channels: VALUE}'; evaluate --size: --model '{name: ..., size: VALUE}';
+    evaluate --entry: --model '{name: ..., entry: VALUE}'; invert --batch: --images VALUE;
+    invert --lr: --set local.lr=VALUE; invert --epochs: --set local.epochs=VALUE;
+    invert --local-batch: --set local.batch=VALUE; invert --momentum: --set local.momentum=VALUE;
+    invert --weight-decay: --set local.weight_decay=VALUE; new --rows: --beside FILE;
+    list --from: fatbench fetch NAME; list --name: fatbench fetch VALUE; list --here: fatbench list models;
+    --attacks: --attack VALUE; --seeds: -k 'seed in [VALUE]'; --path: -c run.path=VALUE;
+    --microbatch: -c run.microbatch=VALUE; --attack-precision: -c run.attack_precision=VALUE
 """)
 # An option that people try -> what is meant; it is answered where the command has it.
 MEANT_OPTIONS = _pairs("""
-gpu: --device cuda
-gpus: --device cuda:0,1
-cpu: --device cpu
-cuda: --device cuda
-workers: --jobs N
-parallel: --jobs N
-threads: --jobs N
-out: -o PATH
-outdir: -o PATH
-file: -o PATH
-seed: --seeds 0
-lr: --set algorithm.local.lr=0.02
-epochs: --set algorithm.local.epochs=1
-rounds: --set algorithm.rounds=10
-override: --set KEY=VALUE
-where: -k FILTER
-only: -k FILTER
-method: -k method=NAME
-json: --format json
-csv: --format csv
-latex: --format latex
-markdown: --format markdown
-force: --rerun changed
-retry: --rerun failed
-check: --dry-run
-simulate: --dry-run
-database: --db URL
-dataset: --data FOLDER
-root: --data FOLDER
-fast: --preset quick
-bf16: --precision bf16
-fp16: --precision bf16
-amp: --precision bf16
-half: --precision bf16
-attacks: --attack LIST
-epsilon: --eps R
-eps: --set perturbation.eps=8/255
-limit: --images N
-n: --images N
-columns: --metric LIST
-rows: --by AXES
-y: --metric LIST
+    gpu: --device cuda; gpus: --device cuda:0,1; cpu: --device cpu; cuda: --device cuda; workers: --jobs N;
+    parallel: --jobs N; threads: --jobs N; out: -o PATH; outdir: -o PATH; file: -o PATH; seed: --seeds 0;
+    lr: --set algorithm.local.lr=0.02; epochs: --set algorithm.local.epochs=1; rounds: --set algorithm.rounds=10;
+    override: --set KEY=VALUE; where: -k FILTER; only: -k FILTER; method: -k method=NAME; json: --format json;
+    csv: --format csv; latex: --format latex; markdown: --format markdown; force: --rerun changed;
+    retry: --rerun failed; check: --dry-run; simulate: --dry-run; database: --db URL; dataset: --data FOLDER;
+    root: --data FOLDER; fast: --preset quick; bf16: --precision bf16; fp16: --precision bf16; amp: --precision bf16;
+    half: --precision bf16; attacks: --attack LIST; epsilon: --eps R; eps: --set perturbation.eps=8/255;
+    limit: --images N; n: --images N; columns: --metric LIST; rows: --by AXES; y: --metric LIST
 """)
 
 # -- the command line so far, for what has no other way to know it ---------------------------------------------------

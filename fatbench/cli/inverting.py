@@ -8,21 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fatbench import whole_file
+from fatbench.cli import options as opt
 from fatbench.cli.common import known_format, mapping, named_filter, print_json
-from fatbench.cli.options import (
-    Argument,
-    Classes,
-    Format,
-    Images,
-    Like,
-    Mean,
-    Model,
-    Option,
-    OutputFolder,
-    Override,
-    Std,
-    Where,
-)  # fmt: skip
+from fatbench.cli.options import Argument, Option
 from fatbench.errors import SpecError, did_you_mean
 
 LOCAL = {"lr": float, "epochs": int, "batch": int, "momentum": float, "weight_decay": float}  # keys of local training
@@ -35,9 +23,9 @@ def invert(
             metavar="FILE", help="The weights that the client received: .pt or .safetensors.", show_default=False
         ),
     ],
-    model: Model = None,
-    mean: Mean = None,
-    std: Std = None,
+    model: opt.Model = None,
+    mean: opt.Mean = None,
+    std: opt.Std = None,
     shape: Annotated[
         str | None, Option("--shape", metavar="CxHxW", help="Shape of an image, such as 3x32x32.")
     ] = None,
@@ -47,8 +35,8 @@ def invert(
     gradient: Annotated[
         Path | None, Option("--gradient", metavar="FILE", help="Instead: a gradient, by parameter.")
     ] = None,
-    classes: Classes = 10,
-    images: Images = None,
+    classes: opt.Classes = 10,
+    images: opt.Images = None,
     labels: Annotated[
         str | None,
         Option("--labels", metavar="LIST", help="Labels of the images, such as 3,1; default: recovered."),
@@ -56,7 +44,7 @@ def invert(
     threat: Annotated[
         str, Option("--threat", metavar="T", help="Threat model of the attacker: A, B, C or D.")
     ] = "B",
-    override: Override = None,
+    override: opt.Override = None,
     inversion: Annotated[
         list[str] | None,
         Option("--inversion", metavar="NAME", help="NAME or {name: ..., ...}; default: those that fit."),
@@ -64,10 +52,10 @@ def invert(
     original: Annotated[
         list[Path] | None, Option("--original", metavar="FILE", help="Image to compare with; may be repeated.")
     ] = None,
-    like: Like = None,
-    where: Where = None,
-    format: Format = "text",
-    output: OutputFolder = None,
+    like: opt.Like = None,
+    where: opt.Where = None,
+    format: opt.Format = "text",
+    output: opt.OutputFolder = None,
 ) -> None:  # fmt: skip
     """Try to reconstruct training images from a model update.
 

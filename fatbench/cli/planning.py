@@ -2,58 +2,45 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Annotated
 
+from fatbench import settings
 from fatbench.cli import completing
+from fatbench.cli import options as opt
 from fatbench.cli.common import known_format, plan_of, print_json, working
-from fatbench.cli.options import (
-    CELL,
-    Argument,
-    Attacks,
-    Format,
-    Jobs,
-    Option,
-    Override,
-    Precision,
-    Preset,
-    Seeds,
-    Where,
-    one_name,
-    precisions,
-)
+from fatbench.cli.options import Argument, Option
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.opening import opened
 
 HERE = "here"  # of --on: this machine, measured first
 OTHER_TIMES = "--on h100 estimates a GPU, fatbench plan NAME --on here measures this machine"
-HOURS = {"m": 1 / 60, "min": 1 / 60, "h": 1.0, "d": 24.0}
 
 
 def plan(
     target: Annotated[
         list[str] | None,
         Argument(
-            metavar="[suite] [NAME|CELL]", help=f"Suite, its YAML file, or {CELL}; none: every suite with its time.",
-            show_default=False, autocompletion=completing.suites, callback=one_name,
+            metavar="[suite] [NAME|CELL]", show_default=False,
+            help=f"Suite, its YAML file, or {opt.CELL}; none: every suite with its time.",
+            autocompletion=completing.suites, callback=opt.one_name,
         ),
     ] = None,
-    preset: Preset = None,
-    where: Where = None,
-    seeds: Seeds = None,
-    override: Override = None,
-    attack: Attacks = None,
+    preset: opt.Preset = None,
+    where: opt.Where = None,
+    seeds: opt.Seeds = None,
+    override: opt.Override = None,
+    attack: opt.Attacks = None,
     on: Annotated[
         str | None,
         Option("--on", metavar="GPU", help="Estimate the time on this GPU, such as h200; here: measure this machine."),
     ] = None,
-    jobs: Jobs = None,
+    jobs: opt.Jobs = None,
     budget: Annotated[
         str | None, Option("--budget", metavar="TIME", help="Without NAME: what can be run in this time, such as 8h.")
     ] = None,
-    precision: Precision = None,
-    format: Format = "text",
+    precision: opt.Precision = None,
+    format: opt.Format = "text",
 ) -> None:  # fmt: skip
     """List the cells of a run and their cost: gradient steps, image passes, bytes, disk, time.
 
@@ -62,7 +49,7 @@ def plan(
     Example: fatbench plan --budget 8h --on h100
     """
     known_format(format, ("text", "json"))
-    training, attacks_in = precisions(precision)
+    training, attacks_in = opt.precisions(precision)
     if on in (None, HERE) and precision is not None:
         raise SpecError("--precision needs --on GPU; without it, times are those measured here")
     if not target:
@@ -74,7 +61,6 @@ def plan(
         return
     if budget is not None:
         raise SpecError("--budget says which suites fit: leave out the suite's name")
-    from fatbench import settings
     from fatbench.api.offers import time_left
     from fatbench.cli import show
     from fatbench.runner import progress, versions
@@ -111,14 +97,6 @@ def plan(
         show.schedule(schedule, gpu)
 
 
-def hours(text: str) -> float:
-    """ "8h", "90m", "1.5d" in hours. SpecError: no such time."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(m|min|h|d)", text.strip())
-    if match is None:
-        raise SpecError(f"--budget: expected a time such as 8h, 90m or 2d, got '{text}'")
-    return float(match[1]) * HOURS[match[2]]
-
-
 def _what_fits(budget: str | None, on: str | None, preset: str | None) -> None:
     """Print what fits, the longest first, and the commands to run it. NothingMatched: nothing does."""
     from fatbench.api import offers as offering
@@ -128,7 +106,9 @@ def _what_fits(budget: str | None, on: str | None, preset: str | None) -> None:
     from fatbench.runner.gpu_estimates import known_gpu
     from fatbench.runner.slots import gpu_name
 
-    seconds_allowed = None if budget is None else 3600 * hours(budget)
+    seconds_allowed = None if budget is None else settings.seconds_of(budget)
+    if budget is not None and seconds_allowed is None:
+        raise SpecError(f"--budget: expected a time such as 8h, 90m or 2d, got '{budget}'")
     if on is None and (gpu := gpu_name(slots(None, None)[0])):
         on = known_gpu(gpu)
     with working("estimating every suite") as say:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from fatbench import settings
 from fatbench.cli import completing
+from fatbench.cli import options as opt
 from fatbench.cli.common import (
     FIGURES,
     cell_in,
@@ -21,25 +22,8 @@ from fatbench.cli.common import (
     print_or_write,
     run_filter,
     write_text,
-)
-from fatbench.cli.options import (
-    Argument,
-    By,
-    Format,
-    Metric,
-    Names,
-    Option,
-    Output,
-    OutputFolder,
-    PageWidth,
-    Preset,
-    Select,
-    TableId,
-    Things,
-    Watched,
-    Where,
-    formats,
-)
+)  # fmt: skip
+from fatbench.cli.options import Argument, Option, formats
 from fatbench.errors import FatbenchError, NothingMatched, SpecError, did_you_mean
 from fatbench.store.opening import opened
 
@@ -60,10 +44,10 @@ def status(
             autocompletion=completing.suites,
         ),
     ] = None,
-    preset: Preset = None,
-    where: Where = None,
-    watch: Watched = False,
-    format: Format = "text",
+    preset: opt.Preset = None,
+    where: opt.Where = None,
+    watch: opt.Watched = False,
+    format: opt.Format = "text",
 ) -> None:  # fmt: skip
     """Count cells: done, failed, running and left.
 
@@ -150,25 +134,26 @@ def _render_options(format: str, width: str | None) -> dict[str, str]:
 
 
 def report(
-    names: Names = None,
-    preset: Preset = None,
-    where: Where = None,
-    select: Select = "last",
-    table: TableId = None,
-    by: By = None,
-    metric: Metric = None,
+    names: opt.Names = None,
+    preset: opt.Preset = None,
+    where: opt.Where = None,
+    select: opt.Select = "last",
+    table: opt.TableId = None,
+    by: opt.By = None,
+    metric: opt.Metric = None,
     sort: Annotated[
         str | None, Option("--sort", metavar="METRIC", help="Rows with the best of this heading or metric first.")
     ] = None,
     differences: Annotated[
-        bool, Option("--differences", help="All methods, each with its difference from the baseline under --metric.")
+        bool,
+        Option("--differences", help="All methods, each with its difference from the baseline under --metric."),
     ] = False,
     common: Annotated[
         bool, Option("--common", help="Compute every number on the images that all attacks share.")
     ] = False,
-    width: PageWidth = None,
+    width: opt.PageWidth = None,
     format: Annotated[str | None, formats(*TABLES)] = None,
-    output: Output = None,
+    output: opt.Output = None,
 ) -> None:
     """Print tables: mean and spread over seeds, beside the published numbers.
 
@@ -203,22 +188,23 @@ def report(
 
 
 def plot(
-    targets: Things = None,
-    preset: Preset = None,
-    where: Where = None,
+    targets: opt.Things = None,
+    preset: opt.Preset = None,
+    where: opt.Where = None,
     figure: Annotated[
         str | None,
         Option("--figure", metavar="ID", help="Only this figure; forest: all methods against the baseline."),
     ] = None,
     x: Annotated[
-        str | None, Option("--x", metavar="NAME", help="Your own figure over round, eps, client, or an axis (bars).")
+        str | None,
+        Option("--x", metavar="NAME", help="Your own figure over round, eps, client, or an axis (bars)."),
     ] = None,
-    metric: Metric = None,
-    by: By = None,
-    select: Select = "last",
-    width: PageWidth = None,
+    metric: opt.Metric = None,
+    by: opt.By = None,
+    select: opt.Select = "last",
+    width: opt.PageWidth = None,
     format: Annotated[str | None, formats(*DRAWN)] = None,
-    output: OutputFolder = None,
+    output: opt.OutputFolder = None,
 ) -> None:
     """Draw the figures of suites, the curves of a cell, or your own; print the files.
 

@@ -6,23 +6,11 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Annotated
 
+from fatbench.cli import options as opt
 from fatbench.cli.common import is_suite, name_list, plan_of
 from fatbench.cli.completing import one_of
 from fatbench.cli.helping import quietness
-from fatbench.cli.options import (
-    Attacks,
-    Device,
-    DryRun,
-    Jobs,
-    Option,
-    Override,
-    Precision,
-    Preset,
-    Seeds,
-    Target,
-    Where,
-    precisions,
-)
+from fatbench.cli.options import Option
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.runner.run_options import run_options
 
@@ -30,26 +18,26 @@ RERUN = {"failed": "retry_failed", "changed": "rerun_changed"}  # what --rerun n
 
 
 def run(
-    target: Target,
-    preset: Preset = None,
-    where: Where = None,
-    seeds: Seeds = None,
-    override: Override = None,
-    attack: Attacks = None,
-    device: Device = None,
-    jobs: Jobs = None,
+    target: opt.Target,
+    preset: opt.Preset = None,
+    where: opt.Where = None,
+    seeds: opt.Seeds = None,
+    override: opt.Override = None,
+    attack: opt.Attacks = None,
+    device: opt.Device = None,
+    jobs: opt.Jobs = None,
     executor: Annotated[
         str | None,
         Option(
             "--executor", metavar="NAME", help="local, slurm or ray.", autocompletion=one_of("local", "slurm", "ray")
         ),
     ] = None,
-    precision: Precision = None,
+    precision: opt.Precision = None,
     rerun: Annotated[
         str | None,
         Option("--rerun", metavar="WHICH", help="Run again: failed, changed; a cell changes with its data or plug-in."),
     ] = None,
-    dry_run: DryRun = False,
+    dry_run: opt.DryRun = False,
 ) -> None:
     """Train and attack every cell that is not done yet; the same command again resumes.
 
@@ -58,7 +46,7 @@ def run(
     again = name_list(rerun)
     if unknown := next((word for word in again if word not in RERUN), None):
         raise SpecError(f"--rerun: expected failed, changed or both, got '{unknown}'{did_you_mean(unknown, RERUN)}")
-    training, attacks = precisions(precision)
+    training, attacks = opt.precisions(precision)
     options = run_options(
         jobs=jobs, device=device, executor=executor, precision=training, attack_precision=attacks, dry_run=dry_run,
         **{RERUN[word]: True for word in again},
