@@ -224,7 +224,7 @@ def commands(suite: Path, db: Path, seeds: int) -> dict[str, list[str]]:
     here = ["--db", str(db)]
     one = ["--preset", "first"]
     return {
-        "suite list": ["list", "suites"],
+        "list suites": ["list", "suites"],
         "status": ["status", *here],
         "status, 10 cells": ["status", str(suite), *one, *here],
         "status, 10,000 cells": ["status", str(suite), "--preset", "paper", *here],
@@ -232,7 +232,7 @@ def commands(suite: Path, db: Path, seeds: int) -> dict[str, list[str]]:
         "plan, 10,000 cells": ["plan", "suite", str(suite), *here],
         "plan, 10,000 cells, no database": ["plan", "suite", str(suite), "--db", "none.db"],
         "show CELL": ["show", cell, *here],
-        "logs CELL": ["show", "--log", cell, *here],
+        "show CELL --log": ["show", "--log", cell, *here],
         "report, 10 cells": ["report", str(suite), *one, *here],
         "report, 1,000 cells": ["report", str(suite), "--preset", "thousand", *here],
         f"compare, 2 x {50 * compared} cells": [

@@ -179,7 +179,7 @@ def test_the_same_files_give_the_same_fingerprint_and_one_pixel_another(name: st
 def test_a_set_that_is_not_there_says_where_it_should_be(name: str, tmp_path: Path) -> None:
     found = message(common.Missing, lambda: DATASETS[name](tmp_path))
     assert found.startswith(f"{catalogue.dataset_facts(name).title} is not in {tmp_path} (searched ")
-    assert f"'fatbench data prepare {name}'" in found
+    assert f"'fatbench fetch {name}'" in found
     assert common.Missing.exit_code == 5
 
 

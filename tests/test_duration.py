@@ -305,7 +305,7 @@ def test_a_run_on_a_gpu_says_what_is_chosen_and_what_would_be_faster() -> None:
     )
     assert said.startswith(f"8 x NVIDIA H100: {auto}")
     assert "times as fast with --precision bf16" in said
-    assert "times as fast with --precision bf16 --attack-precision tf32" in said  # AutoAttack is float32 under bf16
+    assert "times as fast with --precision bf16,tf32" in said  # AutoAttack is float32 under bf16
     assert gpu_estimates.choices(cells[:1], "NVIDIA H200", "bf16", "tf32", "graphs") == (
         "NVIDIA H200: --precision bf16,tf32, run.path graphs for 1 cells"
     )

@@ -143,7 +143,7 @@ def run(run: Run) -> Run:
     return lambda command: run(*shlex.split(command)[1:])
 
 
-MINE = "fatbench evaluate my.pt --model my_model.py:make --dataset digits --mean 0.3 --std 0.4 -n 40"
+MINE = "fatbench evaluate my.pt --model my_model.py:make --dataset digits --mean 0.3 --std 0.4 --images 40"
 
 
 def by_hand(state: dict[str, Tensor], n: int, move: float = 0.0) -> Tensor:
@@ -197,20 +197,20 @@ def test_the_same_command_does_nothing_again_and_another_attack_only_itself(here
 
 def test_more_images_than_there_are_are_all_of_them(here: Path, run: Run) -> None:
     """Their number is that of the data set, without a mark; database and export are whole."""
-    code, out, err = run(f"{MINE.replace('-n 40', '-n 400')} --attack fgsm --strict")
+    code, out, err = run(f"{MINE.replace('--images 40', '--images 400')} --attack fgsm --strict")
     assert code == 0 and "355 images" in out and "†" not in out, err
-    assert run("fatbench db check")[0] == 0
+    assert run("fatbench check")[0] == 0
     assert run("fatbench export -o x.jsonl")[0] == run("fatbench import x.jsonl --db other.db")[0] == 0
-    assert run("fatbench db check --db other.db")[0] == 0
+    assert run("fatbench check --db other.db")[0] == 0
 
 
 def test_a_row_is_of_one_radius_and_one_number_of_images(here: Path, run: Run) -> None:
     """What has no radius stands in each row of its images; a suite's row finds the attack that it asks for."""
-    mine = MINE.replace(" -n 40", "")
+    mine = MINE.replace(" --images 40", "")
     for options in (
-        "-n 40 --eps 0.05 --attack fgsm",
-        "-n 60 --eps 0.1 --attack fgsm",
-        "-n 60 --eps 0.2 --attack cw",
+        "--images 40 --eps 0.05 --attack fgsm",
+        "--images 60 --eps 0.1 --attack fgsm",
+        "--images 60 --eps 0.2 --attack cw",
     ):
         out = run(f"{mine} {options} --format json")[1]
     state = torch.load(here / "my.pt", weights_only=True)
@@ -351,7 +351,7 @@ def test_a_timm_network_takes_the_channels_and_classes_of_the_data() -> None:
     ],
 )
 def test_doubts_are_said_and_stand_in_the_table(here: Path, run: Run, options: str, flag: str, advice: str) -> None:
-    code, out, err = run(f"fatbench evaluate my.pt {options} --dataset digits -n 40 --attack fgsm")
+    code, out, err = run(f"fatbench evaluate my.pt {options} --dataset digits --images 40 --attack fgsm")
     assert code == 0
     assert flag in out and flag in err
     assert advice is None or advice in err
@@ -386,7 +386,7 @@ def test_a_network_whose_gradient_is_another_is_marked_under_every_attack(here: 
     assert len(re.findall(r"^ *(?:FGSM|PGD-20) +[\d.]+ %†", out, re.MULTILINE)) == 2
     assert re.search(r"^ *natural +[\d.]+ % ", out, re.MULTILINE)  # which is right
     assert "--strict: " in err and "gradients do not follow the loss" in err
-    assert run("fatbench db check")[0] == 0
+    assert run("fatbench check")[0] == 0
     assert run(f"{MINE} --attack fgsm --attack pgd20 --eps 0.2 --strict")[0] == 0
 
 
@@ -414,7 +414,7 @@ def test_a_model_at_chance_is_said_to_be(here: Path, run: Run) -> None:
     torch.save({"1.weight": torch.zeros(10, 64), "1.bias": torch.arange(10.0)}, here / "my.pt")
     _, out, err = run(f"{MINE} --attack fgsm")
     assert "† natural accuracy is at chance" in out
-    assert run("fatbench db check")[0] == 0
+    assert run("fatbench check")[0] == 0
     assert "check mean, std, channels, size and the order of classes" in err
 
 
@@ -507,7 +507,7 @@ def test_outputs_that_are_what_is_declared_give_the_numbers_of_logits(
             "leave out --attack, --images and size",
         ),
         ("my.pt --model my_model.py:make --like sfat-cifar10 --dataset svhn", 2, "no cell is on svhn"),
-        ("my.pt --model my_model.py:make --dataset digits --smoke", 2, "name it with --like SUITE"),
+        ("my.pt --model my_model.py:make --dataset digits --smoke", 2, "name it with --like NAME"),
     ],
 )
 def test_mistakes(here: Path, run: Run, arguments: str, code: int, message: str) -> None:
@@ -576,8 +576,8 @@ def test_a_plain_script_s_model_stands_beside_a_suite_s_rows(here: Path, run: Ru
     assert "2 done, 0 failed" in run("fatbench status evaluate")[1]  # of all test images, and of the suite's first 100
     everything = run("fatbench report evaluate")
     assert everything[0] == 0 and re.search(r"natural \| +FGSM \| +PGD-20 \| +CW \| +AA \|", everything[1])
-    cell = json.loads(run(f"{MINE.replace('-n 40', '-n 60')} --format json")[1])["cell"]
-    assert "AutoAttack" in run(f"fatbench show {cell}")[1] and "natural=" in run(f"fatbench logs {cell}")[1]
+    cell = json.loads(run(f"{MINE.replace('--images 40', '--images 60')} --format json")[1])["cell"]
+    assert "AutoAttack" in run(f"fatbench show {cell}")[1] and "natural=" in run(f"fatbench show {cell} --log")[1]
     assert run("fatbench export -o all.jsonl")[0] == 0
     assert run("fatbench import all.jsonl --db other.db")[0] == 0
     again = run("fatbench import all.jsonl --db other.db")[1]
@@ -590,7 +590,7 @@ def test_checkpoints_of_runs_are_evaluated_as_before(here: Path, run: Run) -> No
     done = fatbench.run("crew.yaml", where="pace=slow", jobs=1, quiet=True)
     file = next(Path("results/fatbench-files", done["cell"][0]).glob("model-*.safetensors"))
     code, out, _ = run(
-        f"fatbench evaluate {file} -n 20 --attack natural --attack '{{name: fgsm, eps: 8/255}}' --format json"
+        f"fatbench evaluate {file} --images 20 --attack natural --attack '{{name: fgsm, eps: 8/255}}' --format json"
     )
     assert code == 0
     assert [(row["label"], row["n"]) for row in json.loads(out)["results"]] == [("natural", 20), ("fgsm", 20)]

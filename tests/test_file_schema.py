@@ -1,4 +1,4 @@
-"""`fatbench suite schema`: an editor takes every suite of ours, and marks mistakes where they stand."""
+"""`fatbench check --schema`: an editor takes every suite of ours, and marks mistakes where they stand."""
 
 from __future__ import annotations
 

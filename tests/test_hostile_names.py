@@ -54,7 +54,7 @@ def test_plugins_of_the_command_and_of_the_file_of_settings_too(
     code, said = fuzzing.program("list", "suites")
     assert code == 2 and "hunter2" not in said
     Path("fatbench.toml").write_text('data = "https://me:hunter2@host/x"\n')
-    for command in ("doctor", "data list"):
+    for command in ("doctor", "list data"):
         code, said = fuzzing.program(*command.split())
         assert code == 2 and "https://me:***@host/x" in said
 

@@ -206,10 +206,10 @@ def test_updates_of_another_model_are_refused(here: Path, run: Run, changes: dic
 
 
 def test_a_suite_stands_below_in_the_same_table(here: Path, run: Run) -> None:
-    line = f"{VIT} --after after.pt --images 1 {SHORT} --original original-0.png --like privacy-imprint --preset cpu"
+    line = f"{VIT} --after after.pt --images 1 {SHORT} --original original-0.png --like privacy-imprint"
     code, out, err = run(line)
     assert (code, out, err.count("\n")) == (3, "", 1)
-    assert "--like privacy-imprint: no cell of preset cpu has inverted updates here yet" in err
+    assert "--like privacy-imprint: no cell of preset paper has inverted updates here yet" in err
     rows = Path(__file__).parent.parent / "results" / "privacy-imprint-cpu.jsonl.xz"
     with Store.open("a.db", create=True) as store:
         jsonl.import_(store, rows)

@@ -281,9 +281,7 @@ def test_a_log_that_cannot_go_is_named_with_its_owner(kind: str, of_nobody: Path
             os.waitpid(reader, 0)
     refused = f"MachineError: {path} cannot be written: "
     empty = "x.db-wal belongs to user 65533: remove it and x.db-shm, once no program has the database open"
-    full = (
-        "x.db-wal belongs to user 65533 and is not empty: its owner must open the database (fatbench db check), which"
-    )
+    full = "x.db-wal belongs to user 65533 and is not empty: its owner must open the database (fatbench check), which"
     only_index = "x.db-shm belongs to user 65533: remove it, once no program has the database open"
     by_kind = {"in use": empty, "sticky": empty, "index alone": only_index, "not empty": f"{full} writes it back"}
     assert said == refused + by_kind[kind]
@@ -461,7 +459,7 @@ def test_what_sqlite_says_in_words(code: int, kind: type[Exception], message: st
     assert opened._explanation(sqlite_error(sqlite3.SQLITE_ERROR)) is None
     assert opened._explanation(sqlite3.ProgrammingError("Cannot operate on a closed database.")) is None
     no_text = sqlite3.OperationalError("Could not decode to UTF-8 column 'spec' with text '{\ufffd}'")
-    said = "x.db is damaged: Could not decode to UTF-8 column 'spec' (fatbench db check)"
+    said = "x.db is damaged: Could not decode to UTF-8 column 'spec' (fatbench check)"
     assert str(opened._explanation(no_text)) == said
     for missed in ("no such column: runs.host", 'foreign key mismatch - "runs" referencing "cells"'):
         assert str(opened._explanation(sqlite3.OperationalError(missed))) == f"x.db is damaged: {missed}"

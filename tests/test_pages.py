@@ -226,7 +226,7 @@ def test_a_page_shows_the_numbers_of_the_tables(site: Path) -> None:
         "8deef4ac635349bf",
         "bf16",
     )
-    what = ("small_cnn(width=16)", "FedAvg: w_k = N_k / N", "pgd(eps=8/255", "fatbench outcomes cce98326b6ea")
+    what = ("small_cnn(width=16)", "FedAvg: w_k = N_k / N", "pgd(eps=8/255", "fatbench show cce98326b6ea --outcomes")
     for words in (*who, *what):
         assert words in dialog, words
     # the drawer shows the mark of the table, and bold nowhere else

@@ -69,7 +69,7 @@ def of_nobody(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     fuzzing.results(tmp_path)
     for command in (
         ("delete", A, "-n"),
-        ("clean", "-n"),
+        ("delete", "--unused", "-n"),
         ("import", str(tmp_path / "base.jsonl"), "--db", str(tmp_path / "other.db")),
     ):
         code, said = fuzzing.program(*command)
@@ -160,7 +160,7 @@ def test_clean_removes_what_it_may_and_names_the_rest(of_nobody: Path) -> None:
 
     assert done_as(NOBODY, lambda: leave(C)) == done_as(ANN, lambda: leave("d" * 12)) == ""
     for option, words in (("-n", "would be removed"), ("--yes", "removed")):
-        said = program_as(ANN, "clean", option)
+        said = program_as(ANN, "delete", "--unused", option)
         assert said.splitlines() == [
             f"5 x-files/{'d' * 12}",
             f"1 {words}, 0.0 MB in x-files",
@@ -224,7 +224,7 @@ def test_a_message_names_its_file_once(shared: Path, monkeypatch: pytest.MonkeyP
 # --- asking -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [("delete", A), ("clean",)])
+@pytest.mark.parametrize("command", [("delete", A), ("delete", "--unused")])
 def test_a_terminal_is_asked(command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No, an end of input, yes; --yes asks nobody, and so does a script."""
     monkeypatch.chdir(tmp_path)
@@ -255,11 +255,11 @@ def test_a_terminal_is_asked(command: tuple[str, ...], tmp_path: Path, monkeypat
         question = "Delete 1 cell, 1 run, 1 stage, 1 number, 0 outcomes, 1 folder of x.db and x-files?"
         assert code == 130 and words in said and all_files(tmp_path) == before
         assert (
-            question if command[0] == "delete" else "1 files and folders will be removed, 0.0 MB in x-files?"
+            question if command == ("delete", A) else "1 files and folders will be removed, 0.0 MB in x-files?"
         ) in said
     code, said = on_terminal("", "--yes")
     assert code == 0 and "?" not in said and len(all_files(tmp_path)) < len(before)
-    if command[0] == "delete":
+    if command == ("delete", A):
         fill("x.db", Path("x-files"), (A,))
         assert on_terminal("y\n")[0] == 0 and A not in os.listdir("x-files")
 
@@ -304,11 +304,11 @@ def test_what_the_page_grants_is_enough_to_run_and_to_read(as_member: Callable[.
     url = as_member(USE, WRITE, COUNT)
     fill(url, tmp_path / "files", (B,))
     fuzzing.results(tmp_path)
-    for command in ("status", "export", f"delete {B}", f"import {tmp_path / 'base.jsonl'}", "db check --repair"):
+    for command in ("status", "export", f"delete {B}", f"import {tmp_path / 'base.jsonl'}", "check --repair"):
         code, said = fuzzing.program(*command.split(), "--db", url)
         assert code == 0, said
     url = as_member(USE, READ)
-    for command in ("status", "export", "db check", f"show {A}"):
+    for command in ("status", "export", "check", f"show {A}"):
         code, said = fuzzing.program(*command.split(), "--db", url)
         assert code == 0, said
 

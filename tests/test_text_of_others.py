@@ -142,7 +142,7 @@ def test_an_outcome_of_a_foreign_database_is_no_formula(
         claimed = store.claim("a", f"{metric}-0a1b2c3d@1", suite="s", total=1, provenance={})
         assert claimed is not None
         store.commit(claimed, round=2, outcomes=(0, 2, b"\x80"))
-    code, said, error = run("outcomes", "a", "--db", path)
+    code, said, error = run("show", "--outcomes", "a", "--db", path)
     assert code == 0, error
     assert {line.split(",")[2] for line in said.splitlines()[1:]} == {f"'{metric}"}
 
@@ -219,10 +219,10 @@ def test_nothing_of_a_foreign_database_moves_the_cursor(url: str, run: Callable[
         (spec,) = store.cells().values()
     assert read["error"] == "\\x1b]0;t\\x07\\u202ex\\x9b2J\\x0dy\nline" and read["host"] in read["error"]
     assert spec["data"]["name"] == read["note"] == r"\u001b]0;t\u0007\u202ex\u009b2J\ry"
-    for command in ("status", "show a", "outcomes a", "logs a", "db check"):
+    for command in ("status", "show a", "show a --outcomes", "show a --log", "check"):
         code, said, error = run(*command.split(), "--db", url)
         shown = said + error
-        assert code != 1 or command in ("db check", "logs a"), shown
+        assert code != 1 or command in ("check", "show a --log"), shown
         assert not [c for c in EVIL[:-1] if c in shown and not c.isalnum() and c not in "];"], (command, shown)
 
 

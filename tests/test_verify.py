@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +198,7 @@ def test_it_runs_again_on_the_path_of_the_file_if_there_still_is_one(
     paths = []
     monkeypatch.setattr(verify, "_trained", lambda store, cell: {"path": recorded, "precision": "fp32"})
     monkeypatch.setattr("fatbench.runner.start.run", lambda jobs, watch, options: paths.append(options.path))
-    verify._run(theirs, [job(theirs, next(iter(theirs.cells())))], RunOptions(), None)
+    verify._run(theirs, [job(theirs, next(iter(theirs.cells())))], RunOptions(), None, lambda words: nullcontext())  # type: ignore[arg-type]
     assert paths == [taken]
 
 

@@ -217,7 +217,7 @@ def test_one_error_of_two_cells_is_said_once(plan: Plan, capsys: pytest.CaptureF
     lines = [line[9:] for line in capsys.readouterr().err.splitlines()]
     assert lines[1:3] == [f"{a} train failed: ValueError: no", f"{b} train failed: as above"]
     assert lines[4:] == [
-        f"  failed: {a}, {b}: ValueError: no (fatbench logs {a})",
+        f"  failed: {a}, {b}: ValueError: no (fatbench show {a} --log)",
         "  run them again with --rerun failed",
     ]
 

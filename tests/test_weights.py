@@ -95,7 +95,7 @@ def test_states_of_a_file(tmp_path: Path, known: Weights) -> None:
     assert weights.status(known, tmp_path)["state"] == "missing"
     file = tmp_path / "weights" / "words.pth"
     assert weights.describe("words", tmp_path) == (
-        f"words: words.pth in {file.parent} (missing, fatbench data prepare words fetches it), sha256:{DIGEST}"
+        f"words: words.pth in {file.parent} (missing, fatbench fetch words fetches it), sha256:{DIGEST}"
     )
     file.parent.mkdir()
     file.write_bytes(CONTENT)
@@ -104,7 +104,7 @@ def test_states_of_a_file(tmp_path: Path, known: Weights) -> None:
     file.write_bytes(CONTENT + b".")
     found = hashlib.sha256(CONTENT + b".").hexdigest()
     assert disk.verify("words", tmp_path)["message"] == f"{file}: its digest is sha256:{found}, not sha256:{DIGEST}"
-    with pytest.raises(MachineError, match="move it away and run 'fatbench data prepare words'"):
+    with pytest.raises(MachineError, match="move it away and run 'fatbench fetch words'"):
         disk.prepare("words", tmp_path)
 
 
@@ -184,7 +184,7 @@ def test_imagenets_weights_know_a_image(tmp_path: Path) -> None:
 
 def test_a_run_with_another_file_is_refused_before_it_starts(tmp_path: Path, known: Weights) -> None:
     job = Job("x", cell("words"), [], ["last"], "s", "paper")
-    with pytest.raises(MachineError, match=r"model: weights: words: no file .* \(fatbench data prepare words\)"):
+    with pytest.raises(MachineError, match=r"model: weights: words: no file .* \(fatbench fetch words\)"):
         check_data([job], tmp_path)
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "words.pth").write_bytes(b"else")
@@ -238,7 +238,7 @@ def test_commands_say_which_file_they_want(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("FATBENCH_DATA", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "400")
 
-    said = f"t2t_vit_14: 81.5_T2T_ViT_14.pth.tar in {tmp_path / 'weights'} (missing, fatbench data prepare t2t_vit_14"
+    said = f"t2t_vit_14: 81.5_T2T_ViT_14.pth.tar in {tmp_path / 'weights'} (missing, fatbench fetch t2t_vit_14"
     suite = ("fat-transformers-noniid2", "-k", "model='T2T-ViT-14'")
     assert said in run("show", suite[0])[1]
     assert said in run("plan", "suite", *suite)[1]

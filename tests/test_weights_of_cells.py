@@ -150,7 +150,7 @@ def test_a_damaged_or_missing_model_is_never_used(place: Path) -> None:
             handle.seek(-4, 2)
             handle.write(b"\1\2\3\4")
         status, heard = did(second, machine, store)
-        assert status == "failed" and f"fatbench run cell {first.cell} trains it again" in heard[-1].message
+        assert status == "failed" and f"fatbench run {first.cell} trains it again" in heard[-1].message
         file.unlink()
         with pytest.raises(MachineError, match=f"fatbench delete {first.cell} and run this again"):
             start._check_origins([second], store, place / "files")

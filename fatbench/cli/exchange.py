@@ -54,7 +54,7 @@ def export(
     Example: fatbench export fat-baselines -k 'method in [FAT, SFAT]' -o results.jsonl
     """
     format = known_format(format or format_of(output, EXPORTS, "jsonl"), EXPORTS)
-    if format in ("parquet", "sqlite") and (output is None or str(output) == "-"):
+    if format in ("parquet", "sqlite") and (output is None or (format == "sqlite" and str(output) == "-")):
         raise SpecError(f"--format {format}: say where with -o FILE")
     names = [target for target in targets or () if is_suite(target)]
     if not names and (preset or where):

@@ -169,7 +169,7 @@ def report(
     format = known_format(format or format_of(output, TABLES, usual), TABLES)
     metrics, style, published = name_list(metric), _render_options(format, width), settings.setting("report.published")
     if differences and not metrics:
-        raise SpecError("--differences needs --metric")
+        raise SpecError("--differences needs a metric: --differences --metric pgd20")
     columns = metrics[1:] if differences else metrics
     made = api.table(
         names or (), table or None, rows=name_list(by), columns=columns, preset=preset, select=checkpoint(select),

@@ -39,6 +39,7 @@ from fatbench.suite.types import number
 
 LARGE = 1e9  # bytes: a worker that needs more is announced
 EVERY, SOON = 15.0, 2.0  # seconds between two lines about decoding, and before the first
+ASKED = ("precision", "attack_precision")
 EXECUTORS = ("local", "ray", "slurm")
 
 
@@ -136,8 +137,10 @@ def run(
         _check_origins(remaining, known_store, files)
         if known_store is not None:
             done_cells = [job.cell for job in jobs if earlier_states[job.cell] == "done"]
-            asked_precision = None if precision == settings.AUTO or not options.precision else precision
-            attacks = settings.attack_precision(options.attack_precision, slots) if options.attack_precision else None
+            asked = [options.precision, options.attack_precision]  # here, or by -c; a file's settings ask for nothing
+            asked = [one or settings.given(f"run.{key}") for one, key in zip(asked, ASKED, strict=True)]
+            asked_precision = None if precision == settings.AUTO or not asked[0] else precision
+            attacks = settings.attack_precision(asked[1], slots) if asked[1] else None
             for line in versions.ignored_options(done_cells, known_store, asked_precision, path, attacks):
                 watch.note(line)
             if repeated := {job.cell: changed[job.cell] for job in remaining if job.cell in changed}:

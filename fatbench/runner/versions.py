@@ -189,7 +189,7 @@ def ignored_options(
     asked_options = {
         "precision": precision,
         "path": None if path == "auto" else path,
-        "attack-precision": attack_precision,
+        "attack precision": attack_precision,
     }
     query = select(STAGES.c.cell, STAGES.c.stage, RUNS.c.precision, RUNS.c.extra).join(RUNS, RUNS.c.id == STAGES.c.run)
     cells_by_option: dict[tuple[str, str], set[str]] = {}
@@ -198,13 +198,13 @@ def ignored_options(
             if row.stage == "train":
                 used_options = {"precision": row.precision, "path": json.loads(row.extra).get("path")}
             else:
-                used_options = {"attack-precision": parsed(row.stage).precision}
+                used_options = {"attack precision": parsed(row.stage).precision}
             for name, value in used_options.items():
                 if asked_options[name] is not None and value not in (None, asked_options[name]):
                     cells_by_option.setdefault((name, value), set()).add(row.cell)
     return [
         f"{len(ids)} finished cell{'s' * (len(ids) != 1)} with {name} {value} {'are' if len(ids) != 1 else 'is'} kept:"
-        f" --{name} {asked_options[name]} is for what is still to do"
+        f" {name} {asked_options[name]} is for what is still to do"
         for (name, value), ids in cells_by_option.items()
     ]
 
