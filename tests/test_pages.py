@@ -20,7 +20,7 @@ from fatbench.engine.rounds import Number
 from fatbench.report import contrasts
 from fatbench.report.formats import html
 from fatbench.report.numbers import cell_facts
-from fatbench.report.numbers.provenance import TableFacts
+from fatbench.report.numbers.provenance import Facts
 from fatbench.report.numbers.sources import Source
 from fatbench.report.pairs import measured_numbers, pairs
 from fatbench.report.site import drilldown, leaderboards, pages
@@ -691,7 +691,7 @@ def test_what_a_paper_prints_as_a_difference_stands_beside_no_accuracy(minus: di
         column = Column("natural", Source.parse("natural"), "natural", "max", "percent", 2, minus=minus)
         entries = measured.entries({"cells": ("a",), "mean": 0.5, "published": published}, own=False)
         return Sheet(
-            "s", "paper", "T", "T", "", [], [], [column], with_texts(entries, [column]), "last", "", [0], TableFacts()
+            "s", "paper", "T", "T", "", [], [], [column], with_texts(entries, [column]), "last", "", [0], Facts()
         )
 
     board = leaderboards.with_published(grid(None), [grid(0.015)])

@@ -538,11 +538,10 @@ def test_a_table_of_two_versions_says_so(place):
     plan = files.load("mine.yaml").plan()
     records = plugins.records(plan.cells[1].spec)
     older = [{**records[0], "sha256": "f" * 64, "reached": {"aggregator only": "f" * 64}}]
-    from fatbench.report.numbers.provenance import TableFacts, origin
+    from fatbench.report.numbers.provenance import Facts, origin
 
-    facts = TableFacts()
-    for cell, used in (("a", records), ("b", older)):
-        facts.add(cell, "digits", "", 0, [("train", [origin({"plugins": used})])])
+    runs = (("a", records), ("b", older))
+    facts = Facts((cell, "digits", "", 0, "train", origin({"plugins": used})) for cell, used in runs)
     said = facts.mixed()["versions of mine.py"]
     assert said == f"{inputs.describe(records[0])}, {inputs.describe(older[0])}"
     assert [what for what, _ in facts.notes()].count("OLDER") == 1

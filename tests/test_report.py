@@ -1888,9 +1888,8 @@ def test_footers_speak_the_words_of_the_headings() -> None:
     assert in_words((heading, Source.parse(text)) for heading, text in shown.items()) == {
         "autoattack": "'AT, AA'", "pgd20": "PGD-20", "natural": "NT and server", "fgsm": "worst FGSM",
     }  # fmt: skip
-    facts = provenance.TableFacts()
-    for cell, n in (("a", 500), ("b", 200)):
-        facts.add(cell, "digits", "pgd20", n, [(f"pgd20-{cell}@1", [])])
+    sizes = (("a", 500), ("b", 200))
+    facts = provenance.Facts((cell, "digits", "pgd20", n, f"pgd20-{cell}@1", None) for cell, n in sizes)
     assert list(facts.mixed({"pgd20": "PGD-20"})) == ["PGD-20 test images of digits"]
 
 
@@ -1904,9 +1903,7 @@ def test_footers_do_not_tell_in_which_order_files_were_imported() -> None:
     ]  # fmt: skip
     notes = []
     for order in (runs, runs[::-1]):
-        facts = provenance.TableFacts()
-        for cell, origin in order:
-            facts.add(cell, "digits", "pgd20", 10, [("pgd20-1@1", [origin])])
+        facts = provenance.Facts((cell, "digits", "pgd20", 10, "pgd20-1@1", origin) for cell, origin in order)
         notes.append([*facts.notes()])
     assert notes[0] == notes[1]
     assert dict(notes[0])["machine"].startswith("2 devices") and facts.mixed()["device"].startswith("cuda (")

@@ -213,7 +213,7 @@ def _sheet(tidy: pandas.DataFrame, rows: list[str], title: str, digits: int) -> 
     import pandas
 
     from fatbench.report.numbers.long import OWN
-    from fatbench.report.numbers.provenance import TableFacts
+    from fatbench.report.numbers.provenance import Facts
     from fatbench.report.numbers.sources import Source
     from fatbench.report.tables.entries import entries_of
     from fatbench.report.tables.number_format import with_texts
@@ -245,5 +245,5 @@ def _sheet(tidy: pandas.DataFrame, rows: list[str], title: str, digits: int) -> 
     return Sheet(
         suite="own", preset="paper", id="own", name=title or "Own numbers", label="", axes=rows, across=[],
         columns=columns, entries=with_texts(entries, columns), select="last", checkpoint="",
-        seeds=sorted({*numbers["seed"].tolist()}), facts=TableFacts(),
+        seeds=sorted({*numbers["seed"].tolist()}), facts=Facts(),
     )  # fmt: skip

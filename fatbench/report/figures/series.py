@@ -95,7 +95,7 @@ class Plot:
     figure: Figure
     label: str  # "SMOKE PRESET - not comparable with published numbers"; empty for the preset `paper`
     panels: list[Panel]
-    facts: provenance.TableFacts
+    facts: provenance.Facts
     notes: list[tuple[str, str]] = field(default_factory=list)  # (what, text)
 
     @property
@@ -160,7 +160,7 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Stored) -> Plot | N
         return None
     swept = sweeps(plan)
     sources = {heading: Source.parse(text) for heading, text in figure.series.items()}
-    facts = provenance.TableFacts()
+    behind: list[tuple[Any, ...]] = []  # see `provenance.BEHIND`
     subtracted_cells = _subtracted_cells(plan, figure)
     lookup = None if figure.reference is None else Lookup(figure.reference)
     panels: dict[tuple[tuple[str, str], ...], Panel] = {}
@@ -185,7 +185,7 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Stored) -> Plot | N
                         subtracted,
                         numbers,
                         radii,
-                        facts,
+                        behind,
                     )
                     for index, client_source in _sources_by_client(source, cells)
                 ]
@@ -214,8 +214,8 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Stored) -> Plot | N
             for id in (
                 line.cells if line.points or line.source.stage == "artifact" else ()
             ):  # an evaluation has added its own stages already
-                facts.add(id, cells_by_id[id].spec["data"]["name"], "", 0, [("train", numbers.origins(id, "train"))])
-    plot = Plot(suite.name, plan.preset, figure, label(plan), list(panels.values()), facts)
+                behind += numbers.behind(cells_by_id[id], "train", "", 0)
+    plot = Plot(suite.name, plan.preset, figure, label(plan), list(panels.values()), provenance.Facts(behind))
     plot.notes.extend(_notes(plot, plan, list(cells_by_id.values()), numbers.select))
     changed: dict[str, set[str]] = {}
     for (cell, _), doubts in numbers.doubts.items():
@@ -344,7 +344,7 @@ def _with_evaluations(
     subtracted: Sequence[Cell | None] | None,
     numbers: Stored,
     radii: Mapping[str, str],
-    facts: provenance.TableFacts,
+    behind: list[tuple[Any, ...]],
 ) -> Line:
     """Add the points of a line: its evaluation at each radius. radii: metric -> radius of the attack."""
     points = []
@@ -363,8 +363,8 @@ def _with_evaluations(
             subtracted_value = None if subtracted_cell is None else found(subtracted_cell)[0]
             if value is not None and math.isfinite(value) and subtracted_value is not None:
                 value_by_seed[int(cell.spec["seed"])] = value - (0 if subtracted_cell is cell else subtracted_value)
-                origins = [(stage, numbers.origins(cell.id, stage)) for stage in stages]
-                facts.add(cell.id, cell.spec["data"]["name"], source.metric, n, origins)  # of all radii
+                for stage in stages:  # of all radii
+                    behind += numbers.behind(cell, stage, source.metric, n)
         if value_by_seed:
             point = _point({seed: {0: value} for seed, value in value_by_seed.items()}, 0)
             points.append(replace(point, round=_position(radius, position), radius=radius, swept=swept))

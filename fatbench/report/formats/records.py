@@ -9,7 +9,6 @@ from typing import Any
 import pandas
 
 from fatbench.report.contrasts import Difference
-from fatbench.report.numbers.provenance import Origin
 from fatbench.report.tables.number_format import csv_text, tidy
 from fatbench.report.tables.sheet import Column, Entry, Row, Sheet
 from fatbench.suite.model import Key
@@ -58,9 +57,9 @@ def _shared_fields(grid: Sheet) -> dict[str, str]:
         "preset": grid.preset,
         "label": grid.label,
         "variant": _join({variant for versions in facts.data.values() for variant, _ in versions if variant}),
-        "device": _join(facts.values(lambda origin: origin.device)),
-        "precision": _join(facts.values(lambda origin: origin.precision)),
-        "commit": _join(facts.values(_commit)),
+        "device": _join(facts.values("device")),
+        "precision": _join(facts.values("precision")),
+        "commit": _join(facts.values("commit")),
     }
 
 
@@ -88,10 +87,6 @@ def _line(column: Column, value: Entry) -> dict[str, Any]:
         "low": value.interval and value.interval[0],
         "high": value.interval and value.interval[1],
     }
-
-
-def _commit(origin: Origin) -> str:
-    return f"{origin.commit}+dirty" if origin.commit and origin.dirty else origin.commit
 
 
 def _join(items: Any) -> str:
@@ -160,10 +155,10 @@ def _table(grid: Sheet) -> dict[str, Any]:
             for name, versions in facts.data.items()
             for variant, fingerprint in versions
         ],
-        "devices": list(facts.values(lambda origin: origin.device)),
-        "precisions": list(facts.values(lambda origin: origin.precision)),
-        "commits": list(facts.values(lambda origin: origin.commit)),
-        "dirty": any(origin.dirty for _, origin in facts.origins),
+        "devices": facts.values("device"),
+        "precisions": facts.values("precision"),
+        "commits": list(dict.fromkeys(commit.removesuffix("+dirty") for commit in facts.values("commit"))),
+        "dirty": any(origin.dirty for origin in facts.origins),
         "attacks": facts.attacks(),
         "attack_settings": grid.attacks,
         "versions": facts.versions(),

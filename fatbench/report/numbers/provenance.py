@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+
+from pandas import DataFrame
 
 from fatbench.store import inputs
 from fatbench.store.stage_names import parsed
@@ -53,74 +55,79 @@ def origin(provenance: Mapping[str, Any]) -> Origin:
 _once = functools.cache(Origin)
 
 
-@dataclass
-class TableFacts:
-    """The origins of a table's numbers, each with its metrics and cells."""
+BEHIND = ("cell", "dataset", "metric", "n", "stage", "origin")  # a number, and one run of a stage behind it
+OF_ORIGIN: dict[str, Callable[[Origin], str]] = {
+    "device": lambda origin: origin.device,
+    "precision": lambda origin: origin.precision,
+    "code": lambda origin: _code(origin),
+    "commit": lambda origin: f"{origin.commit}+dirty" if origin.commit and origin.dirty else origin.commit,
+    "attack": lambda origin: origin.attack,
+    "not_reproducible": lambda origin: origin.not_reproducible,
+}
 
-    origins: dict[tuple[str, Origin], set[str]] = field(default_factory=dict)  # (what, origin) -> cells
-    sizes: dict[tuple[str, str], set[int]] = field(default_factory=dict)  # (data set, metric) -> numbers of test images
-    # metric -> precision of its attack -> cells
-    attacked_in: dict[str, dict[str, set[str]]] = field(default_factory=dict)
 
-    def add(self, cell: str, dataset: str, metric: str, n: int, stages: Iterable[tuple[str, Iterable[Origin]]]) -> None:
-        """Add one number: `metric` ("" for a training number), its n, and the stages it was read from."""
-        for stage, origins in stages:
-            fact_name = "training" if stage == "train" else metric
-            if stage != "train" and metric:
-                self.attacked_in.setdefault(metric, {}).setdefault(parsed(stage).precision, set()).add(cell)
-            for origin in origins:
-                self.origins.setdefault((fact_name, origin), set()).add(cell)
-        if metric and n:
-            self.sizes.setdefault((dataset, metric), set()).add(n)
+class Facts:
+    """What is behind the numbers of a table: queries over a frame with a row for each run of a stage behind a number.
+
+    behind: rows of BEHIND; metric "" of a training number, origin None where no run is known.
+    """
+
+    def __init__(self, behind: Iterable[tuple[str, str, str, int, str, Origin | None]] = ()) -> None:
+        frame = DataFrame(list(behind), columns=[*BEHIND], dtype=object).drop_duplicates(ignore_index=True)
+        self.origins: list[Origin] = list(dict.fromkeys(frame["origin"].dropna()))
+        what = frame["metric"].where(frame["stage"] != "train", "training")
+        attacked = {stage: parsed(stage).precision for stage in frame["stage"].unique() if stage != "train"}
+        columns = {}
+        for name, of in OF_ORIGIN.items():
+            texts = {origin: of(origin) for origin in self.origins}
+            columns[name] = [texts.get(origin, "") for origin in frame["origin"]]
+        self.frame = frame.assign(what=what, attacked=frame["stage"].map(attacked), **columns)
+
+    def values(self, fact: str) -> list[str]:
+        """The texts of a fact, that of most cells first, then that behind most kinds of numbers."""
+        known = self.frame.loc[self.frame[fact] != "", [fact, "what", "cell"]].drop_duplicates()
+        texts = known.groupby(fact)["cell"].agg(["nunique", "size"]).reset_index()
+        ranked = texts.sort_values(["nunique", "size", fact], ascending=[False, False, True])
+        return [str(text) for text in ranked[fact]]  # not as files were imported
 
     @property
     def data(self) -> dict[str, list[tuple[str | None, str]]]:
-        """Data set -> its variants and fingerprints."""
-        versions_by_set: dict[str, list[tuple[str | None, str]]] = {}
-        for _, origin in self.origins:
-            if origin.data is not None and origin.data[1:] not in versions_by_set.setdefault(origin.data[0], []):
-                versions_by_set[origin.data[0]].append(origin.data[1:])
-        # the published files first
-        return {name: sorted(versions, key=lambda v: (v[0] or "", v[1])) for name, versions in versions_by_set.items()}
+        """Data set -> its variants and fingerprints, the published files first."""
+        versions: dict[str, set[tuple[str | None, str]]] = {}
+        for origin in self.origins:
+            if origin.data is not None:
+                versions.setdefault(origin.data[0], set()).add(origin.data[1:])
+        return {name: sorted(found, key=lambda v: (v[0] or "", v[1])) for name, found in versions.items()}
 
-    def values(self, fact_of: Callable[[Origin], str]) -> dict[str, dict[str, set[str]]]:
-        """Text of a fact -> metric or "training" -> its cells, that of most cells first; without empty texts."""
-        cells_by_text: dict[str, dict[str, set[str]]] = {}
-        for (fact_name, origin), cells in self.origins.items():
-            if text := fact_of(origin):
-                cells_by_text.setdefault(text, {}).setdefault(fact_name, set()).update(cells)
-
-        def rank(text: str) -> tuple[int, int, str]:
-            cell_sets = cells_by_text[text].values()
-            return -len(set().union(*cell_sets)), -sum(map(len, cell_sets)), text
-
-        return {text: cells_by_text[text] for text in sorted(cells_by_text, key=rank)}  # not as files were imported
+    @property
+    def sizes(self) -> dict[tuple[str, str], list[int]]:
+        """(data set, metric) -> numbers of test images."""
+        counted = self.frame[(self.frame["metric"] != "") & (self.frame["n"] != 0)]
+        return _distinct(counted, ["dataset", "metric"], "n")
 
     def attacks(self) -> dict[str, list[str]]:
         """Metric -> the implementations it was measured with."""
-        code_by_metric: dict[str, list[str]] = {}
-        for fact_name, origin in self.origins:
-            if (
-                fact_name != "training"
-                and origin.attack
-                and origin.attack not in code_by_metric.setdefault(fact_name, [])
-            ):
-                code_by_metric[fact_name].append(origin.attack)
-        return {metric: sorted(implementations) for metric, implementations in code_by_metric.items()}
+        known = self.frame[(self.frame["what"] != "training") & (self.frame["attack"] != "")]
+        return _distinct(known, "what", "attack")
+
+    def attacked_in(self) -> dict[str, dict[str, int]]:
+        """Metric -> precision of its attack -> number of cells."""
+        known = self.frame[self.frame["attacked"].notna() & (self.frame["metric"] != "")]
+        by_metric: dict[str, dict[str, int]] = {}
+        for (metric, precision), cells in _distinct(known, ["metric", "attacked"], "cell").items():
+            by_metric.setdefault(metric, {})[precision] = len(cells)
+        return by_metric
 
     def versions(self) -> dict[str, list[str]]:
         """Package -> the versions that were used."""
-        versions_by_package: dict[str, list[str]] = {}
-        for _, origin in self.origins:
-            for package, version in origin.versions:
-                if version not in versions_by_package.setdefault(package, []):
-                    versions_by_package[package].append(version)
-        return {package: sorted(versions) for package, versions in versions_by_package.items()}
+        known = DataFrame([row for origin in self.origins for row in origin.versions], columns=["package", "version"])
+        return _distinct(known, "package", "version")
 
     def plugins(self) -> list[dict[str, Any]]:
         """Each version of each plug-in behind the table once, with all names it brought and the cells that used it."""
         record_by_version: dict[str, dict[str, Any]] = {}
-        for (_, origin), cells in self.origins.items():
+        for origin in self.origins:
+            cells = {*self.frame.loc[self.frame["origin"] == origin, "cell"]}
             for record in json.loads(origin.plugins):
                 merged = record_by_version.setdefault(inputs.describe(record), {**record, "names": [], "cells": set()})
                 merged["names"] = sorted({*merged["names"], *record["names"]})
@@ -144,49 +151,43 @@ class TableFacts:
 
         settings: those of its attacks, in words; they stand before what ran them. words: metric -> heading.
         """
-        devices, precisions, codes = self.values(_device), self.values(_precision), self.values(_code)
-        versions, attacks = self.versions(), self.attacks()
-        mixed = self.mixed(words)
-        device = f"{len(devices)} devices" if "device" in mixed else next(iter(devices), "device unknown")
-        precision = (
-            f"{len(precisions)} precisions" if "precision" in mixed else next(iter(precisions), "precision unknown")
-        )
-        yield "machine", f"{device}, {precision}"
+        mixed, versions = self.mixed(words), self.versions()
+
+        def one_or_count(fact: str, plural: str) -> str:
+            values = self.values(fact)
+            return f"{len(values)} {plural}" if fact in mixed else next(iter(values), f"{plural[:-1]} unknown")
+
+        yield "machine", f"{one_or_count('device', 'devices')}, {one_or_count('precision', 'precisions')}"
         torch = (
             f"; torch {', '.join(versions['torch'])}" if "torch" in versions and "torch version" not in mixed else ""
         )
-        code = f"{len(codes)} commits" if "code" in mixed else next(iter(codes), "commit unknown")
-        yield "code", f"{code}{torch}"
-        if reasons := self.values(lambda origin: origin.not_reproducible):
+        yield "code", f"{one_or_count('code', 'commits')}{torch}"
+        if reasons := self.values("not_reproducible"):
             yield "not reproducible bit for bit", "; ".join(reasons)
         yield from self._plugin_notes()
         if settings:
             yield "attacks", settings
-        if {"fp32"} != {precision for by_precision in self.attacked_in.values() for precision in by_precision} != set():
-            metrics_by_precision: dict[str, list[str]] = {}
-            for metric, by_precision in self.attacked_in.items():
-                metrics_by_precision.setdefault(_precision_counts(by_precision), []).append(words.get(metric, metric))
-            yield "attack precision", _by_metrics(metrics_by_precision)
-        if attacks:
-            by_code: dict[str, list[str]] = {}
-            for metric, implementations in attacks.items():
-                by_code.setdefault(" and ".join(implementations), []).append(words.get(metric, metric))
-            yield "attack code", _by_metrics(by_code)
+        attacked = self.attacked_in()
+        if {"fp32"} != {precision for by_precision in attacked.values() for precision in by_precision} != set():
+            precisions = {metric: _precision_counts(by_precision) for metric, by_precision in attacked.items()}
+            yield "attack precision", _by_metrics(precisions, words)
+        if attacks := self.attacks():
+            yield "attack code", _by_metrics({metric: " and ".join(code) for metric, code in attacks.items()}, words)
         for fact_name, text in mixed.items():
             yield "MIXED", f"{fact_name}: {text}"
 
     def mixed(self, words: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
         """Every fact with more than one value, each value with its cells. words: metric -> heading."""
         mixed_facts: dict[str, str] = {}
-        for name, fact_of in (("device", _device), ("precision", _precision), ("code", _code)):
-            values = self.values(fact_of)
-            if len(values) > 1:
+        for name in ("device", "precision", "code"):
+            if len(values := self.values(name)) > 1:
+                rows = {text: self.frame[self.frame[name] == text] for text in values}
                 # where each value stands behind the same metrics, these need not be named
-                everywhere = len({frozenset(cells_of) for cells_of in values.values()}) == 1
+                everywhere = len({frozenset(of_text["what"]) for of_text in rows.values()}) == 1
                 mixed_facts[name] = "; ".join(
-                    f"{text} "
-                    f"({_cell_count({words.get(fact, fact): ids for fact, ids in cells_by_fact.items()}, everywhere)})"
-                    for text, cells_by_fact in values.items()
+                    f"{text} ({_cell_count(of_text['cell'].nunique(), '' if everywhere else kinds)})"
+                    for text, of_text in rows.items()
+                    for kinds in [", ".join(dict.fromkeys(words.get(what, what) for what in of_text["what"].unique()))]
                 )
         for name, versions_of_data in self.data.items():
             if len(versions_of_data) > 1:
@@ -199,42 +200,44 @@ class TableFacts:
         for name, records in by_plugin.items():
             if inputs.versions_differ(records):
                 mixed_facts[f"versions of {name}"] = ", ".join(map(inputs.describe, records))
-        digests_read: dict[str, dict[str, None]] = {}
-        for _, origin in self.origins:
-            for name, digest in origin.read:
-                digests_read.setdefault(name, {})[f"[{inputs.short_digest(digest)}]"] = None
-        mixed_facts |= {name: ", ".join(digests) for name, digests in digests_read.items() if len(digests) > 1}
-        for metric, implementations in self.attacks().items():
-            if len(implementations) > 1:
-                mixed_facts[f"{words.get(metric, metric)} attack"] = ", ".join(implementations)
-        for metric, by_precision in self.attacked_in.items():
-            if len(by_precision) > 1:
-                mixed_facts[f"{words.get(metric, metric)} precision"] = _precision_counts(by_precision)
-        for package, versions in self.versions().items():
-            if len(versions) > 1:
-                mixed_facts[f"{package} version"] = ", ".join(versions)
-        for (dataset, metric), sizes in self.sizes.items():
-            if len(sizes) > 1:
-                mixed_facts[f"{words.get(metric, metric)} test images of {dataset}"] = ", ".join(
-                    map(str, sorted(sizes))
-                )
-        return mixed_facts
+        files = DataFrame([row for origin in self.origins for row in origin.read], columns=["name", "digest"])
+        read = {
+            str(name): list(dict.fromkeys(of_name)) for name, of_name in files.groupby("name", sort=False)["digest"]
+        }
+        several: dict[str, list[str]] = {
+            **{name: [f"[{inputs.short_digest(digest)}]" for digest in digests] for name, digests in read.items()},
+            **{f"{words.get(metric, metric)} attack": code for metric, code in self.attacks().items()},
+            **{f"{words.get(metric, metric)} precision": [_precision_counts(by_precision)] * len(by_precision)
+               for metric, by_precision in self.attacked_in().items()},
+            **{f"{package} version": versions for package, versions in self.versions().items()},
+            **{f"{words.get(metric, metric)} test images of {dataset}": [*map(str, sizes)]
+               for (dataset, metric), sizes in self.sizes.items()},
+        }  # fmt: skip
+        return mixed_facts | {
+            name: ", ".join(dict.fromkeys(texts)) for name, texts in several.items() if len(texts) > 1
+        }
 
 
-def _by_metrics(metrics_of: Mapping[str, list[str]]) -> str:
+def _distinct(frame: DataFrame, by: str | list[str], column: str) -> dict[Any, list[Any]]:
+    """Key -> the values of a column, each once and sorted."""
+    return {key: sorted({*values}) for key, values in frame.groupby(by, sort=False)[column]}
+
+
+def _by_metrics(fact_of: Mapping[str, str], words: Mapping[str, str]) -> str:
     """Facts by metrics: "natural, PGD-20: fatbench 0.1.0; AA: pyautoattack 0.2.0"; "all attacks" if they share one."""
-    if len(metrics_of) == 1 and len(next(iter(metrics_of.values()))) > 1:
+    metrics_of: dict[str, list[str]] = {}
+    for metric, fact in fact_of.items():
+        metrics_of.setdefault(fact, []).append(words.get(metric, metric))
+    if len(metrics_of) == 1 and len(fact_of) > 1:
         return f"all attacks: {next(iter(metrics_of))}"
     return "; ".join(f"{', '.join(metrics)}: {shared_fact}" for shared_fact, metrics in metrics_of.items())
 
 
-def _precision_counts(by_precision: Mapping[str, set[str]]) -> str:
+def _precision_counts(by_precision: Mapping[str, int]) -> str:
     """Precisions in words: "bf16", or "fp32 (15 cells), bf16 (18 cells)"."""
     if len(by_precision) == 1:
         return next(iter(by_precision))
-    return ", ".join(
-        f"{precision} ({_cell_count({'': cells}, True)})" for precision, cells in sorted(by_precision.items())
-    )
+    return ", ".join(f"{precision} ({_cell_count(cells)})" for precision, cells in sorted(by_precision.items()))
 
 
 def attacked_in(seeds: Iterable[int], precisions: Iterable[str]) -> str:
@@ -254,14 +257,6 @@ def attacked_in(seeds: Iterable[int], precisions: Iterable[str]) -> str:
     return f"; attacked in {', '.join(phrases)}" if seeds_by_precision else ""
 
 
-def _device(origin: Origin) -> str:
-    return origin.device
-
-
-def _precision(origin: Origin) -> str:
-    return origin.precision
-
-
 def _code(origin: Origin) -> str:
     if not origin.commit:
         return ""
@@ -271,8 +266,6 @@ def _code(origin: Origin) -> str:
     return f"{commit} with uncommitted changes{edited}" if origin.dirty else commit
 
 
-def _cell_count(cells_of: Mapping[str, set[str]], everywhere: bool) -> str:
+def _cell_count(cells: int, kinds: str = "") -> str:
     """A count: "2 cells", or "training of 2 cells" where the values are not behind the same metrics."""
-    cells = len(set().union(*cells_of.values()))
-    count = f"{cells} cell{'s' * (cells != 1)}"
-    return count if everywhere else f"{', '.join(cells_of)} of {count}"
+    return f"{kinds} of " * bool(kinds) + f"{cells} cell{'s' * (cells != 1)}"

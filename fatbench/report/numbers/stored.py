@@ -40,7 +40,7 @@ from fatbench.store.stage_names import parsed
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
-    from fatbench.suite.cells import Plan
+    from fatbench.suite.cells import Cell, Plan
 
 _TRAINING = NUMBERS.c.stage == "train"
 
@@ -76,6 +76,11 @@ class Stored:
     def origins(self, cell: str, stage: str) -> Collection[Origin]:
         """The origins of a stage of a cell: the machines and code that ran it."""
         return self.runs.get((cell, stage)) or self.runs.get((None, stage)) or ()
+
+    def behind(self, cell: Cell, stage: str, metric: str, n: int) -> Iterable[tuple[Any, ...]]:
+        """The runs of a stage behind a number, see `provenance.BEHIND`."""
+        for ran in self.origins(cell.id, stage) or (None,):
+            yield cell.id, cell.spec["data"]["name"], metric, n, stage, ran
 
     def images(self, cell: str, stage: str) -> set[str]:
         """The fingerprints of the data that a stage was measured on, as far as its runs say."""

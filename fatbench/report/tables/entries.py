@@ -103,7 +103,7 @@ def _sheet(
         select=stored.select,
         checkpoint=checkpoint(headed, stored.select, plan, cells),
         seeds=[] if plan.suite == EVALUATED and len(seeds) == 1 else seeds,  # one network is no seed
-        facts=_facts(numbers, stored),
+        facts=provenance.Facts(_behind(numbers, stored)),
         footnotes=keys,
         points=list(dict.fromkeys((", ".join(cell.key.values()), cell.id) for cell in points.all_cells())),
         attacks=_attacks(headed, points.cells),
@@ -128,21 +128,16 @@ def _sheet(
     return sheet
 
 
-def _facts(numbers: DataFrame, stored: Stored) -> provenance.TableFacts:
-    """Where the finite numbers come from: each evaluation of several under its own name."""
-    facts_of_table = provenance.TableFacts()
+def _behind(numbers: DataFrame, stored: Stored) -> Iterable[tuple[Any, ...]]:
+    """The runs behind the finite numbers, see `provenance.BEHIND`; each evaluation of several under its own name."""
     for number in as_tuples(numbers):
         if number.value is None or not math.isfinite(number.value):
             continue
-        cell, source, n = number.cell, number.source, number.n
-        dataset = cell.spec["data"]["name"]
-        origins = [(stage, stored.origins(cell.id, stage)) for stage in number.stages]
-        if source.stage not in OVER:
-            facts_of_table.add(cell.id, dataset, source.metric if source.stage != "train" else "", n, origins)
-        else:
-            for stage, stage_origins in origins:
-                facts_of_table.add(cell.id, dataset, parsed(stage).metric, n, [(stage, stage_origins)])
-    return facts_of_table
+        of_training = number.source.stage == "train"
+        for stage in number.stages:
+            several = number.source.stage in OVER
+            metric = parsed(stage).metric if several else number.source.metric * (not of_training)
+            yield from stored.behind(number.cell, stage, metric, number.n)
 
 
 # --- a row for each printed number --------------------------------------------------------------------------------

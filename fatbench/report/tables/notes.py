@@ -460,7 +460,7 @@ def _points(grid: Sheet) -> str:
     return ", in points" if all(column.unit == "percent" for column in grid.columns) else ""
 
 
-def data_note(facts: provenance.TableFacts, cells: Sequence[Cell], words: Mapping[str, str]) -> str:
+def data_note(facts: provenance.Facts, cells: Sequence[Cell], words: Mapping[str, str]) -> str:
     """The note on data: each data set with its variant, and the number of test images of each metric.
 
     words: metric -> its heading.
@@ -475,7 +475,7 @@ def data_note(facts: provenance.TableFacts, cells: Sequence[Cell], words: Mappin
         by_size: dict[str, list[str]] = {}  # "10000" -> headings
         for (dataset, metric), sizes in facts.sizes.items():
             if dataset == name:
-                by_size.setdefault(" and ".join(map(str, sorted(sizes))), []).append(words.get(metric, metric))
+                by_size.setdefault(" and ".join(map(str, sizes)), []).append(words.get(metric, metric))
         if len(by_size) == 1:
             text += f"; n = {next(iter(by_size))} test images"
         elif by_size:

@@ -132,7 +132,7 @@ class Sheet:
     select: str
     checkpoint: str  # which round's model the numbers are of, in words
     seeds: list[int]
-    facts: provenance.TableFacts
+    facts: provenance.Facts
     notes: list[tuple[str, str]] = field(default_factory=list)  # (what, text), shown under the table
     footnotes: list[tuple[str, str]] = field(default_factory=list)  # (mark, text)
     points: list[tuple[str, str]] = field(default_factory=list)  # (labels, cell), one a point and seed
