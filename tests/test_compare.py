@@ -13,7 +13,7 @@ from scipy import stats
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.report.contrasts import Difference, compare
 from fatbench.report.numbers.doubts import Doubt
-from fatbench.report.numbers.measurements import Measurement
+from fatbench.report.numbers.stored import Measurement
 from fatbench.report.pairs import Pair, pairs
 from fatbench.report.sentences import FLOOR, conclusion, exploratory, points_up, record
 from fatbench.store import jsonl

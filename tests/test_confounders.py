@@ -10,7 +10,7 @@ from test_suites import NAMES
 
 from fatbench import report
 from fatbench.report import contrasts, sentences
-from fatbench.report.numbers.measurements import Measurement
+from fatbench.report.numbers.stored import Measurement
 from fatbench.report.pairs import pairs
 from fatbench.suite import confounders, files
 from fatbench.suite.cells import Plan

@@ -14,8 +14,8 @@ import pytest
 from fatbench import report
 from fatbench.errors import SpecError
 from fatbench.report import contrasts, sentences
-from fatbench.report.numbers.measurements import Measurement
 from fatbench.report.numbers.statistics import contrast, holm
+from fatbench.report.numbers.stored import Measurement
 from fatbench.report.sentences import points_up
 from fatbench.store.stages import Store
 from fatbench.suite import files, filters

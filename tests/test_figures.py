@@ -29,8 +29,8 @@ from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.report import contrasts, sentences
 from fatbench.report.figures import artifacts, forest, panel_kinds, plots, series, styles
 from fatbench.report.formats import records
-from fatbench.report.numbers.measurements import Measurement
 from fatbench.report.numbers.sources import Source
+from fatbench.report.numbers.stored import Measurement
 from fatbench.report.tables.entries import sheets
 from fatbench.store.stages import Store
 from fatbench.suite import files

@@ -36,7 +36,7 @@ from fatbench.engine.setup import Runtime, setup
 from fatbench.errors import DatabaseError, MachineError
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.report.figures import series
-from fatbench.report.numbers import cell_rows, number
+from fatbench.report.numbers import cell_rows
 from fatbench.report.numbers.sources import Source
 from fatbench.report.numbers.stored import stored
 from fatbench.runner import checkpoints, worker
@@ -514,7 +514,7 @@ def test_show_reads_the_last_round_of_training_alone(
 def test_lines_of_many_clients_are_quantiles() -> None:
     cells = [SimpleNamespace(id="a", spec={"seed": 0}), SimpleNamespace(id="b", spec={"seed": 1})]
     rows = [
-        number.Number(cell.id, "train", round, k, "loss", float(k + more) if round == 1 else 1.0, 0)
+        cell_rows.Number(cell.id, "train", round, k, "loss", float(k + more) if round == 1 else 1.0, 0)
         for cell, more in zip(cells, (0, 2), strict=True)
         for k in range(61)
         for round in (1, 2)

@@ -20,8 +20,8 @@ from fatbench.cli.app import app
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.engine.accuracy import packed
 from fatbench.report.numbers import cell_rows, doubts
+from fatbench.report.numbers.cell_rows import Number
 from fatbench.report.numbers.doubts import WORDS
-from fatbench.report.numbers.number import Number
 from fatbench.report.numbers.statistics import binomial_tail
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of

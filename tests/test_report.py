@@ -38,8 +38,8 @@ from fatbench.errors import SpecError
 from fatbench.report.figures import series
 from fatbench.report.formats import html, latex, latex_text, markdown, records, terminal
 from fatbench.report.numbers import cell_rows, doubts, provenance
+from fatbench.report.numbers.cell_rows import Number as StoredNumber
 from fatbench.report.numbers.frame import frame
-from fatbench.report.numbers.number import Number as StoredNumber
 from fatbench.report.numbers.sources import EVERY, RANGE, Source, in_words, metric_names
 from fatbench.report.pairs import measured_numbers
 from fatbench.report.tables import number_format

@@ -16,7 +16,7 @@ from fatbench.api.reading import existing_store, planned_suite, to_read, trained
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.report import contrasts, pairs, sentences
 from fatbench.report.contrasts import Difference
-from fatbench.report.numbers.measurements import Measurement
+from fatbench.report.numbers.stored import Measurement
 from fatbench.store.opening import Db, cell_id, may_be_cell, opened, shown_databases
 from fatbench.suite import filters
 from fatbench.suite.cells import Plan

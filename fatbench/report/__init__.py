@@ -280,23 +280,25 @@ def draw_forest(
     serif: bool = False, families: Sequence[Tests] = (),
 ) -> Path:  # fmt: skip
     """Write the forest plot of a suite: its methods against the baseline. NothingMatched: no cells can be compared."""
-    from fatbench.report import contrasts, pairs
+    from fatbench.report import contrasts
     from fatbench.report.figures import forest
-    from fatbench.report.numbers import frame, shown_runs
+    from fatbench.report.numbers import provenance, shown_runs
+    from fatbench.report.numbers.stored import read
     from fatbench.report.tables.sheet import label
 
     if plan.baseline is None:
         raise NothingMatched(f"'{plan.suite}' names no baseline to compare with: write 'baseline: LABEL' in its file")
     plan = shown_runs.shown_plan(plan, store)
-    numbers_of = pairs.measured_numbers(store, [cell.id for cell in plan.cells], select).__getitem__
-    declared = contrasts.declared_by(families, plan, numbers_of)
-    differences = contrasts.from_baseline(plan, numbers_of, declared=declared)
+    numbers = read(plan.metrics(), plan, store, select)
+    declared = contrasts.declared_by(families, plan, numbers.evaluated)
+    differences = contrasts.from_baseline(plan, numbers.evaluated, declared=declared)
     if not differences:
         raise NothingMatched(f"'{plan.suite}', preset {plan.preset}, has no two methods with the same evaluation")
     preset = "" if plan.preset == "paper" else f"-{plan.preset}"
-    numbers = frame.frame(store, plan)
+    stages = [(cell, number.stage) for cell in plan.cells for number in numbers.evaluated(cell.id).values()]
+    facts = provenance.Facts(row for cell, stage in stages for row in numbers.behind(cell, stage, "", 0))
     origin = [f"suite: {plan.suite}, preset {plan.preset}"]
     for name in ("commit", "device", "precision"):
-        origin.append(f"{name}: {', '.join(sorted(numbers[name].dropna().unique()))}")
+        origin.append(f"{name}: {', '.join(sorted(facts.values(name)))}")
     plot = forest.Forest(differences, plan.metrics(), label(plan), format, width, "; ".join(origin))
     return forest.draw(plot, f"{plan.suite}-{forest.ID}{preset}", folder, serif)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.report.numbers import statistics
 from fatbench.report.numbers.doubts import NOT_ABOVE, Doubt, with_seeds
-from fatbench.report.numbers.measurements import Measurement
 from fatbench.report.numbers.statistics import Paired, PairedOutcomes, SeedsAndImages
+from fatbench.report.numbers.stored import Measurement
 from fatbench.report.pairs import Pair, Place, label
 from fatbench.store import inputs
 from fatbench.suite import confounders

@@ -7,9 +7,7 @@ Differences are over seeds and images (`statistics.seeds_and_images`); p is corr
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import json
 import shutil
 import textwrap
@@ -17,15 +15,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pandas import DataFrame
 from tabulate import tabulate
 
 from fatbench.errors import SpecError
 from fatbench.report.contrasts import Difference, declared_by, from_baseline
 from fatbench.report.formats import latex_text, markdown, terminal
-from fatbench.report.pairs import measured_numbers
+from fatbench.report.numbers.stored import read
 from fatbench.report.sentences import p_text, points_up
 from fatbench.report.tables.combined import combine
-from fatbench.report.tables.number_format import MISSING, rounded
+from fatbench.report.tables.entries import sheets
+from fatbench.report.tables.number_format import MISSING, csv_text, rounded
 from fatbench.report.tables.sheet import Entry, Sheet
 from fatbench.suite.standard_attacks import did_you_mean_metric
 
@@ -70,8 +70,6 @@ def of_plan(
     shown_metrics: the metrics that have a column; none: all that the baseline has. SpecError: the suite names no
     baseline, or evaluates no such metric.
     """
-    from fatbench.report import build_tables
-
     if plan.baseline is None:
         raise SpecError(f"--differences: suite '{suite.name}' names no baseline (key 'baseline: LABEL')")
     metrics = plan.metrics()
@@ -82,8 +80,8 @@ def of_plan(
     for heading, source in (item for table in suite.tables for item in table.values.items()):
         headings.setdefault(source, heading)
     combined, cells = combine([(suite, plan)], [], [*(shown_metrics or metrics)])
-    options = {"select": select, "published": False, "digits": digits, "images": images}
-    (grid,) = build_tables(combined, cells, store, **options)  # type: ignore[arg-type]
+    numbers = read(combined.tables[0].values.values(), cells, store, select)
+    (grid,) = sheets(combined, cells, numbers, published=False, digits=digits, images=images)
     axis, label = plan.baseline
     rows, columns = grid.having(lambda value: value.mean is not None)
     not_measured = grid.names_without(rows)
@@ -97,8 +95,7 @@ def of_plan(
         columns=[replace(grid.columns[c], heading=headings.get(grid.columns[c].metric, grid.columns[c].metric))
                  for c in columns],
     )  # fmt: skip
-    numbers_of = measured_numbers(store, [cell.id for cell in plan.cells], select).__getitem__
-    differences = from_baseline(plan, numbers_of, [metric], declared_by(suite.tests, plan, numbers_of))
+    differences = from_baseline(plan, numbers.evaluated, [metric], declared_by(suite.tests, plan, numbers.evaluated))
     of_rows = []
     for row in grid.rows:
         ids = {cell for value in row.values[0] for cell in value.cells}
@@ -196,11 +193,7 @@ def records(table: Differences) -> list[dict[str, Any]]:
 
 def _as_data(table: Differences, format: str) -> str:
     rows, grid = records(table), table.grid
-    if format == "json":
-        facts = {"title": grid.title, "suite": grid.suite, "preset": grid.preset, "metric": table.metric}
-        return json.dumps({**facts, "baseline": table.baseline, "rows": rows}, indent=2) + "\n"
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    if format == "csv":
+        return csv_text(DataFrame(rows))
+    facts = {"title": grid.title, "suite": grid.suite, "preset": grid.preset, "metric": table.metric}
+    return json.dumps({**facts, "baseline": table.baseline, "rows": rows}, indent=2) + "\n"

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.report.numbers import statistics
-from fatbench.report.numbers.measurements import Measurement
 from fatbench.report.numbers.shown_runs import chosen_runs
-from fatbench.report.numbers.stored import evaluations
+from fatbench.report.numbers.stored import Measurement, evaluations
 from fatbench.store.replicates import SIGN
 from fatbench.store.selection import Checkpoint
 from fatbench.suite import confounders, filters

@@ -5,8 +5,6 @@ stored           what a report or a comparison needs of the stored numbers
 sources          what the sources of a suite file name
 points           the cells of a point of the grid
 long             a row for each number of a seed that a table or figure shows
-measurements     the number of a side of a comparison
-number           the shape of a stored number
 cell_rows        the one reader of stored numbers and outcomes
 cell_runs        the runs of one cell side by side, for `fatbench show`
 cell_facts       the settings of a cell in words

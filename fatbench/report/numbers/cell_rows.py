@@ -11,13 +11,12 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import select as sql
 
 from fatbench.errors import DatabaseError
 from fatbench.report.numbers.doubts import Doubt, Doubts, Outcomes, doubts
-from fatbench.report.numbers.number import Number
 from fatbench.report.numbers.shown_runs import changed_since
 from fatbench.store import inputs
 from fatbench.store.consistency import disagreement, impossible
@@ -29,6 +28,25 @@ from fatbench.store.stage_names import parsed
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
+
+
+class Number(NamedTuple):
+    """One stored number."""
+
+    cell: str
+    stage: str  # "train", or an evaluation
+    round: int
+    client: int  # -1: about no single client or class
+    metric: str
+    value: float
+    n: int  # test images behind it; 0: none
+    run: int = 0  # the run that measured it
+    created: str = ""
+
+    @property
+    def is_accuracy(self) -> bool:
+        """Whether it is the result of an evaluation, over all images and models."""
+        return self.client == -1 and self.metric == parsed(self.stage).metric
 
 
 OVERALL = NUMBERS.c.client == -1  # numbers about no single client or class

@@ -32,7 +32,7 @@ from fatbench.suite.signatures import names
 from fatbench.suite.types import number
 
 if TYPE_CHECKING:
-    from fatbench.report.numbers.number import Number
+    from fatbench.report.numbers.cell_rows import Number
 
 SIGMAS = 3.0
 ZERO_GRADIENTS = 0.01  # fraction of images without any loss gradient above which attacks are not to be trusted

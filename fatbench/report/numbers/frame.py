@@ -25,8 +25,8 @@ import pandas
 from sqlalchemy import select as sql
 
 from fatbench.report.numbers import cell_rows
+from fatbench.report.numbers.cell_rows import Number
 from fatbench.report.numbers.doubts import in_words
-from fatbench.report.numbers.number import Number
 from fatbench.report.numbers.sources import unit
 from fatbench.store.schema import CELLS, REPLICATES, RUNS, STAGES
 from fatbench.store.stage_names import parsed

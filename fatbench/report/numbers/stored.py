@@ -19,6 +19,7 @@ from sqlalchemy import select as sql
 from fatbench.report.numbers.cell_rows import (
     EVALUATED,
     OVERALL,
+    Number,
     check_accuracies,
     doubts_of,
     fetch,
@@ -26,11 +27,10 @@ from fatbench.report.numbers.cell_rows import (
     outcomes,
     rounds_of,
 )
-from fatbench.report.numbers.doubts import Doubts, Outcomes
-from fatbench.report.numbers.measurements import Measurement
-from fatbench.report.numbers.number import Number
+from fatbench.report.numbers.doubts import Doubt, Doubts, Outcomes
 from fatbench.report.numbers.provenance import Origin, origin
 from fatbench.report.numbers.sources import ENDS, EVERY, PRIOR, RANGE, Source
+from fatbench.report.numbers.statistics import ImageOutcomes
 from fatbench.settings import PRECISIONS
 from fatbench.store import inputs
 from fatbench.store.inputs import Inputs
@@ -39,10 +39,34 @@ from fatbench.store.selection import Checkpoint
 from fatbench.store.stage_names import parsed
 
 if TYPE_CHECKING:
+    from fatbench.report.numbers.statistics import Groups
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Cell, Plan
 
 _TRAINING = NUMBERS.c.stage == "train"
+
+
+NO_INPUTS: Inputs = {}
+
+
+@dataclass(slots=True)  # a comparison of ten thousand cells makes fifty thousand
+class Measurement:
+    """One seed's accuracy with all that is known of it."""
+
+    value: float
+    n: int  # test images
+    outcomes: ImageOutcomes | None = (
+        None  # of every image, by each model that is deployed; None: not stored, or not read
+    )
+    doubts: tuple[Doubt, ...] = ()
+    stage: str = ""  # of the evaluation
+    inputs: Inputs = field(default_factory=lambda: NO_INPUTS)  # what answered it, see `fatbench.store.inputs`
+    groups: Groups | None = field(default=None, compare=False)  # of its images; None: each is its own
+
+    @property
+    def precision(self) -> str:
+        """The precision of the attack."""
+        return parsed(self.stage).precision
 
 
 @dataclass
