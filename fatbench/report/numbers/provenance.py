@@ -85,10 +85,18 @@ class Facts:
 
     def values(self, fact: str) -> list[str]:
         """The texts of a fact, that of most cells first, then that behind most kinds of numbers."""
-        known = self.frame.loc[self.frame[fact] != "", [fact, "what", "cell"]].drop_duplicates()
-        texts = known.groupby(fact)["cell"].agg(["nunique", "size"]).reset_index()
-        ranked = texts.sort_values(["nunique", "size", fact], ascending=[False, False, True])
-        return [str(text) for text in ranked[fact]]  # not as files were imported
+        return self._values[fact]
+
+    @functools.cached_property
+    def _values(self) -> dict[str, list[str]]:
+        values = {}
+        for fact in OF_ORIGIN:
+            known = self.frame.loc[self.frame[fact] != "", [fact, "what", "cell"]].drop_duplicates()
+            cells = known.groupby(fact)["cell"]
+            count, kinds = cells.nunique().to_dict(), cells.size().to_dict()
+            # not as files were imported
+            values[fact] = sorted(map(str, count), key=lambda text, c=count, k=kinds: (-c[text], -k[text], text))  # type: ignore[misc]
+        return values
 
     @property
     def data(self) -> dict[str, list[tuple[str | None, str]]]:
@@ -99,17 +107,19 @@ class Facts:
                 versions.setdefault(origin.data[0], set()).add(origin.data[1:])
         return {name: sorted(found, key=lambda v: (v[0] or "", v[1])) for name, found in versions.items()}
 
-    @property
+    @functools.cached_property
     def sizes(self) -> dict[tuple[str, str], list[int]]:
         """(data set, metric) -> numbers of test images."""
         counted = self.frame[(self.frame["metric"] != "") & (self.frame["n"] != 0)]
         return _distinct(counted, ["dataset", "metric"], "n")
 
+    @functools.cached_property
     def attacks(self) -> dict[str, list[str]]:
         """Metric -> the implementations it was measured with."""
         known = self.frame[(self.frame["what"] != "training") & (self.frame["attack"] != "")]
         return _distinct(known, "what", "attack")
 
+    @functools.cached_property
     def attacked_in(self) -> dict[str, dict[str, int]]:
         """Metric -> precision of its attack -> number of cells."""
         known = self.frame[self.frame["attacked"].notna() & (self.frame["metric"] != "")]
@@ -118,6 +128,7 @@ class Facts:
             by_metric.setdefault(metric, {})[precision] = len(cells)
         return by_metric
 
+    @functools.cached_property
     def versions(self) -> dict[str, list[str]]:
         """Package -> the versions that were used."""
         known = DataFrame([row for origin in self.origins for row in origin.versions], columns=["package", "version"])
@@ -151,7 +162,7 @@ class Facts:
 
         settings: those of its attacks, in words; they stand before what ran them. words: metric -> heading.
         """
-        mixed, versions = self.mixed(words), self.versions()
+        mixed, versions = self.mixed(words), self.versions
 
         def one_or_count(fact: str, plural: str) -> str:
             values = self.values(fact)
@@ -167,11 +178,11 @@ class Facts:
         yield from self._plugin_notes()
         if settings:
             yield "attacks", settings
-        attacked = self.attacked_in()
+        attacked = self.attacked_in
         if {"fp32"} != {precision for by_precision in attacked.values() for precision in by_precision} != set():
             precisions = {metric: _precision_counts(by_precision) for metric, by_precision in attacked.items()}
             yield "attack precision", _by_metrics(precisions, words)
-        if attacks := self.attacks():
+        if attacks := self.attacks:
             yield "attack code", _by_metrics({metric: " and ".join(code) for metric, code in attacks.items()}, words)
         for fact_name, text in mixed.items():
             yield "MIXED", f"{fact_name}: {text}"
@@ -206,10 +217,10 @@ class Facts:
         }
         several: dict[str, list[str]] = {
             **{name: [f"[{inputs.short_digest(digest)}]" for digest in digests] for name, digests in read.items()},
-            **{f"{words.get(metric, metric)} attack": code for metric, code in self.attacks().items()},
+            **{f"{words.get(metric, metric)} attack": code for metric, code in self.attacks.items()},
             **{f"{words.get(metric, metric)} precision": [_precision_counts(by_precision)] * len(by_precision)
-               for metric, by_precision in self.attacked_in().items()},
-            **{f"{package} version": versions for package, versions in self.versions().items()},
+               for metric, by_precision in self.attacked_in.items()},
+            **{f"{package} version": versions for package, versions in self.versions.items()},
             **{f"{words.get(metric, metric)} test images of {dataset}": [*map(str, sizes)]
                for (dataset, metric), sizes in self.sizes.items()},
         }  # fmt: skip
