@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.errors import FatbenchError
@@ -30,9 +30,6 @@ from fatbench.suite import facts
 from fatbench.suite.seeds import seeds_text
 from fatbench.suite.signatures import names
 from fatbench.suite.types import number
-
-if TYPE_CHECKING:
-    from fatbench.report.numbers.cell_rows import Number
 
 SIGMAS = 3.0
 ZERO_GRADIENTS = 0.01  # fraction of images without any loss gradient above which attacks are not to be trusted
@@ -149,15 +146,15 @@ def with_seeds(
 
 
 def doubts(
-    numbers: Iterable[Number],
+    numbers: Iterable[tuple[Any, ...]],
     attacks: Mapping[str, Mapping[str, Any]],
     data: Mapping[str, Mapping[str, Any]],
     outcomes: Outcomes | None = None,
 ) -> Doubts:
     """Every reason to doubt the evaluations among these numbers; a stage without one is not in it.
 
-    numbers: those of training and of single clients are passed over. attacks: evaluation ("pgd20-0a1b2c3d") -> its
-    attack with all settings. data: cell -> its data set.
+    numbers: as `cell_rows.Number`; those of training and of single clients are passed over. attacks: evaluation
+    ("pgd20-0a1b2c3d") -> its attack with all settings. data: cell -> its data set.
     """
     models: dict[tuple[str, int], dict[str, dict[str, tuple[float, int]]]] = {}  # (cell, round) -> stage -> metric
     for cell, stage, round, client, metric, value, n, *_ in numbers:
