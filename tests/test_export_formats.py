@@ -47,7 +47,9 @@ def test_the_ending_of_the_file_decides_the_format(run: Run, db: str, tmp_path: 
         options = () if name == "copy.db" else ("sfat-fashion", "--preset", "cpu")
         assert run("export", *options, "-o", str(tmp_path / name), "--db", db)[0] == 0
     assert pandas.read_csv(tmp_path / "x.csv")["metric"].eq("autoattack").any()
-    assert (tmp_path / "x.jsonl").read_text().startswith("{") and packed.read_bytes(tmp_path / "x.jsonl.xz")
+    for name in ("x.jsonl", "x.jsonl.xz"):
+        with packed.read_text(tmp_path / name) as lines:
+            assert lines.read(1) == "{"
     with Store.open(str(tmp_path / "copy.db")) as copy, Store.open(db) as store:
         assert copy.cells() == store.cells()
     cells = sorted(pandas.read_csv(tmp_path / "x.csv")["cell"].unique())[:2]

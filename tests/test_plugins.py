@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from fatbench import settings
-from fatbench.cli import app as cli
 from fatbench.errors import SpecError
 from fatbench.runner import progress, versions
 from fatbench.runner.jobs import Machine, Recovery
@@ -227,22 +226,6 @@ def test_a_broken_package_is_left_out_and_a_clash_matters_where_the_name_is_used
     assert signatures.describe("Aggregator", "other").plugin == place / "chosen.py"
     with pytest.raises(SpecError, match=r"aggregator 'one_of_four' is in .*one_of_four.py and .*chosen.py"):
         signatures.describe("Aggregator", "one_of_four")
-
-
-def test_every_command_takes_plug_ins():
-    import typer
-
-    def commands(group, path=()):
-        for name, command in group.commands.items():
-            yield from commands(command, (*path, name)) if hasattr(command, "commands") else [((*path, name), command)]
-
-    found = dict(commands(typer.main.get_command(cli.app)))
-    assert {("report",), ("status",), ("import",), ("check",), ("new",)} <= set(found)
-    for path, command in found.items():
-        params = command.get_params(typer.main.get_command(cli.app).make_context("fatbench", ["doctor"]))
-        option = [one for one in params if "--plugin" in one.opts]
-        assert len(option) == 1, path
-        assert option[0].multiple, path
 
 
 def test_reading_a_suite_runs_its_plug_in_and_what_was_mended_is_read_again(place):

@@ -151,9 +151,7 @@ def test_the_run_that_is_shown_is_the_one_in_the_precision_of_most_cells(both: S
     assert value(fp32, "SFAT (released weights)", "PGD-20").mean is None  # was not run in fp32
     assert dict(grid.notes)["replicates"].startswith("4 of 8 cells were run more than once: shown is the one that")
     assert not any(what == "MIXED" and note.startswith("precision") for what, note in grid.notes)
-    with pytest.raises(
-        SpecError, match=r"-k: expected run.precision=.* got 'run.precison=fp32' \(did you mean 'precision'"
-    ):
+    with pytest.raises(SpecError, match=r"runs: expected precision=.* got 'precison=fp32' \(did you mean 'precision'"):
         table(both, "precison=fp32")
 
 

@@ -26,6 +26,7 @@ from fatbench.store.stages import Store
 from fatbench.suite import external_models, files
 from fatbench.suite.files import Suite
 from fatbench.suite.model import CHECKPOINTS
+from fatbench.suite.seeds import seeds_text
 from fatbench.suite.standard_attacks import did_you_mean_metric
 
 if TYPE_CHECKING:
@@ -122,6 +123,11 @@ def why_empty(plan: Plan | None, store: Store | None, db: Db, of_training: bool 
         return f"{database_name} has no numbers to show here; it has {trained_suites(store)}"
     if plan.suite == external_models.SUITE:
         return f"{database_name} holds no such numbers"
+    asked_seeds = {int(cell.spec["seed"]) for cell in plan.cells}
+    if other_seeds := _stored_seeds(plan.suite, plan.preset, store) - asked_seeds:
+        stored = f"seed{'s' * (len(other_seeds) > 1)} {seeds_text(other_seeds)}"
+        verb = "are" if len(other_seeds) > 1 else "is"
+        return f"{stored} {verb} stored of preset '{plan.preset}', not {seeds_text(asked_seeds)}"
     trained = _trained(store)
     asked = f"'{plan.suite}', preset '{plan.preset}'" + (f", {plan.where}" if plan.where else "")
     if (plan.suite, plan.preset) in trained:
@@ -153,16 +159,21 @@ def trained_suites(store: Store) -> str:
     return f"{', '.join(listed[:LISTED])}{more}" if listed else "no trained cell of a suite"
 
 
-def _all_seeds(suite: Suite, preset: str, store: Store) -> list[int] | None:
-    """The seeds of a suite's preset with those that are stored besides; None: there are no others."""
+def _stored_seeds(suite: str, preset: str, store: Store) -> set[int]:
+    """The seeds of a suite's preset for which the database has cells."""
     from sqlalchemy import select
 
     from fatbench.store.schema import CELLS, SUITE_CELLS
 
     query = select(CELLS.c.seed).join(SUITE_CELLS, SUITE_CELLS.c.cell == CELLS.c.id).distinct()
-    query = query.where(SUITE_CELLS.c.suite == suite.name, SUITE_CELLS.c.preset == preset)
+    query = query.where(SUITE_CELLS.c.suite == suite, SUITE_CELLS.c.preset == preset)
     with store.database.reading() as connection:
-        stored = {int(seed) for seed in connection.scalars(query) if seed is not None}
+        return {int(seed) for seed in connection.scalars(query) if seed is not None}
+
+
+def _all_seeds(suite: Suite, preset: str, store: Store) -> list[int] | None:
+    """The seeds of a suite's preset with those that are stored besides; None: there are no others."""
+    stored = _stored_seeds(suite.name, preset, store)
     own = suite.contents.presets[preset].seeds or suite.contents.seeds
     return sorted({*own, *stored}) if stored - {*own} else None
 

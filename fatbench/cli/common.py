@@ -110,12 +110,16 @@ def is_suite(target: str) -> bool:
     return True
 
 
+RUN_KEYS = ("precision", "device", "commit")
 RUN_FILTER = re.compile(r"\s*run\.(\w+)\s*=\s*['\"]?([^'\"]*?)['\"]?\s*")
 
 
 def run_filter(where: list[str] | None) -> str:
     """Which run is read of a cell that was run more than once: "precision=fp32" of -k run.precision=fp32."""
     matches = [match for text in where or () if (match := RUN_FILTER.fullmatch(text))]
+    for match in matches:
+        if match[1] not in RUN_KEYS:
+            raise SpecError(f"-k: a run has no '{match[1]}'{did_you_mean(match[1], RUN_KEYS)}")
     if len(matches) > 1:
         raise SpecError("-k: only one of run.precision, run.device and run.commit can be given")
     return f"{matches[0][1]}={matches[0][2]}" if matches else ""

@@ -127,8 +127,8 @@ def _filter(run_filter: str) -> tuple[int, str] | None:
     name, sign, value = run_filter.partition("=")
     if name not in FILTERS or not sign or not value:
         raise SpecError(
-            f"-k: expected {', '.join(f'run.{filter_name}=...' for filter_name in FILTERS)}, got "
-            f"'run.{run_filter}'{did_you_mean(name, FILTERS)}"
+            f"runs: expected {', '.join(f'{filter_name}=...' for filter_name in FILTERS)}, got "
+            f"'{run_filter}'{did_you_mean(name, FILTERS)}"
         )
     return FILTERS.index(name), value
 
