@@ -236,7 +236,7 @@ def commands(suite: Path, db: Path, seeds: int) -> dict[str, list[str]]:
         "report, 10 cells": ["report", str(suite), *one, *here],
         "report, 1,000 cells": ["report", str(suite), "--preset", "thousand", *here],
         f"compare, 2 x {50 * compared} cells": [
-            "compare", "lr=a0", "lr=a1", "--suite", str(suite), "--preset", "thousand", "--seeds", f"0-{compared - 1}",
+            "compare", "lr=a0", "lr=a1", "--suite", str(suite), "--preset", "thousand",
             "-k", "eps=a0 or eps=a1 or eps=a2 or eps=a3 or eps=a4", *here,
         ],
         "site": ["site", str(suite), "-o", "site", *here],

@@ -719,7 +719,7 @@ def test_plot_from_the_command_line(drawn: Suite, run: Callable[..., tuple[int, 
     assert run("plot", "drawn.yaml") == (
         3,
         "",
-        "fatbench: suite 'drawn' has no figures: --x round --y natural draws one\n",
+        "fatbench: suite 'drawn' has no figures: --x round --metric natural draws one\n",
     )
 
 
@@ -747,7 +747,10 @@ def test_show_what_a_round_kept(drawn: Suite, run: Callable[..., tuple[int, str,
     assert run("show", one, "--artifacts", "--round", "3")[::2] == (
         2, f"fatbench: --round: cell {one} kept no artifacts of round 3 (known: 1, 2)\n",
     )  # fmt: skip
-    assert run("show", one, "--round", "1")[::2] == (2, "fatbench: --round and -o need --artifacts\n")
+    assert run("show", one, "--round", "1")[::2] == (
+        2,
+        "fatbench: --round needs --artifacts, and -o needs --artifacts or --outcomes\n",
+    )
     page = run("report", "drawn.yaml", "--format", "html")[1]
     assert len(re.findall("data:image/png;base64,", page)) == 4  # two of the cell, two of the figures of them
 

@@ -139,7 +139,18 @@ def test_a_network_goes_to_the_hub_and_one_of_the_hub_is_attacked(
     torch.save(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).state_dict(), "net.pt")
     handler.files["net.pt"] = Path("net.pt").read_bytes()
     Path("net.pt").unlink()
-    attack = ("--model", "net.py:make", "--dataset", "digits", "--attack", "natural", "-n", "20", "--device", "cpu")
+    attack = (
+        "--model",
+        "net.py:make",
+        "--dataset",
+        "digits",
+        "--attack",
+        "natural",
+        "--images",
+        "20",
+        "--device",
+        "cpu",
+    )
     code, out, err = run("evaluate", "hf://me/network/net.pt", *attack)
     assert code == 0 and out.startswith("natural accuracy ") and "20 images" in out, err
     code, _, err = run("evaluate", "hf://me/network/no.pt", *attack)
